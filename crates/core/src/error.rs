@@ -1,0 +1,92 @@
+//! Errors that leave the process: one shape, a stable code, who is to blame, whether a retry helps.
+
+use serde::Serialize;
+
+/// A stable code. One table maps it to HTTP and gRPC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// The request makes no sense as it is.
+    InvalidArgument,
+    /// No such engine or rank.
+    NotFound,
+    /// The cursor is not in the window.
+    OutOfRange,
+    /// The subscriber lost continuity and must start over.
+    DataLoss,
+    /// Nothing is known yet.
+    Unavailable,
+    /// The plane is shutting down.
+    ShuttingDown,
+    /// A defect of kvplane.
+    Internal,
+}
+
+/// Which side has to act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Blame {
+    /// The one who asked.
+    Caller,
+    /// The engine behind the stream.
+    Engine,
+    /// kvplane itself.
+    Kvplane,
+}
+
+impl ErrorCode {
+    /// Who has to act on it.
+    pub fn blame(self) -> Blame {
+        match self {
+            Self::InvalidArgument | Self::NotFound | Self::OutOfRange | Self::DataLoss => Blame::Caller,
+            Self::Unavailable => Blame::Engine,
+            Self::ShuttingDown | Self::Internal => Blame::Kvplane,
+        }
+    }
+
+    /// Whether the same request may succeed later.
+    pub fn retry(self) -> bool {
+        matches!(self, Self::Unavailable | Self::ShuttingDown)
+    }
+
+    /// The HTTP status.
+    pub fn http_status(self) -> u16 {
+        match self {
+            Self::InvalidArgument => 400,
+            Self::NotFound => 404,
+            Self::OutOfRange => 416,
+            Self::DataLoss => 410,
+            Self::Unavailable | Self::ShuttingDown => 503,
+            Self::Internal => 500,
+        }
+    }
+
+    /// The gRPC status number.
+    pub fn grpc_status(self) -> i32 {
+        match self {
+            Self::InvalidArgument => 3,
+            Self::NotFound => 5,
+            Self::OutOfRange => 11,
+            Self::Internal => 13,
+            Self::Unavailable | Self::ShuttingDown => 14,
+            Self::DataLoss => 15,
+        }
+    }
+}
+
+/// An error as callers see it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct PublicError {
+    /// What class of error it is.
+    pub code: ErrorCode,
+    /// What is wrong, in words; never holds tokens.
+    pub message: String,
+}
+
+impl PublicError {
+    /// Builds one.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+}

@@ -1,0 +1,180 @@
+//! What a block is: hashes that kvplane derives itself, so that they compare between engines.
+//!
+//! ```text
+//! seed      = 1337 + xxh3_64(adapter name, seed 0) + xxh3_64(cache salt, seed 1)      (wrapping; absent = + 0)
+//! content   = xxh3_64(tokens as u32 LE, seed)                                       plain blocks
+//! content   = xxh3_64(tokens as u32 LE || key || key ..., seed)                      blocks with further keys
+//! chain     : p0 = c0;  p_i = xxh3_64(p_(i-1) LE || c_i LE, seed 1337)
+//! ```
+//!
+//! A further key is anything else the engine mixed into the block: multimodal items, prompt embeddings,
+//! or a key that this build cannot name. Each is appended as one tag byte, a length and its bytes, in
+//! the engine's order, so that no two different lists give the same bytes:
+//!
+//! ```text
+//! multimodal   01 | u32 LE length of id | id | i64 LE offset relative to the block
+//! bytes        02 | u32 LE length | bytes                 (a prompt-embedding digest)
+//! text         03 | u32 LE length | utf-8
+//! integer      04 | i64 LE
+//! ```
+//!
+//! Bigram tokens (EAGLE) hash as their two tokens, one after the other.
+
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
+
+const SEED: u64 = 1337;
+
+/// What makes equal tokens different blocks: adapter and cache salt, folded into a seed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Namespace(u64);
+
+impl Namespace {
+    /// No adapter, no salt.
+    pub const PLAIN: Namespace = Namespace(SEED);
+
+    /// The namespace of an adapter and a salt. Empty text is the same as absent.
+    pub fn new(adapter: Option<&str>, salt: Option<&str>) -> Self {
+        Self(namespace_seed(adapter, salt))
+    }
+
+    /// The seed itself.
+    pub fn seed(self) -> u64 {
+        self.0
+    }
+}
+
+/// The seed of a namespace; see the module's formula.
+pub fn namespace_seed(adapter: Option<&str>, salt: Option<&str>) -> u64 {
+    let part = |text: Option<&str>, seed| {
+        text.filter(|t| !t.is_empty()).map_or(0, |t| xxh3_64_with_seed(t.as_bytes(), seed))
+    };
+    SEED.wrapping_add(part(adapter, 0)).wrapping_add(part(salt, 1))
+}
+
+/// A key beside the tokens that the engine mixed into a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockKey<'a> {
+    /// An image, audio clip or other item that covers part of the block.
+    Multimodal {
+        /// The item's identity.
+        id: &'a str,
+        /// Where the item begins, relative to the block's first token; negative when it began earlier.
+        offset: i64,
+    },
+    /// Bytes: in vLLM the digest of prompt embeddings.
+    Bytes(&'a [u8]),
+    /// Text that is neither the adapter nor the salt.
+    Text(&'a str),
+    /// A number.
+    Integer(i64),
+}
+
+/// Hashes blocks without allocating per block: it keeps its scratch space.
+#[derive(Debug, Default)]
+pub struct ContentHasher {
+    scratch: Vec<u8>,
+}
+
+impl ContentHasher {
+    /// The content hash of a plain block.
+    pub fn plain(&mut self, tokens: &[u32], namespace: Namespace) -> u64 {
+        self.load(tokens);
+        xxh3_64_with_seed(&self.scratch, namespace.0)
+    }
+
+    /// The content hash of a block with further keys; equal to [`Self::plain`] when there are none.
+    pub fn keyed<'a>(
+        &mut self,
+        tokens: &[u32],
+        keys: impl IntoIterator<Item = BlockKey<'a>>,
+        namespace: Namespace,
+    ) -> u64 {
+        self.load(tokens);
+        for key in keys {
+            self.push_key(key);
+        }
+        xxh3_64_with_seed(&self.scratch, namespace.0)
+    }
+
+    fn load(&mut self, tokens: &[u32]) {
+        self.scratch.clear();
+        self.scratch.extend(tokens.iter().flat_map(|t| t.to_le_bytes()));
+    }
+
+    fn push_key(&mut self, key: BlockKey<'_>) {
+        match key {
+            BlockKey::Multimodal { id, offset } => {
+                self.push_field(1, id.as_bytes());
+                self.scratch.extend_from_slice(&offset.to_le_bytes());
+            }
+            BlockKey::Bytes(bytes) => self.push_field(2, bytes),
+            BlockKey::Text(text) => self.push_field(3, text.as_bytes()),
+            BlockKey::Integer(number) => {
+                self.scratch.push(4);
+                self.scratch.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+    }
+
+    fn push_field(&mut self, tag: u8, bytes: &[u8]) {
+        self.scratch.push(tag);
+        self.scratch.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        self.scratch.extend_from_slice(bytes);
+    }
+}
+
+/// The hash of a whole prefix, from the prefix before it and the block's content.
+pub fn chain_hash(previous: Option<u64>, content: u64) -> u64 {
+    let Some(previous) = previous else { return content };
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&previous.to_le_bytes());
+    bytes[8..].copy_from_slice(&content.to_le_bytes());
+    xxh3_64_with_seed(&bytes, SEED)
+}
+
+/// The identity of a payload: two batches with equal digests are the same batch (timestamps never repeat).
+pub fn digest(payload: &[u8]) -> u128 {
+    xxh3_128(payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(tokens: &[u32], adapter: Option<&str>, salt: Option<&str>) -> u64 {
+        ContentHasher::default().plain(tokens, Namespace::new(adapter, salt))
+    }
+
+    #[test]
+    fn vectors_shared_with_other_routers() {
+        let tokens = [0, 1, 2, 3];
+        assert_eq!(plain(&tokens, None, None), 9_143_094_415_614_847_814);
+        assert_eq!(plain(&tokens, Some("adapter-a"), None), 6_665_157_333_201_000_639);
+        assert_eq!(plain(&tokens, None, Some("tenant-a")), 17_009_624_042_690_211_646);
+        assert_eq!(plain(&tokens, Some(""), Some("")), plain(&tokens, None, None));
+        let first = plain(&tokens, None, None);
+        let second = plain(&[4, 5, 6, 7], None, None);
+        assert_eq!(chain_hash(Some(chain_hash(None, first)), second), 9_510_318_385_840_434_533);
+    }
+
+    #[test]
+    fn keys_separate_blocks_and_their_order_and_borders_count() {
+        let mut hasher = ContentHasher::default();
+        let tokens = [1, 2, 3, 4];
+        let mut hash = |keys: &[BlockKey<'_>]| hasher.keyed(&tokens, keys.iter().copied(), Namespace::PLAIN);
+        let lists: [&[BlockKey<'_>]; 8] = [
+            &[],
+            &[BlockKey::Multimodal { id: "image", offset: 0 }],
+            &[BlockKey::Multimodal { id: "image", offset: -3 }],
+            &[BlockKey::Text("image")],
+            &[BlockKey::Bytes(b"image")],
+            &[BlockKey::Text("im"), BlockKey::Text("age")],
+            &[BlockKey::Text("age"), BlockKey::Text("im")],
+            &[BlockKey::Integer(7)],
+        ];
+        let hashes: Vec<u64> = lists.iter().map(|keys| hash(keys)).collect();
+        for (i, a) in hashes.iter().enumerate() {
+            assert!(hashes[i + 1..].iter().all(|b| a != b), "{:?}", lists[i]);
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The words every other room uses: who speaks (engine, rank), when (epoch, sequence), what an answer
+//! is worth (continuity, trust), where a block lies (tier) and what a block is (content hash).
+//!
+//! This room does no IO, owns no clock and starts no thread.
+
+mod error;
+mod hash;
+mod identity;
+mod numbers;
+mod tier;
+mod trust;
+
+pub use error::{Blame, ErrorCode, PublicError};
+pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, namespace_seed};
+pub use identity::{EngineId, EngineKind, ParseKindError, StreamId, default_worker_id};
+pub use numbers::{Cursor, Epoch, NumberBase};
+pub use tier::{Locality, SpecKind, Tier};
+pub use trust::{Continuity, Degradation, Reason, Trust, TrustState};

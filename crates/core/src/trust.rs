@@ -1,0 +1,240 @@
+//! What an answer from a stream is worth.
+
+use std::fmt;
+
+/// Where a stream's state machine stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Continuity {
+    /// Never reached yet.
+    Connecting,
+    /// A verdict is pending: after a (re)connect, or while a gap is being filled.
+    Recovering,
+    /// Following.
+    Live,
+    /// Out of reach for longer than the limit: not credited, state kept for a return.
+    Down,
+}
+
+impl Continuity {
+    /// The name used in status, metrics and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Recovering => "recovering",
+            Self::Live => "live",
+            Self::Down => "down",
+        }
+    }
+}
+
+impl fmt::Display for Continuity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What an answer is worth, best first. The order is the order of severity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Trust {
+    /// What is said to be resident is exactly what the engine holds.
+    Exact,
+    /// No phantoms, but blocks may be missing.
+    Lower,
+    /// Something unknown was skipped.
+    Unverified,
+    /// May hold phantoms.
+    Unsound,
+}
+
+impl Trust {
+    /// Every level, best first.
+    pub const ALL: [Trust; 4] = [Trust::Exact, Trust::Lower, Trust::Unverified, Trust::Unsound];
+
+    /// The name used in status, metrics and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Lower => "lower",
+            Self::Unverified => "unverified",
+            Self::Unsound => "unsound",
+        }
+    }
+}
+
+impl fmt::Display for Trust {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why a stream is not `exact`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// Nothing has been heard yet, so nothing is known.
+    Unheard,
+    /// What happened before the first batch cannot be had.
+    History,
+    /// Batches were lost and could not be replayed; residency was dropped.
+    Gap,
+    /// The same publisher or a new one: it could not be proven; residency was dropped.
+    Unproven,
+    /// A batch could not be decoded, also when replayed; residency was dropped.
+    Undecodable,
+    /// A store was malformed and rejected.
+    MalformedStore,
+    /// The live state reached its memory budget; further stores are not recorded.
+    Budget,
+    /// Too many stores wait for a parent that never came; the rest is not recorded.
+    WaitingOverflow,
+    /// The cache was cleared while tiers other than the device had an unknown past.
+    TierHistory,
+    /// An event of an unknown kind was skipped.
+    UnknownEvent,
+    /// A block lies on a medium whose name is unknown.
+    UnknownMedium,
+    /// A removal was malformed and rejected: what it named may be gone.
+    MalformedRemoval,
+    /// Batches were lost and the operator chose to keep what was known.
+    GapKept,
+    /// Blocks of the stream contradict the configured block size.
+    BlockSize,
+}
+
+impl Reason {
+    /// Every reason, for metrics that show all of them.
+    pub const ALL: [Reason; 14] = [
+        Reason::Unheard,
+        Reason::History,
+        Reason::Gap,
+        Reason::Unproven,
+        Reason::Undecodable,
+        Reason::MalformedStore,
+        Reason::Budget,
+        Reason::WaitingOverflow,
+        Reason::TierHistory,
+        Reason::UnknownEvent,
+        Reason::UnknownMedium,
+        Reason::MalformedRemoval,
+        Reason::GapKept,
+        Reason::BlockSize,
+    ];
+
+    /// How bad it is.
+    pub fn trust(self) -> Trust {
+        match self {
+            Self::Unheard
+            | Self::History
+            | Self::Gap
+            | Self::Unproven
+            | Self::Undecodable
+            | Self::MalformedStore
+            | Self::Budget
+            | Self::WaitingOverflow
+            | Self::TierHistory => Trust::Lower,
+            Self::UnknownEvent | Self::UnknownMedium | Self::BlockSize => Trust::Unverified,
+            Self::MalformedRemoval | Self::GapKept => Trust::Unsound,
+        }
+    }
+
+    /// The name used in status, metrics and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unheard => "unheard",
+            Self::History => "history",
+            Self::Gap => "gap",
+            Self::Unproven => "unproven",
+            Self::Undecodable => "undecodable",
+            Self::MalformedStore => "malformed_store",
+            Self::Budget => "budget",
+            Self::WaitingOverflow => "waiting_overflow",
+            Self::TierHistory => "tier_history",
+            Self::UnknownEvent => "unknown_event",
+            Self::UnknownMedium => "unknown_medium",
+            Self::MalformedRemoval => "malformed_removal",
+            Self::GapKept => "gap_kept",
+            Self::BlockSize => "block_size",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One reason and since when it holds (unix milliseconds).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Degradation {
+    /// Why.
+    pub reason: Reason,
+    /// Since when, unix milliseconds.
+    pub since_ms: u64,
+}
+
+/// All that keeps a stream from being `exact`. The worst reason decides.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TrustState {
+    active: Vec<Degradation>,
+}
+
+impl TrustState {
+    /// The level: the worst of what is active.
+    pub fn level(&self) -> Trust {
+        self.active.iter().map(|d| d.reason.trust()).max().unwrap_or(Trust::Exact)
+    }
+
+    /// The degradation that decides the level; of equal ones the first that came.
+    pub fn worst(&self) -> Option<Degradation> {
+        let level = self.level();
+        self.active.iter().copied().find(|d| d.reason.trust() == level)
+    }
+
+    /// Adds a reason. Returns true if it was not there yet.
+    pub fn degrade(&mut self, reason: Reason, now_ms: u64) -> bool {
+        if self.has(reason) {
+            return false;
+        }
+        self.active.push(Degradation { reason, since_ms: now_ms });
+        true
+    }
+
+    /// Takes a reason away. Returns true if it was there.
+    pub fn resolve(&mut self, reason: Reason) -> bool {
+        let before = self.active.len();
+        self.active.retain(|d| d.reason != reason);
+        self.active.len() != before
+    }
+
+    /// Forgets everything: the state is known whole again.
+    pub fn restore(&mut self) {
+        self.active.clear();
+    }
+
+    /// Whether a reason is active.
+    pub fn has(&self, reason: Reason) -> bool {
+        self.active.iter().any(|d| d.reason == reason)
+    }
+
+    /// All active reasons, oldest first.
+    pub fn active(&self) -> &[Degradation] {
+        &self.active
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_reason_decides() {
+        let mut trust = TrustState::default();
+        assert_eq!(trust.level(), Trust::Exact);
+        assert!(trust.degrade(Reason::Gap, 1));
+        assert!(trust.degrade(Reason::MalformedRemoval, 2));
+        assert!(!trust.degrade(Reason::Gap, 3));
+        assert_eq!(trust.worst(), Some(Degradation { reason: Reason::MalformedRemoval, since_ms: 2 }));
+        assert!(trust.resolve(Reason::MalformedRemoval));
+        assert_eq!(trust.level(), Trust::Lower);
+    }
+}

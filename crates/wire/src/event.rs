@@ -1,0 +1,310 @@
+//! What an engine said, borrowed from its frame: no event is lost, changed or guessed here.
+//!
+//! A decoded batch keeps its hashes and tokens in the decoder's reusable buffers and everything textual in
+//! the frame; an event refers to ranges of both. So decoding allocates per batch, never per block.
+
+use std::ops::Range;
+
+/// An engine's own block hash.
+///
+/// `bits` is what parents and removals are resolved by: an integer as its 64-bit pattern, bytes by their
+/// last eight (big-endian), which is how vLLM itself shortens a digest. The whole digest stays reachable
+/// through [`Batch::wide`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hash {
+    /// The 64 bits that identify the block within its stream.
+    pub bits: u64,
+    /// Where the full digest lies in the frame; empty for integer hashes.
+    pub(crate) wide_start: u32,
+    pub(crate) wide_len: u16,
+    /// True for integers that were negative on the wire.
+    pub negative: bool,
+}
+
+impl Hash {
+    /// Whether the engine sent bytes rather than an integer.
+    pub fn is_wide(self) -> bool {
+        self.wide_len > 0
+    }
+}
+
+/// A store's token ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tokens<'b> {
+    /// One id per position.
+    Flat(&'b [u32]),
+    /// EAGLE bigrams, two ids per position, one after the other.
+    Bigrams(&'b [u32]),
+}
+
+impl<'b> Tokens<'b> {
+    /// How many positions there are.
+    pub fn positions(self) -> usize {
+        match self {
+            Self::Flat(ids) => ids.len(),
+            Self::Bigrams(ids) => ids.len() / 2,
+        }
+    }
+
+    /// The ids of `count` positions from `first`; `None` if they are not all there.
+    pub fn slice(self, first: usize, count: usize) -> Option<&'b [u32]> {
+        match self {
+            Self::Flat(ids) => ids.get(first..first.checked_add(count)?),
+            Self::Bigrams(ids) => ids.get(first.checked_mul(2)?..first.checked_add(count)?.checked_mul(2)?),
+        }
+    }
+
+    /// The ids as they lie in memory.
+    pub fn ids(self) -> &'b [u32] {
+        match self {
+            Self::Flat(ids) | Self::Bigrams(ids) => ids,
+        }
+    }
+}
+
+/// One entry of a block's `extra_keys`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ExtraKey<'f> {
+    /// Text: an adapter name, a cache salt, or something unknown.
+    Text(&'f str),
+    /// Bytes: a prompt-embedding digest.
+    Bytes(&'f [u8]),
+    /// A number.
+    Integer(i64),
+    /// A multimodal item and its offset relative to the block.
+    Multimodal {
+        /// The item's identity.
+        id: &'f str,
+        /// Offset of the item relative to the block's first token.
+        offset: i64,
+    },
+    /// Anything else, as its msgpack bytes.
+    Other(&'f [u8]),
+}
+
+/// How a store's hashes lie on its tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Every block has its tokens: hashes x block size = tokens.
+    Dense,
+    /// Tokens span more than the hashes: there are holes, and their places are not on the wire.
+    Sparse,
+    /// Hashes only: no tokens, or no block size.
+    HashOnly,
+}
+
+/// Blocks became resident.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stored<'f> {
+    pub(crate) hashes: Range<usize>,
+    pub(crate) tokens: Range<usize>,
+    pub(crate) bigrams: bool,
+    /// Ranges of the batch's extra keys, one per hash; empty when the event had none.
+    pub(crate) extra_keys: Range<usize>,
+    /// The block before the first one; `None` at the start of a prompt, and for hash-only stores.
+    pub parent: Option<Hash>,
+    /// Tokens per block; 0 in a placeholder.
+    pub block_size: u32,
+    /// Deprecated numeric adapter id.
+    pub lora_id: Option<i64>,
+    /// Adapter name.
+    pub lora_name: Option<&'f str>,
+    /// Cache salt, where the engine sends it as a field (SGLang).
+    pub cache_salt: Option<&'f str>,
+    /// The medium as the engine names it.
+    pub medium: Option<&'f str>,
+    /// Cache group.
+    pub group: Option<u32>,
+    /// What the group's blocks are, as the engine names it.
+    pub spec_kind: Option<&'f str>,
+    /// The group's sliding window.
+    pub sliding_window: Option<u32>,
+    /// `LOCAL`, `REMOTE` or another word.
+    pub locality: Option<&'f str>,
+    /// Which secondary tier owns the copy.
+    pub ownership: Option<&'f str>,
+    /// Attribution only, not part of the block's identity.
+    pub session_id: Option<&'f str>,
+}
+
+/// Copies of blocks went away.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Removed<'f> {
+    pub(crate) hashes: Range<usize>,
+    /// The medium as the engine names it.
+    pub medium: Option<&'f str>,
+    /// Cache group.
+    pub group: Option<u32>,
+    /// `LOCAL`, `REMOTE` or another word.
+    pub locality: Option<&'f str>,
+    /// Which secondary tier owns the copy.
+    pub ownership: Option<&'f str>,
+}
+
+/// One event, in the order in which the engine sent it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event<'f> {
+    /// Blocks became resident.
+    Stored(Stored<'f>),
+    /// Copies of blocks went away.
+    Removed(Removed<'f>),
+    /// Everything was dropped (what "everything" is depends on the engine).
+    Cleared {
+        /// Which secondary tier was cleared, where the engine says so.
+        ownership: Option<&'f str>,
+    },
+    /// An event of a kind that this build does not know; skipped.
+    Unknown {
+        /// The kind's name as sent.
+        kind: &'f str,
+    },
+    /// An event that could not be read; skipped by itself.
+    Rejected(Rejected),
+}
+
+/// What kind of event was rejected. Decides what that does to trust.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RejectedKind {
+    /// A store: blocks are missing from now on.
+    Store,
+    /// A removal: blocks may be phantoms from now on.
+    Removal,
+    /// Its kind could not be told.
+    Unknown,
+}
+
+/// An event that could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rejected {
+    /// What it would have been.
+    pub kind: RejectedKind,
+    /// What is wrong with it: a short stable word for counters and logs.
+    pub reason: RejectReason,
+}
+
+/// Why an event was rejected. Stable words: they are metric labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RejectReason {
+    /// Neither an array nor a map with a kind.
+    NoKind,
+    /// Fewer elements than the kind needs, or a required key is absent.
+    MissingField,
+    /// A hash is nil, too long, or of a type that is none.
+    BadHash,
+    /// A token id is negative, too large or not a number.
+    BadToken,
+    /// Tokens without a positive block size, or a size that is none.
+    BadBlockSize,
+    /// More tokens are needed for the hashes than there are.
+    TooFewTokens,
+    /// A field has a type that it cannot have.
+    BadType,
+}
+
+impl RejectReason {
+    /// The word for counters and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoKind => "no_kind",
+            Self::MissingField => "missing_field",
+            Self::BadHash => "bad_hash",
+            Self::BadToken => "bad_token",
+            Self::BadBlockSize => "bad_block_size",
+            Self::TooFewTokens => "too_few_tokens",
+            Self::BadType => "bad_type",
+        }
+    }
+}
+
+/// A whole message could not be read (to its end).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum DecodeError {
+    /// The bytes end before the message does.
+    #[error("message ends early")]
+    Truncated,
+    /// A byte that no msgpack value begins with, or text that is not utf-8.
+    #[error("not msgpack")]
+    NotMsgpack,
+    /// The message is not `[timestamp, events, …]`.
+    #[error("not an event batch")]
+    NotABatch,
+    /// Bytes follow the batch.
+    #[error("bytes after the batch")]
+    TrailingBytes,
+}
+
+impl DecodeError {
+    /// The word for counters and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Truncated => "truncated",
+            Self::NotMsgpack => "not_msgpack",
+            Self::NotABatch => "not_a_batch",
+            Self::TrailingBytes => "trailing_bytes",
+        }
+    }
+}
+
+/// One published message, decoded. Borrows its frame (`'f`) and its decoder's buffers (`'d`).
+#[derive(Debug)]
+pub struct Batch<'d, 'f> {
+    /// The publisher's wall clock, seconds.
+    pub timestamp: f64,
+    /// The data-parallel rank that the publisher wrote into the batch.
+    pub rank: Option<i64>,
+    /// The events, in order.
+    pub events: Vec<Event<'f>>,
+    /// How many unknown map keys and trailing elements were passed over.
+    pub unknown_fields: u32,
+    /// Set when the message broke off: `events` holds what came before.
+    pub broken: Option<DecodeError>,
+    pub(crate) frame: &'f [u8],
+    pub(crate) hashes: &'d [Hash],
+    pub(crate) tokens: &'d [u32],
+    pub(crate) extra_keys: Vec<ExtraKey<'f>>,
+    /// For each hash of a store that has extra keys: the range of its keys in `extra_keys`.
+    pub(crate) extra_ranges: Vec<Range<usize>>,
+}
+
+impl<'d, 'f> Batch<'d, 'f> {
+    /// The hashes of a store.
+    pub fn stored_hashes(&self, stored: &Stored<'f>) -> &'d [Hash] {
+        &self.hashes[stored.hashes.clone()]
+    }
+
+    /// The hashes of a removal.
+    pub fn removed_hashes(&self, removed: &Removed<'f>) -> &'d [Hash] {
+        &self.hashes[removed.hashes.clone()]
+    }
+
+    /// The tokens of a store.
+    pub fn tokens(&self, stored: &Stored<'f>) -> Tokens<'d> {
+        let ids = &self.tokens[stored.tokens.clone()];
+        if stored.bigrams { Tokens::Bigrams(ids) } else { Tokens::Flat(ids) }
+    }
+
+    /// How a store's hashes lie on its tokens.
+    pub fn layout(&self, stored: &Stored<'f>) -> Layout {
+        let positions = self.tokens(stored).positions();
+        let covered = stored.hashes.len() * stored.block_size as usize;
+        if stored.block_size == 0 || positions == 0 {
+            Layout::HashOnly
+        } else if covered == positions {
+            Layout::Dense
+        } else {
+            Layout::Sparse
+        }
+    }
+
+    /// The extra keys of a store's `index`th block; empty when it has none.
+    pub fn extra_keys(&self, stored: &Stored<'f>, index: usize) -> &[ExtraKey<'f>] {
+        let ranges = &self.extra_ranges[stored.extra_keys.clone()];
+        ranges.get(index).map_or(&[], |range| &self.extra_keys[range.clone()])
+    }
+
+    /// The whole digest of a hash that was sent as bytes.
+    pub fn wide(&self, hash: Hash) -> Option<&'f [u8]> {
+        let start = hash.wide_start as usize;
+        if hash.is_wide() { self.frame.get(start..start + usize::from(hash.wide_len)) } else { None }
+    }
+}
