@@ -94,13 +94,13 @@ pub enum Layout {
 }
 
 /// Blocks became resident.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Stored<'f> {
     pub(crate) hashes: Range<usize>,
     pub(crate) tokens: Range<usize>,
     pub(crate) bigrams: bool,
-    /// Ranges of the batch's extra keys, one per hash; empty when the event had none.
-    pub(crate) extra_keys: Range<usize>,
+    /// Where the batch's ranges of extra keys lie, one per hash; `None` when the event had no such list.
+    pub(crate) extra_keys: Option<Range<usize>>,
     /// The block before the first one; `None` at the start of a prompt, and for hash-only stores.
     pub parent: Option<Hash>,
     /// Tokens per block; 0 in a placeholder.
@@ -197,7 +197,7 @@ pub enum RejectReason {
     BadBlockSize,
     /// More tokens are needed for the hashes than there are.
     TooFewTokens,
-    /// A field has a type that it cannot have.
+    /// A field has a type that it cannot have, or a list does not match the blocks.
     BadType,
 }
 
@@ -222,7 +222,7 @@ pub enum DecodeError {
     /// The bytes end before the message does.
     #[error("message ends early")]
     Truncated,
-    /// A byte that no msgpack value begins with, or text that is not utf-8.
+    /// A byte that no msgpack value begins with.
     #[error("not msgpack")]
     NotMsgpack,
     /// The message is not `[timestamp, events, …]`.
@@ -263,7 +263,7 @@ pub struct Batch<'d, 'f> {
     pub(crate) tokens: &'d [u32],
     pub(crate) extra_keys: Vec<ExtraKey<'f>>,
     /// For each hash of a store that has extra keys: the range of its keys in `extra_keys`.
-    pub(crate) extra_ranges: Vec<Range<usize>>,
+    pub(crate) extra_ranges: &'d [Range<usize>],
 }
 
 impl<'d, 'f> Batch<'d, 'f> {
@@ -298,7 +298,7 @@ impl<'d, 'f> Batch<'d, 'f> {
 
     /// The extra keys of a store's `index`th block; empty when it has none.
     pub fn extra_keys(&self, stored: &Stored<'f>, index: usize) -> &[ExtraKey<'f>] {
-        let ranges = &self.extra_ranges[stored.extra_keys.clone()];
+        let ranges = stored.extra_keys.clone().map_or(&[][..], |ranges| &self.extra_ranges[ranges]);
         ranges.get(index).map_or(&[], |range| &self.extra_keys[range.clone()])
     }
 

@@ -1,0 +1,277 @@
+//! From a published message to events, in one pass.
+//!
+//! ```text
+//! batch  = [timestamp, [event, ...], rank?, ...]
+//! event  = [kind, field, ...]              fields by position (vLLM to 0.23, SGLang to 0.5.19)
+//!        | {"type": kind, name: field}     fields by name, in any order
+//! ```
+//!
+//! Both forms may stand in one batch; nothing on the wire says which version speaks. Three rules keep one
+//! bad value from costing more than itself:
+//!
+//! - a field of the wrong type spoils its event only: it is passed over whole and the event is rejected;
+//! - a field or kind that is not known is passed over and counted;
+//! - bytes that are no msgpack, or end early, break the message off: events before that point are kept.
+
+mod draft;
+mod field;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use crate::event::{Batch, DecodeError, Event, ExtraKey, Hash, RejectReason, Rejected, RejectedKind};
+use crate::msgpack::{Fault, Reader};
+
+use self::draft::Draft;
+use self::field::{Field, Kind};
+
+/// Entries that a buffer keeps between batches; more than any batch of an engine step needs.
+const KEPT_ENTRIES: usize = 1 << 20;
+
+/// Events that any message may hold, whatever its size.
+const FREE_EVENTS: usize = 4096;
+
+/// Beyond those, a message must have this many bytes per event. The shortest real one has fifteen, so only
+/// a message made to fill memory is refused.
+const BYTES_PER_EVENT: usize = 8;
+
+/// Decodes messages of one or many streams; keeps its buffers between them.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    scratch: Scratch,
+}
+
+/// Where the numbers of a batch lie.
+#[derive(Debug, Default)]
+struct Scratch {
+    hashes: Vec<Hash>,
+    tokens: Vec<u32>,
+    extra_ranges: Vec<Range<usize>>,
+}
+
+/// The buffers that one batch fills.
+struct Sink<'d, 'f> {
+    scratch: &'d mut Scratch,
+    extra_keys: Vec<ExtraKey<'f>>,
+}
+
+// === impl Decoder ===
+
+impl Decoder {
+    /// Decodes one message.
+    ///
+    /// An error means that it is no batch at all. A batch that broke off comes back with what was read and
+    /// with `broken` set.
+    pub fn decode<'d, 'f>(&'d mut self, frame: &'f [u8]) -> Result<Batch<'d, 'f>, DecodeError> {
+        self.scratch.clear();
+        let mut reader = Reader::new(frame);
+        let elements = reader.array_len()?;
+        if elements < 2 {
+            return Err(DecodeError::NotABatch);
+        }
+        let timestamp = reader.number()?;
+        let count = reader.array_len()?;
+
+        let mut sink = Sink { scratch: &mut self.scratch, extra_keys: Vec::new() };
+        let mut batch = Parts { events: Vec::with_capacity(count.min(16)), ..Parts::default() };
+        let broken = batch.read(&mut reader, elements, count, &mut sink).err();
+
+        Ok(Batch {
+            timestamp,
+            rank: batch.rank,
+            events: batch.events,
+            unknown_fields: batch.unknown_fields,
+            broken,
+            frame,
+            extra_keys: sink.extra_keys,
+            hashes: &self.scratch.hashes,
+            tokens: &self.scratch.tokens,
+            extra_ranges: &self.scratch.extra_ranges,
+        })
+    }
+
+    /// How many bytes the buffers hold on to.
+    pub fn retained_bytes(&self) -> usize {
+        let Scratch { hashes, tokens, extra_ranges } = &self.scratch;
+        hashes.capacity() * size_of::<Hash>()
+            + tokens.capacity() * size_of::<u32>()
+            + extra_ranges.capacity() * size_of::<Range<usize>>()
+    }
+}
+
+// === impl Scratch ===
+
+impl Scratch {
+    /// Empties the buffers and gives back what an unusually large batch took.
+    fn clear(&mut self) {
+        self.hashes.clear();
+        self.tokens.clear();
+        self.extra_ranges.clear();
+        self.hashes.shrink_to(KEPT_ENTRIES);
+        self.tokens.shrink_to(KEPT_ENTRIES);
+        self.extra_ranges.shrink_to(KEPT_ENTRIES);
+    }
+}
+
+// === impl Sink ===
+
+impl Sink<'_, '_> {
+    /// The fill levels, to come back to.
+    fn levels(&self) -> [usize; 4] {
+        let Scratch { hashes, tokens, extra_ranges } = &*self.scratch;
+        [hashes.len(), tokens.len(), extra_ranges.len(), self.extra_keys.len()]
+    }
+
+    /// Drops what was added since `levels`.
+    fn roll_back(&mut self, [hashes, tokens, extra_ranges, extra_keys]: [usize; 4]) {
+        self.scratch.hashes.truncate(hashes);
+        self.scratch.tokens.truncate(tokens);
+        self.scratch.extra_ranges.truncate(extra_ranges);
+        self.extra_keys.truncate(extra_keys);
+    }
+}
+
+/// What is known of a batch so far; stays when the message breaks off.
+#[derive(Default)]
+struct Parts<'f> {
+    events: Vec<Event<'f>>,
+    rank: Option<i64>,
+    unknown_fields: u32,
+}
+
+// === impl Parts ===
+
+impl<'f> Parts<'f> {
+    /// Reads from the first event to the end of the message.
+    fn read(
+        &mut self,
+        reader: &mut Reader<'f>,
+        elements: usize,
+        count: usize,
+        sink: &mut Sink<'_, 'f>,
+    ) -> Result<(), DecodeError> {
+        let most = FREE_EVENTS + reader.rest().len() / BYTES_PER_EVENT;
+        for _ in 0..count {
+            if self.events.len() >= most {
+                return Err(DecodeError::NotABatch);
+            }
+            let levels = sink.levels();
+            let event = self.event(reader, sink).inspect_err(|_| sink.roll_back(levels))?;
+            if matches!(event, Event::Rejected(_) | Event::Unknown { .. }) {
+                sink.roll_back(levels);
+            }
+            self.events.push(event);
+        }
+        if elements > 2 && !reader.take_nil() {
+            self.rank = Some(reader.integer()?.as_i64().ok_or(DecodeError::NotABatch)?);
+        }
+        for _ in 3..elements {
+            reader.skip_value()?;
+            self.unknown_fields = self.unknown_fields.saturating_add(1);
+        }
+        if reader.rest().is_empty() { Ok(()) } else { Err(DecodeError::TrailingBytes) }
+    }
+
+    fn event(&mut self, reader: &mut Reader<'f>, sink: &mut Sink<'_, 'f>) -> Result<Event<'f>, DecodeError> {
+        match reader.peek()? {
+            0x90..=0x9f | 0xdc | 0xdd => self.by_position(reader, sink),
+            0x80..=0x8f | 0xde | 0xdf => self.by_name(reader, sink),
+            _ => {
+                reader.skip_value()?;
+                Ok(no_kind())
+            }
+        }
+    }
+
+    fn by_position(
+        &mut self,
+        reader: &mut Reader<'f>,
+        sink: &mut Sink<'_, 'f>,
+    ) -> Result<Event<'f>, DecodeError> {
+        let length = reader.array_len()?;
+        let Some(fields) = length.checked_sub(1) else { return Ok(no_kind()) };
+        let Some(tag) = text_or_skip(reader)? else {
+            reader.skip_values(fields)?;
+            return Ok(no_kind());
+        };
+        let Some(kind) = Kind::of(tag) else {
+            reader.skip_values(fields)?;
+            return Ok(unknown_kind(tag));
+        };
+        let mut draft = Draft::default();
+        let known = kind.positions();
+        for field in known.iter().take(fields) {
+            draft.read(*field, reader, sink)?;
+        }
+        for _ in known.len()..fields {
+            reader.skip_value()?;
+            draft.pass_over();
+        }
+        Ok(self.finish(draft, kind, sink))
+    }
+
+    fn by_name(
+        &mut self,
+        reader: &mut Reader<'f>,
+        sink: &mut Sink<'_, 'f>,
+    ) -> Result<Event<'f>, DecodeError> {
+        let mut draft = Draft::default();
+        let mut tag = None;
+        for _ in 0..reader.map_len()? {
+            let name = text_or_skip(reader)?.unwrap_or_default();
+            if name == b"type" {
+                tag = text_or_skip(reader)?;
+            } else if let Some(field) = Field::named(name) {
+                draft.read(field, reader, sink)?;
+            } else {
+                reader.skip_value()?;
+                draft.pass_over();
+            }
+        }
+        let Some(tag) = tag else { return Ok(no_kind()) };
+        let Some(kind) = Kind::of(tag) else { return Ok(unknown_kind(tag)) };
+        Ok(self.finish(draft, kind, sink))
+    }
+
+    fn finish(&mut self, draft: Draft<'f>, kind: Kind, sink: &Sink<'_, 'f>) -> Event<'f> {
+        match draft.finish(kind, sink) {
+            Ok((event, unknown)) => {
+                self.unknown_fields = self.unknown_fields.saturating_add(unknown);
+                event
+            }
+            Err(reason) => Event::Rejected(Rejected { kind: kind.rejected(), reason }),
+        }
+    }
+}
+
+/// A text, or `None` for a value of another type, which is passed over.
+fn text_or_skip<'f>(reader: &mut Reader<'f>) -> Result<Option<&'f [u8]>, DecodeError> {
+    match reader.text() {
+        Ok(text) => Ok(Some(text)),
+        Err(Fault::Mismatch) => {
+            reader.skip_value()?;
+            Ok(None)
+        }
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+fn no_kind<'f>() -> Event<'f> {
+    Event::Rejected(Rejected { kind: RejectedKind::Unknown, reason: RejectReason::NoKind })
+}
+
+fn unknown_kind(tag: &[u8]) -> Event<'_> {
+    std::str::from_utf8(tag).map_or_else(|_| no_kind(), |kind| Event::Unknown { kind })
+}
+
+impl From<Fault> for DecodeError {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Truncated => Self::Truncated,
+            Fault::NotMsgpack => Self::NotMsgpack,
+            Fault::Mismatch => Self::NotABatch,
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! An event while its fields come in, in any order and perhaps before its kind.
+
+use std::ops::Range;
+
+use crate::event::{DecodeError, Event, ExtraKey, Hash, RejectReason, Removed, Stored};
+use crate::msgpack::{Fault, Integer, Reader};
+
+use super::Sink;
+use super::field::{Field, Kind};
+
+/// How long a digest may be, in bytes. vLLM sends 16 or 32.
+const DIGEST_BYTES: std::ops::RangeInclusive<usize> = 8..=64;
+
+/// The fields read so far. Every kind's fields are a part of a store's.
+#[derive(Default)]
+pub(super) struct Draft<'f> {
+    stored: Stored<'f>,
+    seen: u16,
+    faults: [Option<RejectReason>; Field::COUNT],
+    unknown: u32,
+}
+
+/// Why a field could not be read.
+enum Trouble {
+    /// The message breaks off here.
+    Broken(DecodeError),
+    /// The value is whole but of no use.
+    Unfit(RejectReason),
+}
+
+// === impl Draft ===
+
+impl<'f> Draft<'f> {
+    /// Reads one field. A value that does not fit is passed over and remembered as the field's fault, for
+    /// the kind may not be known yet. Of a repeated field the last one counts.
+    pub(super) fn read(
+        &mut self,
+        field: Field,
+        reader: &mut Reader<'f>,
+        sink: &mut Sink<'_, 'f>,
+    ) -> Result<(), DecodeError> {
+        let start = *reader;
+        self.seen |= field.bit();
+        self.faults[field as usize] = match self.assign(field, reader, sink) {
+            Ok(()) => None,
+            Err(Trouble::Broken(error)) => return Err(error),
+            Err(Trouble::Unfit(reason)) => {
+                *reader = start;
+                reader.skip_value()?;
+                Some(reason)
+            }
+        };
+        Ok(())
+    }
+
+    /// Counts a field that is not known.
+    pub(super) fn pass_over(&mut self) {
+        self.unknown = self.unknown.saturating_add(1);
+    }
+
+    /// The event, and how many fields of it were not known.
+    pub(super) fn finish(self, kind: Kind, sink: &Sink<'_, 'f>) -> Result<(Event<'f>, u32), RejectReason> {
+        if kind.required() & !self.seen != 0 {
+            return Err(RejectReason::MissingField);
+        }
+        let foreign = self.seen & !kind.known();
+        let faults = self.faults.iter().enumerate();
+        let own_fault =
+            faults.filter(|(index, _)| kind.known() & (1 << index) != 0).find_map(|(_, fault)| *fault);
+        if let Some(reason) = own_fault {
+            return Err(reason);
+        }
+        let unknown = self.unknown.saturating_add(foreign.count_ones());
+        let stored = self.stored;
+        let event = match kind {
+            Kind::Stored => {
+                check_store(&stored, sink)?;
+                Event::Stored(stored)
+            }
+            Kind::Removed => Event::Removed(Removed {
+                hashes: stored.hashes,
+                medium: stored.medium,
+                group: stored.group,
+                locality: stored.locality,
+                ownership: stored.ownership,
+            }),
+            Kind::Cleared => Event::Cleared { ownership: stored.ownership },
+        };
+        Ok((event, unknown))
+    }
+
+    fn assign(
+        &mut self,
+        field: Field,
+        reader: &mut Reader<'f>,
+        sink: &mut Sink<'_, 'f>,
+    ) -> Result<(), Trouble> {
+        let stored = &mut self.stored;
+        match field {
+            Field::Hashes => stored.hashes = hashes(reader, &mut sink.scratch.hashes)?,
+            Field::Parent => stored.parent = if reader.take_nil() { None } else { Some(hash(reader)?) },
+            Field::Tokens => (stored.tokens, stored.bigrams) = tokens(reader, &mut sink.scratch.tokens)?,
+            Field::BlockSize => stored.block_size = block_size(reader)?,
+            Field::LoraId => stored.lora_id = optional(reader, Integer::as_i64)?,
+            Field::Medium => stored.medium = optional_text(reader)?,
+            Field::LoraName => stored.lora_name = optional_text(reader)?,
+            Field::LoraNameOrMetadata => {
+                if matches!(reader.peek(), Ok(0x80..=0x8f | 0xde | 0xdf)) {
+                    self.metadata(reader)?;
+                } else {
+                    stored.lora_name = optional_text(reader)?;
+                }
+            }
+            Field::ExtraKeys => stored.extra_keys = extra_keys(reader, sink)?,
+            Field::Group => stored.group = optional(reader, Integer::as_u32)?,
+            Field::SpecKind => stored.spec_kind = optional_text(reader)?,
+            Field::SlidingWindow => stored.sliding_window = optional(reader, Integer::as_u32)?,
+            Field::Locality => stored.locality = optional_text(reader)?,
+            Field::Ownership => stored.ownership = optional_text(reader)?,
+            Field::SessionId => stored.session_id = optional_text(reader)?,
+            Field::CacheSalt => stored.cache_salt = optional_text(reader)?,
+        }
+        Ok(())
+    }
+
+    /// SGLang's map behind the medium.
+    fn metadata(&mut self, reader: &mut Reader<'f>) -> Result<(), Trouble> {
+        for _ in 0..reader.map_len()? {
+            if reader.text()? == b"cache_salt" {
+                self.stored.cache_salt = optional_text(reader)?;
+            } else {
+                reader.skip_value()?;
+                self.pass_over();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a store's parts go together.
+fn check_store(stored: &Stored<'_>, sink: &Sink<'_, '_>) -> Result<(), RejectReason> {
+    let blocks = stored.hashes.len();
+    let ids = stored.tokens.len();
+    let positions = if stored.bigrams { ids / 2 } else { ids };
+    if blocks > 0 && positions > 0 {
+        if stored.block_size == 0 {
+            return Err(RejectReason::BadBlockSize);
+        }
+        if blocks as u64 * u64::from(stored.block_size) > positions as u64 {
+            return Err(RejectReason::TooFewTokens);
+        }
+    }
+    // Keys without a block, or blocks without an entry, would give blocks an identity by guess.
+    let keyed =
+        stored.extra_keys.as_ref().map_or(0, |ranges| sink.scratch.extra_ranges[ranges.clone()].len());
+    if keyed == 0 || keyed == blocks { Ok(()) } else { Err(RejectReason::BadType) }
+}
+
+fn hashes(reader: &mut Reader<'_>, out: &mut Vec<Hash>) -> Result<Range<usize>, Trouble> {
+    let count = reader.array_len()?;
+    let start = out.len();
+    out.reserve(count.min(reader.rest().len()));
+    for _ in 0..count {
+        out.push(hash(reader)?);
+    }
+    Ok(start..out.len())
+}
+
+#[inline]
+fn hash(reader: &mut Reader<'_>) -> Result<Hash, Trouble> {
+    match reader.integer() {
+        Ok(Integer { bits, negative }) => Ok(Hash { bits, wide_start: 0, wide_len: 0, negative }),
+        Err(Fault::Mismatch) => digest(reader),
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+fn digest(reader: &mut Reader<'_>) -> Result<Hash, Trouble> {
+    let bytes = reader.binary().map_err(|fault| unfit(fault, RejectReason::BadHash))?;
+    let tail = bytes.last_chunk().filter(|_| DIGEST_BYTES.contains(&bytes.len()));
+    let start = u32::try_from(reader.position() - bytes.len()).ok();
+    match (tail, start) {
+        (Some(tail), Some(wide_start)) => Ok(Hash {
+            bits: u64::from_be_bytes(*tail),
+            wide_start,
+            wide_len: bytes.len() as u16,
+            negative: false,
+        }),
+        _ => Err(Trouble::Unfit(RejectReason::BadHash)),
+    }
+}
+
+/// The range of the ids, and whether they are bigrams.
+fn tokens(reader: &mut Reader<'_>, out: &mut Vec<u32>) -> Result<(Range<usize>, bool), Trouble> {
+    let count = reader.array_len()?;
+    let start = out.len();
+    let bigrams = count > 0 && matches!(reader.peek()?, 0x90..=0x9f | 0xdc | 0xdd);
+    let bad_token = |fault| unfit(fault, RejectReason::BadToken);
+    if bigrams {
+        for _ in 0..count {
+            if reader.array_len().map_err(bad_token)? != 2 {
+                return Err(Trouble::Unfit(RejectReason::BadToken));
+            }
+            reader.u32s(2, out).map_err(bad_token)?;
+        }
+    } else {
+        reader.u32s(count, out).map_err(bad_token)?;
+    }
+    Ok((start..out.len(), bigrams))
+}
+
+fn block_size(reader: &mut Reader<'_>) -> Result<u32, Trouble> {
+    let size = reader.integer().map_err(|fault| unfit(fault, RejectReason::BadBlockSize))?;
+    size.as_u32().ok_or(Trouble::Unfit(RejectReason::BadBlockSize))
+}
+
+fn optional<T>(
+    reader: &mut Reader<'_>,
+    convert: impl Fn(Integer) -> Option<T>,
+) -> Result<Option<T>, Trouble> {
+    if reader.take_nil() {
+        return Ok(None);
+    }
+    convert(reader.integer()?).map(Some).ok_or(Trouble::Unfit(RejectReason::BadType))
+}
+
+fn optional_text<'f>(reader: &mut Reader<'f>) -> Result<Option<&'f str>, Trouble> {
+    if reader.take_nil() {
+        return Ok(None);
+    }
+    let text = std::str::from_utf8(reader.text()?);
+    text.map(Some).map_err(|_| Trouble::Unfit(RejectReason::BadType))
+}
+
+fn extra_keys<'f>(reader: &mut Reader<'f>, sink: &mut Sink<'_, 'f>) -> Result<Option<Range<usize>>, Trouble> {
+    if reader.take_nil() {
+        return Ok(None);
+    }
+    let start = sink.scratch.extra_ranges.len();
+    for _ in 0..reader.array_len()? {
+        let first = sink.extra_keys.len();
+        if !reader.take_nil() {
+            for _ in 0..reader.array_len()? {
+                sink.extra_keys.push(extra_key(reader)?);
+            }
+        }
+        sink.scratch.extra_ranges.push(first..sink.extra_keys.len());
+    }
+    Ok(Some(start..sink.scratch.extra_ranges.len()))
+}
+
+fn extra_key<'f>(reader: &mut Reader<'f>) -> Result<ExtraKey<'f>, Trouble> {
+    let raw = reader.raw_value()?;
+    let mut inner = Reader::new(raw);
+    let named = match raw.first() {
+        Some(0xa0..=0xbf | 0xd9..=0xdb) => text(&mut inner).map(ExtraKey::Text),
+        Some(0xc4..=0xc6) => inner.binary().ok().map(ExtraKey::Bytes),
+        Some(0x90..=0x9f | 0xdc | 0xdd) => multimodal(&mut inner),
+        _ => inner.integer().ok().and_then(Integer::as_i64).map(ExtraKey::Integer),
+    };
+    Ok(named.unwrap_or(ExtraKey::Other(raw)))
+}
+
+fn multimodal<'f>(reader: &mut Reader<'f>) -> Option<ExtraKey<'f>> {
+    if reader.array_len().ok()? != 2 {
+        return None;
+    }
+    let id = text(reader)?;
+    let offset = reader.integer().ok()?.as_i64()?;
+    Some(ExtraKey::Multimodal { id, offset })
+}
+
+fn text<'f>(reader: &mut Reader<'f>) -> Option<&'f str> {
+    std::str::from_utf8(reader.text().ok()?).ok()
+}
+
+fn unfit(fault: Fault, reason: RejectReason) -> Trouble {
+    match fault {
+        Fault::Mismatch => Trouble::Unfit(reason),
+        broken => Trouble::Broken(broken.into()),
+    }
+}
+
+impl From<Fault> for Trouble {
+    fn from(fault: Fault) -> Self {
+        unfit(fault, RejectReason::BadType)
+    }
+}
