@@ -1,0 +1,122 @@
+//! What a caller may choose, with the defaults that suit inference engines.
+
+use std::time::Duration;
+
+/// Sizes of the service.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Threads that poll subscriptions. Two keep up with any fleet that fits one process, and leave room in
+    /// the budget of eight threads at 300 streams.
+    pub poller_threads: usize,
+    /// How often [`SubscriberHandler::tick`](crate::SubscriberHandler::tick) is called.
+    pub tick: Duration,
+    /// Replay requests open at the same time; more wait their turn. Bounded because a context holds 1023
+    /// sockets, of which its 250 subscriptions take three each.
+    pub concurrent_replays: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { poller_threads: 2, tick: Duration::from_millis(100), concurrent_replays: 200 }
+    }
+}
+
+/// An address, and which side waits for the other.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// The other side listens there.
+    Connect(String),
+    /// We listen there. Port 0 lets the system choose.
+    Bind(String),
+}
+
+impl Endpoint {
+    /// The address without the direction.
+    pub fn address(&self) -> &str {
+        match self {
+            Self::Connect(address) | Self::Bind(address) => address,
+        }
+    }
+}
+
+/// One stream of published batches to listen to.
+#[derive(Debug, Clone)]
+pub struct Subscription {
+    /// Where the publisher is.
+    pub endpoint: Endpoint,
+    /// Topic prefixes to receive. An empty prefix receives everything; no prefix at all receives nothing.
+    pub topics: Vec<Vec<u8>>,
+    /// Messages that libzmq may hold for us per connection; 0 is without limit. When it is full, the
+    /// publisher's side fills and then drops: seen as a gap.
+    pub receive_hwm: i32,
+    /// A larger message ends the connection instead of being allocated; the stream is dialled again.
+    pub max_message_bytes: i64,
+    /// First pause before a lost connection is dialled again; doubles up to `reconnect_max`.
+    pub reconnect_min: Duration,
+    /// Longest pause between two attempts.
+    pub reconnect_max: Duration,
+    /// How often the peer is pinged, so that a half-open connection is noticed.
+    pub heartbeat_interval: Duration,
+    /// Silence after a ping for this long is a lost connection.
+    pub heartbeat_timeout: Duration,
+}
+
+impl Subscription {
+    /// A subscription to everything that `endpoint` publishes, with the usual options.
+    pub fn new(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            topics: vec![Vec::new()],
+            receive_hwm: 100_000,
+            max_message_bytes: MAX_MESSAGE_BYTES,
+            reconnect_min: Duration::from_millis(100),
+            reconnect_max: Duration::from_secs(5),
+            heartbeat_interval: Duration::from_secs(5),
+            heartbeat_timeout: Duration::from_secs(15),
+        }
+    }
+
+    /// Receives only topics that begin with one of `prefixes`.
+    #[must_use]
+    pub fn with_topics<T: Into<Vec<u8>>>(mut self, prefixes: impl IntoIterator<Item = T>) -> Self {
+        self.topics = prefixes.into_iter().map(Into::into).collect();
+        self
+    }
+}
+
+/// One question to an engine's replay socket: everything from a sequence on.
+#[derive(Debug, Clone)]
+pub struct ReplayRequest {
+    /// The engine's replay address; always connected to.
+    pub endpoint: String,
+    /// First sequence wanted, inclusive.
+    pub from: u64,
+    /// Longest silence, also before the first reply. Engines answer between two publishes, at most 100 ms
+    /// apart when idle.
+    pub idle_timeout: Duration,
+    /// Longest duration in all, counted from when the request is sent.
+    pub deadline: Duration,
+    /// Payload bytes after which the answer is cut off.
+    pub max_bytes: usize,
+}
+
+impl ReplayRequest {
+    /// A request with the usual limits.
+    pub fn new(endpoint: impl Into<String>, from: u64) -> Self {
+        Self {
+            endpoint: endpoint.into(),
+            from,
+            idle_timeout: Duration::from_secs(2),
+            deadline: Duration::from_secs(10),
+            max_bytes: 256 << 20,
+        }
+    }
+}
+
+/// Above any batch that an engine would send, below what would hurt: 64 MiB.
+pub(crate) const MAX_MESSAGE_BYTES: i64 = 64 << 20;
+
+/// Milliseconds as libzmq takes them.
+pub(crate) fn millis(duration: Duration) -> i32 {
+    i32::try_from(duration.as_millis()).unwrap_or(i32::MAX)
+}
