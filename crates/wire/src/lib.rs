@@ -1,12 +1,16 @@
 //! Engine dialects: bytes to events and back. No IO, no allocation per block, nothing trusted.
 
+pub mod dynamo;
+pub mod encode;
 pub mod msgpack;
+pub mod replay;
 
 mod decode;
 mod event;
 mod owned;
 
 pub use decode::Decoder;
+pub use encode::{Profile, encode_batch};
 pub use event::{
     Batch, DecodeError, Event, ExtraKey, Hash, Layout, RejectReason, Rejected, RejectedKind, Removed, Stored,
     Tokens,

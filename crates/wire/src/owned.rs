@@ -1,5 +1,7 @@
 //! Events that own their parts: what encoders take. Used by the simulator, the republisher and tests.
 
+use crate::event::{Batch, Event, ExtraKey, Hash, Removed, Stored};
+
 /// A block hash as an engine would send it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum OwnedHash {
@@ -81,4 +83,84 @@ pub enum OwnedEvent {
     Removed(OwnedRemoved),
     /// Everything was dropped.
     Cleared,
+}
+
+impl OwnedEvent {
+    /// A decoded event with its parts copied out of the batch.
+    ///
+    /// `None` for events that were rejected or are of an unknown kind, and for stores that hold what no
+    /// vLLM sends: bigrams, a cache salt as a field, or extra keys of an unknown shape.
+    pub fn from_decoded<'f>(batch: &Batch<'_, 'f>, event: &Event<'f>) -> Option<Self> {
+        match event {
+            Event::Stored(stored) => own_stored(batch, stored).map(Self::Stored),
+            Event::Removed(removed) => Some(Self::Removed(own_removed(batch, removed))),
+            Event::Cleared { .. } => Some(Self::Cleared),
+            Event::Unknown { .. } | Event::Rejected(_) => None,
+        }
+    }
+}
+
+fn own_stored<'f>(batch: &Batch<'_, 'f>, stored: &Stored<'f>) -> Option<OwnedStored> {
+    if stored.bigrams || stored.cache_salt.is_some() {
+        return None;
+    }
+    let lists = stored.extra_keys.clone().map(|ranges| &batch.extra_ranges[ranges]);
+    let own_list = |keys: &[ExtraKey<'f>]| -> Option<Option<Vec<OwnedExtraKey>>> {
+        let keys = keys.iter().map(own_key).collect::<Option<Vec<_>>>()?;
+        Some(Some(keys).filter(|keys| !keys.is_empty()))
+    };
+    let extra_keys = match lists {
+        Some(lists) => Some(
+            lists.iter().map(|range| own_list(&batch.extra_keys[range.clone()])).collect::<Option<_>>()?,
+        ),
+        None => None,
+    };
+    Some(OwnedStored {
+        block_hashes: own_hashes(batch, batch.stored_hashes(stored)),
+        parent: stored.parent.map(|parent| own_hash(batch, parent)),
+        token_ids: batch.tokens(stored).ids().to_vec(),
+        block_size: stored.block_size,
+        lora_id: stored.lora_id,
+        lora_name: stored.lora_name.map(str::to_owned),
+        medium: stored.medium.map(str::to_owned),
+        extra_keys,
+        group: stored.group,
+        spec_kind: stored.spec_kind.map(str::to_owned),
+        sliding_window: stored.sliding_window,
+        locality: stored.locality.map(str::to_owned),
+        ownership: stored.ownership.map(str::to_owned),
+        session_id: stored.session_id.map(str::to_owned),
+    })
+}
+
+fn own_removed<'f>(batch: &Batch<'_, 'f>, removed: &Removed<'f>) -> OwnedRemoved {
+    OwnedRemoved {
+        block_hashes: own_hashes(batch, batch.removed_hashes(removed)),
+        medium: removed.medium.map(str::to_owned),
+        group: removed.group,
+        locality: removed.locality.map(str::to_owned),
+        ownership: removed.ownership.map(str::to_owned),
+    }
+}
+
+fn own_hashes(batch: &Batch<'_, '_>, hashes: &[Hash]) -> Vec<OwnedHash> {
+    hashes.iter().map(|hash| own_hash(batch, *hash)).collect()
+}
+
+fn own_hash(batch: &Batch<'_, '_>, hash: Hash) -> OwnedHash {
+    match batch.wide(hash) {
+        Some(digest) => OwnedHash::Bytes(digest.to_vec()),
+        None if hash.negative => OwnedHash::Signed(hash.bits as i64),
+        None => OwnedHash::Unsigned(hash.bits),
+    }
+}
+
+fn own_key(key: &ExtraKey<'_>) -> Option<OwnedExtraKey> {
+    Some(match *key {
+        ExtraKey::Text(text) => OwnedExtraKey::Text(text.to_owned()),
+        ExtraKey::Bytes(bytes) => OwnedExtraKey::Bytes(bytes.to_vec()),
+        ExtraKey::Integer(number) => OwnedExtraKey::Integer(number),
+        ExtraKey::Multimodal { id, offset } => OwnedExtraKey::Multimodal(id.to_owned(), offset),
+        ExtraKey::Other(_) => return None,
+    })
 }
