@@ -109,7 +109,7 @@ pub struct Stored<'f> {
     pub lora_id: Option<i64>,
     /// Adapter name.
     pub lora_name: Option<&'f str>,
-    /// Cache salt, where the engine sends it as a field (SGLang).
+    /// Cache salt, where the engine sends it as a field (`SGLang`).
     pub cache_salt: Option<&'f str>,
     /// The medium as the engine names it.
     pub medium: Option<&'f str>,

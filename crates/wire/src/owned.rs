@@ -7,7 +7,7 @@ use crate::event::{Batch, Event, ExtraKey, Hash, Removed, Stored};
 pub enum OwnedHash {
     /// An unsigned integer.
     Unsigned(u64),
-    /// A signed integer (old vLLM, SGLang); positive ones encode like unsigned ones.
+    /// A signed integer (old vLLM, `SGLang`); positive ones encode like unsigned ones.
     Signed(i64),
     /// A 16- or 32-byte digest.
     Bytes(Vec<u8>),

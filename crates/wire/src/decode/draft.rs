@@ -123,7 +123,7 @@ impl<'f> Draft<'f> {
         Ok(())
     }
 
-    /// SGLang's map behind the medium.
+    /// `SGLang`'s map behind the medium.
     fn metadata(&mut self, reader: &mut Reader<'f>) -> Result<(), Trouble> {
         for _ in 0..reader.map_len()? {
             if reader.text()? == b"cache_salt" {

@@ -28,7 +28,7 @@ pub(super) enum Field {
     Ownership,
     SessionId,
     CacheSalt,
-    /// vLLM's adapter name, or SGLang's map with a cache salt: both stand at the same position.
+    /// vLLM's adapter name, or `SGLang`'s map with a cache salt: both stand at the same position.
     LoraNameOrMetadata,
 }
 

@@ -15,7 +15,9 @@ fn batch(count: usize, write: impl FnOnce(&mut Writer)) -> Vec<u8> {
 
 fn hashes(writer: &mut Writer, hashes: &[u64]) {
     writer.array(hashes.len());
-    hashes.iter().for_each(|hash| writer.unsigned(*hash));
+    for hash in hashes {
+        writer.unsigned(*hash);
+    }
 }
 
 fn removal(writer: &mut Writer, hash: u64) {

@@ -188,8 +188,7 @@ impl<'f> Reader<'f> {
             (value, rest) = match rest {
                 [0xcd, a, b, rest @ ..] => (u32::from(u16::from_be_bytes([*a, *b])), rest),
                 [0xce, a, b, c, d, rest @ ..] => (u32::from_be_bytes([*a, *b, *c, *d]), rest),
-                [value @ 0..=0x7f, rest @ ..] => (u32::from(*value), rest),
-                [0xcc, value, rest @ ..] => (u32::from(*value), rest),
+                [value @ 0..=0x7f, rest @ ..] | [0xcc, value, rest @ ..] => (u32::from(*value), rest),
                 _ => {
                     self.rest = rest;
                     let value = self.integer()?.as_u32().ok_or(Fault::Mismatch)?;
