@@ -65,9 +65,9 @@ fn sglang_arrays() {
         w.raw(&hex(&format!("98{base}81aa63616368655f73616c74a874656e616e742d41")));
         w.raw(&hex("97ab426c6f636b53746f72656491fed3fedcba9876543211929201cc8092cc80cd010002c0aa4350555f50494e4e4544"));
     });
-    let decoded = decoder.decode(&frame).unwrap();
-    assert_eq!((decoded.unknown_fields, decoded.broken), (0, None));
-    let stores: Vec<_> = decoded
+    let read = decoder.decode(&frame).unwrap();
+    assert_eq!((read.unknown_fields, read.broken), (0, None));
+    let stores: Vec<_> = read
         .events
         .iter()
         .map(|event| match event {
@@ -75,13 +75,13 @@ fn sglang_arrays() {
             other => panic!("{other:?}"),
         })
         .collect();
-    let first = decoded.stored_hashes(stores[0])[0];
+    let first = read.stored_hashes(stores[0])[0];
     assert_eq!((first.bits, first.negative, first.is_wide()), (-2i64 as u64, true, false));
     assert_eq!(stores[0].parent.map(|p| p.bits), Some(0xfedc_ba98_7654_3211));
     assert_eq!(stores.iter().map(|s| s.cache_salt).collect::<Vec<_>>(), [None, Some("tenant-A"), None]);
     assert_eq!(stores[1].lora_name, None);
-    assert_eq!(decoded.tokens(stores[2]), Tokens::Bigrams(&[1, 128, 128, 256]));
-    assert_eq!(decoded.layout(stores[2]), Layout::Dense);
+    assert_eq!(read.tokens(stores[2]), Tokens::Bigrams(&[1, 128, 128, 256]));
+    assert_eq!(read.layout(stores[2]), Layout::Dense);
     assert_eq!(stores[2].medium, Some("CPU_PINNED"));
 }
 
@@ -109,10 +109,10 @@ fn the_type_may_come_last_and_unknown_keys_anywhere() {
         w.text("type");
         w.text("BlockRemoved");
     });
-    let decoded = decoder.decode(&frame).unwrap();
-    let [Event::Removed(removed)] = &decoded.events[..] else { panic!("{:?}", decoded.events) };
-    assert_eq!(decoded.removed_hashes(removed)[0].bits, 9);
-    assert_eq!((decoded.unknown_fields, decoded.broken), (3, None));
+    let read = decoder.decode(&frame).unwrap();
+    let [Event::Removed(removed)] = &read.events[..] else { panic!("{:?}", read.events) };
+    assert_eq!(read.removed_hashes(removed)[0].bits, 9);
+    assert_eq!((read.unknown_fields, read.broken), (3, None));
 }
 
 #[test]
@@ -130,10 +130,10 @@ fn trailing_elements_are_counted() {
     writer.text("more");
     let frame = writer.into_bytes();
     let mut decoder = Decoder::default();
-    let decoded = decoder.decode(&frame).unwrap();
-    assert_eq!(decoded.events, [Event::Cleared { ownership: Some("kvcr") }]);
-    assert_eq!((decoded.rank, decoded.unknown_fields, decoded.broken), (Some(-1), 3, None));
-    assert!((decoded.timestamp - 3.0).abs() < f64::EPSILON);
+    let read = decoder.decode(&frame).unwrap();
+    assert_eq!(read.events, [Event::Cleared { ownership: Some("kvcr") }]);
+    assert_eq!((read.rank, read.unknown_fields, read.broken), (Some(-1), 3, None));
+    assert!((read.timestamp - 3.0).abs() < f64::EPSILON);
 }
 
 #[test]
@@ -163,16 +163,16 @@ fn malformed_stores_say_why() {
             store(w, hashes, tokens, size);
             removal(w, 8);
         });
-        let decoded = decoder.decode(&frame).unwrap();
-        assert_eq!(decoded.events[1], rejected(RejectedKind::Store, reason));
-        let kept: Vec<_> = [&decoded.events[0], &decoded.events[2]]
+        let read = decoder.decode(&frame).unwrap();
+        assert_eq!(read.events[1], rejected(RejectedKind::Store, reason));
+        let kept: Vec<_> = [&read.events[0], &read.events[2]]
             .map(|event| match event {
-                Event::Removed(removed) => decoded.removed_hashes(removed)[0].bits,
+                Event::Removed(removed) => read.removed_hashes(removed)[0].bits,
                 other => panic!("{other:?}"),
             })
             .into();
-        assert_eq!((kept, decoded.broken), (vec![7, 8], None));
-        assert_eq!((decoded.hashes.len(), decoded.tokens.len()), (2, 0), "nothing of the rejected one stays");
+        assert_eq!((kept, read.broken), (vec![7, 8], None));
+        assert_eq!((read.hashes.len(), read.tokens.len()), (2, 0), "nothing of the rejected one stays");
     }
 }
 
@@ -252,12 +252,12 @@ fn shapes_that_look_odd_but_are_not() {
         store(w, |w| hashes(w, &[5, 6]), |w| hashes(w, &[]), 16);
         store(w, |w| hashes(w, &[5, 8]), |w| hashes(w, &[1, 2, 3, 4]), 1);
     });
-    let decoded = decoder.decode(&frame).unwrap();
-    let layouts: Vec<_> = decoded
+    let read = decoder.decode(&frame).unwrap();
+    let layouts: Vec<_> = read
         .events
         .iter()
         .map(|event| match event {
-            Event::Stored(stored) => decoded.layout(stored),
+            Event::Stored(stored) => read.layout(stored),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -274,11 +274,11 @@ fn digests_shorten_to_their_tail() {
         w.array(1);
         w.binary(&digest);
     });
-    let decoded = decoder.decode(&frame).unwrap();
-    let [Event::Removed(removed)] = &decoded.events[..] else { panic!() };
-    let hash = decoded.removed_hashes(removed)[0];
+    let read = decoder.decode(&frame).unwrap();
+    let [Event::Removed(removed)] = &read.events[..] else { panic!() };
+    let hash = read.removed_hashes(removed)[0];
     assert_eq!(hash.bits, 0x1819_1a1b_1c1d_1e1f);
-    assert_eq!(decoded.wide(hash), Some(&digest[..]));
+    assert_eq!(read.wide(hash), Some(&digest[..]));
 }
 
 #[test]
@@ -298,11 +298,11 @@ fn extra_keys_of_every_shape() {
         w.raw(&[0x91, 0xc3]);
         w.unsigned(u64::MAX);
     });
-    let decoded = decoder.decode(&frame).unwrap();
-    let [Event::Stored(stored)] = &decoded.events[..] else { panic!("{:?}", decoded.events) };
-    assert_eq!(decoded.extra_keys(stored, 0), []);
+    let read = decoder.decode(&frame).unwrap();
+    let [Event::Stored(stored)] = &read.events[..] else { panic!("{:?}", read.events) };
+    assert_eq!(read.extra_keys(stored, 0), []);
     assert_eq!(
-        decoded.extra_keys(stored, 1),
+        read.extra_keys(stored, 1),
         [
             ExtraKey::Text("salt"),
             ExtraKey::Bytes(&[7; 3]),
@@ -312,7 +312,7 @@ fn extra_keys_of_every_shape() {
             ExtraKey::Other(&[0xcf, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]),
         ]
     );
-    assert_eq!(decoded.extra_keys(stored, 2), []);
+    assert_eq!(read.extra_keys(stored, 2), []);
 }
 
 #[test]
@@ -324,7 +324,7 @@ fn a_broken_message_keeps_what_came_before() {
     });
     let first_end = whole.len() - 17;
     for cut in 11..whole.len() {
-        let decoded = decoder.decode(&whole[..cut]).unwrap();
+        let read = decoder.decode(&whole[..cut]).unwrap();
         let expected = if cut < first_end {
             0
         } else if cut < whole.len() - 1 {
@@ -332,23 +332,23 @@ fn a_broken_message_keeps_what_came_before() {
         } else {
             2
         };
-        assert_eq!((decoded.events.len(), decoded.broken), (expected, Some(DecodeError::Truncated)), "{cut}");
+        assert_eq!((read.events.len(), read.broken), (expected, Some(DecodeError::Truncated)), "{cut}");
     }
     let mut longer = whole.clone();
     longer.push(0xc0);
-    let decoded = decoder.decode(&longer).unwrap();
-    assert_eq!((decoded.events.len(), decoded.broken), (2, Some(DecodeError::TrailingBytes)));
+    let read = decoder.decode(&longer).unwrap();
+    assert_eq!((read.events.len(), read.broken), (2, Some(DecodeError::TrailingBytes)));
 
     let mut text_as_rank = whole.clone();
     text_as_rank.pop();
     text_as_rank.extend([0xa1, b'0']);
-    let decoded = decoder.decode(&text_as_rank).unwrap();
-    assert_eq!((decoded.events.len(), decoded.broken), (2, Some(DecodeError::NotABatch)));
+    let read = decoder.decode(&text_as_rank).unwrap();
+    assert_eq!((read.events.len(), read.broken), (2, Some(DecodeError::NotABatch)));
 
     let mut no_msgpack = whole;
     no_msgpack[first_end] = 0xc1;
-    let decoded = decoder.decode(&no_msgpack).unwrap();
-    assert_eq!((decoded.events.len(), decoded.broken), (1, Some(DecodeError::NotMsgpack)));
+    let read = decoder.decode(&no_msgpack).unwrap();
+    assert_eq!((read.events.len(), read.broken), (1, Some(DecodeError::NotMsgpack)));
 }
 
 #[test]
@@ -367,8 +367,8 @@ fn what_is_no_batch() {
     for (frame, error) in cases {
         assert_eq!(decoder.decode(frame).unwrap_err(), error, "{frame:x?}");
     }
-    let decoded = decoder.decode(&[0x92, 0xca, 0x3f, 0xc0, 0, 0, 0x90]).unwrap();
-    assert_eq!((decoded.timestamp, decoded.rank, decoded.broken), (1.5, None, None));
+    let read = decoder.decode(&[0x92, 0xca, 0x3f, 0xc0, 0, 0, 0x90]).unwrap();
+    assert_eq!((read.timestamp, read.rank, read.broken), (1.5, None, None));
 }
 
 #[test]
@@ -376,7 +376,7 @@ fn events_made_to_fill_memory_are_refused() {
     let mut decoder = Decoder::default();
     let count = 1 << 20;
     let frame = batch(count, |w| w.raw(&vec![0xc0; count]));
-    let decoded = decoder.decode(&frame).unwrap();
-    assert_eq!(decoded.broken, Some(DecodeError::NotABatch));
-    assert!(decoded.events.len() <= FREE_EVENTS + frame.len() / BYTES_PER_EVENT);
+    let read = decoder.decode(&frame).unwrap();
+    assert_eq!(read.broken, Some(DecodeError::NotABatch));
+    assert!(read.events.len() <= FREE_EVENTS + frame.len() / BYTES_PER_EVENT);
 }

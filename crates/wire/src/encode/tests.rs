@@ -26,11 +26,11 @@ fn golden(profile: Profile, event: OwnedEvent, hex: &str) {
     assert_eq!(encode_batch(profile, 1_700_000_000.5, Some(0), &events), batch, "{profile}");
 
     let mut decoder = Decoder::default();
-    let decoded = decoder.decode(&batch).unwrap();
-    assert_eq!((decoded.broken, decoded.unknown_fields), (None, 0), "{profile}");
-    assert!((decoded.timestamp - 1_700_000_000.5).abs() < f64::EPSILON);
-    assert_eq!(decoded.rank, if profile == Profile::Vllm0_9 { None } else { Some(0) });
-    let again: Vec<_> = decoded.events.iter().filter_map(|e| OwnedEvent::from_decoded(&decoded, e)).collect();
+    let read = decoder.decode(&batch).unwrap();
+    assert_eq!((read.broken, read.unknown_fields), (None, 0), "{profile}");
+    assert!((read.timestamp - 1_700_000_000.5).abs() < f64::EPSILON);
+    assert_eq!(read.rank, if profile == Profile::Vllm0_9 { None } else { Some(0) });
+    let again: Vec<_> = read.events.iter().filter_map(|e| OwnedEvent::from_decoded(&read, e)).collect();
     assert_eq!(again, events, "{profile}");
 }
 

@@ -182,23 +182,36 @@ impl<'f> Reader<'f> {
     /// Appends `count` integers to `out`, each within `u32`. On a mismatch some may already be there.
     pub fn u32s(&mut self, count: usize, out: &mut Vec<u32>) -> Result<(), Fault> {
         out.reserve(count.min(self.rest.len()));
+        let mut left = count;
+        while left > 0 {
+            left -= self.run(left, out);
+            // What stopped the run: another form, or the end of the bytes is near.
+            if left > 0 {
+                out.push(self.integer()?.as_u32().ok_or(Fault::Mismatch)?);
+                left -= 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends up to `most` integers as long as they have one of the usual forms; returns how many. The
+    /// widths of token ids follow no pattern that a processor could guess, so there is no branch on them.
+    #[inline]
+    fn run(&mut self, most: usize, out: &mut Vec<u32>) -> usize {
         let mut rest = self.rest;
-        for _ in 0..count {
-            let value;
-            (value, rest) = match rest {
-                [0xcd, a, b, rest @ ..] => (u32::from(u16::from_be_bytes([*a, *b])), rest),
-                [0xce, a, b, c, d, rest @ ..] => (u32::from_be_bytes([*a, *b, *c, *d]), rest),
-                [value @ 0..=0x7f, rest @ ..] | [0xcc, value, rest @ ..] => (u32::from(*value), rest),
-                _ => {
-                    self.rest = rest;
-                    let value = self.integer()?.as_u32().ok_or(Fault::Mismatch)?;
-                    (value, self.rest)
-                }
-            };
-            out.push(value);
+        let before = out.len();
+        for _ in 0..most {
+            let Some(window) = rest.first_chunk::<8>() else { break };
+            let form = FORMS[usize::from(window[0])];
+            if form.bytes == 0 {
+                break;
+            }
+            let value = u64::from_be_bytes(*window) << form.left >> form.right;
+            out.push(value as u32);
+            rest = &rest[usize::from(form.bytes)..];
         }
         self.rest = rest;
-        Ok(())
+        out.len() - before
     }
 
     /// Passes over one value with all that is in it. No recursion: only the number of values to come is kept.
@@ -258,6 +271,30 @@ impl<'f> Reader<'f> {
         Ok(self.fixed::<N>()?.iter().fold(0, |length, byte| length << 8 | usize::from(*byte)))
     }
 }
+
+/// How an unsigned integer of up to 32 bits lies in the eight bytes from its head: shift them left to drop
+/// the head, then right to drop what follows.
+#[derive(Clone, Copy)]
+struct Form {
+    /// With the head; 0 for anything else.
+    bytes: u8,
+    left: u8,
+    right: u8,
+}
+
+/// By head byte.
+static FORMS: [Form; 256] = {
+    let mut forms = [Form { bytes: 0, left: 0, right: 0 }; 256];
+    let mut head = 0;
+    while head < 0x80 {
+        forms[head] = Form { bytes: 1, left: 0, right: 56 };
+        head += 1;
+    }
+    forms[0xcc] = Form { bytes: 2, left: 8, right: 56 };
+    forms[0xcd] = Form { bytes: 3, left: 8, right: 48 };
+    forms[0xce] = Form { bytes: 5, left: 8, right: 32 };
+    forms
+};
 
 /// How many bytes of its own follow a head byte, and how many values are nested in it.
 fn extent(head: u8, after: &[u8]) -> Result<(usize, usize), Fault> {
