@@ -1,1 +1,22 @@
-//! x
+//! One stream: where it stands and what it holds. Sans-IO; time is passed in.
+//!
+//! [`Continuity`] puts batches in order and says when a life of the publisher is over; [`Journal`] applies them and can
+//! replay or picture the result. [`Recorder`] ties the two together behind the inputs that a socket gives.
+
+mod change;
+mod clock;
+mod continuity;
+mod journal;
+mod recorder;
+mod state;
+
+pub use change::{
+    Change, ENCODINGS, Entry, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition,
+};
+pub use clock::Now;
+pub use continuity::{Action, Continuity, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
+pub use journal::{Duplicates, Journal, JournalCounters, JournalOptions, Loss, Range, Snapshot, SnapshotBuilder};
+pub use recorder::{Ask, Happening, Recorder};
+pub use state::{
+    Attributes, BlockImage, Chain, CutAborted, ExtraKeys, HoldingImage, Image, Limits, Parent, Place, PlaceId, State,
+};

@@ -1,0 +1,188 @@
+//! What a batch did to the state, in full: what subscribers are sent.
+//!
+//! A change says what the engine announced **and** what that made of the state (`copies` after it). So a replica sets
+//! what it is told; it never counts, heals or guesses by itself.
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use kvplane_core::{Epoch, Reason, Tier, TrustState};
+
+use crate::state::{Attributes, ExtraKeys, Parent, Place};
+
+/// Why blocks are said to be held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreCause {
+    /// The engine announced them.
+    Announced,
+    /// A store that builds on them proves it.
+    Proven,
+}
+
+/// How a store's hashes lie on its tokens.
+pub use kvplane_wire::Layout;
+
+/// One block of a store.
+#[derive(Debug, Clone)]
+pub struct StoredBlock {
+    /// The engine's hash.
+    pub hash: u64,
+    /// The whole digest, if it was sent as bytes.
+    pub wide: Option<Arc<[u8]>>,
+    /// Copies in the place after this.
+    pub copies: u32,
+    /// The block before it; `None` when unknown.
+    pub parent: Option<Parent>,
+    /// Its tokens; `None` when the store does not say which are its own.
+    pub tokens: Option<Arc<[u32]>>,
+    /// Where its tokens lie in the store's, in positions; `None` when the store does not say.
+    pub first_position: Option<u32>,
+    /// Its content hash, once every block before it is known.
+    pub content: Option<u64>,
+    /// Its extra keys.
+    pub extra_keys: Option<ExtraKeys>,
+}
+
+/// Blocks became resident, or got another copy.
+#[derive(Debug, Clone)]
+pub struct StoredChange {
+    /// Why we say so.
+    pub cause: StoreCause,
+    /// Where.
+    pub place: Arc<Place>,
+    /// The blocks.
+    pub blocks: Vec<StoredBlock>,
+    /// How the engine's hashes lay on its tokens.
+    pub layout: Layout,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// The engine's `parent_block_hash`.
+    pub parent: Option<u64>,
+    /// All tokens of a sparse store: the engine did not say which blocks they belong to.
+    pub span: Option<Arc<[u32]>>,
+    /// Adapter and salt.
+    pub attributes: Arc<Attributes>,
+    /// Attribution.
+    pub session_id: Option<Box<str>>,
+}
+
+/// One block of a removal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemovedBlock {
+    /// The engine's hash.
+    pub hash: u64,
+    /// Copies left in the place after this.
+    pub copies: u32,
+}
+
+/// One thing that happened.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// Blocks became resident, or got another copy.
+    Stored(StoredChange),
+    /// Copies went away.
+    Removed {
+        /// Where.
+        place: Arc<Place>,
+        /// Of which blocks.
+        blocks: Vec<RemovedBlock>,
+    },
+    /// The engine cleared these places.
+    Cleared {
+        /// Which.
+        places: Vec<Arc<Place>>,
+    },
+    /// kvplane lost track and dropped everything it knew to be resident.
+    Dropped {
+        /// Why.
+        reason: Reason,
+    },
+}
+
+/// A change of residency as a consumer that counts no copies and knows no groups sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Transition {
+    /// Blocks are in a tier that were not. Consecutive: each is the parent of the next.
+    Stored {
+        /// Which tier.
+        tier: Tier,
+        /// The block before the first; `None` at the start of a prompt.
+        parent: Option<u64>,
+        /// (engine hash, content hash).
+        blocks: Vec<(u64, u64)>,
+    },
+    /// Blocks are no longer in a tier.
+    Removed {
+        /// Which tier.
+        tier: Tier,
+        /// The blocks.
+        hashes: Vec<u64>,
+    },
+    /// Nothing is resident any more.
+    Cleared,
+}
+
+/// How many wire forms of an entry are kept: one per protocol that streams it.
+pub const ENCODINGS: usize = 2;
+
+/// One item of the journal: a batch, or something that kvplane itself did to the state.
+#[derive(Debug)]
+pub struct Entry {
+    /// The life it belongs to.
+    pub epoch: Epoch,
+    /// Its number.
+    pub sequence: u64,
+    /// The engine's own number of the batch; `None` for what kvplane did itself.
+    pub engine_sequence: Option<u64>,
+    /// The publisher's wall clock, seconds.
+    pub timestamp: f64,
+    /// What happened, in order.
+    pub changes: Vec<Change>,
+    /// The trust after it, where it changed.
+    pub trust: Option<TrustState>,
+    /// The number of the first transition; the others follow without a gap.
+    pub first_event_id: u64,
+    /// What consumers that count nothing see of it.
+    pub transitions: Vec<Transition>,
+    pub(crate) cost: usize,
+    pub(crate) encodings: [OnceLock<Bytes>; ENCODINGS],
+}
+
+impl Entry {
+    /// The entry's wire form for one protocol: encoded by the first who asks, shared by all.
+    pub fn encoded(&self, protocol: usize, encode: impl FnOnce(&Entry) -> Bytes) -> Bytes {
+        self.encodings[protocol].get_or_init(|| encode(self)).clone()
+    }
+
+    /// The number after its last transition.
+    pub fn next_event_id(&self) -> u64 {
+        self.first_event_id + self.transitions.len() as u64
+    }
+
+    /// An estimate of what keeping it costs, its wire form included.
+    pub(crate) fn estimate(changes: &[Change], transitions: &[Transition]) -> usize {
+        const BASE: usize = 256;
+        let changes: usize = changes
+            .iter()
+            .map(|change| match change {
+                Change::Stored(stored) => {
+                    let tokens: usize =
+                        stored.blocks.iter().map(|block| block.tokens.as_ref().map_or(0, |t| 16 + 8 * t.len())).sum();
+                    let span = stored.span.as_ref().map_or(0, |span| 8 * span.len());
+                    160 + stored.blocks.len() * (std::mem::size_of::<StoredBlock>() + 40) + tokens + span
+                }
+                Change::Removed { blocks, .. } => 64 + blocks.len() * 32,
+                Change::Cleared { .. } | Change::Dropped { .. } => 64,
+            })
+            .sum();
+        let transitions: usize = transitions
+            .iter()
+            .map(|transition| match transition {
+                Transition::Stored { blocks, .. } => 64 + blocks.len() * 16,
+                Transition::Removed { hashes, .. } => 64 + hashes.len() * 8,
+                Transition::Cleared => 64,
+            })
+            .sum();
+        BASE + changes + transitions
+    }
+}

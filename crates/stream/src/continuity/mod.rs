@@ -1,0 +1,546 @@
+//! Where a stream stands: one publisher's life, heard in order, or said to be broken.
+//!
+//! A sans-IO state machine. The driver feeds what happened (connected, a live frame, a replayed frame, the end
+//! of a replay, a tick) and then polls for what to do. Batches leave in order, once; everything that makes the
+//! state less than known leaves as an action of its own, before the batches that follow it.
+//!
+//! ```text
+//!               connected                 replay from 0 done
+//!  Connecting ────────────> Recovering ─────────────────────────> Live
+//!                            ^   ^  (replay from `last`, inclusive:   │ │
+//!                            │   │   same batch = same life)          │ │ silence: the same question,
+//!                            │   └──────── gap ────────────────────────┘ │ asked in the background
+//!                            └──────── disconnected / rechecked ─────────┘
+//! ```
+//!
+//! No engine announces a restart. The proof is always the same: ask the replay socket for the last batch we hold,
+//! **inclusive**, and compare digests. Asking from the next one would hide a restart that overtook us.
+
+mod hold;
+mod recovery;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvplane_core::{Continuity as Standing, Reason, digest};
+
+use crate::clock::Now;
+use hold::{Held, Hold, Recent};
+use recovery::{Pending, Request};
+
+/// What to do with what is known when batches are lost for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnGap {
+    /// Fail closed: drop the residency, go on as `lower`.
+    #[default]
+    Drop,
+    /// The operator's explicit opposite: keep it, go on as `unsound`.
+    Keep,
+}
+
+/// How a stream is followed.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Whether there is a replay endpoint to ask.
+    pub replay: bool,
+    /// What an unfilled gap does.
+    pub on_gap: OnGap,
+    /// How many live batches are held while a verdict is pending. Overflow is a gap.
+    pub hold_batches: usize,
+    /// How many bytes of them.
+    pub hold_bytes: usize,
+    /// Disconnected for longer than this is `down`.
+    pub down_after: Duration,
+    /// The first question after this much silence ...
+    pub quiet_first: Duration,
+    /// ... and then one every so often.
+    pub quiet_every: Duration,
+    /// How often a failed replay is tried before the stream goes on without it.
+    pub replay_attempts: u32,
+    /// The pause between two tries.
+    pub retry_pause: Duration,
+    /// Without a replay endpoint: how long a missing batch may still arrive out of order.
+    pub reorder_wait: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            replay: true,
+            on_gap: OnGap::Drop,
+            hold_batches: 10_000,
+            hold_bytes: 64 << 20,
+            down_after: Duration::from_secs(10),
+            quiet_first: Duration::from_secs(1),
+            quiet_every: Duration::from_secs(30),
+            replay_attempts: 3,
+            retry_pause: Duration::from_millis(300),
+            reorder_wait: Duration::from_millis(200),
+        }
+    }
+}
+
+/// Where a batch came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The publisher's live socket.
+    Live,
+    /// The publisher's replay ring.
+    Replay,
+}
+
+/// A batch whose turn it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sequenced {
+    /// The publisher's own number.
+    pub sequence: u64,
+    /// The payload's identity.
+    pub digest: u128,
+    /// The payload.
+    pub payload: Bytes,
+    /// Where it came from.
+    pub origin: Origin,
+    /// What was last before it: where to step back to if it turns out unreadable.
+    previous: Option<Last>,
+}
+
+/// Why a new epoch begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EpochCause {
+    /// The live sequence went back to something that is not a duplicate.
+    SequenceWentBack,
+    /// The replay ring holds another batch where our last one was.
+    DifferentBatch,
+    /// The replay ring does not reach our last batch, and nothing above it either.
+    RingBelowCursor,
+    /// The ring was cut above our last batch: it may be the same life, nothing proves it.
+    RingCut,
+    /// There was nobody to ask, and what came next does not prove it.
+    NothingToAsk,
+}
+
+impl EpochCause {
+    /// Whether this proves a restart (rather than failing to prove that there was none).
+    pub fn proven(self) -> bool {
+        matches!(self, Self::SequenceWentBack | Self::DifferentBatch | Self::RingBelowCursor)
+    }
+
+    /// In words, for logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::SequenceWentBack => "the live sequence went back",
+            Self::DifferentBatch => "the replay ring holds another batch at our last sequence",
+            Self::RingBelowCursor => "the replay ring ends below our last sequence",
+            Self::RingCut => "the replay ring was cut above our last sequence",
+            Self::NothingToAsk => "no replay could prove that it is the same life",
+        }
+    }
+}
+
+/// What the driver has to do next.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Ask the replay socket, from `from` inclusive. Any request before this one is void.
+    Replay {
+        /// To be handed back with every answer.
+        id: u64,
+        /// The first sequence wanted.
+        from: u64,
+    },
+    /// Ask for the engine's start time.
+    Hint {
+        /// To be handed back with the answer.
+        id: u64,
+    },
+    /// Apply this batch.
+    Apply(Sequenced),
+    /// Forget everything: another life of the publisher, or one that cannot be told from another.
+    NewEpoch(EpochCause),
+    /// The history is known from the publisher's very first batch on (or it has not published yet).
+    HeardFromStart,
+    /// The history begins at this sequence; what came before is unknown.
+    KnownFrom(u64),
+    /// Batches are lost: drop the residency, keep the dictionary.
+    DropResidency(Reason),
+    /// Batches are lost and the operator wants to keep what is known.
+    KeepAfterLoss,
+}
+
+/// What happened so far; for status and metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Gaps seen in the live sequence.
+    pub gaps: u64,
+    /// Gaps that could not be filled.
+    pub gaps_unfilled: u64,
+    /// Batches that a replay brought.
+    pub replayed_batches: u64,
+    /// Replays asked for.
+    pub replays: u64,
+    /// Replays that failed.
+    pub replays_failed: u64,
+    /// Restarts proven.
+    pub restarts: u64,
+    /// New epochs because sameness could not be proven.
+    pub unproven: u64,
+    /// Duplicates dropped.
+    pub duplicates: u64,
+    /// Late batches of a life or range that is over, refused.
+    pub refused: u64,
+    /// Times the hold overflowed.
+    pub hold_overflows: u64,
+    /// Disconnects noticed.
+    pub disconnects: u64,
+    /// Batches that could not be decoded.
+    pub undecodable: u64,
+}
+
+/// The last batch that was put in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Last {
+    sequence: u64,
+    /// Unknown when the batch itself never reached us in readable form.
+    digest: Option<u128>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Connecting,
+    Recovering,
+    Live,
+}
+
+/// The state machine of one stream.
+#[derive(Debug)]
+pub struct Continuity {
+    options: Options,
+    phase: Phase,
+    connected: bool,
+    /// Since when no verdict has been possible: a disconnect, or a recheck without an answer.
+    unresolved_since: Option<Duration>,
+    down: bool,
+    last: Option<Last>,
+    /// Nothing of this epoch has been placed yet: its first batch may have any number.
+    fresh: bool,
+    hold: Hold,
+    recent: Recent,
+    /// Nothing can be asked: the next batch is the beginning of what is known, whatever its number.
+    any_first: bool,
+    out: VecDeque<Action>,
+    request: Option<Request>,
+    pending: Option<Pending>,
+    /// Orders arrivals and requests against each other.
+    stamp: u64,
+    next_id: u64,
+    hint: HintState,
+    last_heard: Option<Duration>,
+    next_question: Option<Duration>,
+    counters: Counters,
+}
+
+/// The start-time hint: supports a verdict where there is no replay, never decides alone.
+#[derive(Debug, Default)]
+struct HintState {
+    /// Of the current epoch.
+    baseline: Option<u64>,
+    /// The answer since the last (re)connect.
+    current: Option<Option<u64>>,
+    asked: u64,
+}
+
+impl Continuity {
+    /// A stream that has not been reached yet.
+    pub fn new(options: Options) -> Self {
+        let hold = Hold::new(options.hold_batches, options.hold_bytes);
+        Self {
+            options,
+            phase: Phase::Connecting,
+            connected: false,
+            unresolved_since: None,
+            down: false,
+            last: None,
+            fresh: true,
+            hold,
+            recent: Recent::default(),
+            any_first: false,
+            out: VecDeque::new(),
+            request: None,
+            pending: None,
+            stamp: 0,
+            next_id: 0,
+            hint: HintState::default(),
+            last_heard: None,
+            next_question: None,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Where the stream stands.
+    pub fn standing(&self) -> Standing {
+        match self.phase {
+            _ if self.down => Standing::Down,
+            Phase::Connecting => Standing::Connecting,
+            Phase::Recovering => Standing::Recovering,
+            Phase::Live => Standing::Live,
+        }
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The publisher's number of the last batch that was put in order.
+    pub fn last_sequence(&self) -> Option<u64> {
+        self.last.map(|last| last.sequence)
+    }
+
+    /// The next thing to do. Call until it says `None` after every input.
+    pub fn poll(&mut self) -> Option<Action> {
+        self.out.pop_front()
+    }
+
+    /// The live socket is connected (again).
+    pub fn connected(&mut self, now: Now) {
+        self.connected = true;
+        self.ask_hint();
+        self.verify(now);
+    }
+
+    /// The live socket lost its peer.
+    pub fn disconnected(&mut self, now: Now) {
+        self.counters.disconnects += 1;
+        self.connected = false;
+        self.unresolved_since.get_or_insert(now.mono);
+        if self.phase == Phase::Live {
+            self.phase = Phase::Recovering;
+        }
+        self.next_question = None;
+    }
+
+    /// Some peer of a shared, bound socket came or went, and nobody can say which: check.
+    pub fn recheck(&mut self, now: Now) {
+        self.connected = true;
+        self.unresolved_since.get_or_insert(now.mono);
+        self.ask_hint();
+        self.verify(now);
+    }
+
+    /// A live frame arrived.
+    pub fn live(&mut self, now: Now, sequence: u64, payload: Bytes) {
+        self.last_heard = Some(now.mono);
+        self.stamp += 1;
+        let held = Held { digest: digest(&payload), payload, origin: Origin::Live, stamp: self.stamp, readable: true };
+        if !self.is_news(now, sequence, &held) {
+            return;
+        }
+        if self.phase == Phase::Live && self.next_expected(sequence) {
+            self.place(sequence, held);
+            self.schedule_question(now, self.options.quiet_first);
+            return;
+        }
+        self.put_on_hold(sequence, held);
+        match self.phase {
+            Phase::Live => self.open_gap(now),
+            Phase::Connecting => {
+                // Heard before the monitor spoke: as good as connected.
+                self.connected(now);
+            }
+            Phase::Recovering => self.try_without_replay(now),
+        }
+    }
+
+    /// The start-time hint arrived (`None`: the engine has none).
+    pub fn hint(&mut self, now: Now, id: u64, start_time: Option<u64>) {
+        if id != self.hint.asked {
+            return;
+        }
+        self.hint.current = Some(start_time);
+        if self.phase == Phase::Live || self.last.is_none() {
+            self.hint.baseline = start_time;
+        }
+        if self.phase == Phase::Recovering {
+            self.try_without_replay(now);
+        }
+    }
+
+    /// Time passed.
+    pub fn tick(&mut self, now: Now) {
+        if let Some(since) = self.unresolved_since
+            && now.mono.saturating_sub(since) >= self.options.down_after
+        {
+            self.down = true;
+        }
+        self.run_pending(now);
+        if self.phase == Phase::Live
+            && self.options.replay
+            && self.request.is_none()
+            && self.next_question.is_some_and(|at| now.mono >= at)
+        {
+            self.ask_replay(true);
+            self.next_question = Some(now.mono + self.options.quiet_every);
+        }
+    }
+
+    /// A batch that was handed out by [`Self::poll`] cannot be decoded (to its end).
+    ///
+    /// A live frame may have been damaged on the way: the ring is asked for a good copy. A batch that is as
+    /// unreadable in the ring is lost.
+    pub fn undecodable(&mut self, now: Now, batch: Sequenced) {
+        self.counters.undecodable += 1;
+        let state_changes_follow = self.out.iter().any(|action| {
+            !matches!(action, Action::Apply(_) | Action::Replay { .. } | Action::Hint { .. })
+        });
+        if batch.origin == Origin::Replay || !self.options.replay || state_changes_follow {
+            // Before anything that is in line behind it.
+            let loss = self.loss_action(Reason::Undecodable);
+            self.out.push_front(loss);
+            return;
+        }
+        // Step back to before it, and hold what was placed behind it: the ring may have a good copy.
+        self.recent.forget_from(batch.sequence);
+        self.last = batch.previous;
+        self.request = None;
+        for action in std::mem::take(&mut self.out) {
+            match action {
+                Action::Apply(later) => self.hold_again(later, true),
+                Action::Replay { .. } => {}
+                other => self.out.push_back(other),
+            }
+        }
+        self.hold_again(batch, false);
+        self.open_gap(now);
+    }
+
+    fn hold_again(&mut self, batch: Sequenced, readable: bool) {
+        self.stamp += 1;
+        let Sequenced { sequence, digest, payload, origin, .. } = batch;
+        let payload = if readable { payload } else { Bytes::new() };
+        self.put_on_hold(sequence, Held { digest, payload, origin, stamp: self.stamp, readable });
+    }
+
+    // --- placing batches ---------------------------------------------------------------------------------
+
+    fn next_expected(&self, sequence: u64) -> bool {
+        match self.last {
+            Some(last) => sequence == last.sequence + 1,
+            // Nothing placed yet: the start of a life always fits; another number only where nothing can be asked.
+            None => sequence == 0 || self.any_first,
+        }
+    }
+
+    /// Puts a batch next in line.
+    fn place(&mut self, sequence: u64, held: Held) {
+        if self.last.is_none() && self.fresh {
+            let action = if sequence == 0 { Action::HeardFromStart } else { Action::KnownFrom(sequence) };
+            self.out.push_back(action);
+        }
+        self.fresh = false;
+        self.any_first = false;
+        if held.origin == Origin::Replay {
+            self.counters.replayed_batches += 1;
+        }
+        let previous = self.last.replace(Last { sequence, digest: Some(held.digest) });
+        self.recent.remember(sequence, held.digest);
+        let Held { digest, payload, origin, .. } = held;
+        self.out.push_back(Action::Apply(Sequenced { sequence, digest, payload, origin, previous }));
+    }
+
+    /// Everything between the last batch and `next` is lost for good.
+    fn skip_to(&mut self, next: u64, reason: Reason) {
+        let first_lost = self.last.map_or(0, |last| last.sequence + 1);
+        self.recent.lose(first_lost..next);
+        self.count_loss(reason);
+    }
+
+    fn count_loss(&mut self, reason: Reason) {
+        let action = self.loss_action(reason);
+        self.out.push_back(action);
+    }
+
+    fn loss_action(&mut self, reason: Reason) -> Action {
+        self.counters.gaps_unfilled += 1;
+        match self.options.on_gap {
+            OnGap::Drop => Action::DropResidency(reason),
+            OnGap::Keep => Action::KeepAfterLoss,
+        }
+    }
+
+    fn put_on_hold(&mut self, sequence: u64, held: Held) {
+        if self.hold.insert(sequence, held) {
+            self.counters.hold_overflows += 1;
+        }
+    }
+
+    /// Sorts out duplicates, late batches and signs of a restart. True if the batch is to be placed or held.
+    fn is_news(&mut self, now: Now, sequence: u64, held: &Held) -> bool {
+        if let Some(known) = self.recent.get(sequence) {
+            if known == held.digest {
+                self.counters.duplicates += 1;
+            } else {
+                self.restart(now, EpochCause::SequenceWentBack, Some((sequence, held.clone())));
+            }
+            return false;
+        }
+        if self.recent.is_lost(sequence) {
+            self.counters.refused += 1;
+            return false;
+        }
+        if self.last.is_some_and(|last| sequence <= last.sequence) {
+            // Older than what is remembered: not provably a duplicate.
+            self.restart(now, EpochCause::SequenceWentBack, Some((sequence, held.clone())));
+            return false;
+        }
+        match self.hold.get(sequence) {
+            Some(other) if other.digest == held.digest => {
+                self.counters.duplicates += 1;
+                false
+            }
+            Some(other) if other.readable && held.origin == Origin::Live && self.last.is_some() => {
+                // Two different batches under one number: two lives.
+                self.restart(now, EpochCause::SequenceWentBack, Some((sequence, held.clone())));
+                false
+            }
+            _ => true,
+        }
+    }
+
+    fn ask_hint(&mut self) {
+        self.next_id += 1;
+        self.hint.asked = self.next_id;
+        self.hint.current = None;
+        self.out.push_back(Action::Hint { id: self.next_id });
+    }
+
+    fn schedule_question(&mut self, now: Now, after: Duration) {
+        self.next_question = Some(now.mono + after);
+    }
+
+    /// Following, as far as anybody can tell.
+    fn go_live(&mut self, now: Now) {
+        self.phase = Phase::Live;
+        self.unresolved_since = None;
+        self.down = false;
+        self.pending = None;
+        if let Some(current) = self.hint.current {
+            self.hint.baseline = current;
+        }
+        self.schedule_question(now, self.options.quiet_first);
+    }
+
+    /// Another life, or one that cannot be told from another.
+    fn begin_epoch(&mut self, cause: EpochCause) {
+        if cause.proven() {
+            self.counters.restarts += 1;
+        } else {
+            self.counters.unproven += 1;
+        }
+        self.out.push_back(Action::NewEpoch(cause));
+        self.last = None;
+        self.fresh = true;
+        self.any_first = false;
+        self.recent.clear();
+        self.hint.baseline = self.hint.current.flatten();
+    }
+}

@@ -1,0 +1,389 @@
+//! Applying a batch: events in, changes of the state out.
+
+use std::sync::Arc;
+
+use kvplane_core::{Reason, Tier};
+use kvplane_wire::{Batch, Event, Hash, Layout, RejectedKind, Removed, Stored};
+
+use super::transitions::TransitionLog;
+use super::{Duplicates, Journal};
+use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange};
+use crate::clock::Now;
+use crate::state::{Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys, salt_among};
+
+/// How many ancestors one batch may look at to see whether they are held. Chains that are known to be whole cost one
+/// step, so only the first stores after a loss come near it.
+const ANCESTOR_STEPS: u32 = 4096;
+
+/// What one batch has done so far.
+#[derive(Debug, Default)]
+struct Effects {
+    changes: Vec<Change>,
+    transitions: TransitionLog,
+    ancestor_steps: u32,
+}
+
+impl Journal {
+    /// Applies one batch. Batches come in order, once: that is continuity's business.
+    pub fn apply(&mut self, engine_sequence: u64, batch: &Batch<'_, '_>, now: Now) {
+        let mut effects = Effects { ancestor_steps: ANCESTOR_STEPS, ..Effects::default() };
+        self.counters.batches += 1;
+        self.counters.unknown_fields += u64::from(batch.unknown_fields);
+        if batch.rank.is_some_and(|rank| rank != i64::from(self.rank)) {
+            self.counters.foreign_rank += 1;
+        }
+        if std::mem::take(&mut self.known_from_next) {
+            self.known_from = Some(engine_sequence);
+        }
+        for event in &batch.events {
+            self.counters.events += 1;
+            match event {
+                Event::Stored(stored) => self.apply_stored(batch, stored, &mut effects, now),
+                Event::Removed(removed) => self.apply_removed(batch, removed, &mut effects),
+                Event::Cleared { ownership } => self.apply_cleared(*ownership, engine_sequence, &mut effects),
+                Event::Unknown { .. } => {
+                    self.counters.unknown_events += 1;
+                    self.degrade(Reason::UnknownEvent, now);
+                }
+                Event::Rejected(rejected) => {
+                    self.counters.reject(rejected.kind, rejected.reason.as_str());
+                    self.degrade(
+                        match rejected.kind {
+                            RejectedKind::Store => Reason::MalformedStore,
+                            RejectedKind::Removal => Reason::MalformedRemoval,
+                            RejectedKind::Unknown => Reason::UnknownEvent,
+                        },
+                        now,
+                    );
+                }
+            }
+        }
+        self.engine_sequence = Some(engine_sequence);
+        self.check_capacity();
+        let transitions = effects.transitions.finish();
+        self.push(Some(engine_sequence), batch.timestamp, effects.changes, transitions);
+    }
+
+    fn degrade(&mut self, reason: Reason, now: Now) {
+        self.trust_changed |= self.trust.degrade(reason, now.unix_ms);
+    }
+
+    // --- stores ------------------------------------------------------------------------------------------
+
+    fn apply_stored(&mut self, batch: &Batch<'_, '_>, stored: &Stored<'_>, effects: &mut Effects, now: Now) {
+        let hashes = batch.stored_hashes(stored);
+        let layout = batch.layout(stored);
+        self.counters.blocks_stored += hashes.len() as u64;
+        match layout {
+            Layout::Dense => {}
+            Layout::Sparse => self.counters.sparse_stores += 1,
+            Layout::HashOnly => self.counters.placeholder_stores += 1,
+        }
+        let name = PlaceName {
+            medium: stored.medium,
+            locality: stored.locality,
+            ownership: stored.ownership,
+            group: stored.group,
+        };
+        let Some(place) = self.state.places.place_for(name, stored.spec_kind, stored.sliding_window) else {
+            self.refuse(Refusal::Budget, hashes.len(), now);
+            return;
+        };
+        let place_ref = self.state.places.get(place).clone();
+        self.note_place(&place_ref, now);
+        if layout == Layout::Dense && place_ref.is_main() {
+            self.check_block_size(stored.block_size, now);
+        }
+        let attributes = self.attributes(batch, stored);
+        let mut change = StoredChange {
+            cause: StoreCause::Announced,
+            place: place_ref.clone(),
+            blocks: Vec::with_capacity(hashes.len()),
+            layout,
+            block_size: stored.block_size,
+            parent: stored.parent.map(|parent| parent.bits),
+            span: (layout == Layout::Sparse).then(|| Arc::from(batch.tokens(stored).ids())),
+            attributes,
+            session_id: stored.session_id.map(Box::from),
+        };
+        if layout == Layout::Dense && place_ref.proves_ancestors() {
+            if let Some(parent) = stored.parent {
+                self.prove_ancestors(parent.bits, place, &place_ref, stored.block_size, effects);
+            }
+        }
+        for (at, &hash) in hashes.iter().enumerate() {
+            let parent = match (layout, at) {
+                (Layout::Dense, 0) => Some(stored.parent.map_or(Parent::Root, |parent| Parent::Block(parent.bits))),
+                (Layout::Dense, _) => Some(Parent::Block(hashes[at - 1].bits)),
+                _ => None,
+            };
+            match self.store_block(batch, stored, at, hash, parent, place, &change.attributes, effects) {
+                Ok(block) => change.blocks.push(block),
+                Err(refusal) => {
+                    // What follows builds on this block; recording it would only make it wait.
+                    self.refuse(refusal, hashes.len() - at, now);
+                    break;
+                }
+            }
+        }
+        effects.changes.push(Change::Stored(change));
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one block of a store, seen from all sides")]
+    fn store_block(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        stored: &Stored<'_>,
+        at: usize,
+        hash: Hash,
+        parent: Option<Parent>,
+        place: PlaceId,
+        attributes: &Arc<Attributes>,
+        effects: &mut Effects,
+    ) -> Result<StoredBlock, Refusal> {
+        let slot = self.state.slot_for(hash.bits)?;
+        let extra_keys = batch.extra_keys(stored, at);
+        let wide = batch.wide(hash);
+        if let Some(wide) = wide {
+            self.state.set_wide(hash.bits, wide);
+        }
+        let mut attached = Vec::new();
+        if let Some(parent) = parent
+            && self.state.chain(slot, stored.block_size).is_none()
+        {
+            let size = stored.block_size as usize;
+            let tokens = batch.tokens(stored).slice(at * size, size).unwrap_or_default();
+            let chain = Chain {
+                block_size: stored.block_size,
+                parent,
+                tokens: Arc::from(tokens),
+                attributes: attributes.clone(),
+                extra_keys: own_keys(extra_keys),
+                attached: false,
+                content: 0,
+            };
+            if let Err(refusal) = self.state.define(slot, chain, &mut attached) {
+                self.state.release(slot);
+                return Err(refusal);
+            }
+        }
+        let before = self.state.copies(slot, place);
+        let copies = match self.options.duplicates {
+            Duplicates::Count => before.saturating_add(1),
+            Duplicates::Presence => 1,
+        };
+        let tier = self.state.places.get(place).tier;
+        let was_visible = self.is_visible(slot, tier);
+        self.state.set_copies(slot, place, copies);
+        if !was_visible {
+            self.became_visible(slot, tier, &mut effects.transitions);
+        }
+        // Blocks that waited for this one can be told of now.
+        for &waited in attached.iter().filter(|&&waited| waited != slot) {
+            for tier in Tier::ALL {
+                self.became_visible(waited, tier, &mut effects.transitions);
+            }
+        }
+        let chain = self.state.chain(slot, stored.block_size);
+        Ok(StoredBlock {
+            hash: hash.bits,
+            wide: wide.and_then(|_| self.state.wide(hash.bits).cloned()),
+            copies,
+            parent: chain.map(|chain| chain.parent),
+            tokens: chain.map(|chain| chain.tokens.clone()),
+            first_position: parent.is_some().then(|| at as u32 * stored.block_size),
+            content: chain.filter(|chain| chain.attached).map(|chain| chain.content),
+            extra_keys: match chain {
+                Some(chain) => chain.extra_keys.clone(),
+                None => own_keys(extra_keys),
+            },
+        })
+    }
+
+    /// The request that computed a block holds every block before it: say so where we did not know.
+    fn prove_ancestors(
+        &mut self,
+        parent: u64,
+        place: PlaceId,
+        place_ref: &Arc<Place>,
+        block_size: u32,
+        effects: &mut Effects,
+    ) {
+        let mut missing = Vec::new();
+        self.state.missing_ancestors(parent, place, block_size, &mut effects.ancestor_steps, &mut missing);
+        if missing.is_empty() {
+            return;
+        }
+        self.counters.proven_blocks += missing.len() as u64;
+        let mut blocks = Vec::with_capacity(missing.len());
+        let mut attributes = None;
+        for slot in missing.into_iter().rev() {
+            let was_visible = self.is_visible(slot, place_ref.tier);
+            self.state.set_copies(slot, place, 1);
+            if !was_visible {
+                self.became_visible(slot, place_ref.tier, &mut effects.transitions);
+            }
+            let Some(chain) = self.state.chain(slot, block_size) else { continue };
+            attributes.get_or_insert_with(|| chain.attributes.clone());
+            let hash = self.state.hash_of(slot);
+            blocks.push(StoredBlock {
+                hash,
+                wide: self.state.wide(hash).cloned(),
+                copies: 1,
+                parent: Some(chain.parent),
+                tokens: Some(chain.tokens.clone()),
+                first_position: None,
+                content: Some(chain.content),
+                extra_keys: chain.extra_keys.clone(),
+            });
+        }
+        effects.changes.push(Change::Stored(StoredChange {
+            cause: StoreCause::Proven,
+            place: place_ref.clone(),
+            blocks,
+            layout: Layout::Dense,
+            block_size,
+            parent: None,
+            span: None,
+            attributes: attributes.unwrap_or_default(),
+            session_id: None,
+        }));
+    }
+
+    fn attributes(&self, batch: &Batch<'_, '_>, stored: &Stored<'_>) -> Arc<Attributes> {
+        // The salt is among the keys of a prompt's first block, and inherited from there.
+        let salt = stored.cache_salt.or_else(|| {
+            let first_of_prompt = stored.parent.is_none();
+            if first_of_prompt { salt_among(batch.extra_keys(stored, 0), stored.lora_name) } else { None }
+        });
+        Arc::new(Attributes {
+            lora_id: stored.lora_id,
+            lora_name: stored.lora_name.map(Box::from),
+            cache_salt: salt.map(Box::from),
+            bigrams: matches!(batch.tokens(stored), kvplane_wire::Tokens::Bigrams(_)),
+        })
+    }
+
+    fn note_place(&mut self, place: &Place, now: Now) {
+        if place.tier == Tier::Unknown {
+            self.degrade(Reason::UnknownMedium, now);
+        }
+        if place.tier != Tier::Device && std::mem::take(&mut self.other_tiers_unknown) {
+            self.degrade(Reason::TierHistory, now);
+        }
+    }
+
+    fn check_block_size(&mut self, block_size: u32, now: Now) {
+        let known = *self.learned_block_size.get_or_insert(block_size);
+        if self.options.block_size.unwrap_or(known) != block_size {
+            self.counters.block_size_contradictions += 1;
+            if self.options.block_size.is_some() {
+                self.degrade(Reason::BlockSize, now);
+            }
+        }
+    }
+
+    fn refuse(&mut self, refusal: Refusal, blocks: usize, now: Now) {
+        self.counters.unrecorded_blocks += blocks as u64;
+        self.degrade(
+            match refusal {
+                Refusal::Budget => Reason::Budget,
+                Refusal::Waiting => Reason::WaitingOverflow,
+            },
+            now,
+        );
+    }
+
+    // --- removals and clears ---------------------------------------------------------------------------------
+
+    fn apply_removed(&mut self, batch: &Batch<'_, '_>, removed: &Removed<'_>, effects: &mut Effects) {
+        let hashes = batch.removed_hashes(removed);
+        self.counters.blocks_removed += hashes.len() as u64;
+        let name = PlaceName {
+            medium: removed.medium,
+            locality: removed.locality,
+            ownership: removed.ownership,
+            group: removed.group,
+        };
+        let Some(place) = self.state.places.find(name) else {
+            self.counters.unknown_removals += hashes.len() as u64;
+            return;
+        };
+        let place_ref = self.state.places.get(place).clone();
+        let mut blocks = Vec::with_capacity(hashes.len());
+        for hash in hashes {
+            let known = self.state.find(hash.bits).map(|slot| (slot, self.state.copies(slot, place)));
+            let Some((slot, copies @ 1..)) = known else {
+                self.counters.unknown_removals += 1;
+                continue;
+            };
+            let left = match self.options.duplicates {
+                Duplicates::Count => copies - 1,
+                Duplicates::Presence => 0,
+            };
+            let was_visible = self.is_visible(slot, place_ref.tier);
+            self.state.set_copies(slot, place, left);
+            if was_visible && !self.is_visible(slot, place_ref.tier) {
+                effects.transitions.removed(place_ref.tier, hash.bits);
+            }
+            blocks.push(RemovedBlock { hash: hash.bits, copies: left });
+            if left == 0 {
+                self.state.release(slot);
+            }
+        }
+        if !blocks.is_empty() {
+            effects.changes.push(Change::Removed { place: place_ref, blocks });
+        }
+    }
+
+    /// vLLM's clear empties the device for sure; what other tiers keep it does not say, so they stay as they are.
+    fn apply_cleared(&mut self, ownership: Option<&str>, engine_sequence: u64, effects: &mut Effects) {
+        self.counters.clears += 1;
+        let cleared = |place: &Place| match ownership {
+            None => place.tier == Tier::Device && place.ownership.is_none(),
+            Some(owner) => place.ownership.as_deref() == Some(owner),
+        };
+        let places = self.state.places.iter().filter(|(_, place)| cleared(place)).map(|(_, p)| p.clone()).collect();
+        let everything = ownership.is_none() && self.state.nothing_but(cleared);
+        if everything {
+            self.replace_state();
+            effects.transitions.cleared();
+        } else {
+            for (tier, hash) in self.state.visible_only_in(cleared) {
+                effects.transitions.removed(tier, hash);
+            }
+            self.state.drop_places(cleared);
+        }
+        effects.changes.push(Change::Cleared { places });
+        if everything {
+            // The whole state is known again: it is empty. Unless another tier turns up later, of which we cannot know
+            // what it held before.
+            self.other_tiers_unknown = self.trust.level() != kvplane_core::Trust::Exact;
+            if self.other_tiers_unknown {
+                self.trust.restore();
+                self.trust_changed = true;
+            }
+            self.known_from = Some(engine_sequence);
+        }
+    }
+
+    // --- what consumers without groups and counts see ----------------------------------------------------------
+
+    /// Whether such a consumer has been told that the block is in the tier.
+    fn is_visible(&self, slot: SlotId, tier: Tier) -> bool {
+        self.state.attached_chain(slot).is_some()
+            && self.state.held_where(slot, |place| place.tier == tier && place.is_main())
+    }
+
+    fn became_visible(&self, slot: SlotId, tier: Tier, log: &mut TransitionLog) {
+        if !self.is_visible(slot, tier) {
+            return;
+        }
+        let Some(chain) = self.state.attached_chain(slot) else { return };
+        let parent = match chain.parent {
+            Parent::Root => None,
+            Parent::Block(parent) => Some(parent),
+        };
+        log.stored(tier, parent, self.state.hash_of(slot), chain.content);
+    }
+}

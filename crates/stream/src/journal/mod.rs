@@ -1,0 +1,398 @@
+//! A stream's recent batches plus its live state: replays a range, or cuts a snapshot at its current number.
+
+mod apply;
+mod snapshot;
+mod transitions;
+mod window;
+
+use std::sync::Arc;
+
+use kvplane_core::{Cursor, Epoch, Reason, Tier, TrustState};
+use kvplane_wire::RejectedKind;
+
+use crate::change::{Change, Entry, Transition};
+use crate::clock::Now;
+use crate::continuity::EpochCause;
+use crate::state::{CutAborted, Image, Limits, State};
+use window::Window;
+pub use window::{Loss, Range};
+
+/// What a second store of a held hash means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Duplicates {
+    /// Another physical copy: it takes as many removals.
+    #[default]
+    Count,
+    /// The same copy, announced again.
+    Presence,
+}
+
+/// The bounds and rules of a journal.
+#[derive(Debug, Clone)]
+pub struct JournalOptions {
+    /// Batches in the replay window.
+    pub max_batches: usize,
+    /// Bytes in the replay window.
+    pub max_bytes: usize,
+    /// The live state's own bounds.
+    pub state: Limits,
+    /// What a second store means.
+    pub duplicates: Duplicates,
+    /// The configured block size; blocks of another are a contradiction.
+    pub block_size: Option<u32>,
+}
+
+impl Default for JournalOptions {
+    fn default() -> Self {
+        Self {
+            max_batches: 10_000,
+            max_bytes: 64 << 20,
+            state: Limits::default(),
+            duplicates: Duplicates::Count,
+            block_size: None,
+        }
+    }
+}
+
+/// What was rejected and passed over; for status and metrics.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JournalCounters {
+    /// Batches applied.
+    pub batches: u64,
+    /// Events applied.
+    pub events: u64,
+    /// Blocks announced as stored.
+    pub blocks_stored: u64,
+    /// Copies announced as removed.
+    pub blocks_removed: u64,
+    /// Clears.
+    pub clears: u64,
+    /// Rejected events by (kind, reason).
+    pub rejected: Vec<((RejectedKind, &'static str), u64)>,
+    /// Events of an unknown kind.
+    pub unknown_events: u64,
+    /// Unknown fields and trailing elements passed over.
+    pub unknown_fields: u64,
+    /// Removals of blocks that the place did not hold.
+    pub unknown_removals: u64,
+    /// Blocks that a later store proved to be held.
+    pub proven_blocks: u64,
+    /// Blocks not recorded because a budget was used up.
+    pub unrecorded_blocks: u64,
+    /// Sparse stores.
+    pub sparse_stores: u64,
+    /// Hash-only stores.
+    pub placeholder_stores: u64,
+    /// Batches that name another rank than the stream's.
+    pub foreign_rank: u64,
+    /// Stores whose block size contradicts the configured one.
+    pub block_size_contradictions: u64,
+}
+
+impl JournalCounters {
+    fn reject(&mut self, kind: RejectedKind, reason: &'static str) {
+        let key = (kind, reason);
+        match self.rejected.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, count)) => *count += 1,
+            None => self.rejected.push((key, 1)),
+        }
+    }
+}
+
+/// A whole state with everything a subscriber needs to go on from it.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// Where the tail goes on.
+    pub cursor: Cursor,
+    /// The engine's own number at that point.
+    pub engine_sequence: Option<u64>,
+    /// Where the history begins.
+    pub known_from: Option<u64>,
+    /// What the state is worth.
+    pub trust: TrustState,
+    /// The last transition that is part of it.
+    pub last_event_id: u64,
+    /// The state.
+    pub image: Image,
+}
+
+/// A snapshot being taken.
+#[derive(Debug)]
+pub struct SnapshotBuilder {
+    cut: u32,
+    snapshot: Snapshot,
+}
+
+/// The journal of one stream.
+#[derive(Debug)]
+pub struct Journal {
+    options: JournalOptions,
+    rank: u32,
+    epoch: Epoch,
+    window: Window,
+    state: State,
+    trust: TrustState,
+    trust_changed: bool,
+    known_from: Option<u64>,
+    /// The next batch is the first that is known.
+    known_from_next: bool,
+    engine_sequence: Option<u64>,
+    learned_block_size: Option<u32>,
+    /// The engine's usable device blocks, where it says so.
+    capacity: Option<u64>,
+    /// The cache was cleared while the past of other tiers was unknown, and none of them has been seen since.
+    other_tiers_unknown: bool,
+    counters: JournalCounters,
+    /// Numbers snapshots, over all states: a cut of one must not be taken for a cut of the next.
+    cuts: u32,
+    /// States of lives that are over, to be dropped where it delays nobody.
+    retired: Vec<State>,
+}
+
+impl Journal {
+    /// A journal that has heard nothing.
+    pub fn new(options: JournalOptions, rank: u32, now: Now) -> Self {
+        let epoch = Epoch::mint(now.unix_ms, None, 0);
+        let mut trust = TrustState::default();
+        trust.degrade(Reason::Unheard, now.unix_ms);
+        Self {
+            window: Window::new(options.max_batches, options.max_bytes, epoch),
+            state: State::new(options.state),
+            options,
+            rank,
+            epoch,
+            trust,
+            trust_changed: false,
+            known_from: None,
+            known_from_next: false,
+            engine_sequence: None,
+            learned_block_size: None,
+            capacity: None,
+            other_tiers_unknown: false,
+            counters: JournalCounters::default(),
+            cuts: 0,
+            retired: Vec::new(),
+        }
+    }
+
+    /// The current life.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// The position after everything that is in the journal.
+    pub fn cursor(&self) -> Cursor {
+        Cursor { epoch: self.epoch, sequence: self.window.last_sequence() }
+    }
+
+    /// The number of the last transition.
+    pub fn last_event_id(&self) -> u64 {
+        self.window.next_event_id() - 1
+    }
+
+    /// What answers are worth.
+    pub fn trust(&self) -> &TrustState {
+        &self.trust
+    }
+
+    /// The engine's number from which everything is known.
+    pub fn known_from(&self) -> Option<u64> {
+        self.known_from
+    }
+
+    /// The engine's number of the last batch.
+    pub fn engine_sequence(&self) -> Option<u64> {
+        self.engine_sequence
+    }
+
+    /// The block size, configured or learned.
+    pub fn block_size(&self) -> Option<u32> {
+        self.options.block_size.or(self.learned_block_size)
+    }
+
+    /// The live state.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Bytes in the replay window (estimated).
+    pub fn window_bytes(&self) -> usize {
+        self.window.bytes()
+    }
+
+    /// Entries in the replay window.
+    pub fn window_entries(&self) -> usize {
+        self.window.len()
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> &JournalCounters {
+        &self.counters
+    }
+
+    /// States of lives that are over. Dropping one takes a while: do it elsewhere.
+    pub fn take_retired(&mut self) -> Vec<State> {
+        std::mem::take(&mut self.retired)
+    }
+
+    /// How many blocks the engine can hold on its device; knowing that many copies is knowing all.
+    pub fn set_capacity(&mut self, blocks: Option<u64>) {
+        self.capacity = blocks;
+    }
+
+    // --- reading -----------------------------------------------------------------------------------------
+
+    /// What follows a cursor, at most `max` entries; empty when caught up.
+    pub fn read_after(&self, cursor: Cursor, max: usize) -> Result<Vec<Arc<Entry>>, Loss> {
+        if cursor.epoch != self.epoch {
+            return Err(Loss::OtherEpoch);
+        }
+        self.window.read_after(cursor.sequence, max)
+    }
+
+    /// The transitions from `start` on, as (event id, transition) lists by entry.
+    pub fn transitions_from(&self, start: u64) -> Range {
+        self.window.transitions_from(start)
+    }
+
+    /// Fixes the moment of a snapshot.
+    pub fn begin_snapshot(&mut self) -> SnapshotBuilder {
+        SnapshotBuilder {
+            cut: {
+                self.cuts += 1;
+                self.state.begin_cut(self.cuts);
+                self.cuts
+            },
+            snapshot: Snapshot {
+                cursor: self.cursor(),
+                engine_sequence: self.engine_sequence,
+                known_from: self.known_from,
+                trust: self.trust.clone(),
+                last_event_id: self.last_event_id(),
+                image: Image::default(),
+            },
+        }
+    }
+
+    /// Takes a few more blocks into a snapshot. `Ok(Some(..))` when complete; begin again when aborted.
+    pub fn step_snapshot(
+        &mut self,
+        builder: &mut SnapshotBuilder,
+        slots: usize,
+    ) -> Result<Option<Snapshot>, CutAborted> {
+        if builder.snapshot.cursor.epoch != self.epoch {
+            return Err(CutAborted);
+        }
+        if !self.state.step_cut(builder.cut, slots, &mut builder.snapshot.image)? {
+            return Ok(None);
+        }
+        let empty = Snapshot {
+            cursor: builder.snapshot.cursor,
+            engine_sequence: None,
+            known_from: None,
+            trust: TrustState::default(),
+            last_event_id: 0,
+            image: Image::default(),
+        };
+        Ok(Some(std::mem::replace(&mut builder.snapshot, empty)))
+    }
+
+    /// Gives a snapshot up.
+    pub fn abandon_snapshot(&mut self, builder: &SnapshotBuilder) {
+        self.state.abandon_cut(builder.cut);
+    }
+
+    // --- what continuity says ----------------------------------------------------------------------------
+
+    /// Another life of the publisher, or one that cannot be told from another.
+    pub fn begin_epoch(&mut self, cause: EpochCause, now: Now) {
+        self.epoch = Epoch::mint(now.unix_ms, Some(self.epoch), self.window.highest());
+        self.window.restart(self.epoch);
+        self.replace_state();
+        self.trust.restore();
+        self.trust.degrade(if cause.proven() { Reason::Unheard } else { Reason::Unproven }, now.unix_ms);
+        self.known_from = None;
+        self.known_from_next = false;
+        self.engine_sequence = None;
+        self.learned_block_size = None;
+        self.other_tiers_unknown = false;
+        // Subscribers learn of the new life by an entry of its own.
+        self.trust_changed = true;
+        self.push(None, 0.0, vec![Change::Cleared { places: Vec::new() }], vec![Transition::Cleared]);
+    }
+
+    /// The publisher's life is known from its first batch on.
+    pub fn heard_from_start(&mut self) {
+        self.known_from = Some(0);
+        self.trust.restore();
+        self.note_trust_change();
+    }
+
+    /// Everything before this engine sequence is unknown.
+    pub fn known_from_sequence(&mut self, sequence: u64, now: Now) {
+        self.known_from = Some(sequence);
+        self.trust.resolve(Reason::Unheard);
+        if !self.trust.has(Reason::Unproven) {
+            self.trust.degrade(Reason::History, now.unix_ms);
+        }
+        self.note_trust_change();
+    }
+
+    /// Nothing was heard and nothing can be asked: the history is unknown until the first batch tells.
+    pub fn history_unknown(&mut self, now: Now) {
+        if self.trust.resolve(Reason::Unheard) {
+            self.trust.degrade(Reason::History, now.unix_ms);
+            self.note_trust_change();
+        }
+    }
+
+    /// Batches are lost: what is known may hold phantoms. Forget the residency, keep the dictionary.
+    pub fn drop_residency(&mut self, reason: Reason, now: Now) {
+        self.state.drop_places(|_| true);
+        self.trust_changed |= self.trust.degrade(reason, now.unix_ms);
+        self.known_from_next = true;
+        self.push(None, 0.0, vec![Change::Dropped { reason }], vec![Transition::Cleared]);
+    }
+
+    /// Batches are lost and the operator wants to keep what is known.
+    pub fn keep_after_loss(&mut self, now: Now) {
+        self.trust.degrade(Reason::GapKept, now.unix_ms);
+        self.note_trust_change();
+    }
+
+    // --- shared by the parts of this room ---------------------------------------------------------------------
+
+    /// Puts a change of trust that no batch brought into the journal.
+    fn note_trust_change(&mut self) {
+        self.trust_changed = true;
+        self.push(None, 0.0, Vec::new(), Vec::new());
+    }
+
+    fn replace_state(&mut self) {
+        let old = std::mem::replace(&mut self.state, State::new(self.options.state));
+        self.retired.push(old);
+    }
+
+    fn push(
+        &mut self,
+        engine_sequence: Option<u64>,
+        timestamp: f64,
+        changes: Vec<Change>,
+        transitions: Vec<Transition>,
+    ) {
+        let trust = std::mem::take(&mut self.trust_changed).then(|| self.trust.clone());
+        self.window.push(self.epoch, engine_sequence, timestamp, changes, trust, transitions);
+    }
+
+    /// Knowing as many copies as the device has blocks is knowing everything.
+    fn check_capacity(&mut self) {
+        let Some(capacity) = self.capacity else { return };
+        if self.trust.level() == kvplane_core::Trust::Lower
+            && !self.state.has_other_tiers()
+            && self.state.copies_in(Tier::Device) >= capacity
+        {
+            self.trust.restore();
+            self.trust_changed = true;
+        }
+    }
+}

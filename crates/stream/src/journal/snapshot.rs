@@ -1,0 +1,100 @@
+//! What can be told from a snapshot, away from the journal's lock.
+
+use kvplane_core::Tier;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::Snapshot;
+use super::transitions::TransitionLog;
+use crate::change::Transition;
+use crate::state::{BlockImage, Chain, Parent};
+
+impl Snapshot {
+    /// Every block that is held, and every hole that one of them builds on; parents before children.
+    pub fn parents_first(&self) -> Vec<&BlockImage> {
+        let blocks = &self.image.blocks;
+        let by_hash: FxHashMap<u64, usize> = blocks.iter().enumerate().map(|(at, b)| (b.hash, at)).collect();
+        let mut order = Vec::with_capacity(blocks.len());
+        let mut placed = vec![false; blocks.len()];
+        let mut line = Vec::new();
+        for (start, block) in blocks.iter().enumerate() {
+            if block.holdings.is_empty() {
+                continue; // a hole comes along with the blocks that need it
+            }
+            let mut next = Some(start);
+            while let Some(at) = next.take() {
+                if placed[at] {
+                    break;
+                }
+                placed[at] = true;
+                line.push(at);
+                next = blocks[at].parent().and_then(|parent| by_hash.get(&parent).copied());
+            }
+            order.extend(line.drain(..).rev().map(|at| &blocks[at]));
+        }
+        order
+    }
+
+    /// The state as transitions from nothing, for consumers that count no copies and know no groups.
+    ///
+    /// A hole in a chain is stored and then removed, so that what builds on it is attached where it belongs and counts
+    /// again once the hole is filled.
+    pub fn as_transitions(&self) -> Vec<Transition> {
+        let mut log = TransitionLog::default();
+        let order = self.parents_first();
+        let supports = self.supports_device(&order);
+        for tier in Tier::ALL.into_iter().filter(|&tier| tier != Tier::Unknown) {
+            let mut holes = Vec::new();
+            for block in &order {
+                let Some(chain) = block.attached_chain() else { continue };
+                let here = self.is_visible(block, tier);
+                // Only the warmest tier's index walks from the root; the others continue from it.
+                if !here && !(tier == Tier::Device && supports.contains(&block.hash)) {
+                    continue;
+                }
+                log.stored(tier, block.parent(), block.hash, chain.content);
+                if !here {
+                    holes.push(block.hash);
+                }
+            }
+            for hole in holes {
+                log.removed(tier, hole);
+            }
+        }
+        log.finish()
+    }
+
+    fn is_visible(&self, block: &BlockImage, tier: Tier) -> bool {
+        block.holdings.iter().any(|holding| {
+            let place = &self.image.places[usize::from(holding.place)];
+            place.tier == tier && place.is_main()
+        })
+    }
+
+    /// The blocks that have device blocks building on them, however far up.
+    fn supports_device(&self, parents_first: &[&BlockImage]) -> FxHashSet<u64> {
+        let mut supports = FxHashSet::default();
+        for block in parents_first.iter().rev() {
+            if (supports.contains(&block.hash) || self.is_visible(block, Tier::Device))
+                && let Some(parent) = block.parent()
+            {
+                supports.insert(parent);
+            }
+        }
+        supports
+    }
+}
+
+impl BlockImage {
+    /// The chain that reaches the start of its prompt, if there is one.
+    pub fn attached_chain(&self) -> Option<&Chain> {
+        self.chains.iter().find(|chain| chain.attached)
+    }
+
+    fn parent(&self) -> Option<u64> {
+        let chain = self.attached_chain().or(self.chains.first())?;
+        match chain.parent {
+            Parent::Block(parent) => Some(parent),
+            Parent::Root => None,
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! What a block is: its tokens, what came before it, and the hash that compares between engines.
+
+use std::sync::Arc;
+
+use kvplane_core::{BlockKey, Namespace};
+use kvplane_wire::{ExtraKey, OwnedExtraKey};
+
+use super::{Refusal, SlotId, State};
+
+/// What comes before a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parent {
+    /// Nothing: it begins a prompt.
+    Root,
+    /// The block with this hash.
+    Block(u64),
+}
+
+/// A block's extra keys, as sent.
+pub type ExtraKeys = Arc<[OwnedExtraKey]>;
+
+/// What blocks of one store have in common. Shared, since most blocks of a stream have the same.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// Numeric adapter id.
+    pub lora_id: Option<i64>,
+    /// Adapter name.
+    pub lora_name: Option<Box<str>>,
+    /// Cache salt: sent, found among block 0's extra keys, or inherited.
+    pub cache_salt: Option<Box<str>>,
+    /// Tokens are bigrams: two ids per position.
+    pub bigrams: bool,
+}
+
+/// What a block is, at one block size.
+#[derive(Debug, Clone)]
+pub struct Chain {
+    /// Tokens per block.
+    pub block_size: u32,
+    /// What comes before.
+    pub parent: Parent,
+    /// The block's tokens.
+    pub tokens: Arc<[u32]>,
+    /// Adapter and salt.
+    pub attributes: Arc<Attributes>,
+    /// Extra keys, as sent.
+    pub extra_keys: Option<ExtraKeys>,
+    /// Every block before this one is known, up to the start of the prompt.
+    pub attached: bool,
+    /// Our hash of the content; known once attached, since a salt is inherited.
+    pub content: u64,
+}
+
+impl Chain {
+    /// Estimated bytes of its own allocations.
+    pub(super) fn cost(&self) -> usize {
+        let tokens = 16 + self.tokens.len() * 4;
+        let keys = self.extra_keys.as_ref().map_or(0, |keys| 64 * keys.len());
+        tokens + keys
+    }
+}
+
+impl State {
+    /// The chain of a block at a block size, if known.
+    pub(crate) fn chain(&self, slot: SlotId, block_size: u32) -> Option<&Chain> {
+        self.slots[slot as usize].chains.iter().find(|chain| chain.block_size == block_size)
+    }
+
+    /// A chain that reaches the start of its prompt, if the block has one.
+    pub(crate) fn attached_chain(&self, slot: SlotId) -> Option<&Chain> {
+        self.slots[slot as usize].chains.iter().find(|chain| chain.attached)
+    }
+
+    /// Records what a block is. Blocks that waited for it are attached; their slots are appended to `attached`,
+    /// parents first (the block itself too, if it is attached by this).
+    pub(crate) fn define(
+        &mut self,
+        slot: SlotId,
+        mut chain: Chain,
+        attached: &mut Vec<SlotId>,
+    ) -> Result<(), Refusal> {
+        if self.chain(slot, chain.block_size).is_some() {
+            return Ok(());
+        }
+        chain.attached = false;
+        let ready = match chain.parent {
+            Parent::Root => true,
+            Parent::Block(parent) => self.find(parent).is_some_and(|parent| self.attached_chain(parent).is_some()),
+        };
+        let waits_for = match chain.parent {
+            Parent::Block(parent) if !ready => Some(parent),
+            _ => None,
+        };
+        if let Some(parent) = waits_for {
+            if self.waiting_count >= self.limits.max_waiting {
+                return Err(Refusal::Waiting);
+            }
+            self.waiting.entry(parent).or_default().push(slot);
+            self.waiting_count += 1;
+        }
+        self.touch(slot);
+        self.bytes += chain.cost();
+        let block_size = chain.block_size;
+        self.slots[slot as usize].chains.push(chain);
+        if ready {
+            self.attach(slot, block_size, attached);
+        }
+        Ok(())
+    }
+
+    /// Attaches a chain whose parent is attached, and everything that waited for it.
+    fn attach(&mut self, slot: SlotId, block_size: u32, attached: &mut Vec<SlotId>) {
+        let mut open = vec![(slot, block_size)];
+        while let Some((slot, block_size)) = open.pop() {
+            let was_attached = self.attached_chain(slot).is_some();
+            self.attach_one(slot, block_size);
+            attached.push(slot);
+            if was_attached {
+                continue;
+            }
+            let hash = self.slots[slot as usize].hash;
+            for waiting in self.waiting.remove(&hash).unwrap_or_default() {
+                self.waiting_count -= 1;
+                let chains = &self.slots[waiting as usize].chains;
+                let size = chains.iter().find(|c| !c.attached && c.parent == Parent::Block(hash)).map(|c| c.block_size);
+                open.extend(size.map(|size| (waiting, size)));
+            }
+        }
+    }
+
+    fn attach_one(&mut self, slot: SlotId, block_size: u32) {
+        self.touch(slot);
+        let at = self.slots[slot as usize].chains.iter().position(|chain| chain.block_size == block_size);
+        let Some(at) = at else { return };
+        let parent = match self.slots[slot as usize].chains[at].parent {
+            Parent::Block(parent) => self.find(parent),
+            Parent::Root => None,
+        };
+        let inherited = parent.and_then(|parent| self.attached_chain(parent)).map(|chain| chain.attributes.clone());
+        if let Some(parent) = parent {
+            self.touch(parent);
+            self.slots[parent as usize].children += 1;
+        }
+        let chain = &mut self.slots[slot as usize].chains[at];
+        if let Some(inherited) = inherited
+            && chain.attributes.cache_salt.is_none()
+            && inherited.cache_salt.is_some()
+        {
+            chain.attributes = if inherited.lora_name == chain.attributes.lora_name
+                && inherited.lora_id == chain.attributes.lora_id
+            {
+                inherited
+            } else {
+                Arc::new(Attributes {
+                    cache_salt: inherited.cache_salt.clone(),
+                    lora_id: chain.attributes.lora_id,
+                    lora_name: chain.attributes.lora_name.clone(),
+                    bigrams: chain.attributes.bigrams,
+                })
+            };
+        }
+        chain.attached = true;
+        let attributes = &chain.attributes;
+        let namespace = Namespace::new(attributes.lora_name.as_deref(), attributes.cache_salt.as_deref());
+        chain.content = match &chain.extra_keys {
+            None => self.hasher.plain(&chain.tokens, namespace),
+            Some(keys) => self.hasher.keyed(&chain.tokens, further_keys(keys, attributes), namespace),
+        };
+    }
+
+    pub(super) fn stop_waiting(&mut self, parent: u64, slot: SlotId) {
+        if let Some(list) = self.waiting.get_mut(&parent) {
+            let before = list.len();
+            list.retain(|waiting| *waiting != slot);
+            self.waiting_count -= before - list.len();
+            if list.is_empty() {
+                self.waiting.remove(&parent);
+            }
+        }
+    }
+
+    /// Walks up from a block to the start of its prompt and collects the ancestors that `place` does not hold, nearest
+    /// first. Stops early where the rest is known to be held. `budget` bounds the walk over a whole batch.
+    pub(crate) fn missing_ancestors(
+        &mut self,
+        from: u64,
+        place: super::PlaceId,
+        block_size: u32,
+        budget: &mut u32,
+        missing: &mut Vec<SlotId>,
+    ) {
+        let version = self.hole_version;
+        let mut next = Some(from);
+        let mut walked: Vec<SlotId> = Vec::new();
+        while let Some(hash) = next.take() {
+            let Some(id) = self.find(hash) else { return };
+            if self.slots[id as usize].intact == version {
+                break;
+            }
+            if *budget == 0 {
+                return;
+            }
+            *budget -= 1;
+            let Some(chain) = self.chain(id, block_size).filter(|chain| chain.attached) else { return };
+            next = match chain.parent {
+                Parent::Block(parent) => Some(parent),
+                Parent::Root => None,
+            };
+            if self.copies(id, place) == 0 {
+                missing.push(id);
+            }
+            walked.push(id);
+        }
+        for id in walked {
+            self.slots[id as usize].intact = version;
+        }
+    }
+}
+
+/// The keys of a block that are neither its adapter nor its salt.
+fn further_keys<'k>(
+    keys: &'k [OwnedExtraKey],
+    attributes: &'k Attributes,
+) -> impl Iterator<Item = BlockKey<'k>> + use<'k> {
+    keys.iter().filter_map(|key| match key {
+        OwnedExtraKey::Text(text)
+            if Some(&**text) == attributes.lora_name.as_deref()
+                || Some(&**text) == attributes.cache_salt.as_deref() =>
+        {
+            None
+        }
+        OwnedExtraKey::Text(text) => Some(BlockKey::Text(text)),
+        OwnedExtraKey::Bytes(bytes) => Some(BlockKey::Bytes(bytes)),
+        OwnedExtraKey::Integer(number) => Some(BlockKey::Integer(*number)),
+        OwnedExtraKey::Multimodal(id, offset) => Some(BlockKey::Multimodal { id, offset: *offset }),
+    })
+}
+
+/// Takes a block's extra keys out of the frame.
+pub(crate) fn own_keys(keys: &[ExtraKey<'_>]) -> Option<ExtraKeys> {
+    if keys.is_empty() {
+        return None;
+    }
+    let own = keys.iter().map(|key| match key {
+        ExtraKey::Text(text) => OwnedExtraKey::Text((*text).to_owned()),
+        ExtraKey::Bytes(bytes) | ExtraKey::Other(bytes) => OwnedExtraKey::Bytes(bytes.to_vec()),
+        ExtraKey::Integer(number) => OwnedExtraKey::Integer(*number),
+        ExtraKey::Multimodal { id, offset } => OwnedExtraKey::Multimodal((*id).to_owned(), *offset),
+    });
+    Some(own.collect())
+}
+
+/// The cache salt among a first block's extra keys: the text that is not the adapter's name.
+pub(crate) fn salt_among<'f>(keys: &[ExtraKey<'f>], lora_name: Option<&str>) -> Option<&'f str> {
+    keys.iter().find_map(|key| match key {
+        ExtraKey::Text(text) if Some(*text) != lora_name => Some(*text),
+        _ => None,
+    })
+}

@@ -1,0 +1,127 @@
+//! A consistent picture of the state, taken a few slots at a time while batches go on being applied.
+//!
+//! Beginning a cut fixes its moment. Until it is complete, whoever is about to change a slot that has not been
+//! visited yet first saves what it looked like ([`State::touch`]). So the picture is exactly the state at the cut's
+//! moment, and nobody waits for more than one step of it.
+
+use std::sync::Arc;
+
+use super::{Chain, Place, SlotId, State};
+
+/// Where copies of a block lay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HoldingImage {
+    /// Index into [`Image::places`].
+    pub place: u16,
+    /// How many.
+    pub copies: u32,
+}
+
+/// One dictionary entry at the moment of the cut.
+#[derive(Debug, Clone)]
+pub struct BlockImage {
+    /// The engine's hash.
+    pub hash: u64,
+    /// The whole digest, if it was sent as bytes.
+    pub wide: Option<Arc<[u8]>>,
+    /// What the block is.
+    pub chains: Vec<Chain>,
+    /// Where it lay; empty for a hole that others build on.
+    pub holdings: Vec<HoldingImage>,
+}
+
+/// A whole state at one moment.
+#[derive(Debug, Default)]
+pub struct Image {
+    /// The places, by the numbers that holdings use.
+    pub places: Vec<Arc<Place>>,
+    /// The blocks, in no order.
+    pub blocks: Vec<BlockImage>,
+}
+
+/// The state was replaced or emptied while the picture was being taken: begin again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CutAborted;
+
+#[derive(Debug)]
+pub(super) struct Cut {
+    pub(super) id: u32,
+    /// The next slot to visit.
+    next: usize,
+    /// Slots that existed at the moment of the cut.
+    limit: usize,
+    saved: Vec<BlockImage>,
+    places: Vec<Arc<Place>>,
+}
+
+impl State {
+    /// Fixes the moment. `id` must not have been used before.
+    pub fn begin_cut(&mut self, id: u32) {
+        let places = self.places.iter().map(|(_, place)| place.clone()).collect();
+        self.cut =
+            Some(Cut { id, next: 0, limit: self.slots.len(), saved: Vec::new(), places });
+    }
+
+    /// Visits up to `slots` more slots and appends what they looked like. `Ok(true)` when complete.
+    pub fn step_cut(&mut self, id: u32, slots: usize, image: &mut Image) -> Result<bool, CutAborted> {
+        let Some(mut cut) = self.cut.take_if(|cut| cut.id == id) else { return Err(CutAborted) };
+        let end = (cut.next + slots).min(cut.limit);
+        for at in cut.next..end {
+            if self.slots[at].stamp != cut.id
+                && let Some(block) = self.picture(at as SlotId)
+            {
+                image.blocks.push(block);
+            }
+        }
+        cut.next = end;
+        if end < cut.limit {
+            self.cut = Some(cut);
+            return Ok(false);
+        }
+        image.blocks.append(&mut cut.saved);
+        image.places = cut.places;
+        Ok(true)
+    }
+
+    /// Gives a cut up.
+    pub fn abandon_cut(&mut self, id: u32) {
+        self.cut.take_if(|cut| cut.id == id);
+    }
+
+    /// Must be called before a slot changes.
+    pub(super) fn touch(&mut self, slot: SlotId) {
+        let Some(cut) = &self.cut else { return };
+        let at = slot as usize;
+        if at < cut.next || at >= cut.limit || self.slots[at].stamp == cut.id {
+            return;
+        }
+        let id = cut.id;
+        let block = self.picture(slot);
+        self.slots[at].stamp = id;
+        if let (Some(cut), Some(block)) = (&mut self.cut, block) {
+            cut.saved.push(block);
+        }
+    }
+
+    fn picture(&self, slot: SlotId) -> Option<BlockImage> {
+        let slot = &self.slots[slot as usize];
+        if !slot.in_use {
+            return None;
+        }
+        let holdings: Vec<HoldingImage> = slot
+            .holdings
+            .iter()
+            .filter(|holding| self.places.is_current(holding))
+            .map(|holding| HoldingImage { place: holding.place.0, copies: holding.copies })
+            .collect();
+        if holdings.is_empty() && slot.children == 0 {
+            return None;
+        }
+        Some(BlockImage {
+            hash: slot.hash,
+            wide: self.wide.get(&slot.hash).cloned(),
+            chains: slot.chains.to_vec(),
+            holdings,
+        })
+    }
+}

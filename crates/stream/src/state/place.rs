@@ -1,0 +1,176 @@
+//! Places: where copies of blocks lie.
+
+use std::sync::Arc;
+
+use kvplane_core::{Locality, SpecKind, Tier};
+
+use super::slot::Holding;
+
+/// A place's number within its stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PlaceId(pub(super) u16);
+
+/// Where copies of blocks lie, in the engine's own words and in ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Our word.
+    pub tier: Tier,
+    /// The engine's word for the medium.
+    pub medium: Option<Box<str>>,
+    /// The engine's word for the locality.
+    pub locality: Option<Box<str>>,
+    /// The secondary tier that owns the copies.
+    pub ownership: Option<Box<str>>,
+    /// The cache group.
+    pub group: Option<u32>,
+    /// What the group's blocks are, in the engine's words.
+    pub spec_kind: Option<Box<str>>,
+    /// The group's sliding window.
+    pub sliding_window: Option<u32>,
+}
+
+impl Place {
+    /// Whether a peer's protocol that knows neither groups nor owners may be told of it: a tier that we know, on the
+    /// engine's own machine, of the group whose blocks are whole prefixes.
+    pub fn is_main(&self) -> bool {
+        self.tier != Tier::Unknown && self.is_local() && self.ownership.is_none() && self.is_full_attention()
+    }
+
+    /// Whether a store here proves that the blocks before it are held: the request that computed it holds them.
+    pub fn proves_ancestors(&self) -> bool {
+        self.tier == Tier::Device && self.ownership.is_none() && self.is_full_attention()
+    }
+
+    fn is_local(&self) -> bool {
+        self.locality.as_deref().is_none_or(|word| Locality::from_wire(word) == Locality::Local)
+    }
+
+    fn is_full_attention(&self) -> bool {
+        match self.spec_kind.as_deref() {
+            Some(kind) => SpecKind::from_wire(kind) == SpecKind::Full,
+            // Engines that name no kind have one group, or mean the first.
+            None => self.group.unwrap_or(0) == 0,
+        }
+    }
+}
+
+/// How an event names a place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlaceName<'a> {
+    pub(crate) medium: Option<&'a str>,
+    pub(crate) locality: Option<&'a str>,
+    pub(crate) ownership: Option<&'a str>,
+    pub(crate) group: Option<u32>,
+}
+
+impl PlaceName<'_> {
+    fn names(&self, place: &Place) -> bool {
+        place.group == self.group
+            && place.medium.as_deref() == self.medium
+            && place.locality.as_deref() == self.locality
+            && place.ownership.as_deref() == self.ownership
+    }
+}
+
+#[derive(Debug)]
+struct Known {
+    place: Arc<Place>,
+    generation: u32,
+    blocks: u64,
+    copies: u64,
+}
+
+/// All places of a stream. There are a handful, so a scan finds one.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    known: Vec<Known>,
+}
+
+impl Places {
+    /// More places than any engine has; what is beyond is an attack or a defect.
+    const MAX: usize = 1024;
+
+    pub(crate) fn find(&self, name: PlaceName<'_>) -> Option<PlaceId> {
+        self.known.iter().position(|known| name.names(&known.place)).map(|at| PlaceId(at as u16))
+    }
+
+    /// The place that a store names, made if need be, with what the store says of its group. `None` when there are
+    /// absurdly many.
+    pub(crate) fn place_for(
+        &mut self,
+        name: PlaceName<'_>,
+        spec_kind: Option<&str>,
+        sliding_window: Option<u32>,
+    ) -> Option<PlaceId> {
+        if let Some(id) = self.find(name) {
+            let place = &mut self.known[usize::from(id.0)].place;
+            if place.spec_kind.is_none() && spec_kind.is_some() {
+                let place = Arc::make_mut(place);
+                place.spec_kind = spec_kind.map(Box::from);
+                place.sliding_window = sliding_window;
+            }
+            return Some(id);
+        }
+        if self.known.len() >= Self::MAX {
+            return None;
+        }
+        let place = Place {
+            tier: Tier::from_medium(name.medium),
+            medium: name.medium.map(Box::from),
+            locality: name.locality.map(Box::from),
+            ownership: name.ownership.map(Box::from),
+            group: name.group,
+            spec_kind: spec_kind.map(Box::from),
+            sliding_window,
+        };
+        self.known.push(Known { place: Arc::new(place), generation: 0, blocks: 0, copies: 0 });
+        Some(PlaceId((self.known.len() - 1) as u16))
+    }
+
+    pub(crate) fn get(&self, id: PlaceId) -> &Arc<Place> {
+        &self.known[usize::from(id.0)].place
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PlaceId, &Arc<Place>)> {
+        self.known.iter().enumerate().map(|(at, known)| (PlaceId(at as u16), &known.place))
+    }
+
+    pub(super) fn generation(&self, id: PlaceId) -> u32 {
+        self.known[usize::from(id.0)].generation
+    }
+
+    pub(super) fn is_current(&self, holding: &Holding) -> bool {
+        self.generation(holding.place) == holding.generation
+    }
+
+    pub(super) fn count(&mut self, id: PlaceId, old: u32, new: u32) {
+        let known = &mut self.known[usize::from(id.0)];
+        known.copies = known.copies - u64::from(old) + u64::from(new);
+        known.blocks = known.blocks - u64::from(old > 0) + u64::from(new > 0);
+    }
+
+    pub(super) fn drop_where(&mut self, gone: impl Fn(&Place) -> bool) {
+        for known in self.known.iter_mut().filter(|known| gone(&known.place)) {
+            known.generation = known.generation.wrapping_add(1);
+            known.blocks = 0;
+            known.copies = 0;
+        }
+    }
+
+    /// Blocks in a place.
+    pub(crate) fn blocks(&self, id: PlaceId) -> u64 {
+        self.known[usize::from(id.0)].blocks
+    }
+
+    pub(super) fn blocks_by_tier(&self) -> [u64; Tier::ALL.len()] {
+        let mut blocks = [0; Tier::ALL.len()];
+        for known in &self.known {
+            blocks[known.place.tier.index()] += known.blocks;
+        }
+        blocks
+    }
+
+    pub(super) fn copies_in(&self, tier: Tier) -> u64 {
+        self.known.iter().filter(|known| known.place.tier == tier).map(|known| known.copies).sum()
+    }
+}
