@@ -1,5 +1,7 @@
 //! Engine dialects: bytes to events and back. No IO, no allocation per block, nothing trusted.
 
+#[cfg(any(test, feature = "checks"))]
+pub mod checks;
 pub mod dynamo;
 pub mod encode;
 pub mod msgpack;

@@ -1,0 +1,179 @@
+//! What must hold for any bytes at all. Fuzz targets call these functions, and so do property tests, so that
+//! what a fuzzer would find is looked for on every test run too.
+//!
+//! Each function panics when its promise is broken.
+
+#[cfg(test)]
+mod tests;
+
+use crate::dynamo::WorkerKvQueryResponse;
+use crate::encode::{Profile, encode_batch};
+use crate::event::{Batch, Event};
+use crate::msgpack::Reader;
+use crate::owned::OwnedEvent;
+use crate::replay::{Framing, Reply, end_frames, parse_live, parse_reply, parse_request, reply_frames};
+use crate::{Decoder, Tokens};
+
+/// Bytes of buffer per byte of frame that decoding may cost. The dearest byte is one that makes a hash
+/// (16 bytes), and a growing buffer may be twice as large as it needs to be.
+const BUFFER_PER_FRAME_BYTE: usize = 2 * 16;
+
+/// What a buffer may hold whatever the frame: the smallest sizes that a vector grows to.
+const BUFFER_FLOOR: usize = 4096;
+
+/// Any bytes decode to something consistent, with bounded memory, and twice to the same.
+pub fn decode_batch(frame: &[u8]) {
+    let mut decoder = Decoder::default();
+    let Ok(batch) = decoder.decode(frame) else {
+        bounded(&decoder, frame);
+        return;
+    };
+    look_at_all(&batch);
+    let owned: Vec<Option<OwnedEvent>> =
+        batch.events.iter().map(|event| OwnedEvent::from_decoded(&batch, event)).collect();
+    let events = batch.events.clone();
+    let broken = batch.broken;
+
+    // Used buffers must not show.
+    let again = decoder.decode(frame);
+    assert!(again.is_ok_and(|again| again.events == events && again.broken == broken));
+    bounded(&decoder, frame);
+
+    // What was understood can be said in the newest dialect, and is then understood alike.
+    let understood: Vec<OwnedEvent> = owned.into_iter().flatten().collect();
+    round_trip(Profile::Vllm0_32, &understood);
+}
+
+/// What a profile encodes is decoded to the same events.
+///
+/// The events must hold nothing that the profile does not send: see [`as_sent`].
+pub fn round_trip(profile: Profile, events: &[OwnedEvent]) {
+    let frame = encode_batch(profile, 1.25, Some(3), events);
+    let mut decoder = Decoder::default();
+    let batch = decoder.decode(&frame).unwrap_or_else(|error| panic!("{profile}: {error}"));
+    assert_eq!((batch.broken, batch.unknown_fields), (None, 0), "{profile}");
+    assert_eq!(batch.rank, profile.batch_has_rank().then_some(3), "{profile}");
+    let read: Vec<_> =
+        batch.events.iter().filter_map(|event| OwnedEvent::from_decoded(&batch, event)).collect();
+    assert_eq!(read, events, "{profile}");
+}
+
+/// An event without the fields that a profile does not have.
+pub fn as_sent(profile: Profile, event: &OwnedEvent) -> OwnedEvent {
+    fn keep<T>(field: &mut Option<T>, kept: bool) {
+        if !kept {
+            *field = None;
+        }
+    }
+    let mut event = event.clone();
+    match &mut event {
+        OwnedEvent::Stored(stored) => {
+            let fields = profile.stored_fields();
+            keep(&mut stored.medium, fields >= 6);
+            keep(&mut stored.lora_name, fields >= 7);
+            keep(&mut stored.extra_keys, fields >= 8);
+            keep(&mut stored.group, fields >= 9);
+            keep(&mut stored.spec_kind, fields >= 10);
+            keep(&mut stored.sliding_window, fields >= 11);
+            keep(&mut stored.locality, fields >= 12);
+            keep(&mut stored.ownership, fields >= 13);
+            keep(&mut stored.session_id, fields >= 14);
+        }
+        OwnedEvent::Removed(removed) => {
+            let fields = profile.removed_fields();
+            keep(&mut removed.medium, fields >= 2);
+            keep(&mut removed.group, fields >= 3);
+            keep(&mut removed.locality, fields >= 4);
+            keep(&mut removed.ownership, fields >= 5);
+        }
+        OwnedEvent::Cleared => {}
+    }
+    event
+}
+
+/// Any frames are a reply, a live message or a request, or an error; what is read can be built again. The
+/// bytes are cut into frames by their first ones.
+pub fn replay_reply(bytes: &[u8]) {
+    let mut rest = bytes;
+    let mut frames = Vec::new();
+    while let Some((&length, tail)) = rest.split_first() {
+        let (frame, tail) = tail.split_at(usize::from(length).min(tail.len()));
+        frames.push(frame);
+        rest = tail;
+    }
+    let framing = match frames[..] {
+        [_, topic, _, _] => Framing::WithTopic(topic),
+        _ => Framing::Plain,
+    };
+    match parse_reply(&frames) {
+        Ok(Reply::Batch { sequence, payload }) => {
+            assert!(!payload.is_empty() && sequence != u64::MAX);
+            let built = reply_frames(framing, sequence, payload);
+            assert_eq!(parse_reply(&built), Ok(Reply::Batch { sequence, payload }));
+            // Two frames are a reply without its delimiter, which is always built.
+            assert!(frames.len() == 2 || built == frames);
+        }
+        Ok(Reply::End) => assert_eq!(parse_reply(&end_frames(framing)), Ok(Reply::End)),
+        Err(_) => {}
+    }
+    if let Ok(live) = parse_live(&frames) {
+        assert_eq!(frames, [live.topic, &live.sequence.to_be_bytes(), live.payload]);
+    }
+    if let Ok(first) = parse_request(&frames) {
+        assert_eq!(frames, [&b""[..], &first.to_be_bytes()]);
+    }
+}
+
+/// Any text is a recovery response or an error; a response comes back from its own JSON.
+pub fn recover_json(bytes: &[u8]) {
+    let Ok(response) = serde_json::from_slice::<WorkerKvQueryResponse>(bytes) else { return };
+    let written = serde_json::to_vec(&response).unwrap_or_default();
+    let again = serde_json::from_slice::<WorkerKvQueryResponse>(&written);
+    assert!(again.is_ok_and(|again| again == response));
+}
+
+/// Skipping a value consumes just that value: its bytes by themselves are skipped whole.
+pub fn skip_value(bytes: &[u8]) {
+    let mut reader = Reader::new(bytes);
+    if let Ok(value) = reader.raw_value() {
+        assert_eq!(value.len() + reader.rest().len(), bytes.len());
+        assert_eq!(Reader::new(value).raw_value(), Ok(value));
+        for cut in [0, value.len() / 2, value.len() - 1] {
+            assert!(Reader::new(&value[..cut]).skip_value().is_err());
+        }
+    }
+}
+
+/// Every range of every event lies where it should, and a store keeps its promises.
+fn look_at_all(batch: &Batch<'_, '_>) {
+    for event in &batch.events {
+        match event {
+            Event::Stored(stored) => {
+                let hashes = batch.stored_hashes(stored);
+                let tokens = batch.tokens(stored);
+                let positions = tokens.positions();
+                let covered = hashes.len() * stored.block_size as usize;
+                assert!(positions == 0 || covered <= positions);
+                assert!(hashes.is_empty() || positions == 0 || stored.block_size > 0);
+                assert!(!matches!(tokens, Tokens::Bigrams(ids) if ids.len() % 2 != 0));
+                assert!((0..hashes.len()).all(|index| batch.extra_keys(stored, index).len() < usize::MAX));
+                assert_eq!(batch.extra_keys(stored, hashes.len()), []);
+                for hash in hashes.iter().chain(&stored.parent) {
+                    assert_eq!(batch.wide(*hash).is_some(), hash.is_wide());
+                }
+            }
+            Event::Removed(removed) => {
+                for hash in batch.removed_hashes(removed) {
+                    assert_eq!(batch.wide(*hash).is_some(), hash.is_wide());
+                }
+            }
+            Event::Cleared { .. } | Event::Unknown { .. } | Event::Rejected(_) => {}
+        }
+    }
+    let _ = format!("{batch:?}");
+}
+
+fn bounded(decoder: &Decoder, frame: &[u8]) {
+    let most = BUFFER_FLOOR + BUFFER_PER_FRAME_BYTE * frame.len();
+    assert!(decoder.retained_bytes() <= most, "{} of {most}", decoder.retained_bytes());
+}
