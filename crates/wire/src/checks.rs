@@ -8,7 +8,7 @@ mod tests;
 
 use crate::dynamo::WorkerKvQueryResponse;
 use crate::encode::{Profile, encode_batch};
-use crate::event::{Batch, Event};
+use crate::event::{Batch, Event, ExtraKey};
 use crate::msgpack::Reader;
 use crate::owned::OwnedEvent;
 use crate::replay::{Framing, Reply, end_frames, parse_live, parse_reply, parse_request, reply_frames};
@@ -21,6 +21,13 @@ const BUFFER_PER_FRAME_BYTE: usize = 2 * 16;
 /// What a buffer may hold whatever the frame: the smallest sizes that a vector grows to.
 const BUFFER_FLOOR: usize = 4096;
 
+/// The same for what a batch itself allocates: events and extra keys. An event takes the room of some forty
+/// of the eight bytes that it must have.
+const BATCH_PER_FRAME_BYTE: usize = 2 * 40;
+
+/// What a batch may take whatever the frame: room for the events that are free.
+const BATCH_FLOOR: usize = 4 << 20;
+
 /// Any bytes decode to something consistent, with bounded memory, and twice to the same.
 pub fn decode_batch(frame: &[u8]) {
     let mut decoder = Decoder::default();
@@ -29,6 +36,9 @@ pub fn decode_batch(frame: &[u8]) {
         return;
     };
     look_at_all(&batch);
+    let held = batch.events.capacity() * size_of::<Event<'_>>()
+        + batch.extra_keys.capacity() * size_of::<ExtraKey<'_>>();
+    assert!(held <= BATCH_FLOOR + BATCH_PER_FRAME_BYTE * frame.len(), "{held}");
     let owned: Vec<Option<OwnedEvent>> =
         batch.events.iter().map(|event| OwnedEvent::from_decoded(&batch, event)).collect();
     let events = batch.events.clone();

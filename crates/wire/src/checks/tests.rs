@@ -254,6 +254,36 @@ fn depth_and_promised_lengths() {
 }
 
 #[test]
+fn many_small_values_stay_within_bounds() {
+    let count = 1 << 20;
+    let batch = |events: usize, write: &dyn Fn(&mut Writer)| {
+        let mut writer = Writer::default();
+        writer.array(2);
+        writer.double(1.5);
+        writer.array(events);
+        write(&mut writer);
+        writer.into_bytes()
+    };
+    let keys = |writer: &mut Writer, fill: u8| {
+        writer.array(9);
+        writer.text("BlockStored");
+        writer.raw(&[0x91, 1, 0xc0, 0x91, 1, 1, 0xc0, 0xc0, 0xc0, 0x91]);
+        writer.array(count);
+        writer.raw(&vec![fill; count]);
+    };
+    let clears = |writer: &mut Writer| {
+        for _ in 0..count / 16 {
+            writer.array(1);
+            writer.text("AllBlocksCleared");
+        }
+    };
+    decode_batch(&batch(count, &|w| w.raw(&vec![0xc0; count])));
+    decode_batch(&batch(count, &|w| w.raw(&[0x91, 0xa0].repeat(count))));
+    decode_batch(&batch(1, &|w| keys(w, 0x01)));
+    decode_batch(&batch(count / 16, &clears));
+}
+
+#[test]
 fn buffers_of_a_large_batch_are_given_back() {
     let hashes: Vec<_> = (0..3_000_000).map(|_| OwnedHash::Unsigned(1)).collect();
     let removed = OwnedRemoved { block_hashes: hashes, ..OwnedRemoved::default() };
