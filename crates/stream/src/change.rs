@@ -166,8 +166,11 @@ impl Entry {
             .iter()
             .map(|change| match change {
                 Change::Stored(stored) => {
-                    let tokens: usize =
-                        stored.blocks.iter().map(|block| block.tokens.as_ref().map_or(0, |t| 16 + 8 * t.len())).sum();
+                    let tokens: usize = stored
+                        .blocks
+                        .iter()
+                        .map(|block| block.tokens.as_ref().map_or(0, |t| 16 + 8 * t.len()))
+                        .sum();
                     let span = stored.span.as_ref().map_or(0, |span| 8 * span.len());
                     160 + stored.blocks.len() * (std::mem::size_of::<StoredBlock>() + 40) + tokens + span
                 }

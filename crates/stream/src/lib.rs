@@ -15,8 +15,11 @@ pub use change::{
 };
 pub use clock::Now;
 pub use continuity::{Action, Continuity, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
-pub use journal::{Duplicates, Journal, JournalCounters, JournalOptions, Loss, Range, Snapshot, SnapshotBuilder};
+pub use journal::{
+    Duplicates, Journal, JournalCounters, JournalOptions, Loss, Range, Snapshot, SnapshotBuilder,
+};
 pub use recorder::{Ask, Happening, Recorder};
 pub use state::{
-    Attributes, BlockImage, Chain, CutAborted, ExtraKeys, HoldingImage, Image, Limits, Parent, Place, PlaceId, State,
+    Attributes, BlockImage, Chain, CutAborted, ExtraKeys, HoldingImage, Image, Limits, Parent, Place,
+    PlaceId, State,
 };

@@ -35,7 +35,8 @@ impl Hold {
 
     /// Keeps a batch. True if that overflowed, and only this newest batch is left.
     pub(super) fn insert(&mut self, sequence: u64, held: Held) -> bool {
-        let overflow = self.batches.len() >= self.max_batches || self.bytes + held.payload.len() > self.max_bytes;
+        let overflow =
+            self.batches.len() >= self.max_batches || self.bytes + held.payload.len() > self.max_bytes;
         if overflow {
             self.clear();
         }
@@ -130,6 +131,11 @@ impl Recent {
             self.lost.pop_front();
         }
         self.lost.push_back(range);
+    }
+
+    /// The connection is another: nothing of the old one can be late any more.
+    pub(super) fn forget_lost(&mut self) {
+        self.lost.clear();
     }
 
     pub(super) fn is_lost(&self, sequence: u64) -> bool {

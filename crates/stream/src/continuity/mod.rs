@@ -103,6 +103,8 @@ pub struct Sequenced {
     pub origin: Origin,
     /// What was last before it: where to step back to if it turns out unreadable.
     previous: Option<Last>,
+    /// It was the first of its epoch to be placed.
+    first: bool,
 }
 
 /// Why a new epoch begins.
@@ -317,21 +319,37 @@ impl Continuity {
             self.phase = Phase::Recovering;
         }
         self.next_question = None;
+        self.void_connection();
     }
 
     /// Some peer of a shared, bound socket came or went, and nobody can say which: check.
     pub fn recheck(&mut self, now: Now) {
         self.connected = true;
         self.unresolved_since.get_or_insert(now.mono);
+        self.void_connection();
         self.ask_hint();
         self.verify(now);
+    }
+
+    /// What waits came over a connection that is over, perhaps from a life that is over; and a replay under way may be
+    /// answered by either life. If it is the same life, its ring has all of it.
+    fn void_connection(&mut self) {
+        self.hold.clear();
+        self.request = None;
+        self.pending = None;
     }
 
     /// A live frame arrived.
     pub fn live(&mut self, now: Now, sequence: u64, payload: Bytes) {
         self.last_heard = Some(now.mono);
         self.stamp += 1;
-        let held = Held { digest: digest(&payload), payload, origin: Origin::Live, stamp: self.stamp, readable: true };
+        let held = Held {
+            digest: digest(&payload),
+            payload,
+            origin: Origin::Live,
+            stamp: self.stamp,
+            readable: true,
+        };
         if !self.is_news(now, sequence, &held) {
             return;
         }
@@ -389,9 +407,10 @@ impl Continuity {
     /// unreadable in the ring is lost.
     pub fn undecodable(&mut self, now: Now, batch: Sequenced) {
         self.counters.undecodable += 1;
-        let state_changes_follow = self.out.iter().any(|action| {
-            !matches!(action, Action::Apply(_) | Action::Replay { .. } | Action::Hint { .. })
-        });
+        let state_changes_follow = self
+            .out
+            .iter()
+            .any(|action| !matches!(action, Action::Apply(_) | Action::Replay { .. } | Action::Hint { .. }));
         if batch.origin == Origin::Replay || !self.options.replay || state_changes_follow {
             // Before anything that is in line behind it.
             let loss = self.loss_action(Reason::Undecodable);
@@ -401,6 +420,7 @@ impl Continuity {
         // Step back to before it, and hold what was placed behind it: the ring may have a good copy.
         self.recent.forget_from(batch.sequence);
         self.last = batch.previous;
+        self.fresh = batch.first;
         self.request = None;
         for action in std::mem::take(&mut self.out) {
             match action {
@@ -432,7 +452,8 @@ impl Continuity {
 
     /// Puts a batch next in line.
     fn place(&mut self, sequence: u64, held: Held) {
-        if self.last.is_none() && self.fresh {
+        let first = self.last.is_none() && self.fresh;
+        if first {
             let action = if sequence == 0 { Action::HeardFromStart } else { Action::KnownFrom(sequence) };
             self.out.push_back(action);
         }
@@ -444,7 +465,7 @@ impl Continuity {
         let previous = self.last.replace(Last { sequence, digest: Some(held.digest) });
         self.recent.remember(sequence, held.digest);
         let Held { digest, payload, origin, .. } = held;
-        self.out.push_back(Action::Apply(Sequenced { sequence, digest, payload, origin, previous }));
+        self.out.push_back(Action::Apply(Sequenced { sequence, digest, payload, origin, previous, first }));
     }
 
     /// Everything between the last batch and `next` is lost for good.

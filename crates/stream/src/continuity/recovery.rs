@@ -53,6 +53,7 @@ impl Continuity {
         self.phase = Phase::Recovering;
         self.pending = None;
         self.next_question = None;
+        self.recent.forget_lost();
         if self.options.replay {
             self.ask_replay(false);
         } else if self.last.is_none() {
@@ -179,7 +180,8 @@ impl Continuity {
         if let Some(tail) = request.tail {
             // The ring holds all that was published before it was asked. What arrived before and is above it was
             // published by somebody else: a life that is over.
-            let refused = self.hold.drop_where(|sequence, held| held.stamp < request.stamp && sequence > tail);
+            let refused =
+                self.hold.drop_where(|sequence, held| held.stamp < request.stamp && sequence > tail);
             self.counters.refused += refused as u64;
         } else if self.fresh && self.hold.is_empty() {
             // An empty ring and nothing heard: the publisher has not published yet.
@@ -198,7 +200,8 @@ impl Continuity {
         }
         if request.attempt < self.options.replay_attempts {
             let at = now.mono + self.options.retry_pause * request.attempt;
-            self.pending = Some(Pending::Retry { at, attempt: request.attempt + 1, proven: request.proven() });
+            self.pending =
+                Some(Pending::Retry { at, attempt: request.attempt + 1, proven: request.proven() });
         } else {
             self.go_on_without_replay(now, request.proven());
         }

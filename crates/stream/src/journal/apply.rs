@@ -9,7 +9,9 @@ use super::transitions::TransitionLog;
 use super::{Duplicates, Journal};
 use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange};
 use crate::clock::Now;
-use crate::state::{Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys, salt_among};
+use crate::state::{
+    Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys, salt_among,
+};
 
 /// How many ancestors one batch may look at to see whether they are held. Chains that are known to be whole cost one
 /// step, so only the first stores after a loss come near it.
@@ -113,7 +115,9 @@ impl Journal {
         }
         for (at, &hash) in hashes.iter().enumerate() {
             let parent = match (layout, at) {
-                (Layout::Dense, 0) => Some(stored.parent.map_or(Parent::Root, |parent| Parent::Block(parent.bits))),
+                (Layout::Dense, 0) => {
+                    Some(stored.parent.map_or(Parent::Root, |parent| Parent::Block(parent.bits)))
+                }
                 (Layout::Dense, _) => Some(Parent::Block(hashes[at - 1].bits)),
                 _ => None,
             };
@@ -343,7 +347,8 @@ impl Journal {
             None => place.tier == Tier::Device && place.ownership.is_none(),
             Some(owner) => place.ownership.as_deref() == Some(owner),
         };
-        let places = self.state.places.iter().filter(|(_, place)| cleared(place)).map(|(_, p)| p.clone()).collect();
+        let places =
+            self.state.places.iter().filter(|(_, place)| cleared(place)).map(|(_, p)| p.clone()).collect();
         let everything = ownership.is_none() && self.state.nothing_but(cleared);
         if everything {
             self.replace_state();

@@ -113,7 +113,8 @@ impl Window {
         self.bytes += entry.cost;
         self.entries.push_back(Arc::new(entry));
         // The newest entry always stays: a subscriber that is caught up must be able to go on.
-        while self.entries.len() > 1 && (self.entries.len() > self.max_entries || self.bytes > self.max_bytes) {
+        while self.entries.len() > 1 && (self.entries.len() > self.max_entries || self.bytes > self.max_bytes)
+        {
             if let Some(old) = self.entries.pop_front() {
                 self.bytes -= old.cost;
             }

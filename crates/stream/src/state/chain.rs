@@ -85,7 +85,9 @@ impl State {
         chain.attached = false;
         let ready = match chain.parent {
             Parent::Root => true,
-            Parent::Block(parent) => self.find(parent).is_some_and(|parent| self.attached_chain(parent).is_some()),
+            Parent::Block(parent) => {
+                self.find(parent).is_some_and(|parent| self.attached_chain(parent).is_some())
+            }
         };
         let waits_for = match chain.parent {
             Parent::Block(parent) if !ready => Some(parent),
@@ -122,7 +124,10 @@ impl State {
             for waiting in self.waiting.remove(&hash).unwrap_or_default() {
                 self.waiting_count -= 1;
                 let chains = &self.slots[waiting as usize].chains;
-                let size = chains.iter().find(|c| !c.attached && c.parent == Parent::Block(hash)).map(|c| c.block_size);
+                let size = chains
+                    .iter()
+                    .find(|c| !c.attached && c.parent == Parent::Block(hash))
+                    .map(|c| c.block_size);
                 open.extend(size.map(|size| (waiting, size)));
             }
         }
@@ -136,7 +141,8 @@ impl State {
             Parent::Block(parent) => self.find(parent),
             Parent::Root => None,
         };
-        let inherited = parent.and_then(|parent| self.attached_chain(parent)).map(|chain| chain.attributes.clone());
+        let inherited =
+            parent.and_then(|parent| self.attached_chain(parent)).map(|chain| chain.attributes.clone());
         if let Some(parent) = parent {
             self.touch(parent);
             self.slots[parent as usize].children += 1;

@@ -58,8 +58,7 @@ impl State {
     /// Fixes the moment. `id` must not have been used before.
     pub fn begin_cut(&mut self, id: u32) {
         let places = self.places.iter().map(|(_, place)| place.clone()).collect();
-        self.cut =
-            Some(Cut { id, next: 0, limit: self.slots.len(), saved: Vec::new(), places });
+        self.cut = Some(Cut { id, next: 0, limit: self.slots.len(), saved: Vec::new(), places });
     }
 
     /// Visits up to `slots` more slots and appends what they looked like. `Ok(true)` when complete.

@@ -16,10 +16,10 @@ mod place;
 mod slot;
 
 pub use chain::{Attributes, Chain, ExtraKeys, Parent};
-pub use cut::{BlockImage, CutAborted, HoldingImage, Image};
-pub use place::{Place, PlaceId};
 pub(crate) use chain::{own_keys, salt_among};
+pub use cut::{BlockImage, CutAborted, HoldingImage, Image};
 pub(crate) use place::PlaceName;
+pub use place::{Place, PlaceId};
 
 use std::sync::Arc;
 

@@ -1,0 +1,120 @@
+//! A naive engine: a multiset of block hashes, a sequence counter and a replay ring. The oracle.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+use kvplane_wire::encode::{Profile, encode_batch};
+use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
+
+pub const BLOCK: u32 = 4;
+
+pub struct Engine {
+    pub held: BTreeMap<u64, u32>,
+    pub next_sequence: u64,
+    pub ring: VecDeque<(u64, Bytes)>,
+    ring_length: usize,
+    clock: u64,
+    pending: Vec<OwnedEvent>,
+}
+
+/// The same conversation has the same hashes in every life: equal hashes must prove nothing.
+pub fn block_hash(conversation: u8, depth: usize) -> u64 {
+    (u64::from(conversation) + 1) << 32 | depth as u64
+}
+
+fn block_tokens(conversation: u8, depth: usize) -> impl Iterator<Item = u32> {
+    (0..BLOCK).map(move |i| u32::from(conversation) * 1000 + depth as u32 * BLOCK + i)
+}
+
+impl Engine {
+    pub fn new(ring_length: usize) -> Self {
+        Self {
+            held: BTreeMap::new(),
+            next_sequence: 0,
+            ring: VecDeque::new(),
+            ring_length,
+            clock: 0,
+            pending: Vec::new(),
+        }
+    }
+
+    /// A new life: nothing held, sequence from 0. The clock goes on: timestamps never repeat.
+    pub fn restart(&mut self) {
+        self.held.clear();
+        self.next_sequence = 0;
+        self.ring.clear();
+        self.pending.clear();
+    }
+
+    /// A request of a conversation reaches `depth` blocks: what is missing from its prefix on is computed.
+    pub fn extend(&mut self, conversation: u8, depth: usize, second_copy: bool) {
+        let mut cached =
+            (0..depth).take_while(|&d| self.held.contains_key(&block_hash(conversation, d))).count();
+        if second_copy && cached == depth && cached > 0 {
+            cached -= 1; // a prompt of whole blocks recomputes its last block
+        }
+        if cached == depth {
+            return;
+        }
+        let hashes: Vec<u64> = (cached..depth).map(|d| block_hash(conversation, d)).collect();
+        for &hash in &hashes {
+            *self.held.entry(hash).or_default() += 1;
+        }
+        self.pending.push(OwnedEvent::Stored(OwnedStored {
+            block_hashes: hashes.into_iter().map(OwnedHash::Unsigned).collect(),
+            parent: cached.checked_sub(1).map(|d| OwnedHash::Unsigned(block_hash(conversation, d))),
+            token_ids: (cached..depth).flat_map(|d| block_tokens(conversation, d)).collect(),
+            block_size: BLOCK,
+            medium: Some("GPU".into()),
+            group: Some(0),
+            spec_kind: Some("full_attention".into()),
+            ..OwnedStored::default()
+        }));
+    }
+
+    /// Evicts one copy of the `pick`th held block, wherever in its chain it is.
+    pub fn evict(&mut self, pick: usize) {
+        let Some(&hash) = self.held.keys().nth(pick % self.held.len().max(1)) else { return };
+        let copies = self.held.get_mut(&hash).unwrap();
+        *copies -= 1;
+        if *copies == 0 {
+            self.held.remove(&hash);
+        }
+        self.pending.push(OwnedEvent::Removed(OwnedRemoved {
+            block_hashes: vec![OwnedHash::Unsigned(hash)],
+            medium: Some("GPU".into()),
+            group: Some(0),
+            ..OwnedRemoved::default()
+        }));
+    }
+
+    /// Whether everything that happened has been published.
+    pub fn nothing_pending(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.held.clear();
+        self.pending.push(OwnedEvent::Cleared);
+    }
+
+    /// Publishes what happened since the last batch.
+    pub fn publish(&mut self) -> (u64, Bytes) {
+        self.clock += 1;
+        let events = std::mem::take(&mut self.pending);
+        let payload = Bytes::from(encode_batch(Profile::Vllm0_24, self.clock as f64, Some(0), &events));
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.ring.push_back((sequence, payload.clone()));
+        while self.ring.len() > self.ring_length {
+            self.ring.pop_front();
+        }
+        (sequence, payload)
+    }
+
+    /// Publishing failed: the number is used up, the events are gone, the ring never sees them.
+    pub fn publish_failed(&mut self) {
+        let _ = self.publish();
+        self.ring.pop_back();
+    }
+}

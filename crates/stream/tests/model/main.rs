@@ -1,0 +1,337 @@
+//! Any history of one engine, however it is lost, doubled, delayed and restarted, against a naive model of it.
+//!
+//! Whenever the recorder has caught up: `exact` means that it holds what the engine holds, copies included; `lower`
+//! means a subset of it. A replica fed by entries and snapshots, and a consumer fed by transitions alone, must agree.
+
+mod engine;
+mod followers;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+use engine::{Engine, block_hash};
+use followers::{Replica, TransitionReader};
+use kvplane_core::{Continuity as Standing, Trust};
+use kvplane_stream::{Ask, JournalOptions, Now, Options, Recorder};
+use proptest::prelude::*;
+
+#[derive(Debug, Clone)]
+enum Op {
+    Extend {
+        conversation: u8,
+        depth: usize,
+        second_copy: bool,
+    },
+    Evict(usize),
+    Clear,
+    /// Publish what happened; the frame may be lost, damaged, doubled or held back on the way.
+    Publish(Fate),
+    /// A batch that the engine fails to encode.
+    PublishFailed,
+    /// Frames that were held back arrive.
+    DeliverLate,
+    /// The answer to an outstanding replay question.
+    Answer(AnswerKind),
+    Wait(u64),
+    Disconnect {
+        lose_live: bool,
+    },
+    Reconnect,
+    /// The engine dies and comes back; it publishes this much before we are connected again.
+    Restart {
+        publishes: u8,
+    },
+    /// The replica is far behind and must take a snapshot.
+    ForgetReplica,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Fate {
+    Arrives,
+    Lost,
+    Damaged,
+    Doubled,
+    Late,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum AnswerKind {
+    Whole,
+    Broken,
+    Silent,
+}
+
+struct World {
+    engine: Engine,
+    recorder: Recorder,
+    now: Now,
+    connected: bool,
+    engine_up_start: u64,
+    late: VecDeque<(u64, Bytes)>,
+    question: Option<(u64, u64)>,
+    hint: Option<u64>,
+    has_replay: bool,
+    has_hint: bool,
+    replica: Replica,
+    reader: TransitionReader,
+}
+
+impl World {
+    fn new(has_replay: bool, has_hint: bool, ring: usize, window: usize) -> Self {
+        let now = Now { mono: Duration::from_secs(1), unix_ms: 1_700_000_000_000 };
+        let follow = Options { replay: has_replay, hold_batches: 6, ..Options::default() };
+        let keep = JournalOptions { max_batches: window, ..JournalOptions::default() };
+        Self {
+            engine: Engine::new(ring),
+            recorder: Recorder::new(follow, keep, 0, now),
+            now,
+            connected: false,
+            engine_up_start: 1,
+            late: VecDeque::new(),
+            question: None,
+            hint: None,
+            has_replay,
+            has_hint,
+            replica: Replica::default(),
+            reader: TransitionReader::default(),
+        }
+    }
+
+    fn collect(&mut self) {
+        for ask in self.recorder.take_asks() {
+            match ask {
+                Ask::Replay { id, from } => self.question = Some((id, from)),
+                Ask::Hint { id } => self.hint = Some(id),
+            }
+        }
+        let _ = self.recorder.take_happenings();
+    }
+
+    fn wait(&mut self, ms: u64) {
+        self.now.mono += Duration::from_millis(ms);
+        self.now.unix_ms += ms;
+        self.recorder.tick(self.now);
+        self.collect();
+    }
+
+    fn deliver(&mut self, sequence: u64, payload: Bytes) {
+        self.recorder.live(self.now, sequence, payload);
+        self.collect();
+    }
+
+    fn publish(&mut self, fate: Fate) {
+        let (sequence, payload) = self.engine.publish();
+        if !self.connected {
+            return;
+        }
+        match fate {
+            Fate::Arrives => self.deliver(sequence, payload),
+            Fate::Lost => {}
+            Fate::Damaged => self.deliver(sequence, payload.slice(..payload.len() / 2)),
+            Fate::Doubled => {
+                self.deliver(sequence, payload.clone());
+                self.deliver(sequence, payload);
+            }
+            Fate::Late => self.late.push_back((sequence, payload)),
+        }
+    }
+
+    fn answer(&mut self, kind: AnswerKind) {
+        if let Some(id) = self.hint.take() {
+            let start = self.has_hint.then_some(self.engine_up_start);
+            self.recorder.hint(self.now, id, start, None);
+            self.collect();
+        }
+        let Some((id, from)) = self.question.take() else { return };
+        let batches: Vec<_> =
+            self.engine.ring.iter().filter(|(sequence, _)| *sequence >= from).cloned().collect();
+        let count = match kind {
+            AnswerKind::Whole => batches.len(),
+            AnswerKind::Broken => batches.len() / 2,
+            AnswerKind::Silent => 0,
+        };
+        for (sequence, payload) in batches.into_iter().take(count) {
+            self.recorder.replayed(self.now, id, sequence, payload);
+        }
+        self.recorder.replay_ended(self.now, id, matches!(kind, AnswerKind::Whole));
+        self.collect();
+    }
+
+    fn disconnect(&mut self, lose_late: bool) {
+        if self.connected {
+            self.connected = false;
+            if lose_late {
+                self.late.clear();
+            }
+            self.recorder.disconnected(self.now);
+            self.collect();
+        }
+    }
+
+    fn reconnect(&mut self) {
+        if !self.connected {
+            self.connected = true;
+            self.late.clear(); // a connection's frames end with it
+            self.recorder.connected(self.now);
+            self.collect();
+        }
+    }
+
+    fn run(&mut self, op: Op) {
+        match op {
+            Op::Extend { conversation, depth, second_copy } => {
+                self.engine.extend(conversation, depth, second_copy)
+            }
+            Op::Evict(pick) => self.engine.evict(pick),
+            Op::Clear => self.engine.clear(),
+            Op::Publish(fate) => self.publish(fate),
+            Op::PublishFailed => self.engine.publish_failed(),
+            Op::DeliverLate => {
+                while self.connected
+                    && let Some((sequence, payload)) = self.late.pop_back()
+                {
+                    self.deliver(sequence, payload);
+                }
+            }
+            Op::Answer(kind) => self.answer(kind),
+            Op::Wait(ms) => self.wait(ms),
+            Op::Disconnect { lose_live } => self.disconnect(lose_live),
+            Op::Reconnect => self.reconnect(),
+            Op::Restart { publishes } => {
+                self.disconnect(true);
+                self.engine.restart();
+                self.engine_up_start += 1;
+                for n in 0..publishes {
+                    self.engine.extend(n % 3, usize::from(n % 5) + 1, false);
+                    self.publish(Fate::Lost);
+                }
+            }
+            Op::ForgetReplica => self.replica = Replica::default(),
+        }
+        self.check();
+    }
+
+    /// Lets everything come to rest with a well-behaved network.
+    fn rest(&mut self) {
+        // The engine's next step makes pending events known; only then is there a truth to compare with.
+        self.publish(Fate::Lost);
+        self.reconnect();
+        for _ in 0..12 {
+            self.answer(AnswerKind::Whole);
+            self.wait(1_100);
+            self.answer(AnswerKind::Whole);
+            self.wait(31_000);
+        }
+        self.publish(Fate::Arrives);
+        for _ in 0..4 {
+            self.answer(AnswerKind::Whole);
+            self.wait(1_100);
+        }
+        self.answer(AnswerKind::Whole);
+        self.check();
+        assert_eq!(self.recorder.continuity().standing(), Standing::Live);
+        assert_eq!(self.recorder.continuity().last_sequence(), self.engine.next_sequence.checked_sub(1));
+    }
+
+    fn check(&mut self) {
+        self.replica.follow(&mut self.recorder);
+        self.reader.follow(&mut self.recorder);
+        let mut ours: std::collections::BTreeMap<u64, u32> = std::collections::BTreeMap::new();
+        let journal = self.recorder.journal();
+        for (_, hash, copies) in journal.state().residencies() {
+            *ours.entry(hash).or_default() += copies;
+        }
+        assert_eq!(self.replica.held(), ours, "a replica must hold what the journal holds");
+        // Everything the model stores is on the device and its chains are known, unless the past is not.
+        let visible: std::collections::BTreeSet<u64> = self.reader.held.clone();
+        assert!(visible.iter().all(|hash| ours.contains_key(hash)), "transitions must not invent blocks");
+        if journal.state().waiting() == 0 {
+            assert!(ours.keys().all(|hash| visible.contains(hash)), "transitions must not lose blocks");
+        }
+        let caught_up = self.recorder.continuity().standing() == Standing::Live
+            && self.recorder.continuity().last_sequence() == self.engine.next_sequence.checked_sub(1)
+            && self.engine.nothing_pending();
+        if !caught_up {
+            return;
+        }
+        match journal.trust().level() {
+            Trust::Exact => assert_eq!(ours, self.engine.held, "exact"),
+            Trust::Lower => {
+                assert!(ours.keys().all(|hash| self.engine.held.contains_key(hash)), "phantoms in {ours:?}");
+            }
+            other => panic!("the model never does anything that makes trust {other}"),
+        }
+    }
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
+        8 => Just(Fate::Arrives),
+        2 => Just(Fate::Lost),
+        1 => Just(Fate::Damaged),
+        1 => Just(Fate::Doubled),
+        2 => Just(Fate::Late),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        8 => (0..3u8, 1..8usize, any::<bool>())
+            .prop_map(|(conversation, depth, second_copy)| Op::Extend { conversation, depth, second_copy }),
+        5 => (0..64usize).prop_map(Op::Evict),
+        1 => Just(Op::Clear),
+        10 => fate().prop_map(Op::Publish),
+        1 => Just(Op::PublishFailed),
+        2 => Just(Op::DeliverLate),
+        6 => prop_oneof![6 => Just(AnswerKind::Whole), 1 => Just(AnswerKind::Broken), 1 => Just(AnswerKind::Silent)]
+            .prop_map(Op::Answer),
+        3 => prop_oneof![Just(50u64), Just(400), Just(1_100), Just(11_000), Just(31_000)].prop_map(Op::Wait),
+        1 => any::<bool>().prop_map(|lose_live| Op::Disconnect { lose_live }),
+        3 => Just(Op::Reconnect),
+        1 => (0..12u8).prop_map(|publishes| Op::Restart { publishes }),
+        1 => Just(Op::ForgetReplica),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_500, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn with_replay(ops in prop::collection::vec(op(), 0..120), ring in 1..40usize, window in 1..30usize) {
+        let mut world = World::new(true, true, ring, window);
+        for op in ops {
+            world.run(op);
+        }
+        world.rest();
+    }
+
+    #[test]
+    fn without_replay(ops in prop::collection::vec(op(), 0..120), has_hint: bool, window in 1..30usize) {
+        let mut world = World::new(false, has_hint, 0, window);
+        for op in ops {
+            world.run(op);
+        }
+        world.rest();
+    }
+}
+
+#[test]
+fn a_restart_that_overtook_the_sequence_is_seen_and_equal_hashes_prove_nothing() {
+    let mut world = World::new(true, true, 100, 100);
+    world.run(Op::Reconnect);
+    world.run(Op::Answer(AnswerKind::Whole));
+    for depth in 1..5 {
+        world.run(Op::Extend { conversation: 0, depth, second_copy: false });
+        world.run(Op::Publish(Fate::Arrives));
+    }
+    let before = world.recorder.journal().epoch();
+    world.run(Op::Restart { publishes: 9 });
+    world.run(Op::Reconnect);
+    world.run(Op::Answer(AnswerKind::Whole));
+    world.run(Op::Answer(AnswerKind::Whole));
+    assert!(world.recorder.journal().epoch() > before);
+    assert_eq!(world.recorder.continuity().counters().restarts, 1);
+    assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
+    assert!(!world.engine.held.contains_key(&block_hash(0, 5)));
+}
