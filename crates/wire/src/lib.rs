@@ -1,4 +1,12 @@
 //! Engine dialects: bytes to events and back. No IO, no allocation per block, nothing trusted.
+//!
+//! - [`Decoder`] reads a published message of any vLLM since 0.9, and what `SGLang` and `TokenSpeed` send;
+//! - [`encode`] writes what each vLLM release would have sent;
+//! - [`replay`] knows the frames around a payload, live and replayed;
+//! - [`dynamo`] is the JSON that a Dynamo router recovers from;
+//! - [`msgpack`] is the level of bytes below the first two.
+//!
+//! What an event means for a block's residency is not decided here.
 
 #[cfg(any(test, feature = "checks"))]
 pub mod checks;

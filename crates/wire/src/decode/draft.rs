@@ -39,13 +39,13 @@ impl<'f> Draft<'f> {
         reader: &mut Reader<'f>,
         sink: &mut Sink<'_, 'f>,
     ) -> Result<(), DecodeError> {
-        let start = *reader;
+        let start = reader.position();
         self.seen |= field.bit();
         self.faults[field as usize] = match self.assign(field, reader, sink) {
             Ok(()) => None,
             Err(Trouble::Broken(error)) => return Err(error),
             Err(Trouble::Unfit(reason)) => {
-                *reader = start;
+                reader.seek(start);
                 reader.skip_value()?;
                 Some(reason)
             }
@@ -161,12 +161,14 @@ fn hashes(reader: &mut Reader<'_>, out: &mut Vec<Hash>) -> Result<Range<usize>, 
     let start = out.len();
     out.reserve(count.min(reader.rest().len()));
     for _ in 0..count {
-        out.push(hash(reader)?);
+        out.push(match reader.take_u64() {
+            Some(bits) => Hash { bits, wide_start: 0, wide_len: 0, negative: false },
+            None => hash(reader)?,
+        });
     }
     Ok(start..out.len())
 }
 
-#[inline]
 fn hash(reader: &mut Reader<'_>) -> Result<Hash, Trouble> {
     match reader.integer() {
         Ok(Integer { bits, negative }) => Ok(Hash { bits, wide_start: 0, wide_len: 0, negative }),

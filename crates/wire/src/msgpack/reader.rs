@@ -43,22 +43,27 @@ impl Integer {
     }
 }
 
-/// A position in a slice. Copy it to come back to a place.
+/// A position in a slice.
 #[derive(Debug, Clone, Copy)]
 pub struct Reader<'f> {
     rest: &'f [u8],
-    total: usize,
+    whole: &'f [u8],
 }
 
 impl<'f> Reader<'f> {
     /// A reader at the start of `bytes`.
     pub fn new(bytes: &'f [u8]) -> Self {
-        Self { rest: bytes, total: bytes.len() }
+        Self { rest: bytes, whole: bytes }
     }
 
     /// How many bytes were consumed.
     pub fn position(&self) -> usize {
-        self.total - self.rest.len()
+        self.whole.len() - self.rest.len()
+    }
+
+    /// Goes to a position; to the end if it lies beyond.
+    pub fn seek(&mut self, position: usize) {
+        self.rest = self.whole.get(position..).unwrap_or_default();
     }
 
     /// What is still to be read.
@@ -140,15 +145,17 @@ impl<'f> Reader<'f> {
         Ok(bytes)
     }
 
-    /// An integer.
+    /// Consumes an unsigned integer of full width if one is next: the form of most hashes.
     #[inline]
+    pub fn take_u64(&mut self) -> Option<u64> {
+        let (0xcf, rest) = self.rest.split_first()? else { return None };
+        let (bytes, rest) = rest.split_first_chunk()?;
+        self.rest = rest;
+        Some(u64::from_be_bytes(*bytes))
+    }
+
+    /// An integer.
     pub fn integer(&mut self) -> Result<Integer, Fault> {
-        if let [0xcf, rest @ ..] = self.rest
-            && let Some((bytes, rest)) = rest.split_first_chunk()
-        {
-            self.rest = rest;
-            return Ok(Integer::unsigned(u64::from_be_bytes(*bytes)));
-        }
         match self.rest {
             [value @ 0..=0x7f, rest @ ..] => {
                 self.rest = rest;
@@ -161,7 +168,7 @@ impl<'f> Reader<'f> {
             [0xcc, ..] => self.fixed().map(|b| Integer::unsigned(u64::from(u8::from_be_bytes(b)))),
             [0xcd, ..] => self.fixed().map(|b| Integer::unsigned(u64::from(u16::from_be_bytes(b)))),
             [0xce, ..] => self.fixed().map(|b| Integer::unsigned(u64::from(u32::from_be_bytes(b)))),
-            [0xcf, ..] => Err(Fault::Truncated),
+            [0xcf, ..] => self.fixed().map(|b| Integer::unsigned(u64::from_be_bytes(b))),
             [0xd0, ..] => self.fixed().map(|b| Integer::signed(i64::from(i8::from_be_bytes(b)))),
             [0xd1, ..] => self.fixed().map(|b| Integer::signed(i64::from(i16::from_be_bytes(b)))),
             [0xd2, ..] => self.fixed().map(|b| Integer::signed(i64::from(i32::from_be_bytes(b)))),
