@@ -6,7 +6,7 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kvplane_core::{Epoch, Reason, Tier, TrustState};
+use kvplane_core::{Continuity, Epoch, Reason, Tier, TrustState};
 
 use crate::state::{Attributes, ExtraKeys, Parent, Place};
 
@@ -140,6 +140,8 @@ pub struct Entry {
     pub changes: Vec<Change>,
     /// The trust after it, where it changed.
     pub trust: Option<TrustState>,
+    /// Where the stream stands after it, where that changed.
+    pub standing: Option<Continuity>,
     /// The number of the first transition; the others follow without a gap.
     pub first_event_id: u64,
     /// What consumers that count nothing see of it.

@@ -192,6 +192,7 @@ impl Recorder {
         }
         if standing != self.last_standing {
             self.last_standing = standing;
+            self.journal.note_standing(standing);
             self.happenings.push(Happening::Standing(standing));
         }
         let trust = trust_of(&self.journal);

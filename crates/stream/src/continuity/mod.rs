@@ -215,6 +215,7 @@ enum Phase {
 
 /// The state machine of one stream.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
 pub struct Continuity {
     options: Options,
     phase: Phase,
@@ -231,6 +232,8 @@ pub struct Continuity {
     any_first: bool,
     out: VecDeque<Action>,
     request: Option<Request>,
+    /// A complete replay had a hole after this sequence; a second one with the same hole means that it is lost.
+    hole_after: Option<u64>,
     pending: Option<Pending>,
     /// Orders arrivals and requests against each other.
     stamp: u64,
@@ -241,13 +244,31 @@ pub struct Continuity {
     counters: Counters,
 }
 
+/// What is known of the start time since the last (re)connect.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum HintAnswer {
+    #[default]
+    Awaited,
+    Absent,
+    At(u64),
+}
+
+impl HintAnswer {
+    fn value(self) -> Option<u64> {
+        match self {
+            Self::At(start_time) => Some(start_time),
+            Self::Awaited | Self::Absent => None,
+        }
+    }
+}
+
 /// The start-time hint: supports a verdict where there is no replay, never decides alone.
 #[derive(Debug, Default)]
 struct HintState {
     /// Of the current epoch.
     baseline: Option<u64>,
     /// The answer since the last (re)connect.
-    current: Option<Option<u64>>,
+    current: HintAnswer,
     asked: u64,
 }
 
@@ -268,6 +289,7 @@ impl Continuity {
             any_first: false,
             out: VecDeque::new(),
             request: None,
+            hole_after: None,
             pending: None,
             stamp: 0,
             next_id: 0,
@@ -374,7 +396,7 @@ impl Continuity {
         if id != self.hint.asked {
             return;
         }
-        self.hint.current = Some(start_time);
+        self.hint.current = start_time.map_or(HintAnswer::Absent, HintAnswer::At);
         if self.phase == Phase::Live || self.last.is_none() {
             self.hint.baseline = start_time;
         }
@@ -530,7 +552,7 @@ impl Continuity {
     fn ask_hint(&mut self) {
         self.next_id += 1;
         self.hint.asked = self.next_id;
-        self.hint.current = None;
+        self.hint.current = HintAnswer::Awaited;
         self.out.push_back(Action::Hint { id: self.next_id });
     }
 
@@ -544,8 +566,8 @@ impl Continuity {
         self.unresolved_since = None;
         self.down = false;
         self.pending = None;
-        if let Some(current) = self.hint.current {
-            self.hint.baseline = current;
+        if self.hint.current != HintAnswer::Awaited {
+            self.hint.baseline = self.hint.current.value();
         }
         self.schedule_question(now, self.options.quiet_first);
     }
@@ -561,7 +583,8 @@ impl Continuity {
         self.last = None;
         self.fresh = true;
         self.any_first = false;
+        self.hole_after = None;
         self.recent.clear();
-        self.hint.baseline = self.hint.current.flatten();
+        self.hint.baseline = self.hint.current.value();
     }
 }

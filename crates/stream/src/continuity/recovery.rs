@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kvplane_core::{Reason, digest};
 
 use super::hold::Held;
-use super::{Action, Continuity, EpochCause, Last, OnGap, Origin, Phase};
+use super::{Action, Continuity, EpochCause, HintAnswer, Last, OnGap, Origin, Phase};
 use crate::clock::Now;
 
 /// A replay under way.
@@ -145,7 +145,15 @@ impl Continuity {
         self.place_run_from_hold(sequence);
         match self.last {
             Some(last) if sequence <= last.sequence => return,
-            Some(last) if sequence > last.sequence + 1 => self.skip_to(sequence, Reason::Gap),
+            Some(last) if sequence > last.sequence + 1 => {
+                if self.hole_after != Some(last.sequence) {
+                    // A replay socket drops replies when it cannot send them fast enough: ask once more before the
+                    // missing batch counts as lost.
+                    self.put_on_hold(sequence, held);
+                    return;
+                }
+                self.skip_to(sequence, Reason::Gap);
+            }
             _ => {}
         }
         self.place(sequence, held);
@@ -281,6 +289,7 @@ impl Continuity {
             }
             self.place_run_from_hold(u64::MAX);
             if self.hold.first().is_some_and(|next| self.last.is_some_and(|last| next > last.sequence)) {
+                self.hole_after = self.last_sequence();
                 self.phase = Phase::Recovering;
                 self.ask_replay(false);
                 return;
@@ -307,7 +316,10 @@ impl Continuity {
                 }
             }
             Pending::AwaitLive => {
-                let Some(current) = self.hint.current else { return };
+                if self.hint.current == HintAnswer::Awaited {
+                    return;
+                }
+                let current = self.hint.current.value();
                 let unchanged = current.is_some() && current == self.hint.baseline;
                 if contiguous && unchanged {
                     self.place_run_from_hold(u64::MAX);

@@ -96,7 +96,7 @@ impl Journal {
         if layout == Layout::Dense && place_ref.is_main() {
             self.check_block_size(stored.block_size, now);
         }
-        let attributes = self.attributes(batch, stored);
+        let attributes = attributes(batch, stored);
         let mut change = StoredChange {
             cause: StoreCause::Announced,
             place: place_ref.clone(),
@@ -108,10 +108,11 @@ impl Journal {
             attributes,
             session_id: stored.session_id.map(Box::from),
         };
-        if layout == Layout::Dense && place_ref.proves_ancestors() {
-            if let Some(parent) = stored.parent {
-                self.prove_ancestors(parent.bits, place, &place_ref, stored.block_size, effects);
-            }
+        if layout == Layout::Dense
+            && place_ref.proves_ancestors()
+            && let Some(parent) = stored.parent
+        {
+            self.prove_ancestors(parent.bits, place, &place_ref, stored.block_size, effects);
         }
         for (at, &hash) in hashes.iter().enumerate() {
             let parent = match (layout, at) {
@@ -254,20 +255,6 @@ impl Journal {
         }));
     }
 
-    fn attributes(&self, batch: &Batch<'_, '_>, stored: &Stored<'_>) -> Arc<Attributes> {
-        // The salt is among the keys of a prompt's first block, and inherited from there.
-        let salt = stored.cache_salt.or_else(|| {
-            let first_of_prompt = stored.parent.is_none();
-            if first_of_prompt { salt_among(batch.extra_keys(stored, 0), stored.lora_name) } else { None }
-        });
-        Arc::new(Attributes {
-            lora_id: stored.lora_id,
-            lora_name: stored.lora_name.map(Box::from),
-            cache_salt: salt.map(Box::from),
-            bigrams: matches!(batch.tokens(stored), kvplane_wire::Tokens::Bigrams(_)),
-        })
-    }
-
     fn note_place(&mut self, place: &Place, now: Now) {
         if place.tier == Tier::Unknown {
             self.degrade(Reason::UnknownMedium, now);
@@ -391,4 +378,19 @@ impl Journal {
         };
         log.stored(tier, parent, self.state.hash_of(slot), chain.content);
     }
+}
+
+/// What the blocks of a store have in common.
+fn attributes(batch: &Batch<'_, '_>, stored: &Stored<'_>) -> Arc<Attributes> {
+    // The salt is among the keys of a prompt's first block, and inherited from there.
+    let salt = stored.cache_salt.or_else(|| {
+        let first_of_prompt = stored.parent.is_none();
+        if first_of_prompt { salt_among(batch.extra_keys(stored, 0), stored.lora_name) } else { None }
+    });
+    Arc::new(Attributes {
+        lora_id: stored.lora_id,
+        lora_name: stored.lora_name.map(Box::from),
+        cache_salt: salt.map(Box::from),
+        bigrams: matches!(batch.tokens(stored), kvplane_wire::Tokens::Bigrams(_)),
+    })
 }

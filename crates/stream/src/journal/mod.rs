@@ -7,15 +7,15 @@ mod window;
 
 use std::sync::Arc;
 
-use kvplane_core::{Cursor, Epoch, Reason, Tier, TrustState};
+use kvplane_core::{Continuity as Standing, Cursor, Epoch, Reason, Tier, TrustState};
 use kvplane_wire::RejectedKind;
 
 use crate::change::{Change, Entry, Transition};
 use crate::clock::Now;
 use crate::continuity::EpochCause;
 use crate::state::{CutAborted, Image, Limits, State};
-use window::Window;
 pub use window::{Loss, Range};
+use window::{Notes, Window};
 
 /// What a second store of a held hash means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -110,6 +110,8 @@ pub struct Snapshot {
     pub known_from: Option<u64>,
     /// What the state is worth.
     pub trust: TrustState,
+    /// Where the stream stood.
+    pub standing: Standing,
     /// The last transition that is part of it.
     pub last_event_id: u64,
     /// The state.
@@ -125,6 +127,7 @@ pub struct SnapshotBuilder {
 
 /// The journal of one stream.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
 pub struct Journal {
     options: JournalOptions,
     rank: u32,
@@ -133,6 +136,8 @@ pub struct Journal {
     state: State,
     trust: TrustState,
     trust_changed: bool,
+    standing: Standing,
+    standing_changed: bool,
     known_from: Option<u64>,
     /// The next batch is the first that is known.
     known_from_next: bool,
@@ -163,6 +168,8 @@ impl Journal {
             epoch,
             trust,
             trust_changed: false,
+            standing: Standing::Connecting,
+            standing_changed: false,
             known_from: None,
             known_from_next: false,
             engine_sequence: None,
@@ -268,6 +275,7 @@ impl Journal {
                 engine_sequence: self.engine_sequence,
                 known_from: self.known_from,
                 trust: self.trust.clone(),
+                standing: self.standing,
                 last_event_id: self.last_event_id(),
                 image: Image::default(),
             },
@@ -291,6 +299,7 @@ impl Journal {
             engine_sequence: None,
             known_from: None,
             trust: TrustState::default(),
+            standing: self.standing,
             last_event_id: 0,
             image: Image::default(),
         };
@@ -360,6 +369,13 @@ impl Journal {
         self.note_trust_change();
     }
 
+    /// The stream stands elsewhere: subscribers are told by an entry.
+    pub fn note_standing(&mut self, standing: Standing) {
+        self.standing = standing;
+        self.standing_changed = true;
+        self.push(None, 0.0, Vec::new(), Vec::new());
+    }
+
     // --- shared by the parts of this room ---------------------------------------------------------------------
 
     /// Puts a change of trust that no batch brought into the journal.
@@ -380,8 +396,11 @@ impl Journal {
         changes: Vec<Change>,
         transitions: Vec<Transition>,
     ) {
-        let trust = std::mem::take(&mut self.trust_changed).then(|| self.trust.clone());
-        self.window.push(self.epoch, engine_sequence, timestamp, changes, trust, transitions);
+        let notes = Notes {
+            trust: std::mem::take(&mut self.trust_changed).then(|| self.trust.clone()),
+            standing: std::mem::take(&mut self.standing_changed).then_some(self.standing),
+        };
+        self.window.push(self.epoch, engine_sequence, timestamp, changes, notes, transitions);
     }
 
     /// Knowing as many copies as the device has blocks is knowing everything.

@@ -48,7 +48,8 @@ impl Snapshot {
                 let Some(chain) = block.attached_chain() else { continue };
                 let here = self.is_visible(block, tier);
                 // Only the warmest tier's index walks from the root; the others continue from it.
-                if !here && !(tier == Tier::Device && supports.contains(&block.hash)) {
+                let needed = tier == Tier::Device && supports.contains(&block.hash);
+                if !here && !needed {
                     continue;
                 }
                 log.stored(tier, block.parent(), block.hash, chain.content);
@@ -91,7 +92,7 @@ impl BlockImage {
     }
 
     fn parent(&self) -> Option<u64> {
-        let chain = self.attached_chain().or(self.chains.first())?;
+        let chain = self.attached_chain().or_else(|| self.chains.first())?;
         match chain.parent {
             Parent::Block(parent) => Some(parent),
             Parent::Root => None,

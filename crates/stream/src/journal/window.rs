@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use kvplane_core::{Epoch, TrustState};
+use kvplane_core::{Continuity, Epoch, TrustState};
 
 use crate::change::{Change, Entry, Transition};
 
@@ -35,6 +35,13 @@ pub enum Range {
     },
     /// The number is not of this life or no longer kept.
     Outside,
+}
+
+/// What an entry says besides what happened to blocks.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    pub(super) trust: Option<TrustState>,
+    pub(super) standing: Option<Continuity>,
 }
 
 #[derive(Debug)]
@@ -93,9 +100,10 @@ impl Window {
         engine_sequence: Option<u64>,
         timestamp: f64,
         changes: Vec<Change>,
-        trust: Option<TrustState>,
+        notes: Notes,
         transitions: Vec<Transition>,
     ) {
+        let Notes { trust, standing } = notes;
         let entry = Entry {
             epoch,
             sequence: self.next_sequence,
@@ -104,6 +112,7 @@ impl Window {
             cost: Entry::estimate(&changes, &transitions),
             changes,
             trust,
+            standing,
             first_event_id: self.next_event_id,
             transitions,
             encodings: Default::default(),
