@@ -67,9 +67,14 @@ impl PollerQueue {
         self.waker.wake();
     }
 
-    /// Ends the poller.
+    /// Asks the poller to end.
     pub(crate) fn stop(&self) {
         self.commands.lock().stopped = true;
+        self.waker.wake();
+    }
+
+    /// Lets go of the socket that wakes the poller, once it has ended.
+    pub(crate) fn close(&self) {
         self.waker.close();
     }
 }

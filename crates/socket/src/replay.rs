@@ -32,6 +32,9 @@ const REPLIES_PER_TURN: usize = 512;
 /// holes: so more than any engine keeps (vLLM: 10 000 batches).
 const RECEIVE_HWM: i32 = 100_000;
 
+/// The thread looks around at least this often, so that no lost call can keep it asleep.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
 /// How a replay ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplayEnd {
@@ -129,8 +132,14 @@ impl ReplayQueue {
         Ok(ReplayHandle { cancelled, queue: self.clone() })
     }
 
+    /// Asks the replay thread to end.
     pub(crate) fn stop(&self) {
         self.asked.lock().stopped = true;
+        self.waker.wake();
+    }
+
+    /// Lets go of the socket that wakes the replay thread, once it has ended.
+    pub(crate) fn close(&self) {
         self.waker.close();
     }
 }
@@ -195,9 +204,9 @@ impl Replayer {
     /// Waits for replies, limits or requests; tells which sockets are readable.
     fn sleep(&self) -> Vec<bool> {
         let now = Instant::now();
-        let expiry = self.running.iter().map(Running::expiry).min();
-        let timeout = expiry.map(|expiry| expiry.saturating_duration_since(now));
-        let millis = timeout.map_or(-1, |t| i64::try_from(t.as_micros().div_ceil(1000)).unwrap_or(i64::MAX));
+        let expiries = self.running.iter().map(|running| running.expiry().saturating_duration_since(now));
+        let timeout = expiries.min().unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP);
+        let millis = i64::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i64::MAX);
         let mut items = Vec::with_capacity(1 + self.running.len());
         items.push(self.sleeper.socket().as_poll_item(POLLIN));
         items.extend(self.running.iter().map(|running| running.socket.as_poll_item(POLLIN)));

@@ -140,6 +140,10 @@ impl Inner {
                 tracing::error!("a socket thread panicked");
             }
         }
+        for poller in &self.pollers {
+            poller.close();
+        }
+        self.replays.close();
         // Dropping the last clone of a context waits for libzmq's own threads.
         let contexts = std::mem::take(&mut *self.contexts.lock());
         drop(contexts);

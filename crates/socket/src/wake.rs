@@ -44,9 +44,8 @@ impl Waker {
         }
     }
 
-    /// Calls once more and lets go of the socket.
+    /// Lets go of the socket. Only when the other side has ended: closing drops a call not yet heard.
     pub(crate) fn close(&self) {
-        self.wake();
         self.0.lock().take();
     }
 }

@@ -1,0 +1,41 @@
+//! 300 streams in one process. Alone in its file: it counts this process's threads.
+
+mod support;
+
+use std::fs;
+
+use kvplane_socket::PublishContext;
+use support::{PATIENCE, publisher, sockets, subscribe};
+
+const STREAMS: usize = 300;
+
+/// All threads of this process: libzmq's own bear the name of whoever started them.
+fn threads() -> usize {
+    fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+#[test]
+fn three_hundred_streams_need_eight_threads_at_most() {
+    let context = PublishContext::new();
+    let mut publishers: Vec<_> = (0..STREAMS).map(|_| publisher(&context, "tcp://127.0.0.1:0")).collect();
+    let before = threads();
+
+    let sockets = sockets();
+    let subscriptions: Vec<_> = publishers.iter().map(|p| subscribe(&sockets, p.last_endpoint())).collect();
+    for publisher in &mut publishers {
+        assert!(publisher.wait_for_subscriptions(1, PATIENCE));
+        for sequence in 0..20 {
+            publisher.send(b"kv", sequence, b"payload").unwrap();
+        }
+    }
+    for (_handle, log) in &subscriptions {
+        log.wait_for_message(19);
+        assert_eq!(log.sequences(), (0..20).collect::<Vec<_>>());
+    }
+    let used = threads() - before;
+    assert!(used <= 8, "{used} threads");
+
+    sockets.shutdown();
+    assert_eq!(threads(), before, "a shutdown joins every thread");
+    drop(subscriptions);
+}
