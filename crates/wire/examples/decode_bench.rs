@@ -14,8 +14,8 @@ const BLOCKS: usize = 8;
 const BATCHES: usize = 2000;
 const RUNS: usize = 21;
 
-/// How token ids are drawn. Vocabularies are ordered by how often a token occurs, so real text has mostly
-/// small ids; uniform ids over a large vocabulary are the worst case for a reader that guesses widths.
+/// How token ids are drawn. Both are made up: neither was measured on text. They differ in how often each
+/// width of integer occurs, which is what a reader that guesses widths would be sensitive to.
 #[derive(Clone, Copy)]
 enum Ids {
     Skewed,
@@ -100,7 +100,7 @@ impl Ids {
     fn draw(self, random: &mut Random) -> u32 {
         let unit = (random.next() >> 11) as f64 / (1u64 << 53) as f64;
         let unit = match self {
-            // Half of all tokens below 2000, a tenth above 65536: roughly what English text gives.
+            // A third in one byte, half of all below 2000, a tenth above 65536.
             Self::Skewed => unit.powi(6),
             Self::Uniform => unit,
         };

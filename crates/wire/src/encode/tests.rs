@@ -1,4 +1,8 @@
-//! The bytes that msgspec itself produced for each release, in both directions.
+//! Bytes that msgspec produced with the engines' own structs, in both directions.
+//!
+//! The stores are whole samples, except that arrays of one release are spelt from their common part. Where
+//! no sample exists (digests, removals of some releases, a nil rank) the bytes are put together from samples
+//! of the same parts.
 
 use super::*;
 use crate::Decoder;
