@@ -1,0 +1,305 @@
+//! The engine: requests on pools, batches to publishers, lives.
+
+mod running;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kvplane_socket::SocketError;
+use parking_lot::Mutex;
+
+pub use self::running::Running;
+use crate::config::SimConfig;
+use crate::fault::{Fault, Restart};
+use crate::history::{History, relive};
+use crate::http::HttpServer;
+use crate::pool::{Keys, Pool, PoolError};
+use crate::publisher::{Command, PublisherHandle};
+
+/// Starts simulated engines.
+#[derive(Debug)]
+pub struct SimEngine;
+
+/// A running engine. Cheap to clone; it ends with [`SimHandle::stop`] or with the last clone.
+#[derive(Clone)]
+pub struct SimHandle {
+    pub(crate) engine: Arc<Engine>,
+    /// Absent in the handle that the HTTP server itself holds, so that it does not keep itself alive.
+    http: Option<Arc<HttpServer>>,
+}
+
+/// Why the engine could not start or serve.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// A socket could not be opened.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The HTTP server could not start.
+    #[error("cannot serve http: {0}")]
+    Http(#[from] std::io::Error),
+    /// The pool refused.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The engine was restarted under a running request.
+    #[error("the engine restarted")]
+    Restarted,
+    /// No such rank.
+    #[error("no rank {0}")]
+    NoRank(u32),
+}
+
+/// How a request differs from a plain one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CompletionOptions {
+    /// The rank to run on; in turn without.
+    pub rank: Option<u32>,
+    /// Cache salt.
+    pub cache_salt: Option<String>,
+    /// Adapter name.
+    pub lora: Option<String>,
+}
+
+/// What a request got.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompletionResult {
+    /// The rank that ran it.
+    pub rank: u32,
+    /// Prompt tokens that were found in the cache.
+    pub cached_tokens: usize,
+    /// Generated tokens.
+    pub output: Vec<u32>,
+}
+
+/// The truth about a rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankState {
+    /// The rank.
+    pub rank: u32,
+    /// Sequence of the next batch.
+    pub next_sequence: u64,
+    /// Cached blocks: the 64 bits of each hash, and its copies.
+    pub blocks: BTreeMap<u64, usize>,
+}
+
+/// What all handles share.
+pub(crate) struct Engine {
+    pub(crate) config: SimConfig,
+    pub(crate) ranks: Vec<Rank>,
+    start_time: Mutex<f64>,
+    next_rank: AtomicUsize,
+}
+
+/// One data-parallel rank.
+pub(crate) struct Rank {
+    pub(crate) state: Mutex<Life>,
+    pub(crate) publisher: PublisherHandle,
+}
+
+/// What a rank has in one life.
+pub(crate) struct Life {
+    number: u64,
+    pool: Pool,
+    history: History,
+}
+
+impl SimEngine {
+    /// Opens all sockets and starts the threads.
+    pub fn start(config: SimConfig) -> Result<SimHandle, SimError> {
+        let ranks = (0..config.ranks.max(1)).map(|rank| {
+            let life = Life { number: 0, pool: Pool::new(config.pool()), history: History::default() };
+            Ok(Rank { state: Mutex::new(life), publisher: PublisherHandle::start(&config, rank)? })
+        });
+        let engine = Arc::new(Engine {
+            ranks: ranks.collect::<Result<_, SimError>>()?,
+            start_time: Mutex::new(now()),
+            next_rank: AtomicUsize::new(0),
+            config,
+        });
+        let inner = SimHandle { engine: engine.clone(), http: None };
+        let http = engine.config.http.map(|address| HttpServer::start(address, inner)).transpose()?;
+        let handle = SimHandle { engine, http: http.map(Arc::new) };
+        let restart = handle.engine.config.faults.iter().find_map(|fault| match fault {
+            Fault::Restart(restart) => Some(*restart),
+            _ => None,
+        });
+        if let Some(restart) = restart {
+            handle.engine.restart(restart);
+        }
+        Ok(handle)
+    }
+}
+
+impl SimHandle {
+    /// Runs a request to its end. All its batches are on their way when it returns.
+    pub fn complete(
+        &self,
+        prompt: &[u32],
+        max_tokens: usize,
+        options: &CompletionOptions,
+    ) -> Result<CompletionResult, SimError> {
+        self.complete_with_pauses(prompt, max_tokens, options, Duration::ZERO)
+    }
+
+    /// The same, with a pause after each generated token.
+    pub(crate) fn complete_with_pauses(
+        &self,
+        prompt: &[u32],
+        max_tokens: usize,
+        options: &CompletionOptions,
+        pause: Duration,
+    ) -> Result<CompletionResult, SimError> {
+        let mut running = self.begin(prompt, max_tokens, options)?;
+        while running.step()?.is_some() {
+            if !pause.is_zero() {
+                std::thread::sleep(pause);
+            }
+        }
+        Ok(running.finish())
+    }
+
+    /// Starts a request that holds its blocks until it is finished or dropped.
+    pub fn begin(
+        &self,
+        prompt: &[u32],
+        max_tokens: usize,
+        options: &CompletionOptions,
+    ) -> Result<Running, SimError> {
+        let count = self.engine.ranks.len();
+        let turn = || (self.engine.next_rank.fetch_add(1, Ordering::Relaxed) % count) as u32;
+        let rank = options.rank.unwrap_or_else(turn);
+        if rank as usize >= count {
+            return Err(SimError::NoRank(rank));
+        }
+        Running::begin(self.engine.clone(), rank, prompt, max_tokens, options)
+    }
+
+    /// How many tokens of a prompt the cache would serve now.
+    pub fn would_hit(&self, prompt: &[u32], options: &CompletionOptions) -> usize {
+        let rank = self.engine.ranks.get(options.rank.unwrap_or(0) as usize);
+        rank.map_or(0, |rank| rank.state.lock().pool.would_hit(prompt, &keys(options)))
+    }
+
+    /// Forgets every cached block on every rank; false when running requests hold some on any. The event
+    /// comes with the next batch only, as in vLLM.
+    pub fn reset_prefix_cache(&self) -> bool {
+        // Every rank is asked, also after one refused.
+        let refused = self.engine.ranks.iter().filter(|rank| rank.state.lock().pool.reset().is_err());
+        refused.count() == 0
+    }
+
+    /// Makes something go wrong, on one rank or on all. Armed when this returns.
+    pub fn fault(&self, rank: Option<u32>, fault: Fault) {
+        if let Fault::Restart(restart) = fault {
+            self.engine.restart(restart);
+            return;
+        }
+        for publisher in self.publishers(rank) {
+            publisher.send(Command::Fault(fault));
+            publisher.sync();
+        }
+    }
+
+    /// Publishes bytes as a payload of rank 0: under the next sequence, or out of order under a given one
+    /// (then replay does not know it).
+    pub fn publish_raw(&self, sequence: Option<u64>, payload: &[u8]) {
+        for publisher in self.publishers(Some(0)) {
+            publisher.send(Command::Raw(sequence, payload.to_vec()));
+        }
+    }
+
+    /// Waits until `count` subscriptions were made on a rank's socket since it was opened. Keeps the rank's
+    /// publisher from doing anything else: for tests.
+    pub fn wait_for_subscriptions(&self, rank: u32, count: u64, timeout: Duration) -> bool {
+        self.publishers(Some(rank)).all(|publisher| publisher.wait_for_subscriptions(count, timeout))
+    }
+
+    /// The truth, once everything before is published.
+    pub fn state(&self) -> Vec<RankState> {
+        let state = |(index, rank): (usize, &Rank)| {
+            let life = rank.state.lock();
+            let next_sequence = rank.publisher.sync().unwrap_or(0);
+            RankState { rank: index as u32, next_sequence, blocks: life.pool.resident() }
+        };
+        self.engine.ranks.iter().enumerate().map(state).collect()
+    }
+
+    /// Where each rank publishes.
+    pub fn event_endpoints(&self) -> Vec<String> {
+        self.engine.ranks.iter().map(|rank| rank.publisher.events.clone()).collect()
+    }
+
+    /// Where each rank serves replay, if it does.
+    pub fn replay_endpoints(&self) -> Vec<Option<String>> {
+        self.engine.ranks.iter().map(|rank| rank.publisher.replay.clone()).collect()
+    }
+
+    /// Where HTTP is served, if it is.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref().map(|http| http.address())
+    }
+
+    /// When this life began, in seconds since 1970.
+    pub fn start_time(&self) -> f64 {
+        *self.engine.start_time.lock()
+    }
+
+    /// The configuration it was started with.
+    pub fn config(&self) -> &SimConfig {
+        &self.engine.config
+    }
+
+    /// Ends all threads and closes all sockets, whoever else holds a handle.
+    pub fn stop(&self) {
+        if let Some(http) = &self.http {
+            http.stop();
+        }
+        for rank in &self.engine.ranks {
+            rank.publisher.stop();
+        }
+    }
+
+    fn publishers(&self, rank: Option<u32>) -> impl Iterator<Item = &PublisherHandle> {
+        let wanted = move |index: usize| rank.is_none_or(|rank| rank as usize == index);
+        self.engine
+            .ranks
+            .iter()
+            .enumerate()
+            .filter(move |(index, _)| wanted(*index))
+            .map(|(_, rank)| &rank.publisher)
+    }
+}
+
+impl std::fmt::Debug for SimHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimHandle").field("events", &self.event_endpoints()).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    fn restart(&self, restart: Restart) {
+        const LEAST_STEP: f64 = 0.01;
+        for rank in &self.ranks {
+            let mut life = rank.state.lock();
+            let config = self.config.pool();
+            let mut pool = Pool::new(config.clone());
+            let number = life.number + 1;
+            let (history, batches) = relive(&mut pool, &config, &life.history, restart, number);
+            *life = Life { number, pool, history };
+            rank.publisher.send(Command::Restart(batches));
+            rank.publisher.sync();
+        }
+        let mut start_time = self.start_time.lock();
+        *start_time = now().max(*start_time + LEAST_STEP);
+    }
+}
+
+fn keys(options: &CompletionOptions) -> Keys {
+    Keys { lora: options.lora.clone(), salt: options.cache_salt.clone() }
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}

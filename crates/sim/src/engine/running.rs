@@ -1,0 +1,97 @@
+//! A request while it runs.
+
+use std::sync::Arc;
+
+use super::{CompletionOptions, CompletionResult, Engine, Life, Rank, SimError, keys};
+use crate::history::{Recorded, next_token};
+use crate::pool::Table;
+use crate::publisher::Command;
+
+/// A request that holds its blocks. Dropping it ends it.
+pub struct Running {
+    engine: Arc<Engine>,
+    rank: u32,
+    life: u64,
+    table: Table,
+    max_tokens: usize,
+    output: Vec<u32>,
+}
+
+impl Running {
+    pub(super) fn begin(
+        engine: Arc<Engine>,
+        rank: u32,
+        prompt: &[u32],
+        max_tokens: usize,
+        options: &CompletionOptions,
+    ) -> Result<Self, SimError> {
+        let keys = keys(options);
+        let (table, life) = {
+            let place = &engine.ranks[rank as usize];
+            let mut life = place.state.lock();
+            let table = life.pool.begin(prompt, keys.clone())?;
+            life.history.push(Recorded { prompt: prompt.to_vec(), max_tokens, keys });
+            publish(place, &mut life);
+            (table, life.number)
+        };
+        Ok(Self { engine, rank, life, table, max_tokens, output: Vec::new() })
+    }
+
+    /// Generates one token; `None` when all are generated. The last token is sampled but never computed,
+    /// so it is in no block.
+    pub fn step(&mut self) -> Result<Option<u32>, SimError> {
+        if self.output.len() >= self.max_tokens {
+            return Ok(None);
+        }
+        if let Some(&last) = self.output.last() {
+            let place = &self.engine.ranks[self.rank as usize];
+            let mut life = place.state.lock();
+            if life.number != self.life {
+                return Err(SimError::Restarted);
+            }
+            life.pool.append(&mut self.table, last)?;
+            publish(place, &mut life);
+        }
+        let token = next_token(self.engine.config.seed, self.table.tokens());
+        self.output.push(token);
+        Ok(Some(token))
+    }
+
+    /// Prompt tokens that were found in the cache.
+    pub fn cached_tokens(&self) -> usize {
+        self.table.cached_blocks() * self.engine.config.block_size
+    }
+
+    /// Ends the request; its blocks stay cached until they are needed.
+    pub fn finish(mut self) -> CompletionResult {
+        let output = std::mem::take(&mut self.output);
+        CompletionResult { rank: self.rank, cached_tokens: self.cached_tokens(), output }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut life = self.engine.ranks[self.rank as usize].state.lock();
+        // Blocks of an earlier life went with its pool.
+        if life.number == self.life {
+            life.pool.finish(&self.table);
+        }
+    }
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running")
+            .field("rank", &self.rank)
+            .field("output", &self.output)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sends what the step did, if it did anything. Under the lock, so that batches keep the pool's order.
+fn publish(rank: &Rank, life: &mut Life) {
+    let events = life.pool.take_events();
+    if !events.is_empty() {
+        rank.publisher.send(Command::Publish(events));
+    }
+}

@@ -1,0 +1,105 @@
+//! What a life has served, and how a new one can have served it before anyone listened.
+
+use kvplane_wire::OwnedEvent;
+
+use crate::fault::Restart;
+use crate::load::Random;
+use crate::pool::{Keys, Pool, PoolConfig, Table};
+
+/// Requests remembered per life; enough for any scenario, bounded for long demonstrations.
+const REMEMBERED: usize = 10_000;
+
+/// A request as it can be served again.
+#[derive(Debug, Clone)]
+pub(crate) struct Recorded {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) max_tokens: usize,
+    pub(crate) keys: Keys,
+}
+
+/// The requests of one life, in order.
+#[derive(Debug, Default)]
+pub(crate) struct History(Vec<Recorded>);
+
+impl History {
+    pub(crate) fn push(&mut self, request: Recorded) {
+        if self.0.len() < REMEMBERED {
+            self.0.push(request);
+        }
+    }
+}
+
+/// The next token of a text: noise, but the same noise for the same text and seed.
+pub(crate) fn next_token(seed: u64, tokens: &[u32]) -> u32 {
+    const VOCABULARY: u64 = 32_000;
+    /// Tokens that the next one depends on: enough to tell conversations apart, cheap to hash.
+    const CONTEXT: usize = 64;
+    let context = &tokens[tokens.len().saturating_sub(CONTEXT)..];
+    let bytes: Vec<u8> = context.iter().flat_map(|token| token.to_le_bytes()).collect();
+    let hash = xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, seed ^ tokens.len() as u64);
+    (hash % VOCABULARY) as u32
+}
+
+/// Serves requests on a fresh pool until `restart.first_sequence` batches came of it: first those of the old
+/// life if its content is wanted, then made-up ones.
+pub(crate) fn relive(
+    pool: &mut Pool,
+    config: &PoolConfig,
+    old: &History,
+    restart: Restart,
+    life: u64,
+) -> (History, Vec<Vec<OwnedEvent>>) {
+    let mut lived = History::default();
+    let mut batches = Vec::new();
+    let wanted = restart.first_sequence as usize;
+    let mut random = Random::new(config.seed ^ life.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let again = old.0.iter().filter(|_| restart.same_content).cloned();
+    let new = std::iter::repeat_with(|| made_up(config, &mut random));
+    for request in again.chain(new) {
+        if batches.len() >= wanted || !serve(pool, config, &request, wanted, &mut batches) {
+            break;
+        }
+        lived.push(request);
+    }
+    (lived, batches)
+}
+
+fn made_up(config: &PoolConfig, random: &mut Random) -> Recorded {
+    // Whole blocks and one token more, but never more than the pool holds.
+    let blocks = config.blocks.saturating_sub(1).clamp(1, 2);
+    let length = if config.blocks > 1 { blocks * config.block_size + 1 } else { config.block_size };
+    let prompt = (0..length).map(|_| random.below(32_000) as u32).collect();
+    Recorded { prompt, max_tokens: 1, keys: Keys::default() }
+}
+
+/// Serves one request, taking no more batches than wanted; false when the pool cannot serve it.
+fn serve(
+    pool: &mut Pool,
+    config: &PoolConfig,
+    request: &Recorded,
+    wanted: usize,
+    batches: &mut Vec<Vec<OwnedEvent>>,
+) -> bool {
+    let Ok(mut table) = pool.begin(&request.prompt, request.keys.clone()) else { return false };
+    collect(pool, batches);
+    for _ in 1..request.max_tokens {
+        if batches.len() >= wanted || !step(pool, config, &mut table) {
+            break;
+        }
+        collect(pool, batches);
+    }
+    pool.finish(&table);
+    true
+}
+
+fn step(pool: &mut Pool, config: &PoolConfig, table: &mut Table) -> bool {
+    let token = next_token(config.seed, table.tokens());
+    pool.append(table, token).is_ok()
+}
+
+fn collect(pool: &mut Pool, batches: &mut Vec<Vec<OwnedEvent>>) {
+    let events = pool.take_events();
+    if !events.is_empty() {
+        batches.push(events);
+    }
+}

@@ -1,0 +1,240 @@
+//! The engine's HTTP side: vLLM's routes as far as they matter here, and `/sim/*` for scenarios.
+
+use std::net::{SocketAddr, TcpListener};
+use std::thread::{self, JoinHandle};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::extract::{Json, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use kvplane_wire::Profile;
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+use crate::engine::{CompletionOptions, CompletionResult, SimError, SimHandle};
+use crate::fault::FaultRequest;
+
+/// The server's thread.
+pub(crate) struct HttpServer {
+    address: SocketAddr,
+    running: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
+}
+
+impl HttpServer {
+    /// Binds and serves on a thread of its own.
+    pub(crate) fn start(address: SocketAddr, engine: SimHandle) -> Result<Self, std::io::Error> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let (stop, stopped) = oneshot::channel::<()>();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let serve = move || {
+            runtime.block_on(async {
+                let listener = match tokio::net::TcpListener::from_std(listener) {
+                    Ok(listener) => listener,
+                    Err(error) => return tracing::error!(%error, "cannot listen"),
+                };
+                tokio::select! {
+                    served = axum::serve(listener, router(engine)) => {
+                        if let Err(error) = served {
+                            tracing::error!(%error, "http server ended");
+                        }
+                    }
+                    // Connections are not drained: an engine that goes, goes.
+                    _ = stopped => {}
+                }
+            });
+        };
+        let thread = thread::Builder::new().name("sim-http".to_owned()).spawn(serve)?;
+        Ok(Self { address, running: Mutex::new(Some((stop, thread))) })
+    }
+
+    /// Where it listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends the server.
+    pub(crate) fn stop(&self) {
+        let Some((stop, thread)) = self.running.lock().take() else { return };
+        let _ = stop.send(());
+        if thread.join().is_err() {
+            tracing::error!("a simulated http server panicked");
+        }
+    }
+}
+
+impl Drop for HttpServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn router(engine: SimHandle) -> Router {
+    Router::new()
+        .route("/health", get(|| async { StatusCode::OK }))
+        .route("/metrics", get(metrics))
+        .route("/version", get(version))
+        .route("/kv_event_sources", get(kv_event_sources))
+        .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/v1/completions", post(completions))
+        .route("/sim/fault", post(fault))
+        .route("/sim/state", get(state))
+        .with_state(engine)
+}
+
+async fn metrics(State(engine): State<SimHandle>) -> Response {
+    let config = engine.config();
+    let body = format!(
+        "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n\
+         # TYPE process_start_time_seconds gauge\n\
+         process_start_time_seconds {:.3}\n\
+         # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n\
+         # TYPE vllm:cache_config_info gauge\n\
+         vllm:cache_config_info{{block_size=\"{}\",num_gpu_blocks=\"{}\"}} 1.0\n",
+        engine.start_time(),
+        config.block_size,
+        config.blocks,
+    );
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body).into_response()
+}
+
+async fn version(State(engine): State<SimHandle>) -> Json<Value> {
+    let profile = engine.config().profile.as_str();
+    Json(json!({ "version": profile.trim_start_matches("vllm-") }))
+}
+
+async fn kv_event_sources(State(engine): State<SimHandle>) -> Response {
+    let config = engine.config();
+    if config.profile < Profile::Vllm0_32 {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    let mut ranks = Map::new();
+    let endpoints = engine.event_endpoints().into_iter().zip(engine.replay_endpoints());
+    for (rank, (endpoint, replay)) in endpoints.enumerate() {
+        let source = json!({
+            "enable_kv_cache_events": true,
+            "publisher": "zmq",
+            "endpoint": endpoint,
+            "replay_endpoint": replay,
+            "buffer_steps": config.buffer_steps,
+            "hwm": config.hwm,
+            "max_queue_size": 100_000,
+            "topic": config.topic,
+        });
+        ranks.insert(rank.to_string(), source);
+    }
+    Json(Value::Object(ranks)).into_response()
+}
+
+async fn reset_prefix_cache(State(engine): State<SimHandle>) -> Response {
+    let success = engine.reset_prefix_cache();
+    if engine.config().profile >= Profile::Vllm0_26 {
+        Json(json!({ "success": success })).into_response()
+    } else {
+        StatusCode::OK.into_response()
+    }
+}
+
+#[derive(Deserialize)]
+struct CompletionRequest {
+    model: Option<String>,
+    prompt: Prompt,
+    max_tokens: Option<usize>,
+    cache_salt: Option<String>,
+    lora: Option<String>,
+    rank: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Tokens(Vec<u32>),
+    Text(String),
+}
+
+async fn completions(State(engine): State<SimHandle>, Json(request): Json<CompletionRequest>) -> Response {
+    const DEFAULT_TOKENS: usize = 16;
+    let config = engine.config();
+    let model = request.model.unwrap_or_else(|| config.model.clone());
+    let lora = request.lora.or_else(|| config.loras.iter().find(|lora| **lora == model).cloned());
+    if lora.is_none() && model != config.model {
+        return error(StatusCode::NOT_FOUND, &format!("The model `{model}` does not exist."));
+    }
+    let prompt = match request.prompt {
+        Prompt::Tokens(tokens) => tokens,
+        // There is no tokenizer: a token per byte.
+        Prompt::Text(text) => text.bytes().map(u32::from).collect(),
+    };
+    if prompt.is_empty() {
+        return error(StatusCode::BAD_REQUEST, "The prompt is empty.");
+    }
+    let options = CompletionOptions { rank: request.rank, cache_salt: request.cache_salt, lora };
+    let max_tokens = request.max_tokens.unwrap_or(DEFAULT_TOKENS).max(1);
+    let prompt_tokens = prompt.len();
+    let pause = config.token_delay;
+    let run = spawn_blocking(move || engine.complete_with_pauses(&prompt, max_tokens, &options, pause)).await;
+    match run {
+        Ok(Ok(result)) => Json(completion(&model, prompt_tokens, &result)).into_response(),
+        Ok(Err(cause @ SimError::NoRank(_))) => error(StatusCode::BAD_REQUEST, &cause.to_string()),
+        Ok(Err(cause)) => error(StatusCode::SERVICE_UNAVAILABLE, &cause.to_string()),
+        Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &cause.to_string()),
+    }
+}
+
+fn completion(model: &str, prompt_tokens: usize, result: &CompletionResult) -> Value {
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let words: Vec<String> = result.output.iter().map(u32::to_string).collect();
+    json!({
+        "id": format!("cmpl-{created}"),
+        "object": "text_completion",
+        "created": created,
+        "model": model,
+        "choices": [{
+            "index": 0,
+            "text": words.join(" "),
+            "token_ids": result.output,
+            "logprobs": null,
+            "finish_reason": "length",
+        }],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": result.output.len(),
+            "total_tokens": prompt_tokens + result.output.len(),
+            "prompt_tokens_details": { "cached_tokens": result.cached_tokens },
+        },
+    })
+}
+
+async fn fault(State(engine): State<SimHandle>, Json(request): Json<FaultRequest>) -> Response {
+    let faults = request.faults();
+    if faults.is_empty() {
+        return error(StatusCode::BAD_REQUEST, "no fault named");
+    }
+    let apply = move || faults.into_iter().for_each(|fault| engine.fault(request.rank, fault));
+    match spawn_blocking(apply).await {
+        Ok(()) => Json(json!({ "success": true })).into_response(),
+        Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &cause.to_string()),
+    }
+}
+
+async fn state(State(engine): State<SimHandle>) -> Response {
+    let Ok(ranks) = spawn_blocking(move || engine.state()).await else {
+        return error(StatusCode::INTERNAL_SERVER_ERROR, "the engine panicked");
+    };
+    let rank = |rank: crate::engine::RankState| {
+        let blocks: Map<String, Value> =
+            rank.blocks.into_iter().map(|(hash, copies)| (hash.to_string(), copies.into())).collect();
+        json!({ "rank": rank.rank, "next_sequence": rank.next_sequence, "blocks": blocks })
+    };
+    Json(json!({ "ranks": ranks.into_iter().map(rank).collect::<Vec<_>>() })).into_response()
+}
+
+fn error(status: StatusCode, message: &str) -> Response {
+    (status, Json(json!({ "error": { "message": message, "code": status.as_u16() } }))).into_response()
+}

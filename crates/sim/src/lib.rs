@@ -1,0 +1,25 @@
+//! A simulated vLLM engine: a real paged block pool, real bytes over real sockets, and faults on request.
+//!
+//! - [`pool`] is the prefix cache: which blocks are held, reused, evicted, and the events of each step;
+//! - [`engine`] runs requests on it, one pool and one publisher thread per rank ([`SimEngine`]);
+//! - [`fault`] is what can be made to go wrong, over HTTP or by a call;
+//! - [`load`] makes seeded conversations to run.
+//!
+//! What the simulator says about itself ([`SimHandle::state`]) is the ground truth that tests compare
+//! with. It computes nothing: tokens are seeded noise and take no time unless asked to.
+
+pub mod config;
+pub mod digest;
+pub mod engine;
+pub mod fault;
+pub mod load;
+pub mod pool;
+
+mod history;
+mod http;
+mod publisher;
+
+pub use config::SimConfig;
+pub use digest::HashForm;
+pub use engine::{CompletionOptions, CompletionResult, RankState, Running, SimEngine, SimError, SimHandle};
+pub use fault::{Fault, ReplayMode, Restart};
