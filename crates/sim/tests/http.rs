@@ -1,4 +1,5 @@
 //! The engine's HTTP side.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};

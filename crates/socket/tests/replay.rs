@@ -1,4 +1,5 @@
 //! Replay requests over real sockets.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod support;
 

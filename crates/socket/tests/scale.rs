@@ -1,4 +1,5 @@
 //! 300 streams in one process. Alone in its file: it counts this process's threads.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod support;
 

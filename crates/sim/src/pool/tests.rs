@@ -91,10 +91,12 @@ impl Naive {
             self.content[block] = None;
             held.push(block);
         }
-        held.iter().for_each(|&block| self.holders[block] += 1);
-        for index in hits..prompt.len() / 4 {
+        for &block in &held {
+            self.holders[block] += 1;
+        }
+        for (index, &block) in held.iter().enumerate().take(prompt.len() / 4).skip(hits) {
             self.stores += 1;
-            self.content[held[index]] = Some((self.stores, prefix(index + 1)));
+            self.content[block] = Some((self.stores, prefix(index + 1)));
         }
         Some((held, hits))
     }
@@ -212,7 +214,7 @@ fn adapters_and_salts_are_worlds_of_their_own() {
     let mut pool = Pool::new(config(16));
     let prompt: Vec<u32> = (0..9).collect();
     let keyed = Keys { lora: Some("lora-a".into()), salt: Some("s".into()) };
-    for keys in [Keys::default(), keyed.clone(), Keys { salt: None, ..keyed.clone() }] {
+    for keys in [Keys::default(), keyed.clone(), Keys { salt: None, ..keyed }] {
         assert_eq!(pool.would_hit(&prompt, &keys), 0);
         let table = pool.begin(&prompt, keys.clone()).unwrap();
         pool.finish(&table);
