@@ -172,9 +172,9 @@ mod tests {
             &[BlockKey::Text("age"), BlockKey::Text("im")],
             &[BlockKey::Integer(7)],
         ];
-        let hashes: Vec<u64> = lists.iter().map(|keys| hash(keys)).collect();
-        for (i, a) in hashes.iter().enumerate() {
-            assert!(hashes[i + 1..].iter().all(|b| a != b), "{:?}", lists[i]);
+        let all: Vec<u64> = lists.iter().map(|keys| hash(keys)).collect();
+        for (i, a) in all.iter().enumerate() {
+            assert!(all[i + 1..].iter().all(|b| a != b), "{:?}", lists[i]);
         }
     }
 }

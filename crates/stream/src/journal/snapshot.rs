@@ -9,8 +9,9 @@ use crate::change::Transition;
 use crate::state::{BlockImage, Chain, Parent};
 
 impl Snapshot {
-    /// Every block that is held, and every hole that one of them builds on; parents before children.
-    pub fn parents_first(&self) -> Vec<&BlockImage> {
+    /// Every block that is held, and every hole that one of them builds on; parents before children. The numbers are
+    /// places in the image's blocks.
+    pub fn parents_first(&self) -> Vec<u32> {
         let blocks = &self.image.blocks;
         let by_hash: FxHashMap<u64, usize> = blocks.iter().enumerate().map(|(at, b)| (b.hash, at)).collect();
         let mut order = Vec::with_capacity(blocks.len());
@@ -29,7 +30,7 @@ impl Snapshot {
                 line.push(at);
                 next = blocks[at].parent().and_then(|parent| by_hash.get(&parent).copied());
             }
-            order.extend(line.drain(..).rev().map(|at| &blocks[at]));
+            order.extend(line.drain(..).rev().map(|at| at as u32));
         }
         order
     }
@@ -40,7 +41,7 @@ impl Snapshot {
     /// again once the hole is filled.
     pub fn as_transitions(&self) -> Vec<Transition> {
         let mut log = TransitionLog::default();
-        let order = self.parents_first();
+        let order: Vec<&BlockImage> = self.parents_first().iter().map(|&at| &self.image.blocks[at as usize]).collect();
         let supports = self.supports_device(&order);
         for tier in Tier::ALL.into_iter().filter(|&tier| tier != Tier::Unknown) {
             let mut holes = Vec::new();

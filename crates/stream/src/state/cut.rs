@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::{Chain, Place, SlotId, State};
 
 /// Where copies of a block lay.
@@ -25,9 +27,9 @@ pub struct BlockImage {
     /// The whole digest, if it was sent as bytes.
     pub wide: Option<Arc<[u8]>>,
     /// What the block is.
-    pub chains: Vec<Chain>,
+    pub chains: SmallVec<[Chain; 1]>,
     /// Where it lay; empty for a hole that others build on.
-    pub holdings: Vec<HoldingImage>,
+    pub holdings: SmallVec<[HoldingImage; 1]>,
 }
 
 /// A whole state at one moment.
@@ -107,7 +109,7 @@ impl State {
         if !slot.in_use {
             return None;
         }
-        let holdings: Vec<HoldingImage> = slot
+        let holdings: SmallVec<[HoldingImage; 1]> = slot
             .holdings
             .iter()
             .filter(|holding| self.places.is_current(holding))
@@ -119,7 +121,7 @@ impl State {
         Some(BlockImage {
             hash: slot.hash,
             wide: self.wide.get(&slot.hash).cloned(),
-            chains: slot.chains.to_vec(),
+            chains: slot.chains.clone(),
             holdings,
         })
     }

@@ -49,7 +49,8 @@ impl Replica {
             let snapshot = snapshot(recorder.journal_mut());
             self.blocks.clear();
             let mut seen = BTreeSet::new();
-            for block in snapshot.parents_first() {
+            for at in snapshot.parents_first() {
+                let block = &snapshot.image.blocks[at as usize];
                 if let Some(chain) = block.attached_chain()
                     && let kvplane_stream::Parent::Block(parent) = chain.parent
                 {

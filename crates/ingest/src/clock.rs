@@ -1,0 +1,22 @@
+//! The two clocks that a recorder is told.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use kvplane_stream::Now;
+
+/// Reads both clocks. One per plane, so that monotonic times compare.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    origin: Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self { origin: Instant::now() }
+    }
+
+    pub(crate) fn now(self) -> Now {
+        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        Now { mono: self.origin.elapsed(), unix_ms }
+    }
+}

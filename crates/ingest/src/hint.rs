@@ -1,0 +1,102 @@
+//! Hints from an engine's `/metrics`: when its process started, how many blocks it has.
+//!
+//! They support a verdict and never decide alone: with several API servers they are absent, and they name the front
+//! end rather than the publisher.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+
+/// What an engine says about itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Hint {
+    pub(crate) start_time_ms: Option<u64>,
+    /// Blocks that can hold something: one of them is the null block.
+    pub(crate) usable_blocks: Option<u64>,
+}
+
+/// A metrics page is some hundred kilobytes; what is larger is not one.
+const MAX_PAGE: usize = 16 << 20;
+/// A front end that does not answer its metrics within this is no help.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Asks engines for hints.
+#[derive(Debug, Clone)]
+pub(crate) struct HintClient {
+    client: Client<HttpConnector, Empty<Bytes>>,
+}
+
+impl HintClient {
+    pub(crate) fn new() -> Self {
+        // Engines close idle connections after 5 s: keep none that long.
+        let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(4)).build_http();
+        Self { client }
+    }
+
+    /// The engine's hint; empty if it has none or does not answer.
+    pub(crate) async fn fetch(&self, base: &str) -> Hint {
+        match tokio::time::timeout(DEADLINE, self.page(base)).await {
+            Ok(Some(page)) => parse(&page),
+            Ok(None) | Err(_) => Hint::default(),
+        }
+    }
+
+    async fn page(&self, base: &str) -> Option<String> {
+        let uri = format!("{}/metrics", base.trim_end_matches('/')).parse().ok()?;
+        let response = self.client.get(uri).await.ok()?;
+        if !response.status().is_success() {
+            return None;
+        }
+        let body = Limited::new(response.into_body(), MAX_PAGE).collect().await.ok()?;
+        String::from_utf8(body.to_bytes().to_vec()).ok()
+    }
+}
+
+fn parse(page: &str) -> Hint {
+    let mut hint = Hint::default();
+    for line in page.lines() {
+        if let Some(value) = line.strip_prefix("process_start_time_seconds ") {
+            let seconds: Option<f64> = value.trim().parse().ok();
+            hint.start_time_ms = seconds.filter(|s| s.is_finite() && *s > 0.0).map(|s| (s * 1000.0) as u64);
+        } else if line.starts_with("vllm:cache_config_info{") {
+            let blocks = label(line, "num_gpu_blocks").and_then(|text| text.parse::<u64>().ok());
+            hint.usable_blocks = blocks.and_then(|blocks| blocks.checked_sub(1)).filter(|&blocks| blocks > 0);
+        }
+    }
+    hint
+}
+
+/// The value of a label in a line of Prometheus text.
+fn label<'l>(line: &'l str, name: &str) -> Option<&'l str> {
+    let mut rest = line;
+    while let Some(at) = rest.find(name) {
+        let (before, after) = rest.split_at(at);
+        let after = &after[name.len()..];
+        if before.ends_with(['{', ','])
+            && let Some(value) = after.strip_prefix("=\"")
+        {
+            return value.split('"').next();
+        }
+        rest = after;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_vllm_says() {
+        let page = "# HELP x y\nprocess_start_time_seconds 1.79471155e+09\n\
+            vllm:cache_config_info{block_size=\"32\",cpu_num_gpu_blocks=\"5\",num_gpu_blocks=\"96\",x=\"y\"} 1.0\n";
+        let hint = parse(page);
+        assert_eq!(hint, Hint { start_time_ms: Some(1_794_711_550_000), usable_blocks: Some(95) });
+        assert_eq!(parse("nothing\nprocess_start_time_seconds NaN\n"), Hint::default());
+        assert_eq!(parse("vllm:cache_config_info{num_gpu_blocks=\"None\"} 1"), Hint::default());
+    }
+}

@@ -1,0 +1,20 @@
+//! Event sources, and the registry of streams that they feed.
+//!
+//! A [`Plane`] holds every engine's [`Stream`]s. A source (today: `ZeroMQ`) drives a stream's recorder from socket
+//! threads; servers read streams from tasks. Between them is one short lock per stream and a wake-up.
+//!
+//! This room decides nothing about continuity: it carries what happened to the recorder, and the recorder's questions
+//! to the outside.
+
+mod address;
+mod clock;
+mod hint;
+mod plane;
+mod spec;
+mod stream;
+mod zmq_source;
+
+pub use address::AddressError;
+pub use plane::{Engine, Plane, StartError};
+pub use spec::{EngineSpec, Events, PlaneOptions};
+pub use stream::{Stream, StreamStatus};

@@ -1,0 +1,216 @@
+//! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use kvplane_core::{Continuity, Cursor, Epoch, StreamId, Tier, TrustState};
+use kvplane_stream::{Ask, Counters, Entry, Happening, JournalCounters, Loss, Now, Range, Recorder, Snapshot, SnapshotBuilder};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+use crate::clock::Clock;
+
+/// Slots that a snapshot visits while it holds the stream's lock: some tens of microseconds.
+const SNAPSHOT_STEP: usize = 512;
+
+/// What a stream looks like at one moment.
+#[derive(Debug, Clone)]
+pub struct StreamStatus {
+    /// Where it stands.
+    pub continuity: Continuity,
+    /// What answers are worth.
+    pub trust: TrustState,
+    /// The life it is in.
+    pub epoch: Epoch,
+    /// The last entry of the journal.
+    pub cursor: Cursor,
+    /// The engine's own number of the last batch.
+    pub engine_sequence: Option<u64>,
+    /// From where on everything is known.
+    pub known_from: Option<u64>,
+    /// Blocks by tier.
+    pub blocks: [u64; Tier::ALL.len()],
+    /// Stores that wait for their parent.
+    pub waiting: usize,
+    /// Dictionary entries, held or not.
+    pub dictionary: usize,
+    /// Bytes of the live state (estimated).
+    pub state_bytes: usize,
+    /// Bytes of the replay window (estimated).
+    pub window_bytes: usize,
+    /// Entries in the replay window.
+    pub window_entries: usize,
+    /// Block size, configured or learned.
+    pub block_size: Option<u32>,
+    /// What continuity counted.
+    pub counters: Counters,
+    /// What the journal counted.
+    pub journal: JournalCounters,
+    /// Frames that were none.
+    pub malformed_frames: u64,
+    /// Time since the last event was applied.
+    pub since_last_event: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    recorder: Recorder,
+    malformed_frames: u64,
+    last_event: Option<Duration>,
+}
+
+/// What an input left to do once the lock is released.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) asks: Vec<Ask>,
+    pub(crate) happenings: Vec<Happening>,
+    pub(crate) retired: Vec<kvplane_stream::State>,
+}
+
+/// One stream. Shared by its source and by everyone who reads it.
+#[derive(Debug)]
+pub struct Stream {
+    id: StreamId,
+    clock: Clock,
+    inner: Mutex<Inner>,
+    changed: Notify,
+    /// The snapshot that was taken last, while somebody still uses it.
+    snapshot: tokio::sync::Mutex<Weak<Snapshot>>,
+}
+
+impl Stream {
+    pub(crate) fn new(id: StreamId, clock: Clock, recorder: Recorder) -> Self {
+        Self {
+            id,
+            clock,
+            inner: Mutex::new(Inner { recorder, malformed_frames: 0, last_event: None }),
+            changed: Notify::new(),
+            snapshot: tokio::sync::Mutex::new(Weak::new()),
+        }
+    }
+
+    /// Which stream.
+    pub fn id(&self) -> &StreamId {
+        &self.id
+    }
+
+    /// Feeds the recorder and wakes whoever waits for news.
+    pub(crate) fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) -> Outcome {
+        let now = self.clock.now();
+        let mut inner = self.inner.lock();
+        let before = inner.recorder.journal().cursor();
+        let batches = inner.recorder.journal().counters().batches;
+        input(&mut inner.recorder, now);
+        if inner.recorder.journal().counters().batches != batches {
+            inner.last_event = Some(now.mono);
+        }
+        let news = inner.recorder.journal().cursor() != before;
+        let outcome = Outcome {
+            asks: inner.recorder.take_asks(),
+            happenings: inner.recorder.take_happenings(),
+            retired: inner.recorder.journal_mut().take_retired(),
+        };
+        drop(inner);
+        if news {
+            self.changed.notify_waiters();
+        }
+        outcome
+    }
+
+    pub(crate) fn count_malformed_frame(&self) {
+        self.inner.lock().malformed_frames += 1;
+    }
+
+    /// Where the journal stands now.
+    pub fn cursor(&self) -> Cursor {
+        self.inner.lock().recorder.journal().cursor()
+    }
+
+    /// What follows a cursor, at most `max` entries; empty when caught up.
+    pub fn read_after(&self, cursor: Cursor, max: usize) -> Result<Vec<Arc<Entry>>, Loss> {
+        self.inner.lock().recorder.journal().read_after(cursor, max)
+    }
+
+    /// What follows a cursor; waits until there is something.
+    pub async fn next_after(&self, cursor: Cursor, max: usize) -> Result<Vec<Arc<Entry>>, Loss> {
+        loop {
+            // Registered before the look, so that nothing that happens after the look is missed.
+            let changed = self.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            changed.as_mut().enable();
+            let entries = self.read_after(cursor, max)?;
+            if !entries.is_empty() {
+                return Ok(entries);
+            }
+            changed.await;
+        }
+    }
+
+    /// The residency transitions from a number on.
+    pub fn transitions_from(&self, start: u64) -> Range {
+        self.inner.lock().recorder.journal().transitions_from(start)
+    }
+
+    /// The state at one moment. Batches go on being applied while it is taken; several who ask at the same time share
+    /// one.
+    pub async fn snapshot(&self) -> Arc<Snapshot> {
+        let mut shared = self.snapshot.lock().await;
+        if let Some(snapshot) = shared.upgrade()
+            && self.read_after(snapshot.cursor, 0).is_ok()
+        {
+            return snapshot;
+        }
+        let snapshot = Arc::new(self.take_snapshot().await);
+        *shared = Arc::downgrade(&snapshot);
+        snapshot
+    }
+
+    async fn take_snapshot(&self) -> Snapshot {
+        let mut builder = self.inner.lock().recorder.journal_mut().begin_snapshot();
+        loop {
+            if let Some(snapshot) = self.step_snapshot(&mut builder) {
+                return snapshot;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// One step, with the lock given away fairly after it: the source must get its turn between two steps.
+    fn step_snapshot(&self, builder: &mut SnapshotBuilder) -> Option<Snapshot> {
+        let mut inner = self.inner.lock();
+        let step = inner.recorder.journal_mut().step_snapshot(builder, SNAPSHOT_STEP);
+        if step.is_err() {
+            // The state was emptied meanwhile; the next picture is a small one.
+            *builder = inner.recorder.journal_mut().begin_snapshot();
+        }
+        MutexGuard::unlock_fair(inner);
+        step.ok().flatten()
+    }
+
+    /// What the stream looks like now.
+    pub fn status(&self) -> StreamStatus {
+        let now = self.clock.now();
+        let inner = self.inner.lock();
+        let journal = inner.recorder.journal();
+        let continuity = inner.recorder.continuity();
+        StreamStatus {
+            continuity: continuity.standing(),
+            trust: journal.trust().clone(),
+            epoch: journal.epoch(),
+            cursor: journal.cursor(),
+            engine_sequence: journal.engine_sequence(),
+            known_from: journal.known_from(),
+            blocks: journal.state().blocks_by_tier(),
+            waiting: journal.state().waiting(),
+            dictionary: journal.state().entries(),
+            state_bytes: journal.state().bytes(),
+            window_bytes: journal.window_bytes(),
+            window_entries: journal.window_entries(),
+            block_size: journal.block_size(),
+            counters: continuity.counters(),
+            journal: journal.counters().clone(),
+            malformed_frames: inner.malformed_frames,
+            since_last_event: inner.last_event.map(|at| now.mono.saturating_sub(at)),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The `ZeroMQ` source: carries what sockets say to a stream's recorder, and the recorder's questions to sockets.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use kvplane_core::Trust;
+use kvplane_socket::{
+    Endpoint, ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler, Subscription,
+};
+use kvplane_stream::{Ask, Happening, Now, Recorder};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tracing::{info, warn};
+
+use crate::hint::{Hint, HintClient};
+use crate::spec::{Events, PlaneOptions};
+use crate::stream::{Outcome, Stream};
+
+/// Drives one stream. Cheap to clone: every socket callback and every answer holds one.
+#[derive(Clone)]
+pub(crate) struct Driver(Arc<Inner>);
+
+struct Inner {
+    stream: Arc<Stream>,
+    sockets: Sockets,
+    runtime: Handle,
+    replay: Option<String>,
+    replay_idle: std::time::Duration,
+    replay_deadline: std::time::Duration,
+    http: Option<String>,
+    hints: HintClient,
+    in_flight: Mutex<Option<ReplayHandle>>,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        stream: Arc<Stream>,
+        sockets: Sockets,
+        runtime: Handle,
+        options: &PlaneOptions,
+        replay: Option<String>,
+        http: Option<String>,
+        hints: HintClient,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            stream,
+            sockets,
+            runtime,
+            replay,
+            replay_idle: options.replay_idle,
+            replay_deadline: options.replay_deadline,
+            http,
+            hints,
+            in_flight: Mutex::new(None),
+        }))
+    }
+
+    fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) {
+        let Outcome { asks, happenings, retired } = self.0.stream.feed(input);
+        for happening in happenings {
+            self.log(happening);
+        }
+        if !retired.is_empty() {
+            // Freeing a large state takes a while; the socket thread has no time for it.
+            self.0.runtime.spawn_blocking(move || drop(retired));
+        }
+        for ask in asks {
+            match ask {
+                Ask::Replay { id, from } => self.ask_replay(id, from),
+                Ask::Hint { id } => self.ask_hint(id),
+            }
+        }
+    }
+
+    fn ask_replay(&self, id: u64, from: u64) {
+        let Some(endpoint) = &self.0.replay else { return };
+        let mut request = ReplayRequest::new(endpoint.clone(), from);
+        request.idle_timeout = self.0.replay_idle;
+        request.deadline = self.0.replay_deadline;
+        // One at a time: it runs on the engine's publisher thread.
+        if let Some(void) = self.0.in_flight.lock().take() {
+            void.cancel();
+        }
+        let answer = Answer { driver: self.clone(), id };
+        match self.0.sockets.replay(request, Box::new(answer)) {
+            Ok(handle) => *self.0.in_flight.lock() = Some(handle),
+            Err(error) => warn!(stream = %self.0.stream.id(), %error, "replay cannot be asked"),
+        }
+    }
+
+    fn ask_hint(&self, id: u64) {
+        let driver = self.clone();
+        self.0.runtime.spawn(async move {
+            let hint = match &driver.0.http {
+                Some(base) => driver.0.hints.fetch(base).await,
+                None => Hint::default(),
+            };
+            // The recorder decodes and applies what waited for this: not a task's business.
+            let _ = tokio::task::spawn_blocking(move || {
+                driver.feed(|recorder, now| recorder.hint(now, id, hint.start_time_ms, hint.usable_blocks));
+            })
+            .await;
+        });
+    }
+
+    fn log(&self, happening: Happening) {
+        let stream = self.0.stream.id();
+        match happening {
+            Happening::Standing(standing) => info!(%stream, continuity = %standing, "continuity changed"),
+            Happening::Trust(Trust::Exact, _) => info!(%stream, trust = %Trust::Exact, "trust changed"),
+            Happening::Trust(trust, reason) => {
+                let reason = reason.map_or("none", kvplane_core::Reason::as_str);
+                warn!(%stream, %trust, reason, "trust changed");
+            }
+            Happening::Epoch(epoch, cause) => {
+                warn!(%stream, %epoch, proven = cause.proven(), cause = cause.as_str(), "new epoch");
+            }
+            Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
+            Happening::Undecodable { sequence, reason } => {
+                warn!(%stream, engine_sequence = sequence, reason, "batch cannot be decoded");
+            }
+        }
+    }
+}
+
+/// Hears the answer to one replay question.
+struct Answer {
+    driver: Driver,
+    id: u64,
+}
+
+impl ReplayHandler for Answer {
+    fn batch(&mut self, sequence: u64, payload: Bytes) {
+        self.driver.feed(|recorder, now| recorder.replayed(now, self.id, sequence, payload));
+    }
+
+    fn finished(self: Box<Self>, end: ReplayEnd) {
+        if end == ReplayEnd::Cancelled {
+            return;
+        }
+        if end != ReplayEnd::Complete {
+            warn!(stream = %self.driver.0.stream.id(), ?end, "replay failed");
+        }
+        self.driver.feed(|recorder, now| recorder.replay_ended(now, self.id, end == ReplayEnd::Complete));
+    }
+}
+
+/// A socket that connects to one publisher.
+pub(crate) struct ConnectedHandler {
+    driver: Driver,
+}
+
+impl ConnectedHandler {
+    pub(crate) fn new(driver: Driver) -> Self {
+        Self { driver }
+    }
+}
+
+impl SubscriberHandler for ConnectedHandler {
+    fn connected(&mut self) {
+        self.driver.feed(Recorder::connected);
+    }
+
+    fn disconnected(&mut self) {
+        self.driver.feed(Recorder::disconnected);
+    }
+
+    fn message(&mut self, _topic: &[u8], sequence: u64, payload: Bytes) {
+        self.driver.feed(|recorder, now| recorder.live(now, sequence, payload));
+    }
+
+    fn malformed(&mut self, reason: &'static str) {
+        self.driver.0.stream.count_malformed_frame();
+        warn!(stream = %self.driver.0.stream.id(), reason, "malformed frame");
+    }
+
+    fn tick(&mut self, _now: Instant) {
+        self.driver.feed(Recorder::tick);
+    }
+}
+
+/// A socket that engines connect to: several publishers, told apart by topic.
+pub(crate) struct BoundHandler {
+    /// Longest topic first, so that a prefix of another topic does not take its messages.
+    owners: Vec<(String, Driver)>,
+    unknown_topics: u64,
+}
+
+impl BoundHandler {
+    pub(crate) fn new(mut owners: Vec<(String, Driver)>) -> Self {
+        owners.sort_by_key(|(topic, _)| std::cmp::Reverse(topic.len()));
+        Self { owners, unknown_topics: 0 }
+    }
+
+    /// The monitor cannot say which peer came or went: everybody is checked.
+    fn recheck(&self) {
+        for (_, driver) in &self.owners {
+            driver.feed(Recorder::recheck);
+        }
+    }
+}
+
+impl SubscriberHandler for BoundHandler {
+    fn connected(&mut self) {
+        self.recheck();
+    }
+
+    fn disconnected(&mut self) {
+        self.recheck();
+    }
+
+    fn message(&mut self, topic: &[u8], sequence: u64, payload: Bytes) {
+        let owner = self.owners.iter().find(|(prefix, _)| topic.starts_with(prefix.as_bytes()));
+        if let Some((_, driver)) = owner {
+            driver.feed(|recorder, now| recorder.live(now, sequence, payload));
+        } else {
+            self.unknown_topics += 1;
+            if self.unknown_topics.is_power_of_two() {
+                let topic = String::from_utf8_lossy(topic);
+                warn!(%topic, count = self.unknown_topics, "no engine is configured for this topic");
+            }
+        }
+    }
+
+    fn malformed(&mut self, reason: &'static str) {
+        for (_, driver) in &self.owners {
+            driver.0.stream.count_malformed_frame();
+        }
+        warn!(reason, "malformed frame on a bound socket");
+    }
+
+    fn tick(&mut self, _now: Instant) {
+        for (_, driver) in &self.owners {
+            driver.feed(Recorder::tick);
+        }
+    }
+}
+
+/// The socket for a source.
+pub(crate) fn subscription(events: Events, topics: Vec<String>) -> Subscription {
+    let endpoint = match events {
+        Events::Connect(address) => Endpoint::Connect(address),
+        Events::Bind(address) => Endpoint::Bind(address),
+    };
+    Subscription::new(endpoint).with_topics(topics)
+}

@@ -1,0 +1,38 @@
+//! One error, two forms.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use kvplane_core::PublicError;
+use serde_json::json;
+use tonic::{Code, Status};
+
+/// An error on its way out.
+#[derive(Debug)]
+pub(crate) struct ApiError(pub(crate) PublicError);
+
+impl From<PublicError> for ApiError {
+    fn from(error: PublicError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let PublicError { code, message } = self.0;
+        let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = json!({"error": {
+            "code": code,
+            "message": message,
+            "blame": code.blame(),
+            "retry": code.retry(),
+        }});
+        (status, Json(body)).into_response()
+    }
+}
+
+impl From<ApiError> for Status {
+    fn from(error: ApiError) -> Self {
+        Status::new(Code::from_i32(error.0.code.grpc_status()), error.0.message)
+    }
+}

@@ -1,0 +1,309 @@
+//! From entries and snapshots to kvplane.v1 messages.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kvplane_core::{Continuity, Cursor, StreamId, Tier, Trust, TrustState};
+use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::kvplane::v1::subscribe_response::Item;
+use kvplane_stream::{
+    Attributes, BlockImage, Change, Entry, ExtraKeys, Layout, Parent, Place, Snapshot, StoreCause, StoredBlock,
+    StoredChange,
+};
+use kvplane_wire::OwnedExtraKey;
+use prost::Message as _;
+
+/// Which of an entry's wire forms is ours.
+const PROTOCOL: usize = 0;
+
+/// Blocks in one snapshot message ...
+const CHUNK_BLOCKS: usize = 2_048;
+/// ... and tokens in it: with hashes it stays well below 1 MiB, whatever the block size.
+const CHUNK_TOKENS: usize = 128 * 1_024;
+
+/// An entry of the journal: encoded once, shared by all subscribers.
+pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
+    entry.encoded(PROTOCOL, |entry| {
+        let batch = proto::Batch {
+            engine_sequence: entry.engine_sequence,
+            timestamp: entry.timestamp,
+            events: entry.changes.iter().map(|change| proto::Event { kind: Some(event(change)) }).collect(),
+            trust: entry.trust.as_ref().map(trust),
+            continuity: entry.standing.map_or(0, |standing| continuity(standing).into()),
+            last_event_id: entry.next_event_id() - 1,
+        };
+        let cursor = Cursor { epoch: entry.epoch, sequence: entry.sequence };
+        response(id, cursor, Item::Batch(batch))
+    })
+}
+
+pub(super) fn reset(id: &StreamId, cursor: Cursor, reason: proto::ResetReason) -> Bytes {
+    response(id, cursor, Item::Reset(proto::Reset { reason: reason.into() }))
+}
+
+fn response(id: &StreamId, cursor: Cursor, item: Item) -> Bytes {
+    let response = proto::SubscribeResponse {
+        engine: id.engine.to_string(),
+        rank: id.rank,
+        epoch: cursor.epoch.as_u64(),
+        sequence: cursor.sequence,
+        item: Some(item),
+    };
+    response.encode_to_vec().into()
+}
+
+fn event(change: &Change) -> proto::event::Kind {
+    use proto::event::Kind;
+    match change {
+        Change::Stored(change) => Kind::Stored(stored(change)),
+        Change::Removed { place: at, blocks } => Kind::Removed(proto::Removed {
+            place: Some(place(at)),
+            blocks: blocks
+                .iter()
+                .map(|block| proto::RemovedBlock { hash: block.hash, copies: block.copies })
+                .collect(),
+        }),
+        Change::Cleared { places } => {
+            Kind::Cleared(proto::Cleared { places: places.iter().map(|p| place(p)).collect() })
+        }
+        Change::Dropped { reason } => Kind::Dropped(proto::Dropped { reason: reason.to_string() }),
+    }
+}
+
+fn stored(change: &StoredChange) -> proto::Stored {
+    proto::Stored {
+        cause: match change.cause {
+            StoreCause::Announced => proto::StoreCause::Announced,
+            StoreCause::Proven => proto::StoreCause::Proven,
+        }
+        .into(),
+        blocks: change.blocks.iter().map(block).collect(),
+        layout: match change.layout {
+            Layout::Dense => proto::Layout::Dense,
+            Layout::Sparse => proto::Layout::Sparse,
+            Layout::HashOnly => proto::Layout::HashOnly,
+        }
+        .into(),
+        parent_hash: change.parent,
+        span_token_ids: change.span.as_ref().map_or_else(Vec::new, |span| span.to_vec()),
+        session_id: change.session_id.as_ref().map(|id| id.to_string()),
+        ..stored_frame(&change.place, change.block_size, &change.attributes)
+    }
+}
+
+fn stored_frame(at: &Place, block_size: u32, attributes: &Attributes) -> proto::Stored {
+    proto::Stored {
+        place: Some(place(at)),
+        block_size,
+        lora_id: attributes.lora_id,
+        lora_name: attributes.lora_name.as_deref().map(str::to_owned),
+        cache_salt: attributes.cache_salt.as_deref().map(str::to_owned),
+        bigrams: attributes.bigrams,
+        ..proto::Stored::default()
+    }
+}
+
+fn block(block: &StoredBlock) -> proto::Block {
+    let (parent, root) = parent(block.parent);
+    proto::Block {
+        hash: block.hash,
+        digest: digest(block.wide.as_ref()),
+        copies: block.copies,
+        parent,
+        root,
+        token_ids: block.tokens.as_ref().map_or_else(Vec::new, |tokens| tokens.to_vec()),
+        first_position: block.first_position,
+        content_hash: block.content,
+        extra_keys: extra_keys(block.extra_keys.as_ref()),
+    }
+}
+
+fn parent(parent: Option<Parent>) -> (Option<u64>, bool) {
+    match parent {
+        None => (None, false),
+        Some(Parent::Root) => (None, true),
+        Some(Parent::Block(hash)) => (Some(hash), false),
+    }
+}
+
+fn digest(wide: Option<&Arc<[u8]>>) -> Bytes {
+    wide.map_or_else(Bytes::new, |wide| Bytes::copy_from_slice(wide))
+}
+
+fn extra_keys(keys: Option<&ExtraKeys>) -> Vec<proto::ExtraKey> {
+    use proto::extra_key::Key;
+    let keys = keys.map_or(&[][..], |keys| &keys[..]);
+    let one = |key: &OwnedExtraKey| match key {
+        OwnedExtraKey::Text(text) => Key::Text(text.clone()),
+        OwnedExtraKey::Bytes(bytes) => Key::Blob(Bytes::copy_from_slice(bytes)),
+        OwnedExtraKey::Integer(number) => Key::Number(*number),
+        OwnedExtraKey::Multimodal(id, offset) => {
+            Key::Multimodal(proto::MultimodalKey { id: id.clone(), offset: *offset })
+        }
+    };
+    keys.iter().map(|key| proto::ExtraKey { key: Some(one(key)) }).collect()
+}
+
+fn place(place: &Place) -> proto::Place {
+    proto::Place {
+        tier: match place.tier {
+            Tier::Device => proto::Tier::Device,
+            Tier::Host => proto::Tier::Host,
+            Tier::Disk => proto::Tier::Disk,
+            Tier::Remote => proto::Tier::Remote,
+            Tier::Unknown => proto::Tier::Unknown,
+        }
+        .into(),
+        medium: place.medium.as_deref().map(str::to_owned),
+        locality: place.locality.as_deref().map(str::to_owned),
+        ownership: place.ownership.as_deref().map(str::to_owned),
+        group: place.group,
+        spec_kind: place.spec_kind.as_deref().map(str::to_owned),
+        sliding_window: place.sliding_window,
+    }
+}
+
+pub(super) fn continuity(standing: Continuity) -> proto::Continuity {
+    match standing {
+        Continuity::Connecting => proto::Continuity::Connecting,
+        Continuity::Recovering => proto::Continuity::Recovering,
+        Continuity::Live => proto::Continuity::Live,
+        Continuity::Down => proto::Continuity::Down,
+    }
+}
+
+pub(super) fn trust(state: &TrustState) -> proto::Trust {
+    let level = match state.level() {
+        Trust::Exact => proto::TrustLevel::Exact,
+        Trust::Lower => proto::TrustLevel::Lower,
+        Trust::Unverified => proto::TrustLevel::Unverified,
+        Trust::Unsound => proto::TrustLevel::Unsound,
+    };
+    let degradations = state
+        .active()
+        .iter()
+        .map(|d| proto::Degradation { reason: d.reason.to_string(), since_ms: d.since_ms })
+        .collect();
+    proto::Trust { level: level.into(), degradations }
+}
+
+/// A snapshot, message by message.
+#[derive(Debug)]
+pub(super) struct SnapshotChunks {
+    id: StreamId,
+    snapshot: Arc<Snapshot>,
+    order: Vec<u32>,
+    at: usize,
+    index: u32,
+    done: bool,
+}
+
+impl SnapshotChunks {
+    /// Orders the blocks. Takes its time.
+    pub(super) fn new(id: StreamId, snapshot: Arc<Snapshot>) -> Self {
+        let order = snapshot.parents_first();
+        Self { id, snapshot, order, at: 0, index: 0, done: false }
+    }
+
+    pub(super) fn cursor(&self) -> Cursor {
+        self.snapshot.cursor
+    }
+
+    /// The next message; `None` after the last.
+    pub(super) fn next(&mut self) -> Option<Bytes> {
+        if self.done {
+            return None;
+        }
+        let mut groups = Groups::default();
+        while self.at < self.order.len() && !groups.full() {
+            let block = &self.snapshot.image.blocks[self.order[self.at] as usize];
+            groups.add(&self.snapshot, block);
+            self.at += 1;
+        }
+        let last = self.at == self.order.len();
+        self.done = last;
+        let mut chunk = proto::SnapshotChunk { index: self.index, last, stored: groups.stored, ..Default::default() };
+        if last {
+            chunk.trust = Some(trust(&self.snapshot.trust));
+            chunk.continuity = continuity(self.snapshot.standing).into();
+            chunk.engine_sequence = self.snapshot.engine_sequence;
+            chunk.known_from = self.snapshot.known_from;
+        }
+        self.index += 1;
+        Some(response(&self.id, self.snapshot.cursor, Item::Snapshot(chunk)))
+    }
+}
+
+/// Blocks of one chunk, joined where they have everything but themselves in common.
+#[derive(Default)]
+struct Groups {
+    stored: Vec<proto::Stored>,
+    /// Place, block size and attributes of the last group.
+    last: Option<(Option<u16>, u32, *const Attributes)>,
+    blocks: usize,
+    tokens: usize,
+}
+
+impl Groups {
+    fn full(&self) -> bool {
+        self.blocks >= CHUNK_BLOCKS || self.tokens >= CHUNK_TOKENS
+    }
+
+    fn add(&mut self, snapshot: &Snapshot, image: &BlockImage) {
+        if image.holdings.is_empty() {
+            self.add_in(snapshot, image, None, 0);
+        }
+        for holding in &image.holdings {
+            self.add_in(snapshot, image, Some(holding.place), holding.copies);
+        }
+    }
+
+    fn add_in(&mut self, snapshot: &Snapshot, image: &BlockImage, place: Option<u16>, copies: u32) {
+        let chain = image.attached_chain().or_else(|| image.chains.first());
+        let block_size = chain.map_or(0, |chain| chain.block_size);
+        let attributes = chain.map(|chain| &chain.attributes);
+        let key = (place, block_size, attributes.map_or(std::ptr::null(), Arc::as_ptr));
+        if self.last != Some(key) {
+            self.last = Some(key);
+            let none = Attributes::default();
+            let attributes = attributes.map_or(&none, |attributes| attributes);
+            let mut group = match place {
+                Some(at) => stored_frame(&snapshot.image.places[usize::from(at)], block_size, attributes),
+                None => proto::Stored { place: None, ..stored_frame(&nowhere(), block_size, attributes) },
+            };
+            let layout = if chain.is_some() { proto::Layout::Dense } else { proto::Layout::HashOnly };
+            group.layout = layout.into();
+            self.stored.push(group);
+        }
+        let (parent, root) = parent(chain.map(|chain| chain.parent));
+        let block = proto::Block {
+            hash: image.hash,
+            digest: digest(image.wide.as_ref()),
+            copies,
+            parent,
+            root,
+            token_ids: chain.map_or_else(Vec::new, |chain| chain.tokens.to_vec()),
+            first_position: None,
+            content_hash: chain.filter(|chain| chain.attached).map(|chain| chain.content),
+            extra_keys: extra_keys(chain.and_then(|chain| chain.extra_keys.as_ref())),
+        };
+        self.blocks += 1;
+        self.tokens += block.token_ids.len();
+        if let Some(group) = self.stored.last_mut() {
+            group.blocks.push(block);
+        }
+    }
+}
+
+/// Where a hole is: nowhere.
+fn nowhere() -> Place {
+    Place {
+        tier: Tier::Unknown,
+        medium: None,
+        locality: None,
+        ownership: None,
+        group: None,
+        spec_kind: None,
+        sliding_window: None,
+    }
+}

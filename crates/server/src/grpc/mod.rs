@@ -1,0 +1,33 @@
+//! The gRPC server.
+
+mod encode;
+mod follow;
+mod plane;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_proto::kvplane::v1::server::plane_server::PlaneServer;
+use tonic::transport::Server;
+use tonic::transport::server::Router;
+use tracing::error;
+
+use crate::service::Shared;
+
+/// All services on one port.
+pub(crate) fn server(shared: &Arc<Shared>) -> Router {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    tokio::spawn(async move { health.set_serving::<PlaneServer<plane::PlaneService>>().await });
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(kvplane_proto::DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1();
+    let reflection = reflection.inspect_err(|error| error!(%error, "no gRPC reflection")).ok();
+    Server::builder()
+        // A subscriber behind a dead link is noticed and let go.
+        .http2_keepalive_interval(Some(Duration::from_secs(30)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .add_service(health_service)
+        .add_optional_service(reflection)
+        .add_service(PlaneServer::new(plane::PlaneService::new(shared.clone())))
+}

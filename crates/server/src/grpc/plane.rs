@@ -1,0 +1,115 @@
+//! `kvplane.v1.Plane`.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::{Stream as FutureStream, StreamExt as _, stream};
+use kvplane_core::{Cursor, Epoch, ErrorCode, PublicError, Tier};
+use kvplane_ingest::{Engine, Stream};
+use kvplane_proto::Encoded;
+use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::kvplane::v1::server::plane_server::Plane;
+use tonic::{Request, Response, Status};
+
+use super::encode;
+use super::follow::{Begin, Follower};
+use crate::error::ApiError;
+use crate::select;
+use crate::service::Shared;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct PlaneService {
+    shared: Arc<Shared>,
+}
+
+impl PlaneService {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// The streams that a request names, each with where to begin.
+    fn selected(&self, request: &proto::SubscribeRequest) -> Result<Vec<(Arc<Stream>, Begin)>, PublicError> {
+        let plane = &self.shared.plane;
+        let begin = match request.start() {
+            proto::Start::Snapshot => Begin::Snapshot,
+            proto::Start::Live => Begin::Live,
+        };
+        if request.streams.is_empty() {
+            return Ok(plane.streams().map(|stream| (stream.clone(), begin)).collect());
+        }
+        let mut selected: Vec<(Arc<Stream>, Begin)> = Vec::new();
+        for selector in &request.streams {
+            let engine = select::engine(plane, Some(&selector.engine))?;
+            let streams = match (selector.rank, &selector.resume) {
+                (None, None) => engine.streams.clone(),
+                (rank, _) => vec![select::stream(engine, rank)?.clone()],
+            };
+            let begin = selector.resume.as_ref().map_or(begin, |cursor| {
+                Begin::After(Cursor { epoch: Epoch::from_raw(cursor.epoch), sequence: cursor.sequence })
+            });
+            for stream in streams {
+                if selected.iter().any(|(known, _)| known.id() == stream.id()) {
+                    let message = format!("stream {} is named twice", stream.id());
+                    return Err(PublicError::new(ErrorCode::InvalidArgument, message));
+                }
+                selected.push((stream, begin));
+            }
+        }
+        Ok(selected)
+    }
+}
+
+type Responses = Pin<Box<dyn FutureStream<Item = Result<Encoded, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Plane for PlaneService {
+    type SubscribeStream = Responses;
+
+    async fn subscribe(
+        &self,
+        request: Request<proto::SubscribeRequest>,
+    ) -> Result<Response<Self::SubscribeStream>, Status> {
+        let selected = self.selected(request.get_ref()).map_err(ApiError)?;
+        let followers = selected.into_iter().map(|(stream, begin)| Follower::new(stream, begin).into_stream().boxed());
+        let stop = self.shared.stop.clone().cancelled_owned();
+        let farewell = Status::from(ApiError(PublicError::new(ErrorCode::ShuttingDown, "kvplane is shutting down")));
+        let responses = stream::select_all(followers).take_until(stop).chain(stream::once(async { Err(farewell) }));
+        Ok(Response::new(responses.boxed()))
+    }
+
+    async fn status(
+        &self,
+        request: Request<proto::StatusRequest>,
+    ) -> Result<Response<proto::StatusResponse>, Status> {
+        let plane = &self.shared.plane;
+        let engines = match &request.get_ref().engine {
+            Some(name) => vec![engine_status(select::engine(plane, Some(name)).map_err(ApiError)?)],
+            None => plane.engines().iter().map(engine_status).collect(),
+        };
+        Ok(Response::new(proto::StatusResponse { engines }))
+    }
+}
+
+fn engine_status(engine: &Engine) -> proto::EngineStatus {
+    proto::EngineStatus {
+        id: engine.spec.id.to_string(),
+        kind: engine.spec.kind.to_string(),
+        model: engine.spec.model.clone(),
+        ranks: engine.streams.iter().map(|stream| rank_status(stream)).collect(),
+    }
+}
+
+fn rank_status(stream: &Stream) -> proto::RankStatus {
+    let status = stream.status();
+    proto::RankStatus {
+        rank: stream.id().rank,
+        continuity: encode::continuity(status.continuity).into(),
+        trust: Some(encode::trust(&status.trust)),
+        cursor: Some(proto::Cursor { epoch: status.epoch.as_u64(), sequence: status.cursor.sequence }),
+        engine_sequence: status.engine_sequence,
+        known_from: status.known_from,
+        blocks: Tier::ALL.iter().map(|tier| (tier.to_string(), status.blocks[tier.index()])).collect(),
+        block_size: status.block_size,
+    }
+}

@@ -1,0 +1,169 @@
+//! `/metrics`: what `/v1/status` says, for Prometheus. Read off the streams when asked: nothing is counted twice, and
+//! no event pays for it.
+
+use std::fmt::Error;
+
+use kvplane_core::Tier;
+use kvplane_ingest::{Engine, Plane, Stream, StreamStatus};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use super::status::{STANDINGS, TRUSTS, counters, rejected};
+
+struct Row {
+    engine: String,
+    rank: String,
+    model: String,
+    status: StreamStatus,
+}
+
+#[derive(Debug)]
+struct Streams(Vec<Row>);
+
+impl std::fmt::Debug for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Row").field("engine", &self.engine).field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+/// The whole page.
+pub(super) fn page(plane: &Plane) -> Result<String, Error> {
+    let rows = plane.engines().iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Streams(rows.collect())));
+    let mut page = String::new();
+    text::encode(&mut page, &registry)?;
+    Ok(page)
+}
+
+fn row(engine: &Engine, stream: &Stream) -> Row {
+    Row {
+        engine: engine.spec.id.to_string(),
+        rank: stream.id().rank.to_string(),
+        model: engine.spec.model.clone(),
+        status: stream.status(),
+    }
+}
+
+impl Collector for Streams {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let encoder = &mut encoder;
+        self.gauges(encoder)?;
+        let names: Vec<&'static str> = self.0.first().map_or_else(Vec::new, |row| {
+            counters(&row.status).into_iter().map(|(name, _)| name).collect()
+        });
+        for (at, name) in names.into_iter().enumerate() {
+            let full = format!("kvplane_stream_{name}");
+            let help = format!("{} of a stream", name.replace('_', " "));
+            let mut metric = encoder.encode_descriptor(&full, &help, None, MetricType::Counter)?;
+            for row in &self.0 {
+                let value = counters(&row.status)[at].1;
+                ConstCounter::new(value).encode(metric.encode_family(&row.labels())?)?;
+            }
+        }
+        let help = "Events rejected, by kind and reason";
+        let mut metric =
+            encoder.encode_descriptor("kvplane_stream_rejected_events", help, None, MetricType::Counter)?;
+        for row in &self.0 {
+            for (reason, count) in rejected(&row.status) {
+                let labels = row.labels_with("reason", &reason);
+                ConstCounter::new(count).encode(metric.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Streams {
+    fn gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        self.gauge(encoder, "kvplane_stream_blocks", "Blocks resident, by tier", |row, metric| {
+            for tier in Tier::ALL {
+                let labels = row.labels_with("tier", tier.as_str());
+                gauge(row.status.blocks[tier.index()], metric.encode_family(&labels)?)?;
+            }
+            Ok(())
+        })?;
+        self.gauge(encoder, "kvplane_stream_continuity", "1 for where the stream stands", |row, metric| {
+            for standing in STANDINGS {
+                let labels = row.labels_with("continuity", standing.as_str());
+                gauge(u64::from(row.status.continuity == standing), metric.encode_family(&labels)?)?;
+            }
+            Ok(())
+        })?;
+        self.gauge(encoder, "kvplane_stream_trust", "1 for what answers are worth", |row, metric| {
+            for trust in TRUSTS {
+                let labels = row.labels_with("trust", trust.as_str());
+                gauge(u64::from(row.status.trust.level() == trust), metric.encode_family(&labels)?)?;
+            }
+            Ok(())
+        })?;
+        self.gauge(encoder, "kvplane_stream_degraded", "1 for each reason that holds", |row, metric| {
+            for degradation in row.status.trust.active() {
+                let labels = row.labels_with("reason", degradation.reason.as_str());
+                gauge(1, metric.encode_family(&labels)?)?;
+            }
+            Ok(())
+        })?;
+        let plain: [(&str, &str, fn(&StreamStatus) -> u64); 8] = [
+            ("kvplane_stream_epoch", "The publisher's life, unix milliseconds", |s| s.epoch.as_u64()),
+            ("kvplane_stream_last_sequence", "The engine's number of the last batch", |s| {
+                s.engine_sequence.unwrap_or(0)
+            }),
+            ("kvplane_stream_known_from_sequence", "Everything is known from here on", |s| {
+                s.known_from.unwrap_or(0)
+            }),
+            ("kvplane_stream_waiting_blocks", "Blocks that wait for their parent", |s| s.waiting as u64),
+            ("kvplane_stream_dictionary_blocks", "Blocks known, held or not", |s| s.dictionary as u64),
+            ("kvplane_stream_state_bytes", "Bytes of the live state", |s| s.state_bytes as u64),
+            ("kvplane_stream_window_bytes", "Bytes of the replay window", |s| s.window_bytes as u64),
+            ("kvplane_stream_window_batches", "Batches in the replay window", |s| s.window_entries as u64),
+        ];
+        for (name, help, value) in plain {
+            self.gauge(encoder, name, help, |row, metric| {
+                gauge(value(&row.status), metric.encode_family(&row.labels())?)
+            })?;
+        }
+        let help = "Time since the last event";
+        self.gauge(encoder, "kvplane_stream_since_last_event_seconds", help, |row, metric| {
+            match row.status.since_last_event {
+                Some(since) => {
+                    ConstGauge::new(since.as_secs_f64()).encode(metric.encode_family(&row.labels())?)
+                }
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn gauge(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        name: &str,
+        help: &str,
+        mut each: impl FnMut(&Row, &mut MetricEncoder<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for row in &self.0 {
+            each(row, &mut metric)?;
+        }
+        Ok(())
+    }
+}
+
+fn gauge(value: u64, encoder: MetricEncoder<'_>) -> Result<(), Error> {
+    // Gauges are signed; nothing here comes near.
+    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder)
+}
+
+impl Row {
+    fn labels(&self) -> [(&str, &str); 3] {
+        [("engine", &self.engine), ("rank", &self.rank), ("model", &self.model)]
+    }
+
+    fn labels_with<'r>(&'r self, name: &'r str, value: &'r str) -> [(&'r str, &'r str); 4] {
+        [("engine", &self.engine), ("rank", &self.rank), ("model", &self.model), (name, value)]
+    }
+}

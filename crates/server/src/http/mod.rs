@@ -1,0 +1,64 @@
+//! The HTTP server.
+
+mod metrics;
+mod recover;
+mod status;
+
+use std::sync::Arc;
+
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use kvplane_core::{ErrorCode, PublicError};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::error::ApiError;
+use crate::service::Shared;
+
+pub(crate) fn router(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics_page))
+        .route("/v1/status", get(status_page))
+        .route("/v1/engines", get(engines_page))
+        .route("/kv_recover", get(recover::kv_recover))
+        .fallback(async || ApiError(PublicError::new(ErrorCode::NotFound, "no such path")))
+        .with_state(shared)
+}
+
+async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+#[derive(Debug, Deserialize)]
+struct ReadyQuery {
+    strict: Option<String>,
+}
+
+async fn readyz(State(shared): State<Arc<Shared>>, Query(query): Query<ReadyQuery>) -> Response {
+    let strict = query.strict.is_some_and(|value| value == "1" || value == "true");
+    let verdict = shared.readiness.check(&shared.plane, strict);
+    let code = if verdict.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(json!({"ready": verdict.ready, "reasons": verdict.reasons}))).into_response()
+}
+
+async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, ApiError> {
+    let page = metrics::page(&shared.plane).map_err(|error| {
+        ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
+    })?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(header::CONTENT_TYPE, kind)], page).into_response())
+}
+
+async fn status_page(State(shared): State<Arc<Shared>>) -> Json<status::PlaneStatus> {
+    Json(status::plane(&shared.plane))
+}
+
+async fn engines_page(State(shared): State<Arc<Shared>>) -> Json<serde_json::Value> {
+    let engines: Vec<_> = shared.plane.engines().iter().map(|engine| status::engine_spec(&engine.spec)).collect();
+    Json(json!({ "engines": engines }))
+}

@@ -1,0 +1,185 @@
+//! `/v1/status` and `/v1/engines`.
+
+use std::collections::BTreeMap;
+
+use kvplane_core::{Continuity, Tier, Trust};
+use kvplane_ingest::{Engine, EngineSpec, Events, Plane, Stream, StreamStatus};
+use kvplane_wire::RejectedKind;
+use serde::Serialize;
+
+/// Everything, at one moment per stream.
+#[derive(Debug, Serialize)]
+pub(crate) struct PlaneStatus {
+    engines: Vec<EngineStatus>,
+}
+
+#[derive(Debug, Serialize)]
+struct EngineStatus {
+    id: String,
+    kind: &'static str,
+    model: String,
+    ranks: Vec<RankStatus>,
+}
+
+#[derive(Debug, Serialize)]
+struct RankStatus {
+    rank: u32,
+    continuity: &'static str,
+    trust: &'static str,
+    reason: Option<&'static str>,
+    since_ms: Option<u64>,
+    /// All reasons, oldest first.
+    reasons: Vec<ReasonSince>,
+    epoch: u64,
+    /// The engine's own number; null before the first batch.
+    last_sequence: Option<u64>,
+    known_from: Option<u64>,
+    /// kvplane's own position; a string, because it is beyond 2^53.
+    cursor: String,
+    blocks: BTreeMap<&'static str, u64>,
+    block_size: Option<u32>,
+    seconds_since_last_event: Option<f64>,
+    window: WindowStatus,
+    state: StateStatus,
+    counters: CounterStatus,
+}
+
+#[derive(Debug, Serialize)]
+struct ReasonSince {
+    reason: &'static str,
+    since_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct WindowStatus {
+    batches: usize,
+    bytes: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct StateStatus {
+    dictionary: usize,
+    waiting: usize,
+    bytes: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct CounterStatus {
+    #[serde(flatten)]
+    plain: BTreeMap<&'static str, u64>,
+    rejected: BTreeMap<String, u64>,
+}
+
+pub(super) fn plane(plane: &Plane) -> PlaneStatus {
+    PlaneStatus { engines: plane.engines().iter().map(engine).collect() }
+}
+
+fn engine(engine: &Engine) -> EngineStatus {
+    EngineStatus {
+        id: engine.spec.id.to_string(),
+        kind: engine.spec.kind.as_str(),
+        model: engine.spec.model.clone(),
+        ranks: engine.streams.iter().map(|stream| rank(stream)).collect(),
+    }
+}
+
+fn rank(stream: &Stream) -> RankStatus {
+    let status = stream.status();
+    let worst = status.trust.worst();
+    RankStatus {
+        rank: stream.id().rank,
+        continuity: status.continuity.as_str(),
+        trust: status.trust.level().as_str(),
+        reason: worst.map(|worst| worst.reason.as_str()),
+        since_ms: worst.map(|worst| worst.since_ms),
+        reasons: status
+            .trust
+            .active()
+            .iter()
+            .map(|d| ReasonSince { reason: d.reason.as_str(), since_ms: d.since_ms })
+            .collect(),
+        epoch: status.epoch.as_u64(),
+        last_sequence: status.engine_sequence,
+        known_from: status.known_from,
+        cursor: status.cursor.sequence.to_string(),
+        blocks: Tier::ALL.iter().map(|tier| (tier.as_str(), status.blocks[tier.index()])).collect(),
+        block_size: status.block_size,
+        seconds_since_last_event: status.since_last_event.map(|since| since.as_secs_f64()),
+        window: WindowStatus { batches: status.window_entries, bytes: status.window_bytes },
+        state: StateStatus {
+            dictionary: status.dictionary,
+            waiting: status.waiting,
+            bytes: status.state_bytes,
+        },
+        counters: CounterStatus { plain: counters(&status).into_iter().collect(), rejected: rejected(&status) },
+    }
+}
+
+/// Every counter of a stream by its name, for status and metrics alike.
+pub(super) fn counters(status: &StreamStatus) -> Vec<(&'static str, u64)> {
+    let (follow, keep) = (&status.counters, &status.journal);
+    vec![
+        ("batches", keep.batches),
+        ("events", keep.events),
+        ("blocks_stored", keep.blocks_stored),
+        ("blocks_removed", keep.blocks_removed),
+        ("clears", keep.clears),
+        ("gaps", follow.gaps),
+        ("gaps_unfilled", follow.gaps_unfilled),
+        ("replays", follow.replays),
+        ("replays_failed", follow.replays_failed),
+        ("replayed_batches", follow.replayed_batches),
+        ("restarts", follow.restarts),
+        ("unproven_epochs", follow.unproven),
+        ("disconnects", follow.disconnects),
+        ("duplicates", follow.duplicates),
+        ("refused", follow.refused),
+        ("hold_overflows", follow.hold_overflows),
+        ("undecodable_batches", follow.undecodable),
+        ("malformed_frames", status.malformed_frames),
+        ("unknown_events", keep.unknown_events),
+        ("unknown_fields", keep.unknown_fields),
+        ("unknown_removals", keep.unknown_removals),
+        ("proven_blocks", keep.proven_blocks),
+        ("unrecorded_blocks", keep.unrecorded_blocks),
+        ("sparse_stores", keep.sparse_stores),
+        ("placeholder_stores", keep.placeholder_stores),
+        ("foreign_rank_batches", keep.foreign_rank),
+        ("block_size_contradictions", keep.block_size_contradictions),
+    ]
+}
+
+/// Rejected events by `kind_reason`.
+pub(super) fn rejected(status: &StreamStatus) -> BTreeMap<String, u64> {
+    let name = |kind| match kind {
+        RejectedKind::Store => "store",
+        RejectedKind::Removal => "removal",
+        RejectedKind::Unknown => "unknown",
+    };
+    let counted = &status.journal.rejected;
+    counted.iter().map(|&((kind, reason), count)| (format!("{}_{reason}", name(kind)), count)).collect()
+}
+
+/// Every standing and trust level by name, for metrics that show all of them.
+pub(super) const STANDINGS: [Continuity; 4] =
+    [Continuity::Connecting, Continuity::Recovering, Continuity::Live, Continuity::Down];
+pub(super) const TRUSTS: [Trust; 4] = Trust::ALL;
+
+/// An engine as configured.
+pub(super) fn engine_spec(spec: &EngineSpec) -> serde_json::Value {
+    serde_json::json!({
+        "id": spec.id.as_str(),
+        "kind": spec.kind.as_str(),
+        "model": spec.model,
+        "events": match &spec.events {
+            Events::Connect(address) => address.clone(),
+            Events::Bind(address) => format!("bind:{address}"),
+        },
+        "replay": spec.replay,
+        "topic": spec.topic,
+        "ranks": spec.ranks,
+        "block_size": spec.block_size,
+        "worker_id": spec.worker_id,
+        "http": spec.http,
+    })
+}

@@ -1,0 +1,78 @@
+//! Both servers, started and stopped together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_core::Trust;
+use kvplane_ingest::Plane;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
+use tracing::error;
+
+use crate::grpc;
+use crate::http;
+use crate::readiness::Readiness;
+
+/// How the servers behave.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Trust levels whose state is given out by protocols that cannot carry a flag.
+    pub credit: Vec<Trust>,
+    /// After this `/readyz` says yes even if an engine was never heard.
+    pub ready_deadline: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            credit: vec![Trust::Exact, Trust::Lower, Trust::Unverified],
+            ready_deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What both servers share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) plane: Arc<Plane>,
+    pub(crate) options: Options,
+    pub(crate) readiness: Readiness,
+    pub(crate) stop: CancellationToken,
+}
+
+/// The servers.
+#[derive(Debug)]
+pub struct Service {
+    shared: Arc<Shared>,
+}
+
+impl Service {
+    /// Servers over a plane.
+    pub fn new(plane: Arc<Plane>, options: Options) -> Self {
+        let readiness = Readiness::new(options.ready_deadline);
+        Self { shared: Arc::new(Shared { plane, options, readiness, stop: CancellationToken::new() }) }
+    }
+
+    /// Serves until `stop` is cancelled, then ends every subscription with a status and waits for connections to close.
+    pub async fn run(self, http: TcpListener, grpc: TcpListener, stop: CancellationToken) {
+        let shared = self.shared;
+        let ends = shared.stop.clone();
+        let watch = async {
+            stop.cancelled().await;
+            ends.cancel();
+        };
+        let http = axum::serve(http, http::router(shared.clone()))
+            .with_graceful_shutdown(shared.stop.clone().cancelled_owned());
+        let grpc_server = grpc::server(&shared);
+        let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
+        let grpc = grpc_server.serve_with_incoming_shutdown(incoming, shared.stop.clone().cancelled_owned());
+        let (http, grpc, ()) = tokio::join!(std::future::IntoFuture::into_future(http), grpc, watch);
+        if let Err(error) = http {
+            error!(%error, "HTTP server failed");
+        }
+        if let Err(error) = grpc {
+            error!(%error, "gRPC server failed");
+        }
+    }
+}
