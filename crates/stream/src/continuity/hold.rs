@@ -71,18 +71,8 @@ impl Hold {
         Some((sequence, held))
     }
 
-    /// Lets go of everything that `foreign` says is of another life. Returns how many that were.
-    pub(super) fn drop_where(&mut self, mut foreign: impl FnMut(u64, &Held) -> bool) -> usize {
-        let before = self.batches.len();
-        let bytes = &mut self.bytes;
-        self.batches.retain(|&sequence, held| {
-            let gone = foreign(sequence, held);
-            if gone {
-                *bytes -= held.payload.len();
-            }
-            !gone
-        });
-        before - self.batches.len()
+    pub(super) fn any(&self, wanted: impl Fn(u64, &Held) -> bool) -> bool {
+        self.batches.iter().any(|(&sequence, held)| wanted(sequence, held))
     }
 
     pub(super) fn clear(&mut self) {

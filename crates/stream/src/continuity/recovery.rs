@@ -43,7 +43,7 @@ pub(super) enum Pending {
 impl Request {
     /// Whether this recovery has shown that it is the same life.
     fn proven(&self) -> bool {
-        self.proven_before || (self.verified && self.expect.is_some())
+        self.proven_before || (self.verified && (self.expect.is_some() || self.tail.is_some()))
     }
 }
 
@@ -186,11 +186,13 @@ impl Continuity {
             return;
         }
         if let Some(tail) = request.tail {
-            // The ring holds all that was published before it was asked. What arrived before and is above it was
-            // published by somebody else: a life that is over.
-            let refused =
-                self.hold.drop_where(|sequence, held| held.stamp < request.stamp && sequence > tail);
-            self.counters.refused += refused as u64;
+            // The ring holds all that was published before it was asked. If something heard before that is above it, the
+            // answer was cut short: it proves nothing about what is missing.
+            if self.hold.any(|sequence, held| held.stamp < request.stamp && sequence > tail) {
+                self.counters.replays_failed += 1;
+                self.replay_failed(now, &request);
+                return;
+            }
         } else if self.fresh && self.hold.is_empty() {
             // An empty ring and nothing heard: the publisher has not published yet.
             self.out.push_back(Action::HeardFromStart);

@@ -41,7 +41,8 @@ impl Snapshot {
     /// again once the hole is filled.
     pub fn as_transitions(&self) -> Vec<Transition> {
         let mut log = TransitionLog::default();
-        let order: Vec<&BlockImage> = self.parents_first().iter().map(|&at| &self.image.blocks[at as usize]).collect();
+        let order: Vec<&BlockImage> =
+            self.parents_first().iter().map(|&at| &self.image.blocks[at as usize]).collect();
         let supports = self.supports_device(&order);
         for tier in Tier::ALL.into_iter().filter(|&tier| tier != Tier::Unknown) {
             let mut holes = Vec::new();

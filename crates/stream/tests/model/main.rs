@@ -64,6 +64,8 @@ enum AnswerKind {
     Silent,
     /// Complete, but replies were dropped on the way.
     Holes,
+    /// The first half, with an end marker that says it is all.
+    CutShort,
 }
 
 struct World {
@@ -150,7 +152,7 @@ impl World {
             self.engine.ring.iter().filter(|(sequence, _)| *sequence >= from).cloned().collect();
         let count = match kind {
             AnswerKind::Whole | AnswerKind::Holes => batches.len(),
-            AnswerKind::Broken => batches.len() / 2,
+            AnswerKind::Broken | AnswerKind::CutShort => batches.len() / 2,
             AnswerKind::Silent => 0,
         };
         for (sequence, payload) in batches.into_iter().take(count) {
@@ -159,7 +161,7 @@ impl World {
             }
             self.recorder.replayed(self.now, id, sequence, payload);
         }
-        self.recorder.replay_ended(self.now, id, matches!(kind, AnswerKind::Whole | AnswerKind::Holes));
+        self.recorder.replay_ended(self.now, id, !matches!(kind, AnswerKind::Broken | AnswerKind::Silent));
         self.collect();
     }
 
@@ -289,7 +291,7 @@ fn op() -> impl Strategy<Value = Op> {
         10 => fate().prop_map(Op::Publish),
         1 => Just(Op::PublishFailed),
         2 => Just(Op::DeliverLate),
-        6 => prop_oneof![6 => Just(AnswerKind::Whole), 1 => Just(AnswerKind::Broken), 1 => Just(AnswerKind::Silent), 1 => Just(AnswerKind::Holes)]
+        6 => prop_oneof![6 => Just(AnswerKind::Whole), 1 => Just(AnswerKind::Broken), 1 => Just(AnswerKind::Silent), 1 => Just(AnswerKind::Holes), 1 => Just(AnswerKind::CutShort)]
             .prop_map(Op::Answer),
         3 => prop_oneof![Just(50u64), Just(400), Just(1_100), Just(11_000), Just(31_000)].prop_map(Op::Wait),
         1 => any::<bool>().prop_map(|lose_live| Op::Disconnect { lose_live }),
