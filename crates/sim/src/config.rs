@@ -21,7 +21,7 @@ pub struct SimConfig {
     pub loras: Vec<String>,
     /// Tokens per block.
     pub block_size: usize,
-    /// Blocks per rank.
+    /// Blocks per rank that can be used. `/metrics` says one more, as vLLM does: its null block.
     pub blocks: usize,
     /// Data-parallel ranks. Rank r publishes at the event port + r, unless that is 0.
     pub ranks: u32,

@@ -99,7 +99,8 @@ async fn metrics(State(engine): State<SimHandle>) -> Response {
          vllm:cache_config_info{{block_size=\"{}\",num_gpu_blocks=\"{}\"}} 1.0\n",
         engine.start_time(),
         config.block_size,
-        config.blocks,
+        // vLLM counts the null block, which never holds anything.
+        config.blocks + 1,
     );
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body).into_response()
 }

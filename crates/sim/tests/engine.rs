@@ -98,6 +98,8 @@ fn the_buffer_forgets_its_oldest_batches() {
     for round in 0..10 {
         scene.engine.complete(&prompt(round * 100, 20), 1, &plain()).unwrap();
     }
+    // Requests are answered between two batches: wait for the last.
+    assert_eq!(scene.engine.state()[0].next_sequence, 10);
     assert_eq!(scene.replay(0, 0).sequences(), [7, 8, 9]);
     assert_eq!(scene.replay(0, 9).sequences(), [9]);
     assert!(scene.replay(0, 10).sequences().is_empty());

@@ -68,7 +68,7 @@ async fn state_faults_and_lives_are_served() {
     assert_eq!((hash.parse(), copies), (Ok(*engine.state()[0].blocks.keys().next().unwrap()), &json!(1)));
 
     let metrics = get(&engine, "/metrics").await.1;
-    assert!(metrics.contains("vllm:cache_config_info{block_size=\"4\",num_gpu_blocks=\"256\"} 1"));
+    assert!(metrics.contains("vllm:cache_config_info{block_size=\"4\",num_gpu_blocks=\"257\"} 1"));
     let restart = json!({ "restart": { "first_sequence": 3, "same_content": true } });
     assert_eq!(post(&engine, "/sim/fault", restart).await.0, StatusCode::OK);
     assert_eq!(engine.state()[0].next_sequence, 3);

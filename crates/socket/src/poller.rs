@@ -85,6 +85,8 @@ pub(crate) struct Poller {
     sleeper: Sleeper,
     tick: Duration,
     subscribers: Vec<Subscriber>,
+    /// Sockets came or went since the descriptors were collected.
+    changed: bool,
     /// Who goes first in the next turn; moves on so that nobody is always last.
     first: usize,
     scratch: Vec<Received>,
@@ -92,19 +94,26 @@ pub(crate) struct Poller {
 
 impl Poller {
     pub(crate) fn new(queue: Arc<PollerQueue>, sleeper: Sleeper, tick: Duration) -> Self {
-        Self { queue, sleeper, tick, subscribers: Vec::new(), first: 0, scratch: Vec::new() }
+        Self { queue, sleeper, tick, subscribers: Vec::new(), changed: true, first: 0, scratch: Vec::new() }
     }
 
     /// Serves until stopped.
     pub(crate) fn run(mut self) {
         let mut next_tick = Instant::now() + self.tick;
+        // Built again only when the set of sockets changes: that is rare, and turns are not.
+        let mut items = Vec::new();
         while self.obey() {
-            let ready = self.sleep_until(next_tick);
+            if std::mem::take(&mut self.changed) {
+                items = self.poll_items();
+            }
+            let ready = self.sleep_until(next_tick, &mut items);
             let now = Instant::now();
             let tick_due = now >= next_tick;
             self.turns(&ready, tick_due);
             if tick_due {
-                self.each(|subscriber, _| subscriber.tick(now));
+                let mut redialled = false;
+                self.each(|subscriber, _| redialled |= subscriber.tick(now));
+                self.changed |= redialled;
                 next_tick = now + self.tick;
             }
         }
@@ -116,6 +125,7 @@ impl Poller {
             let mut commands = self.queue.commands.lock();
             (std::mem::take(&mut commands.added), std::mem::take(&mut commands.removed), commands.stopped)
         };
+        self.changed |= !added.is_empty() || !removed.is_empty();
         self.subscribers.extend(added);
         if !removed.is_empty() {
             let before = self.subscribers.len();
@@ -125,24 +135,23 @@ impl Poller {
         !stopped
     }
 
+    /// The wake socket's descriptor, then two of each subscriber.
+    fn poll_items(&self) -> Vec<PollItem<'static>> {
+        let wake = self.sleeper.descriptor();
+        let own = self.subscribers.iter().flat_map(Subscriber::descriptors);
+        std::iter::once(wake).chain(own).map(|descriptor| PollItem::from_fd(descriptor, POLLIN)).collect()
+    }
+
     /// Waits for something to do; tells which subscribers may have something to read.
-    fn sleep_until(&self, next_tick: Instant) -> Vec<bool> {
+    fn sleep_until(&self, next_tick: Instant, items: &mut [PollItem<'_>]) -> Vec<bool> {
         let timeout = if self.subscribers.iter().any(|subscriber| subscriber.hot) {
             Duration::ZERO
         } else {
             next_tick.saturating_duration_since(Instant::now())
         };
-        let mut items = Vec::with_capacity(1 + 2 * self.subscribers.len());
-        items.push(self.sleeper.socket().as_poll_item(POLLIN));
-        for subscriber in &self.subscribers {
-            // A socket without descriptors is broken for good; its handler hears ticks and nothing else.
-            for descriptor in subscriber.descriptors().unwrap_or([-1, -1]) {
-                items.push(PollItem::from_fd(descriptor, POLLIN));
-            }
-        }
         // Rounded up: a sleep that ends just before the tick would only be slept again.
         let millis = i64::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i64::MAX);
-        if let Err(cause) = zmq::poll(&mut items, millis)
+        if let Err(cause) = zmq::poll(items, millis)
             && cause != zmq::Error::EINTR
         {
             tracing::error!(%cause, "poll failed");
@@ -183,6 +192,7 @@ impl Poller {
             }
         }
         if !broken.is_empty() {
+            self.changed = true;
             self.subscribers.retain(|subscriber| !broken.contains(&subscriber.id));
             self.queue.load.fetch_sub(broken.len(), Ordering::Relaxed);
         }

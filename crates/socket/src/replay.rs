@@ -11,6 +11,7 @@
 //! the answer to the next one. All of them run on one thread of their own.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -224,18 +225,26 @@ impl Replayer {
         let mut readable = readable.iter();
         while index < self.running.len() {
             let ready = readable.next().copied().unwrap_or(false);
-            match self.running[index].turn(ready) {
-                // Not swap_remove: `readable` goes by order.
-                Some(end) => self.running.remove(index).finish(end),
-                None => index += 1,
+            let running = &mut self.running[index];
+            // Not swap_remove: `readable` goes by order.
+            match catch_unwind(AssertUnwindSafe(|| running.turn(ready))) {
+                Ok(Some(end)) => self.running.remove(index).finish(end),
+                Ok(None) => index += 1,
+                Err(_) => {
+                    tracing::error!("a replay's handler panicked; the replay ends");
+                    self.running.remove(index);
+                }
             }
         }
     }
 }
 
 impl Job {
+    /// A handler that panics ends nothing but its own replay: the others share this thread.
     fn finish(self, end: ReplayEnd) {
-        self.handler.finished(end);
+        if catch_unwind(AssertUnwindSafe(|| self.handler.finished(end))).is_err() {
+            tracing::error!("a replay's handler panicked at its end");
+        }
     }
 }
 
@@ -257,9 +266,13 @@ impl Running {
         self.job.finish(end);
     }
 
+    fn is_cancelled(&self) -> bool {
+        self.job.cancelled.load(Ordering::Acquire)
+    }
+
     /// Reads what is there, within bounds; the end if this was it.
     fn turn(&mut self, ready: bool) -> Option<ReplayEnd> {
-        if self.job.cancelled.load(Ordering::Acquire) {
+        if self.is_cancelled() {
             return Some(ReplayEnd::Cancelled);
         }
         if ready && let Some(end) = self.read() {
@@ -303,6 +316,9 @@ impl Running {
         self.bytes = self.bytes.saturating_add(payload.len());
         if self.bytes > self.job.request.max_bytes {
             return Some(ReplayEnd::TooLarge);
+        }
+        if self.is_cancelled() {
+            return Some(ReplayEnd::Cancelled);
         }
         self.job.handler.batch(sequence, payload);
         None

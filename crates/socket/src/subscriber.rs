@@ -83,6 +83,8 @@ impl Drop for SubscriptionHandle {
 struct Link {
     monitor: Monitor,
     socket: Socket,
+    /// Readable when something happened on the socket or on its monitor.
+    descriptors: [RawFd; 2],
 }
 
 /// What one turn read and has not told yet.
@@ -128,8 +130,8 @@ impl Subscriber {
     }
 
     /// The descriptors that become readable when something happens on the socket or its monitor.
-    pub(crate) fn descriptors(&self) -> Result<[RawFd; 2], zmq::Error> {
-        Ok([self.link.socket.get_fd()?, self.link.monitor.socket().get_fd()?])
+    pub(crate) fn descriptors(&self) -> [RawFd; 2] {
+        self.link.descriptors
     }
 
     /// Reads what is there, within bounds, and tells the handler. `batch` is scratch space.
@@ -153,17 +155,16 @@ impl Subscriber {
         }
     }
 
-    /// Time passes. Also dials again where libzmq gave up; see [`Monitor::stuck_since`].
-    pub(crate) fn tick(&mut self, now: Instant) {
+    /// Time passes. Also dials again where libzmq gave up (see [`Monitor::stuck_since`]); true when the
+    /// socket is another one now.
+    pub(crate) fn tick(&mut self, now: Instant) -> bool {
         if self.is_cancelled() {
-            return;
+            return false;
         }
         self.handler.tick(now);
         let stuck =
             self.link.monitor.stuck_since().is_some_and(|since| now.duration_since(since) >= REDIAL_AFTER);
-        if stuck && matches!(self.subscription.endpoint, Endpoint::Connect(_)) {
-            self.redial();
-        }
+        stuck && matches!(self.subscription.endpoint, Endpoint::Connect(_)) && self.redial()
     }
 
     fn is_cancelled(&self) -> bool {
@@ -200,7 +201,7 @@ impl Subscriber {
         true
     }
 
-    fn redial(&mut self) {
+    fn redial(&mut self) -> bool {
         // A new socket, not a second connect on the old one: that one's dead session stays in its tables.
         match Link::open(self.lease.context(), &self.subscription) {
             Ok(link) => {
@@ -209,8 +210,12 @@ impl Subscriber {
                 }
                 self.link = link;
                 self.hot = true;
+                true
             }
-            Err(error) => tracing::warn!(%error, "cannot dial again"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot dial again");
+                false
+            }
         }
     }
 }
@@ -221,7 +226,9 @@ impl Link {
         configure(&socket, subscription).map_err(SocketError::doing("configure a SUB socket"))?;
         let monitor = Monitor::attach(context, &socket)?;
         dial(&socket, &subscription.endpoint)?;
-        Ok(Self { monitor, socket })
+        let descriptors = || Ok([socket.get_fd()?, monitor.socket().get_fd()?]);
+        let descriptors = descriptors().map_err(SocketError::doing("read a descriptor"))?;
+        Ok(Self { monitor, socket, descriptors })
     }
 }
 

@@ -1,6 +1,8 @@
 //! How other threads get the attention of a thread that sleeps in `zmq_poll`.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use zmq::{Context, DONTWAIT, Socket};
@@ -8,10 +10,19 @@ use zmq::{Context, DONTWAIT, Socket};
 use crate::SocketError;
 
 /// The calling side. Closed on shutdown so that handles that outlive the service keep no context alive.
-pub(crate) struct Waker(Mutex<Option<Socket>>);
+pub(crate) struct Waker {
+    socket: Mutex<Option<Socket>>,
+    called: Arc<AtomicBool>,
+}
 
 /// The sleeping side.
-pub(crate) struct Sleeper(Socket);
+pub(crate) struct Sleeper {
+    socket: Socket,
+    /// A call is under way: one is as good as many. Not a queue limit of one instead: the sender learns late
+    /// that there is room again, and would lose a call.
+    called: Arc<AtomicBool>,
+    descriptor: RawFd,
+}
 
 /// A connected pair.
 pub(crate) fn pair(context: &Context) -> Result<(Waker, Sleeper), SocketError> {
@@ -20,13 +31,13 @@ pub(crate) fn pair(context: &Context) -> Result<(Waker, Sleeper), SocketError> {
     let waker = context.socket(zmq::PUSH).map_err(SocketError::doing("open a wake socket"))?;
     for socket in [&sleeper, &waker] {
         socket.set_linger(0).map_err(SocketError::doing("set linger"))?;
-        // One pending call is as good as many.
-        socket.set_sndhwm(1).map_err(SocketError::doing("set a queue limit"))?;
-        socket.set_rcvhwm(1).map_err(SocketError::doing("set a queue limit"))?;
     }
     sleeper.bind(&address).map_err(SocketError::doing("bind a wake socket"))?;
     waker.connect(&address).map_err(SocketError::doing("connect a wake socket"))?;
-    Ok((Waker(Mutex::new(Some(waker))), Sleeper(sleeper)))
+    let descriptor = sleeper.get_fd().map_err(SocketError::doing("read a descriptor"))?;
+    let called = Arc::new(AtomicBool::new(false));
+    let waker = Waker { socket: Mutex::new(Some(waker)), called: called.clone() };
+    Ok((waker, Sleeper { socket: sleeper, called, descriptor }))
 }
 
 /// An in-process address that nobody else uses.
@@ -36,28 +47,38 @@ pub(crate) fn unique_inproc(purpose: &str) -> String {
 }
 
 impl Waker {
-    /// Ends the other side's sleep, or its next one.
+    /// Ends the other side's sleep, or its next one. What it shall find must be in its place before.
     pub(crate) fn wake(&self) {
-        if let Some(socket) = &*self.0.lock() {
-            // A full queue means that a call is already waiting.
-            let _ = socket.send("", DONTWAIT);
+        if self.called.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        if let Some(socket) = &*self.socket.lock()
+            && let Err(cause) = socket.send("", DONTWAIT)
+        {
+            tracing::error!(%cause, "a socket thread could not be woken");
         }
     }
 
     /// Lets go of the socket. Only when the other side has ended: closing drops a call not yet heard.
     pub(crate) fn close(&self) {
-        self.0.lock().take();
+        self.socket.lock().take();
     }
 }
 
 impl Sleeper {
     /// The socket to poll on.
     pub(crate) fn socket(&self) -> &Socket {
-        &self.0
+        &self.socket
     }
 
-    /// Forgets the calls that were heard.
+    /// Its descriptor, readable when there may be a call. Call [`Self::clear`] after every look at it.
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.descriptor
+    }
+
+    /// Forgets the calls that were heard. Look for what they were about afterwards, not before.
     pub(crate) fn clear(&self) {
-        while self.0.recv_msg(DONTWAIT).is_ok() {}
+        while self.socket.recv_msg(DONTWAIT).is_ok() {}
+        self.called.store(false, Ordering::SeqCst);
     }
 }

@@ -3,10 +3,13 @@
 
 mod support;
 
+use std::net::TcpListener;
 use std::time::Duration;
 
+use bytes::Bytes;
 use kvplane_socket::{
-    PublishContext, ReplayEnd, ReplayRequest, ReplayRequestIn, ReplyFraming, RouterSocket, Sockets,
+    PublishContext, ReplayEnd, ReplayHandler, ReplayRequest, ReplayRequestIn, ReplyFraming, RouterSocket,
+    Sockets,
 };
 use support::{Heard, Log, PATIENCE, ReplayRecorder, sockets};
 
@@ -119,14 +122,11 @@ fn an_absent_engine_costs_nobody_else_anything() {
 #[test]
 fn an_engine_that_comes_up_in_time_still_answers() {
     let (context, sockets) = (PublishContext::new(), sockets());
-    let address = router(&context).last_endpoint().to_owned();
+    // Closed before anyone asks, and for certain: unlike a socket of libzmq's.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("tcp://127.0.0.1:{port}");
     let log = ask(&sockets, patient(&address, 3));
-    let router = loop {
-        match RouterSocket::bind(&context, &address, 0) {
-            Err(error) if error.is_address_in_use() => std::thread::yield_now(),
-            opened => break opened.unwrap(),
-        }
-    };
+    let router = RouterSocket::bind(&context, &address, 0).unwrap();
     let request = request_at(&router);
     assert_eq!(request.start, 3);
     router.reply_end(&request.identity, ReplyFraming::Plain).unwrap();
@@ -179,4 +179,30 @@ fn a_shutdown_cancels_what_is_in_flight_and_refuses_what_comes_later() {
     let late = sockets.replay(patient(router.last_endpoint(), 0), Box::new(ReplayRecorder(Log::default())));
     assert!(late.is_err());
     sockets.shutdown();
+}
+
+#[test]
+fn a_handler_that_panics_ends_its_own_replay_only() {
+    struct Panics;
+    impl ReplayHandler for Panics {
+        fn batch(&mut self, _sequence: u64, _payload: Bytes) {
+            panic!("a defect");
+        }
+        fn finished(self: Box<Self>, _end: ReplayEnd) {
+            panic!("another");
+        }
+    }
+    let (context, sockets) = (PublishContext::new(), sockets());
+    let router = router(&context);
+    for with_batch in [true, false] {
+        sockets.replay(patient(router.last_endpoint(), 0), Box::new(Panics)).unwrap();
+        let request = request_at(&router);
+        if with_batch {
+            router.reply_batch(&request.identity, ReplyFraming::Plain, b"", 0, b"x").unwrap();
+        }
+        router.reply_end(&request.identity, ReplyFraming::Plain).unwrap();
+    }
+    let log = ask(&sockets, patient(router.last_endpoint(), 0));
+    router.reply_end(&request_at(&router).identity, ReplyFraming::Plain).unwrap();
+    assert_eq!(log.wait_for_end(), ReplayEnd::Complete);
 }
