@@ -100,3 +100,16 @@ pub(crate) fn endpoint_of_rank(endpoint: &Endpoint, rank: u32) -> Endpoint {
         Endpoint::Connect(address) => Endpoint::Connect(address_of_rank(address, rank)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_moves_the_port_unless_the_system_chooses_it() {
+        assert_eq!(address_of_rank("tcp://*:5557", 2), "tcp://*:5559");
+        assert_eq!(address_of_rank("tcp://[::1]:5557", 1), "tcp://[::1]:5558");
+        assert_eq!(address_of_rank("tcp://127.0.0.1:0", 3), "tcp://127.0.0.1:0");
+        assert_eq!(address_of_rank("ipc:///tmp/x", 0), "ipc:///tmp/x");
+    }
+}

@@ -49,6 +49,7 @@ impl HttpServer {
                     _ = stopped => {}
                 }
             });
+            runtime.shutdown_background();
         };
         let thread = thread::Builder::new().name("sim-http".to_owned()).spawn(serve)?;
         Ok(Self { address, running: Mutex::new(Some((stop, thread))) })
@@ -90,19 +91,27 @@ fn router(engine: SimHandle) -> Router {
 
 async fn metrics(State(engine): State<SimHandle>) -> Response {
     let config = engine.config();
-    let body = format!(
-        "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n\
-         # TYPE process_start_time_seconds gauge\n\
-         process_start_time_seconds {:.3}\n\
-         # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n\
+    let mut body = format!(
+        "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n\
          # TYPE vllm:cache_config_info gauge\n\
          vllm:cache_config_info{{block_size=\"{}\",num_gpu_blocks=\"{}\"}} 1.0\n",
-        engine.start_time(),
         config.block_size,
         // vLLM counts the null block, which never holds anything.
         config.blocks + 1,
     );
+    // With several ranks vLLM's metrics are those of many processes, and say nothing about any one.
+    if config.ranks <= 1 {
+        body.push_str(&process_metrics(engine.start_time()));
+    }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body).into_response()
+}
+
+fn process_metrics(start_time: f64) -> String {
+    format!(
+        "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n\
+         # TYPE process_start_time_seconds gauge\n\
+         process_start_time_seconds {start_time:.3}\n"
+    )
 }
 
 async fn version(State(engine): State<SimHandle>) -> Json<Value> {
@@ -216,6 +225,9 @@ async fn fault(State(engine): State<SimHandle>, Json(request): Json<FaultRequest
     let faults = request.faults();
     if faults.is_empty() {
         return error(StatusCode::BAD_REQUEST, "no fault named");
+    }
+    if let Some(rank) = request.rank.filter(|rank| *rank >= engine.config().ranks.max(1)) {
+        return error(StatusCode::BAD_REQUEST, &SimError::NoRank(rank).to_string());
     }
     let apply = move || faults.into_iter().for_each(|fault| engine.fault(request.rank, fault));
     match spawn_blocking(apply).await {

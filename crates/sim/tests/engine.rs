@@ -4,10 +4,10 @@
 mod support;
 
 use kvplane_sim::load::{LoadConfig, Workload};
-use kvplane_sim::{CompletionOptions, HashForm, SimConfig};
-use kvplane_socket::ReplayEnd;
+use kvplane_sim::{CompletionOptions, Fault, HashForm, Restart, SimConfig, SimEngine};
+use kvplane_socket::{Endpoint, Options, ReplayEnd, Sockets, Subscription};
 use kvplane_wire::Profile;
-use support::{Scene, residency, timestamps};
+use support::{Log, PATIENCE, Scene, residency, timestamps};
 
 fn plain() -> CompletionOptions {
     CompletionOptions { rank: Some(0), ..CompletionOptions::default() }
@@ -103,4 +103,29 @@ fn the_buffer_forgets_its_oldest_batches() {
     assert_eq!(scene.replay(0, 0).sequences(), [7, 8, 9]);
     assert_eq!(scene.replay(0, 9).sequences(), [9]);
     assert!(scene.replay(0, 10).sequences().is_empty());
+}
+
+#[test]
+fn engines_that_connect_are_told_apart_by_their_topic() {
+    let sockets = Sockets::start(&Options::default()).unwrap();
+    let log = Log::default();
+    let bound = Subscription::new(Endpoint::Bind("tcp://127.0.0.1:0".to_owned())).with_topics(["kv@"]);
+    let subscription = sockets.subscribe(bound, Box::new(log.clone())).unwrap();
+    let start = |name: &str| {
+        let events = Endpoint::Connect(subscription.last_endpoint().to_owned());
+        let topic = format!("kv@{name}");
+        SimEngine::start(SimConfig { events, topic, replay: None, ..SimConfig::default() }).unwrap()
+    };
+    let engines = [start("a"), start("b")];
+    for engine in &engines {
+        assert!(engine.wait_for_subscriptions(0, 1, PATIENCE));
+        engine.complete(&prompt(0, 20), 1, &plain()).unwrap();
+    }
+    log.wait("a batch of each", |heard| heard.messages.len() == 2);
+    engines[0].fault(None, Fault::Restart(Restart::default()));
+    assert!(engines[0].wait_for_subscriptions(0, 1, PATIENCE));
+    engines[0].complete(&prompt(0, 20), 1, &plain()).unwrap();
+    let heard = log.wait("a batch of the new life", |heard| heard.messages.len() == 3);
+    assert_eq!(heard.topics, ["kv@a", "kv@b", "kv@a"]);
+    assert_eq!((heard.connected, heard.disconnected), (3, 1));
 }

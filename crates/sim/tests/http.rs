@@ -79,7 +79,9 @@ async fn state_faults_and_lives_are_served() {
     {
         assert_eq!(post(&engine, "/sim/fault", good).await.0, StatusCode::OK);
     }
-    for bad in [json!({}), json!({ "dorp": 3 }), json!({ "replay": "maybe" })] {
+    for bad in
+        [json!({}), json!({ "dorp": 3 }), json!({ "replay": "maybe" }), json!({ "drop": 1, "rank": 1 })]
+    {
         assert!(post(&engine, "/sim/fault", bad).await.0.is_client_error());
     }
     let sources: Value = serde_json::from_str(&get(&engine, "/kv_event_sources").await.1).unwrap();

@@ -44,28 +44,26 @@ impl Sockets {
     /// Starts the threads.
     pub fn start(options: &Options) -> Result<Self, SocketError> {
         let context = Context::new();
-        let mut threads = Vec::new();
-        let mut pollers = Vec::new();
-        for index in 0..options.poller_threads.max(1) {
-            let (waker, sleeper) = wake::pair(&context)?;
-            let queue = PollerQueue::new(waker);
-            pollers.push(queue.clone());
-            let poller = Poller::new(queue, sleeper, options.tick);
-            threads
-                .push(thread::Builder::new().name(format!("kvp-sub-{index}")).spawn(move || poller.run())?);
-        }
-        let (waker, sleeper) = wake::pair(&context)?;
-        let replays = ReplayQueue::new(waker);
-        let replayer = Replayer::new(replays.clone(), sleeper, context.clone(), options.concurrent_replays);
-        threads.push(thread::Builder::new().name("kvp-replay".to_owned()).spawn(move || replayer.run())?);
-        let first = ContextSlot { context, used: Arc::default() };
-        Ok(Self(Arc::new(Inner {
-            contexts: Mutex::new(vec![first]),
-            pollers,
-            replays,
-            threads: Mutex::new(threads),
+        let pairs = (0..options.poller_threads.max(1)).map(|_| wake::pair(&context));
+        let (wakers, sleepers): (Vec<_>, Vec<_>) = pairs.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        let (replay_waker, replay_sleeper) = wake::pair(&context)?;
+        let service = Self(Arc::new(Inner {
+            contexts: Mutex::new(vec![ContextSlot { context: context.clone(), used: Arc::default() }]),
+            pollers: wakers.into_iter().map(PollerQueue::new).collect(),
+            replays: ReplayQueue::new(replay_waker),
+            threads: Mutex::default(),
             next_id: AtomicU64::new(0),
-        })))
+        }));
+        // The service is whole before the first thread runs: if one cannot start, its drop ends the others.
+        let inner = &service.0;
+        for (index, (queue, sleeper)) in inner.pollers.iter().zip(sleepers).enumerate() {
+            let poller = Poller::new(queue.clone(), sleeper, options.tick);
+            inner.spawn(format!("kvp-sub-{index}"), move || poller.run())?;
+        }
+        let replayer =
+            Replayer::new(inner.replays.clone(), replay_sleeper, context, options.concurrent_replays);
+        inner.spawn("kvp-replay".to_owned(), move || replayer.run())?;
+        Ok(service)
     }
 
     /// Listens to a publisher until the handle is dropped. A bind that fails is an error here; an engine
@@ -111,6 +109,12 @@ impl std::fmt::Debug for Sockets {
 }
 
 impl Inner {
+    fn spawn(&self, name: String, run: impl FnOnce() + Send + 'static) -> Result<(), SocketError> {
+        let thread = thread::Builder::new().name(name).spawn(run)?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+
     /// A place in the first context that has one; a new context when all are full.
     fn lease(&self) -> Result<ContextLease, SocketError> {
         let mut contexts = self.contexts.lock();

@@ -22,6 +22,7 @@ pub struct Heard {
     pub connected: usize,
     pub disconnected: usize,
     pub messages: Vec<(u64, Bytes)>,
+    pub topics: Vec<String>,
     pub end: Option<ReplayEnd>,
 }
 
@@ -64,8 +65,11 @@ impl SubscriberHandler for Log {
         self.write(|heard| heard.disconnected += 1);
     }
 
-    fn message(&mut self, _topic: &[u8], sequence: u64, payload: Bytes) {
-        self.write(|heard| heard.messages.push((sequence, payload)));
+    fn message(&mut self, topic: &[u8], sequence: u64, payload: Bytes) {
+        self.write(|heard| {
+            heard.messages.push((sequence, payload));
+            heard.topics.push(String::from_utf8_lossy(topic).into_owned());
+        });
     }
 
     fn malformed(&mut self, reason: &'static str) {
