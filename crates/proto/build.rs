@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use prost::Message as _;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("no manifest dir")?).join("../../proto");
+    let root =
+        PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("no manifest dir")?).join("../../proto");
     println!("cargo:rerun-if-changed={}", root.display());
     let contracts = protox::compile(["kvplane/v1/plane.proto"], [&root])?;
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("no out dir")?);

@@ -22,7 +22,11 @@ pub enum AddressError {
 /// The address of rank `rank`. When we connect, a wildcard host means this machine.
 pub(crate) fn for_rank(address: &str, rank: u32, connect: bool) -> Result<String, AddressError> {
     if address.starts_with("ipc://") && address.len() > "ipc://".len() {
-        return if rank == 0 { Ok(address.to_owned()) } else { Err(AddressError::RanksNeedTcp(address.to_owned())) };
+        return if rank == 0 {
+            Ok(address.to_owned())
+        } else {
+            Err(AddressError::RanksNeedTcp(address.to_owned()))
+        };
     }
     let not_an_address = || AddressError::NotAnAddress(address.to_owned());
     let rest = address.strip_prefix("tcp://").ok_or_else(not_an_address)?;

@@ -16,7 +16,8 @@ impl Clock {
     }
 
     pub(crate) fn now(self) -> Now {
-        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let unix_ms =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         Now { mono: self.origin.elapsed(), unix_ms }
     }
 }

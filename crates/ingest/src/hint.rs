@@ -33,7 +33,8 @@ pub(crate) struct HintClient {
 impl HintClient {
     pub(crate) fn new() -> Self {
         // Engines close idle connections after 5 s: keep none that long.
-        let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(4)).build_http();
+        let client =
+            Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(4)).build_http();
         Self { client }
     }
 

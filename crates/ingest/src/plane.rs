@@ -39,7 +39,9 @@ pub enum StartError {
         error: AddressError,
     },
     /// Two streams that could not be told apart.
-    #[error("engines {first:?} and {second:?} share {address} and topic {topic:?}: their messages cannot be told apart")]
+    #[error(
+        "engines {first:?} and {second:?} share {address} and topic {topic:?}: their messages cannot be told apart"
+    )]
     SharedTopic {
         /// One of them.
         first: EngineId,
@@ -131,7 +133,9 @@ fn plan_engine(
     let mut streams = Vec::new();
     for rank in 0..spec.ranks {
         let events = match &spec.events {
-            Events::Connect(address) => Events::Connect(for_rank(address, rank, true).map_err(address_error)?),
+            Events::Connect(address) => {
+                Events::Connect(for_rank(address, rank, true).map_err(address_error)?)
+            }
             Events::Bind(address) => Events::Bind(for_rank(address, rank, false).map_err(address_error)?),
         };
         let replay = spec.replay.as_deref().map(|address| for_rank(address, rank, true)).transpose();
@@ -162,7 +166,8 @@ fn plan_engine(
 fn check_topics(planned: &[Planned]) -> Result<(), StartError> {
     for (at, one) in planned.iter().enumerate() {
         for other in &planned[at + 1..] {
-            if matches!(one.events, Events::Bind(_)) && one.events == other.events && one.topic == other.topic {
+            if matches!(one.events, Events::Bind(_)) && one.events == other.events && one.topic == other.topic
+            {
                 return Err(StartError::SharedTopic {
                     first: one.stream.id().engine.clone(),
                     second: other.stream.id().engine.clone(),
@@ -185,7 +190,8 @@ fn open(
     let mut bound: BTreeMap<String, Vec<(String, Driver)>> = BTreeMap::new();
     let mut connected = Vec::new();
     for Planned { stream, events, replay, topic, http } in planned {
-        let driver = Driver::new(stream, sockets.clone(), runtime.clone(), options, replay, http, hints.clone());
+        let driver =
+            Driver::new(stream, sockets.clone(), runtime.clone(), options, replay, http, hints.clone());
         match events {
             Events::Connect(address) => connected.push((address, topic, driver)),
             Events::Bind(address) => bound.entry(address).or_default().push((topic, driver)),

@@ -5,6 +5,8 @@ use std::time::Duration;
 use kvplane_core::{EngineId, EngineKind};
 use kvplane_stream::{Duplicates, Limits, OnGap};
 
+use crate::address::{AddressError, for_rank};
+
 /// Where an engine's events come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Events {
@@ -48,6 +50,21 @@ pub struct EngineSpec {
     pub duplicates: Duplicates,
     /// The engine's HTTP server: start-time hint and capacity.
     pub http: Option<String>,
+}
+
+impl EngineSpec {
+    /// Whether every rank's addresses can be used. Touches nothing.
+    pub fn check_addresses(&self) -> Result<(), AddressError> {
+        let last = self.ranks.saturating_sub(1);
+        let connects = matches!(self.events, Events::Connect(_));
+        for rank in [0, last] {
+            for_rank(self.events.address(), rank, connects)?;
+            if let Some(replay) = &self.replay {
+                for_rank(replay, rank, true)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Bounds and rules that all streams share.

@@ -4,7 +4,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvplane_core::{Continuity, Cursor, Epoch, StreamId, Tier, TrustState};
-use kvplane_stream::{Ask, Counters, Entry, Happening, JournalCounters, Loss, Now, Range, Recorder, Snapshot, SnapshotBuilder};
+use kvplane_stream::{
+    Ask, Counters, Entry, Happening, JournalCounters, Loss, Now, Range, Recorder, Snapshot, SnapshotBuilder,
+};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 

@@ -31,7 +31,10 @@ pub(crate) fn stream(engine: &Engine, rank: Option<u32>) -> Result<&Arc<Stream>,
     let last = engine.streams.len().saturating_sub(1);
     match (rank, &engine.streams[..]) {
         (Some(rank), streams) => streams.get(rank as usize).ok_or_else(|| {
-            PublicError::new(ErrorCode::NotFound, format!("engine {id} has no rank {rank}; it has 0 to {last}"))
+            PublicError::new(
+                ErrorCode::NotFound,
+                format!("engine {id} has no rank {rank}; it has 0 to {last}"),
+            )
         }),
         (None, [only]) => Ok(only),
         (None, _) => Err(PublicError::new(

@@ -7,8 +7,8 @@ use kvplane_core::{Continuity, Cursor, StreamId, Tier, Trust, TrustState};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_stream::{
-    Attributes, BlockImage, Change, Entry, ExtraKeys, Layout, Parent, Place, Snapshot, StoreCause, StoredBlock,
-    StoredChange,
+    Attributes, BlockImage, Change, Entry, ExtraKeys, Layout, Parent, Place, Snapshot, StoreCause,
+    StoredBlock, StoredChange,
 };
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
@@ -222,7 +222,8 @@ impl SnapshotChunks {
         }
         let last = self.at == self.order.len();
         self.done = last;
-        let mut chunk = proto::SnapshotChunk { index: self.index, last, stored: groups.stored, ..Default::default() };
+        let mut chunk =
+            proto::SnapshotChunk { index: self.index, last, stored: groups.stored, ..Default::default() };
         if last {
             chunk.trust = Some(trust(&self.snapshot.trust));
             chunk.continuity = continuity(self.snapshot.standing).into();

@@ -71,10 +71,13 @@ impl Plane for PlaneService {
         request: Request<proto::SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
         let selected = self.selected(request.get_ref()).map_err(ApiError)?;
-        let followers = selected.into_iter().map(|(stream, begin)| Follower::new(stream, begin).into_stream().boxed());
+        let followers =
+            selected.into_iter().map(|(stream, begin)| Follower::new(stream, begin).into_stream().boxed());
         let stop = self.shared.stop.clone().cancelled_owned();
-        let farewell = Status::from(ApiError(PublicError::new(ErrorCode::ShuttingDown, "kvplane is shutting down")));
-        let responses = stream::select_all(followers).take_until(stop).chain(stream::once(async { Err(farewell) }));
+        let farewell =
+            Status::from(ApiError(PublicError::new(ErrorCode::ShuttingDown, "kvplane is shutting down")));
+        let responses =
+            stream::select_all(followers).take_until(stop).chain(stream::once(async { Err(farewell) }));
         Ok(Response::new(responses.boxed()))
     }
 

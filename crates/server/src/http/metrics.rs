@@ -32,7 +32,8 @@ impl std::fmt::Debug for Row {
 
 /// The whole page.
 pub(super) fn page(plane: &Plane) -> Result<String, Error> {
-    let rows = plane.engines().iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
+    let rows =
+        plane.engines().iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Streams(rows.collect())));
     let mut page = String::new();
@@ -53,9 +54,10 @@ impl Collector for Streams {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let encoder = &mut encoder;
         self.gauges(encoder)?;
-        let names: Vec<&'static str> = self.0.first().map_or_else(Vec::new, |row| {
-            counters(&row.status).into_iter().map(|(name, _)| name).collect()
-        });
+        let names: Vec<&'static str> = self
+            .0
+            .first()
+            .map_or_else(Vec::new, |row| counters(&row.status).into_iter().map(|(name, _)| name).collect());
         for (at, name) in names.into_iter().enumerate() {
             let full = format!("kvplane_stream_{name}");
             let help = format!("{} of a stream", name.replace('_', " "));

@@ -111,7 +111,10 @@ fn rank(stream: &Stream) -> RankStatus {
             waiting: status.waiting,
             bytes: status.state_bytes,
         },
-        counters: CounterStatus { plain: counters(&status).into_iter().collect(), rejected: rejected(&status) },
+        counters: CounterStatus {
+            plain: counters(&status).into_iter().collect(),
+            rejected: rejected(&status),
+        },
     }
 }
 

@@ -1,0 +1,220 @@
+//! The command line, as clap reads it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+/// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
+/// stands, and gives the state to any router. Every answer is exact, or says how it is not.
+#[derive(Debug, Parser)]
+#[command(name = "kvplane", version, about, propagate_version = true, arg_required_else_help = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Record engines and serve their state
+    #[command(after_help = "Examples:\n  \
+        kvplane serve --engine vllm=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558,model=llama\n  \
+        kvplane serve --config kvplane.toml\n  \
+        KVPLANE__LISTEN__HTTP=127.0.0.1:9000 kvplane serve --config kvplane.toml --dump-config")]
+    Serve(ServeArgs),
+    /// Run a simulated vLLM engine: real wire bytes, a real block pool, faults on request
+    #[command(after_help = "Examples:\n  \
+        kvplane sim --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --http 127.0.0.1:8000\n  \
+        curl -s 127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d '{\"model\":\"sim\",\"prompt\":[1,2,3,4],\"max_tokens\":64}'\n  \
+        curl -s 127.0.0.1:8000/sim/fault -H 'content-type: application/json' -d '{\"drop\":1}'")]
+    Sim(SimArgs),
+    /// Follow streams of a running kvplane, live
+    #[command(
+        after_help = "Examples:\n  kvplane tail\n  kvplane tail --engine vllm-0 --from snapshot -o json | jq ."
+    )]
+    Tail(TailArgs),
+    /// Print what one stream holds now
+    #[command(
+        after_help = "Examples:\n  kvplane dump\n  kvplane dump --engine vllm-0 --rank 1 -o json > state.json"
+    )]
+    Dump(DumpArgs),
+    /// See it work: three simulated engines, load, a lost frame and a restart
+    #[command(after_help = "Examples:\n  kvplane demo\n  kvplane demo --seconds 20 --plain")]
+    Demo(DemoArgs),
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct LogArgs {
+    /// Log level or filter
+    #[arg(long, default_value = "info", value_name = "FILTER")]
+    pub(crate) log: String,
+    /// Log lines as text or as JSON objects
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ServeArgs {
+    /// Configuration file (TOML)
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// An engine, instead of or beside the file: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …]
+    #[arg(long, value_name = "ENGINE")]
+    pub(crate) engine: Vec<String>,
+    /// Any other key, as in the file: --set journal.max_batches=5000
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// HTTP address [default: 127.0.0.1:8090]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) http: Option<SocketAddr>,
+    /// gRPC address [default: 127.0.0.1:50090]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) grpc: Option<SocketAddr>,
+    /// Print the resolved configuration and exit
+    #[arg(long)]
+    pub(crate) dump_config: bool,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct PlaneArgs {
+    /// The kvplane to ask (its gRPC address)
+    #[arg(long, default_value = "http://127.0.0.1:50090", value_name = "URL")]
+    pub(crate) plane: String,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct TailArgs {
+    #[command(flatten)]
+    pub(crate) plane: PlaneArgs,
+    /// Only this engine
+    #[arg(long)]
+    pub(crate) engine: Option<String>,
+    /// Only this rank of it
+    #[arg(long, requires = "engine")]
+    pub(crate) rank: Option<u32>,
+    /// Begin with a snapshot, or with what happens from now on
+    #[arg(long, value_enum, default_value_t = From::Live)]
+    pub(crate) from: From,
+    /// Show token values: they are prompts
+    #[arg(long)]
+    pub(crate) tokens: bool,
+    /// How to print
+    #[arg(long, short, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+    /// Stop after so many seconds
+    #[arg(long, value_name = "N")]
+    pub(crate) seconds: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum From {
+    Live,
+    Snapshot,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DumpArgs {
+    #[command(flatten)]
+    pub(crate) plane: PlaneArgs,
+    /// The engine; may be left out when there is one
+    #[arg(long)]
+    pub(crate) engine: Option<String>,
+    /// The rank; may be left out when there is one
+    #[arg(long)]
+    pub(crate) rank: Option<u32>,
+    /// Show token values: they are prompts
+    #[arg(long)]
+    pub(crate) tokens: bool,
+    /// How to print
+    #[arg(long, short, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct SimArgs {
+    /// Where to publish: binds; "connect:ADDRESS" connects instead
+    #[arg(long, default_value = "tcp://127.0.0.1:5557", value_name = "ADDRESS")]
+    pub(crate) events: String,
+    /// Replay socket; "off" for none
+    #[arg(long, default_value = "tcp://127.0.0.1:5558", value_name = "ADDRESS")]
+    pub(crate) replay: String,
+    /// HTTP address: completions, admin, faults
+    #[arg(long, default_value = "127.0.0.1:8000", value_name = "ADDRESS")]
+    pub(crate) http: SocketAddr,
+    /// Topic of its messages
+    #[arg(long, default_value = "")]
+    pub(crate) topic: String,
+    /// Wire profile: vllm-0.9.0, 0.10.2, 0.14, 0.17, 0.20, 0.22, 0.24, 0.26, 0.29, 0.32
+    #[arg(long, default_value = "vllm-0.32")]
+    pub(crate) profile: kvplane_wire::encode::Profile,
+    /// How block hashes look on the wire
+    #[arg(long, value_enum, default_value_t = SimHash::Unsigned)]
+    pub(crate) hashes: SimHash,
+    /// Tokens per block
+    #[arg(long, default_value_t = 16)]
+    pub(crate) block_size: u32,
+    /// Blocks in the pool
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) blocks: u32,
+    /// Data-parallel ranks, at port + rank
+    #[arg(long, default_value_t = 1)]
+    pub(crate) ranks: u32,
+    /// Batches in the replay ring
+    #[arg(long, default_value_t = 10_000)]
+    pub(crate) buffer_steps: usize,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Requests a second that it sends to itself
+    #[arg(long, default_value_t = 0.0, value_name = "RATE")]
+    pub(crate) load: f64,
+    /// Faults from the start, as the JSON that POST /sim/fault takes
+    #[arg(long, value_name = "JSON")]
+    pub(crate) fault: Vec<String>,
+    /// Stop after so many seconds
+    #[arg(long, value_name = "N")]
+    pub(crate) seconds: Option<u64>,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum SimHash {
+    /// 64-bit unsigned integers (today's default)
+    Unsigned,
+    /// Signed integers (vLLM up to 0.10.1)
+    Signed,
+    /// 16-byte digests
+    Bytes16,
+    /// 32-byte digests
+    Bytes32,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DemoArgs {
+    /// Stop after so many seconds
+    #[arg(long, value_name = "N")]
+    pub(crate) seconds: Option<u64>,
+    /// Lines instead of a live view (also when output is not a terminal)
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// Seed of the load
+    #[arg(long, default_value_t = 7)]
+    pub(crate) seed: u64,
+}

@@ -1,0 +1,76 @@
+//! What each command does.
+
+pub(crate) mod demo;
+mod demo_view;
+pub(crate) mod dump;
+pub(crate) mod serve;
+pub(crate) mod sim;
+pub(crate) mod tail;
+
+use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+
+/// Why a command ended, and the exit code that says so: 1 failed, 2 wrong usage, 3 partly done.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) error: anyhow::Error,
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self { code: 1, error }
+    }
+}
+
+/// A mistake of the one who typed the command.
+pub(crate) fn usage(error: anyhow::Error) -> Failure {
+    Failure { code: 2, error }
+}
+
+/// Cancelled by SIGINT or SIGTERM, or after `seconds`. A second signal ends the process at once.
+pub(crate) fn stop_signal(seconds: Option<u64>) -> anyhow::Result<CancellationToken> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let stop = CancellationToken::new();
+    let cancel = stop.clone();
+    tokio::spawn(async move {
+        let timer = async {
+            match seconds {
+                Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            () = timer => {}
+        }
+        cancel.cancel();
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        std::process::exit(130);
+    });
+    Ok(stop)
+}
+
+/// Snapshot chunks stay below 1 MiB; a batch is as large as the engine made it.
+const MAX_MESSAGE: usize = 256 << 20;
+
+/// A client of a running kvplane.
+pub(crate) async fn connect(url: &str) -> anyhow::Result<PlaneClient<Channel>> {
+    let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+    let endpoint = Endpoint::from_shared(with_scheme)
+        .map_err(|_| anyhow::anyhow!("--plane {url:?} is not an address like http://127.0.0.1:50090"))?
+        .connect_timeout(Duration::from_secs(5));
+    let channel = endpoint.connect().await.map_err(|error| {
+        let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        anyhow::anyhow!("no kvplane answers at {url}: {cause}; is `kvplane serve` running?")
+    })?;
+    Ok(PlaneClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
+}

@@ -1,0 +1,74 @@
+//! `kvplane serve`.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use kvplane_ingest::Plane;
+use kvplane_server::Service;
+use tokio::net::TcpListener;
+use tracing::{info, warn};
+
+use super::{Failure, stop_signal, usage};
+use crate::args::ServeArgs;
+use crate::config;
+use crate::logging;
+
+/// How long connections may take to end after a stop.
+const GRACE: Duration = Duration::from_secs(5);
+
+pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
+    let config = config::load(&args, std::env::vars()).map_err(usage)?;
+    if args.dump_config {
+        print!("{}", toml::to_string(&config).context("cannot print the configuration")?);
+        return Ok(());
+    }
+    let engines = config.engines().map_err(usage)?;
+    logging::start(&args.log).map_err(usage)?;
+    let stop = stop_signal(None)?;
+
+    // Everything that can fail without an engine fails before an engine is contacted.
+    let http = bind("listen.http", config.listen.http).await?;
+    let grpc = bind("listen.grpc", config.listen.grpc).await?;
+    for address in [config.listen.http, config.listen.grpc] {
+        if !address.ip().is_loopback() {
+            warn!(%address, "listening beyond loopback: anyone who reaches this address can read cached prompts");
+        }
+    }
+    let count = engines.len();
+    let plane = Plane::start(engines, &config.plane_options())
+        .map_err(|error| Failure::from(anyhow::Error::new(error)))?;
+    info!(
+        http = %http.local_addr().context("listen.http")?,
+        grpc = %grpc.local_addr().context("listen.grpc")?,
+        engines = count,
+        streams = plane.streams().count(),
+        "serving"
+    );
+    let service = Service::new(plane.clone(), config.server_options());
+    let serving = service.run(http, grpc, stop.clone());
+    tokio::pin!(serving);
+    let stopped_early = tokio::select! {
+        () = &mut serving => true,
+        () = stop.cancelled() => false,
+    };
+    if !stopped_early {
+        info!("stopping: ending subscriptions");
+        if tokio::time::timeout(GRACE, &mut serving).await.is_err() {
+            warn!("connections did not end within {} s", GRACE.as_secs());
+        }
+    }
+    let closing = tokio::task::spawn_blocking(move || plane.shutdown());
+    if closing.await.is_err() {
+        warn!("sockets did not close cleanly");
+    }
+    info!("stopped");
+    if stopped_early {
+        Err(anyhow::anyhow!("a server ended unexpectedly; see the log").into())
+    } else {
+        Ok(())
+    }
+}
+
+async fn bind(key: &str, address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("{key}: cannot listen on {address}"))
+}

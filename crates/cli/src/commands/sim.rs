@@ -1,0 +1,89 @@
+//! `kvplane sim`: a simulated engine.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use kvplane_sim::fault::FaultRequest;
+use kvplane_sim::load::{LoadConfig, Workload};
+use kvplane_sim::{CompletionOptions, HashForm, SimConfig, SimEngine, SimHandle};
+use kvplane_socket::Endpoint;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::{Failure, stop_signal, usage};
+use crate::args::{SimArgs, SimHash};
+use crate::logging;
+
+pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
+    logging::start(&args.log).map_err(usage)?;
+    let stop = stop_signal(args.seconds)?;
+    let config = config(&args).map_err(usage)?;
+    let engine =
+        tokio::task::spawn_blocking(move || SimEngine::start(config)).await.context("the simulator")?;
+    let engine = engine.context("cannot start the simulated engine")?;
+    for (rank, (events, replay)) in engine.event_endpoints().iter().zip(engine.replay_endpoints()).enumerate()
+    {
+        let replay = replay.as_deref().unwrap_or("off").to_owned();
+        info!(rank, events, replay, "publishing");
+    }
+    if let Some(address) = engine.http_address() {
+        info!(%address, "http");
+    }
+    let load = (args.load > 0.0).then(|| {
+        let (engine, stop) = (engine.clone(), stop.clone());
+        std::thread::spawn(move || generate_load(&engine, args.load, args.seed, &stop))
+    });
+    stop.cancelled().await;
+    tokio::task::spawn_blocking(move || {
+        if let Some(load) = load {
+            let _ = load.join();
+        }
+        engine.stop();
+    })
+    .await
+    .context("the simulator")?;
+    Ok(())
+}
+
+fn config(args: &SimArgs) -> anyhow::Result<SimConfig> {
+    let mut faults = Vec::new();
+    for text in &args.fault {
+        let request: FaultRequest = serde_json::from_str(text).with_context(|| format!("--fault {text}"))?;
+        faults.extend(request.faults());
+    }
+    Ok(SimConfig {
+        profile: args.profile,
+        block_size: args.block_size as usize,
+        blocks: args.blocks as usize,
+        ranks: args.ranks,
+        events: match args.events.strip_prefix("connect:") {
+            Some(address) => Endpoint::Connect(address.to_owned()),
+            None => Endpoint::Bind(args.events.clone()),
+        },
+        replay: (args.replay != "off").then(|| args.replay.clone()),
+        topic: args.topic.clone(),
+        buffer_steps: args.buffer_steps,
+        seed: args.seed,
+        hash_form: match args.hashes {
+            SimHash::Unsigned => HashForm::Unsigned,
+            SimHash::Signed => HashForm::Signed,
+            SimHash::Bytes16 => HashForm::Bytes16,
+            SimHash::Bytes32 => HashForm::Bytes32,
+        },
+        http: Some(args.http),
+        faults,
+        ..SimConfig::default()
+    })
+}
+
+/// Sends seeded conversations to the engine, `rate` requests a second.
+fn generate_load(engine: &SimHandle, rate: f64, seed: u64, stop: &CancellationToken) {
+    let mut workload = Workload::new(LoadConfig { seed, ..LoadConfig::default() });
+    while !stop.is_cancelled() {
+        let turn = workload.next_turn();
+        if let Ok(result) = engine.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default()) {
+            workload.replied(turn.conversation, &result.output);
+        }
+        std::thread::sleep(Duration::from_secs_f64(1.0 / rate));
+    }
+}

@@ -1,0 +1,228 @@
+//! Putting the layers together: file, environment, flags. Every mistake is one line that says what and where.
+
+use std::path::Path;
+
+use anyhow::{Context as _, anyhow, bail};
+use toml::{Table, Value};
+
+use super::Config;
+use crate::args::ServeArgs;
+
+const PREFIX: &str = "KVPLANE__";
+
+/// Reads every layer.
+pub(crate) fn load(
+    args: &ServeArgs,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> anyhow::Result<Config> {
+    let mut tree = match &args.config {
+        Some(path) => read_file(path)?,
+        None => Table::new(),
+    };
+    let mut variables: Vec<(String, String)> =
+        environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
+    variables.sort();
+    for (name, value) in variables {
+        let path: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
+        set(&mut tree, &path, scalar(&value)).with_context(|| format!("environment {name}"))?;
+        check(&tree).with_context(|| format!("environment {name}"))?;
+    }
+    for flag in &args.set {
+        let (key, value) = flag.split_once('=').ok_or_else(|| anyhow!("--set {flag:?}: write KEY=VALUE"))?;
+        let path: Vec<String> = key.split('.').map(str::to_owned).collect();
+        set(&mut tree, &path, scalar(value)).with_context(|| format!("--set {flag}"))?;
+        check(&tree).with_context(|| format!("--set {flag}"))?;
+    }
+    for (flag, address) in [("http", args.http), ("grpc", args.grpc)] {
+        if let Some(address) = address {
+            set(&mut tree, &["listen".to_owned(), flag.to_owned()], Value::String(address.to_string()))?;
+        }
+    }
+    for flag in &args.engine {
+        add_engine(&mut tree, flag).with_context(|| format!("--engine {flag}"))?;
+        check(&tree).with_context(|| format!("--engine {flag}"))?;
+    }
+    check(&tree)
+}
+
+/// Reads the file; a mistake names its line.
+fn read_file(path: &Path) -> anyhow::Result<Table> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+    let at = |error: &toml::de::Error| {
+        let line =
+            error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+        anyhow!("{name}:{line}: {}", error.message().replace('\n', " "))
+    };
+    // Once as what it must be, for errors that know their line; once as a tree, to lay the others over it.
+    toml::from_str::<Config>(&text).map_err(|error| at(&error))?;
+    toml::from_str::<Table>(&text).map_err(|error| at(&error))
+}
+
+fn check(tree: &Table) -> anyhow::Result<Config> {
+    serde_path_to_error::deserialize(Value::Table(tree.clone())).map_err(|error| {
+        let path = error.path().to_string();
+        let message = error.into_inner().message().replace('\n', " ");
+        if path == "." { anyhow!("{message}") } else { anyhow!("{path}: {message}") }
+    })
+}
+
+/// A value as it would be written in the file, or else text.
+fn scalar(text: &str) -> Value {
+    let parsed: Option<Table> = toml::from_str(&format!("value = {text}")).ok();
+    parsed.and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+/// Sets a key deep in the tree; a number names an element of a list, and one past its end appends.
+fn set(tree: &mut Table, path: &[String], value: Value) -> anyhow::Result<()> {
+    let Some((key, rest)) = path.split_first().filter(|(key, _)| !key.is_empty()) else {
+        bail!("names no key");
+    };
+    if rest.is_empty() {
+        tree.insert(key.clone(), value);
+        return Ok(());
+    }
+    if let Ok(index) = rest[0].parse::<usize>() {
+        let list = tree.entry(key.clone()).or_insert_with(|| Value::Array(Vec::new()));
+        let list = list.as_array_mut().ok_or_else(|| anyhow!("{key} is not a list"))?;
+        if index > list.len() {
+            bail!("{key} has {} elements: the next is number {}", list.len(), list.len());
+        }
+        if index == list.len() {
+            list.push(Value::Table(Table::new()));
+        }
+        let element = list[index].as_table_mut().ok_or_else(|| anyhow!("{key}[{index}] has no keys"))?;
+        return set(element, &rest[1..], value);
+    }
+    let section = tree.entry(key.clone()).or_insert_with(|| Value::Table(Table::new()));
+    set(section.as_table_mut().ok_or_else(|| anyhow!("{key} has no keys"))?, rest, value)
+}
+
+/// `KIND=EVENTS[,key=value …]`, with the file's keys. The id is the kind and a number unless given.
+fn add_engine(tree: &mut Table, flag: &str) -> anyhow::Result<()> {
+    let mut parts = flag.split(',');
+    let (kind, events) = parts
+        .next()
+        .and_then(|first| first.split_once('='))
+        .ok_or_else(|| anyhow!("write KIND=EVENTS, for example vllm=tcp://127.0.0.1:5557"))?;
+    let mut engine = Table::new();
+    engine.insert("kind".to_owned(), Value::String(kind.to_owned()));
+    engine.insert("events".to_owned(), Value::String(events.to_owned()));
+    for part in parts {
+        let (key, value) = part.split_once('=').ok_or_else(|| anyhow!("{part:?}: write key=value"))?;
+        // Names and addresses are text even where they look like numbers.
+        let is_number = matches!(key, "ranks" | "block_size" | "worker_id");
+        let value = if is_number { scalar(value) } else { Value::String(value.to_owned()) };
+        engine.insert(key.to_owned(), value);
+    }
+    let list = tree.entry("engine").or_insert_with(|| Value::Array(Vec::new()));
+    let list = list.as_array_mut().ok_or_else(|| anyhow!("engine is not a list"))?;
+    let id = format!("{kind}-{}", list.len());
+    engine.entry("id").or_insert(Value::String(id));
+    list.push(Value::Table(engine));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    fn args(words: &[&str]) -> ServeArgs {
+        let words = ["kvplane", "serve"].into_iter().chain(words.iter().copied());
+        match crate::args::Args::parse_from(words).command {
+            crate::args::Command::Serve(serve) => serve,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn load_with(words: &[&str], environment: &[(&str, &str)]) -> anyhow::Result<Config> {
+        load(&args(words), environment.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())))
+    }
+
+    fn file(text: &str) -> (std::path::PathBuf, impl Drop) {
+        struct Remove(std::path::PathBuf);
+        impl Drop for Remove {
+            fn drop(&mut self) {
+                let _ = std::fs::remove_file(&self.0);
+            }
+        }
+        let name = format!("kvplane-{}-{:?}.toml", std::process::id(), std::thread::current().id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, text).unwrap();
+        (path.clone(), Remove(path))
+    }
+
+    const ENGINE: &str = "vllm=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558,model=llama";
+
+    #[test]
+    fn one_engine_by_a_flag() {
+        let config = load_with(&["--engine", ENGINE], &[]).unwrap();
+        let engines = config.engines().unwrap();
+        assert_eq!(engines[0].id.as_str(), "vllm-0");
+        assert_eq!(engines[0].model, "llama");
+        assert_eq!(engines[0].replay.as_deref(), Some("tcp://127.0.0.1:5558"));
+        assert_eq!(config.listen.http.to_string(), "127.0.0.1:8090");
+    }
+
+    #[test]
+    fn flags_beat_the_environment_and_that_beats_the_file() {
+        let text = "[listen]\nhttp = \"127.0.0.1:1\"\ngrpc = \"127.0.0.1:2\"\n[journal]\nmax_batches = 3\n\
+            [[engine]]\nid = \"a\"\nkind = \"vllm\"\nevents = \"tcp://127.0.0.1:5557\"\n";
+        let (path, _remove) = file(text);
+        let words = ["--config", path.to_str().unwrap(), "--http", "127.0.0.1:9"];
+        let environment = [
+            ("KVPLANE__LISTEN__HTTP", "127.0.0.1:7"),
+            ("KVPLANE__LISTEN__GRPC", "127.0.0.1:8"),
+            ("KVPLANE__JOURNAL__MAX_BYTES", "1MiB"),
+            ("KVPLANE__ENGINE__0__MODEL", "m"),
+            ("OTHER", "x"),
+        ];
+        let config = load_with(&words, &environment).unwrap();
+        assert_eq!(config.listen.http.to_string(), "127.0.0.1:9");
+        assert_eq!(config.listen.grpc.to_string(), "127.0.0.1:8");
+        assert_eq!(config.journal.max_batches, 3);
+        assert_eq!(config.journal.max_bytes.0, 1 << 20);
+        assert_eq!(config.engine[0].model, "m");
+        let printed = toml::to_string(&config).unwrap();
+        assert_eq!(toml::from_str::<Config>(&printed).unwrap(), config);
+    }
+
+    #[test]
+    fn mistakes_are_one_line_that_says_what_and_where() {
+        let (path, _remove) = file("[listen]\nhttp = \"127.0.0.1:1\"\nhtpp = 1\n");
+        let error = format!("{:#}", load_with(&["--config", path.to_str().unwrap()], &[]).unwrap_err());
+        assert!(error.contains(".toml:3:") && error.contains("htpp"), "{error}");
+        assert!(!error.contains('\n'));
+        let cases: [(&[&str], &[(&str, &str)], &str); 6] = [
+            (&["--config", "/nowhere/x.toml"], &[], "/nowhere/x.toml"),
+            (&["--engine", "vllm"], &[], "KIND=EVENTS"),
+            (&["--engine", "vlm=tcp://a:1"], &[], "vlm"),
+            (&["--engine", "vllm=tcp://a:1,colour=red"], &[], "colour"),
+            (&["--set", "journal.max_bytes=lots"], &[], "journal.max_bytes"),
+            (&[], &[("KVPLANE__JOURNAL__MAX_BATCHES", "many")], "KVPLANE__JOURNAL__MAX_BATCHES"),
+        ];
+        for (words, environment, expected) in cases {
+            let error = format!("{:#}", load_with(words, environment).unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn engines_are_checked_before_anything_is_contacted() {
+        let cases: [(&[&str], &str); 7] = [
+            (&[], "no engine"),
+            (&["--engine", "vllm=tcp://a:1,id=x", "--engine", "vllm=tcp://a:2,id=x"], "used twice"),
+            (&["--engine", "vllm=a:1"], "is not an address"),
+            (&["--engine", "vllm=tcp://a:1,replay=b"], "is not an address"),
+            (&["--engine", "vllm=tcp://a:1,ranks=0"], "ranks"),
+            (&["--engine", "vllm=tcp://a:65535,ranks=2"], "port"),
+            (&["--engine", "vllm=tcp://a:1,http=a:1"], "http"),
+        ];
+        for (words, expected) in cases {
+            let error = load_with(words, &[]).unwrap().engines().unwrap_err();
+            let error = format!("{error:#}");
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! `kvplane`: the command line. Thin: arguments in, a command run, an exit code out.
+
+mod args;
+mod commands;
+mod config;
+mod logging;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use args::{Args, Command};
+use commands::Failure;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("kvplane: cannot start: {error}");
+            return ExitCode::from(1);
+        }
+    };
+    let outcome = runtime.block_on(async {
+        match args.command {
+            Command::Serve(serve) => commands::serve::run(serve).await,
+            Command::Sim(sim) => commands::sim::run(sim).await,
+            Command::Tail(tail) => commands::tail::run(tail).await,
+            Command::Dump(dump) => commands::dump::run(dump).await,
+            Command::Demo(demo) => commands::demo::run(demo).await,
+        }
+    });
+    // Whatever still blocks (a socket thread, a name look-up) must not keep the process.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { code, error }) => {
+            eprintln!("kvplane: {error:#}");
+            ExitCode::from(code)
+        }
+    }
+}
