@@ -75,7 +75,7 @@ pub(crate) struct ServeArgs {
     /// An engine, instead of or beside the file: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …]
     #[arg(long, value_name = "ENGINE")]
     pub(crate) engine: Vec<String>,
-    /// Any other key, as in the file: --set journal.max_batches=5000
+    /// Any other key, as in the file: `--set journal.max_batches=5000`
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
     /// HTTP address [default: 127.0.0.1:8090]

@@ -136,8 +136,8 @@ const SCRIPT: [(u64, usize, &str); 5] = [
 ];
 const SCRIPT_SECONDS: u64 = 19;
 
-fn inject(step: usize, engine: &SimHandle) {
-    match step {
+fn inject(act: usize, engine: &SimHandle) {
+    match act {
         0 => engine.fault(None, Fault::Drop(1)),
         1 => {
             let ahead = engine.state().first().map_or(0, |rank| rank.next_sequence) + 5;
@@ -171,13 +171,13 @@ async fn watch(
             () = tokio::time::sleep(REFRESH) => {}
         }
         let elapsed = begun.elapsed();
-        let (round, step) = (next_step / SCRIPT.len(), next_step % SCRIPT.len());
-        let (second, engine, words) = SCRIPT[step];
+        let (round, act) = (next_step / SCRIPT.len(), next_step % SCRIPT.len());
+        let (second, engine, words) = SCRIPT[act];
         if elapsed.as_secs() >= round as u64 * SCRIPT_SECONDS + second {
             next_step += 1;
             story.fault(elapsed, words);
             let engine = engines[engine].clone();
-            let _ = tokio::task::spawn_blocking(move || inject(step, &engine)).await;
+            let _ = tokio::task::spawn_blocking(move || inject(act, &engine)).await;
         }
         let news = story.observe(elapsed, plane);
         if live_view {

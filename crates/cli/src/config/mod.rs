@@ -148,7 +148,7 @@ pub(crate) struct EngineConfig {
     /// Block size, to be checked; learned when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) block_size: Option<u32>,
-    /// The worker_id in Dynamo-shaped JSON; a stable hash of the id when absent.
+    /// The `worker_id` in Dynamo-shaped JSON; a stable hash of the id when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) worker_id: Option<u64>,
     /// What a second store of a held hash means.

@@ -86,7 +86,7 @@ fn stored(change: &StoredChange) -> proto::Stored {
         .into(),
         parent_hash: change.parent,
         span_token_ids: change.span.as_ref().map_or_else(Vec::new, |span| span.to_vec()),
-        session_id: change.session_id.as_ref().map(|id| id.to_string()),
+        session_id: change.session_id.as_ref().map(ToString::to_string),
         ..stored_frame(&change.place, change.block_size, &change.attributes)
     }
 }

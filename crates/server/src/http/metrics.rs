@@ -14,6 +14,7 @@ use prometheus_client::registry::Registry;
 
 use super::status::{STANDINGS, TRUSTS, counters, rejected};
 
+#[derive(Debug)]
 struct Row {
     engine: String,
     rank: String,
@@ -23,12 +24,6 @@ struct Row {
 
 #[derive(Debug)]
 struct Streams(Vec<Row>);
-
-impl std::fmt::Debug for Row {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Row").field("engine", &self.engine).field("rank", &self.rank).finish_non_exhaustive()
-    }
-}
 
 /// The whole page.
 pub(super) fn page(plane: &Plane) -> Result<String, Error> {
@@ -49,6 +44,9 @@ fn row(engine: &Engine, stream: &Stream) -> Row {
         status: stream.status(),
     }
 }
+
+/// A gauge with one value a stream: name, help, value.
+type Plain = (&'static str, &'static str, fn(&StreamStatus) -> u64);
 
 impl Collector for Streams {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
@@ -110,7 +108,7 @@ impl Streams {
             }
             Ok(())
         })?;
-        let plain: [(&str, &str, fn(&StreamStatus) -> u64); 8] = [
+        let plain: [Plain; 8] = [
             ("kvplane_stream_epoch", "The publisher's life, unix milliseconds", |s| s.epoch.as_u64()),
             ("kvplane_stream_last_sequence", "The engine's number of the last batch", |s| {
                 s.engine_sequence.unwrap_or(0)

@@ -522,7 +522,7 @@ impl Continuity {
             if known == held.digest {
                 self.counters.duplicates += 1;
             } else {
-                self.restart(now, EpochCause::SequenceWentBack, Some((sequence, held.clone())));
+                self.suspect(now, sequence, held);
             }
             return false;
         }
@@ -532,7 +532,7 @@ impl Continuity {
         }
         if self.last.is_some_and(|last| sequence <= last.sequence) {
             // Older than what is remembered: not provably a duplicate.
-            self.restart(now, EpochCause::SequenceWentBack, Some((sequence, held.clone())));
+            self.suspect(now, sequence, held);
             return false;
         }
         match self.hold.get(sequence) {
@@ -540,12 +540,22 @@ impl Continuity {
                 self.counters.duplicates += 1;
                 false
             }
-            Some(other) if other.readable && held.origin == Origin::Live && self.last.is_some() => {
-                // Two different batches under one number: two lives.
-                self.restart(now, EpochCause::SequenceWentBack, Some((sequence, held.clone())));
+            Some(other) if other.readable && self.options.replay => {
+                // Two different batches under one number: one is damaged, or of another life. The ring knows.
+                self.hold.take(sequence);
                 false
             }
             _ => true,
+        }
+    }
+
+    /// A number that has been placed came again with something else under it: another life, or a damaged frame.
+    fn suspect(&mut self, now: Now, sequence: u64, held: &Held) {
+        if self.options.replay {
+            // If it is another life, our last batch is not in its ring, and its ring has this one.
+            self.verify(now);
+        } else {
+            self.restart(now, EpochCause::SequenceWentBack, Some((sequence, held.clone())));
         }
     }
 

@@ -270,34 +270,35 @@ impl Continuity {
         self.fresh = false;
     }
 
-    /// After a complete replay: place what is on hold; ask again if a hole is left.
+    /// After a complete replay: place what is on hold; ask again if a hole is left, or if something does not fit.
     fn merge_hold(&mut self, now: Now) {
+        let mut ask_again = false;
         while let Some(first) = self.hold.first() {
             let Some(last) = self.last else {
                 // The ring was empty although something was heard: a ring of no length. Nothing more to be had.
                 self.settle_hold(now, Reason::Gap);
                 return;
             };
-            if first <= last.sequence {
-                let Some(held) = self.hold.take(first) else { return };
-                match self.recent.get(first) {
-                    Some(known) if held.readable && known != held.digest => {
-                        self.restart(now, EpochCause::DifferentBatch, None);
-                        return;
-                    }
-                    _ => self.counters.duplicates += 1,
+            if first > last.sequence {
+                self.place_run_from_hold(u64::MAX);
+                if self.hold.first().is_some_and(|next| self.last.is_some_and(|last| next > last.sequence)) {
+                    self.hole_after = self.last_sequence();
+                    ask_again = true;
+                    break;
                 }
                 continue;
             }
-            self.place_run_from_hold(u64::MAX);
-            if self.hold.first().is_some_and(|next| self.last.is_some_and(|last| next > last.sequence)) {
-                self.hole_after = self.last_sequence();
-                self.phase = Phase::Recovering;
-                self.ask_replay(false);
-                return;
+            let Some(held) = self.hold.take(first) else { break };
+            match self.recent.get(first) {
+                // Heard live and replayed, and not the same: a damaged frame, or a life that began since we asked.
+                Some(known) if held.readable && known != held.digest => ask_again = true,
+                _ => self.counters.duplicates += 1,
             }
         }
-        if self.connected || self.phase == Phase::Live {
+        if ask_again {
+            self.phase = Phase::Recovering;
+            self.ask_replay(false);
+        } else if self.connected || self.phase == Phase::Live {
             self.go_live(now);
         }
     }

@@ -3,7 +3,7 @@
 //! Whenever the recorder has caught up: `exact` means that it holds what the engine holds, copies included; `lower`
 //! means a subset of it. A replica fed by entries and snapshots, and a consumer fed by transitions alone, must agree.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
 mod engine;
 mod followers;

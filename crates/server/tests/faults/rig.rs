@@ -1,0 +1,302 @@
+//! A small language for fault tests: simulated engines, a plane over them, real sockets between.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_core::{Continuity, EngineId, EngineKind, Trust};
+use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, Stream, StreamStatus};
+use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
+use kvplane_proto::kvplane::v1::subscribe_response::Item;
+use kvplane_server::{Options, Service};
+use kvplane_sim::load::{LoadConfig, Workload};
+use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
+use kvplane_stream::Duplicates;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+/// Far beyond anything that should take: only a hang reaches it.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A simulated engine with a seeded load.
+pub struct Engine {
+    pub sim: SimHandle,
+    load: Workload,
+    replay: bool,
+    http: bool,
+}
+
+impl Engine {
+    pub fn start(change: impl FnOnce(&mut SimConfig)) -> Self {
+        let mut config =
+            SimConfig { blocks: 96, http: Some(([127, 0, 0, 1], 0).into()), ..SimConfig::default() };
+        change(&mut config);
+        let load = Workload::new(LoadConfig {
+            system_tokens: 64,
+            conversations: 6,
+            output_tokens: 24,
+            seed: config.seed,
+            ..LoadConfig::default()
+        });
+        Self { sim: SimEngine::start(config).unwrap(), load, replay: true, http: true }
+    }
+
+    pub fn plain() -> Self {
+        Self::start(|_| {})
+    }
+
+    /// kvplane is not told of the replay socket.
+    pub fn without_replay(mut self) -> Self {
+        self.replay = false;
+        self
+    }
+
+    /// kvplane is not told of the HTTP server: no start-time hint.
+    pub fn without_http(mut self) -> Self {
+        self.http = false;
+        self
+    }
+
+    /// Runs so many requests.
+    pub fn work(&mut self, requests: usize) {
+        for _ in 0..requests {
+            let turn = self.load.next_turn();
+            let result =
+                self.sim.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default()).unwrap();
+            self.load.replied(turn.conversation, &result.output);
+        }
+        // Publishing is the publisher's thread's business; wait until it is done.
+        self.sim.state();
+    }
+
+    pub fn next_sequence(&self) -> u64 {
+        self.sim.state()[0].next_sequence
+    }
+
+    fn spec(&self, id: &str) -> EngineSpec {
+        EngineSpec {
+            id: EngineId::new(id),
+            kind: EngineKind::Vllm,
+            model: "sim".to_owned(),
+            events: Events::Connect(self.sim.event_endpoints().remove(0)),
+            replay: if self.replay { self.sim.replay_endpoints().remove(0) } else { None },
+            topic: String::new(),
+            ranks: 1,
+            block_size: None,
+            worker_id: 7,
+            duplicates: Duplicates::Count,
+            http: self.sim.http_address().filter(|_| self.http).map(|address| format!("http://{address}")),
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.sim.stop();
+    }
+}
+
+/// A plane and its servers.
+pub struct Rig {
+    pub plane: Arc<Plane>,
+    pub grpc: SocketAddr,
+    stop: CancellationToken,
+}
+
+impl Rig {
+    pub async fn over(engines: &[&Engine]) -> Self {
+        Self::with_options(
+            engines,
+            PlaneOptions { replay_idle: Duration::from_millis(700), ..PlaneOptions::default() },
+        )
+        .await
+    }
+
+    pub async fn with_options(engines: &[&Engine], options: PlaneOptions) -> Self {
+        let specs = engines.iter().enumerate().map(|(at, engine)| engine.spec(&format!("e{at}"))).collect();
+        let plane = Plane::start(specs, &options).unwrap();
+        let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = grpc.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(Service::new(plane.clone(), Options::default()).run(http, grpc, stop.clone()));
+        Self { plane, grpc: address, stop }
+    }
+
+    pub fn stream(&self, engine: usize) -> &Arc<Stream> {
+        &self.plane.engines()[engine].streams[0]
+    }
+
+    pub fn status(&self, engine: usize) -> StreamStatus {
+        self.stream(engine).status()
+    }
+
+    /// Waits until a stream looks as wanted.
+    pub async fn until(
+        &self,
+        engine: usize,
+        what: &str,
+        wanted: impl Fn(&StreamStatus) -> bool,
+    ) -> StreamStatus {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let status = self.status(engine);
+            if wanted(&status) {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "never {what}: {status:#?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub async fn live(&self, engine: usize) -> StreamStatus {
+        self.until(engine, "live", |status| status.continuity == Continuity::Live).await
+    }
+
+    /// Waits until the stream has heard the engine's last batch, and compares what both hold, copies included.
+    pub async fn caught_up(&self, at: usize, engine: &Engine) -> StreamStatus {
+        let last = engine.next_sequence().checked_sub(1);
+        let status = self
+            .until(at, "caught up", |s| s.continuity == Continuity::Live && s.engine_sequence == last)
+            .await;
+        let ours = held(self.stream(at)).await;
+        let truth: BTreeMap<u64, u64> = engine
+            .sim
+            .state()
+            .remove(0)
+            .blocks
+            .into_iter()
+            .map(|(hash, copies)| (hash, copies as u64))
+            .collect();
+        match status.trust.level() {
+            Trust::Exact => assert_eq!(ours, truth, "exact"),
+            Trust::Lower => assert!(ours.keys().all(|hash| truth.contains_key(hash)), "phantoms"),
+            other => panic!("unexpected trust {other}"),
+        }
+        status
+    }
+
+    pub async fn exact(&self, at: usize, engine: &Engine) -> StreamStatus {
+        let status = self.caught_up(at, engine).await;
+        assert_eq!(status.trust.level(), Trust::Exact, "{:?}", status.trust);
+        status
+    }
+
+    /// A subscriber over gRPC.
+    pub async fn subscribe(&self, resume: Option<proto::Cursor>) -> Subscriber {
+        // Small windows, so that a subscriber that does not read is soon felt by the server.
+        let endpoint = Channel::from_shared(format!("http://{}", self.grpc)).unwrap();
+        let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
+        let channel = endpoint.connect().await.unwrap();
+        let mut client = PlaneClient::new(channel);
+        let selector = proto::StreamSelector { engine: "e0".to_owned(), rank: Some(0), resume };
+        let request =
+            proto::SubscribeRequest { streams: vec![selector], start: proto::Start::Snapshot.into() };
+        Subscriber {
+            messages: client.subscribe(request).await.unwrap().into_inner(),
+            blocks: BTreeMap::new(),
+            resets: Vec::new(),
+            cursor: proto::Cursor::default(),
+            batches: 0,
+            partial: false,
+        }
+    }
+
+    pub async fn stop(self) {
+        self.stop.cancel();
+        let plane = self.plane.clone();
+        tokio::task::spawn_blocking(move || plane.shutdown()).await.unwrap();
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.plane.shutdown();
+    }
+}
+
+/// What a stream holds: hash to copies.
+pub async fn held(stream: &Stream) -> BTreeMap<u64, u64> {
+    let snapshot = stream.snapshot().await;
+    let blocks = snapshot.image.blocks.iter().filter(|block| !block.holdings.is_empty());
+    blocks.map(|block| (block.hash, block.holdings.iter().map(|h| u64::from(h.copies)).sum())).collect()
+}
+
+/// A replica fed by the wire alone.
+pub struct Subscriber {
+    messages: Streaming<proto::SubscribeResponse>,
+    pub blocks: BTreeMap<u64, u64>,
+    pub resets: Vec<proto::ResetReason>,
+    pub cursor: proto::Cursor,
+    pub batches: usize,
+    /// A snapshot is under way.
+    partial: bool,
+}
+
+impl Subscriber {
+    /// The next message, applied.
+    pub async fn next(&mut self) -> Result<(), tonic::Status> {
+        let message =
+            tokio::time::timeout(DEADLINE, self.messages.message()).await.expect("no message came")?;
+        let message = message.expect("the stream ended without a status");
+        self.cursor = proto::Cursor { epoch: message.epoch, sequence: message.sequence };
+        match message.item.unwrap() {
+            Item::Reset(reset) => {
+                self.resets.push(reset.reason());
+                self.blocks.clear();
+                self.partial = true;
+            }
+            Item::Snapshot(chunk) => {
+                chunk.stored.iter().for_each(|stored| self.stored(stored));
+                self.partial = !chunk.last;
+            }
+            Item::Batch(batch) => {
+                self.batches += 1;
+                for event in batch.events {
+                    self.event(event.kind.unwrap());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, kind: proto::event::Kind) {
+        use proto::event::Kind;
+        match kind {
+            Kind::Stored(stored) => self.stored(&stored),
+            Kind::Removed(removed) => {
+                for block in removed.blocks {
+                    if block.copies == 0 {
+                        self.blocks.remove(&block.hash);
+                    } else {
+                        self.blocks.insert(block.hash, u64::from(block.copies));
+                    }
+                }
+            }
+            Kind::Cleared(_) | Kind::Dropped(_) => self.blocks.clear(),
+        }
+    }
+
+    fn stored(&mut self, stored: &proto::Stored) {
+        for block in stored.blocks.iter().filter(|block| block.copies > 0) {
+            self.blocks.insert(block.hash, u64::from(block.copies));
+        }
+    }
+
+    /// Follows until it stands where the stream stands.
+    pub async fn catch_up(&mut self, rig: &Rig) {
+        loop {
+            let cursor = rig.stream(0).cursor();
+            let here = self.cursor.epoch == cursor.epoch.as_u64() && self.cursor.sequence == cursor.sequence;
+            if here && !self.partial {
+                return;
+            }
+            self.next().await.unwrap();
+        }
+    }
+}
