@@ -17,4 +17,4 @@ mod zmq_source;
 pub use address::AddressError;
 pub use plane::{Engine, Plane, StartError};
 pub use spec::{EngineSpec, Events, PlaneOptions};
-pub use stream::{Stream, StreamStatus};
+pub use stream::{Outcome, Stream, StreamStatus};

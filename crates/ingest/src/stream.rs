@@ -1,11 +1,13 @@
 //! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvplane_core::{Continuity, Cursor, Epoch, StreamId, Tier, TrustState};
 use kvplane_stream::{
-    Ask, Counters, Entry, Happening, JournalCounters, Loss, Now, Range, Recorder, Snapshot, SnapshotBuilder,
+    Ask, Counters, Entry, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Range, Recorder,
+    Snapshot, SnapshotBuilder, Window,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -63,10 +65,13 @@ struct Inner {
 
 /// What an input left to do once the lock is released.
 #[derive(Debug, Default)]
-pub(crate) struct Outcome {
-    pub(crate) asks: Vec<Ask>,
-    pub(crate) happenings: Vec<Happening>,
-    pub(crate) retired: Vec<kvplane_stream::State>,
+pub struct Outcome {
+    /// Questions to the outside.
+    pub asks: Vec<Ask>,
+    /// What is worth a log line.
+    pub happenings: Vec<Happening>,
+    /// States of lives that are over: dropping them takes a while.
+    pub retired: Vec<kvplane_stream::State>,
 }
 
 /// One stream. Shared by its source and by everyone who reads it.
@@ -75,16 +80,29 @@ pub struct Stream {
     id: StreamId,
     clock: Clock,
     inner: Mutex<Inner>,
+    /// The journal's window, read without waiting for a batch that is being applied.
+    window: Arc<Window>,
     changed: Notify,
+    /// Something is in the window that nobody has been woken for.
+    unannounced: AtomicBool,
     /// The snapshot that was taken last, while somebody still uses it.
     snapshot: tokio::sync::Mutex<Weak<Snapshot>>,
 }
 
 impl Stream {
+    /// A stream that is fed by hand: in process, without a source.
+    pub fn in_process(id: StreamId, follow: Options, keep: JournalOptions) -> Self {
+        let clock = Clock::start();
+        let recorder = Recorder::new(follow, keep, id.rank, clock.now());
+        Self::new(id, clock, recorder)
+    }
+
     pub(crate) fn new(id: StreamId, clock: Clock, recorder: Recorder) -> Self {
         Self {
             id,
             clock,
+            window: recorder.journal().window(),
+            unannounced: AtomicBool::new(false),
             inner: Mutex::new(Inner { recorder, malformed_frames: 0, last_event: None }),
             changed: Notify::new(),
             snapshot: tokio::sync::Mutex::new(Weak::new()),
@@ -96,8 +114,8 @@ impl Stream {
         &self.id
     }
 
-    /// Feeds the recorder and wakes whoever waits for news.
-    pub(crate) fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) -> Outcome {
+    /// Feeds the recorder. Who waits for news is woken by [`Self::announce`], so that a burst wakes them once.
+    pub fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) -> Outcome {
         let now = self.clock.now();
         let mut inner = self.inner.lock();
         let before = inner.recorder.journal().cursor();
@@ -114,9 +132,16 @@ impl Stream {
         };
         drop(inner);
         if news {
-            self.changed.notify_waiters();
+            self.unannounced.store(true, Ordering::Release);
         }
         outcome
+    }
+
+    /// Wakes whoever waits for news, if there are any.
+    pub fn announce(&self) {
+        if self.unannounced.swap(false, Ordering::AcqRel) {
+            self.changed.notify_waiters();
+        }
     }
 
     pub(crate) fn count_malformed_frame(&self) {
@@ -125,12 +150,12 @@ impl Stream {
 
     /// Where the journal stands now.
     pub fn cursor(&self) -> Cursor {
-        self.inner.lock().recorder.journal().cursor()
+        self.window.cursor()
     }
 
     /// What follows a cursor, at most `max` entries; empty when caught up.
     pub fn read_after(&self, cursor: Cursor, max: usize) -> Result<Vec<Arc<Entry>>, Loss> {
-        self.inner.lock().recorder.journal().read_after(cursor, max)
+        self.window.read_after(cursor, max)
     }
 
     /// What follows a cursor; waits until there is something.
@@ -150,7 +175,7 @@ impl Stream {
 
     /// The residency transitions from a number on.
     pub fn transitions_from(&self, start: u64) -> Range {
-        self.inner.lock().recorder.journal().transitions_from(start)
+        self.window.transitions_from(start)
     }
 
     /// The state at one moment. Batches go on being applied while it is taken; several who ask at the same time share
@@ -170,23 +195,22 @@ impl Stream {
     async fn take_snapshot(&self) -> Snapshot {
         let mut builder = self.inner.lock().recorder.journal_mut().begin_snapshot();
         loop {
-            if let Some(snapshot) = self.step_snapshot(&mut builder) {
-                return snapshot;
+            self.step_snapshot(&mut builder);
+            if builder.gather() {
+                return builder.finish();
             }
             tokio::task::yield_now().await;
         }
     }
 
     /// One step, with the lock given away fairly after it: the source must get its turn between two steps.
-    fn step_snapshot(&self, builder: &mut SnapshotBuilder) -> Option<Snapshot> {
+    fn step_snapshot(&self, builder: &mut SnapshotBuilder) {
         let mut inner = self.inner.lock();
-        let step = inner.recorder.journal_mut().step_snapshot(builder, SNAPSHOT_STEP);
-        if step.is_err() {
+        if inner.recorder.journal_mut().step_snapshot(builder, SNAPSHOT_STEP).is_err() {
             // The state was emptied meanwhile; the next picture is a small one.
             *builder = inner.recorder.journal_mut().begin_snapshot();
         }
         MutexGuard::unlock_fair(inner);
-        step.ok().flatten()
     }
 
     /// What the stream looks like now.

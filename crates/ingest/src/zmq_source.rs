@@ -73,6 +73,12 @@ impl Driver {
         }
     }
 
+    /// Feeds something that stands alone: whoever waits is woken at once.
+    fn tell(&self, input: impl FnOnce(&mut Recorder, Now)) {
+        self.feed(input);
+        self.0.stream.announce();
+    }
+
     fn ask_replay(&self, id: u64, from: u64) {
         let Some(endpoint) = &self.0.replay else { return };
         let mut request = ReplayRequest::new(endpoint.clone(), from);
@@ -82,7 +88,7 @@ impl Driver {
         if let Some(void) = self.0.in_flight.lock().take() {
             void.cancel();
         }
-        let answer = Answer { driver: self.clone(), id };
+        let answer = Answer { driver: self.clone(), id, batches: 0 };
         match self.0.sockets.replay(request, Box::new(answer)) {
             Ok(handle) => *self.0.in_flight.lock() = Some(handle),
             Err(error) => warn!(stream = %self.0.stream.id(), %error, "replay cannot be asked"),
@@ -98,7 +104,7 @@ impl Driver {
             };
             // The recorder decodes and applies what waited for this: not a task's business.
             let _ = tokio::task::spawn_blocking(move || {
-                driver.feed(|recorder, now| recorder.hint(now, id, hint.start_time_ms, hint.usable_blocks));
+                driver.tell(|recorder, now| recorder.hint(now, id, hint.start_time_ms, hint.usable_blocks));
             })
             .await;
         });
@@ -128,11 +134,19 @@ impl Driver {
 struct Answer {
     driver: Driver,
     id: u64,
+    batches: usize,
 }
+
+/// A replay wakes subscribers once for so many batches.
+const REPLAY_BURST: usize = 64;
 
 impl ReplayHandler for Answer {
     fn batch(&mut self, sequence: u64, payload: Bytes) {
         self.driver.feed(|recorder, now| recorder.replayed(now, self.id, sequence, payload));
+        self.batches += 1;
+        if self.batches.is_multiple_of(REPLAY_BURST) {
+            self.driver.0.stream.announce();
+        }
     }
 
     fn finished(self: Box<Self>, end: ReplayEnd) {
@@ -142,7 +156,7 @@ impl ReplayHandler for Answer {
         if end != ReplayEnd::Complete {
             warn!(stream = %self.driver.0.stream.id(), ?end, "replay failed");
         }
-        self.driver.feed(|recorder, now| recorder.replay_ended(now, self.id, end == ReplayEnd::Complete));
+        self.driver.tell(|recorder, now| recorder.replay_ended(now, self.id, end == ReplayEnd::Complete));
     }
 }
 
@@ -159,11 +173,11 @@ impl ConnectedHandler {
 
 impl SubscriberHandler for ConnectedHandler {
     fn connected(&mut self) {
-        self.driver.feed(Recorder::connected);
+        self.driver.tell(Recorder::connected);
     }
 
     fn disconnected(&mut self) {
-        self.driver.feed(Recorder::disconnected);
+        self.driver.tell(Recorder::disconnected);
     }
 
     fn message(&mut self, _topic: &[u8], sequence: u64, payload: Bytes) {
@@ -175,8 +189,12 @@ impl SubscriberHandler for ConnectedHandler {
         warn!(stream = %self.driver.0.stream.id(), reason, "malformed frame");
     }
 
+    fn drained(&mut self) {
+        self.driver.0.stream.announce();
+    }
+
     fn tick(&mut self, _now: Instant) {
-        self.driver.feed(Recorder::tick);
+        self.driver.tell(Recorder::tick);
     }
 }
 
@@ -196,7 +214,7 @@ impl BoundHandler {
     /// The monitor cannot say which peer came or went: everybody is checked.
     fn recheck(&self) {
         for (_, driver) in &self.owners {
-            driver.feed(Recorder::recheck);
+            driver.tell(Recorder::recheck);
         }
     }
 }
@@ -230,9 +248,15 @@ impl SubscriberHandler for BoundHandler {
         warn!(reason, "malformed frame on a bound socket");
     }
 
+    fn drained(&mut self) {
+        for (_, driver) in &self.owners {
+            driver.0.stream.announce();
+        }
+    }
+
     fn tick(&mut self, _now: Instant) {
         for (_, driver) in &self.owners {
-            driver.feed(Recorder::tick);
+            driver.tell(Recorder::tick);
         }
     }
 }

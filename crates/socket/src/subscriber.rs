@@ -45,6 +45,9 @@ pub trait SubscriberHandler: Send {
     /// `sequence_length`.
     fn malformed(&mut self, reason: &'static str);
 
+    /// Everything that could be read for now has been told: the moment to wake others, once for a whole burst.
+    fn drained(&mut self) {}
+
     /// Time passes: called about every 100 ms.
     fn tick(&mut self, now: Instant);
 }
@@ -152,6 +155,9 @@ impl Subscriber {
                 }
                 Err(reason) => self.handler.malformed(reason),
             }
+        }
+        if !self.is_cancelled() {
+            self.handler.drained();
         }
     }
 

@@ -194,7 +194,8 @@ mod tests {
         let error = format!("{:#}", load_with(&["--config", path.to_str().unwrap()], &[]).unwrap_err());
         assert!(error.contains(".toml:3:") && error.contains("htpp"), "{error}");
         assert!(!error.contains('\n'));
-        let cases: [(&[&str], &[(&str, &str)], &str); 6] = [
+        type Case = (&'static [&'static str], &'static [(&'static str, &'static str)], &'static str);
+        let cases: [Case; 6] = [
             (&["--config", "/nowhere/x.toml"], &[], "/nowhere/x.toml"),
             (&["--engine", "vllm"], &[], "KIND=EVENTS"),
             (&["--engine", "vlm=tcp://a:1"], &[], "vlm"),

@@ -87,13 +87,13 @@ fn stored(change: &StoredChange) -> proto::Stored {
         parent_hash: change.parent,
         span_token_ids: change.span.as_ref().map_or_else(Vec::new, |span| span.to_vec()),
         session_id: change.session_id.as_ref().map(ToString::to_string),
-        ..stored_frame(&change.place, change.block_size, &change.attributes)
+        ..stored_frame(Some(&change.place), change.block_size, &change.attributes)
     }
 }
 
-fn stored_frame(at: &Place, block_size: u32, attributes: &Attributes) -> proto::Stored {
+fn stored_frame(at: Option<&Place>, block_size: u32, attributes: &Attributes) -> proto::Stored {
     proto::Stored {
-        place: Some(place(at)),
+        place: at.map(place),
         block_size,
         lora_id: attributes.lora_id,
         lora_name: attributes.lora_name.as_deref().map(str::to_owned),
@@ -268,10 +268,8 @@ impl Groups {
             self.last = Some(key);
             let none = Attributes::default();
             let attributes = attributes.map_or(&none, |attributes| attributes);
-            let mut group = match place {
-                Some(at) => stored_frame(&snapshot.image.places[usize::from(at)], block_size, attributes),
-                None => proto::Stored { place: None, ..stored_frame(&nowhere(), block_size, attributes) },
-            };
+            let place = place.map(|at| &*snapshot.image.places[usize::from(at)]);
+            let mut group = stored_frame(place, block_size, attributes);
             let layout = if chain.is_some() { proto::Layout::Dense } else { proto::Layout::HashOnly };
             group.layout = layout.into();
             self.stored.push(group);
@@ -293,18 +291,5 @@ impl Groups {
         if let Some(group) = self.stored.last_mut() {
             group.blocks.push(block);
         }
-    }
-}
-
-/// Where a hole is: nowhere.
-fn nowhere() -> Place {
-    Place {
-        tier: Tier::Unknown,
-        medium: None,
-        locality: None,
-        ownership: None,
-        group: None,
-        spec_kind: None,
-        sliding_window: None,
     }
 }

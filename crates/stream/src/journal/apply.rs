@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvplane_core::{Reason, Tier};
-use kvplane_wire::{Batch, Event, Hash, Layout, RejectedKind, Removed, Stored};
+use kvplane_wire::{Batch, Event, Hash, Layout, RejectedKind, Removed, Stored, Tokens};
 
 use super::transitions::TransitionLog;
 use super::{Duplicates, Journal};
@@ -23,6 +23,8 @@ struct Effects {
     changes: Vec<Change>,
     transitions: TransitionLog,
     ancestor_steps: u32,
+    /// Scratch: blocks that waited and were attached.
+    attached: Vec<SlotId>,
 }
 
 impl Journal {
@@ -96,7 +98,7 @@ impl Journal {
         if layout == Layout::Dense && place_ref.is_main() {
             self.check_block_size(stored.block_size, now);
         }
-        let attributes = attributes(batch, stored);
+        let attributes = self.attributes(batch, stored);
         let mut change = StoredChange {
             cause: StoreCause::Announced,
             place: place_ref.clone(),
@@ -152,7 +154,6 @@ impl Journal {
         if let Some(wide) = wide {
             self.state.set_wide(hash.bits, wide);
         }
-        let mut attached = Vec::new();
         if let Some(parent) = parent
             && self.state.chain(slot, stored.block_size).is_none()
         {
@@ -167,7 +168,7 @@ impl Journal {
                 attached: false,
                 content: 0,
             };
-            if let Err(refusal) = self.state.define(slot, chain, &mut attached) {
+            if let Err(refusal) = self.state.define(slot, chain, &mut effects.attached) {
                 self.state.release(slot);
                 return Err(refusal);
             }
@@ -184,7 +185,7 @@ impl Journal {
             self.became_visible(slot, tier, &mut effects.transitions);
         }
         // Blocks that waited for this one can be told of now.
-        for &waited in attached.iter().filter(|&&waited| waited != slot) {
+        for waited in effects.attached.drain(..) {
             for tier in Tier::ALL {
                 self.became_visible(waited, tier, &mut effects.transitions);
             }
@@ -253,6 +254,30 @@ impl Journal {
             attributes: attributes.unwrap_or_default(),
             session_id: None,
         }));
+    }
+
+    /// What the blocks of a store have in common: the last store's, if it is the same.
+    fn attributes(&mut self, batch: &Batch<'_, '_>, stored: &Stored<'_>) -> Arc<Attributes> {
+        // The salt is among the keys of a prompt's first block, and inherited from there.
+        let salt = stored.cache_salt.or_else(|| {
+            let first_of_prompt = stored.parent.is_none();
+            if first_of_prompt { salt_among(batch.extra_keys(stored, 0), stored.lora_name) } else { None }
+        });
+        let bigrams = matches!(batch.tokens(stored), Tokens::Bigrams(_));
+        let last = &self.last_attributes;
+        let same = last.lora_id == stored.lora_id
+            && last.lora_name.as_deref() == stored.lora_name
+            && last.cache_salt.as_deref() == salt
+            && last.bigrams == bigrams;
+        if !same {
+            self.last_attributes = Arc::new(Attributes {
+                lora_id: stored.lora_id,
+                lora_name: stored.lora_name.map(Box::from),
+                cache_salt: salt.map(Box::from),
+                bigrams,
+            });
+        }
+        self.last_attributes.clone()
     }
 
     fn note_place(&mut self, place: &Place, now: Now) {
@@ -378,19 +403,4 @@ impl Journal {
         };
         log.stored(tier, parent, self.state.hash_of(slot), chain.content);
     }
-}
-
-/// What the blocks of a store have in common.
-fn attributes(batch: &Batch<'_, '_>, stored: &Stored<'_>) -> Arc<Attributes> {
-    // The salt is among the keys of a prompt's first block, and inherited from there.
-    let salt = stored.cache_salt.or_else(|| {
-        let first_of_prompt = stored.parent.is_none();
-        if first_of_prompt { salt_among(batch.extra_keys(stored, 0), stored.lora_name) } else { None }
-    });
-    Arc::new(Attributes {
-        lora_id: stored.lora_id,
-        lora_name: stored.lora_name.map(Box::from),
-        cache_salt: salt.map(Box::from),
-        bigrams: matches!(batch.tokens(stored), kvplane_wire::Tokens::Bigrams(_)),
-    })
 }

@@ -13,9 +13,9 @@ use kvplane_wire::RejectedKind;
 use crate::change::{Change, Entry, Transition};
 use crate::clock::Now;
 use crate::continuity::EpochCause;
-use crate::state::{CutAborted, Image, Limits, State};
-pub use window::{Loss, Range};
-use window::{Notes, Window};
+use crate::state::{Attributes, BlockImage, CutAborted, Image, Limits, State};
+use window::Notes;
+pub use window::{Loss, Range, Window};
 
 /// What a second store of a held hash means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -118,11 +118,28 @@ pub struct Snapshot {
     pub image: Image,
 }
 
-/// A snapshot being taken.
+/// A snapshot being taken. Blocks are pictured under the journal's lock a few at a time, and gathered without it:
+/// growing a list of a million blocks takes longer than a batch may wait.
 #[derive(Debug)]
 pub struct SnapshotBuilder {
     cut: u32,
     snapshot: Snapshot,
+    /// What the last step pictured.
+    step: Vec<BlockImage>,
+    complete: bool,
+}
+
+impl SnapshotBuilder {
+    /// Gathers what the last step pictured. True when the snapshot is complete. Call it without the journal's lock.
+    pub fn gather(&mut self) -> bool {
+        self.snapshot.image.blocks.append(&mut self.step);
+        self.complete
+    }
+
+    /// The snapshot, once complete.
+    pub fn finish(self) -> Snapshot {
+        self.snapshot
+    }
 }
 
 /// The journal of one stream.
@@ -132,7 +149,7 @@ pub struct Journal {
     options: JournalOptions,
     rank: u32,
     epoch: Epoch,
-    window: Window,
+    window: Arc<Window>,
     state: State,
     trust: TrustState,
     trust_changed: bool,
@@ -142,6 +159,8 @@ pub struct Journal {
     /// The next batch is the first that is known.
     known_from_next: bool,
     engine_sequence: Option<u64>,
+    /// Most stores have the same: shared.
+    last_attributes: Arc<Attributes>,
     learned_block_size: Option<u32>,
     /// The engine's usable device blocks, where it says so.
     capacity: Option<u64>,
@@ -161,7 +180,7 @@ impl Journal {
         let mut trust = TrustState::default();
         trust.degrade(Reason::Unheard, now.unix_ms);
         Self {
-            window: Window::new(options.max_batches, options.max_bytes, epoch),
+            window: Arc::new(Window::new(options.max_batches, options.max_bytes, epoch)),
             state: State::new(options.state),
             options,
             rank,
@@ -173,6 +192,7 @@ impl Journal {
             known_from: None,
             known_from_next: false,
             engine_sequence: None,
+            last_attributes: Arc::default(),
             learned_block_size: None,
             capacity: None,
             other_tiers_unknown: false,
@@ -189,7 +209,7 @@ impl Journal {
 
     /// The position after everything that is in the journal.
     pub fn cursor(&self) -> Cursor {
-        Cursor { epoch: self.epoch, sequence: self.window.last_sequence() }
+        self.window.cursor()
     }
 
     /// The number of the last transition.
@@ -247,14 +267,16 @@ impl Journal {
         self.capacity = blocks;
     }
 
+    /// The replay window, to be read without this journal's lock.
+    pub fn window(&self) -> Arc<Window> {
+        self.window.clone()
+    }
+
     // --- reading -----------------------------------------------------------------------------------------
 
     /// What follows a cursor, at most `max` entries; empty when caught up.
     pub fn read_after(&self, cursor: Cursor, max: usize) -> Result<Vec<Arc<Entry>>, Loss> {
-        if cursor.epoch != self.epoch {
-            return Err(Loss::OtherEpoch);
-        }
-        self.window.read_after(cursor.sequence, max)
+        self.window.read_after(cursor, max)
     }
 
     /// The transitions from `start` on, as (event id, transition) lists by entry.
@@ -279,31 +301,21 @@ impl Journal {
                 last_event_id: self.last_event_id(),
                 image: Image::default(),
             },
+            step: Vec::new(),
+            complete: false,
         }
     }
 
-    /// Takes a few more blocks into a snapshot. `Ok(Some(..))` when complete; begin again when aborted.
-    pub fn step_snapshot(
-        &mut self,
-        builder: &mut SnapshotBuilder,
-        slots: usize,
-    ) -> Result<Option<Snapshot>, CutAborted> {
+    /// Pictures up to `slots` more blocks. Gather them before the next step; begin again when aborted.
+    pub fn step_snapshot(&mut self, builder: &mut SnapshotBuilder, slots: usize) -> Result<(), CutAborted> {
         if builder.snapshot.cursor.epoch != self.epoch {
             return Err(CutAborted);
         }
-        if !self.state.step_cut(builder.cut, slots, &mut builder.snapshot.image)? {
-            return Ok(None);
+        if let Some(places) = self.state.step_cut(builder.cut, slots, &mut builder.step)? {
+            builder.snapshot.image.places = places;
+            builder.complete = true;
         }
-        let empty = Snapshot {
-            cursor: builder.snapshot.cursor,
-            engine_sequence: None,
-            known_from: None,
-            trust: TrustState::default(),
-            standing: self.standing,
-            last_event_id: 0,
-            image: Image::default(),
-        };
-        Ok(Some(std::mem::replace(&mut builder.snapshot, empty)))
+        Ok(())
     }
 
     /// Gives a snapshot up.
@@ -400,7 +412,7 @@ impl Journal {
             trust: std::mem::take(&mut self.trust_changed).then(|| self.trust.clone()),
             standing: std::mem::take(&mut self.standing_changed).then_some(self.standing),
         };
-        self.window.push(self.epoch, engine_sequence, timestamp, changes, notes, transitions);
+        self.window.push(engine_sequence, timestamp, changes, notes, transitions);
     }
 
     /// Knowing as many copies as the device has blocks is knowing everything.

@@ -20,7 +20,9 @@ impl TransitionLog {
             blocks.push((hash, content));
             return;
         }
-        self.done.push(Transition::Stored { tier, parent, blocks: vec![(hash, content)] });
+        let mut blocks = Vec::with_capacity(8);
+        blocks.push((hash, content));
+        self.done.push(Transition::Stored { tier, parent, blocks });
     }
 
     /// A block is no longer in a tier.

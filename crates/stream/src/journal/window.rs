@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use kvplane_core::{Continuity, Epoch, TrustState};
+use kvplane_core::{Continuity, Cursor, Epoch, TrustState};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::change::{Change, Entry, Transition};
 
@@ -44,59 +46,72 @@ pub(super) struct Notes {
     pub(super) standing: Option<Continuity>,
 }
 
+/// The replay window of a stream. Readers take its own short lock: they never wait for a batch being applied.
 #[derive(Debug)]
-pub(super) struct Window {
-    entries: VecDeque<Arc<Entry>>,
-    bytes: usize,
+pub struct Window {
     max_entries: usize,
     max_bytes: usize,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    entries: VecDeque<Arc<Entry>>,
+    bytes: usize,
     epoch: Epoch,
     next_sequence: u64,
     next_event_id: u64,
 }
 
-impl Window {
-    pub(super) fn new(max_entries: usize, max_bytes: usize, epoch: Epoch) -> Self {
+impl Kept {
+    fn new(epoch: Epoch) -> Self {
         Self {
             entries: VecDeque::new(),
             bytes: 0,
-            max_entries,
-            max_bytes,
             epoch,
             next_sequence: epoch.base().nth(1),
             next_event_id: epoch.base().nth(1),
         }
     }
+}
 
-    /// Another life: nothing of the old one can be replayed.
-    pub(super) fn restart(&mut self, epoch: Epoch) {
-        *self = Self::new(self.max_entries, self.max_bytes, epoch);
+impl Window {
+    pub(super) fn new(max_entries: usize, max_bytes: usize, epoch: Epoch) -> Self {
+        Self { max_entries, max_bytes, kept: Mutex::new(Kept::new(epoch)) }
     }
 
-    pub(super) fn last_sequence(&self) -> u64 {
-        self.next_sequence - 1
+    /// Another life: nothing of the old one can be replayed.
+    pub(super) fn restart(&self, epoch: Epoch) {
+        let old = std::mem::replace(&mut *self.kept.lock(), Kept::new(epoch));
+        drop(old); // after the lock
+    }
+
+    /// The position after everything in the window.
+    pub fn cursor(&self) -> Cursor {
+        let kept = self.kept.lock();
+        Cursor { epoch: kept.epoch, sequence: kept.next_sequence - 1 }
     }
 
     pub(super) fn next_event_id(&self) -> u64 {
-        self.next_event_id
+        self.kept.lock().next_event_id
     }
 
     /// The highest number given out.
     pub(super) fn highest(&self) -> u64 {
-        self.next_sequence.max(self.next_event_id)
+        let kept = self.kept.lock();
+        kept.next_sequence.max(kept.next_event_id)
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes
+        self.kept.lock().bytes
     }
 
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.kept.lock().entries.len()
     }
 
     pub(super) fn push(
-        &mut self,
-        epoch: Epoch,
+        &self,
         engine_sequence: Option<u64>,
         timestamp: f64,
         changes: Vec<Change>,
@@ -104,53 +119,66 @@ impl Window {
         transitions: Vec<Transition>,
     ) {
         let Notes { trust, standing } = notes;
+        let cost = Entry::estimate(&changes, &transitions);
+        // Freed after the lock.
+        let mut expired: SmallVec<[Arc<Entry>; 4]> = SmallVec::new();
+        let mut kept = self.kept.lock();
         let entry = Entry {
-            epoch,
-            sequence: self.next_sequence,
+            epoch: kept.epoch,
+            sequence: kept.next_sequence,
             engine_sequence,
             timestamp,
-            cost: Entry::estimate(&changes, &transitions),
+            cost,
             changes,
             trust,
             standing,
-            first_event_id: self.next_event_id,
+            first_event_id: kept.next_event_id,
             transitions,
             encodings: Default::default(),
         };
-        self.next_sequence += 1;
-        self.next_event_id = entry.next_event_id();
-        self.bytes += entry.cost;
-        self.entries.push_back(Arc::new(entry));
+        kept.next_sequence += 1;
+        kept.next_event_id = entry.next_event_id();
+        kept.bytes += cost;
+        kept.entries.push_back(Arc::new(entry));
         // The newest entry always stays: a subscriber that is caught up must be able to go on.
-        while self.entries.len() > 1 && (self.entries.len() > self.max_entries || self.bytes > self.max_bytes)
+        while kept.entries.len() > 1 && (kept.entries.len() > self.max_entries || kept.bytes > self.max_bytes)
         {
-            if let Some(old) = self.entries.pop_front() {
-                self.bytes -= old.cost;
-            }
+            let Some(old) = kept.entries.pop_front() else { break };
+            kept.bytes -= old.cost;
+            expired.push(old);
         }
+        drop(kept);
     }
 
-    pub(super) fn read_after(&self, sequence: u64, max: usize) -> Result<Vec<Arc<Entry>>, Loss> {
-        if sequence >= self.next_sequence {
+    /// What follows a cursor, at most `max` entries; empty when caught up.
+    pub fn read_after(&self, cursor: Cursor, max: usize) -> Result<Vec<Arc<Entry>>, Loss> {
+        let kept = self.kept.lock();
+        if cursor.epoch != kept.epoch {
+            return Err(Loss::OtherEpoch);
+        }
+        if cursor.sequence >= kept.next_sequence {
             return Err(Loss::Future);
         }
-        let first = self.entries.front().map_or(self.next_sequence, |entry| entry.sequence);
-        let Some(skip) = (sequence + 1).checked_sub(first) else { return Err(Loss::Expired) };
-        Ok(self.entries.range((skip as usize).min(self.entries.len())..).take(max).cloned().collect())
+        let first = kept.entries.front().map_or(kept.next_sequence, |entry| entry.sequence);
+        let Some(skip) = (cursor.sequence + 1).checked_sub(first) else { return Err(Loss::Expired) };
+        Ok(kept.entries.range((skip as usize).min(kept.entries.len())..).take(max).cloned().collect())
     }
 
-    pub(super) fn transitions_from(&self, start: u64) -> Range {
-        let first = self.entries.front().map_or(self.next_event_id, |entry| entry.first_event_id);
-        let newest = self.next_event_id - 1;
-        if start < first || start < self.epoch.base().start() {
+    /// The transitions from a number on.
+    pub fn transitions_from(&self, start: u64) -> Range {
+        let kept = self.kept.lock();
+        let first = kept.entries.front().map_or(kept.next_event_id, |entry| entry.first_event_id);
+        let newest = kept.next_event_id - 1;
+        let base = kept.epoch.base();
+        if start < first || start < base.start() {
             return Range::Outside;
         }
         if start > newest {
             // Only a number that this life will give out one day is of this life.
-            let horizon = self.epoch.base().nth(0) | ((1 << 20) - 1);
+            let horizon = base.start() | ((1 << 20) - 1);
             return if start <= horizon.max(newest + 1) { Range::TooNew { newest } } else { Range::Outside };
         }
-        let from = self.entries.partition_point(|entry| entry.next_event_id() <= start);
-        Range::Entries { entries: self.entries.range(from..).cloned().collect(), last: newest }
+        let from = kept.entries.partition_point(|entry| entry.next_event_id() <= start);
+        Range::Entries { entries: kept.entries.range(from..).cloned().collect(), last: newest }
     }
 }

@@ -71,97 +71,90 @@ impl State {
         self.slots[slot as usize].chains.iter().find(|chain| chain.attached)
     }
 
-    /// Records what a block is. Blocks that waited for it are attached; their slots are appended to `attached`,
-    /// parents first (the block itself too, if it is attached by this).
+    /// Records what a block is, unless that is known. Blocks that waited for it are attached; their slots are appended
+    /// to `attached`, parents first.
     pub(crate) fn define(
         &mut self,
         slot: SlotId,
         mut chain: Chain,
         attached: &mut Vec<SlotId>,
     ) -> Result<(), Refusal> {
-        if self.chain(slot, chain.block_size).is_some() {
-            return Ok(());
-        }
         chain.attached = false;
-        let ready = match chain.parent {
-            Parent::Root => true,
-            Parent::Block(parent) => {
-                self.find(parent).is_some_and(|parent| self.attached_chain(parent).is_some())
+        let parent = match chain.parent {
+            Parent::Root => None,
+            Parent::Block(hash) => {
+                let parent = self.find(hash).filter(|&parent| self.attached_chain(parent).is_some());
+                if parent.is_none() {
+                    if self.waiting_count >= self.limits.max_waiting {
+                        return Err(Refusal::Waiting);
+                    }
+                    self.waiting.entry(hash).or_default().push(slot);
+                    self.waiting_count += 1;
+                    self.touch(slot);
+                    self.bytes += chain.cost();
+                    self.slots[slot as usize].chains.push(chain);
+                    return Ok(());
+                }
+                parent
             }
         };
-        let waits_for = match chain.parent {
-            Parent::Block(parent) if !ready => Some(parent),
-            _ => None,
-        };
-        if let Some(parent) = waits_for {
-            if self.waiting_count >= self.limits.max_waiting {
-                return Err(Refusal::Waiting);
-            }
-            self.waiting.entry(parent).or_default().push(slot);
-            self.waiting_count += 1;
-        }
         self.touch(slot);
         self.bytes += chain.cost();
-        let block_size = chain.block_size;
-        self.slots[slot as usize].chains.push(chain);
-        if ready {
-            self.attach(slot, block_size, attached);
+        let slot_ref = &mut self.slots[slot as usize];
+        let at = slot_ref.chains.len();
+        let was_attached = slot_ref.chains.iter().any(|chain| chain.attached);
+        slot_ref.chains.push(chain);
+        self.attach_one(slot, at, parent);
+        if !was_attached && !self.waiting.is_empty() {
+            self.attach_waiting(slot, attached);
         }
         Ok(())
     }
 
-    /// Attaches a chain whose parent is attached, and everything that waited for it.
-    fn attach(&mut self, slot: SlotId, block_size: u32, attached: &mut Vec<SlotId>) {
-        let mut open = vec![(slot, block_size)];
-        while let Some((slot, block_size)) = open.pop() {
-            let was_attached = self.attached_chain(slot).is_some();
-            self.attach_one(slot, block_size);
-            attached.push(slot);
-            if was_attached {
-                continue;
-            }
-            let hash = self.slots[slot as usize].hash;
-            for waiting in self.waiting.remove(&hash).unwrap_or_default() {
+    /// Attaches everything that waited for a block, and for that, and so on.
+    fn attach_waiting(&mut self, slot: SlotId, attached: &mut Vec<SlotId>) {
+        let mut open = vec![slot];
+        while let Some(parent) = open.pop() {
+            let hash = self.slots[parent as usize].hash;
+            for child in self.waiting.remove(&hash).unwrap_or_default() {
                 self.waiting_count -= 1;
-                let chains = &self.slots[waiting as usize].chains;
-                let size = chains
-                    .iter()
-                    .find(|c| !c.attached && c.parent == Parent::Block(hash))
-                    .map(|c| c.block_size);
-                open.extend(size.map(|size| (waiting, size)));
+                let chains = &self.slots[child as usize].chains;
+                let waits = |chain: &Chain| !chain.attached && chain.parent == Parent::Block(hash);
+                let Some(at) = chains.iter().position(waits) else { continue };
+                let was_attached = chains.iter().any(|chain| chain.attached);
+                self.touch(child);
+                self.attach_one(child, at, Some(parent));
+                attached.push(child);
+                if !was_attached {
+                    open.push(child);
+                }
             }
         }
     }
 
-    fn attach_one(&mut self, slot: SlotId, block_size: u32) {
-        self.touch(slot);
-        let at = self.slots[slot as usize].chains.iter().position(|chain| chain.block_size == block_size);
-        let Some(at) = at else { return };
-        let parent = match self.slots[slot as usize].chains[at].parent {
-            Parent::Block(parent) => self.find(parent),
-            Parent::Root => None,
-        };
-        let inherited =
-            parent.and_then(|parent| self.attached_chain(parent)).map(|chain| chain.attributes.clone());
+    /// The chain's parent is attached (or it begins a prompt): so is it. Its salt is known now, and with it its hash.
+    fn attach_one(&mut self, slot: SlotId, at: usize, parent: Option<SlotId>) {
+        let mut inherited = None;
         if let Some(parent) = parent {
             self.touch(parent);
             self.slots[parent as usize].children += 1;
+            inherited = self.attached_chain(parent).map(|chain| &chain.attributes);
+            inherited = inherited.filter(|attributes| attributes.cache_salt.is_some());
         }
+        let inherited = inherited.cloned();
         let chain = &mut self.slots[slot as usize].chains[at];
         if let Some(inherited) = inherited
             && chain.attributes.cache_salt.is_none()
-            && inherited.cache_salt.is_some()
         {
-            chain.attributes = if inherited.lora_name == chain.attributes.lora_name
-                && inherited.lora_id == chain.attributes.lora_id
-            {
+            let own = &chain.attributes;
+            chain.attributes = if inherited.lora_name == own.lora_name && inherited.lora_id == own.lora_id {
                 inherited
             } else {
                 Arc::new(Attributes {
                     cache_salt: inherited.cache_salt.clone(),
-                    lora_id: chain.attributes.lora_id,
-                    lora_name: chain.attributes.lora_name.clone(),
-                    bigrams: chain.attributes.bigrams,
+                    lora_id: own.lora_id,
+                    lora_name: own.lora_name.clone(),
+                    bigrams: own.bigrams,
                 })
             };
         }

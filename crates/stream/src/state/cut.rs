@@ -63,25 +63,30 @@ impl State {
         self.cut = Some(Cut { id, next: 0, limit: self.slots.len(), saved: Vec::new(), places });
     }
 
-    /// Visits up to `slots` more slots and appends what they looked like. `Ok(true)` when complete.
-    pub fn step_cut(&mut self, id: u32, slots: usize, image: &mut Image) -> Result<bool, CutAborted> {
+    /// Visits up to `slots` more slots and appends what they looked like. The places, when complete.
+    pub fn step_cut(
+        &mut self,
+        id: u32,
+        slots: usize,
+        blocks: &mut Vec<BlockImage>,
+    ) -> Result<Option<Vec<Arc<Place>>>, CutAborted> {
         let Some(mut cut) = self.cut.take_if(|cut| cut.id == id) else { return Err(CutAborted) };
         let end = (cut.next + slots).min(cut.limit);
         for at in cut.next..end {
             if self.slots[at].stamp != cut.id
                 && let Some(block) = self.picture(at as SlotId)
             {
-                image.blocks.push(block);
+                blocks.push(block);
             }
         }
         cut.next = end;
+        // What changed before it was visited was saved then. Handed out with each step, so that it does not pile up.
+        blocks.append(&mut cut.saved);
         if end < cut.limit {
             self.cut = Some(cut);
-            return Ok(false);
+            return Ok(None);
         }
-        image.blocks.append(&mut cut.saved);
-        image.places = cut.places;
-        Ok(true)
+        Ok(Some(cut.places))
     }
 
     /// Gives a cut up.

@@ -21,6 +21,7 @@ pub use cut::{BlockImage, CutAborted, HoldingImage, Image};
 pub(crate) use place::PlaceName;
 pub use place::{Place, PlaceId};
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use kvplane_core::{ContentHasher, Tier};
@@ -245,15 +246,19 @@ impl State {
 
     /// The slot of a hash, made if need be.
     pub(crate) fn slot_for(&mut self, hash: u64) -> Result<SlotId, Refusal> {
-        if let Some(id) = self.find(hash) {
-            return Ok(id);
-        }
         if self.bytes >= self.limits.max_bytes {
+            if let Some(id) = self.find(hash) {
+                return Ok(id);
+            }
             self.sweep();
             if self.bytes >= self.limits.max_bytes {
                 return Err(Refusal::Budget);
             }
         }
+        let vacant = match self.index.entry(hash) {
+            Entry::Occupied(known) => return Ok(*known.get()),
+            Entry::Vacant(vacant) => vacant,
+        };
         let stamp = self.cut.as_ref().map_or(0, |cut| cut.id);
         let slot = Slot::new(hash, stamp);
         self.bytes += Slot::COST;
@@ -264,7 +269,7 @@ impl State {
             self.slots.push(slot);
             (self.slots.len() - 1) as SlotId
         };
-        self.index.insert(hash, id);
+        vacant.insert(id);
         Ok(id)
     }
 
@@ -274,7 +279,9 @@ impl State {
         let stamp = self.slots[id as usize].stamp;
         let slot = std::mem::replace(&mut self.slots[id as usize], Slot::vacant(stamp));
         self.index.remove(&slot.hash);
-        self.wide.remove(&slot.hash);
+        if !self.wide.is_empty() {
+            self.wide.remove(&slot.hash);
+        }
         self.bytes -= Slot::COST + slot.chains.iter().map(Chain::cost).sum::<usize>();
         self.free.push(id);
         let mut parent_slot = None;

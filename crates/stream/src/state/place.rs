@@ -27,30 +27,44 @@ pub struct Place {
     pub spec_kind: Option<Box<str>>,
     /// The group's sliding window.
     pub sliding_window: Option<u32>,
+    /// Worked out once: asked for every block.
+    is_main: bool,
+    proves_ancestors: bool,
 }
 
 impl Place {
+    /// The place that a store names, with what it says of the group.
+    fn new(name: PlaceName<'_>, spec_kind: Option<&str>, sliding_window: Option<u32>) -> Self {
+        let tier = Tier::from_medium(name.medium);
+        let is_full_attention = match spec_kind {
+            Some(kind) => SpecKind::from_wire(kind) == SpecKind::Full,
+            // Engines that name no kind have one group, or mean the first.
+            None => name.group.unwrap_or(0) == 0,
+        };
+        let is_local = name.locality.is_none_or(|word| Locality::from_wire(word) == Locality::Local);
+        let ours = name.ownership.is_none() && is_full_attention;
+        Self {
+            tier,
+            medium: name.medium.map(Box::from),
+            locality: name.locality.map(Box::from),
+            ownership: name.ownership.map(Box::from),
+            group: name.group,
+            spec_kind: spec_kind.map(Box::from),
+            sliding_window,
+            is_main: tier != Tier::Unknown && is_local && ours,
+            proves_ancestors: tier == Tier::Device && ours,
+        }
+    }
+
     /// Whether a peer's protocol that knows neither groups nor owners may be told of it: a tier that we know, on the
     /// engine's own machine, of the group whose blocks are whole prefixes.
     pub fn is_main(&self) -> bool {
-        self.tier != Tier::Unknown && self.is_local() && self.ownership.is_none() && self.is_full_attention()
+        self.is_main
     }
 
     /// Whether a store here proves that the blocks before it are held: the request that computed it holds them.
     pub fn proves_ancestors(&self) -> bool {
-        self.tier == Tier::Device && self.ownership.is_none() && self.is_full_attention()
-    }
-
-    fn is_local(&self) -> bool {
-        self.locality.as_deref().is_none_or(|word| Locality::from_wire(word) == Locality::Local)
-    }
-
-    fn is_full_attention(&self) -> bool {
-        match self.spec_kind.as_deref() {
-            Some(kind) => SpecKind::from_wire(kind) == SpecKind::Full,
-            // Engines that name no kind have one group, or mean the first.
-            None => self.group.unwrap_or(0) == 0,
-        }
+        self.proves_ancestors
     }
 }
 
@@ -105,24 +119,14 @@ impl Places {
         if let Some(id) = self.find(name) {
             let place = &mut self.known[usize::from(id.0)].place;
             if place.spec_kind.is_none() && spec_kind.is_some() {
-                let place = Arc::make_mut(place);
-                place.spec_kind = spec_kind.map(Box::from);
-                place.sliding_window = sliding_window;
+                *place = Arc::new(Place::new(name, spec_kind, sliding_window));
             }
             return Some(id);
         }
         if self.known.len() >= Self::MAX {
             return None;
         }
-        let place = Place {
-            tier: Tier::from_medium(name.medium),
-            medium: name.medium.map(Box::from),
-            locality: name.locality.map(Box::from),
-            ownership: name.ownership.map(Box::from),
-            group: name.group,
-            spec_kind: spec_kind.map(Box::from),
-            sliding_window,
-        };
+        let place = Place::new(name, spec_kind, sliding_window);
         self.known.push(Known { place: Arc::new(place), generation: 0, blocks: 0, copies: 0 });
         Some(PlaceId((self.known.len() - 1) as u16))
     }

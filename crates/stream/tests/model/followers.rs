@@ -7,14 +7,13 @@ use kvplane_stream::{Change, Journal, Loss, Place, Range, Recorder, Snapshot, Tr
 
 /// Takes a whole snapshot, a few slots at a time.
 pub fn snapshot(journal: &mut Journal) -> Snapshot {
+    let mut builder = journal.begin_snapshot();
     loop {
-        let mut builder = journal.begin_snapshot();
-        loop {
-            match journal.step_snapshot(&mut builder, 3) {
-                Ok(Some(snapshot)) => return snapshot,
-                Ok(None) => {}
-                Err(_) => break,
-            }
+        if journal.step_snapshot(&mut builder, 3).is_err() {
+            builder = journal.begin_snapshot();
+        }
+        if builder.gather() {
+            return builder.finish();
         }
     }
 }
