@@ -1,0 +1,64 @@
+# Needs Rust (cargo, rustfmt, clippy), a C++ compiler and Python 3.11; everything else is set up from here.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+CARGO ?= cargo
+PYTHON ?= python3
+export CARGO PYTHON
+
+.PHONY: help demo test lint fmt clippy rooms unit interop python-env bench clean rust-tools compilers
+
+help:
+	@echo "make demo    see it work: three simulated engines, faults, and what kvplane makes of them"
+	@echo "make test    everything that CI runs"
+	@echo "make lint    formatting, lints, and the direction of dependencies"
+	@echo "make bench   measurements"
+	@echo "make clean   remove what was built"
+
+# DEMO takes arguments: make demo DEMO="--seconds 20 --plain"
+demo: compilers
+	$(CARGO) build --release -p kvplane
+	$(CARGO) run --quiet --release -p kvplane -- demo $(DEMO)
+
+test: lint unit interop
+
+lint: rust-tools compilers fmt clippy rooms
+
+fmt:
+	$(CARGO) fmt --all -- --check
+
+clippy:
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+rooms:
+	$(PYTHON) scripts/check-rooms.py
+
+unit: compilers
+	$(CARGO) test --workspace
+
+# PYTEST takes arguments: make interop PYTEST="-k grpc -x"
+interop: compilers python-env
+	.venv/bin/python -m pytest tests/interop $(PYTEST)
+
+python-env:
+	@scripts/python-env.sh
+
+bench: compilers
+	scripts/bench.sh
+
+clean:
+	$(CARGO) clean
+	rm -rf .venv .pytest_cache
+	find tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+rust-tools:
+	@$(CARGO) fmt --version >/dev/null 2>&1 || { echo "rustfmt is missing: rustup component add rustfmt" >&2; exit 1; }
+	@$(CARGO) clippy --version >/dev/null 2>&1 || { echo "clippy is missing: rustup component add clippy" >&2; exit 1; }
+
+compilers:
+	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust (https://rustup.rs)" >&2; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null || { echo "a C++ compiler is missing: libzmq is built from source (Debian: apt-get install g++)" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: Python 3.11 or newer is needed" >&2; exit 1; }

@@ -1,0 +1,121 @@
+"""Fixtures: the binary, planes, engines and simulators that end with their test."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.engine import Engine
+from harness.plane import Plane, Sim
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def binary():
+    """The `kvplane` under test: KVPLANE_BIN, or what cargo builds from this checkout."""
+    if given := os.environ.get("KVPLANE_BIN"):
+        path = Path(given)
+        assert path.is_file(), f"KVPLANE_BIN: {path} is not there"
+        return path
+    cargo = os.environ.get("CARGO", "cargo")
+    build = [cargo, "build", "-p", "kvplane", "--message-format=json-render-diagnostics"]
+    done = subprocess.run(build, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    for line in done.stdout.splitlines():
+        record = json.loads(line)
+        if record.get("executable") and record["target"]["name"] == "kvplane":
+            return Path(record["executable"])
+    raise AssertionError("cargo built no kvplane")
+
+
+@pytest.fixture(scope="session")
+def stubs(tmp_path_factory):
+    """Python code for kvplane.v1, generated from proto/ now."""
+    out = tmp_path_factory.mktemp("stubs")
+    command = [
+        sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}",
+        f"--python_out={out}", f"--grpc_python_out={out}", str(ROOT / "proto/kvplane/v1/plane.proto"),
+    ]
+    subprocess.run(command, check=True)
+    sys.path.insert(0, str(out))
+    from kvplane.v1 import plane_pb2, plane_pb2_grpc
+
+    plane_pb2.PlaneStub = plane_pb2_grpc.PlaneStub
+    return plane_pb2
+
+
+class _Closing:
+    def __init__(self, close):
+        self.all = []
+        self.close_one = close
+
+    def add(self, thing):
+        self.all.append(thing)
+        return thing
+
+    def close(self):
+        errors = []
+        for thing in reversed(self.all):
+            try:
+                self.close_one(thing)
+            except AssertionError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+@pytest.fixture
+def engine():
+    """Makes Python engines."""
+    made = _Closing(lambda engine: engine.kill())
+    def make(*args, **options):
+        return made.add(Engine(*args, **options))
+    make.keep = made.add
+    yield make
+    made.close()
+
+
+@pytest.fixture
+def plane(binary):
+    """Makes running planes, for engines or with arguments of their own."""
+    made = _Closing(lambda plane: plane.close())
+
+    def make(*engines, args=(), env=None, **options):
+        words = list(args)
+        for at, one in enumerate(engines):
+            words += ["--engine", flag(one, at, **options)]
+        return made.add(Plane(binary, *words, env=env))
+
+    yield make
+    made.close()
+
+
+def flag(engine, at=0, **options):
+    """--engine for a Python engine or a simulator."""
+    options.setdefault("id", f"e{at}")
+    if isinstance(engine, Sim):
+        options.setdefault("ranks", 1)
+        events, replay = engine.events[0], engine.replay[0]
+    else:
+        events, replay = engine.events, engine.replay if engine.has_replay else None
+        if engine.topic:
+            options.setdefault("topic", engine.topic.decode())
+    if replay and replay != "off":
+        options.setdefault("replay", replay)
+    more = "".join(f",{key}={value}" for key, value in options.items() if value is not None)
+    return f"vllm={events}{more}"
+
+
+@pytest.fixture
+def sim(binary):
+    """Makes running simulators."""
+    made = _Closing(lambda sim: sim.close())
+
+    def make(*words, **options):
+        return made.add(Sim(binary, *words, **options))
+
+    yield make
+    made.close()

@@ -1,0 +1,189 @@
+"""A running `kvplane serve` (or `sim`), seen from outside."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from .wait import eventually
+
+# Nothing of the machine's own proxy settings may stand between a test and loopback.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def http(method, url, body=None):
+    """Status and decoded body of a request."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, method=method, headers={"content-type": "application/json"})
+    try:
+        with _OPENER.open(request, timeout=10) as response:
+            status, text = response.status, response.read()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read()
+    try:
+        return status, json.loads(text)
+    except ValueError:
+        return status, text.decode()
+
+
+def clean_environment(**more):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVPLANE__")}
+    return {**kept, **more}
+
+
+class Process:
+    """A process whose log is JSON lines on standard error."""
+
+    def __init__(self, binary, *words, env=None):
+        self._directory = tempfile.TemporaryDirectory(prefix="kvplane-interop-")
+        self.log_path = Path(self._directory.name) / "stderr"
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(binary), *map(str, words)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=env or clean_environment(),
+            )
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def logged(self, message, count=1):
+        """The first `count` log records with this message; waits for them."""
+
+        def look():
+            assert self.process.poll() is None, f"exited with {self.process.returncode}:\n{self.log()}"
+            records = [json.loads(line) for line in self.log().splitlines() if line.startswith("{") and line.endswith("}")]
+            found = [record for record in records if record.get("message") == message]
+            return found[:count] if len(found) >= count else None
+
+        return eventually(look, lambda: f"log line {message!r} in\n{self.log()}")
+
+    def stop(self, how=signal.SIGTERM):
+        """Asks it to end and returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        try:
+            return self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"did not end within 10 s of a signal:\n{self.log()}") from None
+
+    def close(self):
+        """Ends it however it is, and checks that nothing in it broke."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        log = self.log()
+        self._directory.cleanup()
+        assert "panicked" not in log, log
+
+
+class Plane(Process):
+    """`kvplane serve` on free ports."""
+
+    def __init__(self, binary, *words, env=None):
+        listen = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--log-format", "json"]
+        super().__init__(binary, "serve", *listen, *words, env=env)
+        self.binary = binary
+        (serving,) = self.logged("serving")
+        self.http = f"http://{serving['http']}"
+        self.grpc = serving["grpc"]
+
+    def get(self, path):
+        return http("GET", self.http + path)
+
+    def status(self, engine=None, rank=0):
+        """The status of one stream."""
+        engines = self.get("/v1/status")[1]["engines"]
+        found = [e for e in engines if engine in (None, e["id"])]
+        assert len(found) == 1, (engine, engines)
+        return found[0]["ranks"][rank]
+
+    def wait(self, condition, what="", engine=None, rank=0, deadline=15.0):
+        """Waits until a stream's status is as wanted, and returns it."""
+        last = {}
+
+        def look():
+            last.update(self.status(engine, rank))
+            return last if condition(last) else None
+
+        return dict(eventually(look, lambda: f"{what}; last {json.dumps(last)}\n{self.log()[-3000:]}", deadline))
+
+    def wait_live(self, engine=None, rank=0):
+        return self.wait(lambda s: s["continuity"] == "live", "live", engine, rank)
+
+    def wait_at(self, sequence, engine=None, rank=0, deadline=15.0):
+        """Waits until everything up to an engine's sequence is applied and the stream stands."""
+        return self.wait(
+            lambda s: s["last_sequence"] == sequence and s["continuity"] == "live",
+            f"live at engine sequence {sequence}", engine, rank, deadline,
+        )
+
+    def recover(self, **question):
+        """Status and answer of /kv_recover."""
+        query = "&".join(f"{key}={value}" for key, value in question.items())
+        return self.get(f"/kv_recover?{query}")
+
+    def command(self, *words):
+        """Runs another `kvplane` against this one."""
+        return run(self.binary, *words[:1], "--plane", f"http://{self.grpc}", *words[1:])
+
+    def copies(self, engine=None):
+        """What `kvplane dump -o json` says is held: copies by (tier, group, hash)."""
+        words = ["dump", "-o", "json"] + (["--engine", engine] if engine else [])
+        done = self.command(*words)
+        assert done.returncode == 0, done.stderr
+        held = {}
+        for line in done.stdout.splitlines():
+            for stored in json.loads(line)["snapshot"]["stored"]:
+                for block in stored["blocks"]:
+                    if block["copies"]:
+                        key = (stored["place"]["tier"], stored["place"]["group"], int(block["hash"]))
+                        assert key not in held, f"{key} is told twice"
+                        held[key] = block["copies"]
+        return held
+
+    def held(self, engine=None):
+        """The hashes that are held anywhere."""
+        return {hash for _, _, hash in self.copies(engine)}
+
+
+class Sim(Process):
+    """`kvplane sim` on free ports."""
+
+    def __init__(self, binary, *words, ranks=1):
+        free = ["--events", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"]
+        super().__init__(binary, "sim", *free, "--ranks", ranks, "--log-format", "json", *words)
+        published = self.logged("publishing", ranks)
+        self.events = [record["events"] for record in published]
+        self.replay = [record["replay"] for record in published]
+        self.http = f"http://{self.logged('http')[0]['address']}"
+
+    def complete(self, prompt, max_tokens=16, **more):
+        status, body = http("POST", self.http + "/v1/completions", {"prompt": prompt, "max_tokens": max_tokens, **more})
+        assert status == 200, body
+        return body
+
+    def fault(self, **fault):
+        status, body = http("POST", self.http + "/sim/fault", fault)
+        assert status == 200, body
+
+    def state(self, rank=0):
+        """Copies by hash, and the next sequence."""
+        found = http("GET", self.http + "/sim/state")[1]["ranks"][rank]
+        return {int(hash): copies for hash, copies in found["blocks"].items()}, found["next_sequence"]
+
+
+def run(binary, *words, env=None, timeout=60):
+    """Runs a command to its end."""
+    return subprocess.run(
+        [str(binary), *map(str, words)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env=env or clean_environment(),
+    )
