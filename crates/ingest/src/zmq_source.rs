@@ -8,7 +8,8 @@ use kvplane_core::Trust;
 use kvplane_socket::{
     Endpoint, ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler, Subscription,
 };
-use kvplane_stream::{Ask, Happening, Now, Recorder};
+use kvplane_stream::{Ask, Happening, Now, PassedOver, Recorder};
+use kvplane_wire::RejectedKind;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
@@ -123,6 +124,10 @@ impl Driver {
                 warn!(%stream, %epoch, proven = cause.proven(), cause = cause.as_str(), "new epoch");
             }
             Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
+            Happening::PassedOver(PassedOver { kind, reason, count }) => {
+                let kind = kind.map_or("event", RejectedKind::as_str);
+                warn!(%stream, kind, reason, count, "event passed over");
+            }
             Happening::Undecodable { sequence, reason } => {
                 warn!(%stream, engine_sequence = sequence, reason, "batch cannot be decoded");
             }

@@ -16,7 +16,8 @@ pub use change::{
 pub use clock::Now;
 pub use continuity::{Action, Continuity, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
 pub use journal::{
-    Duplicates, Journal, JournalCounters, JournalOptions, Loss, Range, Snapshot, SnapshotBuilder, Window,
+    Duplicates, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range, Snapshot, SnapshotBuilder,
+    Window,
 };
 pub use recorder::{Ask, Happening, Recorder};
 pub use state::{

@@ -6,7 +6,7 @@ use kvplane_wire::Decoder;
 
 use crate::clock::Now;
 use crate::continuity::{Action, Continuity, EpochCause, Options};
-use crate::journal::{Journal, JournalOptions};
+use crate::journal::{Journal, JournalOptions, PassedOver};
 
 /// What the driver has to ask the outside for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub enum Happening {
         /// What is wrong, as a stable word.
         reason: &'static str,
     },
+    /// An event was rejected or skipped.
+    PassedOver(PassedOver),
 }
 
 /// Continuity and journal of one stream.
@@ -186,6 +188,7 @@ impl Recorder {
                 }
             }
         }
+        self.happenings.extend(self.journal.take_passed_over().into_iter().map(Happening::PassedOver));
         let standing = self.continuity.standing();
         if standing == Standing::Live {
             self.journal.history_unknown(now);

@@ -173,6 +173,17 @@ pub enum RejectedKind {
     Unknown,
 }
 
+impl RejectedKind {
+    /// The word for counters and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Removal => "removal",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// An event that could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rejected {

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use kvplane_core::{Continuity, Tier, Trust};
 use kvplane_ingest::{Engine, EngineSpec, Events, Plane, Stream, StreamStatus};
-use kvplane_wire::RejectedKind;
 use serde::Serialize;
 
 /// Everything, at one moment per stream.
@@ -154,13 +153,8 @@ pub(super) fn counters(status: &StreamStatus) -> Vec<(&'static str, u64)> {
 
 /// Rejected events by `kind_reason`.
 pub(super) fn rejected(status: &StreamStatus) -> BTreeMap<String, u64> {
-    let name = |kind| match kind {
-        RejectedKind::Store => "store",
-        RejectedKind::Removal => "removal",
-        RejectedKind::Unknown => "unknown",
-    };
     let counted = &status.journal.rejected;
-    counted.iter().map(|&((kind, reason), count)| (format!("{}_{reason}", name(kind)), count)).collect()
+    counted.iter().map(|&((kind, reason), count)| (format!("{}_{reason}", kind.as_str()), count)).collect()
 }
 
 /// Every standing and trust level by name, for metrics that show all of them.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use kvplane_core::{Reason, Tier};
 use kvplane_wire::{Batch, Event, Hash, Layout, RejectedKind, Removed, Stored, Tokens};
 
+use smallvec::SmallVec;
+
 use super::transitions::TransitionLog;
 use super::{Duplicates, Journal};
 use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange};
@@ -47,10 +49,13 @@ impl Journal {
                 Event::Cleared { ownership } => self.apply_cleared(*ownership, engine_sequence, &mut effects),
                 Event::Unknown { .. } => {
                     self.counters.unknown_events += 1;
+                    self.pass_over(None, "unknown_event", self.counters.unknown_events);
                     self.degrade(Reason::UnknownEvent, now);
                 }
                 Event::Rejected(rejected) => {
-                    self.counters.reject(rejected.kind, rejected.reason.as_str());
+                    let reason = rejected.reason.as_str();
+                    let count = self.counters.reject(rejected.kind, reason);
+                    self.pass_over(Some(rejected.kind), reason, count);
                     self.degrade(
                         match rejected.kind {
                             RejectedKind::Store => Reason::MalformedStore,
@@ -327,8 +332,13 @@ impl Journal {
         };
         let place_ref = self.state.places.get(place).clone();
         let mut blocks = Vec::with_capacity(hashes.len());
-        for hash in hashes {
-            let known = self.state.find(hash.bits).map(|slot| (slot, self.state.copies(slot, place)));
+        // Looked up together: the memory they lie in is cold, and the waits overlap.
+        let slots: SmallVec<[Option<SlotId>; 16]> =
+            hashes.iter().map(|hash| self.state.find(hash.bits)).collect();
+        for (hash, slot) in hashes.iter().zip(slots) {
+            // A hash that is named twice may have gone with its first removal.
+            let known = slot.filter(|&slot| self.state.is_hash(slot, hash.bits));
+            let known = known.map(|slot| (slot, self.state.copies(slot, place)));
             let Some((slot, copies @ 1..)) = known else {
                 self.counters.unknown_removals += 1;
                 continue;

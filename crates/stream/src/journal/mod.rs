@@ -90,13 +90,27 @@ pub struct JournalCounters {
 }
 
 impl JournalCounters {
-    fn reject(&mut self, kind: RejectedKind, reason: &'static str) {
+    /// Counts a rejection; returns how many of its kind there have been.
+    fn reject(&mut self, kind: RejectedKind, reason: &'static str) -> u64 {
         let key = (kind, reason);
-        match self.rejected.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, count)) => *count += 1,
-            None => self.rejected.push((key, 1)),
+        if let Some((_, count)) = self.rejected.iter_mut().find(|(known, _)| *known == key) {
+            *count += 1;
+            return *count;
         }
+        self.rejected.push((key, 1));
+        1
     }
+}
+
+/// Something in a batch that was passed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PassedOver {
+    /// What it would have been; `None` for an event of an unknown kind.
+    pub kind: Option<RejectedKind>,
+    /// Why, as a stable word.
+    pub reason: &'static str,
+    /// How many there have been, this one included.
+    pub count: u64,
 }
 
 /// A whole state with everything a subscriber needs to go on from it.
@@ -167,6 +181,7 @@ pub struct Journal {
     /// The cache was cleared while the past of other tiers was unknown, and none of them has been seen since.
     other_tiers_unknown: bool,
     counters: JournalCounters,
+    passed_over: Vec<PassedOver>,
     /// Numbers snapshots, over all states: a cut of one must not be taken for a cut of the next.
     cuts: u32,
     /// States of lives that are over, to be dropped where it delays nobody.
@@ -197,6 +212,7 @@ impl Journal {
             capacity: None,
             other_tiers_unknown: false,
             counters: JournalCounters::default(),
+            passed_over: Vec::new(),
             cuts: 0,
             retired: Vec::new(),
         }
@@ -260,6 +276,17 @@ impl Journal {
     /// States of lives that are over. Dropping one takes a while: do it elsewhere.
     pub fn take_retired(&mut self) -> Vec<State> {
         std::mem::take(&mut self.retired)
+    }
+
+    /// What was passed over since the last look and is worth a log line: the first of its kind, then ever fewer.
+    pub fn take_passed_over(&mut self) -> Vec<PassedOver> {
+        std::mem::take(&mut self.passed_over)
+    }
+
+    fn pass_over(&mut self, kind: Option<RejectedKind>, reason: &'static str, count: u64) {
+        if count.is_power_of_two() {
+            self.passed_over.push(PassedOver { kind, reason, count });
+        }
     }
 
     /// How many blocks the engine can hold on its device; knowing that many copies is knowing all.

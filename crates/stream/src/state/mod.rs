@@ -153,6 +153,11 @@ impl State {
         self.slots[slot as usize].hash
     }
 
+    pub(crate) fn is_hash(&self, slot: SlotId, hash: u64) -> bool {
+        let slot = &self.slots[slot as usize];
+        slot.in_use && slot.hash == hash
+    }
+
     /// Whether only places that `these` accepts have ever been named.
     pub(crate) fn nothing_but(&self, these: impl Fn(&Place) -> bool) -> bool {
         self.places.iter().all(|(id, place)| these(place) || self.places.blocks(id) == 0)

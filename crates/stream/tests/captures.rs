@@ -1,0 +1,150 @@
+//! What real engines published, against what they themselves then reported as cached.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvplane_core::{ContentHasher, Namespace, Tier, Trust, chain_hash};
+use kvplane_stream::{Journal, JournalOptions, Now, Options, Parent, Recorder, Snapshot};
+use serde_json::Value;
+
+const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
+const BLOCK: usize = 32;
+
+fn lines(name: &str) -> Vec<Value> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../wire/tests/captures").join(name);
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn payload(line: &Value) -> Bytes {
+    let hex = line["payload_hex"].as_str().unwrap().as_bytes();
+    hex.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+}
+
+fn recorder() -> Recorder {
+    let follow = Options { replay: false, ..Options::default() };
+    let mut recorder = Recorder::new(follow, JournalOptions::default(), 0, NOW);
+    recorder.connected(NOW);
+    recorder
+}
+
+fn snapshot(journal: &mut Journal) -> Snapshot {
+    let mut builder = journal.begin_snapshot();
+    while !builder.gather() {
+        journal.step_snapshot(&mut builder, 1_000).unwrap();
+    }
+    builder.finish()
+}
+
+/// Hashes of all prefixes that are held on the device by the full-attention group.
+fn prefixes(snapshot: &Snapshot) -> HashSet<u64> {
+    let mut chains: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut held = HashSet::new();
+    for at in snapshot.parents_first() {
+        let block = &snapshot.image.blocks[at as usize];
+        let Some(chain) = block.attached_chain() else { continue };
+        let previous = match chain.parent {
+            Parent::Root => None,
+            Parent::Block(parent) => Some(chains[&parent]),
+        };
+        let prefix = chain_hash(previous, chain.content);
+        chains.insert(block.hash, prefix);
+        let on_device = block.holdings.iter().any(|holding| {
+            let place = &snapshot.image.places[usize::from(holding.place)];
+            place.tier == Tier::Device && place.is_main()
+        });
+        if on_device {
+            held.insert(prefix);
+        }
+    }
+    held
+}
+
+fn predicted(held: &HashSet<u64>, prompt: &[u32], salt: Option<&str>) -> usize {
+    let mut hasher = ContentHasher::default();
+    let usable = prompt.len().saturating_sub(1) / BLOCK;
+    let mut previous = None;
+    for (at, tokens) in prompt.chunks(BLOCK).take(usable).enumerate() {
+        let content = hasher.plain(tokens, Namespace::new(None, salt));
+        let prefix = chain_hash(previous, content);
+        if !held.contains(&prefix) {
+            return at * BLOCK;
+        }
+        previous = Some(prefix);
+    }
+    usable * BLOCK
+}
+
+#[test]
+fn the_engine_serves_from_its_cache_what_we_predict() {
+    let mut recorder = recorder();
+    let (mut right, mut asked) = (0, 0);
+    // A truth is the state before its own step, whose live lines come first: they wait until it has been asked.
+    let mut waiting: Vec<Value> = Vec::new();
+    for line in lines("vllm-0.32.0-oracle.jsonl") {
+        match line["kind"].as_str().unwrap() {
+            "live" => waiting.push(line),
+            "truth" => {
+                if let (Some(prompt), Some(cached)) =
+                    (line["prompt_token_ids"].as_array(), line["cached_tokens"].as_u64())
+                {
+                    let prompt: Vec<u32> = prompt.iter().map(|t| t.as_u64().unwrap() as u32).collect();
+                    let held = prefixes(&snapshot(recorder.journal_mut()));
+                    asked += 1;
+                    right += usize::from(
+                        predicted(&held, &prompt, line["cache_salt"].as_str()) == cached as usize,
+                    );
+                }
+                for live in waiting.drain(..) {
+                    recorder.live(NOW, live["seq"].as_u64().unwrap(), payload(&live));
+                }
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(recorder.journal().trust().level(), Trust::Exact);
+    // The one miss is a reset that the engine had not published yet.
+    assert_eq!((right, asked), (128, 129));
+}
+
+#[test]
+fn a_late_joiner_learns_from_the_ring_what_a_listener_learnt_live() {
+    for name in ["vllm-0.32.0.jsonl", "vllm-0.32.0-oracle.jsonl", "vllm-0.32.0-hybrid-oracle.jsonl"] {
+        let all = lines(name);
+        let mut live = recorder();
+        for line in all.iter().filter(|line| line["kind"] == "live") {
+            live.live(NOW, line["seq"].as_u64().unwrap(), payload(line));
+        }
+        let follow = Options { replay: true, ..Options::default() };
+        let mut late = Recorder::new(follow, JournalOptions::default(), 0, NOW);
+        late.connected(NOW);
+        let id = late
+            .take_asks()
+            .into_iter()
+            .find_map(|ask| match ask {
+                kvplane_stream::Ask::Replay { id, from: 0 } => Some(id),
+                _ => None,
+            })
+            .unwrap();
+        let replay = all.iter().filter(|line| line["kind"] == "replay" && line["start"] == 0);
+        for line in replay.filter(|line| line["payload_hex"].as_str().is_some_and(|hex| !hex.is_empty())) {
+            late.replayed(NOW, id, line["seq"].as_u64().unwrap(), payload(line));
+        }
+        late.replay_ended(NOW, id, true);
+        for recorder in [&live, &late] {
+            assert_eq!(recorder.journal().trust().level(), Trust::Exact, "{name}");
+            assert_eq!(recorder.journal().counters().rejected, [], "{name}");
+        }
+        let held = |recorder: &Recorder| -> BTreeMap<(Option<u32>, u64), u32> {
+            let residencies = recorder.journal().state().residencies();
+            residencies.map(|(place, hash, copies)| ((place.group, hash), copies)).collect()
+        };
+        assert!(!held(&live).is_empty());
+        assert_eq!(held(&late), held(&live), "{name}");
+        assert_eq!(late.continuity().last_sequence(), live.continuity().last_sequence(), "{name}");
+    }
+}

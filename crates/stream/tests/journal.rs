@@ -1,0 +1,371 @@
+//! What batches make of the state: copies, chains, places, bounds.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kvplane_core::{ContentHasher, Namespace, Reason, Tier, Trust};
+use kvplane_stream::{
+    Change, Duplicates, Entry, Journal, JournalOptions, Layout, Limits, Now, Snapshot, StoreCause, Transition,
+};
+use kvplane_wire::encode::{Profile, encode_batch};
+use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
+
+const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
+
+struct Rig {
+    journal: Journal,
+    next: u64,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::with(JournalOptions::default())
+    }
+
+    fn with(options: JournalOptions) -> Self {
+        let mut journal = Journal::new(options, 0, NOW);
+        journal.heard_from_start();
+        Self { journal, next: 0 }
+    }
+
+    fn apply(&mut self, events: &[OwnedEvent]) -> std::sync::Arc<Entry> {
+        let before = self.journal.cursor();
+        let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(0), events);
+        let mut decoder = Decoder::default();
+        self.journal.apply(self.next, &decoder.decode(&payload).unwrap(), NOW);
+        self.next += 1;
+        self.journal.read_after(before, 1).unwrap().remove(0)
+    }
+
+    fn held(&self) -> BTreeMap<(Option<u32>, Tier, u64), u32> {
+        let residencies = self.journal.state().residencies();
+        residencies.map(|(place, hash, copies)| ((place.group, place.tier, hash), copies)).collect()
+    }
+
+    fn device(&self) -> BTreeMap<u64, u32> {
+        self.held()
+            .into_iter()
+            .filter(|((_, tier, _), _)| *tier == Tier::Device)
+            .map(|((_, _, h), c)| (h, c))
+            .collect()
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let mut builder = self.journal.begin_snapshot();
+        while !builder.gather() {
+            self.journal.step_snapshot(&mut builder, 2).unwrap();
+        }
+        builder.finish()
+    }
+}
+
+fn hashes(list: &[u64]) -> Vec<OwnedHash> {
+    list.iter().map(|&hash| OwnedHash::Unsigned(hash)).collect()
+}
+
+fn stored(list: &[u64], parent: Option<u64>) -> OwnedStored {
+    OwnedStored {
+        block_hashes: hashes(list),
+        parent: parent.map(OwnedHash::Unsigned),
+        token_ids: list.iter().flat_map(|&hash| [hash as u32 * 2, hash as u32 * 2 + 1]).collect(),
+        block_size: 2,
+        medium: Some("GPU".into()),
+        group: Some(0),
+        spec_kind: Some("full_attention".into()),
+        ..OwnedStored::default()
+    }
+}
+
+fn store(list: &[u64], parent: Option<u64>) -> OwnedEvent {
+    OwnedEvent::Stored(stored(list, parent))
+}
+
+fn remove(list: &[u64]) -> OwnedEvent {
+    OwnedEvent::Removed(OwnedRemoved {
+        block_hashes: hashes(list),
+        medium: Some("GPU".into()),
+        group: Some(0),
+        ..OwnedRemoved::default()
+    })
+}
+
+#[test]
+fn two_stores_and_one_removal_still_there() {
+    let mut rig = Rig::new();
+    rig.apply(&[store(&[1, 2], None), store(&[2], Some(1))]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 1), (2, 2)]));
+    let entry = rig.apply(&[remove(&[2])]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 1), (2, 1)]));
+    assert!(entry.transitions.is_empty(), "nothing changed for those who count nothing");
+    rig.apply(&[remove(&[2, 2])]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 1)]));
+    assert_eq!(rig.journal.counters().unknown_removals, 1);
+}
+
+#[test]
+fn presence_counts_no_copies() {
+    let mut rig = Rig::with(JournalOptions { duplicates: Duplicates::Presence, ..JournalOptions::default() });
+    rig.apply(&[store(&[1], None), store(&[1], None)]);
+    rig.apply(&[remove(&[1])]);
+    assert!(rig.device().is_empty());
+}
+
+#[test]
+fn a_hole_is_told_as_such_and_filled_again() {
+    let mut rig = Rig::new();
+    rig.apply(&[store(&[1, 2, 3], None)]);
+    rig.apply(&[remove(&[2])]);
+    let snapshot = rig.snapshot();
+    let told: Vec<Transition> = snapshot.as_transitions();
+    assert!(matches!(&told[0], Transition::Stored { parent: None, blocks, .. } if blocks.len() == 3));
+    assert_eq!(told[1], Transition::Removed { tier: Tier::Device, hashes: vec![2] });
+    let order: Vec<u64> =
+        snapshot.parents_first().iter().map(|&at| snapshot.image.blocks[at as usize].hash).collect();
+    assert_eq!(order, [1, 2, 3]);
+    let entry = rig.apply(&[store(&[2], Some(1))]);
+    assert!(matches!(&entry.transitions[..], [Transition::Stored { parent: Some(1), .. }]));
+    // The ancestors of what goes are kept only as long as somebody builds on them.
+    rig.apply(&[remove(&[3, 2, 1])]);
+    assert_eq!(rig.journal.state().entries(), 0);
+}
+
+#[test]
+fn an_unknown_parent_waits_uncredited_and_is_attached_when_it_comes() {
+    let mut rig = Rig::new();
+    let entry = rig.apply(&[store(&[3, 4], Some(2))]);
+    assert!(entry.transitions.is_empty(), "never a root");
+    assert_eq!(rig.journal.state().waiting(), 2);
+    assert_eq!(rig.device().len(), 2, "it is held all the same");
+    let entry = rig.apply(&[store(&[1, 2], None)]);
+    assert_eq!(rig.journal.state().waiting(), 0);
+    let Transition::Stored { parent: None, blocks, .. } = &entry.transitions[0] else { panic!("{entry:?}") };
+    assert_eq!(blocks.iter().map(|b| b.0).collect::<Vec<_>>(), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_salt_is_inherited_and_separates_content() {
+    let salted = |list: &[u64], parent| {
+        let keys = list.iter().enumerate().map(|(at, _)| {
+            (at == 0 && parent == None::<u64>).then(|| vec![OwnedExtraKey::Text("tenant".into())])
+        });
+        OwnedEvent::Stored(OwnedStored { extra_keys: Some(keys.collect()), ..stored(list, parent) })
+    };
+    let mut rig = Rig::new();
+    rig.apply(&[salted(&[1], None)]);
+    let entry = rig.apply(&[salted(&[2], Some(1))]);
+    let Change::Stored(change) = &entry.changes[0] else { panic!() };
+    let expected = ContentHasher::default().plain(&[4, 5], Namespace::new(None, Some("tenant")));
+    assert_eq!(change.blocks[0].content, Some(expected));
+}
+
+#[test]
+fn images_and_adapters_separate_content() {
+    let with = |lora: Option<&str>, keys: Option<Vec<OwnedExtraKey>>| {
+        OwnedEvent::Stored(OwnedStored {
+            lora_name: lora.map(str::to_owned),
+            extra_keys: Some(vec![keys]),
+            ..stored(&[1], None)
+        })
+    };
+    let text = |text: &str| OwnedExtraKey::Text(text.into());
+    let image = |id: &str, offset| OwnedExtraKey::Multimodal(id.into(), offset);
+    let events = [
+        with(None, None),
+        with(Some("a"), Some(vec![text("a")])),
+        with(Some("b"), Some(vec![text("b")])),
+        with(None, Some(vec![image("x", 0)])),
+        with(None, Some(vec![image("y", 0)])),
+        with(None, Some(vec![image("x", -1)])),
+        with(None, Some(vec![OwnedExtraKey::Bytes(vec![7; 32])])),
+        with(Some("a"), Some(vec![text("a"), image("x", 0), text("salt")])),
+    ];
+    let mut contents: Vec<u64> = Vec::new();
+    for event in events {
+        let entry = Rig::new().apply(&[event]);
+        let Change::Stored(change) = &entry.changes[0] else { panic!() };
+        contents.push(change.blocks[0].content.unwrap());
+    }
+    // The adapter's name among the keys is the adapter, not a further key.
+    assert_eq!(contents[1], ContentHasher::default().plain(&[2, 3], Namespace::new(Some("a"), None)));
+    let mut unique = contents.clone();
+    unique.sort_unstable();
+    unique.dedup();
+    assert_eq!(unique.len(), contents.len());
+}
+
+#[test]
+fn groups_tiers_and_owners_are_places_of_their_own() {
+    let place = |group, medium: &str, owner: Option<&str>| {
+        OwnedEvent::Stored(OwnedStored {
+            medium: Some(medium.into()),
+            group: Some(group),
+            ownership: owner.map(str::to_owned),
+            spec_kind: Some(if group == 0 { "full_attention" } else { "sliding_window" }.into()),
+            ..stored(&[1], None)
+        })
+    };
+    let mut rig = Rig::new();
+    let entry = rig.apply(&[
+        place(0, "GPU", None),
+        place(1, "GPU", None),
+        place(0, "CPU", None),
+        place(0, "GPU", Some("kvcr")),
+    ]);
+    assert_eq!(rig.journal.state().blocks_by_tier(), [3, 1, 0, 0, 0]);
+    let tiers: Vec<Tier> = entry
+        .transitions
+        .iter()
+        .map(|t| if let Transition::Stored { tier, .. } = t { *tier } else { panic!() })
+        .collect();
+    assert_eq!(tiers, [Tier::Device, Tier::Host], "side groups and owners are left out");
+    // A clear empties the device and says nothing of the rest.
+    let entry = rig.apply(&[OwnedEvent::Cleared]);
+    assert_eq!(rig.journal.state().blocks_by_tier(), [1, 1, 0, 0, 0]);
+    assert_eq!(entry.transitions, [Transition::Removed { tier: Tier::Device, hashes: vec![1] }]);
+    let Change::Cleared { places } = &entry.changes[0] else { panic!() };
+    assert_eq!(places.len(), 2);
+}
+
+#[test]
+fn sparse_stores_and_placeholders_are_kept_as_they_are() {
+    let mut rig = Rig::new();
+    let sparse = OwnedStored {
+        block_hashes: hashes(&[2]),
+        group: Some(1),
+        spec_kind: Some("sliding_window".into()),
+        sliding_window: Some(128),
+        ..stored(&[1, 2, 3], None)
+    };
+    let placeholder = OwnedStored {
+        block_hashes: hashes(&[9]),
+        medium: Some("STORAGE".into()),
+        locality: Some("REMOTE".into()),
+        group: Some(0),
+        ..OwnedStored::default()
+    };
+    let entry =
+        rig.apply(&[OwnedEvent::Stored(sparse), OwnedEvent::Stored(placeholder), store(&[1, 2, 3], None)]);
+    let Change::Stored(change) = &entry.changes[0] else { panic!() };
+    assert_eq!((change.layout, change.span.as_ref().unwrap().len()), (Layout::Sparse, 6));
+    assert_eq!((change.place.sliding_window, change.blocks[0].tokens.is_none()), (Some(128), true));
+    let Change::Stored(change) = &entry.changes[1] else { panic!() };
+    assert_eq!(
+        (change.layout, change.place.tier, change.place.locality.as_deref()),
+        (Layout::HashOnly, Tier::Disk, Some("REMOTE"))
+    );
+    let counters = rig.journal.counters();
+    assert_eq!((counters.sparse_stores, counters.placeholder_stores), (1, 1));
+    assert_eq!(rig.held().len(), 5);
+    let empty = OwnedStored { block_hashes: Vec::new(), ..stored(&[1], None) };
+    rig.apply(&[OwnedEvent::Stored(empty)]);
+    assert_eq!(rig.held().len(), 5);
+}
+
+#[test]
+fn after_a_loss_a_store_proves_its_ancestors() {
+    let mut rig = Rig::new();
+    rig.apply(&[store(&[1, 2, 3], None), store(&[7], None)]);
+    rig.journal.drop_residency(Reason::Gap, NOW);
+    assert!(rig.device().is_empty());
+    let entry = rig.apply(&[store(&[4], Some(3))]);
+    let Change::Stored(proven) = &entry.changes[0] else { panic!() };
+    assert_eq!(proven.cause, StoreCause::Proven);
+    assert_eq!(rig.device().keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4], "7 may be gone");
+    assert_eq!(rig.journal.trust().level(), Trust::Lower);
+    assert_eq!(rig.journal.known_from(), Some(1));
+    rig.apply(&[OwnedEvent::Cleared, store(&[5], None)]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+}
+
+#[test]
+fn a_clear_is_exact_until_another_tier_with_an_unknown_past_turns_up() {
+    let mut rig = Rig::new();
+    rig.journal.drop_residency(Reason::Gap, NOW);
+    rig.apply(&[OwnedEvent::Cleared]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    rig.apply(&[OwnedEvent::Stored(OwnedStored { medium: Some("CPU".into()), ..stored(&[1], None) })]);
+    assert!(rig.journal.trust().has(Reason::TierHistory));
+}
+
+#[test]
+fn budgets_make_it_lower_and_never_forget_unannounced() {
+    let limits = Limits { max_bytes: 4_000, max_waiting: 3 };
+    let mut rig = Rig::with(JournalOptions { state: limits, ..JournalOptions::default() });
+    rig.apply(&[store(&[100, 101, 102, 103, 104], Some(99))]);
+    assert!(rig.journal.trust().has(Reason::WaitingOverflow));
+    assert_eq!(rig.journal.state().waiting(), 3);
+    for chain in 0..100 {
+        rig.apply(&[store(&[chain * 2 + 1, chain * 2 + 2], None)]);
+    }
+    assert!(rig.journal.trust().has(Reason::Budget));
+    assert!(rig.journal.state().bytes() < 4_600);
+    assert!(rig.journal.counters().unrecorded_blocks > 0);
+    let before = rig.device();
+    rig.apply(&[remove(&[1])]);
+    assert_eq!(rig.device().len(), before.len() - 1, "what is recorded is followed");
+}
+
+#[test]
+fn unknown_media_and_block_sizes_that_contradict_are_unverified() {
+    let mut rig = Rig::with(JournalOptions { block_size: Some(16), ..JournalOptions::default() });
+    rig.apply(&[store(&[1], None)]);
+    assert!(rig.journal.trust().has(Reason::BlockSize));
+    let mut rig = Rig::new();
+    rig.apply(&[OwnedEvent::Stored(OwnedStored { medium: Some("tape".into()), ..stored(&[1], None) })]);
+    assert!(rig.journal.trust().has(Reason::UnknownMedium));
+    assert_eq!(rig.journal.trust().level(), Trust::Unverified);
+}
+
+#[test]
+fn wide_hashes_resolve_by_their_last_bytes_and_are_kept_whole() {
+    let mut digest = vec![0xab; 32];
+    digest[24..].copy_from_slice(&5u64.to_be_bytes());
+    let mut rig = Rig::new();
+    let wide = OwnedStored { block_hashes: vec![OwnedHash::Bytes(digest.clone())], ..stored(&[5], None) };
+    let entry = rig.apply(&[OwnedEvent::Stored(wide)]);
+    let Change::Stored(change) = &entry.changes[0] else { panic!() };
+    assert_eq!(change.blocks[0].wide.as_deref(), Some(&digest[..]));
+    assert_eq!(rig.snapshot().image.blocks[0].wide.as_deref(), Some(&digest[..]));
+    // The same block by its integer.
+    rig.apply(&[remove(&[5])]);
+    assert!(rig.device().is_empty());
+}
+
+#[test]
+fn a_snapshot_is_the_state_at_its_moment_whatever_happens_meanwhile() {
+    let mut rig = Rig::new();
+    for chain in 0..50u64 {
+        rig.apply(&[store(&[chain * 3 + 1, chain * 3 + 2, chain * 3 + 3], None)]);
+    }
+    let truth = rig.device();
+    let mut builder = rig.journal.begin_snapshot();
+    let cursor = rig.journal.cursor();
+    for step in 0..50u64 {
+        rig.journal.step_snapshot(&mut builder, 2).unwrap();
+        builder.gather();
+        rig.apply(&[
+            remove(&[(49 - step) * 3 + 3]),
+            store(&[1_000 + step], None),
+            store(&[step * 3 + 1], None),
+        ]);
+    }
+    while !builder.gather() {
+        rig.journal.step_snapshot(&mut builder, 7).unwrap();
+    }
+    let snapshot = builder.finish();
+    assert_eq!(snapshot.cursor, cursor);
+    let pictured: BTreeMap<u64, u32> = snapshot
+        .image
+        .blocks
+        .iter()
+        .filter(|block| !block.holdings.is_empty())
+        .map(|block| (block.hash, block.holdings.iter().map(|h| h.copies).sum()))
+        .collect();
+    assert_eq!(pictured, truth);
+    // A drop of everything aborts a cut under way.
+    let mut builder = rig.journal.begin_snapshot();
+    rig.journal.drop_residency(Reason::Gap, NOW);
+    assert!(rig.journal.step_snapshot(&mut builder, 2).is_err());
+}
