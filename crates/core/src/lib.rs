@@ -3,6 +3,7 @@
 //!
 //! This room does no IO, owns no clock and starts no thread.
 
+mod digest;
 mod error;
 mod hash;
 mod identity;
@@ -10,6 +11,7 @@ mod numbers;
 mod tier;
 mod trust;
 
+pub use digest::{PlaceSeed, StateDigest};
 pub use error::{Blame, ErrorCode, PublicError};
 pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, namespace_seed};
 pub use identity::{EngineId, EngineKind, ParseKindError, StreamId, default_worker_id};

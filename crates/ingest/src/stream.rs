@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kvplane_core::{Continuity, Cursor, Epoch, StreamId, Tier, TrustState};
+use kvplane_core::{Continuity, Cursor, Epoch, StateDigest, StreamId, Tier, TrustState};
 use kvplane_stream::{
     Ask, Counters, Entry, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Range, Recorder,
     Snapshot, SnapshotBuilder, Window,
@@ -34,6 +34,8 @@ pub struct StreamStatus {
     pub known_from: Option<u64>,
     /// Blocks by tier.
     pub blocks: [u64; Tier::ALL.len()],
+    /// Digest of the resident state at the cursor.
+    pub digest: StateDigest,
     /// Stores that wait for their parent.
     pub waiting: usize,
     /// Dictionary entries, held or not.
@@ -227,6 +229,7 @@ impl Stream {
             engine_sequence: journal.engine_sequence(),
             known_from: journal.known_from(),
             blocks: journal.state().blocks_by_tier(),
+            digest: journal.state().digest(),
             waiting: journal.state().waiting(),
             dictionary: journal.state().entries(),
             state_bytes: journal.state().bytes(),

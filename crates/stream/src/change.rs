@@ -6,7 +6,7 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kvplane_core::{Continuity, Epoch, Reason, Tier, TrustState};
+use kvplane_core::{Continuity, Epoch, Reason, StateDigest, Tier, TrustState};
 
 use crate::state::{Attributes, ExtraKeys, Parent, Place};
 
@@ -142,6 +142,8 @@ pub struct Entry {
     pub trust: Option<TrustState>,
     /// Where the stream stands after it, where that changed.
     pub standing: Option<Continuity>,
+    /// Digest of the resident state after it.
+    pub digest: StateDigest,
     /// The number of the first transition; the others follow without a gap.
     pub first_event_id: u64,
     /// What consumers that count nothing see of it.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kvplane_core::{Continuity, Cursor, StreamId, Tier, Trust, TrustState};
+use kvplane_core::{Continuity, Cursor, StateDigest, StreamId, Tier, Trust, TrustState};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_stream::{
@@ -31,6 +31,7 @@ pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
             trust: entry.trust.as_ref().map(trust),
             continuity: entry.standing.map_or(0, |standing| continuity(standing).into()),
             last_event_id: entry.next_event_id() - 1,
+            digest: Some(state_digest(entry.digest)),
         };
         let cursor = Cursor { epoch: entry.epoch, sequence: entry.sequence };
         response(id, cursor, Item::Batch(batch))
@@ -172,6 +173,11 @@ pub(super) fn continuity(standing: Continuity) -> proto::Continuity {
     }
 }
 
+pub(super) fn state_digest(digest: StateDigest) -> proto::Digest {
+    let (low, high) = digest.parts();
+    proto::Digest { low, high }
+}
+
 pub(super) fn trust(state: &TrustState) -> proto::Trust {
     let level = match state.level() {
         Trust::Exact => proto::TrustLevel::Exact,
@@ -229,6 +235,7 @@ impl SnapshotChunks {
             chunk.continuity = continuity(self.snapshot.standing).into();
             chunk.engine_sequence = self.snapshot.engine_sequence;
             chunk.known_from = self.snapshot.known_from;
+            chunk.digest = Some(state_digest(self.snapshot.digest));
         }
         self.index += 1;
         Some(response(&self.id, self.snapshot.cursor, Item::Snapshot(chunk)))

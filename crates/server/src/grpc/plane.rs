@@ -114,5 +114,6 @@ fn rank_status(stream: &Stream) -> proto::RankStatus {
         known_from: status.known_from,
         blocks: Tier::ALL.iter().map(|tier| (tier.to_string(), status.blocks[tier.index()])).collect(),
         block_size: status.block_size,
+        digest: Some(encode::state_digest(status.digest)),
     }
 }

@@ -35,6 +35,8 @@ struct RankStatus {
     known_from: Option<u64>,
     /// kvplane's own position; a string, because it is beyond 2^53.
     cursor: String,
+    /// Order-independent digest of what is resident at the cursor.
+    digest: String,
     blocks: BTreeMap<&'static str, u64>,
     block_size: Option<u32>,
     seconds_since_last_event: Option<f64>,
@@ -101,6 +103,7 @@ fn rank(stream: &Stream) -> RankStatus {
         last_sequence: status.engine_sequence,
         known_from: status.known_from,
         cursor: status.cursor.sequence.to_string(),
+        digest: status.digest.to_string(),
         blocks: Tier::ALL.iter().map(|tier| (tier.as_str(), status.blocks[tier.index()])).collect(),
         block_size: status.block_size,
         seconds_since_last_event: status.since_last_event.map(|since| since.as_secs_f64()),

@@ -7,7 +7,7 @@ mod window;
 
 use std::sync::Arc;
 
-use kvplane_core::{Continuity as Standing, Cursor, Epoch, Reason, Tier, TrustState};
+use kvplane_core::{Continuity as Standing, Cursor, Epoch, Reason, StateDigest, Tier, TrustState};
 use kvplane_wire::RejectedKind;
 
 use crate::change::{Change, Entry, Transition};
@@ -128,6 +128,8 @@ pub struct Snapshot {
     pub standing: Standing,
     /// The last transition that is part of it.
     pub last_event_id: u64,
+    /// Digest of the state.
+    pub digest: StateDigest,
     /// The state.
     pub image: Image,
 }
@@ -326,6 +328,7 @@ impl Journal {
                 trust: self.trust.clone(),
                 standing: self.standing,
                 last_event_id: self.last_event_id(),
+                digest: self.state.digest(),
                 image: Image::default(),
             },
             step: Vec::new(),
@@ -438,6 +441,7 @@ impl Journal {
         let notes = Notes {
             trust: std::mem::take(&mut self.trust_changed).then(|| self.trust.clone()),
             standing: std::mem::take(&mut self.standing_changed).then_some(self.standing),
+            digest: self.state.digest(),
         };
         self.window.push(engine_sequence, timestamp, changes, notes, transitions);
     }

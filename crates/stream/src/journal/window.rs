@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use kvplane_core::{Continuity, Cursor, Epoch, TrustState};
+use kvplane_core::{Continuity, Cursor, Epoch, StateDigest, TrustState};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -44,6 +44,7 @@ pub enum Range {
 pub(super) struct Notes {
     pub(super) trust: Option<TrustState>,
     pub(super) standing: Option<Continuity>,
+    pub(super) digest: StateDigest,
 }
 
 /// The replay window of a stream. Readers take its own short lock: they never wait for a batch being applied.
@@ -118,7 +119,7 @@ impl Window {
         notes: Notes,
         transitions: Vec<Transition>,
     ) {
-        let Notes { trust, standing } = notes;
+        let Notes { trust, standing, digest } = notes;
         let cost = Entry::estimate(&changes, &transitions);
         // Freed after the lock.
         let mut expired: SmallVec<[Arc<Entry>; 4]> = SmallVec::new();
@@ -132,6 +133,7 @@ impl Window {
             changes,
             trust,
             standing,
+            digest,
             first_event_id: kept.next_event_id,
             transitions,
             encodings: Default::default(),

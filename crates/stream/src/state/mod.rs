@@ -24,7 +24,7 @@ pub use place::{Place, PlaceId};
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use kvplane_core::{ContentHasher, Tier};
+use kvplane_core::{ContentHasher, StateDigest, Tier};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -108,6 +108,11 @@ impl State {
     /// Blocks resident, by tier.
     pub fn blocks_by_tier(&self) -> [u64; Tier::ALL.len()] {
         self.places.blocks_by_tier()
+    }
+
+    /// An order-independent digest of everything that is resident.
+    pub fn digest(&self) -> StateDigest {
+        self.places.digest()
     }
 
     /// Copies known in a tier.
@@ -221,7 +226,7 @@ impl State {
                 slot.holdings.push(Holding { place, copies, generation });
             }
         }
-        places.count(place, old, copies);
+        places.count(place, slot.hash, old, copies);
         if copies == 0 && old > 0 && slot.children > 0 {
             self.hole_version += 1;
         }

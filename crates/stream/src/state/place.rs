@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Locality, SpecKind, Tier};
+use kvplane_core::{Locality, PlaceSeed, SpecKind, StateDigest, Tier};
 
 use super::slot::Holding;
 
@@ -30,6 +30,7 @@ pub struct Place {
     /// Worked out once: asked for every block.
     is_main: bool,
     proves_ancestors: bool,
+    seed: PlaceSeed,
 }
 
 impl Place {
@@ -53,6 +54,7 @@ impl Place {
             sliding_window,
             is_main: tier != Tier::Unknown && is_local && ours,
             proves_ancestors: tier == Tier::Device && ours,
+            seed: PlaceSeed::new(name.medium, name.locality, name.ownership, name.group),
         }
     }
 
@@ -92,6 +94,7 @@ struct Known {
     generation: u32,
     blocks: u64,
     copies: u64,
+    digest: StateDigest,
 }
 
 /// All places of a stream. There are a handful, so a scan finds one.
@@ -127,7 +130,13 @@ impl Places {
             return None;
         }
         let place = Place::new(name, spec_kind, sliding_window);
-        self.known.push(Known { place: Arc::new(place), generation: 0, blocks: 0, copies: 0 });
+        self.known.push(Known {
+            place: Arc::new(place),
+            generation: 0,
+            blocks: 0,
+            copies: 0,
+            digest: StateDigest::default(),
+        });
         Some(PlaceId((self.known.len() - 1) as u16))
     }
 
@@ -147,8 +156,9 @@ impl Places {
         self.generation(holding.place) == holding.generation
     }
 
-    pub(super) fn count(&mut self, id: PlaceId, old: u32, new: u32) {
+    pub(super) fn count(&mut self, id: PlaceId, hash: u64, old: u32, new: u32) {
         let known = &mut self.known[usize::from(id.0)];
+        known.digest.change(known.place.seed, hash, old, new);
         known.copies = known.copies - u64::from(old) + u64::from(new);
         known.blocks = known.blocks - u64::from(old > 0) + u64::from(new > 0);
     }
@@ -158,12 +168,17 @@ impl Places {
             known.generation = known.generation.wrapping_add(1);
             known.blocks = 0;
             known.copies = 0;
+            known.digest = StateDigest::default();
         }
     }
 
     /// Blocks in a place.
     pub(crate) fn blocks(&self, id: PlaceId) -> u64 {
         self.known[usize::from(id.0)].blocks
+    }
+
+    pub(super) fn digest(&self) -> StateDigest {
+        self.known.iter().fold(StateDigest::default(), |sum, known| sum.combine(known.digest))
     }
 
     pub(super) fn blocks_by_tier(&self) -> [u64; Tier::ALL.len()] {

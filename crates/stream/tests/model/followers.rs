@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_core::Cursor;
+use kvplane_core::{Cursor, PlaceSeed, StateDigest};
 use kvplane_stream::{Change, Journal, Loss, Place, Range, Recorder, Snapshot, Transition};
 
 /// Takes a whole snapshot, a few slots at a time.
@@ -39,6 +39,14 @@ impl Replica {
         held
     }
 
+    fn digest(&self) -> StateDigest {
+        let mut digest = StateDigest::default();
+        for (((medium, group), hash), copies) in &self.blocks {
+            digest.change(PlaceSeed::new(medium.as_deref(), None, None, *group), *hash, 0, *copies);
+        }
+        digest
+    }
+
     pub fn follow(&mut self, recorder: &mut Recorder) {
         let entries = match self.cursor {
             Some(cursor) => recorder.journal().read_after(cursor, usize::MAX),
@@ -62,6 +70,7 @@ impl Replica {
                 }
             }
             self.cursor = Some(snapshot.cursor);
+            assert_eq!(self.digest(), snapshot.digest);
             recorder.journal().read_after(snapshot.cursor, usize::MAX).unwrap()
         });
         for entry in entries {
@@ -69,6 +78,7 @@ impl Replica {
                 self.apply(change);
             }
             self.cursor = Some(Cursor { epoch: entry.epoch, sequence: entry.sequence });
+            assert_eq!(self.digest(), entry.digest, "equal digests at equal positions");
         }
     }
 
