@@ -4,11 +4,20 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
+const CONTRACTS: [&str; 6] = [
+    "kvplane/v1/plane.proto",
+    "smg/common.proto",
+    "engines/vllm.proto",
+    "engines/sglang.proto",
+    "engines/tokenspeed.proto",
+    "engines/trtllm.proto",
+];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root =
         PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("no manifest dir")?).join("../../proto");
     println!("cargo:rerun-if-changed={}", root.display());
-    let contracts = protox::compile(["kvplane/v1/plane.proto"], [&root])?;
+    let contracts = protox::compile(CONTRACTS, [&root])?;
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("no out dir")?);
     std::fs::write(out.join("descriptors.bin"), contracts.encode_to_vec())?;
 
@@ -18,8 +27,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         .build_server(false)
         .bytes(".")
+        .extern_path(".smg.grpc.common", "crate::smg")
         .out_dir(&client)
         .compile_fds(contracts.clone())?;
+    tonic_prost_build::configure()
+        .build_server(false)
+        .build_client(false)
+        .bytes(".")
+        .out_dir(&client)
+        .compile_fds(protox::compile(["smg/common.proto"], [&root])?)?;
 
     // The server's side: streamed responses are bytes that were encoded once, for all subscribers.
     let server = out.join("server");
@@ -28,6 +44,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_client(false)
         .extern_path(".kvplane.v1.SubscribeResponse", "crate::Encoded")
         .extern_path(".kvplane.v1", "crate::kvplane::v1")
+        .extern_path(".smg.grpc.common.KvEventBatch", "crate::Encoded")
+        .extern_path(".smg.grpc.common", "crate::smg")
         .out_dir(&server)
         .compile_fds(contracts)?;
     Ok(())

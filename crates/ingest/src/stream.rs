@@ -155,6 +155,11 @@ impl Stream {
         self.window.cursor()
     }
 
+    /// The cursor of a bare number, if everything after it is still here.
+    pub fn cursor_at(&self, sequence: u64) -> Result<Cursor, Loss> {
+        self.window.cursor_at(sequence)
+    }
+
     /// What follows a cursor, at most `max` entries; empty when caught up.
     pub fn read_after(&self, cursor: Cursor, max: usize) -> Result<Vec<Arc<Entry>>, Loss> {
         self.window.read_after(cursor, max)

@@ -10,16 +10,57 @@ pub use encoded::Encoded;
 /// All contracts as a descriptor set, for reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
+/// A package: its messages and clients, and its servers in a module of their own.
+macro_rules! package {
+    ($(#[$doc:meta])* $name:ident, $file:literal) => {
+        $(#[$doc])*
+        #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
+        pub mod $name {
+            include!(concat!(env!("OUT_DIR"), "/client/", $file));
+
+            /// The server's side.
+            pub mod server {
+                include!(concat!(env!("OUT_DIR"), "/server/", $file));
+            }
+        }
+    };
+}
+
 /// kvplane's own protocol.
 pub mod kvplane {
-    /// Messages and client.
-    #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
-    pub mod v1 {
-        include!(concat!(env!("OUT_DIR"), "/client/kvplane.v1.rs"));
+    package!(
+        /// Messages and client.
+        v1,
+        "kvplane.v1.rs"
+    );
+}
 
-        /// The server's side.
-        pub mod server {
-            include!(concat!(env!("OUT_DIR"), "/server/kvplane.v1.rs"));
-        }
-    }
+/// SMG's messages for KV events.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
+pub mod smg {
+    include!(concat!(env!("OUT_DIR"), "/client/smg.grpc.common.rs"));
+}
+
+/// The engines' own services, as far as kvplane answers them.
+pub mod engines {
+    package!(
+        /// vLLM.
+        vllm,
+        "vllm.grpc.engine.rs"
+    );
+    package!(
+        /// SGLang.
+        sglang,
+        "sglang.grpc.scheduler.rs"
+    );
+    package!(
+        /// TokenSpeed.
+        tokenspeed,
+        "tokenspeed.grpc.scheduler.rs"
+    );
+    package!(
+        /// TensorRT-LLM.
+        trtllm,
+        "trtllm.rs"
+    );
 }

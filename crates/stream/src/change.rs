@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use kvplane_core::{Continuity, Epoch, Reason, StateDigest, Tier, TrustState};
 
-use crate::state::{Attributes, ExtraKeys, Parent, Place};
+use crate::state::{Attributes, Chain, ExtraKeys, Parent, Place};
 
 /// Why blocks are said to be held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +99,36 @@ pub enum Change {
     },
 }
 
+/// A block as a consumer that knows no groups sees it: everything that it needs to place it by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VisibleBlock {
+    /// The engine's hash.
+    pub hash: u64,
+    /// Our hash of its content.
+    pub content: u64,
+    /// Its tokens.
+    pub tokens: Arc<[u32]>,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// Adapter and salt.
+    pub attributes: Arc<Attributes>,
+    /// Its extra keys.
+    pub extra_keys: Option<ExtraKeys>,
+}
+
+impl VisibleBlock {
+    pub(crate) fn new(hash: u64, chain: &Chain) -> Self {
+        Self {
+            hash,
+            content: chain.content,
+            tokens: chain.tokens.clone(),
+            block_size: chain.block_size,
+            attributes: chain.attributes.clone(),
+            extra_keys: chain.extra_keys.clone(),
+        }
+    }
+}
+
 /// A change of residency as a consumer that counts no copies and knows no groups sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transition {
@@ -108,8 +138,8 @@ pub enum Transition {
         tier: Tier,
         /// The block before the first; `None` at the start of a prompt.
         parent: Option<u64>,
-        /// (engine hash, content hash).
-        blocks: Vec<(u64, u64)>,
+        /// The blocks.
+        blocks: Vec<VisibleBlock>,
     },
     /// Blocks are no longer in a tier.
     Removed {
@@ -148,6 +178,8 @@ pub struct Entry {
     pub first_event_id: u64,
     /// What consumers that count nothing see of it.
     pub transitions: Vec<Transition>,
+    /// From here on the main group holds blocks whose tokens are not known: a peer's protocol cannot carry them.
+    pub untranslatable: bool,
     pub(crate) cost: usize,
     pub(crate) encodings: [OnceLock<Bytes>; ENCODINGS],
 }
@@ -185,7 +217,7 @@ impl Entry {
         let transitions: usize = transitions
             .iter()
             .map(|transition| match transition {
-                Transition::Stored { blocks, .. } => 64 + blocks.len() * 16,
+                Transition::Stored { blocks, .. } => 64 + std::mem::size_of_val(&blocks[..]),
                 Transition::Removed { hashes, .. } => 64 + hashes.len() * 8,
                 Transition::Cleared => 64,
             })

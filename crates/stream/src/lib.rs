@@ -12,6 +12,7 @@ mod state;
 
 pub use change::{
     Change, ENCODINGS, Entry, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition,
+    VisibleBlock,
 };
 pub use clock::Now;
 pub use continuity::{Action, Continuity, Counters, EpochCause, OnGap, Options, Origin, Sequenced};

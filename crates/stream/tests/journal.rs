@@ -141,7 +141,7 @@ fn an_unknown_parent_waits_uncredited_and_is_attached_when_it_comes() {
     let entry = rig.apply(&[store(&[1, 2], None)]);
     assert_eq!(rig.journal.state().waiting(), 0);
     let Transition::Stored { parent: None, blocks, .. } = &entry.transitions[0] else { panic!("{entry:?}") };
-    assert_eq!(blocks.iter().map(|b| b.0).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    assert_eq!(blocks.iter().map(|b| b.hash).collect::<Vec<_>>(), [1, 2, 3, 4]);
 }
 
 #[test]

@@ -114,9 +114,9 @@ impl Worker {
     fn event(self, event_id: u64, transition: &Transition) -> RouterEvent {
         let (tier, data) = match transition {
             Transition::Stored { tier, parent, blocks } => {
-                let blocks = blocks.iter().map(|&(block_hash, tokens_hash)| KvCacheStoredBlockData {
-                    block_hash,
-                    tokens_hash,
+                let blocks = blocks.iter().map(|block| KvCacheStoredBlockData {
+                    block_hash: block.hash,
+                    tokens_hash: block.content,
                     mm_extra_info: None,
                 });
                 let data =

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::transitions::TransitionLog;
 use super::{Duplicates, Journal};
-use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange};
+use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange, VisibleBlock};
 use crate::clock::Now;
 use crate::state::{
     Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys, salt_among,
@@ -27,6 +27,8 @@ struct Effects {
     ancestor_steps: u32,
     /// Scratch: blocks that waited and were attached.
     attached: Vec<SlotId>,
+    /// Device blocks of the main group that came without their tokens.
+    unresolved: Vec<SlotId>,
 }
 
 impl Journal {
@@ -68,6 +70,9 @@ impl Journal {
             }
         }
         self.engine_sequence = Some(engine_sequence);
+        // A later store of the same batch may have told what they are.
+        self.untranslatable |=
+            effects.unresolved.iter().any(|&slot| self.state.attached_chain(slot).is_none());
         self.check_capacity();
         let transitions = effects.transitions.finish();
         self.push(Some(engine_sequence), batch.timestamp, effects.changes, transitions);
@@ -194,6 +199,9 @@ impl Journal {
             for tier in Tier::ALL {
                 self.became_visible(waited, tier, &mut effects.transitions);
             }
+        }
+        if parent.is_none() && self.state.places.get(place).proves_ancestors() {
+            effects.unresolved.push(slot);
         }
         let chain = self.state.chain(slot, stored.block_size);
         Ok(StoredBlock {
@@ -373,6 +381,7 @@ impl Journal {
             self.state.places.iter().filter(|(_, place)| cleared(place)).map(|(_, p)| p.clone()).collect();
         let everything = ownership.is_none() && self.state.nothing_but(cleared);
         if everything {
+            self.untranslatable = false;
             self.replace_state();
             effects.transitions.cleared();
         } else {
@@ -411,6 +420,6 @@ impl Journal {
             Parent::Root => None,
             Parent::Block(parent) => Some(parent),
         };
-        log.stored(tier, parent, self.state.hash_of(slot), chain.content);
+        log.stored(tier, parent, VisibleBlock::new(self.state.hash_of(slot), chain));
     }
 }

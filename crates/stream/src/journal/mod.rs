@@ -130,6 +130,8 @@ pub struct Snapshot {
     pub last_event_id: u64,
     /// Digest of the state.
     pub digest: StateDigest,
+    /// The main group holds blocks whose tokens are not known.
+    pub untranslatable: bool,
     /// The state.
     pub image: Image,
 }
@@ -182,6 +184,8 @@ pub struct Journal {
     capacity: Option<u64>,
     /// The cache was cleared while the past of other tiers was unknown, and none of them has been seen since.
     other_tiers_unknown: bool,
+    /// The main group holds blocks whose tokens are not known.
+    untranslatable: bool,
     counters: JournalCounters,
     passed_over: Vec<PassedOver>,
     /// Numbers snapshots, over all states: a cut of one must not be taken for a cut of the next.
@@ -213,6 +217,7 @@ impl Journal {
             learned_block_size: None,
             capacity: None,
             other_tiers_unknown: false,
+            untranslatable: false,
             counters: JournalCounters::default(),
             passed_over: Vec::new(),
             cuts: 0,
@@ -329,6 +334,7 @@ impl Journal {
                 standing: self.standing,
                 last_event_id: self.last_event_id(),
                 digest: self.state.digest(),
+                untranslatable: self.untranslatable,
                 image: Image::default(),
             },
             step: Vec::new(),
@@ -367,6 +373,7 @@ impl Journal {
         self.engine_sequence = None;
         self.learned_block_size = None;
         self.other_tiers_unknown = false;
+        self.untranslatable = false;
         // Subscribers learn of the new life by an entry of its own.
         self.trust_changed = true;
         self.push(None, 0.0, vec![Change::Cleared { places: Vec::new() }], vec![Transition::Cleared]);
@@ -400,6 +407,7 @@ impl Journal {
     /// Batches are lost: what is known may hold phantoms. Forget the residency, keep the dictionary.
     pub fn drop_residency(&mut self, reason: Reason, now: Now) {
         self.state.drop_places(|_| true);
+        self.untranslatable = false;
         self.trust_changed |= self.trust.degrade(reason, now.unix_ms);
         self.known_from_next = true;
         self.push(None, 0.0, vec![Change::Dropped { reason }], vec![Transition::Cleared]);
@@ -442,6 +450,7 @@ impl Journal {
             trust: std::mem::take(&mut self.trust_changed).then(|| self.trust.clone()),
             standing: std::mem::take(&mut self.standing_changed).then_some(self.standing),
             digest: self.state.digest(),
+            untranslatable: self.untranslatable,
         };
         self.window.push(engine_sequence, timestamp, changes, notes, transitions);
     }

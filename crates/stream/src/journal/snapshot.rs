@@ -5,7 +5,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Snapshot;
 use super::transitions::TransitionLog;
-use crate::change::Transition;
+use crate::change::{Transition, VisibleBlock};
 use crate::state::{BlockImage, Chain, Parent};
 
 impl Snapshot {
@@ -54,7 +54,7 @@ impl Snapshot {
                 if !here && !needed {
                     continue;
                 }
-                log.stored(tier, block.parent(), block.hash, chain.content);
+                log.stored(tier, block.parent(), VisibleBlock::new(block.hash, chain));
                 if !here {
                     holes.push(block.hash);
                 }

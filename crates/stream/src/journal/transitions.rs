@@ -2,7 +2,7 @@
 
 use kvplane_core::Tier;
 
-use crate::change::Transition;
+use crate::change::{Transition, VisibleBlock};
 
 #[derive(Debug, Default)]
 pub(super) struct TransitionLog {
@@ -11,17 +11,17 @@ pub(super) struct TransitionLog {
 
 impl TransitionLog {
     /// A block is in a tier that was not. Continues the last transition where it builds on its last block.
-    pub(super) fn stored(&mut self, tier: Tier, parent: Option<u64>, hash: u64, content: u64) {
+    pub(super) fn stored(&mut self, tier: Tier, parent: Option<u64>, block: VisibleBlock) {
         if let Some(Transition::Stored { tier: last_tier, blocks, .. }) = self.done.last_mut()
             && *last_tier == tier
             && parent.is_some()
-            && blocks.last().map(|&(last, _)| last) == parent
+            && blocks.last().map(|last| last.hash) == parent
         {
-            blocks.push((hash, content));
+            blocks.push(block);
             return;
         }
         let mut blocks = Vec::with_capacity(8);
-        blocks.push((hash, content));
+        blocks.push(block);
         self.done.push(Transition::Stored { tier, parent, blocks });
     }
 

@@ -45,6 +45,7 @@ pub(super) struct Notes {
     pub(super) trust: Option<TrustState>,
     pub(super) standing: Option<Continuity>,
     pub(super) digest: StateDigest,
+    pub(super) untranslatable: bool,
 }
 
 /// The replay window of a stream. Readers take its own short lock: they never wait for a batch being applied.
@@ -119,7 +120,7 @@ impl Window {
         notes: Notes,
         transitions: Vec<Transition>,
     ) {
-        let Notes { trust, standing, digest } = notes;
+        let Notes { trust, standing, digest, untranslatable } = notes;
         let cost = Entry::estimate(&changes, &transitions);
         // Freed after the lock.
         let mut expired: SmallVec<[Arc<Entry>; 4]> = SmallVec::new();
@@ -136,6 +137,7 @@ impl Window {
             digest,
             first_event_id: kept.next_event_id,
             transitions,
+            untranslatable,
             encodings: Default::default(),
         };
         kept.next_sequence += 1;
@@ -164,6 +166,14 @@ impl Window {
         let first = kept.entries.front().map_or(kept.next_sequence, |entry| entry.sequence);
         let Some(skip) = (cursor.sequence + 1).checked_sub(first) else { return Err(Loss::Expired) };
         Ok(kept.entries.range((skip as usize).min(kept.entries.len())..).take(max).cloned().collect())
+    }
+
+    /// The cursor of a bare number, if it is one after which everything is still here. Numbers of different lives never
+    /// meet, so a number says which life it is of.
+    pub fn cursor_at(&self, sequence: u64) -> Result<Cursor, Loss> {
+        let epoch = self.kept.lock().epoch;
+        let cursor = Cursor { epoch, sequence };
+        self.read_after(cursor, 0).map(|_| cursor)
     }
 
     /// The transitions from a number on.

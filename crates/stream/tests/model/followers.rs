@@ -149,8 +149,8 @@ impl TransitionReader {
     fn apply(&mut self, transition: &Transition) {
         match transition {
             Transition::Stored { blocks, .. } => {
-                for (hash, _) in blocks {
-                    assert!(self.held.insert(*hash), "stored twice: {hash:x}");
+                for block in blocks {
+                    assert!(self.held.insert(block.hash), "stored twice: {:x}", block.hash);
                 }
             }
             Transition::Removed { hashes, .. } => {
