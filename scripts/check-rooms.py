@@ -28,9 +28,9 @@ ROOMS = {
     "kvplane": "*",
 }
 
-# Rooms that tests, and only tests, may use besides.
+# Rooms that tests and examples, and only they, may use besides.
 ROOMS_IN_TESTS = {
-    "kvplane-ingest": {"kvplane-sim"},
+    "kvplane-ingest": {"kvplane-sim", "kvplane-wire"},
     "kvplane-server": {"kvplane-sim", "kvplane-socket"},
 }
 
