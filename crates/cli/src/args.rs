@@ -151,16 +151,16 @@ pub(crate) struct SimArgs {
     /// Where to publish: binds; "connect:ADDRESS" connects instead
     #[arg(long, default_value = "tcp://127.0.0.1:5557", value_name = "ADDRESS")]
     pub(crate) events: String,
-    /// Replay socket; "off" for none
-    #[arg(long, default_value = "tcp://127.0.0.1:5558", value_name = "ADDRESS")]
-    pub(crate) replay: String,
+    /// Replay socket; "off" for none [default: the port after the last rank's events]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) replay: Option<String>,
     /// HTTP address: completions, admin, faults
     #[arg(long, default_value = "127.0.0.1:8000", value_name = "ADDRESS")]
     pub(crate) http: SocketAddr,
     /// Topic of its messages
     #[arg(long, default_value = "")]
     pub(crate) topic: String,
-    /// Wire profile: vllm-0.9.0, 0.10.2, 0.14, 0.17, 0.20, 0.22, 0.24, 0.26, 0.29, 0.32
+    /// Wire profile: 0.9.0, 0.10.2, 0.14, 0.17, 0.20, 0.22, 0.24, 0.26, 0.29 or 0.32, with or without `vllm-`
     #[arg(long, default_value = "vllm-0.32")]
     pub(crate) profile: kvplane_wire::encode::Profile,
     /// How block hashes look on the wire

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, StdoutLock, Write as _};
 
+use kvplane_core::StateDigest;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_proto::kvplane::v1::{self as proto, event::Kind};
 use serde_json::{Value, json};
@@ -78,8 +79,11 @@ impl Printer {
             let continuity = word(chunk.continuity().as_str_name());
             let sequence = chunk.engine_sequence.map_or_else(|| "none".to_owned(), |s| s.to_string());
             written = self.line(&format!(
-                "# {}/{} epoch {} engine sequence {sequence}: {continuity}, {trust}",
-                message.engine, message.rank, message.epoch
+                "# {}/{} epoch {} engine sequence {sequence}: {continuity}, {trust}, digest {}",
+                message.engine,
+                message.rank,
+                message.epoch,
+                chunk.digest.as_ref().map(digest_text).unwrap_or_default(),
             ))?;
         }
         Ok(written)
@@ -150,7 +154,7 @@ impl Printer {
                 let places: Vec<String> = cleared.places.iter().map(place_text).collect();
                 format!(
                     "cleared {}",
-                    if places.is_empty() { "everything".to_owned() } else { places.join(", ") }
+                    if places.is_empty() { "nothing: it was empty".to_owned() } else { places.join(", ") }
                 )
             }
             Kind::Dropped(dropped) => format!("dropped everything: {}", dropped.reason),
@@ -176,6 +180,7 @@ impl Printer {
                     "continuity": continuity_json(chunk.continuity()),
                     "engine_sequence": chunk.engine_sequence,
                     "known_from": chunk.known_from,
+                    "digest": chunk.digest.as_ref().map(digest_text),
                 }),
             ),
             Some(Item::Batch(batch)) => (
@@ -187,6 +192,7 @@ impl Printer {
                     "trust": batch.trust.as_ref().map(trust_json),
                     "continuity": continuity_json(batch.continuity()),
                     "last_event_id": batch.last_event_id.to_string(),
+                    "digest": batch.digest.as_ref().map(digest_text),
                 }),
             ),
             None => return object,
@@ -258,6 +264,10 @@ impl Printer {
             Err(error) => Err(error),
         }
     }
+}
+
+fn digest_text(digest: &proto::Digest) -> String {
+    StateDigest::from_parts(digest.low, digest.high).to_string()
 }
 
 /// kvplane's position within its epoch, short enough to read.

@@ -10,6 +10,8 @@ pub enum ErrorCode {
     InvalidArgument,
     /// No such engine or rank.
     NotFound,
+    /// The path exists, the method does not.
+    MethodNotAllowed,
     /// The cursor is not in the window.
     OutOfRange,
     /// The subscriber lost continuity and must start over.
@@ -38,7 +40,11 @@ impl ErrorCode {
     /// Who has to act on it.
     pub fn blame(self) -> Blame {
         match self {
-            Self::InvalidArgument | Self::NotFound | Self::OutOfRange | Self::DataLoss => Blame::Caller,
+            Self::InvalidArgument
+            | Self::NotFound
+            | Self::MethodNotAllowed
+            | Self::OutOfRange
+            | Self::DataLoss => Blame::Caller,
             Self::Unavailable => Blame::Engine,
             Self::ShuttingDown | Self::Internal => Blame::Kvplane,
         }
@@ -54,6 +60,7 @@ impl ErrorCode {
         match self {
             Self::InvalidArgument => 400,
             Self::NotFound => 404,
+            Self::MethodNotAllowed => 405,
             Self::OutOfRange => 416,
             Self::DataLoss => 410,
             Self::Unavailable | Self::ShuttingDown => 503,
@@ -66,6 +73,7 @@ impl ErrorCode {
         match self {
             Self::InvalidArgument => 3,
             Self::NotFound => 5,
+            Self::MethodNotAllowed => 12,
             Self::OutOfRange => 11,
             Self::Internal => 13,
             Self::Unavailable | Self::ShuttingDown => 14,

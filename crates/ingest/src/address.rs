@@ -14,6 +14,18 @@ pub enum AddressError {
         /// The rank.
         rank: u32,
     },
+    /// Two sockets of one engine cannot be at one place.
+    #[error("{events:?} and {replay:?} overlap: with {ranks} ranks both use port {port}")]
+    Overlap {
+        /// The event address.
+        events: String,
+        /// The replay address.
+        replay: String,
+        /// How many ranks.
+        ranks: u32,
+        /// The first port that both use.
+        port: u16,
+    },
     /// A path cannot be counted up.
     #[error("{0:?} cannot serve several ranks: only tcp ports are counted up")]
     RanksNeedTcp(String),
@@ -52,6 +64,30 @@ pub(crate) fn for_rank(address: &str, rank: u32, connect: bool) -> Result<String
     Ok(format!("tcp://{host}:{port}"))
 }
 
+/// Event and replay ports of an engine's ranks must not meet.
+pub(crate) fn check_overlap(events: &str, replay: &str, ranks: u32) -> Result<(), AddressError> {
+    let split = |address: &str| -> Option<(String, u16)> {
+        let (host, port) = address.strip_prefix("tcp://")?.rsplit_once(':')?;
+        Some((host.to_owned(), port.parse().ok()?))
+    };
+    let (Some((events_host, first_event)), Some((replay_host, first_replay))) =
+        (split(events), split(replay))
+    else {
+        return Ok(());
+    };
+    let port = first_event.max(first_replay);
+    let apart = u32::from(first_event.abs_diff(first_replay));
+    if events_host == replay_host && apart < ranks {
+        return Err(AddressError::Overlap {
+            events: events.to_owned(),
+            replay: replay.to_owned(),
+            ranks,
+            port,
+        });
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,6 +99,14 @@ mod tests {
         assert_eq!(for_rank("tcp://*:5557", 3, false).unwrap(), "tcp://*:5560");
         assert_eq!(for_rank("tcp://[::1]:5557", 1, true).unwrap(), "tcp://[::1]:5558");
         assert_eq!(for_rank("ipc:///tmp/x", 0, true).unwrap(), "ipc:///tmp/x");
+    }
+
+    #[test]
+    fn event_and_replay_ports_must_not_meet() {
+        assert!(check_overlap("tcp://a:5557", "tcp://a:5558", 1).is_ok());
+        assert!(check_overlap("tcp://a:5557", "tcp://b:5557", 4).is_ok());
+        let error = check_overlap("tcp://a:5557", "tcp://a:5558", 2).unwrap_err();
+        assert!(error.to_string().contains("5558"), "{error}");
     }
 
     #[test]

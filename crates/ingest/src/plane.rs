@@ -207,11 +207,12 @@ fn open(
     };
     // Bound sockets first: a taken port must end the start before any engine is contacted.
     for (address, owners) in bound {
-        let topics = owners.iter().map(|(topic, _)| topic.clone()).collect();
-        subscribe(Events::Bind(address), topics, Box::new(BoundHandler::new(owners)))?;
+        // Everything is heard here, so that a topic that nobody owns is noticed.
+        subscribe(Events::Bind(address), vec![String::new()], Box::new(BoundHandler::new(owners)))?;
     }
     for (address, topic, driver) in connected {
-        subscribe(Events::Connect(address), vec![topic], Box::new(ConnectedHandler::new(driver)))?;
+        let handler = Box::new(ConnectedHandler::new(driver, address.clone()));
+        subscribe(Events::Connect(address), vec![topic], handler)?;
     }
     Ok(handles)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvplane_core::{EngineId, EngineKind};
 use kvplane_stream::{Duplicates, Limits, OnGap};
 
-use crate::address::{AddressError, for_rank};
+use crate::address::{AddressError, check_overlap, for_rank};
 
 /// Where an engine's events come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +55,9 @@ pub struct EngineSpec {
 impl EngineSpec {
     /// Whether every rank's addresses can be used. Touches nothing.
     pub fn check_addresses(&self) -> Result<(), AddressError> {
+        if let Some(replay) = &self.replay {
+            check_overlap(self.events.address(), replay, self.ranks)?;
+        }
         let last = self.ranks.saturating_sub(1);
         let connects = matches!(self.events, Events::Connect(_));
         for rank in [0, last] {

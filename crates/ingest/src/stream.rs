@@ -200,24 +200,14 @@ impl Stream {
     }
 
     async fn take_snapshot(&self) -> Snapshot {
-        let mut builder = self.inner.lock().recorder.journal_mut().begin_snapshot();
+        let builder = self.inner.lock().recorder.journal_mut().begin_snapshot();
+        let mut taking = Taking { stream: self, builder: Some(builder) };
         loop {
-            self.step_snapshot(&mut builder);
-            if builder.gather() {
-                return builder.finish();
+            if let Some(snapshot) = taking.step() {
+                return snapshot;
             }
             tokio::task::yield_now().await;
         }
-    }
-
-    /// One step, with the lock given away fairly after it: the source must get its turn between two steps.
-    fn step_snapshot(&self, builder: &mut SnapshotBuilder) {
-        let mut inner = self.inner.lock();
-        if inner.recorder.journal_mut().step_snapshot(builder, SNAPSHOT_STEP).is_err() {
-            // The state was emptied meanwhile; the next picture is a small one.
-            *builder = inner.recorder.journal_mut().begin_snapshot();
-        }
-        MutexGuard::unlock_fair(inner);
     }
 
     /// What the stream looks like now.
@@ -245,6 +235,34 @@ impl Stream {
             journal: journal.counters().clone(),
             malformed_frames: inner.malformed_frames,
             since_last_event: inner.last_event.map(|at| now.mono.saturating_sub(at)),
+        }
+    }
+}
+
+/// A snapshot being taken. Whoever asked may go away at any moment: then the journal must not go on saving for it.
+struct Taking<'s> {
+    stream: &'s Stream,
+    builder: Option<SnapshotBuilder>,
+}
+
+impl Taking<'_> {
+    /// One step, with the lock given away fairly after it: the source must get its turn between two steps.
+    fn step(&mut self) -> Option<Snapshot> {
+        let builder = self.builder.as_mut()?;
+        let mut inner = self.stream.inner.lock();
+        if inner.recorder.journal_mut().step_snapshot(builder, SNAPSHOT_STEP).is_err() {
+            // The state was emptied meanwhile; the next picture is a small one.
+            *builder = inner.recorder.journal_mut().begin_snapshot();
+        }
+        MutexGuard::unlock_fair(inner);
+        if builder.gather() { self.builder.take().map(SnapshotBuilder::finish) } else { None }
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        if let Some(builder) = &self.builder {
+            self.stream.inner.lock().recorder.journal_mut().abandon_snapshot(builder);
         }
     }
 }

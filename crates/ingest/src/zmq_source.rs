@@ -1,7 +1,7 @@
 //! The `ZeroMQ` source: carries what sockets say to a stream's recorder, and the recorder's questions to sockets.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvplane_core::Trust;
@@ -27,8 +27,8 @@ struct Inner {
     sockets: Sockets,
     runtime: Handle,
     replay: Option<String>,
-    replay_idle: std::time::Duration,
-    replay_deadline: std::time::Duration,
+    replay_idle: Duration,
+    replay_deadline: Duration,
     http: Option<String>,
     hints: HintClient,
     in_flight: Mutex<Option<ReplayHandle>>,
@@ -159,7 +159,8 @@ impl ReplayHandler for Answer {
             return;
         }
         if end != ReplayEnd::Complete {
-            warn!(stream = %self.driver.0.stream.id(), ?end, "replay failed");
+            let endpoint = self.driver.0.replay.as_deref().unwrap_or_default();
+            warn!(stream = %self.driver.0.stream.id(), endpoint, ?end, "replay failed");
         }
         self.driver.tell(|recorder, now| recorder.replay_ended(now, self.id, end == ReplayEnd::Complete));
     }
@@ -168,16 +169,23 @@ impl ReplayHandler for Answer {
 /// A socket that connects to one publisher.
 pub(crate) struct ConnectedHandler {
     driver: Driver,
+    address: String,
+    /// Since when nobody has answered; `None` once somebody has, or once it has been said.
+    unreached_since: Option<Instant>,
 }
 
+/// An engine that is starting up takes its time; after this the operator should know.
+const UNREACHED_AFTER: Duration = Duration::from_secs(5);
+
 impl ConnectedHandler {
-    pub(crate) fn new(driver: Driver) -> Self {
-        Self { driver }
+    pub(crate) fn new(driver: Driver, address: String) -> Self {
+        Self { driver, address, unreached_since: Some(Instant::now()) }
     }
 }
 
 impl SubscriberHandler for ConnectedHandler {
     fn connected(&mut self) {
+        self.unreached_since = None;
         self.driver.tell(Recorder::connected);
     }
 
@@ -198,7 +206,11 @@ impl SubscriberHandler for ConnectedHandler {
         self.driver.0.stream.announce();
     }
 
-    fn tick(&mut self, _now: Instant) {
+    fn tick(&mut self, now: Instant) {
+        if self.unreached_since.is_some_and(|since| now.saturating_duration_since(since) >= UNREACHED_AFTER) {
+            self.unreached_since = None;
+            warn!(stream = %self.driver.0.stream.id(), address = self.address, "no engine answers here yet");
+        }
         self.driver.tell(Recorder::tick);
     }
 }

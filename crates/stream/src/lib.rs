@@ -7,6 +7,7 @@ mod change;
 mod clock;
 mod continuity;
 mod journal;
+mod merge;
 mod recorder;
 mod state;
 
@@ -20,6 +21,7 @@ pub use journal::{
     Duplicates, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range, Snapshot, SnapshotBuilder,
     Window,
 };
+pub use merge::RankMerge;
 pub use recorder::{Ask, Happening, Recorder};
 pub use state::{
     Attributes, BlockImage, Chain, CutAborted, ExtraKeys, HoldingImage, Image, Limits, Parent, Place,

@@ -60,7 +60,7 @@ fn config(args: &SimArgs) -> anyhow::Result<SimConfig> {
             Some(address) => Endpoint::Connect(address.to_owned()),
             None => Endpoint::Bind(args.events.clone()),
         },
-        replay: (args.replay != "off").then(|| args.replay.clone()),
+        replay: replay_address(args),
         topic: args.topic.clone(),
         buffer_steps: args.buffer_steps,
         seed: args.seed,
@@ -74,6 +74,21 @@ fn config(args: &SimArgs) -> anyhow::Result<SimConfig> {
         faults,
         ..SimConfig::default()
     })
+}
+
+/// Where replay is served: as told, or at the port after the last rank's events.
+fn replay_address(args: &SimArgs) -> Option<String> {
+    match args.replay.as_deref() {
+        Some("off") => None,
+        Some(address) => Some(address.to_owned()),
+        None => {
+            let (host, port) =
+                args.events.strip_prefix("connect:").unwrap_or(&args.events).rsplit_once(':')?;
+            let port: u32 = port.parse().ok()?;
+            let host = if args.events.starts_with("connect:") { "tcp://127.0.0.1" } else { host };
+            Some(format!("{host}:{}", if port == 0 { 0 } else { port + args.ranks.max(1) }))
+        }
+    }
 }
 
 /// Sends seeded conversations to the engine, `rate` requests a second.

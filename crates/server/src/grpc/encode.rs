@@ -247,7 +247,7 @@ impl SnapshotChunks {
 struct Groups {
     stored: Vec<proto::Stored>,
     /// Place, block size and attributes of the last group.
-    last: Option<(Option<u16>, u32, *const Attributes)>,
+    last: Option<(Option<u16>, u32, Option<Arc<Attributes>>)>,
     blocks: usize,
     tokens: usize,
 }
@@ -270,9 +270,11 @@ impl Groups {
         let chain = image.attached_chain().or_else(|| image.chains.first());
         let block_size = chain.map_or(0, |chain| chain.block_size);
         let attributes = chain.map(|chain| &chain.attributes);
-        let key = (place, block_size, attributes.map_or(std::ptr::null(), Arc::as_ptr));
-        if self.last != Some(key) {
-            self.last = Some(key);
+        let same = self.last.as_ref().is_some_and(|(last_place, last_size, last_attributes)| {
+            (*last_place, *last_size, last_attributes.as_ref()) == (place, block_size, attributes)
+        });
+        if !same {
+            self.last = Some((place, block_size, attributes.cloned()));
             let none = Attributes::default();
             let attributes = attributes.map_or(&none, |attributes| attributes);
             let place = place.map(|at| &*snapshot.image.places[usize::from(at)]);

@@ -26,6 +26,10 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/status", get(status_page))
         .route("/v1/engines", get(engines_page))
         .route("/kv_recover", get(recover::kv_recover))
+        .method_not_allowed_fallback(async || {
+            let message = "this path is read with GET";
+            ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message))
+        })
         .fallback(async || ApiError(PublicError::new(ErrorCode::NotFound, "no such path")))
         .with_state(shared)
 }

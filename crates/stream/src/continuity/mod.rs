@@ -228,6 +228,8 @@ pub struct Continuity {
     fresh: bool,
     hold: Hold,
     recent: Recent,
+    /// That the history is known from its beginning has been said.
+    start_told: bool,
     /// Nothing can be asked: the next batch is the beginning of what is known, whatever its number.
     any_first: bool,
     out: VecDeque<Action>,
@@ -286,6 +288,7 @@ impl Continuity {
             fresh: true,
             hold,
             recent: Recent::default(),
+            start_told: false,
             any_first: false,
             out: VecDeque::new(),
             request: None,
@@ -476,8 +479,12 @@ impl Continuity {
     fn place(&mut self, sequence: u64, held: Held) {
         let first = self.last.is_none() && self.fresh;
         if first {
-            let action = if sequence == 0 { Action::HeardFromStart } else { Action::KnownFrom(sequence) };
-            self.out.push_back(action);
+            if sequence == 0 {
+                self.tell_start();
+            } else {
+                self.start_told = false;
+                self.out.push_back(Action::KnownFrom(sequence));
+            }
         }
         self.fresh = false;
         self.any_first = false;
@@ -488,6 +495,13 @@ impl Continuity {
         self.recent.remember(sequence, held.digest);
         let Held { digest, payload, origin, .. } = held;
         self.out.push_back(Action::Apply(Sequenced { sequence, digest, payload, origin, previous, first }));
+    }
+
+    /// The history is known from its beginning; said once.
+    fn tell_start(&mut self) {
+        if !std::mem::replace(&mut self.start_told, true) {
+            self.out.push_back(Action::HeardFromStart);
+        }
     }
 
     /// Everything between the last batch and `next` is lost for good.
@@ -572,14 +586,15 @@ impl Continuity {
 
     /// Following, as far as anybody can tell.
     fn go_live(&mut self, now: Now) {
-        self.phase = Phase::Live;
+        if std::mem::replace(&mut self.phase, Phase::Live) != Phase::Live {
+            self.schedule_question(now, self.options.quiet_first);
+        }
         self.unresolved_since = None;
         self.down = false;
         self.pending = None;
         if self.hint.current != HintAnswer::Awaited {
             self.hint.baseline = self.hint.current.value();
         }
-        self.schedule_question(now, self.options.quiet_first);
     }
 
     /// Another life, or one that cannot be told from another.
@@ -592,6 +607,7 @@ impl Continuity {
         self.out.push_back(Action::NewEpoch(cause));
         self.last = None;
         self.fresh = true;
+        self.start_told = false;
         self.any_first = false;
         self.hole_after = None;
         self.recent.clear();

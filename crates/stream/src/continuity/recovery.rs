@@ -195,7 +195,7 @@ impl Continuity {
             }
         } else if self.fresh && self.hold.is_empty() {
             // An empty ring and nothing heard: the publisher has not published yet.
-            self.out.push_back(Action::HeardFromStart);
+            self.tell_start();
         }
         self.merge_hold(now);
     }

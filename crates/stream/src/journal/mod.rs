@@ -376,7 +376,7 @@ impl Journal {
         self.untranslatable = false;
         // Subscribers learn of the new life by an entry of its own.
         self.trust_changed = true;
-        self.push(None, 0.0, vec![Change::Cleared { places: Vec::new() }], vec![Transition::Cleared]);
+        self.push(None, 0.0, Vec::new(), vec![Transition::Cleared]);
     }
 
     /// The publisher's life is known from its first batch on.

@@ -32,6 +32,18 @@ pub struct Attributes {
     pub bigrams: bool,
 }
 
+impl Attributes {
+    /// What separates equal tokens. An engine that names its adapter by number alone (vLLM before 0.14) still keeps its
+    /// blocks apart: the number stands in for the name.
+    pub fn namespace(&self) -> Namespace {
+        let salt = self.cache_salt.as_deref();
+        match (self.lora_name.as_deref(), self.lora_id) {
+            (None | Some(""), Some(id)) => Namespace::new(Some(&format!("lora_id:{id}")), salt),
+            (name, _) => Namespace::new(name, salt),
+        }
+    }
+}
+
 /// What a block is, at one block size.
 #[derive(Debug, Clone)]
 pub struct Chain {
@@ -160,7 +172,7 @@ impl State {
         }
         chain.attached = true;
         let attributes = &chain.attributes;
-        let namespace = Namespace::new(attributes.lora_name.as_deref(), attributes.cache_salt.as_deref());
+        let namespace = attributes.namespace();
         chain.content = match &chain.extra_keys {
             None => self.hasher.plain(&chain.tokens, namespace),
             Some(keys) => self.hasher.keyed(&chain.tokens, further_keys(keys, attributes), namespace),

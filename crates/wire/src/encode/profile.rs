@@ -130,8 +130,9 @@ impl FromStr for Profile {
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         // 0.30 brought the last field; 0.32 is the newest release with the same shape.
-        let name = if name == "vllm-0.30" { "vllm-0.32" } else { name };
-        let found = Self::ALL.into_iter().find(|profile| profile.as_str() == name);
+        let name = if matches!(name, "vllm-0.30" | "0.30") { "vllm-0.32" } else { name };
+        let version = |name: &str| name.strip_prefix("vllm-").unwrap_or(name).to_owned();
+        let found = Self::ALL.into_iter().find(|profile| version(profile.as_str()) == version(name));
         found.ok_or_else(|| UnknownProfile(name.to_owned()))
     }
 }

@@ -1,0 +1,74 @@
+//! What a front counts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters of one front. Reading them costs nothing to speak of; they are not a consistent cut.
+#[derive(Debug, Default)]
+pub struct FrontCounters {
+    pub(super) forwarded: AtomicU64,
+    pub(super) own: AtomicU64,
+    pub(super) in_flight: AtomicU64,
+    pub(super) unavailable: AtomicU64,
+    pub(super) connects: AtomicU64,
+    pub(super) connect_failures: AtomicU64,
+    pub(super) connections_refused: AtomicU64,
+}
+
+impl FrontCounters {
+    /// Calls that were passed to the engine, or would have been if it were there.
+    pub fn forwarded(&self) -> u64 {
+        self.forwarded.load(Ordering::Relaxed)
+    }
+
+    /// Calls that were answered here.
+    pub fn own(&self) -> u64 {
+        self.own.load(Ordering::Relaxed)
+    }
+
+    /// Calls of both kinds that have not ended.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Calls to the engine that were answered with `UNAVAILABLE` by the front, at their start or in their middle.
+    pub fn unavailable(&self) -> u64 {
+        self.unavailable.load(Ordering::Relaxed)
+    }
+
+    /// Connections to the engine that were opened.
+    pub fn connects(&self) -> u64 {
+        self.connects.load(Ordering::Relaxed)
+    }
+
+    /// Dials to the engine that failed.
+    pub fn connect_failures(&self) -> u64 {
+        self.connect_failures.load(Ordering::Relaxed)
+    }
+
+    /// Connections of clients that were closed at once because there were too many.
+    pub fn connections_refused(&self) -> u64 {
+        self.connections_refused.load(Ordering::Relaxed)
+    }
+}
+
+pub(super) fn add(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// One call in flight, for as long as it lives.
+#[derive(Debug)]
+pub(super) struct InFlight(Arc<FrontCounters>);
+
+impl InFlight {
+    pub(super) fn new(counters: Arc<FrontCounters>) -> Self {
+        add(&counters.in_flight);
+        Self(counters)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}

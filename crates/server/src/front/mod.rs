@@ -1,0 +1,122 @@
+//! A transparent gRPC front of one engine.
+//!
+//! ```text
+//!  gateway ── h2c ──> Front ──┬── /<service>/SubscribeKvEvents ──> the handler that the caller passed in
+//!                             └── anything else ── Upstream ──> the engine's own gRPC server (h2c or TLS)
+//! ```
+//!
+//! Forwarding knows nothing of messages. It copies HTTP/2: request headers, data, trailers, response headers, data,
+//! trailers; so metadata, `grpc-timeout`, compression and messages of any size pass as they are, and a response that is
+//! nothing but trailers stays one. What it changes is what belongs to one hop: `:scheme`, `:authority` (and `host`),
+//! and headers about the connection.
+//!
+//! How calls end, besides well:
+//!
+//! | what happens | what the other side sees |
+//! |---|---|
+//! | the client resets a call, or goes away | the engine's stream is reset, with the client's code |
+//! | the engine resets a call | the client's stream is reset, with the engine's code |
+//! | the engine cannot be reached | a response of nothing but trailers, `UNAVAILABLE` |
+//! | the connection to the engine breaks during a call | `UNAVAILABLE` in trailers |
+//!
+//! Nothing is kept for later: a call that finds no connection waits for one dial, and is answered either way. Both
+//! directions of a call are held back by flow control alone, so that a slow reader costs at most its window.
+
+mod body;
+mod counters;
+mod link;
+mod owned;
+mod pump;
+mod serve;
+mod target;
+mod upstream;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use body::UpstreamBody;
+pub use counters::FrontCounters;
+pub use owned::OwnedCalls;
+pub use target::FrontError;
+pub use upstream::{Upstream, UpstreamReset};
+
+use target::Target;
+
+/// The method that a front answers itself, on the engine's own service only: gateways probe the services of all engine
+/// kinds, and have to learn from the engine which of them it is.
+const OWNED_METHOD: &str = "SubscribeKvEvents";
+
+/// What a front stands before, and how it behaves.
+#[derive(Debug, Clone)]
+pub struct FrontOptions {
+    /// The engine's gRPC server: `http://host:port` or `https://host:port`.
+    pub upstream: Uri,
+    /// Certificates (PEM) to trust instead of the public ones, for `https`.
+    pub ca: Option<PathBuf>,
+    /// The engine's own service, for example `vllm.grpc.engine.VllmEngine`.
+    pub service: String,
+    /// How long one dial may take: name, TCP, TLS, and the engine's HTTP/2 settings.
+    pub connect_timeout: Duration,
+    /// How long calls may go on after the front was told to stop.
+    pub grace: Duration,
+}
+
+impl FrontOptions {
+    /// Options with the default times: 5 s for a dial, 10 s of grace.
+    pub fn new(upstream: Uri, service: impl Into<String>) -> Self {
+        Self {
+            upstream,
+            ca: None,
+            service: service.into(),
+            connect_timeout: Duration::from_secs(5),
+            grace: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A front, ready to be run.
+#[derive(Debug)]
+pub struct Front {
+    upstream: Upstream,
+    counters: Arc<FrontCounters>,
+    owned_path: String,
+    grace: Duration,
+}
+
+impl Front {
+    /// Checks the options and reads the certificates. Dials nothing: an engine may start after its front.
+    pub fn new(options: FrontOptions) -> Result<Self, FrontError> {
+        let FrontOptions { upstream, ca, service, connect_timeout, grace } = options;
+        if service.is_empty() || service.contains('/') {
+            return Err(FrontError::Service(service));
+        }
+        let counters = Arc::new(FrontCounters::default());
+        let target = Target::new(&upstream, ca.as_deref(), connect_timeout)?;
+        let upstream = Upstream::new(target, counters.clone());
+        Ok(Self { upstream, counters, owned_path: format!("/{service}/{OWNED_METHOD}"), grace })
+    }
+
+    /// The engine, for calls of our own. It shares the front's connections.
+    pub fn upstream(&self) -> Upstream {
+        self.upstream.clone()
+    }
+
+    /// What the front counts.
+    pub fn counters(&self) -> Arc<FrontCounters> {
+        self.counters.clone()
+    }
+
+    /// Serves until `stop` is cancelled. Then no connection and no call is accepted any more, calls may finish within the
+    /// grace period, and what is left is cut off.
+    pub async fn run(self, listener: TcpListener, stop: CancellationToken, own: OwnedCalls) {
+        serve::run(self, listener, stop, own).await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

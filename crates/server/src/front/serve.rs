@@ -1,0 +1,126 @@
+//! The front's own HTTP/2 server.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http2::Builder;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, info, warn};
+
+use super::body::{ClientBody, Reply};
+use super::counters::{InFlight, add};
+use super::link::{
+    CONNECTION_WINDOW, FRAME_SIZE, HEADER_LIST, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW,
+};
+use super::upstream::UpstreamReset;
+use super::{Front, OwnedCalls};
+
+/// Connections of clients: a handful of gateways with a handful each, many times over.
+const CONNECTIONS_MAX: usize = 1024;
+
+/// Calls on one client's connection. gRPC servers set no limit by default, and a client that meets one waits silently, so
+/// this is beyond what an engine can run.
+const STREAMS_MAX: u32 = 16_384;
+
+/// A client that does not answer a ping within the timeout is gone, and its calls are cancelled.
+const PING_EVERY: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// After a failure to accept (no descriptors left), so that it is not tried in a circle.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+pub(super) async fn run(front: Front, listener: TcpListener, stop: CancellationToken, own: OwnedCalls) {
+    let front = Arc::new(front);
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let connections = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => accepted,
+        };
+        let client = match accepted {
+            Ok((client, _)) => client,
+            Err(error) => {
+                warn!(%error, "connection not accepted");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            add(&front.counters.connections_refused);
+            continue;
+        };
+        let (front, own, stop) = (front.clone(), own.clone(), stop.clone());
+        connections.spawn(async move {
+            serve(front, client, stop, own).await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    connections.close();
+    info!(connections = connections.len(), "front stops");
+    connections.wait().await;
+}
+
+async fn serve(front: Arc<Front>, client: TcpStream, stop: CancellationToken, own: OwnedCalls) {
+    if let Err(error) = client.set_nodelay(true) {
+        debug!(%error, "connection of a client is gone");
+        return;
+    }
+    let grace = front.grace;
+    let service = service_fn(move |request| answer(front.clone(), own.clone(), request));
+    let connection = Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME_SIZE)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_header_list_size(HEADER_LIST)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_pending_accept_reset_streams(RESET_STREAMS)
+        .max_local_error_reset_streams(RESET_STREAMS)
+        // A response has the headers that the engine gave it.
+        .auto_date_header(false)
+        .serve_connection(TokioIo::new(client), service);
+    let mut connection = pin!(connection);
+    let end = tokio::select! {
+        end = connection.as_mut() => end,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            match timeout(grace, connection).await {
+                Ok(end) => end,
+                Err(_) => return info!("calls of a client were cut off"),
+            }
+        }
+    };
+    if let Err(error) = end {
+        debug!(%error, "connection of a client ended");
+    }
+}
+
+async fn answer(
+    front: Arc<Front>,
+    own: OwnedCalls,
+    request: Request<Incoming>,
+) -> Result<Response<Reply>, UpstreamReset> {
+    let in_flight = InFlight::new(front.counters.clone());
+    if request.uri().path() == front.owned_path {
+        add(&front.counters.own);
+        let response = own.call(request).await;
+        return Ok(response.map(|body| Reply::own(body, in_flight)));
+    }
+    add(&front.counters.forwarded);
+    let response = front.upstream.call(request.map(ClientBody::new)).await?;
+    Ok(response.map(|body| Reply::upstream(body, in_flight)))
+}
