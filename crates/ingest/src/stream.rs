@@ -46,6 +46,8 @@ pub struct StreamStatus {
     pub window_bytes: usize,
     /// Entries in the replay window.
     pub window_entries: usize,
+    /// The main group holds blocks whose tokens are not known: peers' protocols cannot carry them.
+    pub untranslatable: bool,
     /// Block size, configured or learned.
     pub block_size: Option<u32>,
     /// What continuity counted.
@@ -230,6 +232,7 @@ impl Stream {
             state_bytes: journal.state().bytes(),
             window_bytes: journal.window_bytes(),
             window_entries: journal.window_entries(),
+            untranslatable: journal.untranslatable(),
             block_size: journal.block_size(),
             counters: continuity.counters(),
             journal: journal.counters().clone(),

@@ -13,6 +13,7 @@ use tracing::error;
 use crate::grpc;
 use crate::http;
 use crate::readiness::Readiness;
+use crate::smg::Mergers;
 
 /// How the servers behave.
 #[derive(Debug, Clone)]
@@ -38,6 +39,7 @@ pub(crate) struct Shared {
     pub(crate) plane: Arc<Plane>,
     pub(crate) options: Options,
     pub(crate) readiness: Readiness,
+    pub(crate) mergers: Mergers,
     pub(crate) stop: CancellationToken,
 }
 
@@ -51,7 +53,13 @@ impl Service {
     /// Servers over a plane.
     pub fn new(plane: Arc<Plane>, options: Options) -> Self {
         let readiness = Readiness::new(options.ready_deadline);
-        Self { shared: Arc::new(Shared { plane, options, readiness, stop: CancellationToken::new() }) }
+        Self { shared: Arc::new(Shared {
+                plane,
+                options,
+                readiness,
+                mergers: Mergers::default(),
+                stop: CancellationToken::new(),
+            }) }
     }
 
     /// Serves until `stop` is cancelled, then ends every subscription with a status and waits for connections to close.

@@ -7,12 +7,17 @@ mod plane;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangSchedulerServer;
+use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedSchedulerServer;
+use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmServiceServer;
+use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngineServer;
 use kvplane_proto::kvplane::v1::server::plane_server::PlaneServer;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
 use tracing::error;
 
 use crate::service::Shared;
+use crate::smg::{SmgService, SubscribeTo};
 
 /// All services on one port.
 pub(crate) fn server(shared: &Arc<Shared>) -> Router {
@@ -23,6 +28,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1();
     let reflection = reflection.inspect_err(|error| error!(%error, "no gRPC reflection")).ok();
+    let smg = SmgService::new(shared.clone(), SubscribeTo::Named);
     Server::builder()
         // A subscriber behind a dead link is noticed and let go.
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
@@ -30,4 +36,8 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         .add_service(health_service)
         .add_optional_service(reflection)
         .add_service(PlaneServer::new(plane::PlaneService::new(shared.clone())))
+        .add_service(VllmEngineServer::new(smg.clone()))
+        .add_service(SglangSchedulerServer::new(smg.clone()))
+        .add_service(TokenSpeedSchedulerServer::new(smg.clone()))
+        .add_service(TrtllmServiceServer::new(smg))
 }

@@ -260,6 +260,11 @@ impl Journal {
         self.options.block_size.or(self.learned_block_size)
     }
 
+    /// Whether the main group holds blocks whose tokens are not known.
+    pub fn untranslatable(&self) -> bool {
+        self.untranslatable
+    }
+
     /// The live state.
     pub fn state(&self) -> &State {
         &self.state

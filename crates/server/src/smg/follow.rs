@@ -1,0 +1,213 @@
+//! One SMG subscriber: a cursor that moves over a stream, or over an engine's merged ranks.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{Stream as FutureStream, stream};
+use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError, Reason, Trust};
+use kvplane_ingest::{Stream, StreamStatus};
+use kvplane_proto::Encoded;
+use kvplane_stream::{Entry, Snapshot};
+use tonic::Status;
+
+use super::encode::{self, Chunks};
+use super::merger::Merger;
+use crate::error::ApiError;
+
+/// Entries taken at a time.
+const READ: usize = 256;
+
+/// What is followed.
+#[derive(Debug, Clone)]
+pub(super) enum Source {
+    /// One rank.
+    Native { stream: Arc<Stream>, credit: Vec<Trust> },
+    /// All ranks of an engine.
+    Merged(Arc<Merger>),
+}
+
+#[derive(Debug)]
+enum Phase {
+    Start,
+    Snapshot { chunks: Box<Chunks>, then: u64, cursor: Option<Cursor> },
+    Tail { sequence: u64, cursor: Option<Cursor>, withheld: bool },
+    Ended,
+}
+
+/// A subscriber.
+#[derive(Debug)]
+pub(super) struct Follower {
+    source: Source,
+    phase: Phase,
+    ready: VecDeque<Bytes>,
+    /// The stream was not credited at the start although it held something: it was told to be empty.
+    withheld: bool,
+}
+
+impl Follower {
+    /// Checks the start, as the handler: what is wrong here reaches the gateway before any header.
+    pub(super) fn new(source: Source, start: u64) -> Result<Self, Status> {
+        let phase = if start == 0 { source.check_start()? } else { source.resume(start)? };
+        Ok(Self { source, phase, ready: VecDeque::new(), withheld: false })
+    }
+
+    pub(super) fn into_stream(self) -> impl FutureStream<Item = Result<Encoded, Status>> {
+        stream::unfold(self, async |mut follower| {
+            let item = follower.next().await?;
+            Some((item.map(Encoded), follower))
+        })
+    }
+
+    async fn next(&mut self) -> Option<Result<Bytes, Status>> {
+        loop {
+            if let Some(bytes) = self.ready.pop_front() {
+                return Some(Ok(bytes));
+            }
+            match std::mem::replace(&mut self.phase, Phase::Ended) {
+                Phase::Ended => return None,
+                Phase::Start => match self.begin().await {
+                    Ok(phase) => self.phase = phase,
+                    Err(status) => return Some(Err(status)),
+                },
+                Phase::Snapshot { mut chunks, then, cursor } => match chunks.next() {
+                    Some(chunk) => {
+                        self.ready.push_back(chunk);
+                        self.phase = Phase::Snapshot { chunks, then, cursor };
+                    }
+                    None => self.phase = Phase::Tail { sequence: then, cursor, withheld: self.withheld },
+                },
+                Phase::Tail { sequence, cursor, withheld } => match self.tail(sequence, cursor, withheld).await {
+                    Ok(phase) => self.phase = phase,
+                    Err(status) => return Some(Err(status)),
+                },
+            }
+        }
+    }
+
+    /// The snapshot of a subscriber that starts at 0.
+    async fn begin(&mut self) -> Result<Phase, Status> {
+        match &self.source {
+            Source::Merged(merger) => {
+                let merger = merger.clone();
+                let planned = tokio::task::spawn_blocking(move || {
+                    let (transitions, cut) = merger.snapshot();
+                    (Chunks::new(transitions, cut, 0), cut)
+                });
+                let (chunks, cut) = planned.await.map_err(|_| internal())?;
+                Ok(Phase::Snapshot { chunks: Box::new(chunks), then: cut, cursor: None })
+            }
+            Source::Native { stream, credit } => {
+                let credited = is_credited(&stream.status(), credit);
+                let snapshot = stream.snapshot().await;
+                let cursor = snapshot.cursor;
+                self.withheld = !credited && !snapshot.image.blocks.is_empty();
+                let planned = tokio::task::spawn_blocking(move || plan(&snapshot, credited));
+                let chunks = planned.await.map_err(|_| internal())?;
+                Ok(Phase::Snapshot { chunks: Box::new(chunks), then: cursor.sequence, cursor: Some(cursor) })
+            }
+        }
+    }
+
+    async fn tail(&mut self, sequence: u64, cursor: Option<Cursor>, withheld: bool) -> Result<Phase, Status> {
+        match (&self.source, cursor) {
+            (Source::Merged(merger), _) => {
+                let (entries, last) = merger
+                    .next_after(sequence, READ)
+                    .await
+                    .map_err(|_| loss("what follows has left the replay window"))?;
+                self.ready.extend(entries);
+                Ok(Phase::Tail { sequence: last, cursor: None, withheld })
+            }
+            (Source::Native { stream, credit }, Some(cursor)) => {
+                let entries = stream
+                    .next_after(cursor, READ)
+                    .await
+                    .map_err(|_| loss("the stream's continuity is lost: a new epoch, or a subscriber too slow"))?;
+                for entry in &entries {
+                    if let Some(reason) = ends(entry, credit) {
+                        return Err(loss(reason));
+                    }
+                    if withheld && is_credited(&stream.status(), credit) {
+                        return Err(loss("the stream's state is known again"));
+                    }
+                    self.ready.push_back(encode::entry(entry));
+                }
+                let sequence = entries.last().map_or(cursor.sequence, |entry| entry.sequence);
+                Ok(Phase::Tail { sequence, cursor: Some(Cursor { sequence, ..cursor }), withheld })
+            }
+            (Source::Native { .. }, None) => Err(internal()),
+        }
+    }
+}
+
+impl Source {
+    fn check_start(&self) -> Result<Phase, Status> {
+        if let Source::Native { stream, .. } = self
+            && stream.status().untranslatable
+        {
+            return Err(Status::failed_precondition(UNTRANSLATABLE));
+        }
+        Ok(Phase::Start)
+    }
+
+    fn resume(&self, start: u64) -> Result<Phase, Status> {
+        let outside = |why: &str| {
+            let message = format!("sequence {start} cannot be resumed: {why}; start at 0");
+            Status::from(ApiError(PublicError::new(ErrorCode::OutOfRange, message)))
+        };
+        match self {
+            Source::Merged(merger) => {
+                merger.read_after(start, 0).map_err(|_| outside("it is not in the replay window"))?;
+                Ok(Phase::Tail { sequence: start, cursor: None, withheld: false })
+            }
+            Source::Native { stream, credit } => {
+                let status = stream.status();
+                if status.untranslatable {
+                    return Err(outside(UNTRANSLATABLE));
+                }
+                if status.continuity == Continuity::Down || !credit.contains(&status.trust.level()) {
+                    return Err(outside("the stream is not credited now"));
+                }
+                let cursor =
+                    stream.cursor_at(start).map_err(|_| outside("it is not in the replay window of this epoch"))?;
+                Ok(Phase::Tail { sequence: start, cursor: Some(cursor), withheld: false })
+            }
+        }
+    }
+}
+
+const UNTRANSLATABLE: &str = "the main group holds blocks whose tokens are not known";
+
+fn plan(snapshot: &Snapshot, credited: bool) -> Chunks {
+    let transitions = if credited { snapshot.as_transitions() } else { Vec::new() };
+    // How much of the history is missing, where it is.
+    let exact = snapshot.trust.level() == Trust::Exact;
+    let unknown_before = if exact { 0 } else { snapshot.known_from.unwrap_or(0) };
+    Chunks::new(transitions, snapshot.cursor.sequence, unknown_before)
+}
+
+fn is_credited(status: &StreamStatus, credit: &[Trust]) -> bool {
+    status.continuity == Continuity::Live
+        && !status.trust.has(Reason::Unheard)
+        && credit.contains(&status.trust.level())
+}
+
+/// Why a gateway that follows must start over at this entry.
+fn ends(entry: &Entry, credit: &[Trust]) -> Option<&'static str> {
+    if entry.standing == Some(Continuity::Down) {
+        return Some("the engine is out of reach");
+    }
+    if entry.trust.as_ref().is_some_and(|trust| !credit.contains(&trust.level())) {
+        return Some("the stream is not credited any more");
+    }
+    entry.untranslatable.then_some(UNTRANSLATABLE)
+}
+
+fn loss(message: &str) -> Status {
+    ApiError(PublicError::new(ErrorCode::DataLoss, message)).into()
+}
+
+fn internal() -> Status {
+    ApiError(PublicError::new(ErrorCode::Internal, "the snapshot could not be taken")).into()
+}
