@@ -157,6 +157,11 @@ impl Stream {
         self.window.cursor()
     }
 
+    /// The position before the first entry that is kept.
+    pub fn first_cursor(&self) -> Option<Cursor> {
+        self.window.first_cursor()
+    }
+
     /// The cursor of a bare number, if everything after it is still here.
     pub fn cursor_at(&self, sequence: u64) -> Result<Cursor, Loss> {
         self.window.cursor_at(sequence)

@@ -4,10 +4,15 @@
 //! see an engine's bytes.
 
 mod error;
+mod front;
 mod grpc;
 mod http;
 mod readiness;
+mod republish;
 mod select;
 mod service;
+mod smg;
 
+pub use front::{Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset};
+pub use republish::{RepublishError, RepublishSpec, Republisher};
 pub use service::{Options, Service};

@@ -96,6 +96,8 @@ pub enum Change {
     Dropped {
         /// Why.
         reason: Reason,
+        /// What lay outside of the device, for protocols whose clear means the device alone.
+        elsewhere: Vec<(Arc<Place>, Vec<u64>)>,
     },
 }
 
@@ -153,7 +155,7 @@ pub enum Transition {
 }
 
 /// How many wire forms of an entry are kept: one per protocol that streams it.
-pub const ENCODINGS: usize = 2;
+pub const ENCODINGS: usize = 3;
 
 /// One item of the journal: a batch, or something that kvplane itself did to the state.
 #[derive(Debug)]

@@ -67,7 +67,7 @@ fn event(change: &Change) -> proto::event::Kind {
         Change::Cleared { places } => {
             Kind::Cleared(proto::Cleared { places: places.iter().map(|p| place(p)).collect() })
         }
-        Change::Dropped { reason } => Kind::Dropped(proto::Dropped { reason: reason.to_string() }),
+        Change::Dropped { reason, .. } => Kind::Dropped(proto::Dropped { reason: reason.to_string() }),
     }
 }
 

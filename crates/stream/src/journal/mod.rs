@@ -411,11 +411,12 @@ impl Journal {
 
     /// Batches are lost: what is known may hold phantoms. Forget the residency, keep the dictionary.
     pub fn drop_residency(&mut self, reason: Reason, now: Now) {
+        let elsewhere = self.state.held_elsewhere();
         self.state.drop_places(|_| true);
         self.untranslatable = false;
         self.trust_changed |= self.trust.degrade(reason, now.unix_ms);
         self.known_from_next = true;
-        self.push(None, 0.0, vec![Change::Dropped { reason }], vec![Transition::Cleared]);
+        self.push(None, 0.0, vec![Change::Dropped { reason, elsewhere }], vec![Transition::Cleared]);
     }
 
     /// Batches are lost and the operator wants to keep what is known.

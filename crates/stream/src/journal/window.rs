@@ -168,6 +168,12 @@ impl Window {
         Ok(kept.entries.range((skip as usize).min(kept.entries.len())..).take(max).cloned().collect())
     }
 
+    /// The position before the first entry that is kept.
+    pub fn first_cursor(&self) -> Option<Cursor> {
+        let kept = self.kept.lock();
+        kept.entries.front().map(|entry| Cursor { epoch: kept.epoch, sequence: entry.sequence - 1 })
+    }
+
     /// The cursor of a bare number, if it is one after which everything is still here. Numbers of different lives never
     /// meet, so a number says which life it is of.
     pub fn cursor_at(&self, sequence: u64) -> Result<Cursor, Loss> {

@@ -145,6 +145,22 @@ impl State {
         })
     }
 
+    /// What lies outside of the device, copy by copy.
+    pub(crate) fn held_elsewhere(&self) -> Vec<(Arc<Place>, Vec<u64>)> {
+        if !self.has_other_tiers() {
+            return Vec::new();
+        }
+        let mut found: Vec<(Arc<Place>, Vec<u64>)> = Vec::new();
+        for (place, hash, copies) in self.residencies().filter(|(place, ..)| place.tier != Tier::Device) {
+            let at = found.iter().position(|(known, _)| Arc::ptr_eq(known, place)).unwrap_or_else(|| {
+                found.push((place.clone(), Vec::new()));
+                found.len() - 1
+            });
+            found[at].1.extend(std::iter::repeat_n(hash, copies as usize));
+        }
+        found
+    }
+
     /// The full digest of a hash that was sent as bytes.
     pub fn wide(&self, hash: u64) -> Option<&Arc<[u8]>> {
         self.wide.get(&hash)

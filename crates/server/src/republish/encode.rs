@@ -1,0 +1,261 @@
+//! From entries and snapshots to the batches of a vLLM.
+//!
+//! Hashes go out as 64-bit integers, whatever the engine sent: one form for stores, parents and removals.
+
+use bytes::Bytes;
+use kvplane_core::Tier;
+use kvplane_stream::{
+    Attributes, BlockImage, Change, Entry, ExtraKeys, Layout, Parent, Place, Snapshot, StoreCause, StoredChange,
+    Transition,
+};
+use kvplane_wire::encode::{Profile, encode_batch};
+use kvplane_wire::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
+
+/// Which of an entry's wire forms is this one.
+const PROTOCOL: usize = 2;
+/// The newest profile carries everything that any engine said.
+const PROFILE: Profile = Profile::Vllm0_32;
+/// Blocks in one batch of a snapshot.
+const BATCH_BLOCKS: usize = 512;
+
+/// An entry: encoded once, the same bytes for live and replay.
+pub(super) fn entry(rank: u32, entry: &Entry) -> Bytes {
+    entry.encoded(PROTOCOL, |entry| {
+        let mut events = Vec::new();
+        for change in &entry.changes {
+            push_change(change, &mut events);
+        }
+        // A new life opens with a clear.
+        if entry.changes.is_empty() && entry.transitions == [Transition::Cleared] {
+            events.push(OwnedEvent::Cleared);
+        }
+        encode_batch(PROFILE, entry.timestamp, Some(rank), &events).into()
+    })
+}
+
+fn push_change(change: &Change, events: &mut Vec<OwnedEvent>) {
+    match change {
+        Change::Stored(stored) if stored.cause == StoreCause::Announced => {
+            events.push(OwnedEvent::Stored(announced(stored)));
+        }
+        Change::Stored(proven) => {
+            let mut runs = Runs::default();
+            for block in &proven.blocks {
+                let (Some(parent), Some(tokens)) = (block.parent, &block.tokens) else { continue };
+                let keys = block.extra_keys.as_ref();
+                let link = Link { hash: block.hash, parent, tokens, keys, block_size: proven.block_size };
+                runs.add(&proven.place, &proven.attributes, 1, &link);
+            }
+            events.extend(runs.finish());
+        }
+        Change::Removed { place, blocks } => {
+            events.push(removed(place, blocks.iter().map(|block| block.hash)));
+        }
+        Change::Cleared { places } => {
+            // The engine's clear is the device's; one of a secondary tier alone has no form here.
+            if places.is_empty() || places.iter().any(|place| place.tier == Tier::Device && place.ownership.is_none()) {
+                events.push(OwnedEvent::Cleared);
+            }
+        }
+        Change::Dropped { elsewhere, .. } => {
+            events.push(OwnedEvent::Cleared);
+            events.extend(elsewhere.iter().map(|(place, hashes)| removed(place, hashes.iter().copied())));
+        }
+    }
+}
+
+fn announced(change: &StoredChange) -> OwnedStored {
+    let tokens = match (change.layout, &change.span) {
+        (Layout::Sparse, Some(span)) => span.to_vec(),
+        _ => change.blocks.iter().filter_map(|block| block.tokens.as_ref()).flat_map(|t| t.iter().copied()).collect(),
+    };
+    let has_keys = change.blocks.iter().any(|block| block.extra_keys.is_some());
+    OwnedStored {
+        block_hashes: change.blocks.iter().map(|block| OwnedHash::Unsigned(block.hash)).collect(),
+        parent: change.parent.map(OwnedHash::Unsigned),
+        token_ids: if change.layout == Layout::HashOnly { Vec::new() } else { tokens },
+        block_size: change.block_size,
+        extra_keys: has_keys
+            .then(|| change.blocks.iter().map(|block| block.extra_keys.as_ref().map(|keys| keys.to_vec())).collect()),
+        session_id: change.session_id.as_ref().map(ToString::to_string),
+        ..frame(&change.place, &change.attributes)
+    }
+}
+
+/// What a store says of its place and namespace.
+fn frame(place: &Place, attributes: &Attributes) -> OwnedStored {
+    let text = |text: &Option<Box<str>>| text.as_deref().map(str::to_owned);
+    OwnedStored {
+        lora_id: attributes.lora_id,
+        lora_name: text(&attributes.lora_name),
+        medium: text(&place.medium),
+        group: place.group,
+        spec_kind: text(&place.spec_kind),
+        sliding_window: place.sliding_window,
+        locality: text(&place.locality),
+        ownership: text(&place.ownership),
+        ..OwnedStored::default()
+    }
+}
+
+fn removed(place: &Place, hashes: impl Iterator<Item = u64>) -> OwnedEvent {
+    let text = |text: &Option<Box<str>>| text.as_deref().map(str::to_owned);
+    OwnedEvent::Removed(OwnedRemoved {
+        block_hashes: hashes.map(OwnedHash::Unsigned).collect(),
+        medium: text(&place.medium),
+        group: place.group,
+        locality: text(&place.locality),
+        ownership: text(&place.ownership),
+    })
+}
+
+/// A whole state as batches: first a clear, then every copy of every block, parents first. A hole that others build on is
+/// stored and then removed.
+pub(super) fn snapshot(rank: u32, snapshot: &Snapshot) -> Vec<Bytes> {
+    let main = snapshot.image.places.iter().find(|place| place.tier == Tier::Device && place.is_main());
+    let mut runs = Runs::default();
+    let mut holes = Vec::new();
+    for at in snapshot.parents_first() {
+        let block = &snapshot.image.blocks[at as usize];
+        match (block.holdings.is_empty(), main) {
+            (false, _) => {
+                for holding in &block.holdings {
+                    let place = &snapshot.image.places[usize::from(holding.place)];
+                    add_image(&mut runs, block, place, holding.copies);
+                }
+            }
+            (true, Some(main)) => {
+                add_image(&mut runs, block, main, 1);
+                holes.push(block.hash);
+            }
+            (true, None) => {}
+        }
+    }
+    let mut events = vec![OwnedEvent::Cleared];
+    events.extend(runs.finish());
+    if let (false, Some(main)) = (holes.is_empty(), main) {
+        events.push(removed(main, holes.into_iter()));
+    }
+    let mut batches = Vec::new();
+    let mut open = Vec::new();
+    let mut blocks = 0;
+    for event in events {
+        if let OwnedEvent::Stored(stored) = &event {
+            blocks += stored.block_hashes.len();
+        }
+        open.push(event);
+        if blocks >= BATCH_BLOCKS {
+            batches.push(encode_batch(PROFILE, 0.0, Some(rank), &std::mem::take(&mut open)).into());
+            blocks = 0;
+        }
+    }
+    if !open.is_empty() {
+        batches.push(encode_batch(PROFILE, 0.0, Some(rank), &open).into());
+    }
+    batches
+}
+
+fn add_image(runs: &mut Runs, block: &BlockImage, place: &Place, copies: u32) {
+    match block.attached_chain().or_else(|| block.chains.first()) {
+        Some(chain) => {
+            let keys = chain.extra_keys.as_ref();
+            let link = Link {
+                hash: block.hash,
+                parent: chain.parent,
+                tokens: &chain.tokens,
+                keys,
+                block_size: chain.block_size,
+            };
+            runs.add(place, &chain.attributes, copies, &link);
+        }
+        None => runs.add_hash_only(place, copies, block.hash),
+    }
+}
+
+/// One block of a chain.
+struct Link<'l> {
+    hash: u64,
+    parent: Parent,
+    tokens: &'l [u32],
+    keys: Option<&'l ExtraKeys>,
+    block_size: u32,
+}
+
+/// Joins blocks that follow each other into stores.
+#[derive(Default)]
+struct Runs {
+    done: Vec<OwnedEvent>,
+    open: Option<(OwnedStored, u32, u64)>,
+}
+
+impl Runs {
+    fn add(&mut self, place: &Place, attributes: &Attributes, copies: u32, link: &Link<'_>) {
+        let template = frame(place, attributes);
+        let keys = link.keys.map(|keys| keys.to_vec());
+        if let Some((stored, open_copies, last)) = &mut self.open
+            && stored.block_hashes.len() < BATCH_BLOCKS
+            && link.parent == Parent::Block(*last)
+            && *open_copies == copies
+            && stored.block_size == link.block_size
+            && same_frame(stored, &template)
+        {
+            stored.block_hashes.push(OwnedHash::Unsigned(link.hash));
+            stored.token_ids.extend_from_slice(link.tokens);
+            push_keys(stored, keys);
+            *last = link.hash;
+            return;
+        }
+        self.close();
+        let mut stored = OwnedStored {
+            block_hashes: vec![OwnedHash::Unsigned(link.hash)],
+            parent: match link.parent {
+                Parent::Root => None,
+                Parent::Block(parent) => Some(OwnedHash::Unsigned(parent)),
+            },
+            token_ids: link.tokens.to_vec(),
+            block_size: link.block_size,
+            ..template
+        };
+        push_keys(&mut stored, keys);
+        self.open = Some((stored, copies, link.hash));
+    }
+
+    fn add_hash_only(&mut self, place: &Place, copies: u32, hash: u64) {
+        self.close();
+        let stored =
+            OwnedStored { block_hashes: vec![OwnedHash::Unsigned(hash)], ..frame(place, &Attributes::default()) };
+        self.open = Some((stored, copies, hash));
+        self.close();
+    }
+
+    fn close(&mut self) {
+        if let Some((mut stored, copies, _)) = self.open.take() {
+            if stored.extra_keys.as_ref().is_some_and(|keys| keys.iter().all(Option::is_none)) {
+                stored.extra_keys = None;
+            }
+            // One announcement a copy: whoever counts must arrive at the same number.
+            for _ in 1..copies {
+                self.done.push(OwnedEvent::Stored(stored.clone()));
+            }
+            self.done.push(OwnedEvent::Stored(stored));
+        }
+    }
+
+    fn finish(mut self) -> Vec<OwnedEvent> {
+        self.close();
+        self.done
+    }
+}
+
+fn push_keys(stored: &mut OwnedStored, keys: Option<Vec<OwnedExtraKey>>) {
+    stored.extra_keys.get_or_insert_default().push(keys);
+}
+
+fn same_frame(stored: &OwnedStored, template: &OwnedStored) -> bool {
+    stored.medium == template.medium
+        && stored.group == template.group
+        && stored.locality == template.locality
+        && stored.ownership == template.ownership
+        && stored.lora_id == template.lora_id
+        && stored.lora_name == template.lora_name
+}
