@@ -161,7 +161,10 @@ def test_the_largest_sequences(engine, plane):
     assert p.get("/healthz")[0] == 200
 
 
-@pytest.mark.xfail(reason="product: lose_damaged adds one to the largest sequence; a checked build panics, the stream stays recovering")
+@pytest.mark.xfail(
+    strict=False,  # a release build wraps instead
+    reason="product: lose_damaged adds one to the largest sequence; a checked build panics, the stream stays recovering",
+)
 def test_the_largest_sequence_damaged(binary, engine):
     one = engine()
     p = Plane(binary, "--engine", f"vllm={one.events},replay={one.replay}", "--set", "follow.replay_idle=200ms")
