@@ -55,7 +55,9 @@ def channel():
     made = []
 
     def make(plane):
-        made.append(grpc.insecure_channel(plane.grpc, options=[("grpc.enable_http_proxy", 0)]))
+        # A small window: a subscriber that does not read is felt by the server soon.
+        options = {"grpc.enable_http_proxy": 0, "grpc.http2.bdp_probe": 0, "grpc.http2.lookahead_bytes": 65536}
+        made.append(grpc.insecure_channel(plane.grpc, options=list(options.items())))
         return made[-1]
 
     yield make
