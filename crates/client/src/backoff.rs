@@ -1,0 +1,49 @@
+//! How long to wait before the next attempt.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::time::Duration;
+
+/// Waits that double up to a limit. Each is shortened by up to a half, at random, so that the subscribers of a plane that
+/// comes back do not all come back at once.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    shortest: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    pub(crate) fn new(shortest: Duration, longest: Duration) -> Self {
+        Self { shortest, longest, next: shortest }
+    }
+
+    /// The last attempt went well.
+    pub(crate) fn reset(&mut self) {
+        self.next = self.shortest;
+    }
+
+    pub(crate) fn wait(&mut self) -> Duration {
+        let wait = self.next.min(self.longest);
+        self.next = wait.saturating_mul(2);
+        // Hashers are seeded at random: all the randomness that is needed here.
+        let random = RandomState::new().hash_one(0) as u32;
+        wait.mul_f64(1.0 - f64::from(random) / f64::from(u32::MAX) / 2.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_the_limit_and_start_over() {
+        let millis = Duration::from_millis;
+        let mut backoff = Backoff::new(millis(100), millis(5_000));
+        for full in [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000] {
+            let wait = backoff.wait();
+            assert!((millis(full) / 2..=millis(full)).contains(&wait), "{wait:?} of {full} ms");
+        }
+        backoff.reset();
+        assert!(backoff.wait() <= millis(100));
+    }
+}

@@ -1,0 +1,292 @@
+//! Streams being followed: the caller's side.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use kvplane_core::{Continuity, Cursor, Epoch, StateDigest, StreamId};
+use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
+use kvplane_proto::kvplane::v1::{Batch, ResetReason};
+use parking_lot::RwLock;
+use tokio::sync::{broadcast, watch};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::transport::Channel;
+
+use crate::options::{Options, Selection};
+use crate::replica::{BlockCounts, Replica};
+use crate::task::Task;
+use crate::worth::TrustReport;
+
+/// The most changes that can be kept for a slow reader.
+const MAX_CHANGES: usize = 1 << 20;
+
+/// Streams being followed in the background. Ends when it is closed or dropped.
+#[derive(Debug)]
+pub struct Following {
+    shared: Arc<Shared>,
+    changes: broadcast::Sender<Change>,
+    task: JoinHandle<()>,
+    stop: DropGuard,
+}
+
+/// Something that happened, told after the replica has it.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Change {
+    /// A subscription is up.
+    Connected,
+    /// It ended; another will be tried.
+    Disconnected {
+        /// Why.
+        reason: Arc<str>,
+    },
+    /// What was held of a stream is void; a snapshot is on its way.
+    Reset {
+        /// The stream.
+        stream: StreamId,
+        /// Why.
+        reason: ResetReason,
+    },
+    /// A snapshot replaced what was held.
+    Loaded {
+        /// The stream.
+        stream: StreamId,
+        /// Where it stands now.
+        cursor: Cursor,
+    },
+    /// A batch was applied.
+    Batch {
+        /// The stream.
+        stream: StreamId,
+        /// Where it stands now.
+        cursor: Cursor,
+        /// What happened.
+        batch: Arc<Batch>,
+    },
+    /// The plane no longer has the stream; its replica is no longer listed.
+    Gone {
+        /// The stream.
+        stream: StreamId,
+    },
+    /// The reader was too slow: so many changes were left out. The replicas have them all.
+    Lagged {
+        /// How many.
+        missed: u64,
+    },
+}
+
+/// How the connection stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Connection {
+    /// Under way.
+    Connecting,
+    /// The subscription is up.
+    Connected,
+    /// It ended or could not be made; the next attempt comes soon.
+    Waiting {
+        /// Why.
+        reason: Arc<str>,
+    },
+}
+
+/// What happened so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Subscriptions that came up.
+    pub subscriptions: u64,
+    /// Messages applied.
+    pub messages: u64,
+    /// Resets, the first of every stream included.
+    pub resets: u64,
+    /// Subscriptions that the plane ended because we were too slow.
+    pub losses: u64,
+    /// Digests that did not match.
+    pub digest_mismatches: u64,
+    /// Messages that were foreign, out of order or malformed.
+    pub protocol_errors: u64,
+}
+
+/// Changes as they happen. Ends when the following is closed or dropped.
+pub struct Changes(BroadcastStream<Change>);
+
+/// A replica to read. Cheap to clone; stays readable after the following ended, and then says that it is not connected.
+#[derive(Debug, Clone)]
+pub struct ReplicaView(Arc<Slot>);
+
+/// What the background task and the readers share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) slots: RwLock<BTreeMap<StreamId, Arc<Slot>>>,
+    pub(crate) health: watch::Sender<Health>,
+    pub(crate) tally: Tally,
+}
+
+/// One stream.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) replica: RwLock<Replica>,
+    pub(crate) connected: AtomicBool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Health {
+    pub(crate) connection: Connection,
+    /// Every stream that is followed is current.
+    pub(crate) current: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) subscriptions: AtomicU64,
+    pub(crate) messages: AtomicU64,
+    pub(crate) resets: AtomicU64,
+    pub(crate) losses: AtomicU64,
+    pub(crate) digest_mismatches: AtomicU64,
+    pub(crate) protocol_errors: AtomicU64,
+}
+
+impl Following {
+    pub(crate) fn start(plane: PlaneClient<Channel>, selection: Selection, options: Options) -> Self {
+        let (health, _) = watch::channel(Health { connection: Connection::Connecting, current: false });
+        let shared = Arc::new(Shared { slots: RwLock::default(), health, tally: Tally::default() });
+        let (changes, _) = broadcast::channel(options.changes_kept.clamp(1, MAX_CHANGES));
+        let stop = CancellationToken::new();
+        let task = Task::new(plane, selection, options, shared.clone(), changes.clone());
+        let task = tokio::spawn(task.run(stop.clone()));
+        Self { shared, changes, task, stop: stop.drop_guard() }
+    }
+
+    /// The streams that are followed now, in order.
+    pub fn replicas(&self) -> Vec<StreamId> {
+        self.shared.slots.read().keys().cloned().collect()
+    }
+
+    /// A stream's replica; `None` while the plane has not named the stream.
+    pub fn replica(&self, stream: &StreamId) -> Option<ReplicaView> {
+        self.shared.slots.read().get(stream).cloned().map(ReplicaView)
+    }
+
+    /// What happens from now on. A reader that does not keep up is told how much it missed and goes on with what is
+    /// newest; it slows nobody. Ask for changes first and read replicas then, and nothing is missed in between.
+    pub fn changes(&self) -> Changes {
+        Changes(BroadcastStream::new(self.changes.subscribe()))
+    }
+
+    /// How the connection stands.
+    pub fn connection(&self) -> Connection {
+        self.shared.health.borrow().connection.clone()
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> Counters {
+        let tally = &self.shared.tally;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counters {
+            subscriptions: read(&tally.subscriptions),
+            messages: read(&tally.messages),
+            resets: read(&tally.resets),
+            losses: read(&tally.losses),
+            digest_mismatches: read(&tally.digest_mismatches),
+            protocol_errors: read(&tally.protocol_errors),
+        }
+    }
+
+    /// Waits until the subscription is up and every stream of it is current. Safe to give up and to ask again.
+    pub async fn ready(&self) {
+        let mut health = self.shared.health.subscribe();
+        let ready = |health: &Health| health.current && health.connection == Connection::Connected;
+        // It can only fail when the sender is gone, and this holds it.
+        let _ = health.wait_for(ready).await;
+    }
+
+    /// Ends the subscription and waits for the background task.
+    pub async fn close(self) {
+        drop(self.stop);
+        // It only fails when the task panicked; there is nothing left to end then.
+        let _ = self.task.await;
+    }
+}
+
+impl ReplicaView {
+    /// Whose replica it is.
+    pub fn stream(&self) -> StreamId {
+        self.0.replica.read().stream().clone()
+    }
+
+    /// Whether it is being followed at this moment. While it is not, it stays as it was last.
+    pub fn connected(&self) -> bool {
+        self.0.connected.load(Ordering::Acquire)
+    }
+
+    /// Whether it is connected and complete: what can be read is what the plane had at [`Self::cursor`], and what
+    /// follows is on its way.
+    pub fn is_current(&self) -> bool {
+        self.connected() && self.0.replica.read().is_current()
+    }
+
+    /// Reads several things at one moment. The replica does not move meanwhile: be brief.
+    pub fn read<T>(&self, look: impl FnOnce(&Replica) -> T) -> T {
+        look(&self.0.replica.read())
+    }
+
+    /// The digest of what is held.
+    pub fn digest(&self) -> StateDigest {
+        self.read(Replica::digest)
+    }
+
+    /// The position; `None` while nothing was loaded.
+    pub fn cursor(&self) -> Option<Cursor> {
+        self.read(Replica::cursor)
+    }
+
+    /// The publisher's life.
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.read(Replica::epoch)
+    }
+
+    /// What the state is worth, as last heard.
+    pub fn trust(&self) -> TrustReport {
+        self.read(|replica| replica.trust().clone())
+    }
+
+    /// Where the stream stood when last heard.
+    pub fn continuity(&self) -> Continuity {
+        self.read(Replica::continuity)
+    }
+
+    /// Blocks held, by tier.
+    pub fn blocks(&self) -> BlockCounts {
+        self.read(Replica::blocks)
+    }
+
+    /// Whether any place holds the block.
+    pub fn holds(&self, hash: u64) -> bool {
+        self.read(|replica| replica.holds(hash))
+    }
+}
+
+impl Stream for Changes {
+    type Item = Change;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Change>> {
+        Pin::new(&mut self.0).poll_next(context).map(|next| {
+            next.map(|change| match change {
+                Ok(change) => change,
+                Err(BroadcastStreamRecvError::Lagged(missed)) => Change::Lagged { missed },
+            })
+        })
+    }
+}
+
+impl fmt::Debug for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes").finish_non_exhaustive()
+    }
+}

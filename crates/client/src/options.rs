@@ -1,0 +1,62 @@
+//! How a client behaves, and what it follows.
+
+use std::time::Duration;
+
+use kvplane_core::{EngineId, StreamId};
+
+use crate::replica::ReplicaOptions;
+
+/// How a client behaves.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What replicas keep.
+    pub replica: ReplicaOptions,
+    /// The first wait after a subscription ended.
+    pub shortest_wait: Duration,
+    /// The longest wait; each one in a row is twice the one before. A subscription that lasted longer than this counts
+    /// as sound: the next wait is the shortest again.
+    pub longest_wait: Duration,
+    /// How long the plane may take to accept a connection, and to answer a question.
+    pub answer_within: Duration,
+    /// How often the plane is asked whether there are other streams to follow than are followed.
+    pub discover_every: Duration,
+    /// Changes kept for a reader of [`crate::Following::changes`] that does not keep up.
+    pub changes_kept: usize,
+    /// The largest message taken. Chunks of a snapshot stay below 1 MiB; a batch is as large as the engine made it.
+    pub message_bytes: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            replica: ReplicaOptions::default(),
+            shortest_wait: Duration::from_millis(100),
+            longest_wait: Duration::from_secs(5),
+            answer_within: Duration::from_secs(5),
+            discover_every: Duration::from_secs(30),
+            changes_kept: 1024,
+            message_bytes: 256 << 20,
+        }
+    }
+}
+
+/// Which streams are followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selection {
+    /// Every stream of every engine, also of engines that the plane learns of later.
+    All,
+    /// Every stream of these engines.
+    Engines(Vec<EngineId>),
+    /// One rank of one engine.
+    Stream(EngineId, u32),
+}
+
+impl Selection {
+    pub(crate) fn includes(&self, stream: &StreamId) -> bool {
+        match self {
+            Self::All => true,
+            Self::Engines(engines) => engines.contains(&stream.engine),
+            Self::Stream(engine, rank) => stream.engine == *engine && stream.rank == *rank,
+        }
+    }
+}

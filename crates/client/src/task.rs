@@ -1,0 +1,251 @@
+//! The background task: subscribes, applies, and comes back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use kvplane_core::{Cursor, EngineId, StreamId};
+use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
+use parking_lot::RwLock;
+use tokio::sync::broadcast;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Code, Streaming};
+use tracing::{debug, warn};
+
+use crate::backoff::Backoff;
+use crate::client::reason;
+use crate::error::ReplicaError;
+use crate::following::{Change, Connection, Health, Shared, Slot};
+use crate::options::{Options, Selection};
+use crate::replica::{Applied, Replica, Retired};
+
+/// Why a subscription ended.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("{}", reason(.0))]
+    Status(#[from] tonic::Status),
+    #[error("the plane did not answer in time")]
+    Silent,
+    #[error("the plane ended the subscription")]
+    Over,
+    #[error("the plane has no such stream")]
+    Nothing,
+    #[error("the plane has other streams now")]
+    OtherStreams,
+    #[error("the plane sent a message of stream {0}, which was not asked for")]
+    Uninvited(StreamId),
+    #[error("stream {0}: {1}")]
+    Replica(StreamId, ReplicaError),
+}
+
+type Slots = BTreeMap<StreamId, Arc<Slot>>;
+
+pub(crate) struct Task {
+    plane: PlaneClient<Channel>,
+    selection: Selection,
+    options: Options,
+    shared: Arc<Shared>,
+    changes: broadcast::Sender<Change>,
+}
+
+impl Task {
+    pub(crate) fn new(
+        plane: PlaneClient<Channel>,
+        selection: Selection,
+        options: Options,
+        shared: Arc<Shared>,
+        changes: broadcast::Sender<Change>,
+    ) -> Self {
+        Self { plane, selection, options, shared, changes }
+    }
+
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        stop.run_until_cancelled(self.follow()).await;
+        self.disconnected("closed".into());
+    }
+
+    async fn follow(&mut self) {
+        let mut backoff = Backoff::new(self.options.shortest_wait, self.options.longest_wait);
+        loop {
+            let begun = Instant::now();
+            let Err(end) = self.subscription().await;
+            self.count(&end);
+            self.disconnected(end.to_string().into());
+            if begun.elapsed() > self.options.longest_wait {
+                backoff.reset();
+            }
+            if !matches!(end, End::OtherStreams) {
+                let wait = backoff.wait();
+                debug!(%end, ?wait, "the subscription ended");
+                sleep(wait).await;
+            }
+        }
+    }
+
+    /// One subscription, from its beginning to its end.
+    async fn subscription(&mut self) -> Result<std::convert::Infallible, End> {
+        let wanted = self.discover().await?;
+        if wanted.is_empty() {
+            // Without a stream to name, the request would mean all streams.
+            return Err(End::Nothing);
+        }
+        let slots = self.reconcile(&wanted);
+        let request = proto::SubscribeRequest {
+            streams: slots.iter().map(|(stream, slot)| selector(stream, slot)).collect(),
+            start: proto::Start::Snapshot.into(),
+        };
+        let answer = timeout(self.options.answer_within, self.plane.subscribe(request)).await;
+        let mut messages = answer.map_err(|_| End::Silent)??.into_inner();
+        self.connected(&slots);
+        let every = self.options.discover_every;
+        let mut discover = interval_at(Instant::now() + every, every);
+        discover.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                message = next(&mut messages) => self.message(&slots, message?)?,
+                _ = discover.tick() => {
+                    if self.discover().await? != wanted {
+                        return Err(End::OtherStreams);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The streams of the plane that are to be followed, in order.
+    async fn discover(&mut self) -> Result<Vec<StreamId>, End> {
+        let mut request = tonic::Request::new(proto::StatusRequest::default());
+        request.set_timeout(self.options.answer_within);
+        let answer = timeout(self.options.answer_within, self.plane.status(request)).await;
+        let status = answer.map_err(|_| End::Silent)??.into_inner();
+        let mut streams = Vec::new();
+        for engine in &status.engines {
+            let id = EngineId::new(&engine.id);
+            streams.extend(engine.ranks.iter().map(|rank| StreamId::new(id.clone(), rank.rank)));
+        }
+        streams.retain(|stream| self.selection.includes(stream));
+        streams.sort();
+        Ok(streams)
+    }
+
+    /// Makes replicas of new streams and lets go of those that the plane no longer has.
+    fn reconcile(&self, wanted: &[StreamId]) -> Slots {
+        let mut slots = self.shared.slots.write();
+        let gone: Vec<StreamId> = slots.keys().filter(|known| !wanted.contains(known)).cloned().collect();
+        for stream in wanted {
+            slots.entry(stream.clone()).or_insert_with(|| {
+                let replica = Replica::new(stream.clone(), self.options.replica);
+                Arc::new(Slot { replica: RwLock::new(replica), connected: AtomicBool::new(false) })
+            });
+        }
+        slots.retain(|stream, _| !gone.contains(stream));
+        let followed = slots.clone();
+        drop(slots);
+        for stream in gone {
+            self.tell(|| Change::Gone { stream });
+        }
+        followed
+    }
+
+    fn message(&self, slots: &Slots, message: proto::SubscribeResponse) -> Result<(), End> {
+        let stream = StreamId::new(EngineId::new(&message.engine), message.rank);
+        let Some((stream, slot)) = slots.get_key_value(&stream) else { return Err(End::Uninvited(stream)) };
+        let mut retired = Retired::default();
+        let (applied, cursor) = {
+            let mut replica = slot.replica.write();
+            (replica.apply_retiring(message, &mut retired), replica.cursor())
+        };
+        drop(retired);
+        let applied = applied.map_err(|error| End::Replica(stream.clone(), error))?;
+        bump(&self.shared.tally.messages);
+        let stream = || stream.clone();
+        match (applied, cursor) {
+            (Applied::Reset(reason), _) => {
+                bump(&self.shared.tally.resets);
+                self.health(slots, Connection::Connected);
+                self.tell(|| Change::Reset { stream: stream(), reason });
+            }
+            (Applied::Loaded, Some(cursor)) => {
+                self.health(slots, Connection::Connected);
+                self.tell(|| Change::Loaded { stream: stream(), cursor });
+            }
+            (Applied::Batch(batch), Some(cursor)) => {
+                self.tell(|| Change::Batch { stream: stream(), cursor, batch: Arc::new(batch) });
+            }
+            (Applied::Chunk | Applied::Loaded | Applied::Batch(_), _) => {}
+        }
+        Ok(())
+    }
+
+    fn connected(&self, slots: &Slots) {
+        bump(&self.shared.tally.subscriptions);
+        for slot in slots.values() {
+            slot.connected.store(true, Ordering::Release);
+        }
+        self.health(slots, Connection::Connected);
+        self.tell(|| Change::Connected);
+    }
+
+    fn disconnected(&self, reason: Arc<str>) {
+        let slots = self.shared.slots.read().clone();
+        let mut retired = Retired::default();
+        for slot in slots.values() {
+            slot.connected.store(false, Ordering::Release);
+            slot.replica.write().interrupt_retiring(&mut retired);
+        }
+        let was_connected = self.shared.health.borrow().connection == Connection::Connected;
+        self.health(&slots, Connection::Waiting { reason: reason.clone() });
+        if was_connected {
+            self.tell(|| Change::Disconnected { reason });
+        }
+    }
+
+    fn health(&self, slots: &Slots, connection: Connection) {
+        let current = connection == Connection::Connected
+            && slots.values().all(|slot| slot.replica.read().is_current());
+        self.shared.health.send_if_modified(|health| {
+            let now = Health { connection, current };
+            let changed = *health != now;
+            *health = now;
+            changed
+        });
+    }
+
+    fn count(&self, end: &End) {
+        let tally = &self.shared.tally;
+        match end {
+            End::Status(status) if status.code() == Code::DataLoss => bump(&tally.losses),
+            End::Replica(_, ReplicaError::DigestMismatch { .. }) => bump(&tally.digest_mismatches),
+            End::Replica(..) | End::Uninvited(_) => bump(&tally.protocol_errors),
+            _ => return,
+        }
+        warn!(%end, "subscribing again");
+    }
+
+    /// Tells readers, if there are any. Whoever is slow will find that some is missing.
+    fn tell(&self, change: impl FnOnce() -> Change) {
+        if self.changes.receiver_count() > 0 {
+            // Fails when the last reader has just gone.
+            let _ = self.changes.send(change());
+        }
+    }
+}
+
+async fn next(messages: &mut Streaming<proto::SubscribeResponse>) -> Result<proto::SubscribeResponse, End> {
+    messages.message().await?.ok_or(End::Over)
+}
+
+/// Asks for what follows, where the replica can go on. A cursor that the plane cannot serve any more (also after
+/// `DATA_LOSS`, which does not say whose it was) is answered with a reset of that stream alone.
+fn selector(stream: &StreamId, slot: &Slot) -> proto::StreamSelector {
+    let resume = slot.replica.read().resume();
+    let resume = resume.map(|Cursor { epoch, sequence }| proto::Cursor { epoch: epoch.as_u64(), sequence });
+    proto::StreamSelector { engine: stream.engine.to_string(), rank: Some(stream.rank), resume }
+}
+
+fn bump(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
