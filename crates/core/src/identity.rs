@@ -72,6 +72,13 @@ pub enum EngineKind {
 }
 
 impl EngineKind {
+    /// The gRPC service that engines of this kind offer to gateways.
+    pub fn grpc_service(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm.grpc.engine.VllmEngine",
+        }
+    }
+
     /// The name used in configuration, status and metrics.
     pub fn as_str(self) -> &'static str {
         match self {

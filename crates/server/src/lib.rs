@@ -13,6 +13,8 @@ mod select;
 mod service;
 mod smg;
 
-pub use front::{Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset};
+pub use front::{
+    Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset,
+};
 pub use republish::{RepublishError, RepublishSpec, Republisher};
-pub use service::{Options, Service};
+pub use service::{FrontPlan, Options, Service};

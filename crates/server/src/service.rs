@@ -10,10 +10,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use tracing::error;
 
+use crate::front::Front;
 use crate::grpc;
 use crate::http;
 use crate::readiness::Readiness;
-use crate::smg::Mergers;
+use crate::smg::{Mergers, SmgService, SubscribeTo, own_calls};
 
 /// How the servers behave.
 #[derive(Debug, Clone)]
@@ -43,23 +44,38 @@ pub(crate) struct Shared {
     pub(crate) stop: CancellationToken,
 }
 
+/// A front of one engine.
+#[derive(Debug)]
+pub struct FrontPlan {
+    /// The engine.
+    pub engine: String,
+    /// Its own gRPC server, ready to be called.
+    pub front: Front,
+    /// Where the front listens.
+    pub listener: TcpListener,
+}
+
 /// The servers.
 #[derive(Debug)]
 pub struct Service {
     shared: Arc<Shared>,
+    fronts: Vec<FrontPlan>,
 }
 
 impl Service {
     /// Servers over a plane.
     pub fn new(plane: Arc<Plane>, options: Options) -> Self {
         let readiness = Readiness::new(options.ready_deadline);
-        Self { shared: Arc::new(Shared {
-                plane,
-                options,
-                readiness,
-                mergers: Mergers::default(),
-                stop: CancellationToken::new(),
-            }) }
+        let stop = CancellationToken::new();
+        let shared = Arc::new(Shared { plane, options, readiness, mergers: Mergers::default(), stop });
+        Self { shared, fronts: Vec::new() }
+    }
+
+    /// Adds a front.
+    #[must_use]
+    pub fn with_front(mut self, front: FrontPlan) -> Self {
+        self.fronts.push(front);
+        self
     }
 
     /// Serves until `stop` is cancelled, then ends every subscription with a status and waits for connections to close.
@@ -75,12 +91,28 @@ impl Service {
         let grpc_server = grpc::server(&shared);
         let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
         let grpc = grpc_server.serve_with_incoming_shutdown(incoming, shared.stop.clone().cancelled_owned());
-        let (http, grpc, ()) = tokio::join!(std::future::IntoFuture::into_future(http), grpc, watch);
+        let fronts = self.fronts.into_iter().map(|plan| run_front(plan, &shared));
+        let fronts = futures::future::join_all(fronts.collect::<Vec<_>>());
+        let (http, grpc, _, ()) =
+            tokio::join!(std::future::IntoFuture::into_future(http), grpc, fronts, watch);
         if let Err(error) = http {
             error!(%error, "HTTP server failed");
         }
         if let Err(error) = grpc {
             error!(%error, "gRPC server failed");
+        }
+    }
+}
+
+fn run_front(plan: FrontPlan, shared: &Arc<Shared>) -> impl Future<Output = ()> + use<> {
+    let FrontPlan { engine, front, listener } = plan;
+    let kind = shared.plane.engine(&engine).map(|engine| engine.spec.kind);
+    let events = SmgService::new(shared.clone(), SubscribeTo::Engine(engine));
+    let stop = shared.stop.clone();
+    async move {
+        if let Some(kind) = kind {
+            let own = own_calls(kind, events, front.upstream());
+            front.run(listener, stop, own).await;
         }
     }
 }

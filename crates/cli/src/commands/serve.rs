@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kvplane_ingest::Plane;
-use kvplane_server::Service;
+use kvplane_server::{FrontPlan, Republisher, Service};
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
@@ -23,12 +23,17 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let engines = config.engines().map_err(usage)?;
+    let fronts = config.fronts().map_err(usage)?;
     logging::start(&args.log).map_err(usage)?;
     let stop = stop_signal(None)?;
 
     // Everything that can fail without an engine fails before an engine is contacted.
     let http = bind("listen.http", config.listen.http).await?;
     let grpc = bind("listen.grpc", config.listen.grpc).await?;
+    let mut listening = Vec::new();
+    for (engine, address, front) in fronts {
+        listening.push(FrontPlan { engine, front, listener: bind("front", address).await? });
+    }
     for address in [config.listen.http, config.listen.grpc] {
         if !address.ip().is_loopback() {
             warn!(%address, "listening beyond loopback: anyone who reaches this address can read cached prompts");
@@ -44,7 +49,20 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         streams = plane.streams().count(),
         "serving"
     );
-    let service = Service::new(plane.clone(), config.server_options());
+    let mut service = Service::new(plane.clone(), config.server_options());
+    for plan in listening {
+        info!(engine = plan.engine, address = %plan.listener.local_addr().context("front")?, "front");
+        service = service.with_front(plan);
+    }
+    let republished = config.republished();
+    let mut republisher = if republished.is_empty() {
+        None
+    } else {
+        Some(
+            Republisher::start(&plane, &republished)
+                .map_err(|error| Failure::from(anyhow::Error::new(error)))?,
+        )
+    };
     let serving = service.run(http, grpc, stop.clone());
     tokio::pin!(serving);
     let stopped_early = tokio::select! {
@@ -57,7 +75,12 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
             warn!("connections did not end within {} s", GRACE.as_secs());
         }
     }
-    let closing = tokio::task::spawn_blocking(move || plane.shutdown());
+    let closing = tokio::task::spawn_blocking(move || {
+        if let Some(republisher) = &mut republisher {
+            republisher.stop();
+        }
+        plane.shutdown();
+    });
     if closing.await.is_err() {
         warn!("sockets did not close cleanly");
     }

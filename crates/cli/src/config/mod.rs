@@ -4,10 +4,12 @@ mod layers;
 mod units;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use kvplane_core::{EngineId, EngineKind, Trust, default_worker_id};
 use kvplane_ingest::{EngineSpec, Events, PlaneOptions};
+use kvplane_server::{Front, FrontOptions, RepublishSpec};
 use kvplane_stream::{Duplicates, Limits, OnGap};
 use serde::{Deserialize, Serialize};
 
@@ -157,6 +159,32 @@ pub(crate) struct EngineConfig {
     /// The engine's HTTP server, for its start time and capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) http: Option<String>,
+    /// The engine's own gRPC server, behind `front`: http:// or https://.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) grpc: Option<String>,
+    /// Certificates (PEM) to trust for an https `grpc`, instead of the public ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) grpc_ca: Option<PathBuf>,
+    /// Where a transparent gRPC front of this engine listens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) front: Option<SocketAddr>,
+    /// Publish this engine's events again, in vLLM's framing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) republish: Option<RepublishConfig>,
+}
+
+/// Where an engine's events are published again; rank r is at port + r.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RepublishConfig {
+    /// PUB address.
+    pub(crate) events: String,
+    /// ROUTER address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) replay: Option<String>,
+    /// Topic of every message.
+    #[serde(default)]
+    pub(crate) topic: String,
 }
 
 fn one() -> u32 {
@@ -189,6 +217,38 @@ impl Config {
             specs.push(spec);
         }
         Ok(specs)
+    }
+
+    /// The fronts, ready to listen. Reads certificates; dials nothing.
+    pub(crate) fn fronts(&self) -> anyhow::Result<Vec<(String, SocketAddr, Front)>> {
+        let mut fronts = Vec::new();
+        for (at, engine) in self.engine.iter().enumerate() {
+            let Some(address) = engine.front else {
+                if engine.grpc.is_some() || engine.grpc_ca.is_some() {
+                    bail!("engine[{at}]: grpc is used by front alone; give front an address too");
+                }
+                continue;
+            };
+            let what = || format!("engine[{at}] ({:?})", engine.id);
+            let Some(grpc) = &engine.grpc else {
+                bail!("{}: front needs grpc, the engine's own server", what())
+            };
+            let upstream =
+                grpc.parse().with_context(|| format!("{}: grpc: {grpc:?} is not a URL", what()))?;
+            let mut options = FrontOptions::new(upstream, engine.kind.grpc_service());
+            options.ca.clone_from(&engine.grpc_ca);
+            let front = Front::new(options).with_context(what)?;
+            fronts.push((engine.id.clone(), address, front));
+        }
+        Ok(fronts)
+    }
+
+    pub(crate) fn republished(&self) -> Vec<RepublishSpec> {
+        let specs = self.engine.iter().filter_map(|engine| {
+            let RepublishConfig { events, replay, topic } = engine.republish.clone()?;
+            Some(RepublishSpec { engine: engine.id.clone(), events, replay, topic })
+        });
+        specs.collect()
     }
 
     pub(crate) fn plane_options(&self) -> PlaneOptions {

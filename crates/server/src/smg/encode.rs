@@ -20,7 +20,9 @@ const CHUNK_TOKENS: usize = 256 * 1_024;
 /// An entry of a journal: encoded once, shared by all subscribers. Entries without visible events become empty batches,
 /// so that sequences have no holes.
 pub(super) fn entry(entry: &Entry) -> Bytes {
-    entry.encoded(PROTOCOL, |entry| batch(entry.sequence, entry.timestamp, entry.first_event_id, &entry.transitions))
+    entry.encoded(PROTOCOL, |entry| {
+        batch(entry.sequence, entry.timestamp, entry.first_event_id, &entry.transitions)
+    })
 }
 
 /// One batch.
@@ -192,7 +194,9 @@ fn split(transition: Transition, pieces: &mut Vec<Transition>) {
 
 fn size(transition: &Transition) -> (usize, usize) {
     match transition {
-        Transition::Stored { blocks, .. } => (blocks.len(), blocks.iter().map(|block| block.tokens.len()).sum()),
+        Transition::Stored { blocks, .. } => {
+            (blocks.len(), blocks.iter().map(|block| block.tokens.len()).sum())
+        }
         Transition::Removed { hashes, .. } => (hashes.len(), 0),
         Transition::Cleared => (0, 0),
     }

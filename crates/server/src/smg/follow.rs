@@ -77,10 +77,12 @@ impl Follower {
                     }
                     None => self.phase = Phase::Tail { sequence: then, cursor, withheld: self.withheld },
                 },
-                Phase::Tail { sequence, cursor, withheld } => match self.tail(sequence, cursor, withheld).await {
-                    Ok(phase) => self.phase = phase,
-                    Err(status) => return Some(Err(status)),
-                },
+                Phase::Tail { sequence, cursor, withheld } => {
+                    match self.tail(sequence, cursor, withheld).await {
+                        Ok(phase) => self.phase = phase,
+                        Err(status) => return Some(Err(status)),
+                    }
+                }
             }
         }
     }
@@ -120,10 +122,9 @@ impl Follower {
                 Ok(Phase::Tail { sequence: last, cursor: None, withheld })
             }
             (Source::Native { stream, credit }, Some(cursor)) => {
-                let entries = stream
-                    .next_after(cursor, READ)
-                    .await
-                    .map_err(|_| loss("the stream's continuity is lost: a new epoch, or a subscriber too slow"))?;
+                let entries = stream.next_after(cursor, READ).await.map_err(|_| {
+                    loss("the stream's continuity is lost: a new epoch, or a subscriber too slow")
+                })?;
                 for entry in &entries {
                     if let Some(reason) = ends(entry, credit) {
                         return Err(loss(reason));
@@ -169,8 +170,9 @@ impl Source {
                 if status.continuity == Continuity::Down || !credit.contains(&status.trust.level()) {
                     return Err(outside("the stream is not credited now"));
                 }
-                let cursor =
-                    stream.cursor_at(start).map_err(|_| outside("it is not in the replay window of this epoch"))?;
+                let cursor = stream
+                    .cursor_at(start)
+                    .map_err(|_| outside("it is not in the replay window of this epoch"))?;
                 Ok(Phase::Tail { sequence: start, cursor: Some(cursor), withheld: false })
             }
         }

@@ -61,7 +61,8 @@ pub(super) struct Merger {
 
 impl Merger {
     fn start(engine: &Engine, credit: &[Trust], stop: &CancellationToken) -> Arc<Self> {
-        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+        let unix_ms =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let base = Epoch::mint(unix_ms, None, 0).base();
         let merger = Arc::new(Self {
             merged: Mutex::new(Merged {
@@ -74,7 +75,8 @@ impl Merger {
             changed: Notify::new(),
         });
         for stream in &engine.streams {
-            let follower = RankFollower { merger: merger.clone(), stream: stream.clone(), credit: credit.to_vec() };
+            let follower =
+                RankFollower { merger: merger.clone(), stream: stream.clone(), credit: credit.to_vec() };
             let stop = stop.clone();
             tokio::spawn(async move {
                 tokio::select! {
@@ -84,11 +86,6 @@ impl Merger {
             });
         }
         merger
-    }
-
-    /// The last number given out.
-    pub(super) fn last_sequence(&self) -> u64 {
-        self.merged.lock().next_sequence - 1
     }
 
     /// Everything at one moment, and that moment.
@@ -141,7 +138,9 @@ impl Merger {
         merged.next_event_id += out.len() as u64;
         merged.bytes += bytes.len();
         merged.entries.push_back(bytes);
-        while merged.entries.len() > 1 && (merged.entries.len() > WINDOW_ENTRIES || merged.bytes > WINDOW_BYTES) {
+        while merged.entries.len() > 1
+            && (merged.entries.len() > WINDOW_ENTRIES || merged.bytes > WINDOW_BYTES)
+        {
             if let Some(old) = merged.entries.pop_front() {
                 merged.bytes -= old.len();
             }

@@ -16,9 +16,11 @@
 
 mod encode;
 mod follow;
+mod fronted;
 mod loads;
 mod merger;
 mod service;
 
+pub(crate) use fronted::own_calls;
 pub(crate) use merger::Mergers;
 pub(crate) use service::{SmgService, SubscribeTo};

@@ -3,7 +3,9 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures::{Stream as FutureStream, StreamExt as _, stream};
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use futures::{Stream as FutureStream, StreamExt as _, future, stream};
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::Engine;
 use kvplane_proto::Encoded;
@@ -45,23 +47,27 @@ impl SmgService {
         Self { shared, to }
     }
 
-    /// Answers a subscription; `loads` are batches of the engine's own stream, of which only loads are passed on.
+    /// Answers a subscription, with the load records of the engine's own stream between the events.
     pub(crate) fn subscribe_with_loads(
         &self,
         request: &Request<SubscribeKvEventsRequest>,
-        loads: Option<Batches>,
+        loads: Option<BoxStream<'static, Bytes>>,
     ) -> Result<Response<Batches>, Status> {
         let source = self.source(request.metadata()).map_err(ApiError)?;
         let follower = Follower::new(source, request.get_ref().start_sequence_number)?;
         let stop = self.shared.stop.clone().cancelled_owned();
-        let farewell = Status::from(ApiError(PublicError::new(ErrorCode::ShuttingDown, "kvplane is shutting down")));
+        let farewell =
+            Status::from(ApiError(PublicError::new(ErrorCode::ShuttingDown, "kvplane is shutting down")));
         let events = follower.into_stream();
         let events: Batches = match loads {
             Some(loads) => {
-                let loads = loads.filter_map(async |batch| batch.ok().and_then(|batch| load_only(&batch)));
                 // The loads may end (an engine that has none); the events decide when the call ends.
-                let loads = loads.map(|bytes| Ok(Encoded(bytes))).chain(stream::pending());
-                stream::select(events, loads).boxed()
+                let loads = loads.map(|load| Some(Ok(Encoded(load_only(&load))))).chain(stream::pending());
+                let events = events.map(Some).chain(stream::once(async { None }));
+                stream::select(events, loads)
+                    .take_while(|item| future::ready(item.is_some()))
+                    .filter_map(future::ready)
+                    .boxed()
             }
             None => events.boxed(),
         };
@@ -70,7 +76,8 @@ impl SmgService {
 
     fn source(&self, metadata: &MetadataMap) -> Result<Source, PublicError> {
         let text = |key: &'static str| -> Result<Option<&str>, PublicError> {
-            let invalid = |_| PublicError::new(ErrorCode::InvalidArgument, format!("metadata {key} is not text"));
+            let invalid =
+                |_| PublicError::new(ErrorCode::InvalidArgument, format!("metadata {key} is not text"));
             metadata.get(key).map(|value| value.to_str()).transpose().map_err(invalid)
         };
         let name = match &self.to {
