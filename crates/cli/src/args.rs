@@ -30,7 +30,8 @@ pub(crate) enum Command {
     Sim(SimArgs),
     /// Follow streams of a running kvplane, live
     #[command(
-        after_help = "Examples:\n  kvplane tail\n  kvplane tail --engine vllm-0 --from snapshot -o json | jq ."
+        after_help = "Examples:\n  kvplane tail\n  kvplane tail --engine vllm-0 --from snapshot -o json | jq .\n  \
+        kvplane tail --replica --seconds 10"
     )]
     Tail(TailArgs),
     /// Print what one stream holds now
@@ -111,6 +112,10 @@ pub(crate) struct TailArgs {
     /// Begin with a snapshot, or with what happens from now on
     #[arg(long, value_enum, default_value_t = From::Live)]
     pub(crate) from: From,
+    /// Keep a replica of each stream and print where it stands, at most twice a second, instead of every event; the
+    /// digest equals that of /v1/status at the same sequence
+    #[arg(long, conflicts_with_all = ["from", "tokens"])]
+    pub(crate) replica: bool,
     /// Show token values: they are prompts
     #[arg(long)]
     pub(crate) tokens: bool,

@@ -1,4 +1,6 @@
-//! `kvplane tail`: live events as lines or JSON.
+//! `kvplane tail`: live events as lines or JSON, or where replicas made of them stand.
+
+mod replica;
 
 use anyhow::Context as _;
 use kvplane_proto::kvplane::v1::{Start, StreamSelector, SubscribeRequest};
@@ -9,6 +11,9 @@ use crate::output::{Printer, Written};
 
 pub(crate) async fn run(args: TailArgs) -> Result<(), Failure> {
     let stop = stop_signal(args.seconds)?;
+    if args.replica {
+        return replica::run(args, stop).await;
+    }
     let mut client = connect(&args.plane.plane).await?;
     let selectors =
         args.engine.into_iter().map(|engine| StreamSelector { engine, rank: args.rank, resume: None });

@@ -1,0 +1,244 @@
+//! Replicas over gRPC, of a plane over simulated engines: equal to the plane and to the engines' own truth, whatever
+//! happens in between.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures::{FutureExt as _, StreamExt as _};
+use kvplane_client::proto::ResetReason;
+use kvplane_client::proto::subscribe_response::Item;
+use kvplane_client::{
+    Change, Client, Connection, Continuity, Counters, Following, Options, Selection, Trust,
+};
+use kvplane_sim::load::Random;
+use kvplane_sim::{Fault, Restart};
+use support::liar::Liar;
+use support::{DEADLINE, Engine, Rig, hasty, stream, until};
+use tokio::time::timeout;
+
+async fn ready(following: &Following) {
+    timeout(DEADLINE, following.ready()).await.expect("never ready");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_any_faults_replica_plane_and_engine_are_equal() {
+    for seed in [1, 2] {
+        fault_run(seed, 45).await;
+    }
+}
+
+async fn fault_run(seed: u64, steps: usize) {
+    let mut random = Random::new(seed);
+    let mut engines = [Engine::start(seed), Engine::start(seed + 100)];
+    let mut rig = Rig::over(&[&engines[0], &engines[1]]).await;
+    let following = rig.client(hasty()).await.follow(Selection::All);
+    for step in 0..steps {
+        let at = random.below(2) as usize;
+        let engine = &mut engines[at];
+        let count = 1 + random.below(3) as u32;
+        let action = random.below(15);
+        match action {
+            0 => engine.sim.fault(None, Fault::Drop(count)),
+            1 => engine.sim.fault(None, Fault::Duplicate(count)),
+            2 => engine.sim.fault(None, Fault::Reorder(1)),
+            3 => engine.sim.fault(None, Fault::Garbage(count)),
+            4 => engine.sim.fault(None, Fault::Restart(Restart::default())),
+            5 => {
+                let first_sequence = engine.next_sequence() + u64::from(count);
+                let same_content = random.below(2) == 0;
+                engine.sim.fault(None, Fault::Restart(Restart { first_sequence, same_content }));
+            }
+            6 => engine.sim.fault(None, Fault::Disconnect),
+            7 => {
+                rig.stop_serving().await;
+                engine.work(count as usize);
+                rig.serve().await;
+            }
+            8 => rig.replace_plane(&[&engines[0], &engines[1]]).await,
+            9 => assert!(engine.sim.reset_prefix_cache()),
+            _ => engine.work(count as usize),
+        }
+        engines[at].work(1);
+        if random.below(3) == 0 {
+            tokio::time::sleep(Duration::from_millis(random.below(60))).await;
+        }
+        if step % 15 == 14 {
+            ready(&following).await;
+        }
+    }
+    // Some faults wait for the next frames.
+    for engine in &mut engines {
+        engine.work(4);
+    }
+    ready(&following).await;
+    for (at, engine) in engines.iter().enumerate() {
+        let view = following.replica(&stream(at)).expect("followed");
+        rig.equal(at, engine, &view).await;
+        assert_eq!(view.continuity(), Continuity::Live);
+    }
+    let counters = following.counters();
+    assert_eq!((counters.digest_mismatches, counters.protocol_errors), (0, 0), "{counters:?}");
+    following.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_of_changes_is_told_and_the_replica_is_exact() {
+    let mut engine = Engine::start(3);
+    engine.work(2);
+    let rig = Rig::over(&[&engine]).await;
+    rig.heard(0, &engine).await;
+    let options = Options { changes_kept: 4, ..hasty() };
+    let following = rig.client(options).await.follow(Selection::All);
+    ready(&following).await;
+    let mut changes = following.changes();
+    engine.work(12);
+    let view = following.replica(&stream(0)).unwrap();
+    rig.equal(0, &engine, &view).await;
+    let Some(Change::Lagged { missed }) = changes.next().await else { panic!("not told") };
+    assert!(missed > 0);
+    let mut kept = Vec::new();
+    while let Some(Some(change)) = changes.next().now_or_never() {
+        kept.push(change);
+    }
+    assert_eq!(kept.len(), 4, "as many as were asked for");
+    let Some(Change::Batch { cursor, .. }) = kept.last() else { panic!("{kept:?}") };
+    assert_eq!(Some(*cursor), view.cursor(), "the newest are kept");
+    following.close().await;
+    assert!(matches!(changes.next().await, Some(Change::Disconnected { .. })));
+    assert!(changes.next().await.is_none(), "changes end with the following");
+    assert!(!view.connected() && !view.is_current());
+    assert_eq!(view.digest(), engine.digest(), "still readable");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_plane_resets_and_a_restarted_server_does_not() {
+    let mut engine = Engine::start(4);
+    engine.work(5);
+    let mut rig = Rig::over(&[&engine]).await;
+    rig.heard(0, &engine).await;
+    let following = rig.client(hasty()).await.follow(Selection::Stream("e0".into(), 0));
+    ready(&following).await;
+    let view = following.replica(&stream(0)).unwrap();
+    rig.equal(0, &engine, &view).await;
+
+    // Only the servers go: what follows the cursor is all that is needed.
+    let before = (view.digest(), view.trust());
+    rig.stop_serving().await;
+    until("disconnected", async || !view.connected()).await;
+    assert!(!view.is_current());
+    assert_eq!((view.digest(), view.trust()), before, "as it was last");
+    assert_eq!(view.trust().level, Trust::Exact);
+    until("waiting", async || matches!(following.connection(), Connection::Waiting { .. })).await;
+    engine.work(3);
+    rig.serve().await;
+    ready(&following).await;
+    rig.equal(0, &engine, &view).await;
+    assert_eq!(following.counters().resets, 1, "resumed");
+
+    // Another plane has another epoch.
+    let mut changes = following.changes();
+    let epoch = view.epoch();
+    rig.replace_plane(&[&engine]).await;
+    let reason = timeout(DEADLINE, async {
+        loop {
+            match changes.next().await.expect("changes go on") {
+                Change::Reset { reason, .. } => return reason,
+                Change::Connected | Change::Disconnected { .. } | Change::Batch { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    assert_eq!(reason.await.expect("never reset"), ResetReason::OtherEpoch);
+    engine.work(2);
+    ready(&following).await;
+    rig.equal(0, &engine, &view).await;
+    assert!(view.epoch() > epoch);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_come_and_go_with_the_plane_are_noticed() {
+    let (mut first, mut second) = (Engine::start(5), Engine::start(6));
+    first.work(2);
+    second.work(2);
+    let mut rig = Rig::over(&[&first]).await;
+    let client = rig.client(hasty()).await;
+    let all = client.follow(Selection::All);
+    let late = client.follow(Selection::Engines(vec!["e1".into()]));
+    ready(&all).await;
+    assert_eq!(all.replicas(), [stream(0)]);
+    until("told", async || matches!(late.connection(), Connection::Waiting { .. })).await;
+    assert_eq!(late.replicas(), []);
+
+    rig.replace_plane(&[&first, &second]).await;
+    ready(&late).await;
+    until("both", async || all.replicas() == [stream(0), stream(1)]).await;
+    assert_eq!(late.replicas(), [stream(1)]);
+    for following in [&all, &late] {
+        rig.equal(1, &second, &following.replica(&stream(1)).unwrap()).await;
+    }
+
+    let gone = all.replica(&stream(1)).unwrap();
+    rig.replace_plane(&[&first]).await;
+    until("gone", async || all.replicas() == [stream(0)]).await;
+    assert!(!gone.connected());
+    ready(&all).await;
+    rig.equal(0, &first, &all.replica(&stream(0)).unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_digest_is_counted_and_everything_is_asked_for_again() {
+    let mut engine = Engine::start(7);
+    engine.work(3);
+    let rig = Rig::over(&[&engine]).await;
+    rig.heard(0, &engine).await;
+    // What is to be done to the next batch.
+    let trick = Arc::new(AtomicU32::new(0));
+    let tricks = trick.clone();
+    let address = Liar::before(rig.url(), move |mut message| {
+        if let Some(Item::Batch(batch)) = &mut message.item {
+            match tricks.swap(0, Ordering::Relaxed) {
+                1 => batch.digest.as_mut().unwrap().low ^= 1,
+                2 => message.sequence += 1,
+                3 => return Err(tonic::Status::data_loss("too slow")),
+                _ => {}
+            }
+        }
+        Ok(message)
+    })
+    .await;
+    let client = Client::connect(&format!("http://{address}"), hasty()).await.unwrap();
+    let following = client.follow(Selection::All);
+    ready(&following).await;
+    let view = following.replica(&stream(0)).unwrap();
+    let counted: [fn(Counters) -> u64; 3] =
+        [|it| it.digest_mismatches, |it| it.protocol_errors, |it| it.losses];
+    for (number, counted) in (1..).zip(counted) {
+        let resets = following.counters().resets;
+        until("found", async || {
+            trick.store(number, Ordering::Relaxed);
+            engine.work(1);
+            counted(following.counters()) > 0
+        })
+        .await;
+        trick.store(0, Ordering::Relaxed);
+        ready(&following).await;
+        rig.equal(0, &engine, &view).await;
+        // A loss alone voids nothing here: the plane says whether it can go on from the cursor.
+        assert_eq!(following.counters().resets > resets, number != 3);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_there_is_an_error_at_once_and_a_wait_when_lazy() {
+    let error = Client::connect("http://127.0.0.1:1", Options::default()).await.unwrap_err();
+    assert!(error.to_string().contains("no kvplane answers"), "{error}");
+    assert!(Client::lazy("http://", Options::default()).is_err());
+    let following = Client::lazy("127.0.0.1:1", hasty()).unwrap().follow(Selection::All);
+    until("told", async || matches!(following.connection(), Connection::Waiting { .. })).await;
+    timeout(Duration::from_secs(1), following.close()).await.expect("closes while it waits");
+}
