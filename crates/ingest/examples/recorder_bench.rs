@@ -77,7 +77,7 @@ fn stream() -> Arc<Stream> {
     let follow = Options { replay: false, ..Options::default() };
     let stream =
         Stream::in_process(StreamId::new(EngineId::new("bench"), 0), follow, JournalOptions::default());
-    stream.feed(|recorder, now| recorder.connected(now));
+    stream.feed(kvplane_stream::Recorder::connected);
     Arc::new(stream)
 }
 
@@ -159,8 +159,8 @@ fn memory() {
                 "| {} | {:.0} | {:.1} | {:.1} |",
                 sequence + 1,
                 resident_mib() - before,
-                status.window_bytes as f64 / 1048576.0,
-                status.state_bytes as f64 / 1048576.0
+                status.window_bytes as f64 / 1_048_576.0,
+                status.state_bytes as f64 / 1_048_576.0
             );
         }
     }

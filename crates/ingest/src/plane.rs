@@ -65,6 +65,13 @@ pub enum StartError {
     Threads(SocketError),
 }
 
+impl StartError {
+    /// Whether the specification is wrong, rather than the machine.
+    pub fn is_mistake(&self) -> bool {
+        matches!(self, Self::DuplicateId(_) | Self::Address { .. } | Self::SharedTopic { .. })
+    }
+}
+
 /// Every engine's streams.
 #[derive(Debug)]
 pub struct Plane {

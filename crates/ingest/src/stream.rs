@@ -89,8 +89,8 @@ pub struct Stream {
     changed: Notify,
     /// Something is in the window that nobody has been woken for.
     unannounced: AtomicBool,
-    /// The snapshot that was taken last, while somebody still uses it.
-    snapshot: tokio::sync::Mutex<Weak<Snapshot>>,
+    /// The snapshot that was taken last and when it was begun, while somebody still uses it.
+    snapshot: tokio::sync::Mutex<(Duration, Weak<Snapshot>)>,
 }
 
 impl Stream {
@@ -109,7 +109,7 @@ impl Stream {
             unannounced: AtomicBool::new(false),
             inner: Mutex::new(Inner { recorder, malformed_frames: 0, last_event: None }),
             changed: Notify::new(),
-            snapshot: tokio::sync::Mutex::new(Weak::new()),
+            snapshot: tokio::sync::Mutex::new((Duration::ZERO, Weak::new())),
         }
     }
 
@@ -192,17 +192,21 @@ impl Stream {
         self.window.transitions_from(start)
     }
 
-    /// The state at one moment. Batches go on being applied while it is taken; several who ask at the same time share
-    /// one.
+    /// The state at a moment after the call. Batches go on being applied while it is taken; several who ask at the same
+    /// time share one.
     pub async fn snapshot(&self) -> Arc<Snapshot> {
+        let asked = self.clock.now().mono;
         let mut shared = self.snapshot.lock().await;
-        if let Some(snapshot) = shared.upgrade()
-            && self.read_after(snapshot.cursor, 0).is_ok()
+        let (begun, last) = &*shared;
+        // Only one whose moment is after the question: whoever asks now must not be told how it was.
+        if *begun >= asked
+            && let Some(snapshot) = last.upgrade()
         {
             return snapshot;
         }
+        let begun = self.clock.now().mono;
         let snapshot = Arc::new(self.take_snapshot().await);
-        *shared = Arc::downgrade(&snapshot);
+        *shared = (begun, Arc::downgrade(&snapshot));
         snapshot
     }
 

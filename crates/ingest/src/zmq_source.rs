@@ -9,7 +9,6 @@ use kvplane_socket::{
     Endpoint, ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler, Subscription,
 };
 use kvplane_stream::{Ask, Happening, Now, PassedOver, Recorder};
-use kvplane_wire::RejectedKind;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
@@ -125,7 +124,6 @@ impl Driver {
             }
             Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
             Happening::PassedOver(PassedOver { kind, reason, count }) => {
-                let kind = kind.map_or("event", RejectedKind::as_str);
                 warn!(%stream, kind, reason, count, "event passed over");
             }
             Happening::Undecodable { sequence, reason } => {

@@ -344,6 +344,8 @@ fn open(context: &Context, request: &ReplayRequest) -> Result<Socket, SocketErro
     let socket = context.socket(zmq::DEALER).map_err(SocketError::doing("open a DEALER socket"))?;
     let configure = || {
         socket.set_linger(0)?;
+        // Also reaches addresses of the older protocol.
+        socket.set_ipv6(true)?;
         socket.set_rcvhwm(RECEIVE_HWM)?;
         socket.set_maxmsgsize(MAX_MESSAGE_BYTES)?;
         socket.set_reconnect_ivl(RECONNECT_MILLIS)

@@ -148,7 +148,7 @@ fn an_unknown_parent_waits_uncredited_and_is_attached_when_it_comes() {
 fn a_salt_is_inherited_and_separates_content() {
     let salted = |list: &[u64], parent| {
         let keys = list.iter().enumerate().map(|(at, _)| {
-            (at == 0 && parent == None::<u64>).then(|| vec![OwnedExtraKey::Text("tenant".into())])
+            (at == 0 && Option::<u64>::is_none(&parent)).then(|| vec![OwnedExtraKey::Text("tenant".into())])
         });
         OwnedEvent::Stored(OwnedStored { extra_keys: Some(keys.collect()), ..stored(list, parent) })
     };

@@ -72,7 +72,7 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), Failure> {
     })
     .await
     .context("the simulator")?;
-    println!("{}", verdict.text);
+    let _ = writeln!(std::io::stdout(), "{}", verdict.text);
     if verdict.equal { Ok(()) } else { Err(anyhow::anyhow!("kvplane and the engines do not agree").into()) }
 }
 
@@ -163,7 +163,7 @@ async fn watch(
     if live_view {
         let _ = write!(out, "\x1b[?25l");
     } else {
-        println!("{addresses}");
+        let _ = writeln!(out, "{addresses}");
     }
     loop {
         tokio::select! {
@@ -185,7 +185,7 @@ async fn watch(
             let _ = out.flush();
         } else {
             for line in news {
-                println!("{line}");
+                let _ = writeln!(out, "{line}");
             }
         }
     }

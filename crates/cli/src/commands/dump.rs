@@ -1,20 +1,20 @@
 //! `kvplane dump`: what one stream holds now.
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_proto::kvplane::v1::{Start, StatusRequest, StreamSelector, SubscribeRequest};
 use tonic::transport::Channel;
 
-use super::{Failure, connect, usage};
+use super::{Failure, connect, refused, usage};
 use crate::args::{DumpArgs, Output};
 use crate::output::{Printer, Written};
 
 pub(crate) async fn run(args: DumpArgs) -> Result<(), Failure> {
     let mut client = connect(&args.plane.plane).await?;
-    let selector = select(&mut client, args.engine, args.rank).await.map_err(usage)?;
+    let selector = select(&mut client, args.engine, args.rank).await?;
     let request = SubscribeRequest { streams: vec![selector], start: Start::Snapshot.into() };
-    let subscription = client.subscribe(request).await.map_err(|status| anyhow!("{}", status.message()))?;
+    let subscription = client.subscribe(request).await.map_err(|status| refused(&status))?;
     let mut messages = subscription.into_inner();
     let mut printer = Printer::new(args.output == Output::Json, args.tokens);
     loop {
@@ -42,20 +42,22 @@ async fn select(
     client: &mut PlaneClient<Channel>,
     engine: Option<String>,
     rank: Option<u32>,
-) -> anyhow::Result<StreamSelector> {
+) -> Result<StreamSelector, Failure> {
     let status = client.status(StatusRequest { engine: engine.clone() }).await;
-    let status = status.map_err(|status| anyhow!("{}", status.message()))?.into_inner();
+    let status = status.map_err(|status| refused(&status))?.into_inner();
     let found = match &status.engines[..] {
         [only] => only,
         several => {
             let names: Vec<&str> = several.iter().map(|engine| engine.id.as_str()).collect();
-            bail!("name one of several engines with --engine: {}", names.join(", "));
+            return Err(usage(anyhow!("name one of several engines with --engine: {}", names.join(", "))));
         }
     };
     let rank = match (rank, found.ranks.len()) {
         (Some(rank), _) => rank,
         (None, 1) => 0,
-        (None, ranks) => bail!("engine {} has {ranks} ranks: name one with --rank", found.id),
+        (None, ranks) => {
+            return Err(usage(anyhow!("engine {} has {ranks} ranks: name one with --rank", found.id)));
+        }
     };
     Ok(StreamSelector { engine: found.id.clone(), rank: Some(rank), resume: None })
 }

@@ -59,6 +59,12 @@ pub(crate) fn stop_signal(seconds: Option<u64>) -> anyhow::Result<CancellationTo
     Ok(stop)
 }
 
+/// What a kvplane refused, with the exit code that says whose mistake it is.
+pub(crate) fn refused(status: &tonic::Status) -> Failure {
+    let mistake = matches!(status.code(), tonic::Code::NotFound | tonic::Code::InvalidArgument);
+    Failure { code: if mistake { 2 } else { 1 }, error: anyhow::anyhow!("{}", status.message()) }
+}
+
 /// Snapshot chunks stay below 1 MiB; a batch is as large as the engine made it.
 const MAX_MESSAGE: usize = 256 << 20;
 

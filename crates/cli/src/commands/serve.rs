@@ -1,5 +1,6 @@
 //! `kvplane serve`.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -19,7 +20,8 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let config = config::load(&args, std::env::vars()).map_err(usage)?;
     if args.dump_config {
-        print!("{}", toml::to_string(&config).context("cannot print the configuration")?);
+        let text = toml::to_string(&config).context("cannot print the configuration")?;
+        std::io::stdout().write_all(text.as_bytes()).context("cannot print the configuration")?;
         return Ok(());
     }
     let engines = config.engines().map_err(usage)?;
@@ -40,8 +42,10 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         }
     }
     let count = engines.len();
-    let plane = Plane::start(engines, &config.plane_options())
-        .map_err(|error| Failure::from(anyhow::Error::new(error)))?;
+    let plane = Plane::start(engines, &config.plane_options()).map_err(|error| {
+        let code = if error.is_mistake() { 2 } else { 1 };
+        Failure { code, error: anyhow::Error::new(error) }
+    })?;
     info!(
         http = %http.local_addr().context("listen.http")?,
         grpc = %grpc.local_addr().context("listen.grpc")?,

@@ -24,14 +24,14 @@ pub(crate) fn load(
     variables.sort();
     for (name, value) in variables {
         let path: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
-        set(&mut tree, &path, scalar(&value)).with_context(|| format!("environment {name}"))?;
-        check(&tree).with_context(|| format!("environment {name}"))?;
+        let value = scalar(path.last().map_or("", String::as_str), &value);
+        set(&mut tree, &path, value).with_context(|| format!("environment {name}"))?;
     }
     for flag in &args.set {
         let (key, value) = flag.split_once('=').ok_or_else(|| anyhow!("--set {flag:?}: write KEY=VALUE"))?;
         let path: Vec<String> = key.split('.').map(str::to_owned).collect();
-        set(&mut tree, &path, scalar(value)).with_context(|| format!("--set {flag}"))?;
-        check(&tree).with_context(|| format!("--set {flag}"))?;
+        let value = scalar(path.last().map_or("", String::as_str), value);
+        set(&mut tree, &path, value).with_context(|| format!("--set {flag}"))?;
     }
     for (flag, address) in [("http", args.http), ("grpc", args.grpc)] {
         if let Some(address) = address {
@@ -40,7 +40,6 @@ pub(crate) fn load(
     }
     for flag in &args.engine {
         add_engine(&mut tree, flag).with_context(|| format!("--engine {flag}"))?;
-        check(&tree).with_context(|| format!("--engine {flag}"))?;
     }
     check(&tree)
 }
@@ -63,12 +62,23 @@ fn check(tree: &Table) -> anyhow::Result<Config> {
     serde_path_to_error::deserialize(Value::Table(tree.clone())).map_err(|error| {
         let path = error.path().to_string();
         let message = error.into_inner().message().replace('\n', " ");
-        if path == "." { anyhow!("{message}") } else { anyhow!("{path}: {message}") }
+        if path == "." {
+            return anyhow!("{message}");
+        }
+        // Whoever set it by the environment looks for the variable's name.
+        let variable = path.to_uppercase().replace(['.', '['], "__").replace(']', "");
+        anyhow!("{path}: {message} (by file, --set, --engine or {PREFIX}{variable})")
     })
 }
 
-/// A value as it would be written in the file, or else text.
-fn scalar(text: &str) -> Value {
+/// Keys whose values are numbers; all others are text, also where they look like numbers.
+const NUMBERS: [&str; 4] = ["max_batches", "ranks", "block_size", "worker_id"];
+
+/// A value as it would be written in the file: numbers and lists as such, everything else as text.
+fn scalar(key: &str, text: &str) -> Value {
+    if !NUMBERS.contains(&key) && !text.starts_with(['[', '{']) {
+        return Value::String(text.to_owned());
+    }
     let parsed: Option<Table> = toml::from_str(&format!("value = {text}")).ok();
     parsed.and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::String(text.to_owned()))
 }
@@ -110,10 +120,7 @@ fn add_engine(tree: &mut Table, flag: &str) -> anyhow::Result<()> {
     engine.insert("events".to_owned(), Value::String(events.to_owned()));
     for part in parts {
         let (key, value) = part.split_once('=').ok_or_else(|| anyhow!("{part:?}: write key=value"))?;
-        // Names and addresses are text even where they look like numbers.
-        let is_number = matches!(key, "ranks" | "block_size" | "worker_id");
-        let value = if is_number { scalar(value) } else { Value::String(value.to_owned()) };
-        engine.insert(key.to_owned(), value);
+        engine.insert(key.to_owned(), scalar(key, value));
     }
     let list = tree.entry("engine").or_insert_with(|| Value::Array(Vec::new()));
     let list = list.as_array_mut().ok_or_else(|| anyhow!("engine is not a list"))?;
@@ -152,6 +159,9 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         (path.clone(), Remove(path))
     }
+
+    /// Words, environment, and what the error must say.
+    type Case = (&'static [&'static str], &'static [(&'static str, &'static str)], &'static str);
 
     const ENGINE: &str = "vllm=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558,model=llama";
 
@@ -194,7 +204,6 @@ mod tests {
         let error = format!("{:#}", load_with(&["--config", path.to_str().unwrap()], &[]).unwrap_err());
         assert!(error.contains(".toml:3:") && error.contains("htpp"), "{error}");
         assert!(!error.contains('\n'));
-        type Case = (&'static [&'static str], &'static [(&'static str, &'static str)], &'static str);
         let cases: [Case; 6] = [
             (&["--config", "/nowhere/x.toml"], &[], "/nowhere/x.toml"),
             (&["--engine", "vllm"], &[], "KIND=EVENTS"),

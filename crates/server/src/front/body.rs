@@ -35,10 +35,10 @@ pub struct UpstreamBody {
 /// What lives as long as the call.
 #[derive(Debug)]
 pub(super) struct Call {
-    pub(super) counters: Arc<FrontCounters>,
-    pub(super) place: Place,
+    counters: Arc<FrontCounters>,
+    _place: Place,
     /// The request's direction, if it is still going on. It ends with the response: then the call is over.
-    pub(super) pump: Option<AbortOnDropHandle<()>>,
+    _pump: Option<AbortOnDropHandle<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -88,6 +88,18 @@ impl Body for ClientBody {
 
     fn is_end_stream(&self) -> bool {
         self.0.is_end_stream()
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    pub(super) fn new(
+        counters: Arc<FrontCounters>,
+        place: Place,
+        pump: Option<AbortOnDropHandle<()>>,
+    ) -> Self {
+        Self { counters, _place: place, _pump: pump }
     }
 }
 

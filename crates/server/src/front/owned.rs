@@ -30,7 +30,11 @@ impl OwnedCalls {
     /// Calls answered by a generated tonic server, or any service of that shape.
     pub fn service<S>(service: S) -> Self
     where
-        S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + Sync + 'static,
+        S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
         S::Future: Send + 'static,
     {
         Self::new(move |request: Request<Incoming>| {

@@ -18,9 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::body::{ClientBody, Reply};
 use super::counters::{InFlight, add};
-use super::link::{
-    CONNECTION_WINDOW, FRAME_SIZE, HEADER_LIST, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW,
-};
+use super::link::{CONNECTION_WINDOW, FRAME_SIZE, HEADER_LIST, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW};
 use super::upstream::UpstreamReset;
 use super::{Front, OwnedCalls};
 

@@ -28,7 +28,7 @@ use super::target::Target;
 const LINKS_MAX: usize = 32;
 
 /// A connection beyond the first is given up after this time without a call.
-const LINK_IDLE_MAX: Duration = Duration::from_secs(60);
+const LINK_IDLE_MAX: Duration = Duration::from_mins(1);
 
 /// The engine's gRPC server. Clones share their connections.
 ///
@@ -92,7 +92,9 @@ impl Upstream {
         let (mut response, stream) = match send.send_request(head, end) {
             Ok(sent) => sent,
             Err(error) => {
-                place.condemn();
+                if error.is_io() || error.is_go_away() {
+                    place.condemn();
+                }
                 return self.failed(error);
             }
         };
@@ -111,7 +113,7 @@ impl Upstream {
                 let (head, stream) = response.into_parts();
                 // A task of its own, not a part of the response's body: a client that does not read yet may send.
                 let pump = pump.map(|pump| AbortOnDropHandle::new(tokio::spawn(pump)));
-                let call = Call { counters: self.0.counters.clone(), place, pump };
+                let call = Call::new(self.0.counters.clone(), place, pump);
                 let body = UpstreamBody::new(&head.headers, stream, call);
                 Ok(Response::from_parts(head, body))
             }

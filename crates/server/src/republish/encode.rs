@@ -5,8 +5,8 @@
 use bytes::Bytes;
 use kvplane_core::Tier;
 use kvplane_stream::{
-    Attributes, BlockImage, Change, Entry, ExtraKeys, Layout, Parent, Place, Snapshot, StoreCause, StoredChange,
-    Transition,
+    Attributes, BlockImage, Change, Entry, ExtraKeys, Layout, Parent, Place, Snapshot, StoreCause,
+    StoredChange, Transition,
 };
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
@@ -53,7 +53,9 @@ fn push_change(change: &Change, events: &mut Vec<OwnedEvent>) {
         }
         Change::Cleared { places } => {
             // The engine's clear is the device's; one of a secondary tier alone has no form here.
-            if places.is_empty() || places.iter().any(|place| place.tier == Tier::Device && place.ownership.is_none()) {
+            if places.is_empty()
+                || places.iter().any(|place| place.tier == Tier::Device && place.ownership.is_none())
+            {
                 events.push(OwnedEvent::Cleared);
             }
         }
@@ -67,7 +69,12 @@ fn push_change(change: &Change, events: &mut Vec<OwnedEvent>) {
 fn announced(change: &StoredChange) -> OwnedStored {
     let tokens = match (change.layout, &change.span) {
         (Layout::Sparse, Some(span)) => span.to_vec(),
-        _ => change.blocks.iter().filter_map(|block| block.tokens.as_ref()).flat_map(|t| t.iter().copied()).collect(),
+        _ => change
+            .blocks
+            .iter()
+            .filter_map(|block| block.tokens.as_ref())
+            .flat_map(|t| t.iter().copied())
+            .collect(),
     };
     let has_keys = change.blocks.iter().any(|block| block.extra_keys.is_some());
     OwnedStored {
@@ -75,8 +82,9 @@ fn announced(change: &StoredChange) -> OwnedStored {
         parent: change.parent.map(OwnedHash::Unsigned),
         token_ids: if change.layout == Layout::HashOnly { Vec::new() } else { tokens },
         block_size: change.block_size,
-        extra_keys: has_keys
-            .then(|| change.blocks.iter().map(|block| block.extra_keys.as_ref().map(|keys| keys.to_vec())).collect()),
+        extra_keys: has_keys.then(|| {
+            change.blocks.iter().map(|block| block.extra_keys.as_ref().map(|keys| keys.to_vec())).collect()
+        }),
         session_id: change.session_id.as_ref().map(ToString::to_string),
         ..frame(&change.place, &change.attributes)
     }
@@ -222,8 +230,10 @@ impl Runs {
 
     fn add_hash_only(&mut self, place: &Place, copies: u32, hash: u64) {
         self.close();
-        let stored =
-            OwnedStored { block_hashes: vec![OwnedHash::Unsigned(hash)], ..frame(place, &Attributes::default()) };
+        let stored = OwnedStored {
+            block_hashes: vec![OwnedHash::Unsigned(hash)],
+            ..frame(place, &Attributes::default())
+        };
         self.open = Some((stored, copies, hash));
         self.close();
     }

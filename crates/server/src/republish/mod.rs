@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use kvplane_core::Cursor;
 use kvplane_ingest::{Plane, Stream};
-use kvplane_socket::{Endpoint, PubOptions, PubSocket, PublishContext, ReplyFraming, RouterSocket, SocketError};
+use kvplane_socket::{
+    Endpoint, PubOptions, PubSocket, PublishContext, ReplyFraming, RouterSocket, SocketError,
+};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -94,7 +96,8 @@ impl Republisher {
         let mut outlets = Vec::new();
         let mut endpoints = HashMap::new();
         for spec in specs {
-            let engine = plane.engine(&spec.engine).ok_or_else(|| RepublishError::NoEngine(spec.engine.clone()))?;
+            let engine =
+                plane.engine(&spec.engine).ok_or_else(|| RepublishError::NoEngine(spec.engine.clone()))?;
             for stream in &engine.streams {
                 let outlet = open(&context, spec, stream)?;
                 let replay = outlet.router.as_ref().map(|router| router.last_endpoint().to_owned());
@@ -133,7 +136,11 @@ impl Drop for Republisher {
     }
 }
 
-fn open(context: &PublishContext, spec: &RepublishSpec, stream: &Arc<Stream>) -> Result<Outlet, RepublishError> {
+fn open(
+    context: &PublishContext,
+    spec: &RepublishSpec,
+    stream: &Arc<Stream>,
+) -> Result<Outlet, RepublishError> {
     let rank = stream.id().rank;
     let address = |configured: &str| {
         at_rank(configured, rank).ok_or_else(|| RepublishError::Address {
@@ -149,7 +156,13 @@ fn open(context: &PublishContext, spec: &RepublishSpec, stream: &Arc<Stream>) ->
         Some(replay) => Some(RouterSocket::bind(context, &address(replay)?, HIGH_WATER).map_err(failed)?),
         None => None,
     };
-    Ok(Outlet { cursor: stream.cursor(), stream: stream.clone(), topic: spec.topic.clone().into_bytes(), publisher, router })
+    Ok(Outlet {
+        cursor: stream.cursor(),
+        stream: stream.clone(),
+        topic: spec.topic.clone().into_bytes(),
+        publisher,
+        router,
+    })
 }
 
 /// The address of a rank: the port counted up, unless the system chooses it.
@@ -212,20 +225,20 @@ impl Outlet {
         let send = |sequence: u64, payload: &[u8]| {
             router.reply_batch(&request.identity, framing, &self.topic, sequence, payload)
         };
-        let mut cursor = match request.start.checked_sub(1).map(|before| self.stream.cursor_at(before)) {
-            Some(Ok(cursor)) => cursor,
+        let within = request.start.checked_sub(1).and_then(|before| self.stream.cursor_at(before).ok());
+        let mut cursor = if let Some(cursor) = within {
+            cursor
+        } else {
             // Below the window, of another life, or from the beginning: everything.
-            _ => {
-                let snapshot = runtime.block_on(self.stream.snapshot());
-                let batches: Vec<Bytes> = encode::snapshot(self.stream.id().rank, &snapshot);
-                let first = snapshot.cursor.sequence + 1 - batches.len() as u64;
-                for (sequence, payload) in (first..).zip(&batches) {
-                    if send(sequence, payload).is_err() {
-                        return true;
-                    }
+            let snapshot = runtime.block_on(self.stream.snapshot());
+            let batches: Vec<Bytes> = encode::snapshot(self.stream.id().rank, &snapshot);
+            let first = snapshot.cursor.sequence + 1 - batches.len() as u64;
+            for (sequence, payload) in (first..).zip(&batches) {
+                if send(sequence, payload).is_err() {
+                    return true;
                 }
-                snapshot.cursor
             }
+            snapshot.cursor
         };
         // The tail up to now; what comes later is published.
         while let Ok(entries) = self.stream.read_after(cursor, BURST) {

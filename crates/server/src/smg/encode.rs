@@ -115,7 +115,7 @@ fn level(tier: Tier) -> i32 {
 #[derive(Debug)]
 pub(super) struct Chunks {
     transitions: Vec<Transition>,
-    chunks: Vec<Range<usize>>,
+    ranges: Vec<Range<usize>>,
     cut: u64,
     blocks: u64,
     unknown_before: u64,
@@ -143,13 +143,13 @@ impl Chunks {
         }
         // An empty state is told too: by one chunk with nothing but the clear.
         chunks.push(start..pieces.len());
-        Self { transitions: pieces, chunks, cut, blocks: total, unknown_before, next: 0 }
+        Self { transitions: pieces, ranges: chunks, cut, blocks: total, unknown_before, next: 0 }
     }
 
     /// The next message; `None` after the last.
     pub(super) fn next(&mut self) -> Option<Bytes> {
-        let range = self.chunks.get(self.next)?.clone();
-        let count = self.chunks.len();
+        let range = self.ranges.get(self.next)?.clone();
+        let count = self.ranges.len();
         let mut events = Vec::with_capacity(range.len() + 1);
         if self.next == 0 {
             events.push(event(0, &Transition::Cleared));

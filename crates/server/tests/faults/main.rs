@@ -4,7 +4,9 @@
 
 mod frames;
 mod replay;
+mod republish;
 mod rig;
+mod smg;
 mod subscribers;
 
 use kvplane_core::{Continuity, Trust};

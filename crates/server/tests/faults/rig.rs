@@ -85,7 +85,7 @@ impl Engine {
             events: Events::Connect(self.sim.event_endpoints().remove(0)),
             replay: if self.replay { self.sim.replay_endpoints().remove(0) } else { None },
             topic: String::new(),
-            ranks: 1,
+            ranks: self.sim.config().ranks,
             block_size: None,
             worker_id: 7,
             duplicates: Duplicates::Count,
@@ -142,13 +142,24 @@ impl Rig {
         what: &str,
         wanted: impl Fn(&StreamStatus) -> bool,
     ) -> StreamStatus {
+        self.until_rank(engine, 0, what, wanted).await
+    }
+
+    pub async fn until_rank(
+        &self,
+        engine: usize,
+        rank: usize,
+        what: &str,
+        wanted: impl Fn(&StreamStatus) -> bool,
+    ) -> StreamStatus {
+        let stream = &self.plane.engines()[engine].streams[rank];
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let status = self.status(engine);
+            let status = stream.status();
             if wanted(&status) {
                 return status;
             }
-            assert!(Instant::now() < deadline, "never {what}: {status:#?}");
+            assert!(Instant::now() < deadline, "rank {rank} never {what}: {status:#?}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

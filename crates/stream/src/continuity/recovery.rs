@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kvplane_core::{Reason, digest};
 
 use super::hold::Held;
-use super::{Action, Continuity, EpochCause, HintAnswer, Last, OnGap, Origin, Phase};
+use super::{Action, Continuity, END_MARKER, EpochCause, HintAnswer, Last, OnGap, Origin, Phase};
 use crate::clock::Now;
 
 /// A replay under way.
@@ -105,6 +105,9 @@ impl Continuity {
     /// The replay socket sent a batch.
     pub fn replayed(&mut self, now: Now, id: u64, sequence: u64, payload: Bytes) {
         let Some(request) = self.request.as_mut().filter(|request| request.id == id) else { return };
+        if sequence == END_MARKER {
+            return;
+        }
         let digest = digest(&payload);
         if !request.verified
             && let Some(expect) = request.expect

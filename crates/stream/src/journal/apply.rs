@@ -51,13 +51,13 @@ impl Journal {
                 Event::Cleared { ownership } => self.apply_cleared(*ownership, engine_sequence, &mut effects),
                 Event::Unknown { .. } => {
                     self.counters.unknown_events += 1;
-                    self.pass_over(None, "unknown_event", self.counters.unknown_events);
+                    self.pass_over("event", "unknown_event", self.counters.unknown_events);
                     self.degrade(Reason::UnknownEvent, now);
                 }
                 Event::Rejected(rejected) => {
                     let reason = rejected.reason.as_str();
                     let count = self.counters.reject(rejected.kind, reason);
-                    self.pass_over(Some(rejected.kind), reason, count);
+                    self.pass_over(rejected.kind.as_str(), reason, count);
                     self.degrade(
                         match rejected.kind {
                             RejectedKind::Store => Reason::MalformedStore,
@@ -398,8 +398,8 @@ impl Journal {
             if self.other_tiers_unknown {
                 self.trust.restore();
                 self.trust_changed = true;
+                self.known_from = Some(engine_sequence);
             }
-            self.known_from = Some(engine_sequence);
         }
     }
 

@@ -105,8 +105,8 @@ impl JournalCounters {
 /// Something in a batch that was passed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PassedOver {
-    /// What it would have been; `None` for an event of an unknown kind.
-    pub kind: Option<RejectedKind>,
+    /// What it would have been: `store`, `removal`, or `event` when that cannot be told.
+    pub kind: &'static str,
     /// Why, as a stable word.
     pub reason: &'static str,
     /// How many there have been, this one included.
@@ -295,7 +295,7 @@ impl Journal {
         std::mem::take(&mut self.passed_over)
     }
 
-    fn pass_over(&mut self, kind: Option<RejectedKind>, reason: &'static str, count: u64) {
+    fn pass_over(&mut self, kind: &'static str, reason: &'static str, count: u64) {
         if count.is_power_of_two() {
             self.passed_over.push(PassedOver { kind, reason, count });
         }
@@ -466,7 +466,7 @@ impl Journal {
         let Some(capacity) = self.capacity else { return };
         if self.trust.level() == kvplane_core::Trust::Lower
             && !self.state.has_other_tiers()
-            && self.state.copies_in(Tier::Device) >= capacity
+            && self.state.copies_in(Tier::Device) == capacity
         {
             self.trust.restore();
             self.trust_changed = true;

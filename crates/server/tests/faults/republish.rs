@@ -1,0 +1,121 @@
+//! The republisher, heard by another kvplane: it joins late, survives what its source survives, and ends equal.
+
+use std::time::Duration;
+
+use kvplane_core::{EngineId, EngineKind, Trust};
+use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions};
+use kvplane_server::{RepublishSpec, Republisher};
+use kvplane_sim::{Fault, Restart};
+use kvplane_stream::Duplicates;
+
+use crate::rig::{DEADLINE, Engine, Rig, held};
+
+struct Chain {
+    republisher: Republisher,
+    second: std::sync::Arc<Plane>,
+}
+
+impl Chain {
+    fn after(rig: &Rig) -> Self {
+        let spec = RepublishSpec {
+            engine: "e0".to_owned(),
+            events: "tcp://127.0.0.1:0".to_owned(),
+            replay: Some("tcp://127.0.0.1:0".to_owned()),
+            topic: "kv@again".to_owned(),
+        };
+        let republisher = Republisher::start(&rig.plane, &[spec]).unwrap();
+        let (events, replay) = republisher.endpoints("e0", 0).unwrap().clone();
+        let spec = EngineSpec {
+            id: EngineId::new("second"),
+            kind: EngineKind::Vllm,
+            model: String::new(),
+            events: Events::Connect(events),
+            replay,
+            topic: "kv@".to_owned(),
+            ranks: 1,
+            block_size: None,
+            worker_id: 1,
+            duplicates: Duplicates::Count,
+            http: None,
+        };
+        let second = Plane::start(vec![spec], &PlaneOptions::default()).unwrap();
+        Self { republisher, second }
+    }
+
+    /// Waits until the second plane holds what the first holds, copies included.
+    async fn equal(&self, rig: &Rig) {
+        let stream = self.second.streams().next().unwrap();
+        let deadline = std::time::Instant::now() + DEADLINE;
+        loop {
+            let (first, second) = (held(rig.stream(0)).await, held(stream).await);
+            if first == second && !first.is_empty() {
+                return;
+            }
+            assert!(std::time::Instant::now() < deadline, "{} {}", first.len(), second.len());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        self.second.shutdown();
+        self.republisher.stop();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_kvplane_joins_late_and_follows() {
+    let mut engine = Engine::plain();
+    engine.work(20);
+    let rig = Rig::over(&[&engine]).await;
+    rig.exact(0, &engine).await;
+    let chain = Chain::after(&rig);
+    chain.equal(&rig).await;
+    engine.work(10);
+    rig.exact(0, &engine).await;
+    chain.equal(&rig).await;
+    engine.sim.fault(None, Fault::Drop(1));
+    engine.work(5);
+    rig.exact(0, &engine).await;
+    chain.equal(&rig).await;
+    assert!(engine.sim.reset_prefix_cache());
+    engine.work(3);
+    rig.exact(0, &engine).await;
+    chain.equal(&rig).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_and_a_loss_reach_the_listener() {
+    let mut engine = Engine::plain();
+    engine.work(10);
+    let rig = Rig::over(&[&engine]).await;
+    rig.exact(0, &engine).await;
+    let chain = Chain::after(&rig);
+    chain.equal(&rig).await;
+    let ahead = engine.next_sequence() + 3;
+    engine.sim.fault(None, Fault::Restart(Restart { first_sequence: ahead, same_content: false }));
+    rig.until(0, "restarted", |status| status.counters.restarts == 1).await;
+    engine.work(4);
+    rig.exact(0, &engine).await;
+    chain.equal(&rig).await;
+    engine.sim.fault(None, Fault::Lose(1));
+    engine.work(4);
+    let status = rig.caught_up(0, &engine).await;
+    assert_eq!(status.trust.level(), Trust::Lower);
+    chain.equal(&rig).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listener_from_below_the_window_gets_the_whole_state() {
+    let mut engine = Engine::plain();
+    let rig = Rig::with_options(&[&engine], PlaneOptions { max_batches: 5, ..PlaneOptions::default() }).await;
+    rig.live(0).await;
+    engine.work(30);
+    rig.exact(0, &engine).await;
+    let chain = Chain::after(&rig);
+    chain.equal(&rig).await;
+    engine.work(3);
+    rig.exact(0, &engine).await;
+    chain.equal(&rig).await;
+}
