@@ -162,8 +162,8 @@ fn block(hash: u64, copies: u32) -> proto::Block {
     proto::Block {
         hash,
         copies,
-        root: hash % 8 == 0,
-        parent: (hash % 8 != 0).then(|| hash - 1),
+        root: hash.is_multiple_of(8),
+        parent: (!hash.is_multiple_of(8)).then(|| hash - 1),
         content_hash: Some(hash * 31),
         token_ids: vec![hash as u32; 4],
         ..proto::Block::default()
@@ -357,7 +357,9 @@ proptest! {
     ) {
         let (mut plane, mut replica) = (Plane::new(1), replica());
         for (ops, chunk, cut, spoil) in steps {
-            ops.iter().for_each(|op| plane.run(op));
+            for op in &ops {
+                plane.run(op);
+            }
             let mut answer = plane.answer(&replica, chunk);
             match spoil {
                 0 if answer.len() > 1 => drop(answer.remove(0)),
