@@ -23,15 +23,19 @@ ROOMS = {
     "kvplane-socket": set(),
     "kvplane-ingest": {"kvplane-core", "kvplane-socket", "kvplane-stream"},
     "kvplane-proto": set(),
-    "kvplane-server": {"kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-stream", "kvplane-wire"},
+    "kvplane-server": {
+        "kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
+    },
+    "kvplane-client": {"kvplane-core", "kvplane-proto"},
     "kvplane-sim": {"kvplane-core", "kvplane-socket", "kvplane-wire"},
     "kvplane": "*",
 }
 
-# Rooms that tests and examples, and only they, may use besides.
+# Rooms that tests and examples, and only they, may use besides. `*` is anything.
 ROOMS_IN_TESTS = {
     "kvplane-ingest": {"kvplane-sim", "kvplane-wire"},
-    "kvplane-server": {"kvplane-sim", "kvplane-socket"},
+    "kvplane-server": {"kvplane-sim"},
+    "kvplane-client": "*",
 }
 
 # A library, the rooms that may use it, and why no other may.
@@ -97,8 +101,9 @@ def check_dependencies(package: dict) -> list[str]:
     for dependency in package["dependencies"]:
         other, in_tests = dependency["name"], dependency["kind"] == "dev"
         where = f"{name} ({'dev-dependency' if in_tests else 'dependency'})"
-        if other in ROOMS and allowed != "*":
-            permitted = allowed | (ROOMS_IN_TESTS.get(name, set()) if in_tests else set())
+        besides = ROOMS_IN_TESTS.get(name, set()) if in_tests else set()
+        if other in ROOMS and "*" not in (allowed, besides):
+            permitted = allowed | besides
             if other not in permitted:
                 may = ", ".join(sorted(permitted)) or "no other room"
                 errors.append(f"{where} may not use {other}: it may use {may}")

@@ -103,7 +103,6 @@ def test_messages_of_nobody(engine, plane, address):
     assert (status["trust"], p.held("a")) == ("exact", {1})
 
 
-@pytest.mark.xfail(reason="product: exits 1; a mistake in the configuration is exit 2")
 def test_one_topic_for_two_engines_is_a_mistake(binary, address):
     done = run(
         binary, "serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",

@@ -137,14 +137,12 @@ ENGINE_BY_ENVIRONMENT = {
 }
 
 
-@pytest.mark.xfail(reason="product: every variable is checked alone, so the first key of an engine fails on those that follow")
 def test_an_engine_by_the_environment_alone(binary):
     done = run(binary, "serve", "--dump-config", env=clean_environment(**ENGINE_BY_ENVIRONMENT))
     assert (done.returncode, done.stderr) == (0, "")
     assert 'id = "a"' in done.stdout
 
 
-@pytest.mark.xfail(reason="product: outside --engine, a text that looks like a number is taken for one")
 @pytest.mark.parametrize("how", ["environment", "--set"])
 def test_text_that_looks_like_a_number(binary, config, how):
     path = config('[[engine]]\nid = "a"\nkind = "vllm"\nevents = "tcp://a:1"\n')
@@ -156,7 +154,6 @@ def test_text_that_looks_like_a_number(binary, config, how):
     assert 'model = "405"' in done.stdout
 
 
-@pytest.mark.xfail(reason="product: print! panics (exit 101) when nobody can take the output")
 @pytest.mark.parametrize("words", [["serve", "--dump-config"], ["demo", "--plain", "--seconds", "1"]], ids=lambda w: w[0])
 def test_output_that_nobody_takes(binary, words):
     with open("/dev/full", "w") as full:

@@ -273,10 +273,6 @@ def test_a_subscriber_that_does_not_read_hurts_only_itself(engine, plane, subscr
     assert fast.replica.resets == ["START"] and fast.replica.engine_sequence == last
 
 
-@pytest.mark.xfail(
-    reason="product: a snapshot is shared while anybody holds it, so one stalled subscriber makes everybody else's dumps "
-    "old, even when the state was dropped since"
-)
 @pytest.mark.parametrize("loss", [True, False], ids=["dropped", "changed"])
 def test_a_stalled_snapshot_is_not_given_to_others(engine, plane, subscribe, loss):
     one = engine()

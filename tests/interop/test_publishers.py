@@ -146,7 +146,6 @@ def test_an_engine_that_comes_after_kvplane_is_found(engine, plane):
     assert p.get("/readyz")[0] == 200
 
 
-@pytest.mark.xfail(reason="product: ZMQ_IPV6 is not set on the sockets, so tcp://[::1] is accepted and never connects")
 def test_ipv6(engine, plane):
     with socket.socket(socket.AF_INET6) as probe:
         try:
