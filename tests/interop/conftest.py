@@ -119,3 +119,19 @@ def sim(binary):
 
     yield make
     made.close()
+
+
+_reports = []
+
+
+@pytest.fixture
+def report():
+    """Says what software that we did not write does; printed at the end, and asserted nowhere."""
+    return _reports.append
+
+
+def pytest_terminal_summary(terminalreporter):
+    if _reports:
+        terminalreporter.section("observed, not asserted")
+        for line in _reports:
+            terminalreporter.write_line(line)
