@@ -117,6 +117,7 @@ impl Printer {
                 let verb = match stored.cause() {
                     proto::StoreCause::Announced => "stored",
                     proto::StoreCause::Proven => "proven",
+                    proto::StoreCause::Attached => "attached",
                 };
                 let blocks: Vec<String> = stored
                     .blocks

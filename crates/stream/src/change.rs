@@ -17,6 +17,8 @@ pub enum StoreCause {
     Announced,
     /// A store that builds on them proves it.
     Proven,
+    /// They were held before; what comes before them is known now, and so is their content.
+    Attached,
 }
 
 /// How a store's hashes lie on its tokens.
@@ -172,6 +174,8 @@ pub struct Entry {
     pub changes: Vec<Change>,
     /// The trust after it, where it changed.
     pub trust: Option<TrustState>,
+    /// From where on everything is known, told with the trust.
+    pub known_from: Option<u64>,
     /// Where the stream stands after it, where that changed.
     pub standing: Option<Continuity>,
     /// Digest of the resident state after it.

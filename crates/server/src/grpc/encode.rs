@@ -32,6 +32,7 @@ pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
             continuity: entry.standing.map_or(0, |standing| continuity(standing).into()),
             last_event_id: entry.next_event_id() - 1,
             digest: Some(state_digest(entry.digest)),
+            known_from: entry.trust.as_ref().and(entry.known_from),
         };
         let cursor = Cursor { epoch: entry.epoch, sequence: entry.sequence };
         response(id, cursor, Item::Batch(batch))
@@ -76,6 +77,7 @@ fn stored(change: &StoredChange) -> proto::Stored {
         cause: match change.cause {
             StoreCause::Announced => proto::StoreCause::Announced,
             StoreCause::Proven => proto::StoreCause::Proven,
+            StoreCause::Attached => proto::StoreCause::Attached,
         }
         .into(),
         blocks: change.blocks.iter().map(block).collect(),
@@ -236,6 +238,7 @@ impl SnapshotChunks {
             chunk.engine_sequence = self.snapshot.engine_sequence;
             chunk.known_from = self.snapshot.known_from;
             chunk.digest = Some(state_digest(self.snapshot.digest));
+            chunk.last_event_id = self.snapshot.last_event_id;
         }
         self.index += 1;
         Some(response(&self.id, self.snapshot.cursor, Item::Snapshot(chunk)))

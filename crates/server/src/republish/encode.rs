@@ -38,6 +38,8 @@ fn push_change(change: &Change, events: &mut Vec<OwnedEvent>) {
         Change::Stored(stored) if stored.cause == StoreCause::Announced => {
             events.push(OwnedEvent::Stored(announced(stored)));
         }
+        // It was announced when it came.
+        Change::Stored(attached) if attached.cause == StoreCause::Attached => {}
         Change::Stored(proven) => {
             let mut runs = Runs::default();
             for block in &proven.blocks {

@@ -195,7 +195,8 @@ impl Journal {
             self.became_visible(slot, tier, &mut effects.transitions);
         }
         // Blocks that waited for this one can be told of now.
-        for waited in effects.attached.drain(..) {
+        for waited in std::mem::take(&mut effects.attached) {
+            self.tell_attached(waited, &mut effects.changes);
             for tier in Tier::ALL {
                 self.became_visible(waited, tier, &mut effects.transitions);
             }
@@ -217,6 +218,35 @@ impl Journal {
                 None => own_keys(extra_keys),
             },
         })
+    }
+
+    /// A block that waited is known now: whoever follows is told what it is, in every place that holds it.
+    fn tell_attached(&self, slot: SlotId, changes: &mut Vec<Change>) {
+        let Some(chain) = self.state.attached_chain(slot) else { return };
+        let hash = self.state.hash_of(slot);
+        for (place, copies) in self.state.holdings(slot) {
+            let block = StoredBlock {
+                hash,
+                wide: self.state.wide(hash).cloned(),
+                copies,
+                parent: Some(chain.parent),
+                tokens: Some(chain.tokens.clone()),
+                first_position: None,
+                content: Some(chain.content),
+                extra_keys: chain.extra_keys.clone(),
+            };
+            changes.push(Change::Stored(StoredChange {
+                cause: StoreCause::Attached,
+                place: place.clone(),
+                blocks: vec![block],
+                layout: Layout::Dense,
+                block_size: chain.block_size,
+                parent: None,
+                span: None,
+                attributes: chain.attributes.clone(),
+                session_id: None,
+            }));
+        }
     }
 
     /// The request that computed a block holds every block before it: say so where we did not know.

@@ -457,6 +457,7 @@ impl Journal {
             standing: std::mem::take(&mut self.standing_changed).then_some(self.standing),
             digest: self.state.digest(),
             untranslatable: self.untranslatable,
+            known_from: self.known_from,
         };
         self.window.push(engine_sequence, timestamp, changes, notes, transitions);
     }

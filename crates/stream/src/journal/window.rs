@@ -46,6 +46,7 @@ pub(super) struct Notes {
     pub(super) standing: Option<Continuity>,
     pub(super) digest: StateDigest,
     pub(super) untranslatable: bool,
+    pub(super) known_from: Option<u64>,
 }
 
 /// The replay window of a stream. Readers take its own short lock: they never wait for a batch being applied.
@@ -120,7 +121,7 @@ impl Window {
         notes: Notes,
         transitions: Vec<Transition>,
     ) {
-        let Notes { trust, standing, digest, untranslatable } = notes;
+        let Notes { trust, standing, digest, untranslatable, known_from } = notes;
         let cost = Entry::estimate(&changes, &transitions);
         // Freed after the lock.
         let mut expired: SmallVec<[Arc<Entry>; 4]> = SmallVec::new();
@@ -133,6 +134,7 @@ impl Window {
             cost,
             changes,
             trust,
+            known_from,
             standing,
             digest,
             first_event_id: kept.next_event_id,

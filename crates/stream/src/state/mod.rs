@@ -215,6 +215,12 @@ impl State {
         slot.holdings.iter().find(|h| h.place == place && self.places.is_current(h)).map_or(0, |h| h.copies)
     }
 
+    /// Where a block lies.
+    pub(crate) fn holdings(&self, slot: SlotId) -> impl Iterator<Item = (&Arc<Place>, u32)> {
+        let holdings = self.slots[slot as usize].holdings.iter().filter(|holding| self.places.is_current(holding));
+        holdings.map(|holding| (self.places.get(holding.place), holding.copies))
+    }
+
     /// Whether any place that `wanted` accepts holds the block.
     pub(crate) fn held_where(&self, slot: SlotId, wanted: impl Fn(&Place) -> bool) -> bool {
         let slot = &self.slots[slot as usize];
