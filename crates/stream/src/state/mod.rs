@@ -217,7 +217,8 @@ impl State {
 
     /// Where a block lies.
     pub(crate) fn holdings(&self, slot: SlotId) -> impl Iterator<Item = (&Arc<Place>, u32)> {
-        let holdings = self.slots[slot as usize].holdings.iter().filter(|holding| self.places.is_current(holding));
+        let holdings =
+            self.slots[slot as usize].holdings.iter().filter(|holding| self.places.is_current(holding));
         holdings.map(|holding| (self.places.get(holding.place), holding.copies))
     }
 

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Every benchmark, as tables. Figures are of this machine and this moment: compare rows of one run, not runs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/python-env.sh
+cargo build --release -p kvplane
+cargo build --release -p kvplane-wire --example decode_bench
+cargo build --release -p kvplane-ingest --example recorder_bench
+cargo build --release -p kvplane-server --example relay_bench --example front_bench
+
+echo "# $(nproc) cores, $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), load $(cut -d' ' -f1-3 /proc/loadavg)"
+echo
+target/release/examples/decode_bench
+echo
+# Each part in a process of its own: memory is measured from a fresh start.
+for part in fanout memory snapshot; do
+    target/release/examples/recorder_bench "$part"
+    echo
+done
+target/release/examples/relay_bench target/release/kvplane .venv/bin/python scripts/smg_relay_server.py
+echo
+target/release/examples/front_bench
