@@ -13,8 +13,8 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from harness.engine import Engine
-from harness.plane import Plane, http
-from harness.smg import BLOCK, Gateway, RelayWorker, Worker, free_ports, tokenizer
+from harness.plane import Plane, free_ports, http
+from harness.smg import BLOCK, Gateway, RelayWorker, Worker, tokenizer
 from harness.wait import eventually
 from harness.wire import NEWEST as V
 

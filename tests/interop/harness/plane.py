@@ -2,11 +2,14 @@
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import tempfile
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 from .wait import eventually
@@ -33,6 +36,28 @@ def http(method, url, body=None):
 def clean_environment(**more):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVPLANE__")}
     return {**kept, **more}
+
+
+def free_ports(count, together=False):
+    """Ports that nobody has now: together, they follow each other.
+
+    They are below those that the system hands out by itself: a server can come back to them, and nobody who dials them
+    meanwhile can be given the very port as his own.
+    """
+    while True:
+        with ExitStack() as held:
+            ports = []
+            for at in range(count):
+                port = ports[0] + at if together and ports else random.randrange(15_000, 32_000)
+                one = held.enter_context(socket.socket())
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    one.bind(("127.0.0.1", port))
+                except OSError:
+                    break
+                ports.append(port)
+            if len(ports) == count:
+                return ports
 
 
 class Process:
@@ -156,10 +181,11 @@ class Plane(Process):
 
 
 class Sim(Process):
-    """`kvplane sim` on free ports."""
+    """`kvplane sim` on free ports; those of several ranks follow each other."""
 
     def __init__(self, binary, *words, ranks=1):
-        free = ["--events", "tcp://127.0.0.1:0", "--replay", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0"]
+        events, replay = (free_ports(ranks, together=True)[0] if ranks > 1 else 0 for _ in range(2))
+        free = ["--events", f"tcp://127.0.0.1:{events}", "--replay", f"tcp://127.0.0.1:{replay}", "--http", "127.0.0.1:0"]
         super().__init__(binary, "sim", *free, "--ranks", ranks, "--log-format", "json", *words)
         published = self.logged("publishing", ranks)
         self.events = [record["events"] for record in published]

@@ -2,50 +2,25 @@
 
 import asyncio
 import json
-import random
 import re
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from concurrent import futures
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 from smg_grpc_servicer import kv_relay
 
-from .plane import _OPENER, http
+from .plane import _OPENER, free_ports, http
 from .wait import eventually
 
 MODEL = "scripted"
 BLOCK = 16
 VOCABULARY = 2000
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def free_ports(count, together=False):
-    """Ports that nobody has now: together, they follow each other.
-
-    They are below those that the system hands out by itself: a server can come back to them, and nobody who dials them
-    meanwhile can be given the very port as his own.
-    """
-    while True:
-        with ExitStack() as held:
-            ports = []
-            for at in range(count):
-                port = ports[0] + at if together and ports else random.randrange(15_000, 32_000)
-                one = held.enter_context(socket.socket())
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    one.bind(("127.0.0.1", port))
-                except OSError:
-                    break
-                ports.append(port)
-            if len(ports) == count:
-                return ports
 
 
 def tokenizer(folder):
