@@ -59,6 +59,6 @@ rust-tools:
 	@$(CARGO) clippy --version >/dev/null 2>&1 || { echo "clippy is missing: rustup component add clippy" >&2; exit 1; }
 
 compilers:
-	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust (https://rustup.rs)" >&2; exit 1; }
+	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or newer" >&2; exit 1; }
 	@command -v "$${CXX:-c++}" >/dev/null || { echo "a C++ compiler is missing: libzmq is built from source (Debian: apt-get install g++)" >&2; exit 1; }
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: Python 3.11 or newer is needed" >&2; exit 1; }

@@ -221,10 +221,14 @@ mod tests {
                 for change in out {
                     match change {
                         Transition::Stored { blocks, .. } => {
-                            blocks.iter().for_each(|block| assert!(consumer.insert(block.hash)));
+                            for block in &blocks {
+                                assert!(consumer.insert(block.hash));
+                            }
                         }
                         Transition::Removed { hashes, .. } => {
-                            hashes.iter().for_each(|hash| assert!(consumer.remove(hash)));
+                            for hash in &hashes {
+                                assert!(consumer.remove(hash));
+                            }
                         }
                         Transition::Cleared => unreachable!("a rank's clear is removals"),
                     }
