@@ -124,7 +124,9 @@ mod tests {
         assert_ne!(gpu, PlaceSeed::new(Some("GPU"), None, None, None));
         let of = |changes: &[(PlaceSeed, u64, u32, u32)]| {
             let mut digest = StateDigest::default();
-            changes.iter().for_each(|&(place, hash, old, new)| digest.change(place, hash, old, new));
+            for &(place, hash, old, new) in changes {
+                digest.change(place, hash, old, new);
+            }
             digest
         };
         let one = of(&[(gpu, 1, 0, 1), (cpu, 2, 0, 1), (gpu, 1, 1, 2)]);
