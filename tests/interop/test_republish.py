@@ -261,10 +261,6 @@ class Filtering(Consumer):
             super().apply(sequence, payload)
 
 
-@pytest.mark.xfail(
-    reason="product: a snapshot's batches are numbered back from its cursor; with more of them than the window is long, the "
-    "first (and the clear with it) fall at or below what the listener has, and a listener that takes nothing twice drops them"
-)
 def test_a_snapshot_is_above_what_was_asked_for(republishing):
     """A state of many batches, and a window that is hardly left behind."""
     s, p, listener = republishing("--blocks", 6000, window=2)

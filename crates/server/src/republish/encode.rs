@@ -120,8 +120,9 @@ fn removed(place: &Place, hashes: impl Iterator<Item = u64>) -> OwnedEvent {
 }
 
 /// A whole state as batches: first a clear, then every copy of every block, parents first. A hole that others build on is
-/// stored and then removed.
-pub(super) fn snapshot(rank: u32, snapshot: &Snapshot) -> Vec<Bytes> {
+/// stored and then removed. At most `max_batches`, however large they become: their numbers end at the snapshot's, and
+/// all of them must be above what the listener has.
+pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<Bytes> {
     let main = snapshot.image.places.iter().find(|place| place.tier == Tier::Device && place.is_main());
     let mut runs = Runs::default();
     let mut holes = Vec::new();
@@ -146,6 +147,14 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot) -> Vec<Bytes> {
     if let (false, Some(main)) = (holes.is_empty(), main) {
         events.push(removed(main, holes.into_iter()));
     }
+    let stored = events.iter().map(|event| match event {
+        OwnedEvent::Stored(stored) => stored.block_hashes.len(),
+        _ => 0,
+    });
+    let total: usize = stored.sum();
+    // One less than allowed: blocks that hang together are not cut, so that the last batch may be a small rest.
+    let allowed = usize::try_from(max_batches.saturating_sub(1)).unwrap_or(usize::MAX).max(1);
+    let batch_blocks = if max_batches <= 1 { usize::MAX } else { BATCH_BLOCKS.max(total.div_ceil(allowed)) };
     let mut batches = Vec::new();
     let mut open = Vec::new();
     let mut blocks = 0;
@@ -154,7 +163,7 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot) -> Vec<Bytes> {
             blocks += stored.block_hashes.len();
         }
         open.push(event);
-        if blocks >= BATCH_BLOCKS {
+        if blocks >= batch_blocks {
             batches.push(encode_batch(PROFILE, 0.0, Some(rank), &std::mem::take(&mut open)).into());
             blocks = 0;
         }

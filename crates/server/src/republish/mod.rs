@@ -231,7 +231,9 @@ impl Outlet {
         } else {
             // Below the window, of another life, or from the beginning: everything.
             let snapshot = runtime.block_on(self.stream.snapshot());
-            let batches: Vec<Bytes> = encode::snapshot(self.stream.id().rank, &snapshot);
+            let room =
+                snapshot.cursor.sequence.checked_sub(request.start).map_or(u64::MAX, |below| below + 1);
+            let batches: Vec<Bytes> = encode::snapshot(self.stream.id().rank, &snapshot, room);
             let first = snapshot.cursor.sequence + 1 - batches.len() as u64;
             for (sequence, payload) in (first..).zip(&batches) {
                 if send(sequence, payload).is_err() {
