@@ -7,6 +7,7 @@ the gateway's index came over the events alone, and a hit on something that the 
 import json
 import random
 import signal
+from collections import Counter
 
 import grpc
 import pytest
@@ -231,6 +232,138 @@ def test_kvplane_restarts(stack, engine):
     assert stack.false_hits(evicted) == 0
     assert stack.finds(kept, 0) and stack.finds(meanwhile, 0)
     stack.wait_found(stack.keeper, 1, "the other engine's too")
+
+
+class Cached:
+    """What one publisher's cache holds for certain at least, and at most, in copies by (prompt, block)."""
+
+    def __init__(self):
+        self.least, self.most = Counter(), Counter()
+
+    def store(self, keys):
+        self.least.update(keys)
+        self.most.update(keys)
+
+    def remove(self, keys):
+        for counts in (self.least, self.most):
+            for key in keys:
+                if counts[key] > 1:
+                    counts[key] -= 1
+                else:
+                    counts.pop(key, None)
+
+    def clear(self):
+        self.least.clear()
+        self.most.clear()
+
+
+def leading(prompt, counts):
+    """How many of a prompt's first blocks are held."""
+    return next((at for at in range(BLOCKS) if not counts[prompt, at]), BLOCKS)
+
+
+class Faults:
+    """Random requests and faults at three publishers, with a model of what each holds."""
+
+    def __init__(self, stack, seed):
+        self.stack, self.dice, self.done = stack, random.Random(seed), []
+        self.prompts = prompts(12)
+        # Of every publisher: its cache.
+        self.caches = {name: Cached() for name in ("one", "zero", "other")}
+
+    def engine(self, name):
+        return self.stack.one if name == "one" else self.stack.ranks[name == "other"]
+
+    def events(self, name, cache=None):
+        """What happens in an engine in one step, as events; the model follows."""
+        cache, events = cache or self.caches[name], []
+        for _ in range(self.dice.randrange(1, 4)):
+            prompt = self.dice.choice(self.prompts)
+            held = leading(prompt, cache.most)
+            kind = self.dice.choice(["store", "store", "store", "copy", "evict", "hole"])
+            if kind == "store" and held < BLOCKS:
+                upto = self.dice.randrange(held + 1, BLOCKS + 1)
+                keys = [(prompt, at) for at in range(held, upto)]
+                tokens = prompt.tokens[held * BLOCK : upto * BLOCK]
+                parent = prompt.hashes[held - 1] if held else None
+                events.append(V.stored(prompt.hashes[held:upto], parent, tokens, BLOCK))
+                cache.store(keys)
+            elif kind == "copy" and held and cache.most[prompt, 0] < 3:
+                events.append(V.stored(prompt.hashes[:1], None, prompt.tokens[:BLOCK], BLOCK))
+                cache.store([(prompt, 0)])
+            elif kind == "evict" and held:
+                keys = [(prompt, held - 1)]
+                events.append(V.removed([prompt.hashes[held - 1]]))
+                cache.remove(keys)
+            elif kind == "hole" and held > 1 and name == "one":
+                # Ranks have none: what several ranks hold of a prompt together is no prefix of it then.
+                events.append(V.removed([prompt.hashes[0]]))
+                cache.remove([(prompt, 0)])
+        if self.dice.random() < 0.03:
+            events.append(V.cleared())
+            cache.clear()
+        return events
+
+    def step(self):
+        name = self.dice.choice(list(self.caches))
+        engine, cache, rank = self.engine(name), self.caches[name], int(name == "other")
+        fault = self.dice.choices(
+            ["none", "drop", "twice", "reconnect", "restart", "overtake", "lose", "kvplane"], [8, 4, 2, 3, 2, 2, 1, 0.7]
+        )[0]
+        self.done.append((name, fault))
+        if fault == "none":
+            engine.publish(*self.events(name), rank=rank)
+        elif fault == "drop":
+            engine.publish(*self.events(name), live=False, rank=rank)
+        elif fault == "twice":
+            engine.publish(*self.events(name), copies=2, rank=rank)
+        elif fault == "reconnect":
+            engine.reconnect(while_away=lambda: engine.record(*self.events(name)))
+        elif fault == "lose":
+            engine.publish(*self.events(name), live=False, ring=False, rank=rank)
+            cache.least.clear()
+        elif fault == "kvplane":
+            self.stack.plane.stop(self.dice.choice([signal.SIGTERM, signal.SIGKILL]))
+            engine.publish(*self.events(name), rank=rank)
+            self.stack.plane.close()
+            self.stack.start_plane()
+            self.stack.gateway.wait_serving()
+        else:
+            self.caches[name] = cache = Cached()
+            count = engine.next_sequence + 5 if fault == "overtake" else self.dice.randrange(3)
+            # The keeper is what every life of its rank begins with.
+            before = [[self.stack.keeper.stored()]] if name == "zero" else []
+            before += [self.events(name, cache) for _ in range(count)]
+            new = engine.restarted(before=before)
+            if name == "one":
+                self.stack.one = new
+            else:
+                self.stack.ranks[rank] = new
+
+    def check(self):
+        """After a last store of every publisher is found, every prompt is found exactly as far as it is held."""
+        for name in self.caches:
+            last = Prompt()
+            self.engine(name).publish(last.stored(), rank=int(name == "other"))
+            self.stack.wait_found(last, int(name != "one"), f"the last of {name} after {self.done}")
+        for prompt in self.prompts:
+            worker, branch, overlap = self.stack.gateway.ask(prompt.tokens)
+            least, most = ([leading(prompt, getattr(c, which)) for c in self.caches.values()] for which in ("least", "most"))
+            what = f"{self.done}: prompt {prompt.hashes[0]}: {branch} {overlap} at {worker}, held {least} to {most}"
+            assert max(least) <= overlap <= max(most), what
+            assert branch == ("event_hit" if overlap else "event_miss"), what
+            if overlap:
+                at = self.stack.addresses.index(worker)
+                assert overlap <= (most[0] if at == 0 else max(most[1:])), what
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_faults(stack, seed):
+    faults = Faults(stack, seed)
+    for _ in range(15):
+        for _ in range(faults.dice.randrange(1, 5)):
+            faults.step()
+        faults.check()
 
 
 # --- what else goes through a front --------------------------------------------------------------------------

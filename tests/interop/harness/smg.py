@@ -184,6 +184,7 @@ class Gateway:
 
         With an empty index there is nothing to say: then the branch is None.
         """
+        said = self.log_path.stat().st_size
         status, body = self.complete(prompt)
         assert status == 200, (status, body, self.log()[-3000:])
         request = re.escape("-".join(body["id"].split("-")[:2]))
@@ -191,12 +192,15 @@ class Gateway:
             rf'request_id="{request}".*Event-driven routing worker="grpc://([^"]+)" branch="(\w+)" overlap_blocks=(\d+)'
         )
         ended = re.compile(rf'request_id="{request}".*finished processing request')
-        eventually(lambda: ended.search(self.log()), lambda: f"the end of {request}:\n{self.log()[-3000:]}")
-        found = line.search(self.log())
+        eventually(lambda: ended.search(self.log(said)), lambda: f"the end of {request}:\n{self.log(said)}")
+        found = line.search(self.log(said))
         return (found[1], found[2], int(found[3])) if found else (None, None, 0)
 
-    def log(self):
-        return _ANSI.sub("", self.log_path.read_text(errors="replace"))
+    def log(self, since=0):
+        """What it logged, from a byte on."""
+        with self.log_path.open("rb") as log:
+            log.seek(since)
+            return _ANSI.sub("", log.read().decode(errors="replace"))
 
     def metric(self, name, **labels):
         """The sum of a metric's series with these labels."""
