@@ -73,8 +73,9 @@ class Stack:
 class Planes(Stack):
     """Two engines behind kvplane, the second of two ranks; one gateway for all tests."""
 
-    def __init__(self, binary, folder):
+    def __init__(self, binary, folder, *options):
         super().__init__()
+        self.options = options
         self.binary, self.config, self.plane = binary, folder / "kvplane.toml", None
         self.one = Engine()
         events, replay = free_ports(2, together=True), free_ports(2, together=True)
@@ -102,7 +103,7 @@ class Planes(Stack):
         self.gateway.wait_ready(2)
 
     def start_plane(self):
-        self.plane = Plane(self.binary, "--config", self.config)
+        self.plane = Plane(self.binary, "--config", self.config, *self.options)
 
     def subscriptions(self, worker):
         return self.gateway.metric("smg_kv_event_subscriptions_total", worker=f"grpc://{self.addresses[worker]}")
@@ -209,6 +210,19 @@ def test_one_of_two_ranks_restarts(stack):
     zero.publish(both.removed())
     eventually(lambda: not stack.finds(both, 1), "the last copy")
     assert stack.false_hits(both) == 0
+
+
+def test_an_engine_out_of_reach(binary, tmp_path):
+    """What nobody can vouch for is not found; when the same process comes back, it is."""
+    stack = Planes(binary, tmp_path, "--set", "follow.down_after=300ms")
+    try:
+        stack.wait_found(stack.early, 0, "before")
+        gone = lambda: eventually(lambda: not stack.finds(stack.early, 0), "down")  # noqa: E731
+        stack.one.reconnect(while_away=gone)
+        stack.wait_found(stack.early, 0, "back")
+        assert stack.finds(stack.keeper, 1), "the other engine was never away"
+    finally:
+        stack.close()
 
 
 @pytest.mark.parametrize("engine", ["same-engine", "engine-restarts"])
@@ -429,6 +443,28 @@ def test_the_engines_own_calls_pass(stack, call):
         assert straight.keys() == through.keys()
 
 
+def test_an_engines_grpc_server_restarts(stack):
+    """Calls fail at once while it is away, and the events go on; then both are there again, and the loads too."""
+    request = vllm_engine_pb2.HealthCheckRequest()
+    worker, url = stack.workers[0], f"grpc://{stack.addresses[0]}"
+    with grpc.insecure_channel(stack.addresses[0]) as channel:
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        assert stub.HealthCheck(request, timeout=10).healthy
+        blocks = stack.gateway.metric("smg_kv_index_blocks", worker=url)
+        worker.close()
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.HealthCheck(request, timeout=10)
+        assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
+        stack.one.publish(Prompt().stored())
+        eventually(lambda: stack.gateway.metric("smg_kv_index_blocks", worker=url) == blocks + BLOCKS, "events meanwhile")
+        stack.workers[0] = Worker(worker.tokenizer_path, worker.address)
+        assert stub.HealthCheck(request, timeout=10).healthy
+    name = "smg_kv_event_batches_total"
+    seen = stack.gateway.metric(name, worker=url, disposition="load_only")
+    eventually(lambda: stack.gateway.metric(name, worker=url, disposition="load_only") > seen, "loads")
+    stack.gateway.wait_serving()
+
+
 # --- SMG's own relay in the same place -----------------------------------------------------------------------
 
 
@@ -479,7 +515,7 @@ def relays(tmp_path):
 
 def test_report_of_smgs_own_relay(relays, report):
     """The same faults without kvplane. Nothing is asserted of what it does then: this says what it is."""
-    report("SMG 1.13.0 with smg-grpc-servicer 0.14.1's Python relay (kvplane in its place: no false hit in any of these)")
+    report("SMG 1.13.0 with smg-grpc-servicer 0.14.1's Python relay (what kvplane does in its place is asserted by the tests above)")
     found = [relays.finds(relays.early, 0) for _ in range(ASKED)]
     report(f"  late join: stored before the gateway subscribed: found {sum(found)}/{ASKED}")
 

@@ -46,19 +46,19 @@ def tokenizer(folder):
 class Worker(vllm_engine_pb2_grpc.VllmEngineServicer):
     """An engine's gRPC server: it answers any prompt with four words, and tells its load."""
 
-    def __init__(self, tokenizer_path):
+    def __init__(self, tokenizer_path, address="127.0.0.1:0"):
         self.tokenizer_path = str(tokenizer_path)
         self.generated = []  # the token ids of every prompt
         self.waiting = 0  # told as the load
         self.metadata = []
         self.subscriptions = []
         self._ended = threading.Event()
-        self.address = self._serve()
+        self.address = self._serve(address)
 
-    def _serve(self):
+    def _serve(self, address):
         self._server = grpc.server(futures.ThreadPoolExecutor(32))
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self, self._server)
-        address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
         self._server.start()
         return address
 
@@ -121,17 +121,17 @@ class RelayWorker(Worker):
         async for batch in kv_relay.relay(sources, kv_relay.Engine.VLLM, request.start_sequence_number, context, hwm=0):
             yield batch
 
-    def _serve(self):
+    def _serve(self, address):
         ready = futures.Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(ready)), daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(address, ready)), daemon=True)
         self._thread.start()
         return ready.result(timeout=10)
 
-    async def _run(self, ready):
+    async def _run(self, address, ready):
         self._loop, self._close = asyncio.get_running_loop(), asyncio.Event()
         server = grpc.aio.server(futures.ThreadPoolExecutor(8))  # the threads are for the calls that are no coroutines
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(self, server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = server.add_insecure_port(address)
         await server.start()
         ready.set_result(f"127.0.0.1:{port}")
         await self._close.wait()
