@@ -123,6 +123,10 @@ impl Driver {
                 warn!(%stream, %epoch, proven = cause.proven(), cause = cause.as_str(), "new epoch");
             }
             Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
+            Happening::ForeignReplay => {
+                let endpoint = self.0.replay.as_deref().unwrap_or_default();
+                warn!(%stream, endpoint, "the replay address answers with another publisher's batches; it is asked no more");
+            }
             Happening::PassedOver(PassedOver { kind, reason, count }) => {
                 warn!(%stream, kind, reason, count, "event passed over");
             }

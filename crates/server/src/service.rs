@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use tracing::error;
 
-use crate::front::Front;
+use crate::front::{Front, FrontCounters};
 use crate::grpc;
 use crate::http;
 use crate::readiness::Readiness;
@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) readiness: Readiness,
     pub(crate) mergers: Mergers,
+    /// What each front counts, by engine.
+    pub(crate) fronts: parking_lot::Mutex<Vec<(String, Arc<FrontCounters>)>>,
     pub(crate) stop: CancellationToken,
 }
 
@@ -67,13 +69,21 @@ impl Service {
     pub fn new(plane: Arc<Plane>, options: Options) -> Self {
         let readiness = Readiness::new(options.ready_deadline);
         let stop = CancellationToken::new();
-        let shared = Arc::new(Shared { plane, options, readiness, mergers: Mergers::default(), stop });
+        let shared = Arc::new(Shared {
+            plane,
+            options,
+            readiness,
+            mergers: Mergers::default(),
+            fronts: Default::default(),
+            stop,
+        });
         Self { shared, fronts: Vec::new() }
     }
 
     /// Adds a front.
     #[must_use]
     pub fn with_front(mut self, front: FrontPlan) -> Self {
+        self.shared.fronts.lock().push((front.engine.clone(), front.front.counters()));
         self.fronts.push(front);
         self
     }

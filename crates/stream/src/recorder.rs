@@ -43,6 +43,8 @@ pub enum Happening {
         /// What is wrong, as a stable word.
         reason: &'static str,
     },
+    /// The replay address is another publisher's; it is asked no more.
+    ForeignReplay,
     /// An event was rejected or skipped.
     PassedOver(PassedOver),
 }
@@ -53,6 +55,7 @@ pub struct Recorder {
     continuity: Continuity,
     journal: Journal,
     decoder: Decoder,
+    foreign_replays: u64,
     last_standing: Standing,
     last_trust: (Trust, Option<Reason>),
     asks: Vec<Ask>,
@@ -65,6 +68,7 @@ impl Recorder {
         let journal = Journal::new(keep, rank, now);
         let continuity = Continuity::new(follow);
         Self {
+            foreign_replays: 0,
             last_standing: continuity.standing(),
             last_trust: trust_of(&journal),
             continuity,
@@ -187,6 +191,10 @@ impl Recorder {
                     self.happenings.push(Happening::Lost(Reason::GapKept));
                 }
             }
+        }
+        if self.continuity.counters().replays_foreign > self.foreign_replays {
+            self.foreign_replays = self.continuity.counters().replays_foreign;
+            self.happenings.push(Happening::ForeignReplay);
         }
         self.happenings.extend(self.journal.take_passed_over().into_iter().map(Happening::PassedOver));
         let standing = self.continuity.standing();

@@ -2,6 +2,7 @@
 //! no event pays for it.
 
 use std::fmt::Error;
+use std::sync::Arc;
 
 use kvplane_core::Tier;
 use kvplane_ingest::{Engine, Plane, Stream, StreamStatus};
@@ -11,6 +12,8 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+
+use crate::front::FrontCounters;
 
 use super::status::{STANDINGS, TRUSTS, counters, rejected};
 
@@ -26,11 +29,12 @@ struct Row {
 struct Streams(Vec<Row>);
 
 /// The whole page.
-pub(super) fn page(plane: &Plane) -> Result<String, Error> {
+pub(super) fn page(plane: &Plane, fronts: &[(String, Arc<FrontCounters>)]) -> Result<String, Error> {
     let rows =
         plane.engines().iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Streams(rows.collect())));
+    registry.register_collector(Box::new(Fronts(fronts.to_vec())));
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
     Ok(page)
@@ -42,6 +46,42 @@ fn row(engine: &Engine, stream: &Stream) -> Row {
         rank: stream.id().rank.to_string(),
         model: engine.spec.model.clone(),
         status: stream.status(),
+    }
+}
+
+#[derive(Debug)]
+struct Fronts(Vec<(String, Arc<FrontCounters>)>);
+
+/// A counter of a front: name, help, value.
+type OfFront = (&'static str, &'static str, fn(&FrontCounters) -> u64);
+
+impl Collector for Fronts {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let counters: [OfFront; 6] = [
+            ("kvplane_front_forwarded_calls", "Calls passed to the engine", FrontCounters::forwarded),
+            ("kvplane_front_own_calls", "Calls that kvplane answered itself", FrontCounters::own),
+            ("kvplane_front_unavailable_calls", "Calls that found no engine", FrontCounters::unavailable),
+            ("kvplane_front_connects", "Connections made to the engine", FrontCounters::connects),
+            ("kvplane_front_connect_failures", "Dials that failed", FrontCounters::connect_failures),
+            ("kvplane_front_refused_connections", "Clients turned away", FrontCounters::connections_refused),
+        ];
+        for (name, help, value) in counters {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (engine, counted) in &self.0 {
+                ConstCounter::new(value(counted))
+                    .encode(metric.encode_family(&[("engine", engine.as_str())])?)?;
+            }
+        }
+        let help = "Calls under way";
+        let mut metric =
+            encoder.encode_descriptor("kvplane_front_in_flight_calls", help, None, MetricType::Gauge)?;
+        for (engine, counted) in &self.0 {
+            gauge(counted.in_flight(), metric.encode_family(&[("engine", engine.as_str())])?)?;
+        }
+        Ok(())
     }
 }
 

@@ -51,7 +51,7 @@ async fn readyz(State(shared): State<Arc<Shared>>, Query(query): Query<ReadyQuer
 }
 
 async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, ApiError> {
-    let page = metrics::page(&shared.plane).map_err(|error| {
+    let page = metrics::page(&shared.plane, &shared.fronts.lock()).map_err(|error| {
         ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
     })?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -141,6 +141,7 @@ pub(super) fn counters(status: &StreamStatus) -> Vec<(&'static str, u64)> {
         ("refused", follow.refused),
         ("hold_overflows", follow.hold_overflows),
         ("undecodable_batches", follow.undecodable),
+        ("foreign_replays", follow.replays_foreign),
         ("malformed_frames", status.malformed_frames),
         ("unknown_events", keep.unknown_events),
         ("unknown_fields", keep.unknown_fields),

@@ -15,6 +15,10 @@ use super::encode::{self, Chunks};
 use super::merger::Merger;
 use crate::error::ApiError;
 
+/// Older clients refuse messages above 4 MiB. A batch that is larger reaches them as a snapshot, whose chunks are not.
+const MAX_MESSAGE: usize = (4 << 20) - 1024;
+const TOO_LARGE: &str = "a batch is too large for one message: start over from a snapshot";
+
 /// Entries taken at a time.
 const READ: usize = 256;
 
@@ -87,6 +91,14 @@ impl Follower {
         }
     }
 
+    fn push(&mut self, bytes: Bytes) -> Result<(), Status> {
+        if bytes.len() > MAX_MESSAGE {
+            return Err(loss(TOO_LARGE));
+        }
+        self.ready.push_back(bytes);
+        Ok(())
+    }
+
     /// The snapshot of a subscriber that starts at 0.
     async fn begin(&mut self) -> Result<Phase, Status> {
         match &self.source {
@@ -118,7 +130,9 @@ impl Follower {
                     .next_after(sequence, READ)
                     .await
                     .map_err(|_| loss("what follows has left the replay window"))?;
-                self.ready.extend(entries);
+                for bytes in entries {
+                    self.push(bytes)?;
+                }
                 Ok(Phase::Tail { sequence: last, cursor: None, withheld })
             }
             (Source::Native { stream, credit }, Some(cursor)) => {
@@ -132,7 +146,11 @@ impl Follower {
                     if withheld && is_credited(&stream.status(), credit) {
                         return Err(loss("the stream's state is known again"));
                     }
-                    self.ready.push_back(encode::entry(entry));
+                    let bytes = encode::entry(entry);
+                    if bytes.len() > MAX_MESSAGE {
+                        return Err(loss(TOO_LARGE));
+                    }
+                    self.ready.push_back(bytes);
                 }
                 let sequence = entries.last().map_or(cursor.sequence, |entry| entry.sequence);
                 Ok(Phase::Tail { sequence, cursor: Some(Cursor { sequence, ..cursor }), withheld })

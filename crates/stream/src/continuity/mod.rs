@@ -31,6 +31,9 @@ use hold::{Held, Hold, Recent};
 use recovery::{Pending, Request};
 pub use types::{Action, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
 
+/// Damaged frames contradict the ring too, but not so many in a row.
+const MAX_CONTRADICTIONS: u32 = 16;
+
 /// No batch has this number: replay sockets end their answers with it.
 const END_MARKER: u64 = u64::MAX;
 
@@ -70,6 +73,8 @@ pub struct Continuity {
     any_first: bool,
     out: VecDeque<Action>,
     request: Option<Request>,
+    /// Live batches in a row that the ring contradicts.
+    contradictions: u32,
     /// A complete replay had a hole after this sequence; a second one with the same hole means that it is lost.
     hole_after: Option<u64>,
     pending: Option<Pending>,
@@ -128,6 +133,7 @@ impl Continuity {
             any_first: false,
             out: VecDeque::new(),
             request: None,
+            contradictions: 0,
             hole_after: None,
             pending: None,
             stamp: 0,
@@ -219,6 +225,7 @@ impl Continuity {
             return;
         }
         if self.phase == Phase::Live && self.next_expected(sequence) {
+            self.contradictions = 0;
             self.place(sequence, held);
             self.schedule_question(now, self.options.quiet_first);
             return;
@@ -374,6 +381,7 @@ impl Continuity {
     fn is_news(&mut self, now: Now, sequence: u64, held: &Held) -> bool {
         if let Some(known) = self.recent.get(sequence) {
             if known == held.digest {
+                self.contradictions = 0;
                 self.counters.duplicates += 1;
             } else {
                 self.suspect(now, sequence, held);
@@ -405,12 +413,24 @@ impl Continuity {
 
     /// A number that has been placed came again with something else under it: another life, or a damaged frame.
     fn suspect(&mut self, now: Now, sequence: u64, held: &Held) {
-        if self.options.replay {
+        if self.options.replay && !self.contradicted() {
             // If it is another life, our last batch is not in its ring, and its ring has this one.
             self.verify(now);
         } else {
             self.restart(now, EpochCause::SequenceWentBack, Some((sequence, held.clone())));
         }
+    }
+
+    /// Counts a live batch that the ring contradicts. True once there were so many in a row that the ring cannot be this
+    /// publisher's: the replay address is somebody else's, and is asked no more.
+    fn contradicted(&mut self) -> bool {
+        self.contradictions += 1;
+        if self.contradictions < MAX_CONTRADICTIONS {
+            return false;
+        }
+        self.options.replay = false;
+        self.counters.replays_foreign += 1;
+        true
     }
 
     fn ask_hint(&mut self) {

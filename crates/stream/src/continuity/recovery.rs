@@ -294,8 +294,17 @@ impl Continuity {
             let Some(held) = self.hold.take(first) else { break };
             match self.recent.get(first) {
                 // Heard live and replayed, and not the same: a damaged frame, or a life that began since we asked.
-                Some(known) if held.readable && known != held.digest => ask_again = true,
-                _ => self.counters.duplicates += 1,
+                Some(known) if held.readable && known != held.digest => {
+                    ask_again = true;
+                    if held.origin == Origin::Live && self.contradicted() {
+                        self.restart(now, EpochCause::SequenceWentBack, Some((first, held)));
+                        return;
+                    }
+                }
+                _ => {
+                    self.contradictions = 0;
+                    self.counters.duplicates += 1;
+                }
             }
         }
         if ask_again {

@@ -174,4 +174,6 @@ pub struct Counters {
     pub disconnects: u64,
     /// Batches that could not be decoded.
     pub undecodable: u64,
+    /// Times a replay address turned out to be another publisher's.
+    pub replays_foreign: u64,
 }

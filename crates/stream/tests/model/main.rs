@@ -342,3 +342,38 @@ fn a_restart_that_overtook_the_sequence_is_seen_and_equal_hashes_prove_nothing()
     assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
     assert!(!world.engine.held.contains_key(&block_hash(0, 5)));
 }
+
+#[test]
+fn a_replay_address_that_is_somebody_elses_is_found_out() {
+    let mut world = World::new(true, true, 100, 100);
+    let mut other = Engine::new(100);
+    for depth in 1..60 {
+        other.extend(1, depth, false);
+        other.publish();
+    }
+    world.run(&Op::Reconnect);
+    let mut heard = 0;
+    for round in 0..40usize {
+        // Every question is answered by the other engine, whose ring is far ahead.
+        while let Some((id, from)) = world.question.take() {
+            for (sequence, payload) in other.ring.iter().filter(|(sequence, _)| *sequence >= from) {
+                world.recorder.replayed(world.now, id, *sequence, payload.clone());
+            }
+            world.recorder.replay_ended(world.now, id, true);
+            world.collect();
+        }
+        world.engine.extend(0, round % 30 + 1, false);
+        let (sequence, payload) = world.engine.publish();
+        world.deliver(sequence, payload);
+        heard += 1;
+    }
+    assert!(heard > 0);
+    assert_eq!(world.recorder.continuity().counters().replays_foreign, 1);
+    let held: Vec<u64> = world.recorder.journal().state().residencies().map(|(_, hash, _)| hash).collect();
+    assert!(!held.is_empty());
+    assert!(
+        held.iter().all(|hash| world.engine.held.contains_key(hash)),
+        "none of the other engine's blocks"
+    );
+    assert_eq!(world.recorder.journal().trust().level(), Trust::Lower);
+}
