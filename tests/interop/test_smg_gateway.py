@@ -8,6 +8,7 @@ import json
 import random
 import signal
 from collections import Counter
+from contextlib import closing
 
 import grpc
 import pytest
@@ -95,12 +96,15 @@ class Planes(Stack):
             f'grpc = "http://{self.workers[at].address}"\nfront = "{self.addresses[at]}"\n'
             for at, (engine, ranks) in enumerate(engines)
         ))
+
+    def start(self):
         self.start_plane()
         self.plane.wait_at(0, "e0")
         self.plane.wait_at(0, "e1")
         self.plane.wait_live("e1", 1)
         self.gateway = Gateway(self.addresses)
         self.gateway.wait_ready(2)
+        return self
 
     def start_plane(self):
         self.plane = Plane(self.binary, "--config", self.config, *self.options)
@@ -118,9 +122,8 @@ class Planes(Stack):
 
 @pytest.fixture(scope="module")
 def stack(binary, tmp_path_factory):
-    made = Planes(binary, tmp_path_factory.mktemp("smg"))
-    yield made
-    made.close()
+    with closing(Planes(binary, tmp_path_factory.mktemp("smg"))) as made:
+        yield made.start()
 
 
 def test_what_was_cached_before_anybody_listened(stack):
@@ -214,15 +217,12 @@ def test_one_of_two_ranks_restarts(stack):
 
 def test_an_engine_out_of_reach(binary, tmp_path):
     """What nobody can vouch for is not found; when the same process comes back, it is."""
-    stack = Planes(binary, tmp_path, "--set", "follow.down_after=300ms")
-    try:
+    with closing(Planes(binary, tmp_path, "--set", "follow.down_after=300ms")) as stack:
+        stack.start()
         stack.wait_found(stack.early, 0, "before")
-        gone = lambda: eventually(lambda: not stack.finds(stack.early, 0), "down")  # noqa: E731
-        stack.one.reconnect(while_away=gone)
+        stack.one.reconnect(while_away=lambda: eventually(lambda: not stack.finds(stack.early, 0), "down"))
         stack.wait_found(stack.early, 0, "back")
         assert stack.finds(stack.keeper, 1), "the other engine was never away"
-    finally:
-        stack.close()
 
 
 @pytest.mark.parametrize("engine", ["same-engine", "engine-restarts"])
@@ -479,12 +479,15 @@ class Relays(Stack):
         words = tokenizer(folder / "tokenizer")
         self.workers = [RelayWorker(words, self.one), RelayWorker(words, self.other)]
         self.addresses = [worker.address for worker in self.workers]
+
+    def start(self):
         self.gateway = Gateway(self.addresses)
         self.gateway.wait_ready(2)
         self.wait_subscribed()
         eventually(self.other.has_subscriber, "the relay's subscription")
         self.other.publish(self.keeper.stored())
         self.wait_found(self.keeper, 1, "the keeper")
+        return self
 
     def wait_subscribed(self):
         eventually(self.one.has_subscriber, "the relay's subscription")
@@ -508,14 +511,13 @@ class Relays(Stack):
 
 @pytest.fixture
 def relays(tmp_path):
-    made = Relays(tmp_path)
-    yield made
-    made.close()
+    with closing(Relays(tmp_path)) as made:
+        yield made.start()
 
 
 def test_report_of_smgs_own_relay(relays, report):
     """The same faults without kvplane. Nothing is asserted of what it does then: this says what it is."""
-    report("SMG 1.13.0 with smg-grpc-servicer 0.14.1's Python relay (what kvplane does in its place is asserted by the tests above)")
+    report("SMG 1.13.0 with the Python relay of smg-grpc-servicer 0.14.1 (with kvplane in its place: asserted by the other tests)")
     found = [relays.finds(relays.early, 0) for _ in range(ASKED)]
     report(f"  late join: stored before the gateway subscribed: found {sum(found)}/{ASKED}")
 
