@@ -16,5 +16,5 @@ mod smg;
 pub use front::{
     Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset,
 };
-pub use republish::{RepublishError, RepublishSpec, Republisher};
+pub use republish::{BoundRepublisher, RepublishError, RepublishSpec, Republisher};
 pub use service::{FrontPlan, Options, Service};

@@ -74,7 +74,7 @@ impl Service {
             options,
             readiness,
             mergers: Mergers::default(),
-            fronts: Default::default(),
+            fronts: parking_lot::Mutex::default(),
             stop,
         });
         Self { shared, fronts: Vec::new() }

@@ -31,6 +31,15 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// Whether the newer protocol is to be spoken. A connecting socket that speaks it reaches both; a bound one names
+    /// itself by it, so it does only where the address asks for it.
+    pub(crate) fn wants_ipv6(&self) -> bool {
+        match self {
+            Self::Connect(_) => true,
+            Self::Bind(address) => address.contains('['),
+        }
+    }
+
     /// The address without the direction.
     pub fn address(&self) -> &str {
         match self {

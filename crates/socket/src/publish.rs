@@ -61,8 +61,7 @@ impl PubSocket {
         let socket = context.socket(zmq::XPUB)?;
         let configure = || {
             socket.set_linger(0)?;
-            // Also reaches addresses of the older protocol.
-            socket.set_ipv6(true)?;
+            socket.set_ipv6(options.endpoint.wants_ipv6())?;
             socket.set_sndhwm(options.send_hwm)?;
             socket.set_xpub_verbose(true)
         };

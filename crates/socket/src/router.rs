@@ -43,8 +43,7 @@ impl RouterSocket {
         let socket = context.socket(zmq::ROUTER)?;
         let configure = || {
             socket.set_linger(0)?;
-            // Also reaches addresses of the older protocol.
-            socket.set_ipv6(true)?;
+            socket.set_ipv6(address.contains('['))?;
             socket.set_sndhwm(send_hwm)
         };
         configure().map_err(SocketError::doing("configure a ROUTER socket"))?;

@@ -249,8 +249,7 @@ pub(crate) fn dial(socket: &Socket, endpoint: &Endpoint) -> Result<(), SocketErr
 
 fn configure(socket: &Socket, subscription: &Subscription) -> Result<(), zmq::Error> {
     socket.set_linger(0)?;
-    // Also reaches addresses of the older protocol.
-    socket.set_ipv6(true)?;
+    socket.set_ipv6(subscription.endpoint.wants_ipv6())?;
     socket.set_rcvhwm(subscription.receive_hwm)?;
     socket.set_maxmsgsize(subscription.max_message_bytes)?;
     socket.set_reconnect_ivl(millis(subscription.reconnect_min))?;

@@ -16,6 +16,9 @@ type Holders = SmallVec<[u32; 4]>;
 struct Merged {
     block: VisibleBlock,
     parent: Option<u64>,
+    /// Blocks here that name this one as their parent: as long as there are any it is remembered, held or not.
+    children: u32,
+    /// Empty for a hole.
     tiers: SmallVec<[(Tier, Holders); 1]>,
 }
 
@@ -28,7 +31,7 @@ pub struct RankMerge {
 impl RankMerge {
     /// Blocks that at least one rank holds.
     pub fn blocks(&self) -> usize {
-        self.blocks.len()
+        self.blocks.values().filter(|merged| !merged.tiers.is_empty()).count()
     }
 
     /// Applies what happened on a rank; what that means for the whole is appended to `out`.
@@ -70,10 +73,11 @@ impl RankMerge {
         }
     }
 
-    /// Everything, as transitions from nothing, parents first. A block that builds on one that nobody holds is left out:
-    /// it could not be placed.
+    /// Everything, as transitions from nothing, parents first. A hole is stored and then removed, so that what builds on it
+    /// can be placed. A block whose ancestors were never told is left out.
     pub fn as_transitions(&self) -> Vec<Transition> {
         let mut out = Vec::new();
+        let mut holes = Vec::new();
         let mut placed: FxHashMap<u64, bool> = FxHashMap::default();
         let mut line = Vec::new();
         for &start in self.blocks.keys() {
@@ -95,18 +99,28 @@ impl RankMerge {
                 for (tier, _) in &merged.tiers {
                     push_stored(&mut out, *tier, merged.parent, merged.block.clone());
                 }
+                if merged.tiers.is_empty() {
+                    push_stored(&mut out, Tier::Device, merged.parent, merged.block.clone());
+                    holes.push(hash);
+                }
             }
+        }
+        for hole in holes {
+            push_removed(&mut out, Tier::Device, hole);
         }
         out
     }
 
     /// True if nobody held it in that tier before.
     fn add(&mut self, rank: u32, tier: Tier, parent: Option<u64>, block: &VisibleBlock) -> bool {
-        let merged = self.blocks.entry(block.hash).or_insert_with(|| Merged {
-            block: block.clone(),
-            parent,
-            tiers: SmallVec::new(),
-        });
+        if !self.blocks.contains_key(&block.hash) {
+            if let Some(parent) = parent.and_then(|parent| self.blocks.get_mut(&parent)) {
+                parent.children += 1;
+            }
+            let new = Merged { block: block.clone(), parent, children: 0, tiers: SmallVec::new() };
+            self.blocks.insert(block.hash, new);
+        }
+        let Some(merged) = self.blocks.get_mut(&block.hash) else { return false };
         if let Some((_, ranks)) = merged.tiers.iter_mut().find(|(held, _)| *held == tier) {
             if !ranks.contains(&rank) {
                 ranks.push(rank);
@@ -128,10 +142,26 @@ impl RankMerge {
             return false;
         }
         merged.tiers.remove(at);
-        if merged.tiers.is_empty() {
-            self.blocks.remove(&hash);
-        }
+        self.release(hash);
         true
+    }
+
+    /// Forgets a block that nobody holds and nothing builds on, and ancestors that were remembered only for it.
+    fn release(&mut self, hash: u64) {
+        let mut next = Some(hash);
+        while let Some(hash) = next.take() {
+            let unneeded = |merged: &Merged| merged.tiers.is_empty() && merged.children == 0;
+            if !self.blocks.get(&hash).is_some_and(unneeded) {
+                return;
+            }
+            let Some(gone) = self.blocks.remove(&hash) else { return };
+            if let Some(parent) = gone.parent
+                && let Some(merged) = self.blocks.get_mut(&parent)
+            {
+                merged.children = merged.children.saturating_sub(1);
+                next = Some(parent);
+            }
+        }
     }
 }
 
@@ -237,15 +267,21 @@ mod tests {
                 prop_assert_eq!(&consumer, &union);
                 prop_assert_eq!(merge.blocks(), union.len());
             }
-            // A snapshot is the union, less what builds on nothing.
+            // A snapshot never names a parent that it has not told, invents nothing, and has all that hangs together.
             let mut placed = BTreeSet::new();
             for change in merge.as_transitions() {
-                let Transition::Stored { parent, blocks, .. } = change else { unreachable!() };
-                prop_assert!(parent.is_none_or(|parent| placed.contains(&parent)));
-                placed.extend(blocks.iter().map(|block| block.hash));
+                match change {
+                    Transition::Stored { parent, blocks, .. } => {
+                        prop_assert!(parent.is_none_or(|parent| placed.contains(&parent)));
+                        placed.extend(blocks.iter().map(|block| block.hash));
+                    }
+                    Transition::Removed { hashes, .. } => placed.retain(|hash| !hashes.contains(hash)),
+                    Transition::Cleared => unreachable!(),
+                }
             }
-            let rooted = consumer.iter().filter(|&&hash| (hash / 6 * 6..hash).all(|h| consumer.contains(&h)));
-            prop_assert_eq!(placed, rooted.copied().collect::<BTreeSet<u64>>());
+            prop_assert!(placed.is_subset(&consumer));
+            let mut rooted = consumer.iter().filter(|&&hash| (hash / 6 * 6..hash).all(|h| consumer.contains(&h)));
+            prop_assert!(rooted.all(|hash| placed.contains(hash)));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kvplane_ingest::Plane;
-use kvplane_server::{FrontPlan, Republisher, Service};
+use kvplane_server::{BoundRepublisher, FrontPlan, RepublishError, Service};
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
@@ -36,6 +36,10 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     for (engine, address, front) in fronts {
         listening.push(FrontPlan { engine, front, listener: bind("front", address).await? });
     }
+    let bound = BoundRepublisher::bind(&config.republished()).map_err(|error| {
+        let code = if matches!(error, RepublishError::Address { .. }) { 2 } else { 1 };
+        Failure { code, error: anyhow::Error::new(error) }
+    })?;
     for address in [config.listen.http, config.listen.grpc] {
         if !address.ip().is_loopback() {
             warn!(%address, "listening beyond loopback: anyone who reaches this address can read cached prompts");
@@ -58,15 +62,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         info!(engine = plan.engine, address = %plan.listener.local_addr().context("front")?, "front");
         service = service.with_front(plan);
     }
-    let republished = config.republished();
-    let mut republisher = if republished.is_empty() {
-        None
-    } else {
-        Some(
-            Republisher::start(&plane, &republished)
-                .map_err(|error| Failure::from(anyhow::Error::new(error)))?,
-        )
-    };
+    let mut republisher = bound.start(&plane).context("republish")?;
     let serving = service.run(http, grpc, stop.clone());
     tokio::pin!(serving);
     let stopped_early = tokio::select! {
@@ -80,9 +76,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         }
     }
     let closing = tokio::task::spawn_blocking(move || {
-        if let Some(republisher) = &mut republisher {
-            republisher.stop();
-        }
+        republisher.stop();
         plane.shutdown();
     });
     if closing.await.is_err() {

@@ -5,7 +5,7 @@ mod replica;
 use anyhow::Context as _;
 use kvplane_proto::kvplane::v1::{Start, StreamSelector, SubscribeRequest};
 
-use super::{Failure, connect, stop_signal};
+use super::{Failure, connect, refused, stop_signal};
 use crate::args::{From, Output, TailArgs};
 use crate::output::{Printer, Written};
 
@@ -22,8 +22,7 @@ pub(crate) async fn run(args: TailArgs) -> Result<(), Failure> {
         From::Snapshot => Start::Snapshot,
     };
     let request = SubscribeRequest { streams: selectors.collect(), start: start.into() };
-    let subscription =
-        client.subscribe(request).await.map_err(|status| anyhow::anyhow!("{}", status.message()))?;
+    let subscription = client.subscribe(request).await.map_err(|status| refused(&status))?;
     let mut messages = subscription.into_inner();
     let mut printer = Printer::new(args.output == Output::Json, args.tokens);
     loop {

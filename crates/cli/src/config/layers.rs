@@ -21,7 +21,11 @@ pub(crate) fn load(
     };
     let mut variables: Vec<(String, String)> =
         environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
-    variables.sort();
+    // Elements of a list in the order of their numbers, not of their digits.
+    variables.sort_by_key(|(name, _)| {
+        let part = |text: &str| (text.parse::<usize>().unwrap_or(usize::MAX), text.to_owned());
+        name.split("__").map(part).collect::<Vec<_>>()
+    });
     for (name, value) in variables {
         let path: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
         let value = scalar(path.last().map_or("", String::as_str), &value);

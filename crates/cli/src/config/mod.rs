@@ -246,7 +246,7 @@ impl Config {
     pub(crate) fn republished(&self) -> Vec<RepublishSpec> {
         let specs = self.engine.iter().filter_map(|engine| {
             let RepublishConfig { events, replay, topic } = engine.republish.clone()?;
-            Some(RepublishSpec { engine: engine.id.clone(), events, replay, topic })
+            Some(RepublishSpec { engine: engine.id.clone(), ranks: engine.ranks, events, replay, topic })
         });
         specs.collect()
     }

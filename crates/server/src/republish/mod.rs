@@ -28,6 +28,8 @@ use tracing::{info, warn};
 pub struct RepublishSpec {
     /// The engine.
     pub engine: String,
+    /// How many ranks it has.
+    pub ranks: u32,
     /// PUB address; rank r is at port + r.
     pub events: String,
     /// ROUTER address; rank r is at port + r.
@@ -39,9 +41,6 @@ pub struct RepublishSpec {
 /// Why republishing cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum RepublishError {
-    /// No such engine.
-    #[error("republish: there is no engine {0:?}")]
-    NoEngine(String),
     /// An address that cannot be used.
     #[error("republish of {engine:?}: {address:?} is not tcp://host:port")]
     Address {
@@ -80,6 +79,69 @@ struct Outlet {
     cursor: Cursor,
 }
 
+/// Sockets that are bound and publish nothing yet.
+pub struct BoundRepublisher {
+    outlets: Vec<BoundOutlet>,
+}
+
+struct BoundOutlet {
+    engine: String,
+    rank: u32,
+    topic: Vec<u8>,
+    publisher: PubSocket,
+    router: Option<RouterSocket>,
+}
+
+impl std::fmt::Debug for BoundRepublisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BoundRepublisher").field("outlets", &self.outlets.len()).finish()
+    }
+}
+
+impl BoundRepublisher {
+    /// Binds every socket: what is wrong with an address, or a port that is taken, is known before anything else starts.
+    pub fn bind(specs: &[RepublishSpec]) -> Result<Self, RepublishError> {
+        let context = PublishContext::new();
+        let mut outlets = Vec::new();
+        for spec in specs {
+            for rank in 0..spec.ranks {
+                let (publisher, router) = open(&context, spec, rank)?;
+                let (engine, topic) = (spec.engine.clone(), spec.topic.clone().into_bytes());
+                outlets.push(BoundOutlet { engine, rank, topic, publisher, router });
+            }
+        }
+        Ok(Self { outlets })
+    }
+
+    /// Starts publishing what the plane records. Must be called within a tokio runtime.
+    pub fn start(self, plane: &Plane) -> Result<Republisher, RepublishError> {
+        let mut outlets = Vec::new();
+        let mut endpoints = HashMap::new();
+        for BoundOutlet { engine, rank, topic, publisher, router } in self.outlets {
+            let Some(stream) = plane.engine(&engine).and_then(|engine| engine.streams.get(rank as usize))
+            else {
+                continue;
+            };
+            let replay = router.as_ref().map(|router| router.last_endpoint().to_owned());
+            let events = publisher.last_endpoint().to_owned();
+            info!(stream = %stream.id(), events, replay = replay.as_deref().unwrap_or("off"), "republishing");
+            endpoints.insert((engine, rank), (events, replay));
+            outlets.push(Outlet {
+                cursor: stream.cursor(),
+                stream: stream.clone(),
+                topic,
+                publisher,
+                router,
+            });
+        }
+        let stop = CancellationToken::new();
+        let (token, runtime) = (stop.clone(), Handle::current());
+        let run = move || run(outlets, &token, &runtime);
+        let thread = thread::Builder::new().name("kvp-republish".to_owned()).spawn(run);
+        Ok(Republisher { stop, thread: Some(thread.map_err(RepublishError::Thread)?), endpoints })
+    }
+}
+
 /// The running republisher.
 #[derive(Debug)]
 pub struct Republisher {
@@ -90,30 +152,6 @@ pub struct Republisher {
 }
 
 impl Republisher {
-    /// Opens every socket, then starts. Must be called within a tokio runtime.
-    pub fn start(plane: &Plane, specs: &[RepublishSpec]) -> Result<Self, RepublishError> {
-        let context = PublishContext::new();
-        let mut outlets = Vec::new();
-        let mut endpoints = HashMap::new();
-        for spec in specs {
-            let engine =
-                plane.engine(&spec.engine).ok_or_else(|| RepublishError::NoEngine(spec.engine.clone()))?;
-            for stream in &engine.streams {
-                let outlet = open(&context, spec, stream)?;
-                let replay = outlet.router.as_ref().map(|router| router.last_endpoint().to_owned());
-                let events = outlet.publisher.last_endpoint().to_owned();
-                info!(stream = %stream.id(), events, replay = replay.as_deref().unwrap_or("off"), "republishing");
-                endpoints.insert((spec.engine.clone(), stream.id().rank), (events, replay));
-                outlets.push(outlet);
-            }
-        }
-        let stop = CancellationToken::new();
-        let (token, runtime) = (stop.clone(), Handle::current());
-        let run = move || run(outlets, &token, &runtime);
-        let thread = thread::Builder::new().name("kvp-republish".to_owned()).spawn(run);
-        Ok(Self { stop, thread: Some(thread.map_err(RepublishError::Thread)?), endpoints })
-    }
-
     /// Where a rank is published and replayed.
     pub fn endpoints(&self, engine: &str, rank: u32) -> Option<&(String, Option<String>)> {
         self.endpoints.get(&(engine.to_owned(), rank))
@@ -139,9 +177,8 @@ impl Drop for Republisher {
 fn open(
     context: &PublishContext,
     spec: &RepublishSpec,
-    stream: &Arc<Stream>,
-) -> Result<Outlet, RepublishError> {
-    let rank = stream.id().rank;
+    rank: u32,
+) -> Result<(PubSocket, Option<RouterSocket>), RepublishError> {
     let address = |configured: &str| {
         at_rank(configured, rank).ok_or_else(|| RepublishError::Address {
             engine: spec.engine.clone(),
@@ -156,13 +193,7 @@ fn open(
         Some(replay) => Some(RouterSocket::bind(context, &address(replay)?, HIGH_WATER).map_err(failed)?),
         None => None,
     };
-    Ok(Outlet {
-        cursor: stream.cursor(),
-        stream: stream.clone(),
-        topic: spec.topic.clone().into_bytes(),
-        publisher,
-        router,
-    })
+    Ok((publisher, router))
 }
 
 /// The address of a rank: the port counted up, unless the system chooses it.

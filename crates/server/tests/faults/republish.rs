@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind, Trust};
 use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions};
-use kvplane_server::{RepublishSpec, Republisher};
+use kvplane_server::{BoundRepublisher, RepublishSpec, Republisher};
 use kvplane_sim::{Fault, Restart};
 use kvplane_stream::Duplicates;
 
@@ -19,11 +19,12 @@ impl Chain {
     fn after(rig: &Rig) -> Self {
         let spec = RepublishSpec {
             engine: "e0".to_owned(),
+            ranks: 1,
             events: "tcp://127.0.0.1:0".to_owned(),
             replay: Some("tcp://127.0.0.1:0".to_owned()),
             topic: "kv@again".to_owned(),
         };
-        let republisher = Republisher::start(&rig.plane, &[spec]).unwrap();
+        let republisher = BoundRepublisher::bind(&[spec]).unwrap().start(&rig.plane).unwrap();
         let (events, replay) = republisher.endpoints("e0", 0).unwrap().clone();
         let spec = EngineSpec {
             id: EngineId::new("second"),

@@ -57,6 +57,7 @@ async fn a_subscriber_that_stops_reading_is_ended_with_a_loss_and_others_feel_no
     // Far more than the connection's buffers and the window hold together.
     for _ in 0..300 {
         engine.work(4);
+        rig.exact(0, &engine).await;
         keen.catch_up(&rig).await;
     }
     rig.exact(0, &engine).await;

@@ -42,6 +42,7 @@ impl Journal {
         }
         if std::mem::take(&mut self.known_from_next) {
             self.known_from = Some(engine_sequence);
+            self.trust_changed = true;
         }
         for event in &batch.events {
             self.counters.events += 1;
@@ -407,7 +408,7 @@ impl Journal {
             None => place.tier == Tier::Device && place.ownership.is_none(),
             Some(owner) => place.ownership.as_deref() == Some(owner),
         };
-        let places =
+        let places: Vec<Arc<Place>> =
             self.state.places.iter().filter(|(_, place)| cleared(place)).map(|(_, p)| p.clone()).collect();
         let everything = ownership.is_none() && self.state.nothing_but(cleared);
         if everything {
@@ -420,7 +421,11 @@ impl Journal {
             }
             self.state.drop_places(cleared);
         }
-        effects.changes.push(Change::Cleared { places });
+        // A clear of an owner that holds nothing is no event.
+        let nothing = ownership.is_some() && places.is_empty();
+        if !nothing {
+            effects.changes.push(Change::Cleared { places });
+        }
         if everything {
             // The whole state is known again: it is empty. Unless another tier turns up later, of which we cannot know
             // what it held before.

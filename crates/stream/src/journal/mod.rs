@@ -415,6 +415,7 @@ impl Journal {
         self.state.drop_places(|_| true);
         self.untranslatable = false;
         self.trust_changed |= self.trust.degrade(reason, now.unix_ms);
+        self.known_from = None;
         self.known_from_next = true;
         self.push(None, 0.0, vec![Change::Dropped { reason, elsewhere }], vec![Transition::Cleared]);
     }
