@@ -41,6 +41,7 @@ unit: compilers
 
 # PYTEST takes arguments: make interop PYTEST="-k grpc -x"
 interop: compilers python-env
+	$(CARGO) build -p kvplane
 	.venv/bin/python -m pytest tests/interop $(PYTEST)
 
 python-env:
