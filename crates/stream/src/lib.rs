@@ -10,6 +10,7 @@ mod journal;
 mod merge;
 mod recorder;
 mod state;
+mod transitions;
 
 pub use change::{
     Change, ENCODINGS, Entry, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition,

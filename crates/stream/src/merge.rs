@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::change::{Transition, VisibleBlock};
+use crate::transitions::{push_removed, push_stored};
 
 /// Who holds a block in one tier.
 type Holders = SmallVec<[u32; 4]>;
@@ -162,25 +163,6 @@ impl RankMerge {
                 next = Some(parent);
             }
         }
-    }
-}
-
-fn push_stored(out: &mut Vec<Transition>, tier: Tier, parent: Option<u64>, block: VisibleBlock) {
-    if let Some(Transition::Stored { tier: last_tier, blocks, .. }) = out.last_mut()
-        && *last_tier == tier
-        && parent.is_some()
-        && blocks.last().map(|last| last.hash) == parent
-    {
-        blocks.push(block);
-    } else {
-        out.push(Transition::Stored { tier, parent, blocks: vec![block] });
-    }
-}
-
-fn push_removed(out: &mut Vec<Transition>, tier: Tier, hash: u64) {
-    match out.last_mut() {
-        Some(Transition::Removed { tier: last_tier, hashes }) if *last_tier == tier => hashes.push(hash),
-        _ => out.push(Transition::Removed { tier, hashes: vec![hash] }),
     }
 }
 

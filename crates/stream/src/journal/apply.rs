@@ -7,13 +7,13 @@ use kvplane_wire::{Batch, Event, Hash, Layout, RejectedKind, Removed, Stored, To
 
 use smallvec::SmallVec;
 
-use super::transitions::TransitionLog;
 use super::{Duplicates, Journal};
-use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange, VisibleBlock};
+use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition, VisibleBlock};
 use crate::clock::Now;
 use crate::state::{
     Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys, salt_among,
 };
+use crate::transitions::{push_removed, push_stored};
 
 /// How many ancestors one batch may look at to see whether they are held. Chains that are known to be whole cost one
 /// step, so only the first stores after a loss come near it.
@@ -23,7 +23,7 @@ const ANCESTOR_STEPS: u32 = 4096;
 #[derive(Debug, Default)]
 struct Effects {
     changes: Vec<Change>,
-    transitions: TransitionLog,
+    transitions: Vec<Transition>,
     ancestor_steps: u32,
     /// Scratch: blocks that waited and were attached.
     attached: Vec<SlotId>,
@@ -75,8 +75,7 @@ impl Journal {
         self.untranslatable |=
             effects.unresolved.iter().any(|&slot| self.state.attached_chain(slot).is_none());
         self.check_capacity();
-        let transitions = effects.transitions.finish();
-        self.push(Some(engine_sequence), batch.timestamp, effects.changes, transitions);
+        self.push(Some(engine_sequence), batch.timestamp, effects.changes, effects.transitions);
     }
 
     fn degrade(&mut self, reason: Reason, now: Now) {
@@ -389,7 +388,7 @@ impl Journal {
             let was_visible = self.is_visible(slot, place_ref.tier);
             self.state.set_copies(slot, place, left);
             if was_visible && !self.is_visible(slot, place_ref.tier) {
-                effects.transitions.removed(place_ref.tier, hash.bits);
+                push_removed(&mut effects.transitions, place_ref.tier, hash.bits);
             }
             blocks.push(RemovedBlock { hash: hash.bits, copies: left });
             if left == 0 {
@@ -414,10 +413,10 @@ impl Journal {
         if everything {
             self.untranslatable = false;
             self.replace_state();
-            effects.transitions.cleared();
+            effects.transitions.push(Transition::Cleared);
         } else {
             for (tier, hash) in self.state.visible_only_in(cleared) {
-                effects.transitions.removed(tier, hash);
+                push_removed(&mut effects.transitions, tier, hash);
             }
             self.state.drop_places(cleared);
         }
@@ -446,7 +445,7 @@ impl Journal {
             && self.state.held_where(slot, |place| place.tier == tier && place.is_main())
     }
 
-    fn became_visible(&self, slot: SlotId, tier: Tier, log: &mut TransitionLog) {
+    fn became_visible(&self, slot: SlotId, tier: Tier, log: &mut Vec<Transition>) {
         if !self.is_visible(slot, tier) {
             return;
         }
@@ -455,6 +454,6 @@ impl Journal {
             Parent::Root => None,
             Parent::Block(parent) => Some(parent),
         };
-        log.stored(tier, parent, VisibleBlock::new(self.state.hash_of(slot), chain));
+        push_stored(log, tier, parent, VisibleBlock::new(self.state.hash_of(slot), chain));
     }
 }

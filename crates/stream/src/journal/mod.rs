@@ -2,7 +2,6 @@
 
 mod apply;
 mod snapshot;
-mod transitions;
 mod window;
 
 use std::sync::Arc;

@@ -4,9 +4,9 @@ use kvplane_core::Tier;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Snapshot;
-use super::transitions::TransitionLog;
 use crate::change::{Transition, VisibleBlock};
 use crate::state::{BlockImage, Chain, Parent};
+use crate::transitions::{push_removed, push_stored};
 
 impl Snapshot {
     /// Every block that is held, and every hole that one of them builds on; parents before children. The numbers are
@@ -40,7 +40,7 @@ impl Snapshot {
     /// A hole in a chain is stored and then removed, so that what builds on it is attached where it belongs and counts
     /// again once the hole is filled.
     pub fn as_transitions(&self) -> Vec<Transition> {
-        let mut log = TransitionLog::default();
+        let mut log = Vec::new();
         let order: Vec<&BlockImage> =
             self.parents_first().iter().map(|&at| &self.image.blocks[at as usize]).collect();
         let supports = self.supports_device(&order);
@@ -54,16 +54,16 @@ impl Snapshot {
                 if !here && !needed {
                     continue;
                 }
-                log.stored(tier, block.parent(), VisibleBlock::new(block.hash, chain));
+                push_stored(&mut log, tier, block.parent(), VisibleBlock::new(block.hash, chain));
                 if !here {
                     holes.push(block.hash);
                 }
             }
             for hole in holes {
-                log.removed(tier, hole);
+                push_removed(&mut log, tier, hole);
             }
         }
-        log.finish()
+        log
     }
 
     fn is_visible(&self, block: &BlockImage, tier: Tier) -> bool {
