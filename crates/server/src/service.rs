@@ -114,15 +114,36 @@ impl Service {
     }
 }
 
+/// Runs a front on a thread of its own. A call passes through two connections; with both on one thread, no message has
+/// to wake another.
 fn run_front(plan: FrontPlan, shared: &Arc<Shared>) -> impl Future<Output = ()> + use<> {
     let FrontPlan { engine, front, listener } = plan;
     let kind = shared.plane.engine(&engine).map(|engine| engine.spec.kind);
     let events = SmgService::new(shared.clone(), SubscribeTo::Engine(engine));
     let stop = shared.stop.clone();
+    let run = move || -> std::io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let listener = listener.into_std()?;
+        runtime.block_on(async {
+            let listener = TcpListener::from_std(listener)?;
+            if let Some(kind) = kind {
+                let own = own_calls(kind, events, front.upstream());
+                front.run(listener, stop, own).await;
+            }
+            Ok(())
+        })
+    };
     async move {
-        if let Some(kind) = kind {
-            let own = own_calls(kind, events, front.upstream());
-            front.run(listener, stop, own).await;
+        let (ended, end) = tokio::sync::oneshot::channel();
+        let thread = std::thread::Builder::new().name("kvp-front".to_owned()).spawn(move || {
+            if let Err(error) = run() {
+                error!(%error, "a front cannot run");
+            }
+            let _ = ended.send(());
+        });
+        match thread {
+            Ok(_) => drop(end.await),
+            Err(error) => error!(%error, "a front cannot run"),
         }
     }
 }
