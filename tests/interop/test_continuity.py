@@ -100,8 +100,9 @@ def test_the_last_batch_before_a_silence_is_missed(engine, plane):
 
 
 def test_duplicates_and_late_frames(engine, plane):
-    one = engine()
+    one = engine(synchronised=True)
     p = plane(one)
+    eventually(one.has_subscriber, "a subscription")
     one.publish(root(1), copies=3)
     p.wait_at(0)
     payload = one.ring[0][1]
