@@ -35,7 +35,7 @@ pub(super) enum Source {
 enum Phase {
     Start,
     Snapshot { chunks: Box<Chunks>, then: u64, cursor: Option<Cursor> },
-    Tail { sequence: u64, cursor: Option<Cursor>, withheld: bool },
+    Tail { sequence: u64, cursor: Option<Cursor> },
     Ended,
 }
 
@@ -79,24 +79,14 @@ impl Follower {
                         self.ready.push_back(chunk);
                         self.phase = Phase::Snapshot { chunks, then, cursor };
                     }
-                    None => self.phase = Phase::Tail { sequence: then, cursor, withheld: self.withheld },
+                    None => self.phase = Phase::Tail { sequence: then, cursor },
                 },
-                Phase::Tail { sequence, cursor, withheld } => {
-                    match self.tail(sequence, cursor, withheld).await {
-                        Ok(phase) => self.phase = phase,
-                        Err(status) => return Some(Err(status)),
-                    }
-                }
+                Phase::Tail { sequence, cursor } => match self.tail(sequence, cursor).await {
+                    Ok(phase) => self.phase = phase,
+                    Err(status) => return Some(Err(status)),
+                },
             }
         }
-    }
-
-    fn push(&mut self, bytes: Bytes) -> Result<(), Status> {
-        if bytes.len() > MAX_MESSAGE {
-            return Err(loss(TOO_LARGE));
-        }
-        self.ready.push_back(bytes);
-        Ok(())
     }
 
     /// The snapshot of a subscriber that starts at 0.
@@ -123,7 +113,7 @@ impl Follower {
         }
     }
 
-    async fn tail(&mut self, sequence: u64, cursor: Option<Cursor>, withheld: bool) -> Result<Phase, Status> {
+    async fn tail(&mut self, sequence: u64, cursor: Option<Cursor>) -> Result<Phase, Status> {
         match (&self.source, cursor) {
             (Source::Merged(merger), _) => {
                 let (entries, last) = merger
@@ -131,9 +121,9 @@ impl Follower {
                     .await
                     .map_err(|_| loss("what follows has left the replay window"))?;
                 for bytes in entries {
-                    self.push(bytes)?;
+                    self.ready.push_back(sendable(bytes)?);
                 }
-                Ok(Phase::Tail { sequence: last, cursor: None, withheld })
+                Ok(Phase::Tail { sequence: last, cursor: None })
             }
             (Source::Native { stream, credit }, Some(cursor)) => {
                 let entries = stream.next_after(cursor, READ).await.map_err(|_| {
@@ -143,17 +133,13 @@ impl Follower {
                     if let Some(reason) = ends(entry, credit) {
                         return Err(loss(reason));
                     }
-                    if withheld && is_credited(&stream.status(), credit) {
+                    if self.withheld && is_credited(&stream.status(), credit) {
                         return Err(loss("the stream's state is known again"));
                     }
-                    let bytes = encode::entry(entry);
-                    if bytes.len() > MAX_MESSAGE {
-                        return Err(loss(TOO_LARGE));
-                    }
-                    self.ready.push_back(bytes);
+                    self.ready.push_back(sendable(encode::entry(entry))?);
                 }
                 let sequence = entries.last().map_or(cursor.sequence, |entry| entry.sequence);
-                Ok(Phase::Tail { sequence, cursor: Some(Cursor { sequence, ..cursor }), withheld })
+                Ok(Phase::Tail { sequence, cursor: Some(Cursor { sequence, ..cursor }) })
             }
             (Source::Native { .. }, None) => Err(internal()),
         }
@@ -178,7 +164,7 @@ impl Source {
         match self {
             Source::Merged(merger) => {
                 merger.read_after(start, 0).map_err(|_| outside("it is not in the replay window"))?;
-                Ok(Phase::Tail { sequence: start, cursor: None, withheld: false })
+                Ok(Phase::Tail { sequence: start, cursor: None })
             }
             Source::Native { stream, credit } => {
                 let status = stream.status();
@@ -191,7 +177,7 @@ impl Source {
                 let cursor = stream
                     .cursor_at(start)
                     .map_err(|_| outside("it is not in the replay window of this epoch"))?;
-                Ok(Phase::Tail { sequence: start, cursor: Some(cursor), withheld: false })
+                Ok(Phase::Tail { sequence: start, cursor: Some(cursor) })
             }
         }
     }
@@ -222,6 +208,10 @@ fn ends(entry: &Entry, credit: &[Trust]) -> Option<&'static str> {
         return Some("the stream is not credited any more");
     }
     entry.untranslatable.then_some(UNTRANSLATABLE)
+}
+
+fn sendable(bytes: Bytes) -> Result<Bytes, Status> {
+    if bytes.len() > MAX_MESSAGE { Err(loss(TOO_LARGE)) } else { Ok(bytes) }
 }
 
 fn loss(message: &str) -> Status {

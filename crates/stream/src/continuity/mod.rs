@@ -82,7 +82,6 @@ pub struct Continuity {
     stamp: u64,
     next_id: u64,
     hint: HintState,
-    last_heard: Option<Duration>,
     next_question: Option<Duration>,
     counters: Counters,
 }
@@ -139,7 +138,6 @@ impl Continuity {
             stamp: 0,
             next_id: 0,
             hint: HintState::default(),
-            last_heard: None,
             next_question: None,
             counters: Counters::default(),
         }
@@ -208,7 +206,6 @@ impl Continuity {
 
     /// A live frame arrived.
     pub fn live(&mut self, now: Now, sequence: u64, payload: Bytes) {
-        self.last_heard = Some(now.mono);
         if sequence == END_MARKER {
             self.counters.refused += 1;
             return;
