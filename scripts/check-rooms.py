@@ -21,10 +21,11 @@ ROOMS = {
     "kvplane-wire": {"kvplane-core"},
     "kvplane-stream": {"kvplane-core", "kvplane-wire"},
     "kvplane-socket": set(),
-    "kvplane-ingest": {"kvplane-core", "kvplane-socket", "kvplane-stream"},
+    "kvplane-index": {"kvplane-core"},
+    "kvplane-ingest": {"kvplane-core", "kvplane-index", "kvplane-socket", "kvplane-stream"},
     "kvplane-proto": set(),
     "kvplane-server": {
-        "kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
+        "kvplane-core", "kvplane-index", "kvplane-ingest", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto"},
     "kvplane-sim": {"kvplane-core", "kvplane-socket", "kvplane-wire"},
