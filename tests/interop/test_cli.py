@@ -351,7 +351,8 @@ def test_http_pages(engine, plane):
     assert p.get("/readyz") == (200, {"ready": True, "reasons": []})
     assert p.get("/readyz?strict=1")[0] == 200
     (described,) = p.get("/v1/engines")[1]["engines"]
-    assert (described["id"], described["model"], described["events"]) == ("e0", "llama", one.events)
+    assert (described["id"], described["model"], described["added_by"]) == ("e0", "llama", "config")
+    assert described["ranks"] == [{"rank": 0, "events": one.events, "replay": one.replay}]
     status, body = p.get("/nothing")
     assert status == 404 and set(body["error"]) == {"code", "message", "blame", "retry"}
     text = p.get("/metrics")[1]

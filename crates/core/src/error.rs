@@ -10,6 +10,12 @@ pub enum ErrorCode {
     InvalidArgument,
     /// No such engine or rank.
     NotFound,
+    /// What was to be added is there already, or contradicts something that is.
+    Conflict,
+    /// A configured number is reached.
+    LimitReached,
+    /// Not for a caller at this address.
+    Forbidden,
     /// The path exists, the method does not.
     MethodNotAllowed,
     /// The cursor is not in the window.
@@ -42,6 +48,9 @@ impl ErrorCode {
         match self {
             Self::InvalidArgument
             | Self::NotFound
+            | Self::Conflict
+            | Self::LimitReached
+            | Self::Forbidden
             | Self::MethodNotAllowed
             | Self::OutOfRange
             | Self::DataLoss => Blame::Caller,
@@ -59,10 +68,13 @@ impl ErrorCode {
     pub fn http_status(self) -> u16 {
         match self {
             Self::InvalidArgument => 400,
+            Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
+            Self::Conflict => 409,
             Self::OutOfRange => 416,
             Self::DataLoss => 410,
+            Self::LimitReached => 429,
             Self::Unavailable | Self::ShuttingDown => 503,
             Self::Internal => 500,
         }
@@ -73,6 +85,9 @@ impl ErrorCode {
         match self {
             Self::InvalidArgument => 3,
             Self::NotFound => 5,
+            Self::Conflict => 6,
+            Self::Forbidden => 7,
+            Self::LimitReached => 8,
             Self::MethodNotAllowed => 12,
             Self::OutOfRange => 11,
             Self::Internal => 13,

@@ -10,11 +10,12 @@ mod address;
 mod clock;
 mod hint;
 mod plane;
+mod sources;
 mod spec;
 mod stream;
 mod zmq_source;
 
 pub use address::AddressError;
-pub use plane::{Engine, Plane, StartError};
-pub use spec::{EngineSpec, Events, PlaneOptions};
+pub use plane::{AddError, Engine, Engines, Plane, UnknownMember};
+pub use spec::{EngineSpec, Events, Origin, PlaneOptions, RankSpec};
 pub use stream::{Outcome, Stream, StreamStatus};

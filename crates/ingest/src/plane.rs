@@ -1,35 +1,72 @@
-//! Every engine's streams, and the sources that feed them.
+//! Every engine's streams, and the sources that feed them. Engines come and go while the others run.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvplane_core::{EngineId, StreamId};
-use kvplane_socket::{Options as SocketOptions, SocketError, Sockets, SubscriptionHandle};
+use kvplane_core::{Cursor, EngineId, StreamId};
+use kvplane_socket::{Options as SocketOptions, SocketError, Sockets};
 use kvplane_stream::{JournalOptions, Options as FollowOptions, Recorder};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-use crate::address::{AddressError, for_rank};
+use crate::address::AddressError;
 use crate::clock::Clock;
 use crate::hint::HintClient;
-use crate::spec::{EngineSpec, Events, PlaneOptions};
+use crate::sources::Sources;
+use crate::spec::{EngineSpec, Events, Origin, PlaneOptions, RankSpec};
 use crate::stream::Stream;
-use crate::zmq_source::{BoundHandler, ConnectedHandler, Driver, subscription};
+use crate::zmq_source::Driver;
 
-/// One engine and its streams, by rank.
+/// One engine and its streams, as they were when the plane was asked. It does not change: when a rank comes or goes, the
+/// plane has another one under the same name.
 #[derive(Debug)]
 pub struct Engine {
-    /// As configured.
+    /// As described by whoever added it.
     pub spec: EngineSpec,
-    /// One per rank.
+    /// Who added it.
+    pub origin: Origin,
+    /// One per rank, in the order of their numbers.
     pub streams: Vec<Arc<Stream>>,
+    replaced: CancellationToken,
 }
 
-/// Why a plane cannot start. Nothing has been contacted when this is returned.
+impl Engine {
+    fn new(spec: EngineSpec, origin: Origin, streams: Vec<Arc<Stream>>) -> Arc<Self> {
+        Arc::new(Self { spec, origin, streams, replaced: CancellationToken::new() })
+    }
+
+    /// The stream of a rank.
+    pub fn stream(&self, rank: u32) -> Option<&Arc<Stream>> {
+        self.streams.iter().find(|stream| stream.id().rank == rank)
+    }
+
+    /// Cancelled when the plane has another engine under this name, or none.
+    pub fn replaced(&self) -> &CancellationToken {
+        &self.replaced
+    }
+}
+
+/// All engines at one moment: the configured ones in their order, then the others as they came. Cheap to clone.
+pub type Engines = Arc<[Arc<Engine>]>;
+
+/// Why engines cannot be added. When this is returned, nothing has changed.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum AddError {
     /// Two engines with one name.
     #[error("engine id {0:?} is used twice")]
     DuplicateId(EngineId),
+    /// Two ranks with one number.
+    #[error("engine {engine:?} has rank {rank} already")]
+    DuplicateRank {
+        /// Whose.
+        engine: EngineId,
+        /// Which.
+        rank: u32,
+    },
+    /// An engine that cannot be heard at all.
+    #[error("engine {0:?} has no ranks")]
+    NoRanks(EngineId),
     /// An address that cannot be used.
     #[error("engine {engine:?}: {error}")]
     Address {
@@ -52,6 +89,12 @@ pub enum StartError {
         /// Under which topic.
         topic: String,
     },
+    /// There are as many as there may be.
+    #[error("there may be {0} engines at most")]
+    TooMany(usize),
+    /// A rank of an engine that is not there.
+    #[error(transparent)]
+    Unknown(#[from] UnknownMember),
     /// A socket could not be opened.
     #[error("{address}: {error}")]
     Socket {
@@ -65,161 +108,295 @@ pub enum StartError {
     Threads(SocketError),
 }
 
-impl StartError {
+impl AddError {
     /// Whether the specification is wrong, rather than the machine.
     pub fn is_mistake(&self) -> bool {
-        matches!(self, Self::DuplicateId(_) | Self::Address { .. } | Self::SharedTopic { .. })
+        !matches!(self, Self::Socket { .. } | Self::Threads(_))
     }
+}
+
+/// An engine, or a rank of one, that the plane does not have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnknownMember {
+    /// No such engine.
+    #[error("there is no engine {0:?}")]
+    Engine(String),
+    /// No such rank.
+    #[error("engine {engine:?} has no rank {rank}")]
+    Rank {
+        /// Whose.
+        engine: String,
+        /// Which.
+        rank: u32,
+    },
 }
 
 /// Every engine's streams.
 #[derive(Debug)]
 pub struct Plane {
-    engines: Vec<Engine>,
+    /// Read by everybody; changed under the lock of `members`.
+    engines: watch::Sender<Engines>,
+    members: Mutex<Members>,
+    options: PlaneOptions,
+    clock: Clock,
     sockets: Sockets,
-    subscriptions: parking_lot::Mutex<Vec<SubscriptionHandle>>,
+    hints: HintClient,
+    runtime: Handle,
 }
 
-/// A checked stream, before anything is opened.
-struct Planned {
-    stream: Arc<Stream>,
-    events: Events,
-    replay: Option<String>,
-    topic: String,
-    http: Option<String>,
+/// What changes with the engines.
+#[derive(Debug, Default)]
+struct Members {
+    sources: Sources,
+    /// Above every epoch and number of a stream that was removed: one that comes back under its name must not repeat them,
+    /// whatever the clock says.
+    epochs_from: u64,
 }
 
 impl Plane {
-    /// Checks the specification, then opens every socket. Must be called within a tokio runtime.
-    pub fn start(specs: Vec<EngineSpec>, options: &PlaneOptions) -> Result<Arc<Self>, StartError> {
-        let clock = Clock::start();
-        let mut engines = Vec::new();
-        let mut planned = Vec::new();
-        for spec in specs {
-            if engines.iter().any(|engine: &Engine| engine.spec.id == spec.id) {
-                return Err(StartError::DuplicateId(spec.id));
-            }
-            let streams = plan_engine(&spec, options, clock, &mut planned)?;
-            engines.push(Engine { spec, streams });
-        }
-        check_topics(&planned)?;
-        let sockets = Sockets::start(&SocketOptions::default()).map_err(StartError::Threads)?;
-        let subscriptions = open(planned, options, &sockets)?;
-        Ok(Arc::new(Self { engines, sockets, subscriptions: parking_lot::Mutex::new(subscriptions) }))
+    /// Checks the specifications, then opens every socket. Must be called within a tokio runtime.
+    pub fn start(specs: Vec<EngineSpec>, options: &PlaneOptions) -> Result<Arc<Self>, AddError> {
+        check(&[], &specs, options.max_engines)?;
+        let plane = Arc::new(Self {
+            engines: watch::Sender::new(Engines::from([])),
+            members: Mutex::default(),
+            options: options.clone(),
+            clock: Clock::start(),
+            sockets: Sockets::start(&SocketOptions::default()).map_err(AddError::Threads)?,
+            hints: HintClient::new(),
+            runtime: Handle::current(),
+        });
+        plane.add(specs, Origin::Config)?;
+        Ok(plane)
     }
 
-    /// All engines, in the order of the configuration.
-    pub fn engines(&self) -> &[Engine] {
-        &self.engines
+    /// All engines now.
+    pub fn engines(&self) -> Engines {
+        self.engines.borrow().clone()
+    }
+
+    /// All engines, and a wake-up whenever one comes, goes or gets other ranks.
+    pub fn watch(&self) -> watch::Receiver<Engines> {
+        self.engines.subscribe()
     }
 
     /// An engine by its name.
-    pub fn engine(&self, id: &str) -> Option<&Engine> {
-        self.engines.iter().find(|engine| engine.spec.id.as_str() == id)
+    pub fn engine(&self, id: &str) -> Option<Arc<Engine>> {
+        find(&self.engines.borrow(), id).cloned()
     }
 
-    /// Every stream of every engine.
-    pub fn streams(&self) -> impl Iterator<Item = &Arc<Stream>> {
-        self.engines.iter().flat_map(|engine| &engine.streams)
+    /// Every stream of every engine now.
+    pub fn streams(&self) -> impl Iterator<Item = Arc<Stream>> + use<> {
+        let streams: Vec<_> = self.engines().iter().flat_map(|engine| engine.streams.clone()).collect();
+        streams.into_iter()
+    }
+
+    /// Whether engines could be added now, as far as that can be known without opening a socket.
+    pub fn check(&self, specs: &[EngineSpec]) -> Result<(), AddError> {
+        check(&self.engines(), specs, self.options.max_engines)
+    }
+
+    /// Adds engines, all or none. Everything that can be wrong in a specification is found before a socket is opened, and
+    /// a port that is taken before an engine is contacted. May wait a moment for a port that was just let go of.
+    pub fn add(&self, specs: Vec<EngineSpec>, origin: Origin) -> Result<(), AddError> {
+        let mut members = self.members.lock();
+        let mut engines = self.engines().to_vec();
+        check(&engines, &specs, self.options.max_engines)?;
+        let mut planned = Vec::new();
+        for spec in specs {
+            let streams = spec.ranks.iter().map(|rank| {
+                let stream = self.plan(&members, &spec, rank);
+                planned.push((stream.clone(), spec.clone(), rank.clone()));
+                stream
+            });
+            let streams = streams.collect();
+            engines.push(Engine::new(spec, origin, streams));
+        }
+        self.open(&mut members, planned)?;
+        self.engines.send_replace(engines.into());
+        Ok(())
+    }
+
+    /// Adds a rank to an engine. Its other ranks do not notice.
+    pub fn add_rank(&self, id: &str, rank: RankSpec) -> Result<(), AddError> {
+        let mut members = self.members.lock();
+        let engines = self.engines();
+        let engine = find(&engines, id).ok_or_else(|| UnknownMember::Engine(id.to_owned()))?;
+        let mut spec = engine.spec.clone();
+        spec.ranks.push(rank.clone());
+        spec.ranks.sort_by_key(|rank| rank.rank);
+        let others: Vec<_> = engines.iter().filter(|other| !Arc::ptr_eq(other, engine)).cloned().collect();
+        check(&others, std::slice::from_ref(&spec), self.options.max_engines)?;
+        let stream = self.plan(&members, &spec, &rank);
+        self.open(&mut members, vec![(stream.clone(), spec.clone(), rank)])?;
+        let mut streams = engine.streams.clone();
+        streams.push(stream);
+        streams.sort_by_key(|stream| stream.id().rank);
+        self.replace(&engines, engine, Some(Engine::new(spec, engine.origin, streams)));
+        Ok(())
+    }
+
+    /// Removes an engine: its streams end, and what they held is let go of. The others do not notice.
+    pub fn remove(&self, id: &str) -> Result<Arc<Engine>, UnknownMember> {
+        let mut members = self.members.lock();
+        let engines = self.engines();
+        let engine = find(&engines, id).ok_or_else(|| UnknownMember::Engine(id.to_owned()))?;
+        self.replace(&engines, engine, None);
+        for stream in &engine.streams {
+            members.close(stream);
+        }
+        Ok(engine.clone())
+    }
+
+    /// Removes a rank of an engine, and the engine with its last one.
+    pub fn remove_rank(&self, id: &str, rank: u32) -> Result<(), UnknownMember> {
+        let mut members = self.members.lock();
+        let engines = self.engines();
+        let engine = find(&engines, id).ok_or_else(|| UnknownMember::Engine(id.to_owned()))?;
+        let stream =
+            engine.stream(rank).ok_or_else(|| UnknownMember::Rank { engine: id.to_owned(), rank })?;
+        let mut spec = engine.spec.clone();
+        spec.ranks.retain(|known| known.rank != rank);
+        let streams: Vec<_> =
+            engine.streams.iter().filter(|known| known.id().rank != rank).cloned().collect();
+        let rest = (!streams.is_empty()).then(|| Engine::new(spec, engine.origin, streams));
+        self.replace(&engines, engine, rest);
+        members.close(stream);
+        Ok(())
     }
 
     /// Stops listening. Streams stay readable. Blocks until the socket threads have ended.
     pub fn shutdown(&self) {
-        self.subscriptions.lock().clear();
+        self.members.lock().sources.clear();
         self.sockets.shutdown();
     }
-}
 
-fn plan_engine(
-    spec: &EngineSpec,
-    options: &PlaneOptions,
-    clock: Clock,
-    planned: &mut Vec<Planned>,
-) -> Result<Vec<Arc<Stream>>, StartError> {
-    let address_error = |error| StartError::Address { engine: spec.id.clone(), error };
-    let mut streams = Vec::new();
-    for rank in 0..spec.ranks {
-        let events = match &spec.events {
-            Events::Connect(address) => {
-                Events::Connect(for_rank(address, rank, true).map_err(address_error)?)
-            }
-            Events::Bind(address) => Events::Bind(for_rank(address, rank, false).map_err(address_error)?),
-        };
-        let replay = spec.replay.as_deref().map(|address| for_rank(address, rank, true)).transpose();
-        let replay = replay.map_err(address_error)?;
+    /// Tells everybody of a change, before anything of it is felt.
+    fn replace(&self, engines: &Engines, old: &Arc<Engine>, new: Option<Arc<Engine>>) {
+        let mut changed = engines.to_vec();
+        if let Some(at) = changed.iter().position(|engine| Arc::ptr_eq(engine, old)) {
+            changed.splice(at..=at, new);
+        }
+        self.engines.send_replace(changed.into());
+        old.replaced.cancel();
+    }
+
+    fn plan(&self, members: &Members, spec: &EngineSpec, rank: &RankSpec) -> Arc<Stream> {
         let follow = FollowOptions {
-            replay: replay.is_some(),
-            on_gap: options.on_gap,
-            down_after: options.down_after,
+            replay: rank.replay.is_some(),
+            on_gap: self.options.on_gap,
+            down_after: self.options.down_after,
             ..FollowOptions::default()
         };
         let keep = JournalOptions {
-            max_batches: options.max_batches,
-            max_bytes: options.max_bytes,
-            state: options.state,
+            max_batches: self.options.max_batches,
+            max_bytes: self.options.max_bytes,
+            state: self.options.state,
             duplicates: spec.duplicates,
             block_size: spec.block_size,
         };
-        let recorder = Recorder::new(follow, keep, rank, clock.now());
-        let stream = Arc::new(Stream::new(StreamId::new(spec.id.clone(), rank), clock, recorder));
-        streams.push(stream.clone());
-        let (topic, http) = (spec.topic.clone(), spec.http.clone());
-        planned.push(Planned { stream, events, replay, topic, http });
+        let mut now = self.clock.now();
+        now.unix_ms = now.unix_ms.max(members.epochs_from);
+        let recorder = Recorder::new(follow, keep, rank.rank, now);
+        Arc::new(Stream::new(StreamId::new(spec.id.clone(), rank.rank), self.clock, recorder))
     }
-    Ok(streams)
+
+    /// Opens the sockets of planned streams, all or none.
+    fn open(
+        &self,
+        members: &mut Members,
+        mut planned: Vec<(Arc<Stream>, EngineSpec, RankSpec)>,
+    ) -> Result<(), AddError> {
+        // Bound sockets first: a taken port must be known before any engine is contacted.
+        planned.sort_by_key(|(_, _, rank)| matches!(rank.events, Events::Connect(_)));
+        let mut opened: Vec<Arc<Stream>> = Vec::new();
+        for (stream, spec, RankSpec { events, replay, .. }) in planned {
+            let address = events.address().to_owned();
+            let driver = Driver::new(
+                stream.clone(),
+                self.sockets.clone(),
+                self.runtime.clone(),
+                &self.options,
+                replay,
+                spec.http,
+                self.hints.clone(),
+            );
+            if let Err(error) = members.sources.open(&self.sockets, events, spec.topic, driver) {
+                for stream in &opened {
+                    members.close(stream);
+                }
+                return Err(AddError::Socket { address, error });
+            }
+            opened.push(stream);
+        }
+        Ok(())
+    }
+}
+
+impl Members {
+    fn close(&mut self, stream: &Stream) {
+        self.sources.close(stream.id());
+        // The closed stream has begun one more epoch, above everything that it ever said.
+        let Cursor { epoch, .. } = stream.cursor();
+        self.epochs_from = self.epochs_from.max(epoch.as_u64() + 1);
+    }
+}
+
+fn find<'e>(engines: &'e [Arc<Engine>], id: &str) -> Option<&'e Arc<Engine>> {
+    engines.iter().find(|engine| engine.spec.id.as_str() == id)
+}
+
+/// Everything that can be wrong with new engines beside the running ones. Touches nothing.
+fn check(running: &[Arc<Engine>], new: &[EngineSpec], max_engines: usize) -> Result<(), AddError> {
+    if running.len() + new.len() > max_engines {
+        return Err(AddError::TooMany(max_engines));
+    }
+    let mut all: Vec<&EngineSpec> = running.iter().map(|engine| &engine.spec).collect();
+    for spec in new {
+        if all.iter().any(|other| other.id == spec.id) {
+            return Err(AddError::DuplicateId(spec.id.clone()));
+        }
+        check_ranks(spec)?;
+        check_topics(&all, spec)?;
+        all.push(spec);
+    }
+    Ok(())
+}
+
+fn check_ranks(spec: &EngineSpec) -> Result<(), AddError> {
+    if spec.ranks.is_empty() {
+        return Err(AddError::NoRanks(spec.id.clone()));
+    }
+    for (at, RankSpec { rank, events, replay }) in spec.ranks.iter().enumerate() {
+        if spec.ranks[..at].iter().any(|other| other.rank == *rank) {
+            return Err(AddError::DuplicateRank { engine: spec.id.clone(), rank: *rank });
+        }
+        RankSpec::at(*rank, events, replay.as_deref())
+            .map_err(|error| AddError::Address { engine: spec.id.clone(), error })?;
+    }
+    Ok(())
 }
 
 /// Streams that share a bound socket are told apart by topic alone.
-fn check_topics(planned: &[Planned]) -> Result<(), StartError> {
-    for (at, one) in planned.iter().enumerate() {
-        for other in &planned[at + 1..] {
-            if matches!(one.events, Events::Bind(_)) && one.events == other.events && one.topic == other.topic
-            {
-                return Err(StartError::SharedTopic {
-                    first: one.stream.id().engine.clone(),
-                    second: other.stream.id().engine.clone(),
-                    address: one.events.address().to_owned(),
-                    topic: one.topic.clone(),
-                });
-            }
+fn check_topics(running: &[&EngineSpec], new: &EngineSpec) -> Result<(), AddError> {
+    let mut bound = bound_addresses(new);
+    while let Some(address) = bound.pop() {
+        let shares =
+            |other: &&EngineSpec| other.topic == new.topic && bound_addresses(other).contains(&address);
+        let itself = bound.contains(&address).then_some(new);
+        if let Some(other) = running.iter().copied().find(shares).or(itself) {
+            return Err(AddError::SharedTopic {
+                first: other.id.clone(),
+                second: new.id.clone(),
+                address: address.to_owned(),
+                topic: new.topic.clone(),
+            });
         }
     }
     Ok(())
 }
 
-fn open(
-    planned: Vec<Planned>,
-    options: &PlaneOptions,
-    sockets: &Sockets,
-) -> Result<Vec<SubscriptionHandle>, StartError> {
-    let hints = HintClient::new();
-    let runtime = Handle::current();
-    let mut bound: BTreeMap<String, Vec<(String, Driver)>> = BTreeMap::new();
-    let mut connected = Vec::new();
-    for Planned { stream, events, replay, topic, http } in planned {
-        let driver =
-            Driver::new(stream, sockets.clone(), runtime.clone(), options, replay, http, hints.clone());
-        match events {
-            Events::Connect(address) => connected.push((address, topic, driver)),
-            Events::Bind(address) => bound.entry(address).or_default().push((topic, driver)),
-        }
-    }
-    let mut handles = Vec::new();
-    let mut subscribe = |endpoint, topics: Vec<String>, handler| {
-        let subscription = subscription(endpoint, topics);
-        let address = subscription.endpoint.address().to_owned();
-        let handle = sockets.subscribe(subscription, handler);
-        handles.push(handle.map_err(|error| StartError::Socket { address, error })?);
-        Ok(())
-    };
-    // Bound sockets first: a taken port must end the start before any engine is contacted.
-    for (address, owners) in bound {
-        // Everything is heard here, so that a topic that nobody owns is noticed.
-        subscribe(Events::Bind(address), vec![String::new()], Box::new(BoundHandler::new(owners)))?;
-    }
-    for (address, topic, driver) in connected {
-        let handler = Box::new(ConnectedHandler::new(driver, address.clone()));
-        subscribe(Events::Connect(address), vec![topic], handler)?;
-    }
-    Ok(handles)
+fn bound_addresses(spec: &EngineSpec) -> Vec<&str> {
+    let bound = spec.ranks.iter().filter(|rank| matches!(rank.events, Events::Bind(_)));
+    bound.map(|rank| rank.events.address()).collect()
 }

@@ -1,5 +1,6 @@
 //! What a plane is made of, as configured.
 
+use std::fmt;
 use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind};
@@ -7,21 +8,72 @@ use kvplane_stream::{Duplicates, Limits, OnGap};
 
 use crate::address::{AddressError, check_overlap, for_rank};
 
-/// Where an engine's events come from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Where a rank's events come from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Events {
-    /// The engine binds; rank r is at port + r.
+    /// The engine binds.
     Connect(String),
     /// Engines connect to us; the owner of a message is found by its topic.
     Bind(String),
 }
 
 impl Events {
-    /// The configured address.
+    /// The address without the direction.
     pub fn address(&self) -> &str {
         match self {
             Self::Connect(address) | Self::Bind(address) => address,
         }
+    }
+
+    fn for_rank(&self, rank: u32) -> Result<Self, AddressError> {
+        Ok(match self {
+            Self::Connect(address) => Self::Connect(for_rank(address, rank, true)?),
+            Self::Bind(address) => Self::Bind(for_rank(address, rank, false)?),
+        })
+    }
+}
+
+/// As it is written in a configuration.
+impl fmt::Display for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect(address) => f.write_str(address),
+            Self::Bind(address) => write!(f, "bind:{address}"),
+        }
+    }
+}
+
+/// Where one data-parallel rank of an engine is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankSpec {
+    /// Its number, as in the engine's batches.
+    pub rank: u32,
+    /// Where its events come from.
+    pub events: Events,
+    /// Its replay socket.
+    pub replay: Option<String>,
+}
+
+impl RankSpec {
+    /// A rank at addresses of its own.
+    pub fn at(rank: u32, events: &Events, replay: Option<&str>) -> Result<Self, AddressError> {
+        if let Some(replay) = replay {
+            check_overlap(events.address(), replay, 1)?;
+        }
+        Self::counted(rank, 0, events, replay)
+    }
+
+    /// Ranks 0 to `ranks` - 1, as engines lay them out: rank r is at port + r.
+    pub fn at_ports(events: &Events, replay: Option<&str>, ranks: u32) -> Result<Vec<Self>, AddressError> {
+        if let Some(replay) = replay {
+            check_overlap(events.address(), replay, ranks)?;
+        }
+        (0..ranks).map(|rank| Self::counted(rank, rank, events, replay)).collect()
+    }
+
+    fn counted(rank: u32, step: u32, events: &Events, replay: Option<&str>) -> Result<Self, AddressError> {
+        let replay = replay.map(|address| for_rank(address, step, true)).transpose()?;
+        Ok(Self { rank, events: events.for_rank(step)?, replay })
     }
 }
 
@@ -34,14 +86,10 @@ pub struct EngineSpec {
     pub kind: EngineKind,
     /// The model it serves.
     pub model: String,
-    /// Where its events come from.
-    pub events: Events,
-    /// Its replay socket; rank r is at port + r.
-    pub replay: Option<String>,
+    /// Its data-parallel ranks, in the order of their numbers, which may have holes.
+    pub ranks: Vec<RankSpec>,
     /// Topic prefix.
     pub topic: String,
-    /// Data-parallel ranks.
-    pub ranks: u32,
     /// Expected block size.
     pub block_size: Option<u32>,
     /// The `worker_id` in Dynamo-shaped JSON.
@@ -52,21 +100,25 @@ pub struct EngineSpec {
     pub http: Option<String>,
 }
 
-impl EngineSpec {
-    /// Whether every rank's addresses can be used. Touches nothing.
-    pub fn check_addresses(&self) -> Result<(), AddressError> {
-        if let Some(replay) = &self.replay {
-            check_overlap(self.events.address(), replay, self.ranks)?;
+/// Who added an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The configuration: file, environment or flags.
+    Config,
+    /// A call, by its whole description.
+    Api,
+    /// A call that registers one rank after the other.
+    Register,
+}
+
+impl Origin {
+    /// In one word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Config => "config",
+            Self::Api => "api",
+            Self::Register => "register",
         }
-        let last = self.ranks.saturating_sub(1);
-        let connects = matches!(self.events, Events::Connect(_));
-        for rank in [0, last] {
-            for_rank(self.events.address(), rank, connects)?;
-            if let Some(replay) = &self.replay {
-                for_rank(replay, rank, true)?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -87,6 +139,8 @@ pub struct PlaneOptions {
     pub replay_idle: Duration,
     /// How long one replay may take.
     pub replay_deadline: Duration,
+    /// Engines at the same time.
+    pub max_engines: usize,
 }
 
 impl Default for PlaneOptions {
@@ -99,6 +153,7 @@ impl Default for PlaneOptions {
             down_after: Duration::from_secs(10),
             replay_idle: Duration::from_secs(2),
             replay_deadline: Duration::from_secs(30),
+            max_engines: 4096,
         }
     }
 }

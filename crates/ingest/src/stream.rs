@@ -11,6 +11,7 @@ use kvplane_stream::{
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 
@@ -65,6 +66,8 @@ struct Inner {
     recorder: Recorder,
     malformed_frames: u64,
     last_event: Option<Duration>,
+    /// The stream was removed: whatever its source still says is not recorded.
+    closed: bool,
 }
 
 /// What an input left to do once the lock is released.
@@ -91,6 +94,7 @@ pub struct Stream {
     unannounced: AtomicBool,
     /// The snapshot that was taken last and when it was begun, while somebody still uses it.
     snapshot: tokio::sync::Mutex<(Duration, Weak<Snapshot>)>,
+    removed: CancellationToken,
 }
 
 impl Stream {
@@ -107,9 +111,10 @@ impl Stream {
             clock,
             window: recorder.journal().window(),
             unannounced: AtomicBool::new(false),
-            inner: Mutex::new(Inner { recorder, malformed_frames: 0, last_event: None }),
+            inner: Mutex::new(Inner { recorder, malformed_frames: 0, last_event: None, closed: false }),
             changed: Notify::new(),
             snapshot: tokio::sync::Mutex::new((Duration::ZERO, Weak::new())),
+            removed: CancellationToken::new(),
         }
     }
 
@@ -121,7 +126,34 @@ impl Stream {
     /// Feeds the recorder. Who waits for news is woken by [`Self::announce`], so that a burst wakes them once.
     pub fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) -> Outcome {
         let now = self.clock.now();
+        let inner = self.inner.lock();
+        if inner.closed {
+            return Outcome::default();
+        }
+        self.feed_locked(inner, now, input)
+    }
+
+    /// Takes the stream off the plane. Whoever follows it is told by [`Self::removed`] first; then what it holds is let
+    /// go of, and nothing is recorded any more.
+    pub(crate) fn remove(&self) -> Outcome {
+        self.removed.cancel();
+        let now = self.clock.now();
         let mut inner = self.inner.lock();
+        inner.closed = true;
+        self.feed_locked(inner, now, Recorder::remove)
+    }
+
+    /// Cancelled when the stream is removed from the plane.
+    pub fn removed(&self) -> &CancellationToken {
+        &self.removed
+    }
+
+    fn feed_locked(
+        &self,
+        mut inner: MutexGuard<'_, Inner>,
+        now: Now,
+        input: impl FnOnce(&mut Recorder, Now),
+    ) -> Outcome {
         let before = inner.recorder.journal().cursor();
         let batches = inner.recorder.journal().counters().batches;
         input(&mut inner.recorder, now);

@@ -1,15 +1,16 @@
 //! The `ZeroMQ` source: carries what sockets say to a stream's recorder, and the recorder's questions to sockets.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kvplane_core::Trust;
+use kvplane_core::{StreamId, Trust};
 use kvplane_socket::{
     Endpoint, ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler, Subscription,
 };
-use kvplane_stream::{Ask, Happening, Now, PassedOver, Recorder};
-use parking_lot::Mutex;
+use kvplane_stream::{Ask, Happening, Now, PassedOver, Recorder, State};
+use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
@@ -61,10 +62,7 @@ impl Driver {
         for happening in happenings {
             self.log(happening);
         }
-        if !retired.is_empty() {
-            // Freeing a large state takes a while; the socket thread has no time for it.
-            self.0.runtime.spawn_blocking(move || drop(retired));
-        }
+        self.free(retired);
         for ask in asks {
             match ask {
                 Ask::Replay { id, from } => self.ask_replay(id, from),
@@ -108,6 +106,32 @@ impl Driver {
             })
             .await;
         });
+    }
+
+    /// Which stream it drives.
+    pub(crate) fn stream(&self) -> &Arc<Stream> {
+        &self.0.stream
+    }
+
+    /// Some peer of a bound socket is there, whoever it is.
+    pub(crate) fn recheck(&self) {
+        self.tell(Recorder::recheck);
+    }
+
+    /// Takes the stream off the plane. Its source may still speak; it is not recorded.
+    pub(crate) fn remove(&self) {
+        let Outcome { retired, .. } = self.0.stream.remove();
+        if let Some(void) = self.0.in_flight.lock().take() {
+            void.cancel();
+        }
+        self.free(retired);
+    }
+
+    /// Freeing a large state takes a while: not where somebody waits.
+    fn free(&self, retired: Vec<State>) {
+        if !retired.is_empty() {
+            self.0.runtime.spawn_blocking(move || drop(retired));
+        }
     }
 
     fn log(&self, happening: Happening) {
@@ -217,38 +241,78 @@ impl SubscriberHandler for ConnectedHandler {
     }
 }
 
+/// The streams of one bound socket, told apart by topic. They come and go while the socket lives.
+#[derive(Default)]
+pub(crate) struct Owners {
+    /// Longest topic first, so that a prefix of another topic does not take its messages.
+    by_topic: RwLock<Arc<[(String, Driver)]>>,
+    /// Publishers that are connected.
+    peers: AtomicUsize,
+}
+
+impl Owners {
+    fn now(&self) -> Arc<[(String, Driver)]> {
+        self.by_topic.read().clone()
+    }
+
+    /// From now on messages under `topic` are the driver's.
+    pub(crate) fn add(&self, topic: String, driver: &Driver) {
+        {
+            let mut by_topic = self.by_topic.write();
+            let mut owners = by_topic.to_vec();
+            owners.push((topic, driver.clone()));
+            owners.sort_by_key(|(topic, _)| std::cmp::Reverse(topic.len()));
+            *by_topic = owners.into();
+        }
+        // Whoever is connected came before this stream: it would hear of nobody. One that connects meanwhile finds it in
+        // the list.
+        if self.peers.load(Ordering::Acquire) > 0 {
+            driver.recheck();
+        }
+    }
+
+    /// Messages of a stream have no owner any more. True if nobody else is left.
+    pub(crate) fn remove(&self, stream: &StreamId) -> bool {
+        let mut by_topic = self.by_topic.write();
+        let left = by_topic.iter().filter(|(_, driver)| driver.stream().id() != stream);
+        *by_topic = left.cloned().collect();
+        by_topic.is_empty()
+    }
+}
+
 /// A socket that engines connect to: several publishers, told apart by topic.
 pub(crate) struct BoundHandler {
-    /// Longest topic first, so that a prefix of another topic does not take its messages.
-    owners: Vec<(String, Driver)>,
+    owners: Arc<Owners>,
     unknown_topics: u64,
 }
 
 impl BoundHandler {
-    pub(crate) fn new(mut owners: Vec<(String, Driver)>) -> Self {
-        owners.sort_by_key(|(topic, _)| std::cmp::Reverse(topic.len()));
+    pub(crate) fn new(owners: Arc<Owners>) -> Self {
         Self { owners, unknown_topics: 0 }
     }
 
     /// The monitor cannot say which peer came or went: everybody is checked.
     fn recheck(&self) {
-        for (_, driver) in &self.owners {
-            driver.tell(Recorder::recheck);
+        for (_, driver) in &*self.owners.now() {
+            driver.recheck();
         }
     }
 }
 
 impl SubscriberHandler for BoundHandler {
     fn connected(&mut self) {
+        self.owners.peers.fetch_add(1, Ordering::AcqRel);
         self.recheck();
     }
 
     fn disconnected(&mut self) {
+        self.owners.peers.fetch_sub(1, Ordering::AcqRel);
         self.recheck();
     }
 
     fn message(&mut self, topic: &[u8], sequence: u64, payload: Bytes) {
-        let owner = self.owners.iter().find(|(prefix, _)| topic.starts_with(prefix.as_bytes()));
+        let owners = self.owners.now();
+        let owner = owners.iter().find(|(prefix, _)| topic.starts_with(prefix.as_bytes()));
         if let Some((_, driver)) = owner {
             driver.feed(|recorder, now| recorder.live(now, sequence, payload));
         } else {
@@ -261,20 +325,20 @@ impl SubscriberHandler for BoundHandler {
     }
 
     fn malformed(&mut self, reason: &'static str) {
-        for (_, driver) in &self.owners {
+        for (_, driver) in &*self.owners.now() {
             driver.0.stream.count_malformed_frame();
         }
         warn!(reason, "malformed frame on a bound socket");
     }
 
     fn drained(&mut self) {
-        for (_, driver) in &self.owners {
+        for (_, driver) in &*self.owners.now() {
             driver.0.stream.announce();
         }
     }
 
     fn tick(&mut self, _now: Instant) {
-        for (_, driver) in &self.owners {
+        for (_, driver) in &*self.owners.now() {
             driver.tell(Recorder::tick);
         }
     }

@@ -3,24 +3,28 @@
 use std::sync::Arc;
 
 use kvplane_core::{ErrorCode, PublicError};
-use kvplane_ingest::{Engine, Plane, Stream};
+use kvplane_ingest::{Engine, Engines, Plane, Stream};
 
-fn names(plane: &Plane) -> String {
-    let names: Vec<&str> = plane.engines().iter().map(|engine| engine.spec.id.as_str()).collect();
+fn names(engines: &Engines) -> String {
+    let names: Vec<&str> = engines.iter().map(|engine| engine.spec.id.as_str()).collect();
     names.join(", ")
 }
 
 /// The engine of that name; without a name the only one.
-pub(crate) fn engine<'p>(plane: &'p Plane, name: Option<&str>) -> Result<&'p Engine, PublicError> {
-    match (name, plane.engines()) {
-        (Some(name), _) => plane.engine(name).ok_or_else(|| {
-            PublicError::new(ErrorCode::NotFound, format!("no engine {name:?}; there are: {}", names(plane)))
-        }),
-        (None, [only]) => Ok(only),
+pub(crate) fn engine(plane: &Plane, name: Option<&str>) -> Result<Arc<Engine>, PublicError> {
+    let engines = plane.engines();
+    match (name, &engines[..]) {
+        (Some(name), all) => {
+            all.iter().find(|engine| engine.spec.id.as_str() == name).cloned().ok_or_else(|| {
+                let message = format!("no engine {name:?}; there are: {}", names(&engines));
+                PublicError::new(ErrorCode::NotFound, message)
+            })
+        }
+        (None, [only]) => Ok(only.clone()),
         (None, []) => Err(PublicError::new(ErrorCode::NotFound, "there are no engines")),
         (None, _) => Err(PublicError::new(
             ErrorCode::InvalidArgument,
-            format!("name one of several engines: {}", names(plane)),
+            format!("name one of several engines: {}", names(&engines)),
         )),
     }
 }
@@ -28,18 +32,24 @@ pub(crate) fn engine<'p>(plane: &'p Plane, name: Option<&str>) -> Result<&'p Eng
 /// The stream of that rank; without a rank the only one.
 pub(crate) fn stream(engine: &Engine, rank: Option<u32>) -> Result<&Arc<Stream>, PublicError> {
     let id = &engine.spec.id;
-    let last = engine.streams.len().saturating_sub(1);
     match (rank, &engine.streams[..]) {
-        (Some(rank), streams) => streams.get(rank as usize).ok_or_else(|| {
-            PublicError::new(
-                ErrorCode::NotFound,
-                format!("engine {id} has no rank {rank}; it has 0 to {last}"),
-            )
+        (Some(rank), _) => engine.stream(rank).ok_or_else(|| {
+            let message = format!("engine {id} has no rank {rank}; it has {}", ranks(engine));
+            PublicError::new(ErrorCode::NotFound, message)
         }),
         (None, [only]) => Ok(only),
         (None, _) => Err(PublicError::new(
             ErrorCode::InvalidArgument,
-            format!("engine {id} has several ranks: name one of 0 to {last}"),
+            format!("engine {id} has several ranks: name one of {}", ranks(engine)),
         )),
+    }
+}
+
+/// The numbers of an engine's ranks: `0 to 3` where they have no holes.
+fn ranks(engine: &Engine) -> String {
+    let ranks: Vec<u32> = engine.streams.iter().map(|stream| stream.id().rank).collect();
+    match ranks[..] {
+        [first, .., last] if (last - first) as usize == ranks.len() - 1 => format!("{first} to {last}"),
+        _ => ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
     }
 }

@@ -155,6 +155,11 @@ impl Recorder {
         self.settle(now);
     }
 
+    /// The stream was removed: everything that it held is let go of, as at the end of a life.
+    pub fn remove(&mut self, now: Now) {
+        self.journal.begin_epoch(EpochCause::Removed, now);
+    }
+
     fn settle(&mut self, now: Now) {
         while let Some(action) = self.continuity.poll() {
             match action {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
-use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, Stream};
+use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream};
 use kvplane_server::{Options, Service};
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, Fault, Restart, SimConfig, SimEngine, SimHandle};
@@ -98,15 +98,15 @@ fn start_engines() -> anyhow::Result<Vec<SimHandle>> {
 
 fn spec(at: usize, engine: &SimHandle) -> anyhow::Result<EngineSpec> {
     let id = EngineId::new(&format!("vllm-{at}"));
+    let events = Events::Connect(engine.event_endpoints().into_iter().next().context("no events")?);
+    let replay = engine.replay_endpoints().into_iter().next().flatten();
     Ok(EngineSpec {
         worker_id: default_worker_id(&id),
         id,
         kind: EngineKind::Vllm,
         model: "sim".to_owned(),
-        events: Events::Connect(engine.event_endpoints().into_iter().next().context("no events")?),
-        replay: engine.replay_endpoints().into_iter().next().flatten(),
+        ranks: RankSpec::at_ports(&events, replay.as_deref(), 1)?,
         topic: String::new(),
-        ranks: 1,
         block_size: None,
         duplicates: Duplicates::Count,
         http: engine.http_address().map(|address| format!("http://{address}")),
@@ -211,10 +211,10 @@ fn compare(plane: &Plane, engines: &[SimHandle]) -> Verdict {
             .map(|(hash, copies)| (hash, copies as u64))
             .collect();
         let deadline = Instant::now() + Duration::from_secs(5);
-        let mut ours = held(stream);
+        let mut ours = held(&stream);
         while ours != truth && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
-            ours = held(stream);
+            ours = held(&stream);
         }
         equal &= ours == truth;
         let status = stream.status();

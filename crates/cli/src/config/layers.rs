@@ -175,7 +175,7 @@ mod tests {
         let engines = config.engines().unwrap();
         assert_eq!(engines[0].id.as_str(), "vllm-0");
         assert_eq!(engines[0].model, "llama");
-        assert_eq!(engines[0].replay.as_deref(), Some("tcp://127.0.0.1:5558"));
+        assert_eq!(engines[0].ranks[0].replay.as_deref(), Some("tcp://127.0.0.1:5558"));
         assert_eq!(config.listen.http.to_string(), "127.0.0.1:8090");
     }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use kvplane_core::{EngineId, EngineKind, Trust, default_worker_id};
-use kvplane_ingest::{EngineSpec, Events, PlaneOptions};
+use kvplane_ingest::{EngineSpec, Events, PlaneOptions, RankSpec};
 use kvplane_server::{Front, FrontOptions, RepublishSpec};
 use kvplane_stream::{Duplicates, Limits, OnGap};
 use serde::{Deserialize, Serialize};
@@ -263,6 +263,7 @@ impl Config {
             down_after: self.follow.down_after.0,
             replay_idle: self.follow.replay_idle.0,
             replay_deadline: self.follow.replay_deadline.0,
+            ..PlaneOptions::default()
         }
     }
 
@@ -295,18 +296,17 @@ impl EngineConfig {
             }
         }
         let id = EngineId::new(&self.id);
+        let events = match self.events.strip_prefix("bind:") {
+            Some(address) => Events::Bind(address.to_owned()),
+            None => Events::Connect(self.events.clone()),
+        };
         let spec = EngineSpec {
             worker_id: self.worker_id.unwrap_or_else(|| default_worker_id(&id)),
             id,
             kind: self.kind,
             model: self.model.clone(),
-            events: match self.events.strip_prefix("bind:") {
-                Some(address) => Events::Bind(address.to_owned()),
-                None => Events::Connect(self.events.clone()),
-            },
-            replay: self.replay.clone(),
+            ranks: RankSpec::at_ports(&events, self.replay.as_deref(), self.ranks)?,
             topic: self.topic.clone(),
-            ranks: self.ranks,
             block_size: self.block_size,
             duplicates: match self.duplicates {
                 DuplicatesName::Count => Duplicates::Count,
@@ -314,7 +314,6 @@ impl EngineConfig {
             },
             http: self.http.clone(),
         };
-        spec.check_addresses()?;
         Ok(spec)
     }
 }

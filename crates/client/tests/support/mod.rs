@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_client::{Client, Options, ReplicaView, StreamId};
 use kvplane_core::{Continuity, EngineId, EngineKind, PlaceSeed, StateDigest, Trust};
-use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions};
+use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, RankSpec};
 use kvplane_server::Service;
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
@@ -67,14 +67,14 @@ impl Engine {
     }
 
     fn spec(&self, id: &str) -> EngineSpec {
+        let events = Events::Connect(self.sim.event_endpoints().remove(0));
+        let replay = self.sim.replay_endpoints().remove(0);
         EngineSpec {
             id: EngineId::new(id),
             kind: EngineKind::Vllm,
             model: "sim".to_owned(),
-            events: Events::Connect(self.sim.event_endpoints().remove(0)),
-            replay: self.sim.replay_endpoints().remove(0),
+            ranks: RankSpec::at_ports(&events, replay.as_deref(), 1).unwrap(),
             topic: String::new(),
-            ranks: 1,
             block_size: None,
             worker_id: 7,
             duplicates: Duplicates::Count,

@@ -36,14 +36,14 @@ impl PlaneService {
             proto::Start::Live => Begin::Live,
         };
         if request.streams.is_empty() {
-            return Ok(plane.streams().map(|stream| (stream.clone(), begin)).collect());
+            return Ok(plane.streams().map(|stream| (stream, begin)).collect());
         }
         let mut selected: Vec<(Arc<Stream>, Begin)> = Vec::new();
         for selector in &request.streams {
             let engine = select::engine(plane, Some(&selector.engine))?;
             let streams = match (selector.rank, &selector.resume) {
                 (None, None) => engine.streams.clone(),
-                (rank, _) => vec![select::stream(engine, rank)?.clone()],
+                (rank, _) => vec![select::stream(&engine, rank)?.clone()],
             };
             let begin = selector.resume.as_ref().map_or(begin, |cursor| {
                 Begin::After(Cursor { epoch: Epoch::from_raw(cursor.epoch), sequence: cursor.sequence })
@@ -87,8 +87,8 @@ impl Plane for PlaneService {
     ) -> Result<Response<proto::StatusResponse>, Status> {
         let plane = &self.shared.plane;
         let engines = match &request.get_ref().engine {
-            Some(name) => vec![engine_status(select::engine(plane, Some(name)).map_err(ApiError)?)],
-            None => plane.engines().iter().map(engine_status).collect(),
+            Some(name) => vec![engine_status(&*select::engine(plane, Some(name)).map_err(ApiError)?)],
+            None => plane.engines().iter().map(|engine| engine_status(engine)).collect(),
         };
         Ok(Response::new(proto::StatusResponse { engines }))
     }

@@ -30,8 +30,8 @@ struct Streams(Vec<Row>);
 
 /// The whole page.
 pub(super) fn page(plane: &Plane, fronts: &[(String, Arc<FrontCounters>)]) -> Result<String, Error> {
-    let rows =
-        plane.engines().iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
+    let engines = plane.engines();
+    let rows = engines.iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Streams(rows.collect())));
     registry.register_collector(Box::new(Fronts(fronts.to_vec())));

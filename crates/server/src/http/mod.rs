@@ -63,7 +63,6 @@ async fn status_page(State(shared): State<Arc<Shared>>) -> Json<status::PlaneSta
 }
 
 async fn engines_page(State(shared): State<Arc<Shared>>) -> Json<serde_json::Value> {
-    let engines: Vec<_> =
-        shared.plane.engines().iter().map(|engine| status::engine_spec(&engine.spec)).collect();
+    let engines: Vec<_> = shared.plane.engines().iter().map(|engine| status::described(engine)).collect();
     Json(json!({ "engines": engines }))
 }

@@ -38,9 +38,9 @@ pub(super) async fn kv_recover(
         Err(rejection) => return refuse(StatusCode::BAD_REQUEST, rejection.body_text()),
     };
     let selected = select::engine(&shared.plane, question.engine.as_deref())
-        .and_then(|engine| select::stream(engine, question.rank).map(|stream| (engine, stream)));
+        .and_then(|engine| Ok((select::stream(&engine, question.rank)?.clone(), engine)));
     match selected {
-        Ok((engine, stream)) => Json(answer(&shared, engine, stream, &question).await).into_response(),
+        Ok((stream, engine)) => Json(answer(&shared, &engine, &stream, &question).await).into_response(),
         Err(PublicError { code, message }) => {
             let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::BAD_REQUEST);
             refuse(status, message)

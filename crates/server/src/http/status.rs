@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_core::{Continuity, Tier, Trust};
-use kvplane_ingest::{Engine, EngineSpec, Events, Plane, Stream, StreamStatus};
+use kvplane_ingest::{Engine, Plane, RankSpec, Stream, StreamStatus};
 use serde::Serialize;
 
 /// Everything, at one moment per stream.
@@ -72,7 +72,7 @@ struct CounterStatus {
 }
 
 pub(super) fn plane(plane: &Plane) -> PlaneStatus {
-    PlaneStatus { engines: plane.engines().iter().map(engine).collect() }
+    PlaneStatus { engines: plane.engines().iter().map(|member| engine(member)).collect() }
 }
 
 fn engine(engine: &Engine) -> EngineStatus {
@@ -166,21 +166,21 @@ pub(super) const STANDINGS: [Continuity; 4] =
     [Continuity::Connecting, Continuity::Recovering, Continuity::Live, Continuity::Down];
 pub(super) const TRUSTS: [Trust; 4] = Trust::ALL;
 
-/// An engine as configured.
-pub(super) fn engine_spec(spec: &EngineSpec) -> serde_json::Value {
+/// An engine as it was described, and by whom.
+pub(super) fn described(engine: &Engine) -> serde_json::Value {
+    let spec = &engine.spec;
+    let ranks = spec.ranks.iter().map(|RankSpec { rank, events, replay }| {
+        serde_json::json!({"rank": rank, "events": events.to_string(), "replay": replay})
+    });
     serde_json::json!({
         "id": spec.id.as_str(),
         "kind": spec.kind.as_str(),
         "model": spec.model,
-        "events": match &spec.events {
-            Events::Connect(address) => address.clone(),
-            Events::Bind(address) => format!("bind:{address}"),
-        },
-        "replay": spec.replay,
+        "ranks": ranks.collect::<Vec<_>>(),
         "topic": spec.topic,
-        "ranks": spec.ranks,
         "block_size": spec.block_size,
         "worker_id": spec.worker_id,
         "http": spec.http,
+        "added_by": engine.origin.as_str(),
     })
 }

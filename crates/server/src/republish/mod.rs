@@ -118,21 +118,14 @@ impl BoundRepublisher {
         let mut outlets = Vec::new();
         let mut endpoints = HashMap::new();
         for BoundOutlet { engine, rank, topic, publisher, router } in self.outlets {
-            let Some(stream) = plane.engine(&engine).and_then(|engine| engine.streams.get(rank as usize))
-            else {
+            let Some(stream) = plane.engine(&engine).and_then(|engine| engine.stream(rank).cloned()) else {
                 continue;
             };
             let replay = router.as_ref().map(|router| router.last_endpoint().to_owned());
             let events = publisher.last_endpoint().to_owned();
             info!(stream = %stream.id(), events, replay = replay.as_deref().unwrap_or("off"), "republishing");
             endpoints.insert((engine, rank), (events, replay));
-            outlets.push(Outlet {
-                cursor: stream.cursor(),
-                stream: stream.clone(),
-                topic,
-                publisher,
-                router,
-            });
+            outlets.push(Outlet { cursor: stream.cursor(), stream, topic, publisher, router });
         }
         let stop = CancellationToken::new();
         let (token, runtime) = (stop.clone(), Handle::current());

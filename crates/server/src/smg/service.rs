@@ -94,7 +94,7 @@ impl SmgService {
                 text.parse::<u32>().map_err(invalid)
             })
             .transpose()?;
-        self.source_of(engine, rank)
+        self.source_of(&engine, rank)
     }
 
     fn source_of(&self, engine: &Engine, rank: Option<u32>) -> Result<Source, PublicError> {

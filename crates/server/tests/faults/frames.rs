@@ -24,7 +24,7 @@ async fn survives(fault: Fault, seen: impl Fn(&StreamStatus) -> bool) {
     assert!(seen(&after), "{after:#?}");
     subscriber.catch_up(&rig).await;
     assert_eq!(subscriber.resets.len(), 1);
-    assert_eq!(subscriber.blocks, crate::rig::held(rig.stream(0)).await);
+    assert_eq!(subscriber.blocks, crate::rig::held(&rig.stream(0)).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

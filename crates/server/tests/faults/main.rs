@@ -30,7 +30,7 @@ async fn restart_is_survived(ahead: impl Fn(u64) -> u64) {
     rig.exact(0, &engine).await;
     subscriber.catch_up(&rig).await;
     assert_eq!(subscriber.resets, [ResetReason::Start, ResetReason::NewEpoch]);
-    assert_eq!(subscriber.blocks, rig::held(rig.stream(0)).await);
+    assert_eq!(subscriber.blocks, rig::held(&rig.stream(0)).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -64,7 +64,7 @@ async fn the_connection_drops_and_comes_back_in_the_same_process() {
     assert_eq!(after.counters.restarts, 0);
     subscriber.catch_up(&rig).await;
     assert_eq!(subscriber.resets, [ResetReason::Start], "nobody downstream notices");
-    assert_eq!(subscriber.blocks, rig::held(rig.stream(0)).await);
+    assert_eq!(subscriber.blocks, rig::held(&rig.stream(0)).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind, Trust};
-use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions};
+use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, RankSpec};
 use kvplane_server::{BoundRepublisher, RepublishSpec, Republisher};
 use kvplane_sim::{Fault, Restart};
 use kvplane_stream::Duplicates;
@@ -30,10 +30,8 @@ impl Chain {
             id: EngineId::new("second"),
             kind: EngineKind::Vllm,
             model: String::new(),
-            events: Events::Connect(events),
-            replay,
+            ranks: RankSpec::at_ports(&Events::Connect(events), replay.as_deref(), 1).unwrap(),
             topic: "kv@".to_owned(),
-            ranks: 1,
             block_size: None,
             worker_id: 1,
             duplicates: Duplicates::Count,
@@ -48,7 +46,7 @@ impl Chain {
         let stream = self.second.streams().next().unwrap();
         let deadline = std::time::Instant::now() + DEADLINE;
         loop {
-            let (first, second) = (held(rig.stream(0)).await, held(stream).await);
+            let (first, second) = (held(&rig.stream(0)).await, held(&stream).await);
             if first == second && !first.is_empty() {
                 return;
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_core::{Continuity, EngineId, EngineKind, Trust};
-use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, Stream, StreamStatus};
+use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream, StreamStatus};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
@@ -77,15 +77,15 @@ impl Engine {
         self.sim.state()[0].next_sequence
     }
 
-    fn spec(&self, id: &str) -> EngineSpec {
+    pub fn spec(&self, id: &str) -> EngineSpec {
+        let events = Events::Connect(self.sim.event_endpoints().remove(0));
+        let replay = if self.replay { self.sim.replay_endpoints().remove(0) } else { None };
         EngineSpec {
             id: EngineId::new(id),
             kind: EngineKind::Vllm,
             model: "sim".to_owned(),
-            events: Events::Connect(self.sim.event_endpoints().remove(0)),
-            replay: if self.replay { self.sim.replay_endpoints().remove(0) } else { None },
+            ranks: RankSpec::at_ports(&events, replay.as_deref(), self.sim.config().ranks).unwrap(),
             topic: String::new(),
-            ranks: self.sim.config().ranks,
             block_size: None,
             worker_id: 7,
             duplicates: Duplicates::Count,
@@ -127,8 +127,8 @@ impl Rig {
         Self { plane, grpc: address, stop }
     }
 
-    pub fn stream(&self, engine: usize) -> &Arc<Stream> {
-        &self.plane.engines()[engine].streams[0]
+    pub fn stream(&self, engine: usize) -> Arc<Stream> {
+        self.plane.engines()[engine].streams[0].clone()
     }
 
     pub fn status(&self, engine: usize) -> StreamStatus {
@@ -152,7 +152,7 @@ impl Rig {
         what: &str,
         wanted: impl Fn(&StreamStatus) -> bool,
     ) -> StreamStatus {
-        let stream = &self.plane.engines()[engine].streams[rank];
+        let stream = self.plane.engines()[engine].streams[rank].clone();
         let deadline = Instant::now() + DEADLINE;
         loop {
             let status = stream.status();
@@ -174,7 +174,7 @@ impl Rig {
         let status = self
             .until(at, "caught up", |s| s.continuity == Continuity::Live && s.engine_sequence == last)
             .await;
-        let ours = held(self.stream(at)).await;
+        let ours = held(&self.stream(at)).await;
         let truth: BTreeMap<u64, u64> = engine
             .sim
             .state()

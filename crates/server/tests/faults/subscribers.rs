@@ -40,7 +40,7 @@ async fn expired_and_future_cursors_get_a_snapshot() {
         let mut subscriber = rig.subscribe(Some(cursor)).await;
         subscriber.catch_up(&rig).await;
         assert_eq!(subscriber.resets, [reason]);
-        assert_eq!(subscriber.blocks, held(rig.stream(0)).await);
+        assert_eq!(subscriber.blocks, held(&rig.stream(0)).await);
     }
 }
 
@@ -63,7 +63,7 @@ async fn a_subscriber_that_stops_reading_is_ended_with_a_loss_and_others_feel_no
     rig.exact(0, &engine).await;
     keen.catch_up(&rig).await;
     assert_eq!(keen.resets, [ResetReason::Start]);
-    assert_eq!(keen.blocks, held(rig.stream(0)).await);
+    assert_eq!(keen.blocks, held(&rig.stream(0)).await);
     let loss = loop {
         if let Err(status) = lazy.next().await {
             break status;

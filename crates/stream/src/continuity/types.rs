@@ -98,6 +98,8 @@ pub enum EpochCause {
     RingCut,
     /// There was nobody to ask, and what came next does not prove it.
     NothingToAsk,
+    /// The stream was taken off the plane: nothing of it counts any more.
+    Removed,
 }
 
 impl EpochCause {
@@ -114,6 +116,7 @@ impl EpochCause {
             Self::RingBelowCursor => "the replay ring ends below our last sequence",
             Self::RingCut => "the replay ring was cut above our last sequence",
             Self::NothingToAsk => "no replay could prove that it is the same life",
+            Self::Removed => "the stream was removed",
         }
     }
 }

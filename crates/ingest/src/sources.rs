@@ -1,0 +1,120 @@
+//! The sockets of the running streams: opened, shared where engines connect to us, and closed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_core::StreamId;
+use kvplane_socket::{SocketError, Sockets, SubscriptionHandle};
+
+use crate::spec::Events;
+use crate::zmq_source::{BoundHandler, ConnectedHandler, Driver, Owners, subscription};
+
+/// A socket's port is free only some moments after it was closed: libzmq closes on its own thread. So long a port that
+/// was our own is tried again.
+const PORT_FREED_WITHIN: Duration = Duration::from_secs(2);
+const TRY_AGAIN: Duration = Duration::from_millis(5);
+
+/// Where one stream's messages come from.
+enum Source {
+    /// A socket of its own, which lives as long as this.
+    Connected { driver: Driver, _subscription: SubscriptionHandle },
+    /// A share of a bound socket.
+    Bound { driver: Driver, address: String },
+}
+
+/// A socket that engines connect to.
+struct BoundSocket {
+    owners: Arc<Owners>,
+    _subscription: SubscriptionHandle,
+}
+
+/// Every stream's source.
+#[derive(Default)]
+pub(crate) struct Sources {
+    by_stream: HashMap<StreamId, Source>,
+    bound: HashMap<String, BoundSocket>,
+    /// Ports that were ours a moment ago, and since when they are not.
+    released: HashMap<String, Instant>,
+}
+
+impl std::fmt::Debug for Sources {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sources").field("streams", &self.by_stream.len()).finish_non_exhaustive()
+    }
+}
+
+impl Sources {
+    /// Listens for one stream. An engine that is not there yet is no error; a port that is taken is.
+    pub(crate) fn open(
+        &mut self,
+        sockets: &Sockets,
+        events: Events,
+        topic: String,
+        driver: Driver,
+    ) -> Result<(), SocketError> {
+        let stream = driver.stream().id().clone();
+        let source = match events {
+            Events::Connect(address) => {
+                let handler = Box::new(ConnectedHandler::new(driver.clone(), address.clone()));
+                let wanted = subscription(Events::Connect(address), vec![topic]);
+                Source::Connected { driver, _subscription: sockets.subscribe(wanted, handler)? }
+            }
+            Events::Bind(address) => {
+                if !self.bound.contains_key(&address) {
+                    let socket = self.bind(sockets, &address)?;
+                    self.bound.insert(address.clone(), socket);
+                }
+                if let Some(socket) = self.bound.get(&address) {
+                    socket.owners.add(topic, &driver);
+                }
+                Source::Bound { driver, address }
+            }
+        };
+        self.by_stream.insert(stream, source);
+        Ok(())
+    }
+
+    fn bind(&mut self, sockets: &Sockets, address: &str) -> Result<BoundSocket, SocketError> {
+        self.released.retain(|_, since| since.elapsed() < PORT_FREED_WITHIN);
+        loop {
+            let owners = Arc::<Owners>::default();
+            // Everything is heard here, so that a topic that nobody owns is noticed.
+            let wanted = subscription(Events::Bind(address.to_owned()), vec![String::new()]);
+            match sockets.subscribe(wanted, Box::new(BoundHandler::new(owners.clone()))) {
+                Ok(handle) => return Ok(BoundSocket { owners, _subscription: handle }),
+                Err(error) => {
+                    let since = self.released.get(address);
+                    let ours = since.is_some_and(|since| since.elapsed() < PORT_FREED_WITHIN);
+                    if !ours || !error.is_address_in_use() {
+                        return Err(error);
+                    }
+                    std::thread::sleep(TRY_AGAIN);
+                }
+            }
+        }
+    }
+
+    /// Stops listening for one stream, and takes it off the plane.
+    pub(crate) fn close(&mut self, stream: &StreamId) {
+        let driver = match self.by_stream.remove(stream) {
+            None => return,
+            Some(Source::Connected { driver, .. }) => driver,
+            Some(Source::Bound { driver, address }) => {
+                let last = self.bound.get(&address).is_some_and(|socket| socket.owners.remove(stream));
+                if last {
+                    self.bound.remove(&address);
+                    self.released.insert(address, Instant::now());
+                }
+                driver
+            }
+        };
+        driver.remove();
+    }
+
+    /// Closes every socket. Streams stay as they are.
+    pub(crate) fn clear(&mut self) {
+        self.by_stream.clear();
+        self.bound.clear();
+    }
+}
