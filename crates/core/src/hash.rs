@@ -69,6 +69,24 @@ pub enum BlockKey<'a> {
     Integer(i64),
 }
 
+/// The content hashes of plain blocks, one after the other; what is left at the end is no block. `block_size` is at
+/// least one.
+pub fn hash_blocks(tokens: &[u32], block_size: usize, namespace: Namespace, hashes: &mut Vec<u64>) {
+    let blocks = tokens.chunks_exact(block_size);
+    hashes.extend(blocks.map(|block| hash_plain(block, namespace)));
+}
+
+/// The content hash of a plain block.
+#[inline]
+fn hash_plain(tokens: &[u32], namespace: Namespace) -> u64 {
+    if cfg!(target_endian = "little") {
+        // The bytes in memory are the ones that are hashed.
+        return xxh3_64_with_seed(bytemuck::cast_slice(tokens), namespace.0);
+    }
+    let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    xxh3_64_with_seed(&bytes, namespace.0)
+}
+
 /// Hashes blocks without allocating per block: it keeps its scratch space.
 #[derive(Debug, Default)]
 pub struct ContentHasher {
@@ -78,8 +96,7 @@ pub struct ContentHasher {
 impl ContentHasher {
     /// The content hash of a plain block.
     pub fn plain(&mut self, tokens: &[u32], namespace: Namespace) -> u64 {
-        self.load(tokens);
-        xxh3_64_with_seed(&self.scratch, namespace.0)
+        hash_plain(tokens, namespace)
     }
 
     /// The content hash of a block with further keys; equal to [`Self::plain`] when there are none.

@@ -13,7 +13,7 @@ mod trust;
 
 pub use digest::{PlaceSeed, StateDigest};
 pub use error::{Blame, ErrorCode, PublicError};
-pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, namespace_seed};
+pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, hash_blocks, namespace_seed};
 pub use identity::{EngineId, EngineKind, ParseKindError, StreamId, default_worker_id};
 pub use numbers::{Cursor, Epoch, NumberBase};
 pub use tier::{Locality, SpecKind, Tier};

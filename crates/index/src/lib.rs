@@ -14,15 +14,33 @@
 //!
 //! let mut reader = index.reader();
 //! let mut buffer = Buffer::default();
-//! let answer = reader.query(&[100, 200, 300], &mut buffer);
+//! let mut answer = reader.query(&[100, 200, 300], &mut buffer);
 //! assert_eq!(answer.matches(), [kvplane_index::Match { owner: 7, depths: [2, 2, 2, 2] }]);
 //! # Ok::<(), kvplane_index::Refused>(())
 //! ```
 
+mod answer;
+mod arena;
+mod crowd;
+mod edges;
+mod epoch;
+mod extent;
 mod index;
+mod map;
+mod matching;
 pub mod model;
+mod pages;
+mod prompt;
+mod reader;
+mod shared;
+mod sync;
+mod trie;
+mod writer;
 
-pub use index::{Answer, Buffer, Index, Reader};
+pub use answer::{Answer, Buffer};
+pub use index::Index;
+pub use prompt::Prompt;
+pub use reader::Reader;
 
 use kvplane_core::Tier;
 

@@ -3,7 +3,7 @@
 //! One node per distinct prefix, one entry per (stream, engine's hash). A question walks the nodes and asks for each
 //! whether anything of the stream lies there. Nothing is ever reclaimed. It is the oracle of the tests.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use kvplane_core::Tier;
 
@@ -190,32 +190,22 @@ impl Model {
         }
     }
 
+    /// Everybody's residency now, to be asked.
+    pub fn view(&self) -> View<'_> {
+        let at_level = |holdings: &Holdings, level: usize| {
+            let held =
+                holdings.held.values().filter(|held| held.copies[..=level].iter().any(|copies| *copies > 0));
+            held.map(|held| held.node).collect()
+        };
+        let streams = self.streams.iter();
+        let resident =
+            streams.map(|(&owner, holdings)| (owner, std::array::from_fn(|level| at_level(holdings, level))));
+        View { model: self, resident: resident.collect() }
+    }
+
     /// For every stream that holds the first block in any tier: how much of the prompt it holds.
     pub fn query(&self, contents: &[u64]) -> BTreeMap<u64, Depths> {
-        let mut path = Vec::new();
-        let mut node = ROOT;
-        for content in contents {
-            let Some(&next) = self.nodes.get(&(node, *content)) else { break };
-            path.push(next);
-            node = next;
-        }
-        let mut answer = BTreeMap::new();
-        for (&owner, holdings) in &self.streams {
-            let mut depths = [0; LEVELS];
-            for (level, depth) in depths.iter_mut().enumerate() {
-                let resident: BTreeSet<Node> = holdings
-                    .held
-                    .values()
-                    .filter(|held| held.copies[..=level].iter().any(|copies| *copies > 0))
-                    .map(|held| held.node)
-                    .collect();
-                *depth = path.iter().take_while(|node| resident.contains(node)).count() as u32;
-            }
-            if depths.iter().any(|depth| *depth > 0) {
-                answer.insert(owner, depths);
-            }
-        }
-        answer
+        self.view().query(contents)
     }
 
     /// Blocks that a stream holds in any tier, by the engine's hash; what waits is not counted.
@@ -226,5 +216,30 @@ impl Model {
     /// Blocks of a stream that wait for their parent.
     pub fn waiting(&self, owner: u64) -> usize {
         self.streams.get(&owner).map_or(0, |holdings| holdings.waiting.len())
+    }
+}
+
+/// Everybody's residency at one moment.
+#[derive(Debug)]
+pub struct View<'a> {
+    model: &'a Model,
+    /// By stream and level.
+    resident: Vec<(u64, [HashSet<Node>; LEVELS])>,
+}
+
+impl View<'_> {
+    /// For every stream that holds the first block in any tier: how much of the prompt it holds.
+    pub fn query(&self, contents: &[u64]) -> BTreeMap<u64, Depths> {
+        let mut path = Vec::new();
+        let mut node = ROOT;
+        for content in contents {
+            let Some(&next) = self.model.nodes.get(&(node, *content)) else { break };
+            path.push(next);
+            node = next;
+        }
+        let depth =
+            |resident: &HashSet<Node>| path.iter().take_while(|node| resident.contains(node)).count() as u32;
+        let answers = self.resident.iter().map(|(owner, levels)| (*owner, levels.each_ref().map(depth)));
+        answers.filter(|(_, depths)| depths.iter().any(|depth| *depth > 0)).collect()
     }
 }

@@ -1,0 +1,149 @@
+//! Answers: how much of a prompt every lane holds, in a few strata.
+//!
+//! Lanes that stop at the same depth are one stratum: a depth and a set of lanes. There are few, however many streams there are. Lanes that
+//! stop alone are named one by one.
+
+use crate::crowd::ones;
+use crate::reader::Reader;
+use crate::{Depths, Match};
+
+/// Room for answers, used again and again.
+#[derive(Debug, Default)]
+pub struct Buffer {
+    /// Lanes that are named one by one, and how much they hold.
+    pub(crate) singles: Vec<(u32, u32)>,
+    /// Depths, and where the words of the set of lanes begin.
+    pub(crate) strata: Vec<(u32, usize)>,
+    pub(crate) words: Vec<u64>,
+    /// Words of a set.
+    pub(crate) width: usize,
+    /// Lanes that still hold everything, while the question is followed.
+    pub(crate) alive: Vec<u64>,
+    by_slot: Vec<u32>,
+}
+
+impl Buffer {
+    pub(crate) fn reset(&mut self, width: usize) {
+        self.singles.clear();
+        self.strata.clear();
+        self.words.clear();
+        self.width = width;
+    }
+
+    /// These lanes hold so much.
+    pub(crate) fn push_single(&mut self, lane: u32, depth: u32) {
+        if depth > 0 {
+            self.singles.push((lane, depth));
+        }
+    }
+
+    /// A lane is not among those that are alive.
+    pub(crate) fn forget(&mut self, lane: u32) {
+        if let Some(word) = self.alive.get_mut(lane as usize / 64) {
+            *word &= !(1 << (lane % 64));
+        }
+    }
+
+    /// A lane is among those that are alive.
+    pub(crate) fn remember(&mut self, lane: u32) {
+        if let Some(word) = self.alive.get_mut(lane as usize / 64) {
+            *word |= 1 << (lane % 64);
+        }
+    }
+
+    /// Those lanes of `alive` that are chosen, word by word, hold so much.
+    pub(crate) fn push_stratum(&mut self, depth: u32, chosen: impl Fn(usize, u64) -> u64) {
+        if depth == 0 {
+            return;
+        }
+        let start = self.words.len();
+        self.words.extend(self.alive.iter().enumerate().map(|(at, word)| chosen(at, *word)));
+        if self.words[start..].iter().all(|word| *word == 0) {
+            self.words.truncate(start);
+        } else {
+            self.strata.push((depth, start));
+        }
+    }
+}
+
+/// How much of a prompt every stream held, at one moment for each. While it lives, what it names is not given to anybody
+/// else; drop it soon.
+#[derive(Debug)]
+pub struct Answer<'a> {
+    pub(crate) reader: &'a Reader,
+    pub(crate) buffer: &'a mut Buffer,
+}
+
+impl Drop for Answer<'_> {
+    fn drop(&mut self) {
+        self.reader.stand_up();
+    }
+}
+
+impl Answer<'_> {
+    /// Lanes that hold equally much: the depth, and the words of the set of lanes. A lane is in one stratum or among [`Self::singles`].
+    pub fn strata(&self) -> impl Iterator<Item = (u32, &[u64])> {
+        let buffer = &*self.buffer;
+        buffer.strata.iter().map(|(depth, start)| (*depth, &buffer.words[*start..*start + buffer.width]))
+    }
+
+    /// Lanes that are named one by one, with their depth.
+    pub fn singles(&self) -> &[(u32, u32)] {
+        &self.buffer.singles
+    }
+
+    /// The depth of every lane, by lane; 0 where nothing is held. The slice has room for every lane.
+    pub fn depths_into(&self, depths: &mut [u32]) {
+        depths.fill(0);
+        self.for_each_lane(|lane, depth| {
+            if let Some(slot) = depths.get_mut(lane as usize) {
+                *slot = depth;
+            }
+        });
+    }
+
+    /// The most blocks that any stream holds.
+    pub fn deepest(&self) -> u32 {
+        let singles = self.buffer.singles.iter().map(|(_, depth)| *depth);
+        singles.chain(self.buffer.strata.iter().map(|(depth, _)| *depth)).max().unwrap_or(0)
+    }
+
+    fn for_each_lane(&self, mut each: impl FnMut(u32, u32)) {
+        for (lane, depth) in &self.buffer.singles {
+            each(*lane, *depth);
+        }
+        for (depth, words) in self.strata() {
+            for (at, word) in words.iter().enumerate() {
+                for lane in ones(*word, at) {
+                    each(lane, depth);
+                }
+            }
+        }
+    }
+
+    /// Every stream that holds the first block in any tier, in no particular order.
+    pub fn matches(&mut self) -> Vec<Match> {
+        let mut matches: Vec<Match> = Vec::new();
+        let lanes = self.reader.lanes();
+        let mut by_slot = std::mem::take(&mut self.buffer.by_slot);
+        by_slot.clear();
+        self.for_each_lane(|lane, depth| {
+            let lane = lanes.get(lane);
+            let slot = lane.slot as usize;
+            if slot >= by_slot.len() {
+                by_slot.resize(slot + 1, u32::MAX);
+            }
+            if by_slot[slot] == u32::MAX {
+                by_slot[slot] = matches.len() as u32;
+                matches.push(Match { owner: lane.owner, depths: Depths::default() });
+            }
+            let depths = &mut matches[by_slot[slot] as usize].depths;
+            let levels = usize::from(lane.from)..usize::from(lane.to);
+            for level in depths.get_mut(levels).into_iter().flatten() {
+                *level = depth.max(*level);
+            }
+        });
+        self.buffer.by_slot = by_slot;
+        matches
+    }
+}

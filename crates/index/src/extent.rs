@@ -1,0 +1,223 @@
+//! An extent: a stretch of the trie without a branch that matters, as readers see it.
+//!
+//! ```text
+//! | len, used | origin | parent | crowd | id, capacity | prefix | holders ... | contents ... |
+//!   one line and a bit more is all that a question reads, beside the contents it compares
+//! ```
+//!
+//! **Who holds what.** A lane (a stream, up to a tier) holds the first `cutoff` blocks of an extent. Lanes that share
+//! one cutoff form the *crowd*; any other has an entry of its own, and an entry goes before a bit in the crowd. What a lane holds behind a
+//! hole is the writer's business: no answer depends on it.
+//!
+//! **What readers may rely on**, since they take no lock:
+//! - contents below `len` do not change while a reader sits that could have read that `len` (see `epoch`);
+//! - a lane's cutoff changes by one store: to its entry, or to its bit. An entry is removed only when the bit says the
+//!   same. A bit is cleared only when the lane's cutoff is 0. Readers look at entries first, then at the crowd, so
+//!   that what they read was true at one moment in between;
+//! - whatever cannot be said by one store is built aside as a new extent and put in place by one store to its edge.
+
+use std::ptr::NonNull;
+
+use crate::arena::{LARGEST, Room};
+use crate::crowd::Crowd;
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// Entries of an extent. The first two share the header's first line.
+pub(crate) const HOLDERS: usize = 10;
+/// The most blocks an extent has.
+pub(crate) const MAX_BLOCKS: usize = (LARGEST - size_of::<Extent>()) / size_of::<u64>();
+/// Spots that an extent reserves: more than it has blocks.
+pub(crate) const SPOTS: u64 = 4096;
+/// The spot before every first block.
+pub(crate) const ROOT: u64 = 0;
+
+/// The header. Contents follow it in the same room.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Extent {
+    len: AtomicU32,
+    /// Entries from here on are empty.
+    used: AtomicU32,
+    /// The spot of the first block. Block i has spot `origin + i`, for ever: a split leaves spots as they are.
+    pub(crate) origin: u64,
+    /// The spot of the block before the first.
+    pub(crate) parent: u64,
+    crowd: AtomicPtr<Crowd>,
+    pub(crate) id: u32,
+    pub(crate) capacity: u32,
+    /// Chained hash of the prefix that ends with the first block.
+    pub(crate) prefix: u64,
+    holders: [AtomicU64; HOLDERS],
+}
+
+/// A lane and how much it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) lane: u32,
+    pub(crate) cutoff: u32,
+}
+
+impl Holder {
+    fn pack(self) -> u64 {
+        (u64::from(self.lane) + 1) << 32 | u64::from(self.cutoff)
+    }
+
+    fn unpack(packed: u64) -> Option<Self> {
+        (packed != 0).then(|| Self { lane: ((packed >> 32) - 1) as u32, cutoff: packed as u32 })
+    }
+}
+
+/// What never changes about an extent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Identity {
+    pub(crate) id: u32,
+    pub(crate) origin: u64,
+    pub(crate) parent: u64,
+    pub(crate) prefix: u64,
+}
+
+impl Extent {
+    /// Bytes of an extent for so many blocks.
+    pub(crate) fn bytes(blocks: usize) -> usize {
+        size_of::<Self>() + blocks * size_of::<u64>()
+    }
+
+    /// Makes an extent in a room. Nobody else sees it until it has an edge.
+    pub(crate) fn create(
+        room: Room,
+        identity: Identity,
+        contents: &[u64],
+        crowd: *mut Crowd,
+    ) -> NonNull<Self> {
+        let capacity = ((room.bytes as usize - size_of::<Self>()) / size_of::<u64>()).min(MAX_BLOCKS);
+        assert!(contents.len() <= capacity);
+        let Identity { id, origin, parent, prefix } = identity;
+        let header = Self {
+            len: AtomicU32::new(contents.len() as u32),
+            used: AtomicU32::new(0),
+            origin,
+            parent,
+            crowd: AtomicPtr::new(crowd),
+            id,
+            capacity: capacity as u32,
+            prefix,
+            holders: std::array::from_fn(|_| AtomicU64::new(0)),
+        };
+        let extent = room.start.cast::<Self>();
+        // SAFETY: the room is fresh, a multiple of a line long and aligned to one, and has space for the header and
+        // `capacity` contents behind it.
+        unsafe {
+            extent.write(header);
+            let start = extent.add(1).cast::<u64>().as_ptr();
+            start.copy_from_nonoverlapping(contents.as_ptr(), contents.len());
+        }
+        extent
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> u32 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    fn start(&self) -> *mut u64 {
+        // SAFETY: contents follow the header in the same room, so one past it is within the allocation.
+        unsafe { std::ptr::from_ref(self).add(1) as *mut u64 }
+    }
+
+    /// The contents that a reader or the writer may look at.
+    #[inline]
+    pub(crate) fn contents(&self) -> &[u64] {
+        let len = self.len() as usize;
+        // SAFETY: slots below `len` were written before `len` was published, and are not written again while anyone
+        // sits who could have read this `len` (the writer waits for that before it uses a slot again).
+        unsafe { std::slice::from_raw_parts(self.start(), len) }
+    }
+
+    /// What lies in a slot at or behind `len` that was in use before. Only the writer asks.
+    pub(crate) fn leftover(&self, at: u32) -> u64 {
+        debug_assert!(at < self.capacity);
+        // SAFETY: within the room; the writer, who alone writes slots, has written it before.
+        unsafe { self.start().add(at as usize).read() }
+    }
+
+    /// Writes contents behind `len`, unseen. Only the writer calls it.
+    ///
+    /// # Safety
+    /// No reader sits that could have read a `len` above `at`, or the slots already hold these contents.
+    pub(crate) unsafe fn write(&self, at: u32, contents: &[u64]) {
+        debug_assert!(at as usize + contents.len() <= self.capacity as usize && at >= self.len());
+        // SAFETY: within the room, and by the caller nobody reads these slots.
+        unsafe { self.start().add(at as usize).copy_from_nonoverlapping(contents.as_ptr(), contents.len()) };
+    }
+
+    /// Shows what was written, or cuts the end off.
+    pub(crate) fn set_len(&self, len: u32) {
+        self.len.store(len, Ordering::Release);
+    }
+
+    /// The entries, at one moment each.
+    #[inline]
+    pub(crate) fn holders(&self) -> impl Iterator<Item = Holder> + '_ {
+        let used = self.used.load(Ordering::Acquire) as usize;
+        self.holders[..used.min(HOLDERS)]
+            .iter()
+            .filter_map(|slot| Holder::unpack(slot.load(Ordering::Acquire)))
+    }
+
+    /// The crowd. Ask for it after the entries.
+    #[inline]
+    pub(crate) fn crowd(&self) -> Option<&Crowd> {
+        // SAFETY: a crowd is freed only when no reader sits that could have read it here, and the writer itself frees none
+        // that an extent of its still names.
+        unsafe { self.crowd.load(Ordering::Acquire).as_ref() }
+    }
+
+    pub(crate) fn crowd_pointer(&self) -> *mut Crowd {
+        self.crowd.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_crowd(&self, crowd: *mut Crowd) {
+        self.crowd.store(crowd, Ordering::Release);
+    }
+
+    /// The slot of a lane's entry.
+    pub(crate) fn entry(&self, lane: u32) -> Option<usize> {
+        let used = self.used.load(Ordering::Relaxed) as usize;
+        let wanted = u64::from(lane) + 1;
+        self.holders[..used].iter().position(|slot| slot.load(Ordering::Relaxed) >> 32 == wanted)
+    }
+
+    /// An empty slot.
+    pub(crate) fn free_entry(&self) -> Option<usize> {
+        self.holders.iter().position(|slot| slot.load(Ordering::Relaxed) == 0)
+    }
+
+    pub(crate) fn entry_cutoff(&self, slot: usize) -> u32 {
+        self.holders[slot].load(Ordering::Relaxed) as u32
+    }
+
+    pub(crate) fn set_entry(&self, slot: usize, holder: Holder) {
+        self.holders[slot].store(holder.pack(), Ordering::Release);
+        if slot >= self.used.load(Ordering::Relaxed) as usize {
+            self.used.store(slot as u32 + 1, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn clear_entry(&self, slot: usize) {
+        self.holders[slot].store(0, Ordering::Release);
+        let used = self.used.load(Ordering::Relaxed) as usize;
+        let last = self.holders[..used].iter().rposition(|slot| slot.load(Ordering::Relaxed) != 0);
+        self.used.store(last.map_or(0, |last| last as u32 + 1), Ordering::Release);
+    }
+
+    /// How much a lane holds, from the first block on.
+    #[inline]
+    pub(crate) fn cutoff(&self, lane: u32) -> u32 {
+        for holder in self.holders() {
+            if holder.lane == lane {
+                return holder.cutoff;
+            }
+        }
+        self.crowd().filter(|crowd| crowd.has(lane)).map_or(0, |crowd| crowd.upto)
+    }
+}

@@ -1,0 +1,361 @@
+//! Where a stream's blocks lie: from the engine's hash to a place in the trie and the tiers that hold it.
+//!
+//! Five blocks share a cache line, so that finding, adding or removing one touches one line, rarely two. The map is a directory of tables of
+//! at most 64 KiB (extendible hashing): it grows a little at a time, never all at once, and stays about three quarters full.
+
+use crate::matching::prefetch;
+
+const SLOTS: usize = 5;
+/// The most buckets of a table.
+const LARGEST: usize = 1024;
+/// Bits of `meta` that count blocks which belong to a bucket and lie in a later one.
+const ELSEWHERE: u32 = 20;
+
+/// Five blocks. A block's tiers are four bits; none means that the slot is free.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Bucket {
+    hashes: [u64; SLOTS],
+    places: [u32; SLOTS],
+    meta: u32,
+}
+
+const EMPTY: Bucket = Bucket { hashes: [0; SLOTS], places: [0; SLOTS], meta: 0 };
+
+impl Bucket {
+    #[inline]
+    fn tiers(&self, slot: usize) -> u8 {
+        (self.meta >> (slot * 4) & 0xf) as u8
+    }
+
+    fn set_tiers(&mut self, slot: usize, tiers: u8) {
+        self.meta = self.meta & !(0xf << (slot * 4)) | u32::from(tiers) << (slot * 4);
+    }
+
+    fn elsewhere(&self) -> u32 {
+        self.meta >> ELSEWHERE
+    }
+
+    #[inline]
+    fn find(&self, hash: u64) -> Option<usize> {
+        // All five are compared before any is believed: no branch per slot.
+        let mut found = 0_u32;
+        for slot in 0..SLOTS {
+            found |= u32::from(self.hashes[slot] == hash && self.meta >> (slot * 4) & 0xf != 0) << slot;
+        }
+        (found != 0).then(|| found.trailing_zeros() as usize)
+    }
+
+    fn free(&self) -> Option<usize> {
+        (0..SLOTS).find(|slot| self.tiers(*slot) == 0)
+    }
+}
+
+#[derive(Debug)]
+struct Table {
+    buckets: Box<[Bucket]>,
+    len: usize,
+    /// How many of the directory's bits all its blocks share.
+    depth: u32,
+}
+
+/// What a store found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// The block was not known.
+    Absent,
+    /// It lay in the same place, in these tiers.
+    Here(u8),
+    /// It lay elsewhere, in these tiers. It does no more.
+    Elsewhere(u32, u8),
+}
+
+/// The blocks of one stream.
+#[derive(Debug)]
+pub(crate) struct Map {
+    directory: Vec<u32>,
+    tables: Vec<Table>,
+    /// The directory is indexed by so many leading bits.
+    depth: u32,
+    len: usize,
+    bytes: usize,
+}
+
+#[inline]
+fn mix(hash: u64) -> u64 {
+    let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ (mixed >> 29)
+}
+
+impl Table {
+    fn new(buckets: usize, depth: u32) -> Self {
+        Self { buckets: vec![EMPTY; buckets].into_boxed_slice(), len: 0, depth }
+    }
+
+    #[inline]
+    fn home(&self, mixed: u64) -> usize {
+        (((mixed & 0xffff_ffff) * self.buckets.len() as u64) >> 32) as usize
+    }
+
+    fn after(&self, at: usize) -> usize {
+        if at + 1 == self.buckets.len() { 0 } else { at + 1 }
+    }
+
+    #[inline]
+    fn find(&self, hash: u64, mixed: u64) -> Option<(usize, usize)> {
+        let home = self.home(mixed);
+        if let Some(slot) = self.buckets[home].find(hash) {
+            return Some((home, slot));
+        }
+        let mut left = self.buckets[home].elsewhere();
+        let mut at = self.after(home);
+        while left > 0 && at != home {
+            let bucket = &self.buckets[at];
+            if let Some(slot) = bucket.find(hash) {
+                return Some((at, slot));
+            }
+            // Blocks of the same home that were passed need not be looked for further on.
+            for slot in 0..SLOTS {
+                left -= u32::from(bucket.tiers(slot) != 0 && self.home(mix(bucket.hashes[slot])) == home);
+            }
+            at = self.after(at);
+        }
+        None
+    }
+
+    fn insert(&mut self, hash: u64, mixed: u64, place: u32, tiers: u8) {
+        let home = self.home(mixed);
+        let mut at = home;
+        let slot = loop {
+            if let Some(slot) = self.buckets[at].free() {
+                break slot;
+            }
+            at = self.after(at);
+        };
+        if at != home {
+            self.buckets[home].meta += 1 << ELSEWHERE;
+        }
+        let bucket = &mut self.buckets[at];
+        bucket.hashes[slot] = hash;
+        bucket.places[slot] = place;
+        bucket.set_tiers(slot, tiers);
+        self.len += 1;
+    }
+
+    fn remove(&mut self, at: usize, slot: usize) {
+        let home = self.home(mix(self.buckets[at].hashes[slot]));
+        self.buckets[at].set_tiers(slot, 0);
+        if home != at {
+            self.buckets[home].meta -= 1 << ELSEWHERE;
+        }
+        self.len -= 1;
+    }
+
+    fn is_full(&self) -> bool {
+        self.len >= self.buckets.len() * SLOTS * 7 / 8
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, u32, u8)> + '_ {
+        self.buckets.iter().flat_map(|bucket| {
+            (0..SLOTS)
+                .filter(|slot| bucket.tiers(*slot) != 0)
+                .map(|slot| (bucket.hashes[slot], bucket.places[slot], bucket.tiers(slot)))
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        std::mem::size_of_val(&*self.buckets) + size_of::<Self>()
+    }
+}
+
+impl Map {
+    pub(crate) fn new() -> Self {
+        let table = Table::new(1, 0);
+        let bytes = table.bytes();
+        Self { directory: vec![0], tables: vec![table], depth: 0, len: 0, bytes }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes + self.directory.len() * size_of::<u32>()
+    }
+
+    #[inline]
+    fn table_of(&self, mixed: u64) -> usize {
+        // Two shifts, since one by all 64 bits is not allowed.
+        self.directory[(mixed >> 1 >> (63 - self.depth)) as usize] as usize
+    }
+
+    /// Tells the processor that a block will be looked for.
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        let mixed = mix(hash);
+        let table = &self.tables[self.table_of(mixed)];
+        prefetch(&raw const table.buckets[table.home(mixed)]);
+    }
+
+    /// Where a block lies and in which tiers.
+    pub(crate) fn get(&self, hash: u64) -> Option<(u32, u8)> {
+        let mixed = mix(hash);
+        let table = &self.tables[self.table_of(mixed)];
+        let (at, slot) = table.find(hash, mixed)?;
+        Some((table.buckets[at].places[slot], table.buckets[at].tiers(slot)))
+    }
+
+    /// A block lies in a place, in these tiers too.
+    pub(crate) fn add(&mut self, hash: u64, place: u32, tiers: u8) -> Before {
+        let mixed = mix(hash);
+        let mut id = self.table_of(mixed);
+        if let Some((at, slot)) = self.tables[id].find(hash, mixed) {
+            let bucket = &mut self.tables[id].buckets[at];
+            let before = bucket.tiers(slot);
+            if bucket.places[slot] == place {
+                bucket.set_tiers(slot, before | tiers);
+                return Before::Here(before);
+            }
+            let old = std::mem::replace(&mut bucket.places[slot], place);
+            bucket.set_tiers(slot, tiers);
+            return Before::Elsewhere(old, before);
+        }
+        while self.tables[id].is_full() {
+            self.grow(id);
+            id = self.table_of(mixed);
+        }
+        self.tables[id].insert(hash, mixed, place, tiers);
+        self.len += 1;
+        Before::Absent
+    }
+
+    /// A block is in these tiers no more. Says where it lies and in which tiers it was, if it was in any of them.
+    pub(crate) fn take(&mut self, hash: u64, tiers: u8) -> Option<(u32, u8)> {
+        let mixed = mix(hash);
+        let id = self.table_of(mixed);
+        let table = &mut self.tables[id];
+        let (at, slot) = table.find(hash, mixed)?;
+        let bucket = &mut table.buckets[at];
+        let (place, before) = (bucket.places[slot], bucket.tiers(slot));
+        if before & tiers == 0 {
+            return None;
+        }
+        if before & !tiers == 0 {
+            table.remove(at, slot);
+            self.len -= 1;
+        } else {
+            bucket.set_tiers(slot, before & !tiers);
+        }
+        Some((place, before))
+    }
+
+    /// A full table gets a quarter more buckets, or, at its largest, becomes two.
+    fn grow(&mut self, id: usize) {
+        let old = &self.tables[id];
+        self.bytes -= old.bytes();
+        if old.buckets.len() < LARGEST {
+            let buckets = (old.buckets.len() * 5 / 4 + 1).min(LARGEST);
+            let mut new = Table::new(buckets, old.depth);
+            for (hash, place, tiers) in old.iter() {
+                new.insert(hash, mix(hash), place, tiers);
+            }
+            self.bytes += new.bytes();
+            self.tables[id] = new;
+            return;
+        }
+        if old.depth == self.depth {
+            self.directory = self.directory.iter().flat_map(|table| [*table, *table]).collect();
+            self.depth += 1;
+        }
+        let depth = old.depth + 1;
+        let buckets = LARGEST * 5 / 8;
+        let mut halves = [Table::new(buckets, depth), Table::new(buckets, depth)];
+        let half = |mixed: u64| (mixed >> (64 - depth) & 1) as usize;
+        for (hash, place, tiers) in old.iter() {
+            let mixed = mix(hash);
+            halves[half(mixed)].insert(hash, mixed, place, tiers);
+        }
+        let [low, high] = halves;
+        self.bytes += low.bytes() + high.bytes();
+        let new = self.tables.len() as u32;
+        for (at, table) in self.directory.iter_mut().enumerate() {
+            if *table as usize == id && at >> (self.depth - depth) & 1 == 1 {
+                *table = new;
+            }
+        }
+        self.tables[id] = low;
+        self.tables.push(high);
+    }
+
+    /// The blocks of one table: (hash, place, tiers). Tables are numbered from 0; there is none from `tables` on.
+    pub(crate) fn table(&self, id: usize) -> impl Iterator<Item = (u64, u32, u8)> + '_ {
+        self.tables[id].iter()
+    }
+
+    pub(crate) fn tables(&self) -> usize {
+        self.tables.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u32, u8)> + '_ {
+        self.tables.iter().flat_map(Table::iter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[test]
+    fn behaves_like_a_map_while_it_grows_and_shrinks() {
+        let mut map = Map::new();
+        let mut model: HashMap<u64, (u32, u8)> = HashMap::new();
+        let mut state = 7_u64;
+        for step in 0..400_000_u32 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // Engines' hashes may be small numbers as well as random ones.
+            let hash =
+                if step % 2 == 0 { state >> 44 } else { (state >> 44).wrapping_mul(0x1234_5678_9abc_def1) };
+            let tiers = 1 << (state >> 20 & 3);
+            if state >> 10 & 7 < if step < 200_000 { 5 } else { 3 } {
+                let place = (state >> 50) as u32 & 1;
+                let expected = match model.get(&hash) {
+                    None => Before::Absent,
+                    Some((at, before)) if *at == place => Before::Here(*before),
+                    Some((at, before)) => Before::Elsewhere(*at, *before),
+                };
+                assert_eq!(map.add(hash, place, tiers), expected);
+                let entry = model.entry(hash).or_insert((place, 0));
+                *entry = if entry.0 == place { (place, entry.1 | tiers) } else { (place, tiers) };
+            } else {
+                let expected = model.get(&hash).copied().filter(|(_, before)| before & tiers != 0);
+                assert_eq!(map.take(hash, tiers), expected);
+                if let Some((_, before)) = expected {
+                    if before & !tiers == 0 {
+                        model.remove(&hash);
+                    } else if let Some(entry) = model.get_mut(&hash) {
+                        entry.1 &= !tiers;
+                    }
+                }
+            }
+            assert_eq!(map.len(), model.len());
+            assert_eq!(map.get(hash), model.get(&hash).copied());
+        }
+        let all: HashMap<u64, (u32, u8)> =
+            map.iter().map(|(hash, place, tiers)| (hash, (place, tiers))).collect();
+        assert_eq!(all, model);
+    }
+
+    #[test]
+    fn takes_little_more_than_its_blocks() {
+        for blocks in [5_000_u64, 32_768, 131_072, 500_000] {
+            let mut map = Map::new();
+            for hash in 0..blocks {
+                map.add(hash.wrapping_mul(0xdead_beef_1234_5677), 0, 1);
+            }
+            let each = map.bytes() as f64 / blocks as f64;
+            assert!(each < 21.0, "{blocks}: {each}");
+        }
+    }
+}

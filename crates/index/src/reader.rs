@@ -1,0 +1,194 @@
+//! Readers: follow a prompt down the trie. No lock, no write that anybody else reads but the writer, no waiting.
+
+use std::sync::Arc;
+
+use crate::answer::{Answer, Buffer};
+use crate::epoch::Seat;
+use crate::extent::{Extent, HOLDERS, Holder, ROOT};
+use crate::index::Index;
+use crate::matching::common;
+use crate::prompt::{Hashes, Prompt, Slice};
+use crate::shared::Lanes;
+
+/// Asks an index. Each thread that asks has its own.
+#[derive(Debug)]
+pub struct Reader {
+    index: Arc<Index>,
+    seat: Arc<Seat>,
+}
+
+/// Lanes that hold everything so far.
+enum Alive {
+    /// Nothing was looked at yet.
+    All,
+    /// These few.
+    Few([u32; HOLDERS], usize),
+    /// Those in the buffer.
+    Many,
+}
+
+/// Lanes that hold everything so far, while they are being found.
+#[derive(Default)]
+struct Few {
+    lanes: [u32; HOLDERS],
+    count: usize,
+}
+
+impl Few {
+    /// A lane that held everything before: it still does, or it holds so much and no more.
+    #[inline]
+    fn sort(&mut self, buffer: &mut Buffer, base: u32, matched: u32, holder: Holder) {
+        if holder.cutoff >= matched {
+            self.lanes[self.count] = holder.lane;
+            self.count += 1;
+        } else {
+            buffer.push_single(holder.lane, base + holder.cutoff);
+        }
+    }
+}
+
+impl Reader {
+    pub(crate) fn new(index: Arc<Index>) -> Self {
+        let seat = index.shared.epochs.join();
+        Self { index, seat }
+    }
+
+    /// How much of a prompt every stream holds. The prompt is its blocks' content hashes.
+    pub fn query<'a>(&'a mut self, contents: &[u64], buffer: &'a mut Buffer) -> Answer<'a> {
+        self.follow(&mut Slice(contents), buffer)
+    }
+
+    /// How much of a prompt every stream holds. Tokens are hashed as far as anybody holds them, no further; what `prompt` has
+    /// hashed before is not hashed again.
+    pub fn query_tokens<'a>(
+        &'a mut self,
+        prompt: &mut Prompt,
+        tokens: &[u32],
+        buffer: &'a mut Buffer,
+    ) -> Answer<'a> {
+        self.follow(&mut prompt.with(tokens), buffer)
+    }
+
+    fn follow<'a>(&'a mut self, hashes: &mut impl Hashes, buffer: &'a mut Buffer) -> Answer<'a> {
+        let shared = &self.index.shared;
+        shared.epochs.enter(&self.seat);
+        buffer.reset(shared.alive().words());
+        let edges = shared.edges();
+        let mut alive = Alive::All;
+        let mut base = 0;
+        let mut spot = ROOT;
+        while hashes.known().len() > base || hashes.more() {
+            // SAFETY: this reader sat down before it got hold of the table.
+            let Some(extent) = (unsafe { edges.find(spot, hashes.known()[base]) }) else { break };
+            let contents = extent.contents();
+            let mut matched = common(contents, &hashes.known()[base..]);
+            while matched < contents.len() && base + matched == hashes.known().len() && hashes.more() {
+                matched += common(&contents[matched..], &hashes.known()[base + matched..]);
+            }
+            alive = self.descend(extent, base as u32, matched as u32, alive, buffer);
+            base += matched;
+            spot = extent.origin + matched as u64 - 1;
+            if matches!(alive, Alive::Few(_, 0)) {
+                break;
+            }
+        }
+        match alive {
+            Alive::All => {}
+            Alive::Few(lanes, count) => {
+                for lane in &lanes[..count] {
+                    buffer.push_single(*lane, base as u32);
+                }
+            }
+            Alive::Many => buffer.push_stratum(base as u32, |_, word| word),
+        }
+        Answer { reader: self, buffer }
+    }
+
+    /// Of the lanes that hold everything before an extent: who holds its first `matched` blocks too. The others hold so
+    /// much and no more.
+    fn descend(&self, extent: &Extent, base: u32, matched: u32, alive: Alive, buffer: &mut Buffer) -> Alive {
+        let before = match alive {
+            Alive::Few(lanes, count) => {
+                let mut few = Few::default();
+                for lane in &lanes[..count] {
+                    few.sort(buffer, base, matched, Holder { lane: *lane, cutoff: extent.cutoff(*lane) });
+                }
+                return Alive::Few(few.lanes, few.count);
+            }
+            Alive::All => None,
+            Alive::Many => Some(()),
+        };
+        // Entries first, then the crowd: see `extent`.
+        let everybody = self.index.shared.alive();
+        let mut entries = [Holder { lane: 0, cutoff: 0 }; HOLDERS];
+        let mut count = 0;
+        for holder in extent.holders() {
+            let at = holder.lane as usize / 64;
+            let word = if before.is_some() {
+                buffer.alive.get(at).copied().unwrap_or(0)
+            } else {
+                everybody.word(at)
+            };
+            if word >> (holder.lane % 64) & 1 == 1 {
+                entries[count] = holder;
+                count += 1;
+            }
+        }
+        let entries = &entries[..count];
+        let Some(crowd) = extent.crowd() else {
+            let mut few = Few::default();
+            for holder in entries {
+                buffer.forget(holder.lane);
+                few.sort(buffer, base, matched, *holder);
+            }
+            if before.is_some() {
+                buffer.push_stratum(base, |_, word| word);
+            }
+            return Alive::Few(few.lanes, few.count);
+        };
+        if before.is_none() {
+            buffer.alive.clear();
+            buffer.alive.extend((0..buffer.width).map(|at| everybody.word(at) & crowd.lanes.word(at)));
+        }
+        for holder in entries {
+            buffer.forget(holder.lane);
+        }
+        if before.is_some() {
+            // Who is not in the crowd holds nothing of this extent.
+            buffer.push_stratum(base, |at, word| word & !crowd.lanes.word(at));
+            for (at, word) in buffer.alive.iter_mut().enumerate() {
+                *word &= crowd.lanes.word(at);
+            }
+        }
+        if crowd.upto < matched {
+            buffer.push_stratum(base + crowd.upto, |_, word| word);
+            let mut few = Few::default();
+            for holder in entries {
+                few.sort(buffer, base, matched, *holder);
+            }
+            return Alive::Few(few.lanes, few.count);
+        }
+        for holder in entries {
+            if holder.cutoff < matched {
+                buffer.push_single(holder.lane, base + holder.cutoff);
+            } else {
+                buffer.remember(holder.lane);
+            }
+        }
+        Alive::Many
+    }
+
+    pub(crate) fn lanes(&self) -> &Lanes {
+        self.index.shared.lanes()
+    }
+
+    pub(crate) fn stand_up(&self) {
+        self.seat.exit();
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.index.shared.epochs.leave(&self.seat);
+    }
+}

@@ -1,0 +1,486 @@
+//! The trie, as the writer changes it: extents, their edges, and who holds how much of each.
+//!
+//! One writer at a time. What readers may see at any moment is written down in `extent`.
+
+mod holders;
+mod islands;
+mod split;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::arena::{Arena, Room};
+use crate::crowd::Crowd;
+use crate::extent::{Extent, Identity, MAX_BLOCKS, ROOT, SPOTS};
+use crate::matching::common;
+use crate::pages::{Directory, Pages};
+use crate::shared::{Old, Shared};
+
+use islands::Islands;
+
+/// A block of the trie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) extent: u32,
+    pub(crate) offset: u32,
+}
+
+/// Consecutive blocks of one extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) extent: u32,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+}
+
+/// A run that is worked on several times, while each time may split its extent. As long as the work is not finished, its blocks are held by somebody,
+/// so that their places stay valid.
+#[derive(Debug)]
+pub(crate) struct Spread {
+    run: Run,
+    places: Vec<u32>,
+}
+
+impl Spread {
+    /// A run that will be worked on so many times.
+    pub(crate) fn new(trie: &Trie, run: Run, times: usize) -> Self {
+        let places = if times > 1 { trie.places(run).collect() } else { Vec::new() };
+        Self { run, places }
+    }
+
+    /// The run as it lies now.
+    pub(crate) fn now(&self, trie: &Trie) -> SmallVec<[Run; 1]> {
+        if self.places.is_empty() || self.run.to <= trie.extent(self.run.extent).len() {
+            return smallvec![self.run];
+        }
+        let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
+        for Block { extent, offset } in self.places.iter().filter_map(|place| trie.locate(*place)) {
+            match runs.last_mut() {
+                Some(last) if last.extent == extent && last.to == offset => last.to += 1,
+                _ => runs.push(Run { extent, from: offset, to: offset + 1 }),
+            }
+        }
+        runs
+    }
+}
+
+/// What only the writer knows of an extent.
+#[derive(Debug)]
+struct Cold {
+    room: Room,
+    /// Slots below were seen by readers.
+    high: u32,
+    /// The most blocks it may have: behind that, spots belong to a part that was split off.
+    limit: u32,
+    /// The epoch in which its end was last cut off.
+    cut: u64,
+    /// The block before its first.
+    above: Option<Block>,
+    pages: Pages,
+    /// Extents that hang below its blocks: (offset, extent).
+    children: Option<Box<BTreeSet<(u32, u32)>>>,
+    /// What lanes hold behind a hole.
+    islands: Option<Box<Islands>>,
+}
+
+/// Something that readers may still look at.
+#[derive(Debug)]
+enum Garbage {
+    Room(Room),
+    Crowd(NonNull<Crowd>),
+    Table(Old),
+    Lane(u32),
+}
+
+/// The writer's side of the trie.
+#[derive(Debug)]
+pub(crate) struct Trie {
+    pub(crate) shared: Arc<Shared>,
+    arena: Arena,
+    cold: Vec<Option<Cold>>,
+    free_ids: Vec<u32>,
+    pub(crate) pages: Directory,
+    next_origin: u64,
+    /// What waits until no reader can see it, oldest first, with its epoch.
+    limbo: VecDeque<(u64, Garbage)>,
+    /// What has a lower tag is known to be out of sight.
+    horizon: u64,
+    crowd_bytes: usize,
+    /// Lanes that nobody uses and no reader can have in an answer.
+    pub(crate) free_lanes: Vec<u32>,
+}
+
+// SAFETY: the trie owns its extents and crowds; its pointers are tied to no thread, and one thread at a time has it.
+unsafe impl Send for Trie {}
+
+/// How much garbage is worth a look at the readers' seats.
+const GARBAGE: usize = 64;
+
+impl Trie {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            arena: Arena::new(),
+            // Number 0 is nobody's.
+            cold: vec![None],
+            free_ids: Vec::new(),
+            pages: Directory::default(),
+            next_origin: SPOTS,
+            limbo: VecDeque::new(),
+            horizon: 0,
+            crowd_bytes: 0,
+            free_lanes: Vec::new(),
+        }
+    }
+
+    fn cold(&self, id: u32) -> &Cold {
+        let Some(cold) = &self.cold[id as usize] else { unreachable!("extent {id} was freed") };
+        cold
+    }
+
+    fn cold_mut(&mut self, id: u32) -> &mut Cold {
+        let Some(cold) = &mut self.cold[id as usize] else { unreachable!("extent {id} was freed") };
+        cold
+    }
+
+    fn pointer(&self, id: u32) -> NonNull<Extent> {
+        self.cold(id).room.start.cast()
+    }
+
+    pub(crate) fn extent(&self, id: u32) -> &Extent {
+        // SAFETY: the room of an extent that is in use holds its header, and the writer frees it last.
+        unsafe { self.pointer(id).as_ref() }
+    }
+
+    /// The block with a place; `None` if it is gone.
+    #[inline]
+    pub(crate) fn locate(&self, place: u32) -> Option<Block> {
+        self.pages.locate(place).map(|(extent, offset)| Block { extent, offset })
+    }
+
+    /// The place of a block.
+    #[inline]
+    pub(crate) fn place(&self, block: Block) -> u32 {
+        self.cold(block.extent).pages.place(block.offset)
+    }
+
+    /// The places of a run of blocks.
+    pub(crate) fn places(&self, run: Run) -> impl Iterator<Item = u32> + '_ {
+        let pages = &self.cold(run.extent).pages;
+        (run.from..run.to).map(|offset| pages.place(offset))
+    }
+
+    /// The block before a block.
+    pub(crate) fn above(&self, block: Block) -> Option<Block> {
+        match block.offset.checked_sub(1) {
+            Some(offset) => Some(Block { extent: block.extent, offset }),
+            None => self.cold(block.extent).above,
+        }
+    }
+
+    pub(crate) fn content(&self, block: Block) -> u64 {
+        self.extent(block.extent).leftover(block.offset)
+    }
+
+    fn spot(&self, at: Option<Block>) -> u64 {
+        at.map_or(ROOT, |block| self.extent(block.extent).origin + u64::from(block.offset))
+    }
+
+    /// The blocks with these contents that follow a block, as far as they lie in one extent. At least one content is given.
+    pub(crate) fn follow(&self, at: Option<Block>, contents: &[u64]) -> Option<Run> {
+        if let Some(Block { extent, offset }) = at {
+            let from = offset + 1;
+            let rest = &self.extent(extent).contents()[from as usize..];
+            let count = common(rest, contents) as u32;
+            if count > 0 {
+                return Some(Run { extent, from, to: from + count });
+            }
+        }
+        // SAFETY: this is the writer.
+        let child = unsafe { self.shared.edges().find(self.spot(at), contents[0]) }?;
+        Some(Run { extent: child.id, from: 0, to: common(child.contents(), contents) as u32 })
+    }
+
+    /// Adds blocks that are not there yet below a block, as many as fit one extent. `lane` is who will hold them.
+    pub(crate) fn grow(&mut self, at: Option<Block>, contents: &[u64], lane: u32) -> Run {
+        if let Some(Block { extent, offset }) = at {
+            let len = self.extent(extent).len();
+            if offset + 1 == len && self.has_entry_for(extent, lane) {
+                let count = self.append(extent, contents);
+                if count > 0 {
+                    return Run { extent, from: len, to: len + count };
+                }
+            }
+        }
+        let count = contents.len().min(MAX_BLOCKS);
+        let extent = self.add_child(at, &contents[..count]);
+        Run { extent, from: 0, to: count as u32 }
+    }
+
+    /// A new extent below a block.
+    fn add_child(&mut self, at: Option<Block>, contents: &[u64]) -> u32 {
+        let origin = self.next_origin;
+        self.next_origin += SPOTS;
+        let identity = Identity { id: self.new_id(), origin, parent: self.spot(at), prefix: 0 };
+        let room = self.arena.take(Extent::bytes(contents.len()));
+        let extent = Extent::create(room, identity, contents, std::ptr::null_mut());
+        self.adopt(identity.id, room, contents.len() as u32, MAX_BLOCKS as u32, at, None);
+        self.insert_edge(extent);
+        identity.id
+    }
+
+    fn new_id(&mut self) -> u32 {
+        self.free_ids.pop().unwrap_or_else(|| {
+            self.cold.push(None);
+            self.cold.len() as u32 - 1
+        })
+    }
+
+    /// Begins to know an extent.
+    fn adopt(
+        &mut self,
+        id: u32,
+        room: Room,
+        len: u32,
+        limit: u32,
+        above: Option<Block>,
+        pages: Option<Pages>,
+    ) {
+        let mut pages = pages.unwrap_or_default();
+        self.pages.extend(id, &mut pages, len);
+        let cold = Cold { room, high: len, limit, cut: 0, above, pages, children: None, islands: None };
+        self.cold[id as usize] = Some(cold);
+        if let Some(above) = above {
+            let children = &mut self.cold_mut(above.extent).children;
+            children.get_or_insert_default().insert((above.offset, id));
+        }
+    }
+
+    fn insert_edge(&mut self, extent: NonNull<Extent>) {
+        if self.shared.edges().is_full() {
+            let grown = self.shared.edges().grown();
+            let old = self.shared.replace_edges(grown);
+            self.discard(Garbage::Table(old));
+        }
+        self.shared.edges().insert(extent);
+    }
+
+    /// Adds contents to the end of an extent, as many as may be; says how many.
+    fn append(&mut self, id: u32, contents: &[u64]) -> u32 {
+        let len = self.extent(id).len();
+        let Cold { high, limit, cut, .. } = *self.cold(id);
+        let mut count = (contents.len() as u32).min(limit - len);
+        let mut same = 0;
+        if len < high {
+            // Readers have seen these slots. The same contents may be shown again; others only when nobody looks any more.
+            let seen = (high - len).min(count);
+            let extent = self.extent(id);
+            same =
+                (0..seen).take_while(|at| extent.leftover(len + at) == contents[*at as usize]).count() as u32;
+            if same < seen {
+                if self.is_out_of_sight(cut) {
+                    self.cold_mut(id).high = len + same;
+                } else {
+                    count = same;
+                }
+            }
+        }
+        if count == 0 {
+            return 0;
+        }
+        if len + count > self.extent(id).capacity {
+            self.resize(id, len + count + (len + count) / 4);
+            same = 0;
+        }
+        let extent = self.extent(id);
+        // SAFETY: slots from `high` on were never seen, or are out of sight; those below that are not written again.
+        unsafe { extent.write(len + same, &contents[same as usize..count as usize]) };
+        extent.set_len(len + count);
+        let mut cold = self.cold[id as usize].take();
+        if let Some(cold) = &mut cold {
+            cold.high = cold.high.max(len + count);
+            self.pages.extend(id, &mut cold.pages, len + count);
+        }
+        self.cold[id as usize] = cold;
+        count
+    }
+
+    /// Moves an extent to a room for so many blocks, at most its limit.
+    fn resize(&mut self, id: u32, blocks: u32) {
+        let limit = self.cold(id).limit;
+        let room = self.arena.take(Extent::bytes(blocks.min(limit) as usize));
+        let old = self.pointer(id);
+        let extent = self.extent(id);
+        let identity = Identity { id, origin: extent.origin, parent: extent.parent, prefix: extent.prefix };
+        let new = Extent::create(room, identity, extent.contents(), extent.crowd_pointer());
+        // SAFETY: just made.
+        let moved = unsafe { new.as_ref() };
+        for (slot, holder) in extent.holders().enumerate() {
+            moved.set_entry(slot, holder);
+        }
+        let len = extent.len();
+        self.shared.edges().replace(old, new);
+        let cold = self.cold_mut(id);
+        let old = std::mem::replace(&mut cold.room, room);
+        cold.high = len;
+        self.discard(Garbage::Room(old));
+    }
+
+    /// After a lane lost blocks: cuts off what nobody holds and nothing hangs from, and frees what is left without blocks.
+    pub(crate) fn settle(&mut self, id: u32) {
+        let mut next = Some(id);
+        while let Some(id) = next.take() {
+            let extent = self.extent(id);
+            let len = extent.len();
+            let mut needed = self.held(id);
+            if needed < len
+                && let Some(&(offset, _)) =
+                    self.cold(id).children.as_ref().and_then(|children| children.last())
+            {
+                needed = needed.max(offset + 1);
+            }
+            if needed == 0 {
+                next = self.free(id);
+            } else if needed < len {
+                self.truncate(id, needed);
+            }
+        }
+    }
+
+    fn truncate(&mut self, id: u32, len: u32) {
+        self.extent(id).set_len(len);
+        let tag = self.shared.epochs.tag();
+        let mut cold = self.cold[id as usize].take();
+        if let Some(cold) = &mut cold {
+            cold.cut = tag;
+            self.pages.shrink(id, &mut cold.pages, len);
+        }
+        self.cold[id as usize] = cold;
+        // A room that is mostly empty is given back for a smaller one.
+        if Extent::bytes(len as usize) * 2 < self.cold(id).room.bytes as usize {
+            self.resize(id, len + len / 8);
+        }
+    }
+
+    /// Frees an extent without blocks. Says which one it hung from.
+    fn free(&mut self, id: u32) -> Option<u32> {
+        let pointer = self.pointer(id);
+        self.shared.edges().remove(pointer);
+        let crowd = self.extent(id).crowd_pointer();
+        self.discard_crowd(crowd);
+        let mut cold = self.cold[id as usize].take()?;
+        self.pages.shrink(id, &mut cold.pages, 0);
+        self.free_ids.push(id);
+        self.discard(Garbage::Room(cold.room));
+        let above = cold.above?;
+        let children = &mut self.cold_mut(above.extent).children;
+        if let Some(set) = children {
+            set.remove(&(above.offset, id));
+            if set.is_empty() {
+                *children = None;
+            }
+        }
+        Some(above.extent)
+    }
+
+    fn discard_crowd(&mut self, crowd: *mut Crowd) {
+        if let Some(crowd) = NonNull::new(crowd) {
+            // SAFETY: it came from a box and is not freed yet.
+            self.crowd_bytes -= unsafe { crowd.as_ref() }.bytes();
+            self.discard(Garbage::Crowd(crowd));
+        }
+    }
+
+    fn new_crowd(&mut self, crowd: Crowd) -> *mut Crowd {
+        self.crowd_bytes += crowd.bytes();
+        Box::into_raw(Box::new(crowd))
+    }
+
+    pub(crate) fn discard_table(&mut self, table: Old) {
+        self.discard(Garbage::Table(table));
+    }
+
+    /// A lane that no extent names any more: it may be given out again when no answer can hold it.
+    pub(crate) fn discard_lane(&mut self, lane: u32) {
+        self.discard(Garbage::Lane(lane));
+    }
+
+    fn discard(&mut self, garbage: Garbage) {
+        self.limbo.push_back((self.shared.epochs.tag(), garbage));
+    }
+
+    /// Whether nobody can see any more what was unlinked in an epoch.
+    fn is_out_of_sight(&mut self, tag: u64) -> bool {
+        if tag >= self.horizon {
+            self.look_around();
+        }
+        tag < self.horizon
+    }
+
+    fn look_around(&mut self) {
+        self.shared.epochs.advance();
+        self.horizon = self.shared.epochs.horizon();
+    }
+
+    /// Frees what no reader can see, when there is enough of it.
+    pub(crate) fn collect(&mut self) {
+        if self.limbo.len() >= GARBAGE {
+            self.collect_now();
+        }
+    }
+
+    /// Frees what no reader can see.
+    pub(crate) fn collect_now(&mut self) {
+        self.look_around();
+        while let Some((tag, _)) = self.limbo.front() {
+            if *tag >= self.horizon {
+                break;
+            }
+            let Some((_, garbage)) = self.limbo.pop_front() else { break };
+            // SAFETY: it was unlinked before the oldest reader sat down.
+            unsafe { self.free_garbage(garbage) };
+        }
+    }
+
+    /// # Safety
+    /// No reader can see it.
+    unsafe fn free_garbage(&mut self, garbage: Garbage) {
+        // SAFETY: by the caller; each was taken out of use when it was discarded, once.
+        unsafe {
+            match garbage {
+                Garbage::Room(room) => self.arena.give_back(room),
+                Garbage::Crowd(crowd) => drop(Box::from_raw(crowd.as_ptr())),
+                Garbage::Table(table) => table.free(),
+                Garbage::Lane(lane) => self.free_lanes.push(lane),
+            }
+        }
+    }
+
+    /// Bytes in use, without the streams' maps.
+    pub(crate) fn bytes(&self) -> usize {
+        self.arena.bytes()
+            + self.shared.edges().bytes()
+            + self.shared.lanes().bytes()
+            + self.pages.bytes()
+            + self.cold.capacity() * size_of::<Option<Cold>>()
+            + self.crowd_bytes
+    }
+}
+
+impl Drop for Trie {
+    fn drop(&mut self) {
+        for id in 1..self.cold.len() as u32 {
+            if self.cold[id as usize].is_some() {
+                let crowd = self.extent(id).crowd_pointer();
+                self.discard_crowd(crowd);
+            }
+        }
+        while let Some((_, garbage)) = self.limbo.pop_front() {
+            // SAFETY: the trie goes with its index, and readers keep the index alive: there is none.
+            unsafe { self.free_garbage(garbage) };
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Streams, and what their announcements do to the trie.
+
+mod lanes;
+mod remove;
+mod store;
+mod waiting;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::map::Map;
+use crate::shared::Shared;
+use crate::trie::{Run, Trie};
+use crate::{LEVELS, Options, Slot, Stats};
+
+use waiting::Waiting;
+
+/// A lane of a stream: the blocks that it holds in any of some tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct View {
+    lane: u32,
+    /// The tiers, one bit each: a tier and all warmer ones.
+    tiers: u8,
+    /// The levels that it stands for: up to the next tier that the stream has.
+    from: u8,
+    to: u8,
+}
+
+/// One stream.
+#[derive(Debug)]
+struct Stream {
+    owner: u64,
+    map: Map,
+    /// One per tier that the stream has blocks in, warmest first. Most streams have one.
+    views: SmallVec<[View; 1]>,
+    /// Copies beyond the first, by hash and tier.
+    copies: FxHashMap<(u64, u8), u32>,
+    /// Blocks that several hashes of the stream name, by lane and place: how many beyond the first.
+    doubles: FxHashMap<(u32, u32), u32>,
+    waiting: Waiting,
+}
+
+impl Stream {
+    fn new(owner: u64) -> Self {
+        Self {
+            owner,
+            map: Map::new(),
+            views: SmallVec::new(),
+            copies: FxHashMap::default(),
+            doubles: FxHashMap::default(),
+            waiting: Waiting::default(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        const PER_ENTRY: usize = 32;
+        self.map.bytes() + (self.copies.len() + self.doubles.len()) * PER_ENTRY + self.waiting.bytes()
+    }
+}
+
+/// What a stream held before it was cleared: in no answer any more, still in the trie.
+#[derive(Debug)]
+struct Past {
+    map: Map,
+    lanes: SmallVec<[u32; 1]>,
+    /// The next table of the map.
+    table: usize,
+}
+
+/// Everything that changes. One thread at a time has it.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    trie: Trie,
+    shared: Arc<Shared>,
+    streams: Vec<Option<Stream>>,
+    free_slots: Vec<u32>,
+    past: VecDeque<Past>,
+    max_bytes: usize,
+    max_waiting: usize,
+    /// Bytes of the streams' maps.
+    map_bytes: usize,
+    lanes: u32,
+    scratch: Scratch,
+}
+
+/// Room for one call's work.
+#[derive(Debug, Default)]
+struct Scratch {
+    contents: Vec<u64>,
+    /// The tiers that each block of a run was in before.
+    before: Vec<u8>,
+    /// Blocks that moved: their old place and tiers.
+    moved: Vec<(u32, u8)>,
+}
+
+/// Blocks of past generations that are reclaimed along with a store.
+const ALONG: usize = 64;
+
+impl Writer {
+    pub(crate) fn new(shared: Arc<Shared>, options: &Options) -> Self {
+        Self {
+            trie: Trie::new(shared.clone()),
+            shared,
+            streams: Vec::new(),
+            free_slots: Vec::new(),
+            past: VecDeque::new(),
+            max_bytes: options.max_bytes,
+            max_waiting: options.max_waiting,
+            map_bytes: 0,
+            lanes: 0,
+            scratch: Scratch::default(),
+        }
+    }
+
+    pub(crate) fn add_stream(&mut self, owner: u64) -> Slot {
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.streams.push(None);
+            self.streams.len() as u32 - 1
+        });
+        let stream = Stream::new(owner);
+        self.map_bytes += stream.bytes();
+        self.streams[slot as usize] = Some(stream);
+        Slot(slot)
+    }
+
+    pub(crate) fn remove_stream(&mut self, slot: Slot) {
+        let Some(stream) = self.streams.get_mut(slot.0 as usize).and_then(Option::take) else { return };
+        self.free_slots.push(slot.0);
+        self.bury(stream);
+    }
+
+    pub(crate) fn clear(&mut self, slot: Slot) {
+        let Some(stream) = self.streams.get_mut(slot.0 as usize).and_then(Option::as_mut) else { return };
+        let fresh = Stream::new(stream.owner);
+        self.map_bytes += fresh.bytes();
+        let old = std::mem::replace(stream, fresh);
+        self.bury(old);
+    }
+
+    /// What a stream held is in no answer from here on. The trie forgets it later.
+    fn bury(&mut self, stream: Stream) {
+        for view in &stream.views {
+            self.shared.alive().clear(view.lane);
+        }
+        self.map_bytes -= stream.bytes();
+        self.map_bytes += stream.map.bytes();
+        let lanes = stream.views.iter().map(|view| view.lane).collect();
+        self.past.push_back(Past { map: stream.map, lanes, table: 0 });
+    }
+
+    /// Forgets up to about so many blocks of past generations. Says whether there are more.
+    pub(crate) fn reclaim(&mut self, blocks: usize) -> bool {
+        let mut done = 0;
+        while done <= blocks {
+            let Some(mut past) = self.past.pop_front() else { break };
+            if past.table < past.map.tables() {
+                for (_, place, _) in past.map.table(past.table) {
+                    done += 1;
+                    for lane in &past.lanes {
+                        let Some(block) = self.trie.locate(place) else { break };
+                        // Once per extent: the first of its blocks takes the lane away, and maybe the extent with it.
+                        if self.trie.knows(*lane, block.extent) {
+                            self.trie.drop_lane(*lane, block.extent);
+                        }
+                    }
+                }
+                past.table += 1;
+                self.past.push_front(past);
+            } else {
+                self.map_bytes -= past.map.bytes();
+                for lane in past.lanes {
+                    self.trie.discard_lane(lane);
+                }
+            }
+        }
+        self.trie.collect();
+        if self.past.is_empty() {
+            self.trie.collect_now();
+        }
+        !self.past.is_empty()
+    }
+
+    /// Bytes in use.
+    pub(crate) fn bytes(&self) -> usize {
+        self.trie.bytes() + self.map_bytes
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let streams = self.streams.iter().flatten();
+        Stats {
+            streams: streams.clone().count(),
+            blocks: streams.clone().map(|stream| stream.map.len()).sum(),
+            waiting: streams.map(|stream| stream.waiting.len()).sum(),
+            bytes: self.bytes(),
+            unreclaimed: self.past.iter().map(|past| past.map.len()).sum(),
+        }
+    }
+
+    pub(crate) fn blocks(&self, slot: Slot) -> usize {
+        self.streams.get(slot.0 as usize).and_then(Option::as_ref).map_or(0, |stream| stream.map.len())
+    }
+
+    /// A stream's block is in fewer tiers than before: the views that have none of them left lose it, unless another hash names it too.
+    fn lose(trie: &mut Trie, stream: &mut Stream, place: u32, before: u8, after: u8) {
+        for view in &stream.views {
+            if before & view.tiers != 0
+                && after & view.tiers == 0
+                && !still_named(&mut stream.doubles, view.lane, place)
+                && let Some(block) = trie.locate(place)
+            {
+                trie.uncover(
+                    view.lane,
+                    Run { extent: block.extent, from: block.offset, to: block.offset + 1 },
+                );
+            }
+        }
+    }
+}
+
+/// Whether another hash of the stream names the block: then one fewer does.
+fn still_named(doubles: &mut FxHashMap<(u32, u32), u32>, lane: u32, place: u32) -> bool {
+    if doubles.is_empty() {
+        return false;
+    }
+    let Some(count) = doubles.get_mut(&(lane, place)) else { return false };
+    *count -= 1;
+    if *count == 0 {
+        doubles.remove(&(lane, place));
+    }
+    true
+}
+
+const _: () = assert!(LEVELS <= 4, "a map's slot has four bits for tiers");

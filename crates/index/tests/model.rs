@@ -1,0 +1,230 @@
+//! The index against the naive model, under any order of announcements.
+
+use std::collections::BTreeMap;
+
+use kvplane_core::Tier;
+use kvplane_index::model::Model;
+use kvplane_index::{Block, Buffer, Depths, Index, Options, Slot};
+use proptest::prelude::*;
+
+const MAX_WAITING: usize = 6;
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// A stream announces a stretch of a prompt, from some block on.
+    Prompt {
+        stream: usize,
+        tier: usize,
+        prompt: usize,
+        from: usize,
+        to: usize,
+    },
+    /// A stream announces blocks that make no sense together.
+    Odd {
+        stream: usize,
+        tier: usize,
+        parent: Option<u64>,
+        blocks: Vec<(u64, u64)>,
+    },
+    /// Blocks of a prompt go, last first or first first.
+    Evict {
+        stream: usize,
+        tier: usize,
+        prompt: usize,
+        from: usize,
+        to: usize,
+        last_first: bool,
+    },
+    Remove {
+        stream: usize,
+        tier: usize,
+        hashes: Vec<u64>,
+    },
+    Clear {
+        stream: usize,
+    },
+    Replace {
+        stream: usize,
+    },
+    Reclaim {
+        blocks: usize,
+    },
+}
+
+/// Prompts share prefixes: block i of prompt p has a content that equals that of the prompts it shares a start with.
+fn content(prompt: usize, at: usize) -> u64 {
+    // Prompts 0..4 share 12 blocks, pairs of them share 20.
+    let family = match at {
+        0..12 => 0,
+        12..20 => 1 + prompt / 2,
+        _ => 10 + prompt,
+    };
+    1_000 * family as u64 + at as u64 % 7 + 1
+}
+
+/// An engine's hash of it: engines differ.
+fn hash(stream: usize, prompt: usize, at: usize) -> u64 {
+    let family = match at {
+        0..12 => 0,
+        12..20 => 1 + prompt / 2,
+        _ => 10 + prompt,
+    };
+    (family * 1000 + at) as u64 + 1 + if stream.is_multiple_of(2) { 0 } else { 1 << 40 }
+}
+
+fn step(streams: usize) -> impl Strategy<Value = Step> {
+    let stream = 0..streams;
+    let tier = prop_oneof![6 => Just(0_usize), 2 => Just(1_usize), 1 => 2..4_usize];
+    prop_oneof![
+        8 => (stream.clone(), tier.clone(), 0..4_usize, prop_oneof![3 => Just(0_usize), 1 => 0..40_usize], 1..60_usize)
+            .prop_map(|(stream, tier, prompt, from, len)| Step::Prompt { stream, tier, prompt, from, to: from + len }),
+        3 => (stream.clone(), tier.clone(), proptest::option::of(0..12_u64), proptest::collection::vec((0..12_u64, 0..4_u64), 1..5))
+            .prop_map(|(stream, tier, parent, blocks)| Step::Odd { stream, tier, parent, blocks }),
+        6 => (stream.clone(), tier.clone(), 0..4_usize, 0..40_usize, 1..60_usize, any::<bool>())
+            .prop_map(|(stream, tier, prompt, from, len, last_first)| Step::Evict { stream, tier, prompt, from, to: from + len, last_first }),
+        2 => (stream.clone(), tier, proptest::collection::vec(0..12_u64, 1..5))
+            .prop_map(|(stream, tier, hashes)| Step::Remove { stream, tier, hashes }),
+        1 => stream.clone().prop_map(|stream| Step::Clear { stream }),
+        1 => stream.prop_map(|stream| Step::Replace { stream }),
+        1 => (0..200_usize).prop_map(|blocks| Step::Reclaim { blocks }),
+    ]
+}
+
+struct Both {
+    index: std::sync::Arc<Index>,
+    model: Model,
+    slots: Vec<(Slot, u64)>,
+    next_owner: u64,
+}
+
+impl Both {
+    fn new(streams: usize) -> Self {
+        let index = Index::new(&Options { max_waiting: MAX_WAITING, ..Options::default() });
+        let mut both = Self { index, model: Model::new(MAX_WAITING), slots: Vec::new(), next_owner: 1 };
+        for _ in 0..streams {
+            let slot = both.add();
+            both.slots.push(slot);
+        }
+        both
+    }
+
+    fn add(&mut self) -> (Slot, u64) {
+        let owner = self.next_owner;
+        self.next_owner += 1;
+        self.model.add_stream(owner);
+        (self.index.add_stream(owner), owner)
+    }
+
+    fn store(&mut self, stream: usize, tier: usize, parent: Option<u64>, blocks: &[Block]) {
+        let (slot, owner) = self.slots[stream];
+        let tier = Tier::ALL[tier];
+        let expected = self.model.store(owner, tier, parent, blocks);
+        assert_eq!(self.index.store(slot, tier, parent, blocks), expected);
+    }
+
+    fn remove(&mut self, stream: usize, tier: usize, hashes: &[u64]) {
+        let (slot, owner) = self.slots[stream];
+        let tier = Tier::ALL[tier];
+        assert_eq!(self.index.remove(slot, tier, hashes), self.model.remove(owner, tier, hashes));
+    }
+
+    fn apply(&mut self, step: &Step) {
+        match step {
+            Step::Prompt { stream, tier, prompt, from, to } => {
+                let parent = from.checked_sub(1).map(|at| hash(*stream, *prompt, at));
+                let block = |at| Block { hash: hash(*stream, *prompt, at), content: content(*prompt, at) };
+                let blocks: Vec<Block> = (*from..*to).map(block).collect();
+                self.store(*stream, *tier, parent, &blocks);
+            }
+            Step::Odd { stream, tier, parent, blocks } => {
+                let blocks: Vec<Block> =
+                    blocks.iter().map(|&(hash, content)| Block { hash, content }).collect();
+                self.store(*stream, *tier, *parent, &blocks);
+            }
+            Step::Evict { stream, tier, prompt, from, to, last_first } => {
+                let mut hashes: Vec<u64> = (*from..*to).map(|at| hash(*stream, *prompt, at)).collect();
+                if *last_first {
+                    hashes.reverse();
+                }
+                self.remove(*stream, *tier, &hashes);
+            }
+            Step::Remove { stream, tier, hashes } => self.remove(*stream, *tier, hashes),
+            Step::Clear { stream } => {
+                let (slot, owner) = self.slots[*stream];
+                self.model.clear(owner);
+                self.index.clear(slot);
+            }
+            Step::Replace { stream } => {
+                let (slot, owner) = self.slots[*stream];
+                self.model.remove_stream(owner);
+                self.index.remove_stream(slot);
+                self.slots[*stream] = self.add();
+            }
+            Step::Reclaim { blocks } => {
+                self.index.reclaim(*blocks);
+            }
+        }
+    }
+
+    fn check(&self) {
+        let mut reader = self.index.reader();
+        let mut buffer = Buffer::default();
+        let view = self.model.view();
+        let mut ask = |contents: &[u64]| {
+            let got: BTreeMap<u64, Depths> = reader
+                .query(contents, &mut buffer)
+                .matches()
+                .iter()
+                .map(|found| (found.owner, found.depths))
+                .collect();
+            assert_eq!(got, view.query(contents), "{contents:?}");
+        };
+        for prompt in 0..4 {
+            let contents: Vec<u64> = (0..100).map(|at| content(prompt, at)).collect();
+            ask(&contents);
+            ask(&contents[..15]);
+        }
+        for odd in 0..64_u64 {
+            ask(&[odd % 4, odd / 4 % 4, odd / 16]);
+        }
+        for (slot, owner) in &self.slots {
+            assert_eq!(self.index.blocks(*slot), self.model.blocks(*owner));
+        }
+        let waiting: usize = self.slots.iter().map(|(_, owner)| self.model.waiting(*owner)).sum();
+        assert_eq!(self.index.stats().waiting, waiting);
+    }
+}
+
+fn run(streams: usize, steps: &[Step]) {
+    let mut both = Both::new(streams);
+    for step in steps {
+        both.apply(step);
+        both.check();
+    }
+    for (slot, _) in std::mem::take(&mut both.slots) {
+        both.index.remove_stream(slot);
+    }
+    while both.index.reclaim(1000) {}
+    let stats = both.index.stats();
+    assert_eq!((stats.blocks, stats.unreclaimed), (0, 0));
+}
+
+fn cases(default: u32) -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(default);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(cases(100))]
+
+    #[test]
+    fn a_few_streams(steps in proptest::collection::vec(step(3), 1..60)) {
+        run(3, &steps);
+    }
+
+    /// More streams than an extent has entries: crowds and splits.
+    #[test]
+    fn many_streams(steps in proptest::collection::vec(step(40), 100..250)) {
+        run(40, &steps);
+    }
+}
