@@ -18,6 +18,7 @@ pub struct Reader {
 }
 
 /// Lanes that hold everything so far.
+#[derive(Clone, Copy)]
 enum Alive {
     /// Nothing was looked at yet.
     All,

@@ -81,7 +81,7 @@ struct Cold {
     above: Option<Block>,
     pages: Pages,
     /// Extents that hang below its blocks: (offset, extent).
-    children: Option<Box<BTreeSet<(u32, u32)>>>,
+    children: BTreeSet<(u32, u32)>,
     /// What lanes hold behind a hole.
     islands: Option<Box<Islands>>,
 }
@@ -251,11 +251,11 @@ impl Trie {
     ) {
         let mut pages = pages.unwrap_or_default();
         self.pages.extend(id, &mut pages, len);
-        let cold = Cold { room, high: len, limit, cut: 0, above, pages, children: None, islands: None };
+        let cold =
+            Cold { room, high: len, limit, cut: 0, above, pages, children: BTreeSet::new(), islands: None };
         self.cold[id as usize] = Some(cold);
         if let Some(above) = above {
-            let children = &mut self.cold_mut(above.extent).children;
-            children.get_or_insert_default().insert((above.offset, id));
+            self.cold_mut(above.extent).children.insert((above.offset, id));
         }
     }
 
@@ -337,8 +337,7 @@ impl Trie {
             let len = extent.len();
             let mut needed = self.held(id);
             if needed < len
-                && let Some(&(offset, _)) =
-                    self.cold(id).children.as_ref().and_then(|children| children.last())
+                && let Some(&(offset, _)) = self.cold(id).children.last()
             {
                 needed = needed.max(offset + 1);
             }
@@ -376,13 +375,7 @@ impl Trie {
         self.free_ids.push(id);
         self.discard(Garbage::Room(cold.room));
         let above = cold.above?;
-        let children = &mut self.cold_mut(above.extent).children;
-        if let Some(set) = children {
-            set.remove(&(above.offset, id));
-            if set.is_empty() {
-                *children = None;
-            }
-        }
+        self.cold_mut(above.extent).children.remove(&(above.offset, id));
         Some(above.extent)
     }
 

@@ -115,14 +115,13 @@ impl Trie {
 
     /// What hung from the whole hangs from its parts.
     fn hang_children(&mut self, id: u32, parts: &[(u32, u32)]) {
-        let Some(children) = self.cold_mut(id).children.take() else { return };
-        for (offset, child) in *children {
+        for (offset, child) in std::mem::take(&mut self.cold_mut(id).children) {
             // The second part hangs from the first already.
             let at = parts.partition_point(|(_, start)| *start <= offset) - 1;
             let (part, start) = parts[at];
             let above = Block { extent: part, offset: offset - start };
             self.cold_mut(child).above = Some(above);
-            self.cold_mut(part).children.get_or_insert_default().insert((above.offset, child));
+            self.cold_mut(part).children.insert((above.offset, child));
         }
     }
 
