@@ -209,6 +209,8 @@ fn run(streams: usize, steps: &[Step]) {
     assert_eq!((stats.blocks, stats.unreclaimed), (0, 0));
 }
 
+/// `PROPTEST_CASES` asks for more.
+#[allow(clippy::disallowed_methods, reason = "a test has no configuration of its own")]
 fn cases(default: u32) -> ProptestConfig {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(default);
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
