@@ -1,11 +1,12 @@
-//! Which extent follows a block: one table for the whole index, keyed by the block's spot and the next content.
+//! Which extent follows a block: one table for the whole index, keyed by the block's spot and the next content; and another, keyed by the
+//! chained hash of the prefix that ends with an extent's first block.
 //!
 //! A slot is one word: a tag and the address of an extent. The extent itself says whether it is the one that was looked for, so the tag
 //! may be short and readers need no second word to be consistent with the first.
 
 use std::ptr::NonNull;
 
-use crate::extent::Extent;
+use crate::extent::{Extent, ROOT};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Slots of a bucket; with the count of those that did not fit it fills a line.
@@ -31,11 +32,21 @@ fn fewer(elsewhere: u64) -> u64 {
     if elsewhere & 0xffff_ffff == 1 { 0 } else { elsewhere - 1 }
 }
 
+/// What extents are looked for by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// The spot of the block before, and the first content.
+    Path,
+    /// The chained hash up to the first block.
+    Prefix,
+}
+
 /// A table of edges. It does not grow: a larger one takes its place.
 #[derive(Debug)]
 pub(crate) struct Edges {
     buckets: Box<[Bucket]>,
     count: AtomicU64,
+    by: By,
 }
 
 /// Mixes a spot and a content into the key of an edge.
@@ -57,10 +68,10 @@ fn address(slot: u64) -> *mut Extent {
 }
 
 impl Edges {
-    pub(crate) fn new(buckets: usize) -> Self {
+    pub(crate) fn new(by: By, buckets: usize) -> Self {
         let bucket =
             || Bucket { slots: std::array::from_fn(|_| AtomicU64::new(0)), elsewhere: AtomicU64::new(0) };
-        Self { buckets: (0..buckets.max(1)).map(|_| bucket()).collect(), count: AtomicU64::new(0) }
+        Self { buckets: (0..buckets.max(1)).map(|_| bucket()).collect(), count: AtomicU64::new(0), by }
     }
 
     #[inline]
@@ -78,7 +89,28 @@ impl Edges {
     /// The caller is the writer, or a reader that sat down before it got hold of this table.
     #[inline]
     pub(crate) unsafe fn find(&self, spot: u64, content: u64) -> Option<&Extent> {
-        let key = key(spot, content);
+        // SAFETY: by the caller.
+        unsafe {
+            self.search(key(spot, content), |extent| {
+                extent.parent == spot && extent.contents().first() == Some(&content)
+            })
+        }
+    }
+
+    /// The extent with whose first block a prefix ends.
+    ///
+    /// # Safety
+    /// As for [`Self::find`].
+    #[inline]
+    pub(crate) unsafe fn find_prefix(&self, prefix: u64) -> Option<&Extent> {
+        // SAFETY: by the caller.
+        unsafe { self.search(key(ROOT, prefix), |extent| extent.prefix == prefix) }
+    }
+
+    /// # Safety
+    /// As for [`Self::find`].
+    #[inline]
+    unsafe fn search(&self, key: u64, is_it: impl Fn(&Extent) -> bool) -> Option<&Extent> {
         let home = self.home(key);
         let mut at = home;
         let mut distance = 0;
@@ -89,7 +121,7 @@ impl Edges {
                     // SAFETY: an extent that the table names is not freed before every reader that sat down earlier
                     // is gone; the writer unlinks before it frees.
                     let extent = unsafe { &*address(slot) };
-                    if extent.parent == spot && extent.contents().first() == Some(&content) {
+                    if is_it(extent) {
                         return Some(extent);
                     }
                 }
@@ -109,7 +141,7 @@ impl Edges {
 
     /// A table with all edges of this one and room for more.
     pub(crate) fn grown(&self) -> Self {
-        let grown = Self::new(self.buckets.len() * 2);
+        let grown = Self::new(self.by, self.buckets.len() * 2);
         for slot in self.buckets.iter().flat_map(|bucket| &bucket.slots) {
             if let Some(extent) = NonNull::new(address(slot.load(Ordering::Relaxed))) {
                 grown.insert(extent);
@@ -119,15 +151,18 @@ impl Edges {
     }
 
     /// The key of an extent's edge.
-    fn key_of(extent: NonNull<Extent>) -> u64 {
+    fn key_of(&self, extent: NonNull<Extent>) -> u64 {
         // SAFETY: only the writer asks, for extents that it has not freed.
         let extent = unsafe { extent.as_ref() };
-        key(extent.parent, extent.leftover(0))
+        match self.by {
+            By::Path => key(extent.parent, extent.leftover(0)),
+            By::Prefix => key(ROOT, extent.prefix),
+        }
     }
 
     /// Puts an extent in its place. The table has room.
     pub(crate) fn insert(&self, extent: NonNull<Extent>) {
-        let key = Self::key_of(extent);
+        let key = self.key_of(extent);
         let home = self.home(key);
         let mut at = home;
         let mut distance = 0;
@@ -150,7 +185,7 @@ impl Edges {
 
     /// The slot of an extent, and whether it is away from home.
     fn slot_of(&self, extent: NonNull<Extent>) -> Option<(&AtomicU64, usize, bool)> {
-        let key = Self::key_of(extent);
+        let key = self.key_of(extent);
         let wanted = pack(extent, key);
         let home = self.home(key);
         let mut at = home;
@@ -168,9 +203,9 @@ impl Edges {
 
     /// Another extent with the same key takes an extent's place, at once for every reader.
     pub(crate) fn replace(&self, old: NonNull<Extent>, new: NonNull<Extent>) {
-        debug_assert_eq!(Self::key_of(old), Self::key_of(new));
+        debug_assert_eq!(self.key_of(old), self.key_of(new));
         if let Some((slot, ..)) = self.slot_of(old) {
-            slot.store(pack(new, Self::key_of(new)), Ordering::Release);
+            slot.store(pack(new, self.key_of(new)), Ordering::Release);
         }
     }
 

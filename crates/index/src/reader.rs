@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use kvplane_core::chain_hash;
+
 use crate::answer::{Answer, Buffer};
 use crate::epoch::Seat;
 use crate::extent::{Extent, HOLDERS, Holder, ROOT};
@@ -70,6 +72,40 @@ impl Reader {
         self.follow(&mut prompt.with(tokens), buffer)
     }
 
+    /// How much of a prompt every stream holds. The prompt is its blocks' chained hashes, each of the prefix that ends with the
+    /// block (`kvplane_core::chain_hash`).
+    pub fn query_chained<'a>(&'a mut self, prefixes: &[u64], buffer: &'a mut Buffer) -> Answer<'a> {
+        let shared = &self.index.shared;
+        shared.epochs.enter(&self.seat);
+        buffer.reset(shared.alive().words());
+        let table = shared.prefixes();
+        let mut alive = Alive::All;
+        let mut base = 0;
+        let mut spot = ROOT;
+        while let Some(first) = prefixes.get(base) {
+            // SAFETY: this reader sat down before it got hold of the table.
+            let Some(extent) = (unsafe { table.find_prefix(*first) }) else { break };
+            // The prefix says it all; the parent is the second opinion.
+            if extent.parent != spot {
+                break;
+            }
+            let mut prefix = *first;
+            let rest = extent.contents()[1..].iter().zip(&prefixes[base + 1..]);
+            let more = rest.take_while(|(content, wanted)| {
+                prefix = chain_hash(Some(prefix), **content);
+                prefix == **wanted
+            });
+            let matched = 1 + more.count();
+            alive = self.descend(extent, base as u32, matched as u32, alive, buffer);
+            base += matched;
+            spot = extent.origin + matched as u64 - 1;
+            if matches!(alive, Alive::Few(_, 0)) {
+                break;
+            }
+        }
+        self.finish(alive, base as u32, buffer)
+    }
+
     fn follow<'a>(&'a mut self, hashes: &mut impl Hashes, buffer: &'a mut Buffer) -> Answer<'a> {
         let shared = &self.index.shared;
         shared.epochs.enter(&self.seat);
@@ -93,14 +129,19 @@ impl Reader {
                 break;
             }
         }
+        self.finish(alive, base as u32, buffer)
+    }
+
+    /// Who is left holds everything that was found.
+    fn finish<'a>(&'a self, alive: Alive, depth: u32, buffer: &'a mut Buffer) -> Answer<'a> {
         match alive {
             Alive::All => {}
             Alive::Few(lanes, count) => {
                 for lane in &lanes[..count] {
-                    buffer.push_single(*lane, base as u32);
+                    buffer.push_single(*lane, depth);
                 }
             }
-            Alive::Many => buffer.push_stratum(base as u32, |_, word| word),
+            Alive::Many => buffer.push_stratum(depth, |_, word| word),
         }
         Answer { reader: self, buffer }
     }

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use crate::LEVELS;
 use crate::crowd::Bits;
-use crate::edges::Edges;
+use crate::edges::{By, Edges};
 use crate::epoch::Epochs;
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
@@ -59,11 +59,12 @@ impl Lanes {
     }
 }
 
-/// What readers see: three tables, each replaced as a whole when it grows.
+/// What readers see: four tables, each replaced as a whole when it grows.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) epochs: Epochs,
     edges: AtomicPtr<Edges>,
+    prefixes: AtomicPtr<Edges>,
     /// Lanes that count. A lane that goes is in no answer as soon as its bit is gone.
     alive: AtomicPtr<Bits>,
     lanes: AtomicPtr<Lanes>,
@@ -78,7 +79,8 @@ impl Shared {
         const FIRST_LANES: usize = 64;
         Self {
             epochs: Epochs::new(),
-            edges: AtomicPtr::new(boxed(Edges::new(16))),
+            edges: AtomicPtr::new(boxed(Edges::new(By::Path, 16))),
+            prefixes: AtomicPtr::new(boxed(Edges::new(By::Prefix, 16))),
             alive: AtomicPtr::new(boxed(Bits::new(FIRST_LANES / 64))),
             lanes: AtomicPtr::new(boxed(Lanes::new(FIRST_LANES))),
         }
@@ -89,6 +91,12 @@ impl Shared {
         // SAFETY: a table that was replaced is freed only when nobody sits who could have read it here; the writer
         // replaces it itself.
         unsafe { &*self.edges.load(Ordering::Acquire) }
+    }
+
+    #[inline]
+    pub(crate) fn prefixes(&self) -> &Edges {
+        // SAFETY: as for `edges`.
+        unsafe { &*self.prefixes.load(Ordering::Acquire) }
     }
 
     #[inline]
@@ -106,6 +114,10 @@ impl Shared {
     /// Puts a table in another's place. The old one must outlive every reader that sits now.
     pub(crate) fn replace_edges(&self, new: Edges) -> Old {
         Old::Edges(replace(&self.edges, new))
+    }
+
+    pub(crate) fn replace_prefixes(&self, new: Edges) -> Old {
+        Old::Edges(replace(&self.prefixes, new))
     }
 
     pub(crate) fn replace_alive(&self, new: Bits) -> Old {
@@ -152,6 +164,7 @@ impl Drop for Shared {
         // SAFETY: whoever drops this is the last who knows it; the tables came from boxes.
         unsafe {
             drop(Box::from_raw(self.edges.load(Ordering::Relaxed)));
+            drop(Box::from_raw(self.prefixes.load(Ordering::Relaxed)));
             drop(Box::from_raw(self.alive.load(Ordering::Relaxed)));
             drop(Box::from_raw(self.lanes.load(Ordering::Relaxed)));
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_core::Tier;
+use kvplane_core::{Tier, chain_hash};
 use kvplane_index::model::Model;
 use kvplane_index::{Block, Buffer, Depths, Index, Options, Slot};
 use proptest::prelude::*;
@@ -177,7 +177,20 @@ impl Both {
                 .iter()
                 .map(|found| (found.owner, found.depths))
                 .collect();
-            assert_eq!(got, view.query(contents), "{contents:?}");
+            let expected = view.query(contents);
+            assert_eq!(got, expected, "{contents:?}");
+            let chain = |previous: &mut Option<u64>, content: &u64| {
+                *previous = Some(chain_hash(*previous, *content));
+                *previous
+            };
+            let prefixes: Vec<u64> = contents.iter().scan(None, chain).collect();
+            let got: BTreeMap<u64, Depths> = reader
+                .query_chained(&prefixes, &mut buffer)
+                .matches()
+                .iter()
+                .map(|found| (found.owner, found.depths))
+                .collect();
+            assert_eq!(got, expected, "chained {contents:?}");
         };
         for prompt in 0..4 {
             let contents: Vec<u64> = (0..100).map(|at| content(prompt, at)).collect();

@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use kvplane_core::chain_hash;
 use smallvec::{SmallVec, smallvec};
 
 use crate::arena::{Arena, Room};
@@ -82,6 +83,8 @@ struct Cold {
     pages: Pages,
     /// Extents that hang below its blocks: (offset, extent).
     children: BTreeSet<(u32, u32)>,
+    /// A block whose chained hash was needed before, and that hash.
+    chained: (u32, u64),
     /// What lanes hold behind a hole.
     islands: Option<Box<Islands>>,
 }
@@ -224,7 +227,8 @@ impl Trie {
     fn add_child(&mut self, at: Option<Block>, contents: &[u64]) -> u32 {
         let origin = self.next_origin;
         self.next_origin += SPOTS;
-        let identity = Identity { id: self.new_id(), origin, parent: self.spot(at), prefix: 0 };
+        let prefix = chain_hash(at.map(|above| self.chained(above)), contents[0]);
+        let identity = Identity { id: self.new_id(), origin, parent: self.spot(at), prefix };
         let room = self.arena.take(Extent::bytes(contents.len()));
         let extent = Extent::create(room, identity, contents, std::ptr::null_mut());
         self.adopt(identity.id, room, contents.len() as u32, MAX_BLOCKS as u32, at, None);
@@ -250,22 +254,55 @@ impl Trie {
         pages: Option<Pages>,
     ) {
         let mut pages = pages.unwrap_or_default();
+        // SAFETY: the room holds the extent's header.
+        let prefix = unsafe { room.start.cast::<Extent>().as_ref() }.prefix;
         self.pages.extend(id, &mut pages, len);
-        let cold =
-            Cold { room, high: len, limit, cut: 0, above, pages, children: BTreeSet::new(), islands: None };
+        let cold = Cold {
+            room,
+            high: len,
+            limit,
+            cut: 0,
+            above,
+            pages,
+            children: BTreeSet::new(),
+            chained: (0, prefix),
+            islands: None,
+        };
         self.cold[id as usize] = Some(cold);
         if let Some(above) = above {
             self.cold_mut(above.extent).children.insert((above.offset, id));
         }
     }
 
+    /// The chained hash of the prefix that ends with a block.
+    fn chained(&mut self, block: Block) -> u64 {
+        let (mut from, mut prefix) = self.cold(block.extent).chained;
+        let extent = self.extent(block.extent);
+        if from > block.offset {
+            (from, prefix) = (0, extent.prefix);
+        }
+        for content in &extent.contents()[from as usize + 1..=block.offset as usize] {
+            prefix = chain_hash(Some(prefix), *content);
+        }
+        self.cold_mut(block.extent).chained = (block.offset, prefix);
+        prefix
+    }
+
     fn insert_edge(&mut self, extent: NonNull<Extent>) {
         if self.shared.edges().is_full() {
-            let grown = self.shared.edges().grown();
-            let old = self.shared.replace_edges(grown);
+            let old = self.shared.replace_edges(self.shared.edges().grown());
+            self.discard(Garbage::Table(old));
+            let old = self.shared.replace_prefixes(self.shared.prefixes().grown());
             self.discard(Garbage::Table(old));
         }
         self.shared.edges().insert(extent);
+        self.shared.prefixes().insert(extent);
+    }
+
+    /// An extent takes another's place.
+    fn replace_edge(&self, old: NonNull<Extent>, new: NonNull<Extent>) {
+        self.shared.edges().replace(old, new);
+        self.shared.prefixes().replace(old, new);
     }
 
     /// Adds contents to the end of an extent, as many as may be; says how many.
@@ -322,7 +359,7 @@ impl Trie {
             moved.set_entry(slot, holder);
         }
         let len = extent.len();
-        self.shared.edges().replace(old, new);
+        self.replace_edge(old, new);
         let cold = self.cold_mut(id);
         let old = std::mem::replace(&mut cold.room, room);
         cold.high = len;
@@ -350,11 +387,16 @@ impl Trie {
     }
 
     fn truncate(&mut self, id: u32, len: u32) {
-        self.extent(id).set_len(len);
+        let extent = self.extent(id);
+        extent.set_len(len);
+        let prefix = extent.prefix;
         let tag = self.shared.epochs.tag();
         let mut cold = self.cold[id as usize].take();
         if let Some(cold) = &mut cold {
             cold.cut = tag;
+            if cold.chained.0 >= len {
+                cold.chained = (0, prefix);
+            }
             self.pages.shrink(id, &mut cold.pages, len);
         }
         self.cold[id as usize] = cold;
@@ -368,6 +410,7 @@ impl Trie {
     fn free(&mut self, id: u32) -> Option<u32> {
         let pointer = self.pointer(id);
         self.shared.edges().remove(pointer);
+        self.shared.prefixes().remove(pointer);
         let crowd = self.extent(id).crowd_pointer();
         self.discard_crowd(crowd);
         let mut cold = self.cold[id as usize].take()?;
@@ -456,6 +499,7 @@ impl Trie {
     pub(crate) fn bytes(&self) -> usize {
         self.arena.bytes()
             + self.shared.edges().bytes()
+            + self.shared.prefixes().bytes()
             + self.shared.lanes().bytes()
             + self.pages.bytes()
             + self.cold.capacity() * size_of::<Option<Cold>>()

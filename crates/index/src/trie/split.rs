@@ -59,9 +59,10 @@ impl Trie {
     /// Makes a later part of an extent: no edge, no holders yet.
     fn split_off(&mut self, whole: u32, above: Block, start: u32, contents: &[u64], last: bool) -> u32 {
         let new = self.new_id();
+        let prefix = self.chained(Block { extent: whole, offset: start });
         let extent = self.extent(whole);
         let origin = extent.origin + u64::from(start);
-        let identity = Identity { id: new, origin, parent: origin - 1, prefix: 0 };
+        let identity = Identity { id: new, origin, parent: origin - 1, prefix };
         // Only the last part may grow: behind any other, the spots are taken.
         let limit = if last { self.cold(whole).limit - start } else { contents.len() as u32 };
         let room = self.arena.take(Extent::bytes(contents.len()));
@@ -135,14 +136,16 @@ impl Trie {
         let old = self.pointer(id);
         let room = self.arena.take(Extent::bytes(contents.len()));
         let new: NonNull<Extent> = Extent::create(room, identity, contents, std::ptr::null_mut());
+        let prefix = identity.prefix;
         let cold = self.cold_mut(id);
+        cold.chained = (0, prefix);
         let old_room = std::mem::replace(&mut cold.room, room);
         (cold.high, cold.islands) = (end, None);
         if !whole {
             cold.limit = end;
         }
         self.assign(id, held, 0, end);
-        self.shared.edges().replace(old, new);
+        self.replace_edge(old, new);
         self.discard(super::Garbage::Room(old_room));
         self.discard_crowd(crowd);
     }
