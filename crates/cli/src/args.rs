@@ -39,6 +39,13 @@ pub(crate) enum Command {
         after_help = "Examples:\n  kvplane dump\n  kvplane dump --engine vllm-0 --rank 1 -o json > state.json"
     )]
     Dump(DumpArgs),
+    /// List, add and remove the engines of a running kvplane
+    #[command(after_help = "Examples:\n  \
+        kvplane engines\n  \
+        kvplane engines add vllm-3 --engine vllm=tcp://10.0.0.3:5557,replay=tcp://10.0.0.3:5558,model=llama\n  \
+        kvplane engines remove vllm-3\n  \
+        kvplane engines list -o json | jq -r '.engines[].id'")]
+    Engines(EnginesArgs),
     /// See it work: three simulated engines, load, a lost frame and a restart
     #[command(after_help = "Examples:\n  kvplane demo\n  kvplane demo --seconds 20 --plain")]
     Demo(DemoArgs),
@@ -97,6 +104,46 @@ pub(crate) struct PlaneArgs {
     /// The kvplane to ask (its gRPC address)
     #[arg(long, default_value = "http://127.0.0.1:50090", value_name = "URL")]
     pub(crate) plane: String,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ServerArgs {
+    /// The kvplane to ask (its HTTP address)
+    #[arg(long, global = true, default_value = "http://127.0.0.1:8090", value_name = "URL")]
+    pub(crate) server: String,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct EnginesArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<EnginesCommand>,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// How to print
+    #[arg(long, short, global = true, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EnginesCommand {
+    /// List engines (also without a command)
+    List,
+    /// Add an engine; it is gone when kvplane restarts, unless the configuration has it too
+    #[command(after_help = "Example:\n  \
+        kvplane engines add vllm-3 --engine vllm=tcp://10.0.0.3:5557,replay=tcp://10.0.0.3:5558,model=llama")]
+    Add {
+        /// Its name
+        id: String,
+        /// As for serve: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …]
+        #[arg(long, value_name = "ENGINE")]
+        engine: String,
+    },
+    /// Remove an engine: its subscribers are told, and what it held is forgotten
+    #[command(after_help = "Example:\n  kvplane engines remove vllm-3")]
+    Remove {
+        /// Its name
+        id: String,
+    },
 }
 
 #[derive(Debug, ClapArgs)]

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
             Command::Sim(sim) => commands::sim::run(sim).await,
             Command::Tail(tail) => commands::tail::run(tail).await,
             Command::Dump(dump) => commands::dump::run(dump).await,
+            Command::Engines(engines) => commands::engines::run(engines).await,
             Command::Demo(demo) => commands::demo::run(demo).await,
         }
     });

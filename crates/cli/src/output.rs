@@ -43,6 +43,7 @@ impl Printer {
                 self.line(&format!("{stream} {number} snapshot chunk {}: {blocks} blocks{end}", chunk.index))
             }
             Some(Item::Batch(batch)) => self.batch_lines(&stream, &number, batch),
+            Some(Item::Gone(_)) => self.line(&format!("{stream} {number} gone: removed from the plane")),
             None => Ok(Written::Yes),
         }
     }
@@ -170,6 +171,7 @@ impl Printer {
             "sequence": message.sequence.to_string(),
         });
         let item = match &message.item {
+            Some(Item::Gone(_)) => ("gone", json!({})),
             Some(Item::Reset(reset)) => ("reset", json!({ "reason": word(reset.reason().as_str_name()) })),
             Some(Item::Snapshot(chunk)) => (
                 "snapshot",

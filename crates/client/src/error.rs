@@ -34,6 +34,9 @@ pub enum ReplicaError {
         /// What came.
         got: u32,
     },
+    /// The stream was removed from the plane: there is nothing to be a replica of.
+    #[error("the stream was removed from the plane")]
+    Gone,
     /// The message says something that cannot be.
     #[error("malformed message: {0}")]
     Malformed(&'static str),

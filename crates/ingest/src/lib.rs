@@ -17,5 +17,5 @@ mod zmq_source;
 
 pub use address::AddressError;
 pub use plane::{AddError, Engine, Engines, Plane, UnknownMember};
-pub use spec::{EngineSpec, Events, Origin, PlaneOptions, RankSpec};
+pub use spec::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, PlaneOptions, RankSpec};
 pub use stream::{Outcome, Stream, StreamStatus};

@@ -47,7 +47,7 @@ impl Engine {
     }
 }
 
-/// All engines at one moment: the configured ones in their order, then the others as they came. Cheap to clone.
+/// All engines at one moment, in the order in which they came. Cheap to clone.
 pub type Engines = Arc<[Arc<Engine>]>;
 
 /// Why engines cannot be added. When this is returned, nothing has changed.
@@ -191,9 +191,12 @@ impl Plane {
         streams.into_iter()
     }
 
-    /// Whether engines could be added now, as far as that can be known without opening a socket.
-    pub fn check(&self, specs: &[EngineSpec]) -> Result<(), AddError> {
-        check(&self.engines(), specs, self.options.max_engines)
+    /// Whether engines could be added if those that `leave` were not there, as far as that can be known without opening a
+    /// socket.
+    pub fn check(&self, leave: impl Fn(&Engine) -> bool, specs: &[EngineSpec]) -> Result<(), AddError> {
+        let engines = self.engines();
+        let staying: Vec<_> = engines.iter().filter(|engine| !leave(engine)).cloned().collect();
+        check(&staying, specs, self.options.max_engines)
     }
 
     /// Adds engines, all or none. Everything that can be wrong in a specification is found before a socket is opened, and

@@ -2,18 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use kvplane_core::StreamId;
-use kvplane_socket::{SocketError, Sockets, SubscriptionHandle};
+use kvplane_socket::{ReleasedPorts, SocketError, Sockets, SubscriptionHandle};
 
 use crate::spec::Events;
 use crate::zmq_source::{BoundHandler, ConnectedHandler, Driver, Owners, subscription};
-
-/// A socket's port is free only some moments after it was closed: libzmq closes on its own thread. So long a port that
-/// was our own is tried again.
-const PORT_FREED_WITHIN: Duration = Duration::from_secs(2);
-const TRY_AGAIN: Duration = Duration::from_millis(5);
 
 /// Where one stream's messages come from.
 enum Source {
@@ -34,8 +28,7 @@ struct BoundSocket {
 pub(crate) struct Sources {
     by_stream: HashMap<StreamId, Source>,
     bound: HashMap<String, BoundSocket>,
-    /// Ports that were ours a moment ago, and since when they are not.
-    released: HashMap<String, Instant>,
+    released: ReleasedPorts,
 }
 
 impl std::fmt::Debug for Sources {
@@ -75,24 +68,14 @@ impl Sources {
         Ok(())
     }
 
-    fn bind(&mut self, sockets: &Sockets, address: &str) -> Result<BoundSocket, SocketError> {
-        self.released.retain(|_, since| since.elapsed() < PORT_FREED_WITHIN);
-        loop {
+    fn bind(&self, sockets: &Sockets, address: &str) -> Result<BoundSocket, SocketError> {
+        self.released.bind(address, || {
             let owners = Arc::<Owners>::default();
+            let handler = Box::new(BoundHandler::new(owners.clone()));
             // Everything is heard here, so that a topic that nobody owns is noticed.
             let wanted = subscription(Events::Bind(address.to_owned()), vec![String::new()]);
-            match sockets.subscribe(wanted, Box::new(BoundHandler::new(owners.clone()))) {
-                Ok(handle) => return Ok(BoundSocket { owners, _subscription: handle }),
-                Err(error) => {
-                    let since = self.released.get(address);
-                    let ours = since.is_some_and(|since| since.elapsed() < PORT_FREED_WITHIN);
-                    if !ours || !error.is_address_in_use() {
-                        return Err(error);
-                    }
-                    std::thread::sleep(TRY_AGAIN);
-                }
-            }
-        }
+            Ok(BoundSocket { owners, _subscription: sockets.subscribe(wanted, handler)? })
+        })
     }
 
     /// Stops listening for one stream, and takes it off the plane.
@@ -104,7 +87,7 @@ impl Sources {
                 let last = self.bound.get(&address).is_some_and(|socket| socket.owners.remove(stream));
                 if last {
                     self.bound.remove(&address);
-                    self.released.insert(address, Instant::now());
+                    self.released.release(address);
                 }
                 driver
             }

@@ -77,6 +77,9 @@ impl RankSpec {
     }
 }
 
+/// The routing group of engines that name none.
+pub const DEFAULT_ROUTING_GROUP: &str = "default";
+
 /// One registered engine.
 #[derive(Debug, Clone)]
 pub struct EngineSpec {
@@ -86,6 +89,8 @@ pub struct EngineSpec {
     pub kind: EngineKind,
     /// The model it serves.
     pub model: String,
+    /// Among which engines prompts of this model are routed; [`DEFAULT_ROUTING_GROUP`] unless somebody said so.
+    pub routing_group: String,
     /// Its data-parallel ranks, in the order of their numbers, which may have holes.
     pub ranks: Vec<RankSpec>,
     /// Topic prefix.

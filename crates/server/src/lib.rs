@@ -4,6 +4,7 @@
 //! see an engine's bytes.
 
 mod error;
+mod fleet;
 mod front;
 mod grpc;
 mod http;
@@ -13,8 +14,12 @@ mod select;
 mod service;
 mod smg;
 
+pub use fleet::{
+    DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, Fleet, FleetError, Registration, Reloaded,
+    RepublishConfig,
+};
 pub use front::{
     Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset,
 };
-pub use republish::{BoundRepublisher, RepublishError, RepublishSpec, Republisher};
-pub use service::{FrontPlan, Options, Service};
+pub use republish::{BoundOutlets, OutletEndpoints, RepublishError, RepublishSpec, Republisher};
+pub use service::{Options, Service};

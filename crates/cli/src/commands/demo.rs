@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
-use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream};
+use kvplane_ingest::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream};
 use kvplane_server::{Options, Service};
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, Fault, Restart, SimConfig, SimEngine, SimHandle};
@@ -105,6 +105,7 @@ fn spec(at: usize, engine: &SimHandle) -> anyhow::Result<EngineSpec> {
         id,
         kind: EngineKind::Vllm,
         model: "sim".to_owned(),
+        routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
         ranks: RankSpec::at_ports(&events, replay.as_deref(), 1)?,
         topic: String::new(),
         block_size: None,

@@ -3,6 +3,8 @@
 pub(crate) mod demo;
 mod demo_view;
 pub(crate) mod dump;
+pub(crate) mod engines;
+mod http_client;
 pub(crate) mod serve;
 pub(crate) mod sim;
 pub(crate) mod tail;

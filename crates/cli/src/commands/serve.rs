@@ -3,15 +3,16 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use kvplane_ingest::Plane;
-use kvplane_server::{BoundRepublisher, FrontPlan, RepublishError, Service};
+use anyhow::{Context as _, bail};
+use kvplane_ingest::{Origin, Plane};
+use kvplane_server::{Fleet, Reloaded, Service};
 use tokio::net::TcpListener;
-use tracing::{info, warn};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{error, info, warn};
 
 use super::{Failure, stop_signal, usage};
 use crate::args::ServeArgs;
-use crate::config;
+use crate::config::{self, Config};
 use crate::logging;
 
 /// How long connections may take to end after a stop.
@@ -24,29 +25,28 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         std::io::stdout().write_all(text.as_bytes()).context("cannot print the configuration")?;
         return Ok(());
     }
-    let engines = config.engines().map_err(usage)?;
-    let fronts = config.fronts().map_err(usage)?;
+    let plans = config.plans().map_err(usage)?;
     logging::start(&args.log).map_err(usage)?;
     let stop = stop_signal(None)?;
+    let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
 
     // Everything that can fail without an engine fails before an engine is contacted.
     let http = bind("listen.http", config.listen.http).await?;
     let grpc = bind("listen.grpc", config.listen.grpc).await?;
-    let mut listening = Vec::new();
-    for (engine, address, front) in fronts {
-        listening.push(FrontPlan { engine, front, listener: bind("front", address).await? });
-    }
-    let bound = BoundRepublisher::bind(&config.republished()).map_err(|error| {
-        let code = if matches!(error, RepublishError::Address { .. }) { 2 } else { 1 };
-        Failure { code, error: anyhow::Error::new(error) }
-    })?;
     for address in [config.listen.http, config.listen.grpc] {
         if !address.ip().is_loopback() {
             warn!(%address, "listening beyond loopback: anyone who reaches this address can read cached prompts");
         }
     }
-    let count = engines.len();
-    let plane = Plane::start(engines, &config.plane_options()).map_err(|error| {
+    let plane =
+        Plane::start(Vec::new(), &config.plane_options()).context("cannot start the socket threads")?;
+    let service = Service::new(plane.clone(), config.server_options());
+    let fleet = service.fleet();
+    if plans.is_empty() {
+        warn!("no engine is configured: add one with `kvplane engines add`, or let engines register");
+    }
+    let count = plans.len();
+    fleet.add(plans, Origin::Config).await.map_err(|error| {
         let code = if error.is_mistake() { 2 } else { 1 };
         Failure { code, error: anyhow::Error::new(error) }
     })?;
@@ -57,12 +57,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         streams = plane.streams().count(),
         "serving"
     );
-    let mut service = Service::new(plane.clone(), config.server_options());
-    for plan in listening {
-        info!(engine = plan.engine, address = %plan.listener.local_addr().context("front")?, "front");
-        service = service.with_front(plan);
-    }
-    let mut republisher = bound.start(&plane).context("republish")?;
+    tokio::spawn(stop.clone().run_until_cancelled_owned(reload_on(hangup, args, config, fleet.clone())));
     let serving = service.run(http, grpc, stop.clone());
     tokio::pin!(serving);
     let stopped_early = tokio::select! {
@@ -76,7 +71,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         }
     }
     let closing = tokio::task::spawn_blocking(move || {
-        republisher.stop();
+        fleet.shutdown();
         plane.shutdown();
     });
     if closing.await.is_err() {
@@ -88,6 +83,30 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     } else {
         Ok(())
     }
+}
+
+/// Reads the configuration again at every SIGHUP, and applies what it says about engines.
+async fn reload_on(mut hangup: Signal, args: ServeArgs, started: Config, fleet: Fleet) {
+    while hangup.recv().await.is_some() {
+        if let Err(error) = reload(&args, &started, &fleet).await {
+            error!(error = format!("{error:#}"), "configuration not reloaded: nothing has changed");
+        }
+    }
+}
+
+async fn reload(args: &ServeArgs, started: &Config, fleet: &Fleet) -> anyhow::Result<()> {
+    let config = config::load(args, std::env::vars())?;
+    // A file that is just being written looks like this, too.
+    if config.engine.is_empty() && !started.engine.is_empty() {
+        bail!("no engine is configured any more; `kvplane engines remove` removes the last one");
+    }
+    let restart = config.differs_in(started)?;
+    let Reloaded { added, removed, changed, unchanged, failed } = fleet.reload(config.plans()?).await?;
+    if !restart.is_empty() {
+        warn!(keys = restart.join(", "), "changed in the configuration, and needs a restart");
+    }
+    info!(added, removed, changed, unchanged, failed, "configuration reloaded");
+    Ok(())
 }
 
 async fn bind(key: &str, address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {

@@ -76,7 +76,7 @@ fn check(tree: &Table) -> anyhow::Result<Config> {
 }
 
 /// Keys whose values are numbers; all others are text, also where they look like numbers.
-const NUMBERS: [&str; 4] = ["max_batches", "ranks", "block_size", "worker_id"];
+const NUMBERS: [&str; 5] = ["max_batches", "max_engines", "ranks", "block_size", "worker_id"];
 
 /// A value as it would be written in the file: numbers and lists as such, everything else as text.
 fn scalar(key: &str, text: &str) -> Value {
@@ -112,8 +112,8 @@ fn set(tree: &mut Table, path: &[String], value: Value) -> anyhow::Result<()> {
     set(section.as_table_mut().ok_or_else(|| anyhow!("{key} has no keys"))?, rest, value)
 }
 
-/// `KIND=EVENTS[,key=value …]`, with the file's keys. The id is the kind and a number unless given.
-fn add_engine(tree: &mut Table, flag: &str) -> anyhow::Result<()> {
+/// `KIND=EVENTS[,key=value …]`, with the file's keys.
+pub(crate) fn engine_flag(flag: &str) -> anyhow::Result<Table> {
     let mut parts = flag.split(',');
     let (kind, events) = parts
         .next()
@@ -126,8 +126,15 @@ fn add_engine(tree: &mut Table, flag: &str) -> anyhow::Result<()> {
         let (key, value) = part.split_once('=').ok_or_else(|| anyhow!("{part:?}: write key=value"))?;
         engine.insert(key.to_owned(), scalar(key, value));
     }
+    Ok(engine)
+}
+
+/// Adds an engine to the tree. The id is the kind and a number unless given.
+fn add_engine(tree: &mut Table, flag: &str) -> anyhow::Result<()> {
+    let mut engine = engine_flag(flag)?;
     let list = tree.entry("engine").or_insert_with(|| Value::Array(Vec::new()));
     let list = list.as_array_mut().ok_or_else(|| anyhow!("engine is not a list"))?;
+    let kind = engine.get("kind").and_then(Value::as_str).unwrap_or_default();
     let id = format!("{kind}-{}", list.len());
     engine.entry("id").or_insert(Value::String(id));
     list.push(Value::Table(engine));
@@ -172,10 +179,11 @@ mod tests {
     #[test]
     fn one_engine_by_a_flag() {
         let config = load_with(&["--engine", ENGINE], &[]).unwrap();
-        let engines = config.engines().unwrap();
-        assert_eq!(engines[0].id.as_str(), "vllm-0");
-        assert_eq!(engines[0].model, "llama");
-        assert_eq!(engines[0].ranks[0].replay.as_deref(), Some("tcp://127.0.0.1:5558"));
+        let plans = config.plans().unwrap();
+        let engine = plans[0].spec();
+        assert_eq!(engine.id.as_str(), "vllm-0");
+        assert_eq!(engine.model, "llama");
+        assert_eq!(engine.ranks[0].replay.as_deref(), Some("tcp://127.0.0.1:5558"));
         assert_eq!(config.listen.http.to_string(), "127.0.0.1:8090");
     }
 
@@ -223,9 +231,16 @@ mod tests {
     }
 
     #[test]
+    fn what_only_a_restart_changes_is_named() {
+        let before = load_with(&["--engine", ENGINE], &[]).unwrap();
+        let after = load_with(&["--set", "journal.max_batches=3", "--http", "127.0.0.1:1"], &[]).unwrap();
+        assert_eq!(before.differs_in(&after).unwrap(), ["journal.max_batches", "listen.http"]);
+        assert!(before.differs_in(&before).unwrap().is_empty());
+    }
+
+    #[test]
     fn engines_are_checked_before_anything_is_contacted() {
-        let cases: [(&[&str], &str); 7] = [
-            (&[], "no engine"),
+        let cases: [(&[&str], &str); 6] = [
             (&["--engine", "vllm=tcp://a:1,id=x", "--engine", "vllm=tcp://a:2,id=x"], "used twice"),
             (&["--engine", "vllm=a:1"], "is not an address"),
             (&["--engine", "vllm=tcp://a:1,replay=b"], "is not an address"),
@@ -234,7 +249,7 @@ mod tests {
             (&["--engine", "vllm=tcp://a:1,http=a:1"], "http"),
         ];
         for (words, expected) in cases {
-            let error = load_with(words, &[]).unwrap().engines().unwrap_err();
+            let error = load_with(words, &[]).unwrap().plans().unwrap_err();
             let error = format!("{error:#}");
             assert!(error.contains(expected), "{error}");
         }

@@ -108,6 +108,7 @@ impl Replica {
             Some(Item::Reset(reset)) => Ok(self.reset(cursor, reset, retired)),
             Some(Item::Snapshot(chunk)) => self.chunk(cursor, &chunk, retired),
             Some(Item::Batch(batch)) => self.batch(cursor, batch, retired),
+            Some(Item::Gone(_)) => Err(ReplicaError::Gone),
             None => Err(ReplicaError::Malformed("neither reset nor snapshot nor batch")),
         };
         if applied.is_err() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_client::{Client, Options, ReplicaView, StreamId};
 use kvplane_core::{Continuity, EngineId, EngineKind, PlaceSeed, StateDigest, Trust};
-use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, RankSpec};
+use kvplane_ingest::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec};
 use kvplane_server::Service;
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
@@ -73,6 +73,7 @@ impl Engine {
             id: EngineId::new(id),
             kind: EngineKind::Vllm,
             model: "sim".to_owned(),
+            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             ranks: RankSpec::at_ports(&events, replay.as_deref(), 1).unwrap(),
             topic: String::new(),
             block_size: None,

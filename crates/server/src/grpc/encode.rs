@@ -43,6 +43,10 @@ pub(super) fn reset(id: &StreamId, cursor: Cursor, reason: proto::ResetReason) -
     response(id, cursor, Item::Reset(proto::Reset { reason: reason.into() }))
 }
 
+pub(super) fn gone(id: &StreamId, cursor: Cursor) -> Bytes {
+    response(id, cursor, Item::Gone(proto::Gone {}))
+}
+
 fn response(id: &StreamId, cursor: Cursor, item: Item) -> Bytes {
     let response = proto::SubscribeResponse {
         engine: id.engine.to_string(),

@@ -1,6 +1,7 @@
 //! The gRPC server.
 
 mod encode;
+mod everything;
 mod follow;
 mod plane;
 

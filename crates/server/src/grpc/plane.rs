@@ -12,6 +12,7 @@ use kvplane_proto::kvplane::v1::server::plane_server::Plane;
 use tonic::{Request, Response, Status};
 
 use super::encode;
+use super::everything::everything;
 use super::follow::{Begin, Follower};
 use crate::error::ApiError;
 use crate::select;
@@ -29,15 +30,12 @@ impl PlaneService {
     }
 
     /// The streams that a request names, each with where to begin.
-    fn selected(&self, request: &proto::SubscribeRequest) -> Result<Vec<(Arc<Stream>, Begin)>, PublicError> {
+    fn selected(
+        &self,
+        request: &proto::SubscribeRequest,
+        begin: Begin,
+    ) -> Result<Vec<(Arc<Stream>, Begin)>, PublicError> {
         let plane = &self.shared.plane;
-        let begin = match request.start() {
-            proto::Start::Snapshot => Begin::Snapshot,
-            proto::Start::Live => Begin::Live,
-        };
-        if request.streams.is_empty() {
-            return Ok(plane.streams().map(|stream| (stream, begin)).collect());
-        }
         let mut selected: Vec<(Arc<Stream>, Begin)> = Vec::new();
         for selector in &request.streams {
             let engine = select::engine(plane, Some(&selector.engine))?;
@@ -60,6 +58,15 @@ impl PlaneService {
     }
 }
 
+/// A stream that was named, until it is removed.
+fn named(stream: Arc<Stream>, begin: Begin) -> Responses {
+    let removed = stream.removed().clone().cancelled_owned();
+    let message = format!("engine {} (rank {}) was removed", stream.id().engine, stream.id().rank);
+    let farewell = Status::from(ApiError(PublicError::new(ErrorCode::NotFound, message)));
+    let messages = Follower::new(stream, begin).into_stream().take_until(removed);
+    messages.chain(stream::once(async { Err(farewell) })).boxed()
+}
+
 type Responses = Pin<Box<dyn FutureStream<Item = Result<Encoded, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -70,14 +77,21 @@ impl Plane for PlaneService {
         &self,
         request: Request<proto::SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
-        let selected = self.selected(request.get_ref()).map_err(ApiError)?;
-        let followers =
-            selected.into_iter().map(|(stream, begin)| Follower::new(stream, begin).into_stream().boxed());
+        let request = request.get_ref();
+        let begin = match request.start() {
+            proto::Start::Snapshot => Begin::Snapshot,
+            proto::Start::Live => Begin::Live,
+        };
+        let messages: Responses = if request.streams.is_empty() {
+            everything(&self.shared.plane, begin).boxed()
+        } else {
+            let selected = self.selected(request, begin).map_err(ApiError)?;
+            stream::select_all(selected.into_iter().map(|(stream, begin)| named(stream, begin))).boxed()
+        };
         let stop = self.shared.stop.clone().cancelled_owned();
         let farewell =
             Status::from(ApiError(PublicError::new(ErrorCode::ShuttingDown, "kvplane is shutting down")));
-        let responses =
-            stream::select_all(followers).take_until(stop).chain(stream::once(async { Err(farewell) }));
+        let responses = messages.take_until(stop).chain(stream::once(async { Err(farewell) }));
         Ok(Response::new(responses.boxed()))
     }
 

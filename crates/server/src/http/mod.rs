@@ -1,5 +1,7 @@
 //! The HTTP server.
 
+mod indexer;
+mod members;
 mod metrics;
 mod recover;
 mod status;
@@ -24,10 +26,11 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
         .route("/v1/status", get(status_page))
-        .route("/v1/engines", get(engines_page))
         .route("/kv_recover", get(recover::kv_recover))
+        .merge(members::routes())
+        .merge(indexer::routes())
         .method_not_allowed_fallback(async || {
-            let message = "this path is read with GET";
+            let message = "this path does not take that method";
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message))
         })
         .fallback(async || ApiError(PublicError::new(ErrorCode::NotFound, "no such path")))
@@ -51,7 +54,7 @@ async fn readyz(State(shared): State<Arc<Shared>>, Query(query): Query<ReadyQuer
 }
 
 async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, ApiError> {
-    let page = metrics::page(&shared.plane, &shared.fronts.lock()).map_err(|error| {
+    let page = metrics::page(&shared.plane, &shared.fleet.fronts.counters()).map_err(|error| {
         ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
     })?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -60,9 +63,4 @@ async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, Api
 
 async fn status_page(State(shared): State<Arc<Shared>>) -> Json<status::PlaneStatus> {
     Json(status::plane(&shared.plane))
-}
-
-async fn engines_page(State(shared): State<Arc<Shared>>) -> Json<serde_json::Value> {
-    let engines: Vec<_> = shared.plane.engines().iter().map(|engine| status::described(engine)).collect();
-    Json(json!({ "engines": engines }))
 }

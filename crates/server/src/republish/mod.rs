@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvplane_core::Cursor;
-use kvplane_ingest::{Plane, Stream};
+use kvplane_ingest::{Engine, Stream};
 use kvplane_socket::{
-    Endpoint, PubOptions, PubSocket, PublishContext, ReplyFraming, RouterSocket, SocketError,
+    Endpoint, PubOptions, PubSocket, PublishContext, ReleasedPorts, ReplyFraming, RouterSocket, SocketError,
 };
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -36,6 +37,26 @@ pub struct RepublishSpec {
     pub replay: Option<String>,
     /// Topic of every message.
     pub topic: String,
+}
+
+impl RepublishSpec {
+    /// Every address that is to be bound; `None` where it cannot be one.
+    fn addresses(&self) -> impl Iterator<Item = Option<String>> {
+        let configured = [Some(&self.events), self.replay.as_ref()].into_iter().flatten();
+        configured.flat_map(|address| (0..self.ranks).map(|rank| at_rank(address, rank)))
+    }
+
+    /// Whether every address can be used. Touches nothing.
+    pub fn check(&self) -> Result<(), RepublishError> {
+        let wrong = |address: &String| (0..self.ranks).any(|rank| at_rank(address, rank).is_none());
+        match [Some(&self.events), self.replay.as_ref()].into_iter().flatten().find(|address| wrong(address))
+        {
+            None => Ok(()),
+            Some(address) => {
+                Err(RepublishError::Address { engine: self.engine.clone(), address: address.clone() })
+            }
+        }
+    }
 }
 
 /// Why republishing cannot start.
@@ -79,85 +100,143 @@ struct Outlet {
     cursor: Cursor,
 }
 
-/// Sockets that are bound and publish nothing yet.
-pub struct BoundRepublisher {
+/// An engine's sockets: bound, and publishing nothing yet.
+pub struct BoundOutlets {
+    spec: RepublishSpec,
     outlets: Vec<BoundOutlet>,
 }
 
 struct BoundOutlet {
-    engine: String,
     rank: u32,
     topic: Vec<u8>,
     publisher: PubSocket,
     router: Option<RouterSocket>,
 }
 
-impl std::fmt::Debug for BoundRepublisher {
+impl std::fmt::Debug for BoundOutlets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BoundRepublisher").field("outlets", &self.outlets.len()).finish()
+        f.debug_struct("BoundOutlets").field("spec", &self.spec).finish_non_exhaustive()
     }
 }
 
-impl BoundRepublisher {
-    /// Binds every socket: what is wrong with an address, or a port that is taken, is known before anything else starts.
-    pub fn bind(specs: &[RepublishSpec]) -> Result<Self, RepublishError> {
-        let context = PublishContext::new();
-        let mut outlets = Vec::new();
-        for spec in specs {
-            for rank in 0..spec.ranks {
-                let (publisher, router) = open(&context, spec, rank)?;
-                let (engine, topic) = (spec.engine.clone(), spec.topic.clone().into_bytes());
-                outlets.push(BoundOutlet { engine, rank, topic, publisher, router });
-            }
-        }
-        Ok(Self { outlets })
-    }
-
-    /// Starts publishing what the plane records. Must be called within a tokio runtime.
-    pub fn start(self, plane: &Plane) -> Result<Republisher, RepublishError> {
-        let mut outlets = Vec::new();
-        let mut endpoints = HashMap::new();
-        for BoundOutlet { engine, rank, topic, publisher, router } in self.outlets {
-            let Some(stream) = plane.engine(&engine).and_then(|engine| engine.stream(rank).cloned()) else {
-                continue;
-            };
-            let replay = router.as_ref().map(|router| router.last_endpoint().to_owned());
-            let events = publisher.last_endpoint().to_owned();
-            info!(stream = %stream.id(), events, replay = replay.as_deref().unwrap_or("off"), "republishing");
-            endpoints.insert((engine, rank), (events, replay));
-            outlets.push(Outlet { cursor: stream.cursor(), stream, topic, publisher, router });
-        }
-        let stop = CancellationToken::new();
-        let (token, runtime) = (stop.clone(), Handle::current());
-        let run = move || run(outlets, &token, &runtime);
-        let thread = thread::Builder::new().name("kvp-republish".to_owned()).spawn(run);
-        Ok(Republisher { stop, thread: Some(thread.map_err(RepublishError::Thread)?), endpoints })
-    }
+/// What the thread is told.
+enum Command {
+    Publish(Vec<Outlet>),
+    /// Closes an engine's sockets.
+    Close(String),
 }
 
-/// The running republisher.
-#[derive(Debug)]
+/// Where a rank is published and replayed.
+pub type OutletEndpoints = (String, Option<String>);
+
+/// Publishes engines' events again. They come and go while the others are published.
+#[derive(Default)]
 pub struct Republisher {
-    stop: CancellationToken,
-    thread: Option<JoinHandle<()>>,
-    /// Where each outlet publishes and replays, by engine and rank.
-    endpoints: HashMap<(String, u32), (String, Option<String>)>,
+    context: PublishContext,
+    commands: Arc<Mutex<Vec<Command>>>,
+    /// Started with the first engine.
+    thread: Mutex<Option<(CancellationToken, JoinHandle<()>)>>,
+    endpoints: Mutex<HashMap<(String, u32), OutletEndpoints>>,
+    /// The engines that are published, as they were asked for.
+    specs: Mutex<HashMap<String, RepublishSpec>>,
+    released: Mutex<ReleasedPorts>,
+}
+
+impl std::fmt::Debug for Republisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Republisher").field("endpoints", &self.endpoints).finish_non_exhaustive()
+    }
 }
 
 impl Republisher {
+    /// Binds an engine's sockets: what is wrong with an address, or a port that is taken, is known before anything else
+    /// is done. May wait a moment for a port that was just let go of. Must be called within a tokio runtime.
+    pub fn bind(&self, spec: &RepublishSpec) -> Result<BoundOutlets, RepublishError> {
+        let outlets = (0..spec.ranks).map(|rank| {
+            let (publisher, router) = self.open(spec, rank)?;
+            Ok(BoundOutlet { rank, topic: spec.topic.clone().into_bytes(), publisher, router })
+        });
+        let outlets = outlets.collect::<Result<_, _>>()?;
+        self.ensure_running()?;
+        Ok(BoundOutlets { spec: spec.clone(), outlets })
+    }
+
+    /// Publishes what the engine's streams record.
+    pub fn publish(&self, bound: BoundOutlets, engine: &Engine) {
+        let id = &bound.spec.engine;
+        let mut outlets = Vec::new();
+        for BoundOutlet { rank, topic, publisher, router } in bound.outlets {
+            let Some(stream) = engine.stream(rank).cloned() else { continue };
+            let replay = router.as_ref().map(|router| router.last_endpoint().to_owned());
+            let events = publisher.last_endpoint().to_owned();
+            info!(stream = %stream.id(), events, replay = replay.as_deref().unwrap_or("off"), "republishing");
+            self.endpoints.lock().insert((id.clone(), rank), (events, replay));
+            outlets.push(Outlet { cursor: stream.cursor(), stream, topic, publisher, router });
+        }
+        self.specs.lock().insert(id.clone(), bound.spec);
+        self.commands.lock().push(Command::Publish(outlets));
+    }
+
+    /// Closes an engine's sockets, once what its streams said last is published; nothing happens if it has none.
+    pub fn close(&self, engine: &str) {
+        let Some(spec) = self.specs.lock().remove(engine) else { return };
+        self.endpoints.lock().retain(|(of, _), _| of != engine);
+        let mut released = self.released.lock();
+        for address in spec.addresses().flatten() {
+            released.release(address);
+        }
+        self.commands.lock().push(Command::Close(spec.engine));
+    }
+
     /// Where a rank is published and replayed.
-    pub fn endpoints(&self, engine: &str, rank: u32) -> Option<&(String, Option<String>)> {
-        self.endpoints.get(&(engine.to_owned(), rank))
+    pub fn endpoints(&self, engine: &str, rank: u32) -> Option<OutletEndpoints> {
+        self.endpoints.lock().get(&(engine.to_owned(), rank)).cloned()
     }
 
     /// Ends the thread and closes the sockets.
-    pub fn stop(&mut self) {
-        self.stop.cancel();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            warn!("the republisher panicked");
+    pub fn stop(&self) {
+        if let Some((stop, thread)) = self.thread.lock().take() {
+            stop.cancel();
+            if thread.join().is_err() {
+                warn!("the republisher panicked");
+            }
         }
+    }
+
+    fn ensure_running(&self) -> Result<(), RepublishError> {
+        let mut running = self.thread.lock();
+        if running.is_none() {
+            let stop = CancellationToken::new();
+            let (token, runtime, commands) = (stop.clone(), Handle::current(), self.commands.clone());
+            let run = move || run(&commands, &token, &runtime);
+            let thread = thread::Builder::new().name("kvp-republish".to_owned()).spawn(run);
+            *running = Some((stop, thread.map_err(RepublishError::Thread)?));
+        }
+        Ok(())
+    }
+
+    fn open(
+        &self,
+        spec: &RepublishSpec,
+        rank: u32,
+    ) -> Result<(PubSocket, Option<RouterSocket>), RepublishError> {
+        let address = |configured: &str| {
+            at_rank(configured, rank).ok_or_else(|| RepublishError::Address {
+                engine: spec.engine.clone(),
+                address: configured.to_owned(),
+            })
+        };
+        let failed = |error| RepublishError::Socket { engine: spec.engine.clone(), error };
+        let (events, replay) = (address(&spec.events)?, spec.replay.as_deref().map(address).transpose()?);
+        let released = self.released.lock();
+        let mut options = PubOptions::new(Endpoint::Bind(events.clone()));
+        options.send_hwm = HIGH_WATER;
+        let publisher =
+            released.bind(&events, || PubSocket::open(&self.context, &options)).map_err(failed)?;
+        let bind = |replay: &str| {
+            released.bind(replay, || RouterSocket::bind(&self.context, replay, HIGH_WATER)).map_err(failed)
+        };
+        Ok((publisher, replay.as_deref().map(bind).transpose()?))
     }
 }
 
@@ -165,28 +244,6 @@ impl Drop for Republisher {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-fn open(
-    context: &PublishContext,
-    spec: &RepublishSpec,
-    rank: u32,
-) -> Result<(PubSocket, Option<RouterSocket>), RepublishError> {
-    let address = |configured: &str| {
-        at_rank(configured, rank).ok_or_else(|| RepublishError::Address {
-            engine: spec.engine.clone(),
-            address: configured.to_owned(),
-        })
-    };
-    let failed = |error| RepublishError::Socket { engine: spec.engine.clone(), error };
-    let mut options = PubOptions::new(Endpoint::Bind(address(&spec.events)?));
-    options.send_hwm = HIGH_WATER;
-    let publisher = PubSocket::open(context, &options).map_err(failed)?;
-    let router = match &spec.replay {
-        Some(replay) => Some(RouterSocket::bind(context, &address(replay)?, HIGH_WATER).map_err(failed)?),
-        None => None,
-    };
-    Ok((publisher, router))
 }
 
 /// The address of a rank: the port counted up, unless the system chooses it.
@@ -197,9 +254,22 @@ fn at_rank(address: &str, rank: u32) -> Option<String> {
     (!host.is_empty()).then(|| format!("tcp://{host}:{port}"))
 }
 
-fn run(mut outlets: Vec<Outlet>, stop: &CancellationToken, runtime: &Handle) {
+fn run(commands: &Mutex<Vec<Command>>, stop: &CancellationToken, runtime: &Handle) {
+    let mut outlets: Vec<Outlet> = Vec::new();
     let mut last_work = Instant::now();
     while !stop.is_cancelled() {
+        for command in std::mem::take(&mut *commands.lock()) {
+            match command {
+                Command::Publish(more) => outlets.extend(more),
+                Command::Close(engine) => {
+                    let closing = |outlet: &mut Outlet| outlet.stream.id().engine.as_str() == engine;
+                    for mut outlet in outlets.extract_if(.., closing) {
+                        // The last thing that a removed stream says is that nothing is held any more.
+                        while outlet.publish() {}
+                    }
+                }
+            }
+        }
         let mut worked = false;
         for outlet in &mut outlets {
             worked |= outlet.publish();

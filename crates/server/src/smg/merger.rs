@@ -1,6 +1,6 @@
 //! Several ranks as one stream: one gapless sequence for consumers that route to an engine.
 //!
-//! Started by the first who asks; from then on it follows every rank. Numbers begin at the moment it started, so that
+//! Started by the first who asks; from then on it follows every rank that the engine has, until the engine is removed. Numbers begin at the moment it started, so that
 //! cursors of an earlier process are never inside its window.
 
 use std::collections::{HashMap, VecDeque};
@@ -9,11 +9,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, EngineId, Epoch, Trust};
-use kvplane_ingest::{Engine, Stream};
+use kvplane_ingest::{Engine, Engines, Plane, Stream};
 use kvplane_stream::{Entry, RankMerge, Transition};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::encode;
 
@@ -27,15 +28,50 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The mergers of a plane's engines.
 #[derive(Debug, Default)]
-pub(crate) struct Mergers {
-    running: Mutex<HashMap<EngineId, Arc<Merger>>>,
+pub(crate) struct Mergers(Arc<Mutex<Running>>);
+
+#[derive(Debug, Default)]
+struct Running {
+    by_engine: HashMap<EngineId, Arc<Merger>>,
+    /// The life and the last number of the merger that ended last: the next one's are above, whatever the clock says.
+    last: Option<(Epoch, u64)>,
 }
 
 impl Mergers {
     /// The engine's merger, started if need be.
-    pub(super) fn of(&self, engine: &Engine, credit: &[Trust], stop: &CancellationToken) -> Arc<Merger> {
-        let mut running = self.running.lock();
-        running.entry(engine.spec.id.clone()).or_insert_with(|| Merger::start(engine, credit, stop)).clone()
+    pub(super) fn of(
+        &self,
+        engine: &EngineId,
+        plane: &Plane,
+        credit: &[Trust],
+        stop: &CancellationToken,
+    ) -> Arc<Merger> {
+        let mut running = self.0.lock();
+        if let Some(merger) = running.by_engine.get(engine) {
+            return merger.clone();
+        }
+        let merger = Arc::new(Merger::new(running.last));
+        running.by_engine.insert(engine.clone(), merger.clone());
+        let supervisor = Supervisor {
+            merger: merger.clone(),
+            engine: engine.clone(),
+            engines: plane.watch(),
+            credit: credit.to_vec(),
+            ranks: HashMap::new(),
+        };
+        let (mergers, stop) = (self.0.clone(), stop.clone());
+        tokio::spawn(async move {
+            let (merger, engine) = (supervisor.merger.clone(), supervisor.engine.clone());
+            stop.run_until_cancelled(supervisor.run()).await;
+            let mut running = mergers.lock();
+            running.by_engine.remove(&engine);
+            let highest = merger.merged.lock().next_sequence - 1;
+            if running.last.is_none_or(|(epoch, _)| epoch < merger.epoch) {
+                running.last = Some((merger.epoch, highest));
+            }
+            merger.ended.cancel();
+        });
+        merger
     }
 }
 
@@ -55,37 +91,35 @@ struct Merged {
 /// One engine's ranks, merged.
 #[derive(Debug)]
 pub(super) struct Merger {
+    epoch: Epoch,
     merged: Mutex<Merged>,
     changed: Notify,
+    ended: CancellationToken,
 }
 
 impl Merger {
-    fn start(engine: &Engine, credit: &[Trust], stop: &CancellationToken) -> Arc<Self> {
+    fn new(last: Option<(Epoch, u64)>) -> Self {
         let unix_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        let base = Epoch::mint(unix_ms, None, 0).base();
-        let merger = Arc::new(Self {
+        let (previous, highest) = last.unzip();
+        let epoch = Epoch::mint(unix_ms, previous, highest.unwrap_or(0));
+        Self {
+            epoch,
             merged: Mutex::new(Merged {
                 state: RankMerge::default(),
                 entries: VecDeque::new(),
                 bytes: 0,
-                next_sequence: base.nth(1),
-                next_event_id: base.nth(1),
+                next_sequence: epoch.base().nth(1),
+                next_event_id: epoch.base().nth(1),
             }),
             changed: Notify::new(),
-        });
-        for stream in &engine.streams {
-            let follower =
-                RankFollower { merger: merger.clone(), stream: stream.clone(), credit: credit.to_vec() };
-            let stop = stop.clone();
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = follower.run() => {}
-                    () = stop.cancelled() => {}
-                }
-            });
+            ended: CancellationToken::new(),
         }
-        merger
+    }
+
+    /// Cancelled when the engine is gone.
+    pub(super) fn ended(&self) -> &CancellationToken {
+        &self.ended
     }
 
     /// Everything at one moment, and that moment.
@@ -147,6 +181,48 @@ impl Merger {
         }
         drop(merged);
         self.changed.notify_waiters();
+    }
+}
+
+/// Keeps a follower for every rank that the engine has, until it is removed.
+struct Supervisor {
+    merger: Arc<Merger>,
+    engine: EngineId,
+    engines: watch::Receiver<Engines>,
+    credit: Vec<Trust>,
+    ranks: HashMap<u32, (Arc<Stream>, AbortOnDropHandle<()>)>,
+}
+
+impl Supervisor {
+    async fn run(mut self) {
+        loop {
+            let engines = self.engines.borrow_and_update().clone();
+            let Some(engine) = engines.iter().find(|engine| engine.spec.id == self.engine) else { return };
+            self.reconcile(engine).await;
+            if self.engines.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn reconcile(&mut self, engine: &Engine) {
+        let stays = |rank: &u32, stream: &Arc<Stream>| {
+            engine.stream(*rank).is_some_and(|now| Arc::ptr_eq(now, stream))
+        };
+        let gone = self.ranks.extract_if(|rank, (stream, _)| !stays(rank, stream));
+        for (rank, (_, follower)) in gone.collect::<Vec<_>>() {
+            follower.abort();
+            // Only when it has ended, nothing of the rank can come behind this.
+            let _ = follower.await;
+            self.merger.apply(rank, 0.0, &[], true);
+        }
+        for stream in &engine.streams {
+            self.ranks.entry(stream.id().rank).or_insert_with(|| {
+                let (merger, credit) = (self.merger.clone(), self.credit.clone());
+                let follower = RankFollower { merger, stream: stream.clone(), credit };
+                (stream.clone(), AbortOnDropHandle::new(tokio::spawn(follower.run())))
+            });
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::To
 use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmService;
 use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngine;
 use kvplane_proto::smg::SubscribeKvEventsRequest;
+use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
@@ -53,12 +54,16 @@ impl SmgService {
         request: &Request<SubscribeKvEventsRequest>,
         loads: Option<BoxStream<'static, Bytes>>,
     ) -> Result<Response<Batches>, Status> {
-        let source = self.source(request.metadata()).map_err(ApiError)?;
+        let (source, ends) = self.source(request.metadata()).map_err(ApiError)?;
         let follower = Follower::new(source, request.get_ref().start_sequence_number)?;
         let stop = self.shared.stop.clone().cancelled_owned();
         let farewell =
             Status::from(ApiError(PublicError::new(ErrorCode::ShuttingDown, "kvplane is shutting down")));
-        let events = follower.into_stream();
+        // The one status that makes a gateway forget what it was told.
+        let gone = PublicError::new(ErrorCode::DataLoss, "the engine was removed, or has other ranks now");
+        let gone = Status::from(ApiError(gone));
+        let events = follower.into_stream().take_until(ends.cancelled_owned());
+        let events = events.chain(stream::once(async { Err(gone) }));
         let events: Batches = match loads {
             Some(loads) => {
                 // The loads may end (an engine that has none); the events decide when the call ends.
@@ -74,7 +79,8 @@ impl SmgService {
         Ok(Response::new(events.take_until(stop).chain(stream::once(async { Err(farewell) })).boxed()))
     }
 
-    fn source(&self, metadata: &MetadataMap) -> Result<Source, PublicError> {
+    /// What a call is about, and when there is no such thing any more.
+    fn source(&self, metadata: &MetadataMap) -> Result<(Source, CancellationToken), PublicError> {
         let text = |key: &'static str| -> Result<Option<&str>, PublicError> {
             let invalid =
                 |_| PublicError::new(ErrorCode::InvalidArgument, format!("metadata {key} is not text"));
@@ -97,13 +103,22 @@ impl SmgService {
         self.source_of(&engine, rank)
     }
 
-    fn source_of(&self, engine: &Engine, rank: Option<u32>) -> Result<Source, PublicError> {
-        let credit = &self.shared.options.credit;
+    fn source_of(
+        &self,
+        engine: &Engine,
+        rank: Option<u32>,
+    ) -> Result<(Source, CancellationToken), PublicError> {
+        let Shared { plane, options, mergers, stop, .. } = &*self.shared;
+        let credit = &options.credit;
         if rank.is_none() && engine.streams.len() > 1 {
-            return Ok(Source::Merged(self.shared.mergers.of(engine, credit, &self.shared.stop)));
+            let merger = mergers.of(&engine.spec.id, plane, credit, stop);
+            let ends = merger.ended().clone();
+            return Ok((Source::Merged(merger), ends));
         }
         let stream = select::stream(engine, rank)?.clone();
-        Ok(Source::Native { stream, credit: credit.clone() })
+        // Who named no rank follows the engine: with a second rank it is another thing.
+        let ends = if rank.is_some() { stream.removed() } else { engine.replaced() }.clone();
+        Ok((Source::Native { stream, credit: credit.clone() }, ends))
     }
 }
 

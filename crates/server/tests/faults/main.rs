@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
 
 mod frames;
+mod members;
 mod replay;
 mod republish;
 mod rig;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind, Trust};
-use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, RankSpec};
-use kvplane_server::{BoundRepublisher, RepublishSpec, Republisher};
+use kvplane_ingest::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec};
+use kvplane_server::{RepublishSpec, Republisher};
 use kvplane_sim::{Fault, Restart};
 use kvplane_stream::Duplicates;
 
@@ -24,12 +24,15 @@ impl Chain {
             replay: Some("tcp://127.0.0.1:0".to_owned()),
             topic: "kv@again".to_owned(),
         };
-        let republisher = BoundRepublisher::bind(&[spec]).unwrap().start(&rig.plane).unwrap();
-        let (events, replay) = republisher.endpoints("e0", 0).unwrap().clone();
+        let republisher = Republisher::default();
+        let bound = republisher.bind(&spec).unwrap();
+        republisher.publish(bound, &rig.plane.engine("e0").unwrap());
+        let (events, replay) = republisher.endpoints("e0", 0).unwrap();
         let spec = EngineSpec {
             id: EngineId::new("second"),
             kind: EngineKind::Vllm,
             model: String::new(),
+            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             ranks: RankSpec::at_ports(&Events::Connect(events), replay.as_deref(), 1).unwrap(),
             topic: "kv@".to_owned(),
             block_size: None,

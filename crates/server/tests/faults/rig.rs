@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_core::{Continuity, EngineId, EngineKind, Trust};
-use kvplane_ingest::{EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream, StreamStatus};
+use kvplane_ingest::{
+    DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream, StreamStatus,
+};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
-use kvplane_server::{Options, Service};
+use kvplane_server::{Fleet, Options, Service};
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
 use kvplane_stream::Duplicates;
@@ -84,6 +86,7 @@ impl Engine {
             id: EngineId::new(id),
             kind: EngineKind::Vllm,
             model: "sim".to_owned(),
+            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             ranks: RankSpec::at_ports(&events, replay.as_deref(), self.sim.config().ranks).unwrap(),
             topic: String::new(),
             block_size: None,
@@ -104,6 +107,8 @@ impl Drop for Engine {
 pub struct Rig {
     pub plane: Arc<Plane>,
     pub grpc: SocketAddr,
+    pub http: SocketAddr,
+    pub fleet: Fleet,
     stop: CancellationToken,
 }
 
@@ -121,10 +126,12 @@ impl Rig {
         let plane = Plane::start(specs, &options).unwrap();
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = grpc.local_addr().unwrap();
+        let (http_address, grpc_address) = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let stop = CancellationToken::new();
-        tokio::spawn(Service::new(plane.clone(), Options::default()).run(http, grpc, stop.clone()));
-        Self { plane, grpc: address, stop }
+        let service = Service::new(plane.clone(), Options::default());
+        let fleet = service.fleet();
+        tokio::spawn(service.run(http, grpc, stop.clone()));
+        Self { plane, grpc: grpc_address, http: http_address, fleet, stop }
     }
 
     pub fn stream(&self, engine: usize) -> Arc<Stream> {
@@ -199,20 +206,25 @@ impl Rig {
 
     /// A subscriber over gRPC.
     pub async fn subscribe(&self, resume: Option<proto::Cursor>) -> Subscriber {
+        let selector = proto::StreamSelector { engine: "e0".to_owned(), rank: Some(0), resume };
+        self.subscribe_to(vec![selector]).await
+    }
+
+    /// A subscriber of these streams; of none: of all.
+    pub async fn subscribe_to(&self, streams: Vec<proto::StreamSelector>) -> Subscriber {
         // Small windows, so that a subscriber that does not read is soon felt by the server.
         let endpoint = Channel::from_shared(format!("http://{}", self.grpc)).unwrap();
         let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
         let channel = endpoint.connect().await.unwrap();
         let mut client = PlaneClient::new(channel);
-        let selector = proto::StreamSelector { engine: "e0".to_owned(), rank: Some(0), resume };
-        let request =
-            proto::SubscribeRequest { streams: vec![selector], start: proto::Start::Snapshot.into() };
+        let request = proto::SubscribeRequest { streams, start: proto::Start::Snapshot.into() };
         Subscriber {
             messages: client.subscribe(request).await.unwrap().into_inner(),
             blocks: BTreeMap::new(),
             resets: Vec::new(),
             cursor: proto::Cursor::default(),
             batches: 0,
+            gone: 0,
             partial: false,
         }
     }
@@ -245,6 +257,8 @@ pub struct Subscriber {
     pub resets: Vec<proto::ResetReason>,
     pub cursor: proto::Cursor,
     pub batches: usize,
+    /// Streams that were removed.
+    pub gone: usize,
     /// A snapshot is under way.
     partial: bool,
 }
@@ -265,6 +279,10 @@ impl Subscriber {
             Item::Snapshot(chunk) => {
                 chunk.stored.iter().for_each(|stored| self.stored(stored));
                 self.partial = !chunk.last;
+            }
+            Item::Gone(_) => {
+                self.gone += 1;
+                self.blocks.clear();
             }
             Item::Batch(batch) => {
                 self.batches += 1;

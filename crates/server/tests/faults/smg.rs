@@ -13,7 +13,7 @@ use tonic::{Code, Request, Status, Streaming};
 use crate::rig::{DEADLINE, Engine, Rig};
 
 /// A gateway's consumer, as it behaves: counts copies, takes numbers as they come.
-struct Gateway {
+pub struct Gateway {
     batches: Streaming<KvEventBatch>,
     blocks: BTreeMap<i64, u32>,
     cursor: u64,
@@ -25,7 +25,7 @@ async fn client(rig: &Rig) -> VllmEngineClient<Channel> {
     VllmEngineClient::connect(format!("http://{}", rig.grpc)).await.unwrap()
 }
 
-async fn subscribe(rig: &Rig, start: u64, metadata: &[(&'static str, &str)]) -> Result<Gateway, Status> {
+pub async fn subscribe(rig: &Rig, start: u64, metadata: &[(&'static str, &str)]) -> Result<Gateway, Status> {
     let mut request = Request::new(SubscribeKvEventsRequest {
         start_sequence_number: start,
         load_records_before_first_batch: true,
@@ -79,7 +79,7 @@ impl Gateway {
     }
 
     /// Reads until it holds what is wanted, or the stream ends.
-    async fn until(&mut self, wanted: &BTreeMap<i64, u32>) {
+    pub async fn until(&mut self, wanted: &BTreeMap<i64, u32>) {
         while self.blocks != *wanted {
             self.next().await.unwrap();
         }

@@ -1,0 +1,209 @@
+//! One engine as people describe it: in the configuration file, by a flag, or in a call. One set of keys, checked in one
+//! place.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use http::Uri;
+use kvplane_core::{EngineId, EngineKind, default_worker_id};
+use kvplane_ingest::{AddressError, DEFAULT_ROUTING_GROUP, EngineSpec, Events, RankSpec};
+use kvplane_stream::Duplicates;
+use serde::{Deserialize, Serialize};
+
+use crate::front::{Front, FrontError, FrontOptions};
+use crate::republish::{RepublishError, RepublishSpec};
+
+/// One engine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineConfig {
+    /// Its name; unique.
+    pub id: String,
+    /// Its software.
+    pub kind: EngineKind,
+    /// The model it serves.
+    #[serde(default)]
+    pub model: String,
+    /// Where its events come from; rank r is at port + r; "bind:ADDRESS" where engines connect to us.
+    pub events: String,
+    /// Its replay socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay: Option<String>,
+    /// Topic prefix.
+    #[serde(default)]
+    pub topic: String,
+    /// Data-parallel ranks.
+    #[serde(default = "one")]
+    pub ranks: u32,
+    /// Block size, to be checked; learned when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u32>,
+    /// The `worker_id` in Dynamo-shaped JSON; a stable hash of the id when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker_id: Option<u64>,
+    /// What a second store of a held hash means.
+    #[serde(default)]
+    pub duplicates: DuplicatesName,
+    /// The engine's HTTP server, for its start time and capacity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http: Option<String>,
+    /// The engine's own gRPC server, behind `front`: http:// or https://.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grpc: Option<String>,
+    /// Certificates (PEM) to trust for an https `grpc`, instead of the public ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grpc_ca: Option<PathBuf>,
+    /// Where a transparent gRPC front of this engine listens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub front: Option<SocketAddr>,
+    /// Publish this engine's events again, in vLLM's framing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub republish: Option<RepublishConfig>,
+}
+
+/// Where an engine's events are published again; rank r is at port + r.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RepublishConfig {
+    /// PUB address.
+    pub events: String,
+    /// ROUTER address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay: Option<String>,
+    /// Topic of every message.
+    #[serde(default)]
+    pub topic: String,
+}
+
+/// What a second store of a held hash means.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DuplicatesName {
+    /// One more copy.
+    #[default]
+    Count,
+    /// Nothing new.
+    Presence,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// More ranks than any engine has; a typo is likelier.
+const MAX_RANKS: u32 = 1024;
+
+/// What is wrong with an engine's description.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineConfigError {
+    /// A key has a value that cannot be.
+    #[error("{key}: {message}")]
+    Value {
+        /// Which key.
+        key: &'static str,
+        /// What is wrong.
+        message: String,
+    },
+    /// An address that cannot be used.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// A front that cannot be.
+    #[error("front: {0}")]
+    Front(#[from] FrontError),
+    /// A republish address that cannot be used.
+    #[error(transparent)]
+    Republish(#[from] RepublishError),
+}
+
+/// An engine whose description is right as far as that can be known without touching the network.
+#[derive(Debug)]
+pub struct EnginePlan {
+    pub(super) config: EngineConfig,
+    pub(super) spec: EngineSpec,
+    pub(super) front: Option<(SocketAddr, Front)>,
+    pub(super) republish: Option<RepublishSpec>,
+}
+
+impl EnginePlan {
+    /// The engine's id.
+    pub fn id(&self) -> &EngineId {
+        &self.spec.id
+    }
+
+    /// What the plane will listen to.
+    pub fn spec(&self) -> &EngineSpec {
+        &self.spec
+    }
+}
+
+impl EngineConfig {
+    /// Finds every mistake that can be found without touching the network. Reads certificates.
+    pub fn plan(self) -> Result<EnginePlan, EngineConfigError> {
+        let spec = self.spec()?;
+        let front = self.front()?;
+        let republish = self.republish.clone().map(|RepublishConfig { events, replay, topic }| {
+            RepublishSpec { engine: self.id.clone(), ranks: self.ranks, events, replay, topic }
+        });
+        if let Some(republish) = &republish {
+            republish.check()?;
+        }
+        Ok(EnginePlan { spec, front, republish, config: self })
+    }
+
+    fn spec(&self) -> Result<EngineSpec, EngineConfigError> {
+        let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
+        if self.id.is_empty() || self.id.chars().any(|c| c.is_whitespace() || c.is_control()) {
+            return wrong("id", "must be a word without spaces".to_owned());
+        }
+        if self.ranks == 0 || self.ranks > MAX_RANKS {
+            return wrong("ranks", format!("must be 1 to {MAX_RANKS}, not {}", self.ranks));
+        }
+        if self.block_size == Some(0) {
+            return wrong("block_size", "must not be 0".to_owned());
+        }
+        if let Some(http) = &self.http {
+            let uri = http.parse::<Uri>().ok();
+            if !uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some()) {
+                return wrong("http", format!("{http:?} is not a URL like http://host:port"));
+            }
+        }
+        let id = EngineId::new(&self.id);
+        let events = match self.events.strip_prefix("bind:") {
+            Some(address) => Events::Bind(address.to_owned()),
+            None => Events::Connect(self.events.clone()),
+        };
+        Ok(EngineSpec {
+            worker_id: self.worker_id.unwrap_or_else(|| default_worker_id(&id)),
+            id,
+            kind: self.kind,
+            model: self.model.clone(),
+            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            ranks: RankSpec::at_ports(&events, self.replay.as_deref(), self.ranks)?,
+            topic: self.topic.clone(),
+            block_size: self.block_size,
+            duplicates: match self.duplicates {
+                DuplicatesName::Count => Duplicates::Count,
+                DuplicatesName::Presence => Duplicates::Presence,
+            },
+            http: self.http.clone(),
+        })
+    }
+
+    /// The front, ready to listen. Dials nothing.
+    fn front(&self) -> Result<Option<(SocketAddr, Front)>, EngineConfigError> {
+        let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
+        let Some(address) = self.front else {
+            if self.grpc.is_some() || self.grpc_ca.is_some() {
+                return wrong("grpc", "is used by front alone; give front an address too".to_owned());
+            }
+            return Ok(None);
+        };
+        let Some(grpc) = &self.grpc else {
+            return wrong("front", "needs grpc, the engine's own server".to_owned());
+        };
+        let Ok(upstream) = grpc.parse() else { return wrong("grpc", format!("{grpc:?} is not a URL")) };
+        let mut options = FrontOptions::new(upstream, self.kind.grpc_service());
+        options.ca.clone_from(&self.grpc_ca);
+        Ok(Some((address, Front::new(options)?)))
+    }
+}

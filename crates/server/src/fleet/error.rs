@@ -1,0 +1,90 @@
+//! Why the fleet cannot be changed.
+
+use std::io;
+use std::net::SocketAddr;
+
+use kvplane_core::{ErrorCode, PublicError};
+use kvplane_ingest::{AddError, AddressError, UnknownMember};
+
+use super::EngineConfigError;
+use crate::republish::RepublishError;
+
+/// Why an engine cannot be added or removed. When this is returned, nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum FleetError {
+    /// The description is wrong.
+    #[error(transparent)]
+    Config(#[from] EngineConfigError),
+    /// The plane cannot take it.
+    #[error(transparent)]
+    Plane(#[from] AddError),
+    /// It cannot be published again.
+    #[error(transparent)]
+    Republish(#[from] RepublishError),
+    /// Its front cannot listen.
+    #[error("front: cannot listen on {address}: {error}")]
+    Front {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        error: io::Error,
+    },
+    /// There is no such engine.
+    #[error(transparent)]
+    Unknown(#[from] UnknownMember),
+    /// An address that cannot be used.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// A value that cannot be.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// It contradicts what is there.
+    #[error("{0}")]
+    Conflict(String),
+    /// The change was given up half way.
+    #[error("the change broke off")]
+    BrokeOff,
+}
+
+impl FleetError {
+    /// Whether the one who asked is wrong, rather than the machine.
+    pub fn is_mistake(&self) -> bool {
+        match self {
+            Self::Plane(error) => error.is_mistake(),
+            Self::Republish(error) => matches!(error, RepublishError::Address { .. }),
+            Self::Front { .. } | Self::BrokeOff => false,
+            _ => true,
+        }
+    }
+
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Plane(
+                AddError::DuplicateId(_) | AddError::DuplicateRank { .. } | AddError::SharedTopic { .. },
+            )
+            | Self::Conflict(_) => ErrorCode::Conflict,
+            Self::Plane(AddError::TooMany(_)) => ErrorCode::LimitReached,
+            Self::Plane(AddError::Unknown(_)) | Self::Unknown(_) => ErrorCode::NotFound,
+            Self::Plane(AddError::Socket { error, .. })
+            | Self::Republish(RepublishError::Socket { error, .. })
+                if error.is_address_in_use() =>
+            {
+                ErrorCode::Conflict
+            }
+            Self::Front { error, .. } if error.kind() == io::ErrorKind::AddrInUse => ErrorCode::Conflict,
+            // An address that the machine does not have, or a name that it does not know.
+            Self::Plane(AddError::Socket { .. }) | Self::Republish(RepublishError::Socket { .. }) => {
+                ErrorCode::InvalidArgument
+            }
+            Self::Front { .. } => ErrorCode::InvalidArgument,
+            error if error.is_mistake() => ErrorCode::InvalidArgument,
+            _ => ErrorCode::Internal,
+        }
+    }
+}
+
+impl From<FleetError> for PublicError {
+    fn from(error: FleetError) -> Self {
+        Self::new(error.code(), error.to_string())
+    }
+}

@@ -1,0 +1,151 @@
+//! Which engines there are, while the plane runs: added and removed whole, with their front and what is republished.
+//!
+//! ```text
+//!  file, flags ── start, reload ──┐
+//!  POST /v1/engines, DELETE ──────┼──> Fleet ──> Plane (streams), Fronts, Republisher
+//!  POST /register, /unregister ───┘
+//! ```
+//!
+//! One change at a time. What is wrong is found before anything is touched: first the description, then ports, and only
+//! then is an engine contacted. Nobody else notices a change.
+
+mod config;
+mod error;
+mod fronts;
+mod register;
+mod reload;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kvplane_ingest::{Engine, Origin};
+use parking_lot::Mutex;
+use tracing::info;
+
+pub use config::{DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, RepublishConfig};
+pub use error::FleetError;
+pub(crate) use fronts::Fronts;
+pub use register::Registration;
+pub use reload::Reloaded;
+
+use crate::republish::Republisher;
+use crate::service::Shared;
+
+/// What the fleet is made of besides the plane.
+#[derive(Debug, Default)]
+pub(crate) struct Parts {
+    pub(crate) fronts: Fronts,
+    pub(crate) republisher: Republisher,
+    /// How engines were described; not those that registered themselves.
+    configs: Mutex<HashMap<String, EngineConfig>>,
+    changing: tokio::sync::Mutex<()>,
+}
+
+/// The engines of a plane, to be changed. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Fleet(Arc<Shared>);
+
+impl Fleet {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self(shared)
+    }
+
+    /// Adds engines, all or none.
+    pub async fn add(&self, plans: Vec<EnginePlan>, origin: Origin) -> Result<(), FleetError> {
+        self.change(|fleet| async move { fleet.add_locked(plans, origin).await }).await
+    }
+
+    /// Removes an engine: its subscribers are told, its sockets close, what it held is freed.
+    pub async fn remove(&self, id: &str) -> Result<(), FleetError> {
+        let id = id.to_owned();
+        self.change(|fleet| async move { fleet.remove_locked(&id).await }).await
+    }
+
+    /// Makes one change, alone, and to its end: also when whoever asked for it goes away.
+    async fn change<T, C>(&self, change: impl FnOnce(Fleet) -> C) -> Result<T, FleetError>
+    where
+        T: Send + 'static,
+        C: Future<Output = Result<T, FleetError>> + Send + 'static,
+    {
+        let (fleet, change) = (self.clone(), change(self.clone()));
+        let task = tokio::spawn(async move {
+            let _changing = fleet.0.fleet.changing.lock().await;
+            change.await
+        });
+        task.await.map_err(|_| FleetError::BrokeOff)?
+    }
+
+    /// The engine of that name.
+    pub fn engine(&self, id: &str) -> Option<Arc<Engine>> {
+        self.0.plane.engine(id)
+    }
+
+    /// Ends what this adds to the plane: blocks until the republisher has ended. Fronts end with the servers.
+    pub fn shutdown(&self) {
+        self.0.fleet.republisher.stop();
+    }
+
+    async fn add_locked(&self, plans: Vec<EnginePlan>, origin: Origin) -> Result<(), FleetError> {
+        let parts = &self.0.fleet;
+        let specs: Vec<_> = plans.iter().map(|plan| plan.spec.clone()).collect();
+        self.0.plane.check(|_| false, &specs)?;
+        let (mut configs, mut fronts, mut republished) = (Vec::new(), Vec::new(), Vec::new());
+        for EnginePlan { config, front, republish, .. } in plans {
+            if let Some((address, front)) = front {
+                let listener = parts.fronts.bind(address).await;
+                let listener = listener.map_err(|error| FleetError::Front { address, error })?;
+                fronts.push((config.id.clone(), front, listener));
+            }
+            republished.extend(republish);
+            configs.push(config);
+        }
+        self.off_the_runtime(move |shared| {
+            let republisher = &shared.fleet.republisher;
+            let bound = republished.iter().map(|spec| republisher.bind(spec));
+            let bound = bound.collect::<Result<Vec<_>, _>>()?;
+            shared.plane.add(specs, origin)?;
+            for (spec, outlets) in republished.iter().zip(bound) {
+                if let Some(engine) = shared.plane.engine(&spec.engine) {
+                    republisher.publish(outlets, &engine);
+                }
+            }
+            Ok(())
+        })
+        .await?;
+        for (engine, front, listener) in fronts {
+            parts.fronts.start(&self.0, &engine, front, listener);
+        }
+        if origin != Origin::Config {
+            for config in &configs {
+                info!(engine = config.id, added_by = origin.as_str(), "engine added");
+            }
+        }
+        parts.configs.lock().extend(configs.into_iter().map(|config| (config.id.clone(), config)));
+        Ok(())
+    }
+
+    async fn remove_locked(&self, id: &str) -> Result<(), FleetError> {
+        let name = id.to_owned();
+        self.off_the_runtime(move |shared| Ok(shared.plane.remove(&name).map(drop)?)).await?;
+        self.forget(id);
+        info!(engine = id, "engine removed");
+        Ok(())
+    }
+
+    /// Lets go of what an engine had besides its streams.
+    fn forget(&self, id: &str) {
+        let parts = &self.0.fleet;
+        parts.fronts.stop(id);
+        parts.republisher.close(id);
+        parts.configs.lock().remove(id);
+    }
+
+    /// Does what may wait for a socket, or free a lot of memory.
+    async fn off_the_runtime<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> Result<T, FleetError> + Send + 'static,
+    ) -> Result<T, FleetError> {
+        let shared = self.0.clone();
+        tokio::task::spawn_blocking(move || work(&shared)).await.map_err(|_| FleetError::BrokeOff)?
+    }
+}

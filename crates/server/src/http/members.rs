@@ -1,0 +1,69 @@
+//! `/v1/engines`: which engines there are, and changing that.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Request, State};
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, delete, get, post};
+use axum::{Json, Router};
+use kvplane_core::{ErrorCode, PublicError};
+use kvplane_ingest::Origin;
+use serde_json::{Value, json};
+
+use super::status;
+use crate::error::ApiError;
+use crate::fleet::{EngineConfig, Fleet, FleetError};
+use crate::service::Shared;
+
+/// An engine's description is some hundred bytes.
+const MAX_BODY: usize = 64 << 10;
+
+pub(super) fn routes() -> Router<Arc<Shared>> {
+    Router::new()
+        .route("/v1/engines", get(list).merge(changing(post(add))))
+        .route("/v1/engines/{id}", changing(delete(remove)))
+}
+
+/// A route that changes the fleet: for callers on this machine only, and for small bodies.
+pub(super) fn changing(route: MethodRouter<Arc<Shared>>) -> MethodRouter<Arc<Shared>> {
+    route.layer(DefaultBodyLimit::max(MAX_BODY)).layer(from_fn(loopback_only))
+}
+
+/// Lets pass who connected from this machine. It is the connection's other end that counts: a listener on all addresses
+/// has callers from everywhere.
+async fn loopback_only(request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| *peer);
+    if peer.is_some_and(|peer| peer.ip().to_canonical().is_loopback()) {
+        return next.run(request).await;
+    }
+    let message = "engines are changed from this machine only: connect over loopback";
+    ApiError(PublicError::new(ErrorCode::Forbidden, message)).into_response()
+}
+
+async fn list(State(shared): State<Arc<Shared>>) -> Json<Value> {
+    let engines: Vec<_> = shared.plane.engines().iter().map(|engine| status::described(engine)).collect();
+    Json(json!({ "engines": engines }))
+}
+
+async fn add(
+    State(shared): State<Arc<Shared>>,
+    described: Result<Json<EngineConfig>, JsonRejection>,
+) -> Result<Response, ApiError> {
+    let Json(config) =
+        described.map_err(|rejection| PublicError::new(ErrorCode::InvalidArgument, rejection.body_text()))?;
+    let id = config.id.clone();
+    let fleet = Fleet::new(shared);
+    let plan = config.plan().map_err(|error| PublicError::from(FleetError::from(error)))?;
+    fleet.add(vec![plan], Origin::Api).await.map_err(PublicError::from)?;
+    let added = fleet.engine(&id).map_or(Value::Null, |engine| status::described(&engine));
+    Ok((StatusCode::CREATED, Json(added)).into_response())
+}
+
+async fn remove(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    Fleet::new(shared).remove(&id).await.map_err(PublicError::from)?;
+    Ok(StatusCode::NO_CONTENT)
+}
