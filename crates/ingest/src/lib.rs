@@ -7,6 +7,7 @@
 //! to the outside.
 
 mod address;
+mod check;
 mod clock;
 mod hint;
 mod plane;
@@ -16,6 +17,7 @@ mod stream;
 mod zmq_source;
 
 pub use address::AddressError;
-pub use plane::{AddError, Engine, Engines, Plane, UnknownMember};
+pub use check::{AddError, UnknownMember};
+pub use plane::{Engine, Engines, Plane};
 pub use spec::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, PlaneOptions, RankSpec};
 pub use stream::{Outcome, Stream, StreamStatus};

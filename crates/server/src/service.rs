@@ -72,6 +72,11 @@ impl Service {
         Self { shared }
     }
 
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
+    }
+
     /// The plane's engines, to be changed.
     pub fn fleet(&self) -> Fleet {
         Fleet::new(self.shared.clone())

@@ -67,3 +67,50 @@ async fn remove(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Re
     Fleet::new(shared).remove(&id).await.map_err(PublicError::from)?;
     Ok(StatusCode::NO_CONTENT)
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use kvplane_ingest::{Plane, PlaneOptions};
+    use tower_service::Service as _;
+
+    use super::*;
+    use crate::service::{Options, Service};
+
+    /// What a caller at `peer` gets; `None` is a server that does not know its callers.
+    async fn answer(router: &Router, peer: Option<&str>, method: &str, path: &str) -> StatusCode {
+        let mut request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        if let Some(peer) = peer {
+            request.extensions_mut().insert(ConnectInfo(peer.parse::<SocketAddr>().unwrap()));
+        }
+        router.clone().call(request).await.unwrap().status()
+    }
+
+    #[tokio::test]
+    async fn only_callers_on_this_machine_change_engines() {
+        let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
+        let router = super::super::router(Service::new(plane, Options::default()).shared());
+        let changing = [
+            ("POST", "/v1/engines"),
+            ("DELETE", "/v1/engines/x"),
+            ("POST", "/register"),
+            ("POST", "/unregister"),
+            ("POST", "/register_peer"),
+            ("POST", "/deregister_peer"),
+        ];
+        for (method, path) in changing {
+            for peer in ["127.0.0.1:5", "127.8.9.10:5", "[::1]:5", "[::ffff:127.0.0.1]:5"] {
+                let status = answer(&router, Some(peer), method, path).await;
+                assert_ne!(status, StatusCode::FORBIDDEN, "{method} {path} from {peer}");
+            }
+            let strangers = ["10.0.0.1:5", "[2001:db8::1]:5", "[::ffff:10.0.0.1]:5", "0.0.0.0:5"];
+            for peer in strangers.into_iter().map(Some).chain([None]) {
+                let status = answer(&router, peer, method, path).await;
+                assert_eq!(status, StatusCode::FORBIDDEN, "{method} {path} from {peer:?}");
+            }
+        }
+        for path in ["/v1/engines", "/workers", "/peers", "/health"] {
+            assert_eq!(answer(&router, Some("10.0.0.1:5"), "GET", path).await, StatusCode::OK, "{path}");
+        }
+    }
+}
