@@ -19,7 +19,6 @@ pub struct Buffer {
     pub(crate) width: usize,
     /// Lanes that still hold everything, while the question is followed.
     pub(crate) alive: Vec<u64>,
-    by_slot: Vec<u32>,
 }
 
 impl Buffer {
@@ -71,7 +70,7 @@ impl Buffer {
 #[derive(Debug)]
 pub struct Answer<'a> {
     pub(crate) reader: &'a Reader,
-    pub(crate) buffer: &'a mut Buffer,
+    pub(crate) buffer: &'a Buffer,
 }
 
 impl Drop for Answer<'_> {
@@ -83,7 +82,7 @@ impl Drop for Answer<'_> {
 impl Answer<'_> {
     /// Lanes that hold equally much: the depth, and the words of the set of lanes. A lane is in one stratum or among [`Self::singles`].
     pub fn strata(&self) -> impl Iterator<Item = (u32, &[u64])> {
-        let buffer = &*self.buffer;
+        let buffer = self.buffer;
         buffer.strata.iter().map(|(depth, start)| (*depth, &buffer.words[*start..*start + buffer.width]))
     }
 
@@ -122,11 +121,10 @@ impl Answer<'_> {
     }
 
     /// Every stream that holds the first block in any tier, in no particular order.
-    pub fn matches(&mut self) -> Vec<Match> {
+    pub fn matches(&self) -> Vec<Match> {
         let mut matches: Vec<Match> = Vec::new();
         let lanes = self.reader.lanes();
-        let mut by_slot = std::mem::take(&mut self.buffer.by_slot);
-        by_slot.clear();
+        let mut by_slot: Vec<u32> = Vec::new();
         self.for_each_lane(|lane, depth| {
             let lane = lanes.get(lane);
             let slot = lane.slot as usize;
@@ -143,7 +141,6 @@ impl Answer<'_> {
                 *level = depth.max(*level);
             }
         });
-        self.buffer.by_slot = by_slot;
         matches
     }
 }

@@ -14,7 +14,7 @@
 //!
 //! let mut reader = index.reader();
 //! let mut buffer = Buffer::default();
-//! let mut answer = reader.query(&[100, 200, 300], &mut buffer);
+//! let answer = reader.query(&[100, 200, 300], &mut buffer);
 //! assert_eq!(answer.matches(), [kvplane_index::Match { owner: 7, depths: [2, 2, 2, 2] }]);
 //! # Ok::<(), kvplane_index::Refused>(())
 //! ```
