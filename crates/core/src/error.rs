@@ -43,6 +43,23 @@ pub enum Blame {
 }
 
 impl ErrorCode {
+    /// The code's name in JSON and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "invalid_argument",
+            Self::NotFound => "not_found",
+            Self::Conflict => "conflict",
+            Self::LimitReached => "limit_reached",
+            Self::Forbidden => "forbidden",
+            Self::MethodNotAllowed => "method_not_allowed",
+            Self::OutOfRange => "out_of_range",
+            Self::DataLoss => "data_loss",
+            Self::Unavailable => "unavailable",
+            Self::ShuttingDown => "shutting_down",
+            Self::Internal => "internal",
+        }
+    }
+
     /// Who has to act on it.
     pub fn blame(self) -> Blame {
         match self {
@@ -105,11 +122,18 @@ pub struct PublicError {
     pub code: ErrorCode,
     /// What is wrong, in words; never holds tokens.
     pub message: String,
+    /// The field of the request that is to blame, where it is one.
+    pub field: Option<&'static str>,
 }
 
 impl PublicError {
     /// Builds one.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), field: None }
+    }
+
+    /// A field of the request cannot be used, and why.
+    pub fn field(field: &'static str, reason: impl std::fmt::Display) -> Self {
+        Self { code: ErrorCode::InvalidArgument, message: format!("{field}: {reason}"), field: Some(field) }
     }
 }

@@ -3,10 +3,14 @@
 //! A [`Plane`] holds every engine's [`Stream`]s. A source (today: `ZeroMQ`) drives a stream's recorder from socket
 //! threads; servers read streams from tasks. Between them is one short lock per stream and a wake-up.
 //!
+//! Each stream also feeds an index, in the [`Catalog`]: there a whole model is asked who holds a prompt, without a stream's
+//! lock.
+//!
 //! This room decides nothing about continuity: it carries what happened to the recorder, and the recorder's questions
 //! to the outside.
 
 mod address;
+mod catalog;
 mod check;
 mod clock;
 mod hint;
@@ -17,6 +21,7 @@ mod stream;
 mod zmq_source;
 
 pub use address::AddressError;
+pub use catalog::{Answer, Catalog, Identity, IndexStats, Match, Member, Prompt, Roster, View};
 pub use check::{AddError, UnknownMember};
 pub use plane::{Engine, Engines, Plane};
 pub use spec::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, PlaneOptions, RankSpec};

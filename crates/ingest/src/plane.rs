@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::catalog::{Catalog, Identity};
 use crate::check::{AddError, UnknownMember, check};
 use crate::clock::Clock;
 use crate::hint::HintClient;
@@ -58,6 +59,7 @@ pub struct Plane {
     members: Mutex<Members>,
     options: PlaneOptions,
     clock: Clock,
+    catalog: Arc<Catalog>,
     sockets: Sockets,
     hints: HintClient,
     runtime: Handle,
@@ -81,10 +83,12 @@ impl Plane {
             members: Mutex::default(),
             options: options.clone(),
             clock: Clock::start(),
+            catalog: Catalog::new(options.index.clone()),
             sockets: Sockets::start(&SocketOptions::default()).map_err(AddError::Threads)?,
             hints: HintClient::new(),
             runtime: Handle::current(),
         });
+        plane.runtime.spawn(plane.catalog.reclaim());
         plane.add(specs, Origin::Config)?;
         Ok(plane)
     }
@@ -187,6 +191,11 @@ impl Plane {
         Ok(())
     }
 
+    /// What every stream holds, by content.
+    pub fn catalog(&self) -> &Arc<Catalog> {
+        &self.catalog
+    }
+
     /// Stops listening. Streams stay readable. Blocks until the socket threads have ended.
     pub fn shutdown(&self) {
         self.members.lock().sources.clear();
@@ -220,7 +229,14 @@ impl Plane {
         let mut now = self.clock.now();
         now.unix_ms = now.unix_ms.max(members.epochs_from);
         let recorder = Recorder::new(follow, keep, rank.rank, now);
-        Arc::new(Stream::new(StreamId::new(spec.id.clone(), rank.rank), self.clock, recorder))
+        let stream = Stream::new(StreamId::new(spec.id.clone(), rank.rank), self.clock, recorder);
+        let identity = Identity {
+            model: spec.model.clone(),
+            worker_id: spec.worker_id,
+            routing_group: spec.routing_group.clone(),
+        };
+        stream.join(&self.catalog, identity);
+        Arc::new(stream)
     }
 
     /// Opens the sockets of planned streams, all or none.

@@ -136,6 +136,8 @@ pub struct PlaneOptions {
     pub max_bytes: usize,
     /// The live state's bounds, per stream.
     pub state: Limits,
+    /// What each index may use.
+    pub index: kvplane_index::Options,
     /// What an unfilled gap does.
     pub on_gap: OnGap,
     /// Disconnected for longer than this is `down`.
@@ -154,6 +156,8 @@ impl Default for PlaneOptions {
             max_batches: 10_000,
             max_bytes: 64 << 20,
             state: Limits::default(),
+            // Room for some 200 million blocks of 36 bytes.
+            index: kvplane_index::Options { max_bytes: 8 << 30, ..kvplane_index::Options::default() },
             on_gap: OnGap::Drop,
             down_after: Duration::from_secs(10),
             replay_idle: Duration::from_secs(2),

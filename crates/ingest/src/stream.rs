@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kvplane_core::{Continuity, Cursor, Epoch, StateDigest, StreamId, Tier, TrustState};
+use kvplane_core::{Continuity, Cursor, Epoch, Reason, StateDigest, StreamId, Tier, TrustState};
 use kvplane_stream::{
     Ask, Counters, Entry, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Range, Recorder,
     Snapshot, SnapshotBuilder, Window,
@@ -13,6 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::catalog::{Catalog, Identity, StreamFeed, View};
 use crate::clock::Clock;
 
 /// Slots that a snapshot visits while it holds the stream's lock: some tens of microseconds.
@@ -59,6 +60,8 @@ pub struct StreamStatus {
     pub malformed_frames: u64,
     /// Time since the last event was applied.
     pub since_last_event: Option<Duration>,
+    /// Why the index knows less of the stream than its journal does.
+    pub index_lacking: Option<Reason>,
 }
 
 #[derive(Debug)]
@@ -68,6 +71,8 @@ struct Inner {
     last_event: Option<Duration>,
     /// The stream was removed: whatever its source still says is not recorded.
     closed: bool,
+    /// Where the stream is in the index, if it is in one.
+    index: Option<StreamFeed>,
 }
 
 /// What an input left to do once the lock is released.
@@ -111,11 +116,32 @@ impl Stream {
             clock,
             window: recorder.journal().window(),
             unannounced: AtomicBool::new(false),
-            inner: Mutex::new(Inner { recorder, malformed_frames: 0, last_event: None, closed: false }),
+            inner: Mutex::new(Inner {
+                recorder,
+                malformed_frames: 0,
+                last_event: None,
+                closed: false,
+                index: None,
+            }),
             changed: Notify::new(),
             snapshot: tokio::sync::Mutex::new((Duration::ZERO, Weak::new())),
             removed: CancellationToken::new(),
         }
+    }
+
+    /// Puts the stream into an index, before it is fed for the first time.
+    pub fn join(&self, catalog: &Arc<Catalog>, identity: Identity) {
+        let mut inner = self.inner.lock();
+        let Inner { recorder, index, .. } = &mut *inner;
+        recorder.journal_mut().keep_fresh();
+        let block_size = recorder.journal().block_size();
+        *index = Some(catalog.join(self.id.clone(), identity, block_size, view(recorder)));
+    }
+
+    /// Takes the stream out of the index: it is in no answer that is begun after this.
+    pub fn leave_index(&self) {
+        let left = self.inner.lock().index.take();
+        drop(left); // after the lock
     }
 
     /// Which stream.
@@ -137,6 +163,7 @@ impl Stream {
     /// go of, and nothing is recorded any more.
     pub(crate) fn remove(&self) -> Outcome {
         self.removed.cancel();
+        self.leave_index();
         let now = self.clock.now();
         let mut inner = self.inner.lock();
         inner.closed = true;
@@ -161,6 +188,12 @@ impl Stream {
             inner.last_event = Some(now.mono);
         }
         let news = inner.recorder.journal().cursor() != before;
+        // Under the lock, so that the index has seen all that the journal has once the lock is free.
+        let Inner { recorder, index, .. } = &mut *inner;
+        let entries = recorder.journal_mut().take_fresh();
+        if let Some(index) = index {
+            index.follow(&entries, view(recorder));
+        }
         let outcome = Outcome {
             asks: inner.recorder.take_asks(),
             happenings: inner.recorder.take_happenings(),
@@ -279,7 +312,19 @@ impl Stream {
             journal: journal.counters().clone(),
             malformed_frames: inner.malformed_frames,
             since_last_event: inner.last_event.map(|at| now.mono.saturating_sub(at)),
+            index_lacking: inner.index.as_ref().and_then(StreamFeed::lacking),
         }
+    }
+}
+
+/// What answers say of a stream.
+fn view(recorder: &Recorder) -> View {
+    let journal = recorder.journal();
+    View {
+        epoch: journal.epoch(),
+        continuity: recorder.continuity().standing(),
+        trust: journal.trust().level(),
+        reason: journal.trust().worst().map(|worst| worst.reason),
     }
 }
 

@@ -19,14 +19,17 @@ impl From<PublicError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let PublicError { code, message } = self.0;
+        let PublicError { code, message, field } = self.0;
         let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let body = json!({"error": {
+        let mut body = json!({"error": {
             "code": code,
             "message": message,
             "blame": code.blame(),
             "retry": code.retry(),
         }});
+        if let Some(field) = field {
+            body["error"]["field"] = field.into();
+        }
         (status, Json(body)).into_response()
     }
 }

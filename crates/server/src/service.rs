@@ -23,6 +23,8 @@ use crate::smg::Mergers;
 pub struct Options {
     /// Trust levels whose state is given out by protocols that cannot carry a flag.
     pub credit: Vec<Trust>,
+    /// The longest prompt that may be asked for.
+    pub max_tokens: usize,
     /// After this `/readyz` says yes even if an engine was never heard.
     pub ready_deadline: Duration,
 }
@@ -31,6 +33,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             credit: vec![Trust::Exact, Trust::Lower, Trust::Unverified],
+            max_tokens: 1 << 20,
             ready_deadline: Duration::from_secs(30),
         }
     }

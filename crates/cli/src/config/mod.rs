@@ -22,6 +22,8 @@ pub(crate) struct Config {
     pub(crate) listen: Listen,
     pub(crate) journal: Journal,
     pub(crate) follow: Follow,
+    pub(crate) index: IndexConfig,
+    pub(crate) query: QueryConfig,
     pub(crate) trust: TrustConfig,
     pub(crate) members: MembersConfig,
     pub(crate) engine: Vec<EngineConfig>,
@@ -103,7 +105,38 @@ impl Default for Follow {
     }
 }
 
-/// Which states are given out where the answer cannot carry a flag.
+/// What each index may use: there is one per model and block size.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct IndexConfig {
+    /// Bytes; what does not fit is not indexed, and its stream is "lower".
+    pub(crate) max_bytes: ByteSize,
+    /// Blocks of one stream that may wait for a parent.
+    pub(crate) max_waiting: usize,
+}
+
+impl Default for IndexConfig {
+    fn default() -> Self {
+        let options = PlaneOptions::default().index;
+        Self { max_bytes: ByteSize(options.max_bytes), max_waiting: options.max_waiting }
+    }
+}
+
+/// What may be asked.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct QueryConfig {
+    /// The longest prompt.
+    pub(crate) max_tokens: usize,
+}
+
+impl Default for QueryConfig {
+    fn default() -> Self {
+        Self { max_tokens: kvplane_server::Options::default().max_tokens }
+    }
+}
+
+/// Which states are credited in answers, and given out where an answer cannot carry a flag.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TrustConfig {
@@ -172,6 +205,10 @@ impl Config {
             max_batches: self.journal.max_batches.max(1),
             max_bytes: self.journal.max_bytes.0,
             state: Limits { max_bytes: self.journal.max_state_bytes.0, ..Limits::default() },
+            index: kvplane_index::Options {
+                max_bytes: self.index.max_bytes.0,
+                max_waiting: self.index.max_waiting,
+            },
             on_gap: match self.journal.on_gap {
                 OnGapName::Drop => OnGap::Drop,
                 OnGapName::Keep => OnGap::Keep,
@@ -190,6 +227,10 @@ impl Config {
             TrustName::Unverified => Trust::Unverified,
             TrustName::Unsound => Trust::Unsound,
         });
-        kvplane_server::Options { credit: credit.collect(), ready_deadline: self.follow.ready_deadline.0 }
+        kvplane_server::Options {
+            credit: credit.collect(),
+            max_tokens: self.query.max_tokens,
+            ready_deadline: self.follow.ready_deadline.0,
+        }
     }
 }

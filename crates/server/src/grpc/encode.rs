@@ -184,19 +184,22 @@ pub(super) fn state_digest(digest: StateDigest) -> proto::Digest {
     proto::Digest { low, high }
 }
 
-pub(super) fn trust(state: &TrustState) -> proto::Trust {
-    let level = match state.level() {
+pub(super) fn level(trust: Trust) -> proto::TrustLevel {
+    match trust {
         Trust::Exact => proto::TrustLevel::Exact,
         Trust::Lower => proto::TrustLevel::Lower,
         Trust::Unverified => proto::TrustLevel::Unverified,
         Trust::Unsound => proto::TrustLevel::Unsound,
-    };
+    }
+}
+
+pub(super) fn trust(state: &TrustState) -> proto::Trust {
     let degradations = state
         .active()
         .iter()
         .map(|d| proto::Degradation { reason: d.reason.to_string(), since_ms: d.since_ms })
         .collect();
-    proto::Trust { level: level.into(), degradations }
+    proto::Trust { level: level(state.level()).into(), degradations }
 }
 
 /// A snapshot, message by message.

@@ -4,6 +4,7 @@ mod encode;
 mod everything;
 mod follow;
 mod plane;
+mod query;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,9 @@ use tracing::error;
 
 use crate::service::Shared;
 use crate::smg::{SmgService, SubscribeTo};
+
+/// Several of the longest prompts in one message.
+const MAX_MESSAGE: usize = 64 << 20;
 
 /// All services on one port.
 pub(crate) fn server(shared: &Arc<Shared>) -> Router {
@@ -36,7 +40,9 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .add_service(health_service)
         .add_optional_service(reflection)
-        .add_service(PlaneServer::new(plane::PlaneService::new(shared.clone())))
+        .add_service(
+            PlaneServer::new(plane::PlaneService::new(shared.clone())).max_decoding_message_size(MAX_MESSAGE),
+        )
         .add_service(VllmEngineServer::new(smg.clone()))
         .add_service(SglangSchedulerServer::new(smg.clone()))
         .add_service(TokenSpeedSchedulerServer::new(smg.clone()))

@@ -9,11 +9,12 @@ use kvplane_ingest::{Engine, Stream};
 use kvplane_proto::Encoded;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::server::plane_server::Plane;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::encode;
 use super::everything::everything;
 use super::follow::{Begin, Follower};
+use super::query;
 use crate::error::ApiError;
 use crate::select;
 use crate::service::Shared;
@@ -72,6 +73,7 @@ type Responses = Pin<Box<dyn FutureStream<Item = Result<Encoded, Status>> + Send
 #[tonic::async_trait]
 impl Plane for PlaneService {
     type SubscribeStream = Responses;
+    type QueryStreamStream = query::Answers;
 
     async fn subscribe(
         &self,
@@ -105,6 +107,20 @@ impl Plane for PlaneService {
             None => plane.engines().iter().map(|engine| engine_status(engine)).collect(),
         };
         Ok(Response::new(proto::StatusResponse { engines }))
+    }
+
+    async fn query(
+        &self,
+        request: Request<proto::QueryRequest>,
+    ) -> Result<Response<proto::QueryResponse>, Status> {
+        query::query(&self.shared, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn query_stream(
+        &self,
+        request: Request<Streaming<proto::QueryBatch>>,
+    ) -> Result<Response<Self::QueryStreamStream>, Status> {
+        Ok(Response::new(query::query_stream(self.shared.clone(), request.into_inner())))
     }
 }
 

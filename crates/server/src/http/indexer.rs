@@ -207,7 +207,7 @@ fn done(success: StatusCode, result: Result<(), FleetError>) -> Response {
     match result {
         Ok(()) => (success, Json(json!({"status": "ok"}))).into_response(),
         Err(error) => {
-            let PublicError { code, message } = error.into();
+            let PublicError { code, message, .. } = error.into();
             let status =
                 StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             refuse(status, &message)

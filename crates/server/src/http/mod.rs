@@ -1,8 +1,11 @@
 //! The HTTP server.
 
+mod fields;
 mod indexer;
 mod members;
 mod metrics;
+mod peer_query;
+mod query;
 mod recover;
 mod status;
 
@@ -11,7 +14,7 @@ use std::sync::Arc;
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use kvplane_core::{ErrorCode, PublicError};
 use serde::Deserialize;
@@ -22,11 +25,15 @@ use crate::service::Shared;
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new()
+        .route("/v1/query", post(query::query))
+        .route("/query", post(peer_query::query))
+        .route("/query_by_hash", post(peer_query::query_by_hash))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
         .route("/v1/status", get(status_page))
         .route("/kv_recover", get(recover::kv_recover))
+        .route("/dump", get(peer_query::dump))
         .merge(members::routes())
         .merge(indexer::routes())
         .method_not_allowed_fallback(async || {

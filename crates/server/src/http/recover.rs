@@ -41,7 +41,7 @@ pub(super) async fn kv_recover(
         .and_then(|engine| Ok((select::stream(&engine, question.rank)?.clone(), engine)));
     match selected {
         Ok((stream, engine)) => Json(answer(&shared, &engine, &stream, &question).await).into_response(),
-        Err(PublicError { code, message }) => {
+        Err(PublicError { code, message, .. }) => {
             let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::BAD_REQUEST);
             refuse(status, message)
         }
@@ -76,7 +76,7 @@ async fn answer(shared: &Shared, engine: &Engine, stream: &Stream, question: &Qu
     }
 }
 
-fn not_worth_crediting(shared: &Shared, stream: &Stream) -> Option<String> {
+pub(super) fn not_worth_crediting(shared: &Shared, stream: &Stream) -> Option<String> {
     let status = stream.status();
     let level = status.trust.level();
     if status.trust.has(Reason::Unheard) {
@@ -98,10 +98,11 @@ async fn dump(stream: &Stream, worker: Worker) -> Answer {
     dumped.await.unwrap_or_else(|_| Answer::Error("the state could not be dumped".to_owned()))
 }
 
+/// A stream, as peers name it.
 #[derive(Debug, Clone, Copy)]
-struct Worker {
-    id: u64,
-    rank: u32,
+pub(super) struct Worker {
+    pub(super) id: u64,
+    pub(super) rank: u32,
 }
 
 impl Worker {
@@ -111,7 +112,7 @@ impl Worker {
         numbered.filter(|(id, _)| *id >= start).map(|(id, transition)| self.event(id, transition)).collect()
     }
 
-    fn event(self, event_id: u64, transition: &Transition) -> RouterEvent {
+    pub(super) fn event(self, event_id: u64, transition: &Transition) -> RouterEvent {
         let (tier, data) = match transition {
             Transition::Stored { tier, parent, blocks } => {
                 let blocks = blocks.iter().map(|block| KvCacheStoredBlockData {

@@ -4,6 +4,7 @@
 
 mod frames;
 mod members;
+mod query;
 mod replay;
 mod republish;
 mod rig;

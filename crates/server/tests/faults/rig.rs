@@ -5,6 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
 use kvplane_core::{Continuity, EngineId, EngineKind, Trust};
 use kvplane_ingest::{
     DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream, StreamStatus,
@@ -16,6 +21,7 @@ use kvplane_server::{Fleet, Options, Service};
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
 use kvplane_stream::Duplicates;
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
@@ -248,6 +254,21 @@ pub async fn held(stream: &Stream) -> BTreeMap<u64, u64> {
     let snapshot = stream.snapshot().await;
     let blocks = snapshot.image.blocks.iter().filter(|block| !block.holdings.is_empty());
     blocks.map(|block| (block.hash, block.holdings.iter().map(|h| u64::from(h.copies)).sum())).collect()
+}
+
+/// Status and body of an HTTP request with a JSON body.
+pub async fn call(address: SocketAddr, method: &str, path: &str, body: &Value) -> (u16, Value) {
+    send(address, method, path, body.to_string()).await
+}
+
+/// Status and body of an HTTP request.
+pub async fn send(address: SocketAddr, method: &str, path: &str, body: String) -> (u16, Value) {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
+    let request = Request::builder().method(method).uri(format!("http://{address}{path}"));
+    let response = client.request(request.body(Full::from(body)).unwrap()).await.unwrap();
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).unwrap_or_default())
 }
 
 /// A replica fed by the wire alone.

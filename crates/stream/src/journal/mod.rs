@@ -191,6 +191,8 @@ pub struct Journal {
     cuts: u32,
     /// States of lives that are over, to be dropped where it delays nobody.
     retired: Vec<State>,
+    /// Entries that nobody has taken yet, where somebody takes them. The window may be too small for all of them.
+    fresh: Option<Vec<Arc<Entry>>>,
 }
 
 impl Journal {
@@ -221,6 +223,7 @@ impl Journal {
             passed_over: Vec::new(),
             cuts: 0,
             retired: Vec::new(),
+            fresh: None,
         }
     }
 
@@ -287,6 +290,16 @@ impl Journal {
     /// States of lives that are over. Dropping one takes a while: do it elsewhere.
     pub fn take_retired(&mut self) -> Vec<State> {
         std::mem::take(&mut self.retired)
+    }
+
+    /// From now on every new entry is kept for [`Self::take_fresh`], which must be called after every input.
+    pub fn keep_fresh(&mut self) {
+        self.fresh.get_or_insert_default();
+    }
+
+    /// Every entry since the last call, in order, also those that the window has no room for.
+    pub fn take_fresh(&mut self) -> Vec<Arc<Entry>> {
+        self.fresh.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// What was passed over since the last look and is worth a log line: the first of its kind, then ever fewer.
@@ -459,7 +472,10 @@ impl Journal {
             untranslatable: self.untranslatable,
             known_from: self.known_from,
         };
-        self.window.push(engine_sequence, timestamp, changes, notes, transitions);
+        let entry = self.window.push(engine_sequence, timestamp, changes, notes, transitions);
+        if let Some(fresh) = &mut self.fresh {
+            fresh.push(entry);
+        }
     }
 
     /// Knowing as many copies as the device has blocks is knowing everything.

@@ -120,7 +120,7 @@ impl Window {
         changes: Vec<Change>,
         notes: Notes,
         transitions: Vec<Transition>,
-    ) {
+    ) -> Arc<Entry> {
         let Notes { trust, standing, digest, untranslatable, known_from } = notes;
         let cost = Entry::estimate(&changes, &transitions);
         // Freed after the lock.
@@ -145,7 +145,8 @@ impl Window {
         kept.next_sequence += 1;
         kept.next_event_id = entry.next_event_id();
         kept.bytes += cost;
-        kept.entries.push_back(Arc::new(entry));
+        let entry = Arc::new(entry);
+        kept.entries.push_back(entry.clone());
         // The newest entry always stays: a subscriber that is caught up must be able to go on.
         while kept.entries.len() > 1 && (kept.entries.len() > self.max_entries || kept.bytes > self.max_bytes)
         {
@@ -154,6 +155,7 @@ impl Window {
             expired.push(old);
         }
         drop(kept);
+        entry
     }
 
     /// What follows a cursor, at most `max` entries; empty when caught up.

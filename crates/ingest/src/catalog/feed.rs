@@ -1,0 +1,164 @@
+//! From a stream's journal into the index.
+
+use std::sync::Arc;
+
+use kvplane_core::{Reason, StreamId, Tier, Trust};
+use kvplane_index::{Block, Refused, Slot};
+use kvplane_stream::{Entry, Transition, VisibleBlock};
+use tracing::warn;
+
+use super::Catalog;
+use super::roster::{Keyspace, Member, Roster};
+use super::view::View;
+
+/// A stream's place in the index of one block size.
+#[derive(Debug)]
+struct Seat {
+    keyspace: Arc<Keyspace>,
+    slot: Slot,
+}
+
+/// Keeps one stream's part of the index as its journal says. Lives under the stream's lock and is told of every entry in
+/// order, so no answer is behind the journal. Dropping it takes the stream out of the index.
+#[derive(Debug)]
+pub(crate) struct StreamFeed {
+    catalog: Arc<Catalog>,
+    roster: Arc<Roster>,
+    member: Arc<Member>,
+    /// Nearly always one.
+    seats: Vec<Seat>,
+    /// The journal's view, as last told.
+    journal: View,
+    /// The index knows less than the journal, and why; until the next clear or life.
+    lacking: Option<Reason>,
+    scratch: Vec<Block>,
+}
+
+impl StreamFeed {
+    pub(super) fn new(catalog: Arc<Catalog>, roster: Arc<Roster>, member: Arc<Member>, view: View) -> Self {
+        Self { catalog, roster, member, seats: Vec::new(), journal: view, lacking: None, scratch: Vec::new() }
+    }
+
+    /// Why the index knows less of the stream than its journal does.
+    pub(crate) fn lacking(&self) -> Option<Reason> {
+        self.lacking
+    }
+
+    /// What happened to the stream, and its view after that.
+    pub(crate) fn follow(&mut self, entries: &[Arc<Entry>], view: View) {
+        let quiet = |entry: &Arc<Entry>| {
+            entry.trust.is_none() && entry.standing.is_none() && entry.epoch == self.journal.epoch
+        };
+        let settled = view == self.journal && entries.iter().all(quiet);
+        if !settled {
+            self.member.cell.unsettle();
+        }
+        let lacked = self.lacking;
+        let mut epoch = self.journal.epoch;
+        for entry in entries {
+            if entry.epoch != epoch {
+                epoch = entry.epoch;
+                // Another life may have another block size: it finds its index anew.
+                self.vacate();
+            }
+            for transition in &entry.transitions {
+                self.apply(transition);
+            }
+        }
+        self.journal = view;
+        if !settled || self.lacking != lacked {
+            self.member.cell.settle(self.worth());
+        }
+    }
+
+    /// The journal's view, and no better than what the index knows.
+    fn worth(&self) -> View {
+        match self.lacking {
+            Some(reason) if self.journal.trust < reason.trust() => {
+                View { trust: reason.trust(), reason: Some(reason), ..self.journal }
+            }
+            _ => self.journal,
+        }
+    }
+
+    fn apply(&mut self, transition: &Transition) {
+        match transition {
+            Transition::Stored { tier: Tier::Unknown, .. }
+            | Transition::Removed { tier: Tier::Unknown, .. } => {}
+            Transition::Stored { tier, parent, blocks } => self.store(*tier, *parent, blocks),
+            Transition::Removed { tier, hashes } => {
+                for Seat { keyspace, slot } in &self.seats {
+                    keyspace.index.remove(*slot, *tier, hashes);
+                }
+            }
+            Transition::Cleared => {
+                for Seat { keyspace, slot } in &self.seats {
+                    keyspace.index.clear(*slot);
+                }
+                self.lacking = None;
+                self.catalog.wake_reclaimer();
+            }
+        }
+    }
+
+    fn store(&mut self, tier: Tier, parent: Option<u64>, blocks: &[VisibleBlock]) {
+        let mut parent = parent;
+        // A store has one block size; should it have several, each run goes where it belongs.
+        for run in blocks.chunk_by(|one, next| one.block_size == next.block_size) {
+            let Some(last) = run.last() else { continue };
+            self.scratch.clear();
+            self.scratch.extend(run.iter().map(|block| Block { hash: block.hash, content: block.content }));
+            let at = self.seat(last.block_size);
+            let Seat { keyspace, slot } = &self.seats[at];
+            if let Err(refused) = keyspace.index.store(*slot, tier, parent, &self.scratch) {
+                self.lacks(refused);
+            }
+            parent = Some(last.hash);
+        }
+    }
+
+    fn seat(&mut self, block_size: u32) -> usize {
+        if let Some(at) = self.seats.iter().position(|seat| seat.keyspace.block_size == block_size) {
+            return at;
+        }
+        let keyspace = self.roster.enter(block_size);
+        let slot = keyspace.index.add_stream(u64::from(self.member.seat));
+        self.seats.push(Seat { keyspace, slot });
+        self.member.set_block_size(block_size);
+        self.seats.len() - 1
+    }
+
+    fn lacks(&mut self, refused: Refused) {
+        self.roster.refused.add(refused);
+        let reason = match refused {
+            Refused::Budget => Reason::Budget,
+            Refused::Waiting => Reason::WaitingOverflow,
+        };
+        if self.lacking.is_none() {
+            // Said before anything else is done to the index: what is missing must not be seen as exact.
+            self.member.cell.unsettle();
+            self.lacking = Some(reason);
+            let StreamId { engine, rank } = &self.member.id;
+            warn!(%engine, rank, trust = %Trust::Lower, %reason, "the index does not take all of the stream: {refused}");
+        }
+    }
+
+    /// Out of every index.
+    fn vacate(&mut self) {
+        for Seat { keyspace, slot } in self.seats.drain(..) {
+            keyspace.index.remove_stream(slot);
+            self.roster.exit(keyspace.block_size);
+        }
+        self.lacking = None;
+        self.catalog.wake_reclaimer();
+    }
+}
+
+impl Drop for StreamFeed {
+    fn drop(&mut self) {
+        // Never settled again: whoever has just found blocks of it finds that it is gone.
+        self.member.cell.unsettle();
+        self.vacate();
+        self.catalog.leave(&self.roster, &self.member);
+    }
+}

@@ -1,0 +1,208 @@
+//! The streams of one model, and the indexes that cover them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use kvplane_core::StreamId;
+use kvplane_index::{Index, Options, Refused};
+use parking_lot::{Mutex, RwLock};
+
+use super::ask::Scratch;
+use super::view::{View, ViewCell};
+
+/// Who a stream is in answers.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// The model that its engine serves.
+    pub model: String,
+    /// The engine's number in peers' JSON.
+    pub worker_id: u64,
+    /// The engine's group in peers' JSON.
+    pub routing_group: String,
+}
+
+/// One stream, as questions see it.
+#[derive(Debug)]
+pub struct Member {
+    /// Which stream.
+    pub id: StreamId,
+    /// Who it is in answers.
+    pub identity: Identity,
+    pub(super) seat: u32,
+    pub(super) cell: ViewCell,
+    /// 0 while it is not known.
+    block_size: AtomicU32,
+}
+
+impl Member {
+    /// Tokens per block: what its last store said, or its configuration; `None` while neither has.
+    pub fn block_size(&self) -> Option<u32> {
+        Some(self.block_size.load(Ordering::Relaxed)).filter(|&size| size != 0)
+    }
+
+    pub(super) fn set_block_size(&self, size: u32) {
+        self.block_size.store(size, Ordering::Relaxed);
+    }
+
+    /// What an answer would say about it now.
+    pub fn view(&self) -> View {
+        self.cell.read().view
+    }
+}
+
+/// All blocks of one size.
+#[derive(Debug)]
+pub(super) struct Keyspace {
+    pub(super) block_size: u32,
+    pub(super) index: Arc<Index>,
+}
+
+/// Who is there and what covers them. Replaced as a whole when a stream comes or goes, or a block size does; a view
+/// changes in place.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    /// By engine and rank.
+    pub(super) members: Vec<Arc<Member>>,
+    /// Where the member of a seat is among the members. The seat is its name in the indexes; seats are reused.
+    pub(super) positions: Vec<Option<u32>>,
+    pub(super) keyspaces: Vec<Arc<Keyspace>>,
+    /// Room for questions, reused. It goes with the table, so it never keeps an index that is gone.
+    pub(super) scratch: Mutex<Vec<Scratch>>,
+}
+
+impl Table {
+    fn with(mut members: Vec<Arc<Member>>, keyspaces: Vec<Arc<Keyspace>>) -> Self {
+        members.sort_by(|one, other| one.id.cmp(&other.id));
+        let seats = members.iter().map(|member| member.seat as usize + 1).max().unwrap_or(0);
+        let mut positions = vec![None; seats];
+        for (position, member) in members.iter().enumerate() {
+            positions[member.seat as usize] = Some(position as u32);
+        }
+        Self { members, positions, keyspaces, scratch: Mutex::default() }
+    }
+}
+
+/// How often an index did not take a store.
+#[derive(Debug, Default)]
+pub(super) struct RefusedCounts {
+    budget: AtomicU64,
+    waiting: AtomicU64,
+}
+
+impl RefusedCounts {
+    pub(super) fn add(&self, refused: Refused) {
+        let count = match refused {
+            Refused::Budget => &self.budget,
+            Refused::Waiting => &self.waiting,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self, refused: Refused) -> u64 {
+        match refused {
+            Refused::Budget => self.budget.load(Ordering::Relaxed),
+            Refused::Waiting => self.waiting.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// The streams of one model, and the indexes that cover them.
+#[derive(Debug)]
+pub struct Roster {
+    pub(super) model: String,
+    options: Options,
+    table: RwLock<Arc<Table>>,
+    /// How many streams are in each index. Also serialises changes of the table.
+    users: Mutex<BTreeMap<u32, usize>>,
+    pub(super) refused: RefusedCounts,
+}
+
+impl Roster {
+    pub(super) fn new(model: &str, options: Options) -> Self {
+        Self {
+            model: model.to_owned(),
+            options,
+            table: RwLock::default(),
+            users: Mutex::default(),
+            refused: RefusedCounts::default(),
+        }
+    }
+
+    pub(super) fn table(&self) -> Arc<Table> {
+        self.table.read().clone()
+    }
+
+    /// Everybody, in the order of engines and ranks.
+    pub fn members(&self) -> Vec<Arc<Member>> {
+        self.table().members.clone()
+    }
+
+    pub(super) fn join(
+        &self,
+        id: StreamId,
+        identity: Identity,
+        block_size: Option<u32>,
+        view: View,
+    ) -> Arc<Member> {
+        let _changing = self.users.lock();
+        let old = self.table();
+        let seat = old.positions.iter().position(Option::is_none).unwrap_or(old.positions.len());
+        let member = Arc::new(Member {
+            id,
+            identity,
+            seat: seat as u32,
+            cell: ViewCell::new(view),
+            block_size: AtomicU32::new(block_size.unwrap_or(0)),
+        });
+        let members = old.members.iter().chain([&member]).cloned().collect();
+        self.replace(Table::with(members, old.keyspaces.clone()));
+        member
+    }
+
+    /// A stream goes. Says whether it was the last.
+    pub(super) fn leave(&self, member: &Member) -> bool {
+        let _changing = self.users.lock();
+        let old = self.table();
+        let others = old.members.iter().filter(|other| other.seat != member.seat).cloned();
+        let others: Vec<Arc<Member>> = others.collect();
+        let last = others.is_empty();
+        self.replace(Table::with(others, old.keyspaces.clone()));
+        last
+    }
+
+    /// The index of a block size, for one more stream.
+    pub(super) fn enter(&self, block_size: u32) -> Arc<Keyspace> {
+        let mut users = self.users.lock();
+        *users.entry(block_size).or_default() += 1;
+        let old = self.table();
+        if let Some(known) = old.keyspaces.iter().find(|keyspace| keyspace.block_size == block_size) {
+            return known.clone();
+        }
+        let fresh = Arc::new(Keyspace { block_size, index: Index::new(&self.options) });
+        let mut keyspaces = old.keyspaces.clone();
+        keyspaces.push(fresh.clone());
+        self.replace(Table::with(old.members.clone(), keyspaces));
+        fresh
+    }
+
+    /// One stream less uses the index of a block size. The last one takes it along.
+    pub(super) fn exit(&self, block_size: u32) {
+        let mut users = self.users.lock();
+        let Some(count) = users.get_mut(&block_size) else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        users.remove(&block_size);
+        let old = self.table();
+        let mut keyspaces = old.keyspaces.clone();
+        keyspaces.retain(|keyspace| keyspace.block_size != block_size);
+        self.replace(Table::with(old.members.clone(), keyspaces));
+    }
+
+    fn replace(&self, table: Table) {
+        let old = std::mem::replace(&mut *self.table.write(), Arc::new(table));
+        drop(old); // after the lock: it may be the last that holds an index
+    }
+}

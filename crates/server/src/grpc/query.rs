@@ -1,0 +1,144 @@
+//! `Query` and `QueryStream`: who holds how much of a prompt.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::{Stream as FutureStream, StreamExt as _};
+use kvplane_core::{ErrorCode, PublicError, Tier, Trust};
+use kvplane_ingest::{Answer, Match};
+use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::kvplane::v1::query_result::Outcome;
+use tonic::{Status, Streaming};
+
+use super::encode;
+use crate::error::ApiError;
+use crate::query::Question;
+use crate::service::Shared;
+
+/// Tokens of one message that are hashed at once: some hundred microseconds. More is done where it delays nobody.
+const AT_ONCE: usize = 128 << 10;
+
+/// The answers of a stream.
+pub(super) type Answers = Pin<Box<dyn FutureStream<Item = Result<proto::QueryBatchResponse, Status>> + Send>>;
+
+/// Answers one query.
+pub(super) async fn query(
+    shared: &Arc<Shared>,
+    request: proto::QueryRequest,
+) -> Result<proto::QueryResponse, Status> {
+    if request.token_ids.len() <= AT_ONCE {
+        return Ok(answer(shared, request).map_err(ApiError)?);
+    }
+    let shared = shared.clone();
+    let answered = tokio::task::spawn_blocking(move || answer(&shared, request)).await;
+    let failed = |_| PublicError::new(ErrorCode::Internal, "the query could not be answered");
+    Ok(answered.map_err(failed).flatten().map_err(ApiError)?)
+}
+
+/// Answers messages one after the other: the next is read when this one is answered and taken.
+pub(super) fn query_stream(shared: Arc<Shared>, batches: Streaming<proto::QueryBatch>) -> Answers {
+    let stop = shared.stop.clone().cancelled_owned();
+    let answers = batches.then(move |batch| {
+        let shared = shared.clone();
+        async move { answer_batch(&shared, batch?).await }
+    });
+    answers.take_until(stop).boxed()
+}
+
+async fn answer_batch(
+    shared: &Arc<Shared>,
+    batch: proto::QueryBatch,
+) -> Result<proto::QueryBatchResponse, Status> {
+    let tokens: usize = batch.queries.iter().map(|query| query.token_ids.len()).sum();
+    let answer_all = |shared: &Shared| {
+        let results = batch.queries.into_iter().map(|request| {
+            let id = request.id;
+            let outcome = match answer(shared, request) {
+                Ok(response) => Outcome::Response(response),
+                Err(PublicError { code, message, field }) => Outcome::Refusal(proto::QueryRefusal {
+                    code: code.as_str().to_owned(),
+                    message,
+                    field: field.map(str::to_owned),
+                }),
+            };
+            proto::QueryResult { id, outcome: Some(outcome) }
+        });
+        proto::QueryBatchResponse { results: results.collect() }
+    };
+    if tokens <= AT_ONCE {
+        return Ok(answer_all(shared));
+    }
+    let shared = shared.clone();
+    let answered = tokio::task::spawn_blocking(move || answer_all(&shared)).await;
+    let failed = |_| PublicError::new(ErrorCode::Internal, "the queries could not be answered");
+    Ok(answered.map_err(failed).map_err(ApiError)?)
+}
+
+fn answer(shared: &Shared, request: proto::QueryRequest) -> Result<proto::QueryResponse, PublicError> {
+    let proto::QueryRequest {
+        model,
+        token_ids,
+        block_hashes,
+        chained,
+        block_size,
+        lora_name,
+        cache_salt,
+        id: _,
+    } = request;
+    let mut question =
+        Question { model: Some(model), chained, block_size, lora_name, cache_salt, ..Question::default() };
+    // On the wire an empty list is no list.
+    let (tokens_given, hashes_given) = (!token_ids.is_empty(), !block_hashes.is_empty());
+    question.set_token_ids(token_ids, tokens_given);
+    question.set_block_hashes(block_hashes, hashes_given);
+    question.ask(shared, response)
+}
+
+fn response(answer: &Answer<'_>) -> proto::QueryResponse {
+    proto::QueryResponse {
+        matches: answer.matches().map(|found| found_in(&found)).collect(),
+        best: answer.best().map(|found| name(&found)).collect(),
+        trust: level(answer.trust),
+        not_credited: answer.not_credited().map(|found| passed_over(&found)).collect(),
+    }
+}
+
+fn name(found: &Match<'_>) -> proto::StreamName {
+    proto::StreamName { engine: found.member.id.engine.to_string(), rank: found.member.id.rank }
+}
+
+fn level(trust: Trust) -> i32 {
+    encode::level(trust).into()
+}
+
+fn found_in(found: &Match<'_>) -> proto::Match {
+    let proto::StreamName { engine, rank } = name(found);
+    proto::Match {
+        engine,
+        rank,
+        epoch: found.view.epoch.as_u64(),
+        trust: level(found.view.trust),
+        reason: found.view.reason.map(|reason| reason.as_str().to_owned()),
+        block_size: found.block_size,
+        blocks: found.blocks(),
+        tokens: found.tokens(),
+        tiers: Some(proto::TierTokens {
+            device: found.tokens_in(Tier::Device),
+            host: found.tokens_in(Tier::Host),
+            disk: found.tokens_in(Tier::Disk),
+            remote: found.tokens_in(Tier::Remote),
+        }),
+    }
+}
+
+fn passed_over(found: &Match<'_>) -> proto::NotCredited {
+    let proto::StreamName { engine, rank } = name(found);
+    proto::NotCredited {
+        engine,
+        rank,
+        epoch: found.view.epoch.as_u64(),
+        trust: level(found.view.trust),
+        reason: found.refusal().to_owned(),
+        continuity: encode::continuity(found.view.continuity).into(),
+    }
+}

@@ -1,0 +1,243 @@
+//! The questions of Dynamo's and Mooncake's indexer: `/query`, `/query_by_hash` and `/dump`, in their JSON.
+//!
+//! Their answers have no room for trust: only streams that are credited are in them. What these routes do not know they
+//! pass over, as the peers do. Counts are tokens; those of colder tiers include the warmer ones.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures::{StreamExt as _, stream};
+use kvplane_core::{PublicError, Tier};
+use kvplane_ingest::{Answer, DEFAULT_ROUTING_GROUP, Prompt, Roster, Stream};
+use serde::Serialize;
+use serde_json::json;
+
+use super::fields::{Fields, Malformed};
+use super::query::{on_a_fitting_thread, read_body, with_question};
+use super::recover::{Worker, not_worth_crediting};
+use crate::query::Question;
+use crate::service::Shared;
+
+/// A refusal in the peers' form.
+#[derive(Debug)]
+struct Refusal(StatusCode, String);
+
+impl From<PublicError> for Refusal {
+    fn from(error: PublicError) -> Self {
+        Self(StatusCode::BAD_REQUEST, error.message)
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0, Json(json!({ "error": self.1 }))).into_response()
+    }
+}
+
+pub(super) async fn query(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    answer(shared, request, |shared, body| respond(shared, body, By::Tokens)).await
+}
+
+pub(super) async fn query_by_hash(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    answer(shared, request, |shared, body| respond(shared, body, By::Hashes)).await
+}
+
+async fn answer(
+    shared: Arc<Shared>,
+    request: Request,
+    respond: fn(&Shared, &[u8]) -> Result<Response, Refusal>,
+) -> Response {
+    let body = match read_body(&shared, request).await {
+        Ok(body) => body,
+        Err(error) => return Refusal::from(error).into_response(),
+    };
+    match on_a_fitting_thread(shared, body, respond).await {
+        Ok(responded) => responded.into_response(),
+        Err(error) => error.into_response(),
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    Tokens,
+    Hashes,
+}
+
+fn respond(shared: &Shared, body: &[u8], by: By) -> Result<Response, Refusal> {
+    with_question(|question| {
+        let group = read(body, by, shared.options.max_tokens, question)?;
+        let Some(model) = question.model.as_deref() else {
+            return Err(Refusal(StatusCode::BAD_REQUEST, "model_name is missing".to_owned()));
+        };
+        let in_group = |roster: &Arc<Roster>| {
+            roster.members().iter().any(|member| member.identity.routing_group == group)
+        };
+        let roster = shared.plane.catalog().model(model).filter(in_group);
+        let Some(roster) = roster else {
+            let message = format!("no indexer for model={model} routing_group={group}");
+            return Err(Refusal(StatusCode::NOT_FOUND, message));
+        };
+        let prompt = match (by, &question.token_ids, &question.block_hashes) {
+            (By::Tokens, Some(ids), _) => Prompt::Tokens { ids, namespace: question.namespace() },
+            (By::Hashes, _, Some(hashes)) => Prompt::Hashes { hashes, chained: false, block_size: None },
+            (By::Tokens, None, _) => {
+                return Err(Refusal(StatusCode::BAD_REQUEST, "token_ids is missing".to_owned()));
+            }
+            (By::Hashes, _, None) => {
+                return Err(Refusal(StatusCode::BAD_REQUEST, "block_hashes is missing".to_owned()));
+            }
+        };
+        Ok(Json(roster.ask(&prompt, &shared.options.credit, |answer| Overlap::of(answer, &group)))
+            .into_response())
+    })
+}
+
+/// Reads a peer's question and gives its routing group.
+fn read(body: &[u8], by: By, max_tokens: usize, question: &mut Question) -> Result<String, Refusal> {
+    let malformed = |Malformed(reason)| Refusal(StatusCode::BAD_REQUEST, format!("body {reason}"));
+    let not_text = |name: &str| Refusal(StatusCode::BAD_REQUEST, format!("{name} is not text"));
+    let mut group = None;
+    let mut fields = Fields::open(body).map_err(malformed)?;
+    while let Some(name) = fields.next().map_err(malformed)? {
+        match (&*name, by) {
+            ("token_ids", By::Tokens) => question.read_token_ids(&mut fields, max_tokens)?,
+            ("block_hashes", By::Hashes) => question.read_block_hashes(&mut fields, max_tokens)?,
+            ("model_name", _) => question.model = fields.value().map_err(|_| not_text(&name))?,
+            ("routing_group", _) => group = Some(fields.value().map_err(|_| not_text(&name))?),
+            ("lora_name", By::Tokens) => question.lora_name = fields.value().map_err(|_| not_text(&name))?,
+            ("cache_salt", _) => question.cache_salt = fields.value().map_err(|_| not_text(&name))?,
+            _ => fields.skip().map_err(malformed)?,
+        }
+    }
+    if by == By::Hashes && question.cache_salt.is_some() {
+        let message = "cache_salt is not taken here: block_hashes carry it already";
+        return Err(Refusal(StatusCode::BAD_REQUEST, message.to_owned()));
+    }
+    Ok(group.unwrap_or_else(|| DEFAULT_ROUTING_GROUP.to_owned()))
+}
+
+/// Tokens by instance, then by rank.
+#[derive(Debug, Default, Serialize)]
+struct Overlap {
+    /// On the device.
+    scores: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Always empty, as at the peers.
+    frequencies: [u32; 0],
+    instances: BTreeMap<String, Instance>,
+}
+
+/// The best of an instance's ranks.
+#[derive(Debug, Default, Serialize)]
+struct Instance {
+    longest_matched: u64,
+    gpu: u64,
+    dp: BTreeMap<String, u64>,
+    cpu: u64,
+    disk: u64,
+}
+
+impl Overlap {
+    fn of(answer: &Answer<'_>, group: &str) -> Self {
+        let mut overlap = Self::default();
+        for found in answer.matches().filter(|found| found.tokens() > 0) {
+            let identity = &found.member.identity;
+            if identity.routing_group != group {
+                continue;
+            }
+            let (id, rank) = (identity.worker_id.to_string(), found.member.id.rank.to_string());
+            let [gpu, cpu, disk] = [Tier::Device, Tier::Host, Tier::Disk].map(|tier| found.tokens_in(tier));
+            let instance = overlap.instances.entry(id.clone()).or_default();
+            instance.longest_matched = instance.longest_matched.max(disk);
+            instance.gpu = instance.gpu.max(gpu);
+            instance.cpu = instance.cpu.max(cpu);
+            instance.disk = instance.disk.max(disk);
+            if gpu > 0 {
+                raise(&mut instance.dp, rank.clone(), gpu);
+                raise(overlap.scores.entry(id).or_default(), rank, gpu);
+            }
+        }
+        overlap
+    }
+}
+
+/// Two engines may have been given one number.
+fn raise(tokens: &mut BTreeMap<String, u64>, rank: String, at_least: u64) {
+    let known = tokens.entry(rank).or_default();
+    *known = at_least.max(*known);
+}
+
+type Sources = Vec<(Worker, Arc<Stream>)>;
+
+/// A part of the dump.
+enum Part {
+    Text(String),
+    Events(Worker, Arc<Stream>),
+}
+
+/// Every credited stream's state as events, parents first. It is written stream by stream: a whole fleet's state is
+/// never in memory as JSON.
+pub(super) async fn dump(State(shared): State<Arc<Shared>>) -> Response {
+    let mut by_key: BTreeMap<(String, String, u32), Sources> = BTreeMap::new();
+    for engine in shared.plane.engines().iter() {
+        for stream in &engine.streams {
+            let Some(block_size) = stream.status().block_size else { continue };
+            if not_worth_crediting(&shared, stream).is_some() {
+                continue;
+            }
+            let worker = Worker { id: engine.spec.worker_id, rank: stream.id().rank };
+            let key = (engine.spec.model.clone(), engine.spec.routing_group.clone(), block_size);
+            by_key.entry(key).or_default().push((worker, stream.clone()));
+        }
+    }
+    let sizes =
+        |model: &str, group: &str| by_key.keys().filter(|key| key.0 == model && key.1 == group).count();
+    let names: Vec<String> = by_key
+        .keys()
+        .map(|(model, group, block_size)| match sizes(model, group) {
+            1 => format!("{model}:{group}"),
+            // The peers have one block size per key.
+            _ => format!("{model}:{group}-{block_size}"),
+        })
+        .collect();
+    let mut parts = Vec::new();
+    let mut opening = "{";
+    for (name, ((_, _, block_size), streams)) in names.iter().zip(by_key) {
+        parts
+            .push(Part::Text(format!("{opening}{}:{{\"block_size\":{block_size},\"events\":[", json!(name))));
+        parts.extend(streams.into_iter().map(|(worker, stream)| Part::Events(worker, stream)));
+        parts.push(Part::Text("]}".to_owned()));
+        opening = ",";
+    }
+    parts.push(Part::Text(if names.is_empty() { "{}" } else { "}" }.to_owned()));
+    let body = stream::unfold((parts.into_iter(), false), async |(mut parts, after_events)| {
+        let (text, after_events) = match parts.next()? {
+            Part::Text(text) => (text, false),
+            Part::Events(worker, stream) => {
+                let events = events(worker, &stream).await;
+                let separator = if after_events && !events.is_empty() { "," } else { "" };
+                let any = after_events || !events.is_empty();
+                (format!("{separator}{events}"), any)
+            }
+        };
+        Some((Ok::<_, Infallible>(Bytes::from(text)), (parts, after_events)))
+    });
+    ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(body.boxed())).into_response()
+}
+
+/// A stream's state as events, separated by commas.
+async fn events(worker: Worker, stream: &Stream) -> String {
+    let snapshot = stream.snapshot().await;
+    let written = tokio::task::spawn_blocking(move || {
+        let events = snapshot.as_transitions();
+        let events = events.iter().enumerate().map(|(at, event)| worker.event(at as u64, event));
+        let written: Vec<String> = events.filter_map(|event| serde_json::to_string(&event).ok()).collect();
+        written.join(",")
+    });
+    written.await.unwrap_or_default()
+}

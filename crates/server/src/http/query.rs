@@ -1,0 +1,280 @@
+//! `POST /v1/query`: who holds how much of a prompt.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use http_body::Body as _;
+use kvplane_core::{ErrorCode, PublicError, Tier};
+use kvplane_ingest::{Answer, Match};
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
+
+use super::fields::{Fields, ListError, Malformed};
+use crate::error::ApiError;
+use crate::query::{Question, check_length};
+use crate::service::Shared;
+
+/// A token id and its comma in the widest form that people write.
+const BYTES_PER_TOKEN: usize = 12;
+/// Everything beside the tokens.
+const BYTES_BESIDE: usize = 64 << 10;
+/// Peers' clients send at most this much.
+const LEAST_LIMIT: usize = 8 << 20;
+/// A body that takes longer than some hundred microseconds is not read on a thread that serves others.
+const LARGE: usize = 512 << 10;
+/// What a thread keeps for the next question.
+const KEEP_TOKENS: usize = 64 << 10;
+
+/// How large the body of a question may be.
+fn body_limit(max_tokens: usize) -> usize {
+    max_tokens.saturating_mul(BYTES_PER_TOKEN).saturating_add(BYTES_BESIDE).max(LEAST_LIMIT)
+}
+
+pub(super) async fn query(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, ApiError> {
+    let body = read_body(&shared, request).await?;
+    on_a_fitting_thread(shared, body, respond).await?
+}
+
+/// The whole body. One that says itself that it is too large is refused before it is read.
+pub(super) async fn read_body(shared: &Shared, request: Request) -> Result<Bytes, PublicError> {
+    let limit = body_limit(shared.options.max_tokens);
+    let body = request.into_body();
+    if body.size_hint().lower() > limit as u64 {
+        return Err(PublicError::field("body", format!("has more than {limit} bytes")));
+    }
+    let cut_off = |_| PublicError::field("body", format!("breaks off, or has more than {limit} bytes"));
+    axum::body::to_bytes(body, limit).await.map_err(cut_off)
+}
+
+/// Runs at once what is short, and elsewhere what is not.
+pub(super) async fn on_a_fitting_thread<R: Send + 'static>(
+    shared: Arc<Shared>,
+    body: Bytes,
+    run: fn(&Shared, &[u8]) -> R,
+) -> Result<R, ApiError> {
+    if body.len() < LARGE {
+        return Ok(run(&shared, &body));
+    }
+    let ran = tokio::task::spawn_blocking(move || run(&shared, &body)).await;
+    ran.map_err(|_| ApiError(PublicError::new(ErrorCode::Internal, "the question could not be read")))
+}
+
+thread_local! {
+    /// Prompts are long, and one is read after the other.
+    static QUESTION: RefCell<Question> = RefCell::default();
+}
+
+/// Runs with this thread's question, emptied.
+pub(super) fn with_question<R>(run: impl FnOnce(&mut Question) -> R) -> R {
+    QUESTION.with_borrow_mut(|question| {
+        question.clear();
+        let done = run(question);
+        question.forget_beyond(KEEP_TOKENS);
+        done
+    })
+}
+
+fn respond(shared: &Shared, body: &[u8]) -> Result<Response, ApiError> {
+    let json = with_question(|question| {
+        read(body, shared.options.max_tokens, question)?;
+        question.ask(shared, |answer| serde_json::to_vec(&AnswerJson(answer)))
+    })?;
+    let json = json.map_err(|_| PublicError::new(ErrorCode::Internal, "the answer cannot be written"))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
+}
+
+/// Reads a question of ours: what it does not know it refuses.
+fn read(body: &[u8], max_tokens: usize, question: &mut Question) -> Result<(), PublicError> {
+    let malformed = |Malformed(reason)| PublicError::field("body", reason);
+    let mut fields = Fields::open(body).map_err(malformed)?;
+    let mut seen: Vec<&'static str> = Vec::with_capacity(FIELDS.len());
+    while let Some(name) = fields.next().map_err(malformed)? {
+        let Some(field) = FIELDS.into_iter().find(|known| *known == name) else {
+            let name: String = name.chars().take(64).collect();
+            return Err(PublicError::field(
+                "body",
+                format!("has an unknown field {name:?}; known: {}", FIELDS.join(", ")),
+            ));
+        };
+        if seen.contains(&field) {
+            return Err(PublicError::field(field, "is given twice"));
+        }
+        seen.push(field);
+        match field {
+            "token_ids" => question.read_token_ids(&mut fields, max_tokens)?,
+            "block_hashes" => question.read_block_hashes(&mut fields, max_tokens)?,
+            "block_size" => {
+                question.block_size = fields.value().map_err(|_| not("block_size", "a whole number"))?;
+            }
+            "chained" => question.chained = fields.value().map_err(|_| not("chained", "true or false"))?,
+            "model" => question.model = fields.value().map_err(|_| not("model", "text"))?,
+            "lora_name" => question.lora_name = fields.value().map_err(|_| not("lora_name", "text"))?,
+            _ => question.cache_salt = fields.value().map_err(|_| not("cache_salt", "text"))?,
+        }
+    }
+    Ok(())
+}
+
+const FIELDS: [&str; 7] =
+    ["model", "token_ids", "lora_name", "cache_salt", "block_hashes", "block_size", "chained"];
+
+fn not(field: &'static str, what: &str) -> PublicError {
+    PublicError::field(field, format!("is not {what}"))
+}
+
+impl Question {
+    pub(super) fn read_token_ids(&mut self, fields: &mut Fields<'_>, max: usize) -> Result<(), PublicError> {
+        let mut ids = self.token_room();
+        let read = fields.numbers(max, |number| match u32::try_from(number.magnitude) {
+            Ok(id) if !number.negative => {
+                ids.push(id);
+                true
+            }
+            _ => false,
+        });
+        let given = read
+            .map_err(|error| list_error("token_ids", &error, max, "a whole number from 0 to 4294967295"))?;
+        self.set_token_ids(ids, given);
+        Ok(())
+    }
+
+    pub(super) fn read_block_hashes(
+        &mut self,
+        fields: &mut Fields<'_>,
+        max: usize,
+    ) -> Result<(), PublicError> {
+        let mut hashes = self.hash_room();
+        let read = fields.numbers(max, |number| {
+            // Peers write the same 64 bits with a sign.
+            let signed = number.negative && number.magnitude <= 1 << 63;
+            hashes.push(if signed { number.magnitude.wrapping_neg() } else { number.magnitude });
+            signed || !number.negative
+        });
+        let given =
+            read.map_err(|error| list_error("block_hashes", &error, max, "a whole number of 64 bits"))?;
+        self.set_block_hashes(hashes, given);
+        Ok(())
+    }
+}
+
+fn list_error(field: &'static str, error: &ListError, max: usize, what: &str) -> PublicError {
+    match error {
+        ListError::NotAList => not(field, "a list"),
+        ListError::TooLong => match check_length(field, max.saturating_add(1), max) {
+            Err(error) => error,
+            Ok(()) => not(field, "a list that can be read"),
+        },
+        // The element itself is part of a prompt and is not repeated.
+        ListError::Element(at) => PublicError::field(field, format!("element {at} is not {what}")),
+    }
+}
+
+struct AnswerJson<'a>(&'a Answer<'a>);
+
+impl Serialize for AnswerJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let answer = self.0;
+        let mut out = serializer.serialize_struct("Answer", 4)?;
+        out.serialize_field("matches", &List(|| answer.matches().map(MatchJson::new)))?;
+        out.serialize_field("best", &List(|| answer.best().map(|best| StreamJson::new(&best))))?;
+        out.serialize_field("trust", answer.trust.as_str())?;
+        out.serialize_field("not_credited", &List(|| answer.not_credited().map(NotCreditedJson::new)))?;
+        out.end()
+    }
+}
+
+/// A list that is written as it is made.
+struct List<F>(F);
+
+impl<F, I> Serialize for List<F>
+where
+    F: Fn() -> I,
+    I: Iterator<Item: Serialize>,
+{
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0())
+    }
+}
+
+#[derive(Serialize)]
+struct StreamJson<'a> {
+    engine: &'a str,
+    rank: u32,
+}
+
+impl<'a> StreamJson<'a> {
+    fn new(found: &Match<'a>) -> Self {
+        Self { engine: found.member.id.engine.as_str(), rank: found.member.id.rank }
+    }
+}
+
+#[derive(Serialize)]
+struct MatchJson<'a> {
+    engine: &'a str,
+    rank: u32,
+    epoch: u64,
+    trust: &'static str,
+    reason: Option<&'static str>,
+    block_size: Option<u32>,
+    blocks: u32,
+    tokens: u64,
+    tiers: TiersJson,
+}
+
+#[derive(Serialize)]
+struct TiersJson {
+    device: u64,
+    host: u64,
+    disk: u64,
+    remote: u64,
+}
+
+impl<'a> MatchJson<'a> {
+    fn new(found: Match<'a>) -> Self {
+        let StreamJson { engine, rank } = StreamJson::new(&found);
+        Self {
+            engine,
+            rank,
+            epoch: found.view.epoch.as_u64(),
+            trust: found.view.trust.as_str(),
+            reason: found.view.reason.map(kvplane_core::Reason::as_str),
+            block_size: found.block_size,
+            blocks: found.blocks(),
+            tokens: found.tokens(),
+            tiers: TiersJson {
+                device: found.tokens_in(Tier::Device),
+                host: found.tokens_in(Tier::Host),
+                disk: found.tokens_in(Tier::Disk),
+                remote: found.tokens_in(Tier::Remote),
+            },
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct NotCreditedJson<'a> {
+    engine: &'a str,
+    rank: u32,
+    epoch: u64,
+    trust: &'static str,
+    reason: &'static str,
+    continuity: &'static str,
+}
+
+impl<'a> NotCreditedJson<'a> {
+    fn new(found: Match<'a>) -> Self {
+        let StreamJson { engine, rank } = StreamJson::new(&found);
+        Self {
+            engine,
+            rank,
+            epoch: found.view.epoch.as_u64(),
+            trust: found.view.trust.as_str(),
+            reason: found.refusal(),
+            continuity: found.view.continuity.as_str(),
+        }
+    }
+}

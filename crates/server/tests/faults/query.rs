@@ -1,0 +1,518 @@
+//! Who holds a prompt: the answers under faults, every field of them, and every question that is refused.
+
+use kvplane_core::{Continuity, Trust};
+use kvplane_ingest::PlaneOptions;
+use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
+use kvplane_sim::{CompletionOptions, Fault, ReplayMode, Restart};
+use kvplane_wire::encode::{Profile, encode_batch};
+use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::rig::{Engine, Rig, call};
+
+fn prompt(first: u32, tokens: u32) -> Vec<u32> {
+    (first..first + tokens).collect()
+}
+
+fn ask(ids: &[u32]) -> Value {
+    json!({ "model": "sim", "token_ids": ids })
+}
+
+/// The engine computes a prompt and publishes it.
+fn complete(engine: &Engine, ids: &[u32], options: &CompletionOptions) {
+    engine.sim.complete(ids, 1, options).unwrap();
+    engine.sim.state();
+}
+
+impl Rig {
+    async fn query(&self, question: &Value) -> Value {
+        let (status, body) = call(self.http, "POST", "/v1/query", question).await;
+        assert_eq!(status, 200, "{body}");
+        body
+    }
+
+    /// Asks over gRPC.
+    async fn grpc_query(&self, request: proto::QueryRequest) -> Result<proto::QueryResponse, tonic::Status> {
+        let mut client = PlaneClient::connect(format!("http://{}", self.grpc)).await.unwrap();
+        client.query(request).await.map(tonic::Response::into_inner)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_field_of_an_answer() {
+    let engines = [Engine::plain(), Engine::plain(), Engine::start(|config| config.block_size = 32)];
+    let ids = prompt(1_000, 100);
+    for engine in &engines[..2] {
+        complete(engine, &ids, &CompletionOptions::default());
+    }
+    let rig = Rig::over(&[&engines[0], &engines[1], &engines[2]]).await;
+    let mut epochs = Vec::new();
+    for (at, engine) in engines.iter().enumerate() {
+        epochs.push(rig.exact(at, engine).await.epoch.as_u64());
+    }
+    let full = |engine: &str, epoch: u64| {
+        let tiers = json!({ "device": 96, "host": 96, "disk": 96, "remote": 96 });
+        json!({
+            "engine": engine, "rank": 0, "epoch": epoch, "trust": "exact", "reason": null,
+            "block_size": 16, "blocks": 6, "tokens": 96, "tiers": tiers,
+        })
+    };
+    let nothing = json!({ "device": 0, "host": 0, "disk": 0, "remote": 0 });
+    let expected = json!({
+        "matches": [full("e0", epochs[0]), full("e1", epochs[1]), {
+            "engine": "e2", "rank": 0, "epoch": epochs[2], "trust": "exact", "reason": null,
+            "block_size": null, "blocks": 0, "tokens": 0, "tiers": nothing,
+        }],
+        "best": [{ "engine": "e0", "rank": 0 }, { "engine": "e1", "rank": 0 }],
+        "trust": "exact",
+        "not_credited": [],
+    });
+    assert_eq!(rig.query(&ask(&ids)).await, expected);
+
+    // A second block size: each stream answers in its own, and the longer prefix is the better one.
+    let longer = prompt(1_000, 200);
+    complete(&engines[2], &longer, &CompletionOptions::default());
+    rig.exact(2, &engines[2]).await;
+    let answer = rig.query(&ask(&longer)).await;
+    let told =
+        |found: &Value| (found["engine"].clone(), found["block_size"].clone(), found["tokens"].clone());
+    let found: Vec<_> = answer["matches"].as_array().unwrap().iter().map(told).collect();
+    let expected = [("e2", 32, 192), ("e0", 16, 96), ("e1", 16, 96)];
+    assert_eq!(found, expected.map(|(engine, size, tokens)| (json!(engine), json!(size), json!(tokens))));
+    assert_eq!(answer["best"], json!([{ "engine": "e2", "rank": 0 }]));
+
+    // Nobody holds anything: everybody is listed, nobody is best.
+    let answer = rig.query(&ask(&prompt(9_000, 64))).await;
+    assert_eq!((answer["matches"].as_array().unwrap().len(), &answer["best"]), (3, &json!([])));
+    let answer = rig.query(&ask(&[])).await;
+    assert_eq!(answer["best"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hashes_instead_of_tokens() {
+    let engines = [Engine::plain(), Engine::start(|config| config.block_size = 32)];
+    let ids = prompt(1, 80);
+    for engine in &engines {
+        complete(engine, &ids, &CompletionOptions::default());
+    }
+    let rig = Rig::over(&[&engines[0], &engines[1]]).await;
+    for (at, engine) in engines.iter().enumerate() {
+        rig.exact(at, engine).await;
+    }
+    let mut hasher = kvplane_core::ContentHasher::default();
+    let plain = kvplane_core::Namespace::PLAIN;
+    let hashes: Vec<u64> = ids.chunks_exact(16).map(|block| hasher.plain(block, plain)).collect();
+    let words: Vec<String> = hashes.iter().map(u64::to_string).collect();
+    let signed: Vec<i64> = hashes.iter().map(|hash| hash.cast_signed()).collect();
+    for list in [json!(hashes), json!(words), json!(signed)] {
+        let answer = rig.query(&json!({ "model": "sim", "block_hashes": list, "block_size": 16 })).await;
+        let matches = answer["matches"].as_array().unwrap();
+        assert_eq!(matches.len(), 1, "a stream of another block size cannot answer");
+        assert_eq!((&matches[0]["engine"], &matches[0]["tokens"]), (&json!("e0"), &json!(80)));
+    }
+    let mut previous = None;
+    let prefixes: Vec<u64> =
+        hashes.iter().map(|hash| *previous.insert(kvplane_core::chain_hash(previous, *hash))).collect();
+    let chained = json!({ "model": "sim", "block_hashes": prefixes, "block_size": 16, "chained": true });
+    assert_eq!(rig.query(&chained).await["matches"][0]["tokens"], 80);
+    let (status, answer) =
+        call(rig.http, "POST", "/query_by_hash", &json!({ "model_name": "sim", "block_hashes": signed }))
+            .await;
+    assert_eq!((status, &answer["scores"]), (200, &json!({ "7": { "0": 80 } })));
+    let request = proto::QueryRequest {
+        model: "sim".to_owned(),
+        block_hashes: hashes,
+        block_size: Some(16),
+        ..proto::QueryRequest::default()
+    };
+    let response = rig.grpc_query(request).await.unwrap();
+    assert_eq!((response.matches.len(), response.matches[0].tokens), (1, 80));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn adapters_and_salts_are_other_prompts() {
+    let engine = Engine::start(|config| config.loras = vec!["french".to_owned()]);
+    let ids = prompt(1, 64);
+    let salted = CompletionOptions { cache_salt: Some("tenant".to_owned()), ..CompletionOptions::default() };
+    let adapted = CompletionOptions { lora: Some("french".to_owned()), ..CompletionOptions::default() };
+    complete(&engine, &ids, &CompletionOptions::default());
+    complete(&engine, &ids[..48], &salted);
+    complete(&engine, &ids[..32], &adapted);
+    let rig = Rig::over(&[&engine]).await;
+    rig.exact(0, &engine).await;
+    let cases = [
+        (json!({ "lora_name": null, "cache_salt": null }), 64),
+        (json!({ "cache_salt": "tenant" }), 48),
+        (json!({ "lora_name": "french" }), 32),
+        (json!({ "lora_name": "french", "cache_salt": "tenant" }), 0),
+        (json!({ "cache_salt": "" }), 64),
+    ];
+    for (namespace, tokens) in cases {
+        let mut question = ask(&ids);
+        question.as_object_mut().unwrap().extend(namespace.as_object().unwrap().clone());
+        assert_eq!(rig.query(&question).await["matches"][0]["tokens"], tokens, "{namespace}");
+    }
+}
+
+fn on(medium: &str, hashes: std::ops::Range<u64>, parent: Option<u64>) -> OwnedEvent {
+    OwnedEvent::Stored(OwnedStored {
+        token_ids: prompt(hashes.start as u32 * 16, (hashes.end - hashes.start) as u32 * 16),
+        block_hashes: hashes.map(OwnedHash::Unsigned).collect(),
+        parent: parent.map(OwnedHash::Unsigned),
+        block_size: 16,
+        medium: Some(medium.to_owned()),
+        group: Some(0),
+        spec_kind: Some("full_attention".to_owned()),
+        ..OwnedStored::default()
+    })
+}
+
+fn off(medium: &str, hash: u64) -> OwnedEvent {
+    OwnedEvent::Removed(OwnedRemoved {
+        block_hashes: vec![OwnedHash::Unsigned(hash)],
+        medium: Some(medium.to_owned()),
+        group: Some(0),
+        ..OwnedRemoved::default()
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tiers_count_themselves_and_everything_warmer_and_holes_end_a_prefix() {
+    let engine = Engine::plain();
+    let rig = Rig::over(&[&engine]).await;
+    rig.live(0).await;
+    let publish = async |sequence: u64, events: &[OwnedEvent]| {
+        engine.sim.publish_raw(None, &encode_batch(Profile::Vllm0_32, sequence as f64, Some(0), events));
+        rig.until(0, "heard", |status| status.engine_sequence == Some(sequence)).await;
+    };
+    let tiers = async || {
+        let answer = rig.query(&ask(&prompt(16, 96))).await;
+        let found = answer["matches"][0].clone();
+        let tokens = |tier: &str| found["tiers"][tier].as_u64().unwrap();
+        let all = [tokens("device"), tokens("host"), tokens("disk"), tokens("remote")];
+        assert_eq!(found["tokens"], all[2], "local tiers count");
+        assert_eq!(found["blocks"], all[2] / 16);
+        all
+    };
+    let events = [
+        on("GPU", 1..3, None),
+        on("CPU", 3..5, Some(2)),
+        on("DISK", 5..6, Some(4)),
+        on("OBJ", 6..7, Some(5)),
+    ];
+    publish(0, &events).await;
+    assert_eq!(tiers().await, [32, 64, 80, 96]);
+    // A copy on the host lets go of the device without a loss there.
+    publish(1, &[on("CPU", 2..3, Some(1)), off("GPU", 2)]).await;
+    assert_eq!(tiers().await, [16, 64, 80, 96]);
+    // A hole ends every prefix; filling it brings the suffix back.
+    publish(2, &[off("GPU", 1)]).await;
+    assert_eq!(tiers().await, [0, 0, 0, 0]);
+    publish(3, &[on("DISK", 1..2, None)]).await;
+    assert_eq!(tiers().await, [0, 0, 80, 96]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_engine_is_never_answered_for_with_its_old_life() {
+    let engine = Engine::plain();
+    let ids = prompt(1, 96);
+    complete(&engine, &ids, &CompletionOptions::default());
+    let rig = Rig::over(&[&engine]).await;
+    let before = rig.exact(0, &engine).await.epoch.as_u64();
+    assert_eq!(rig.query(&ask(&ids)).await["matches"][0]["epoch"], before);
+    engine.sim.fault(None, Fault::Restart(Restart { first_sequence: 0, same_content: false }));
+    // From the moment it is noticed, nothing of the old life is credited.
+    loop {
+        let answer = rig.query(&ask(&ids)).await;
+        let Some(found) = answer["matches"].get(0) else {
+            assert_eq!(answer["not_credited"][0]["reason"], "recovering");
+            assert_eq!(answer["trust"], "lower");
+            continue;
+        };
+        if found["epoch"] == before {
+            assert_eq!(found["tokens"], 96, "not noticed yet: the old life, whole");
+            continue;
+        }
+        assert_eq!(found["tokens"], 0, "a new life begins empty");
+        break;
+    }
+    complete(&engine, &ids[..32], &CompletionOptions::default());
+    let after = rig.exact(0, &engine).await.epoch.as_u64();
+    let answer = rig.query(&ask(&ids)).await;
+    assert_eq!(
+        (&answer["matches"][0]["epoch"], &answer["matches"][0]["tokens"]),
+        (&json!(after), &json!(32))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn recovering_and_down_are_listed_with_their_reason_and_come_back() {
+    let engines = [Engine::plain(), Engine::plain()];
+    let ids = prompt(1, 96);
+    for engine in &engines {
+        complete(engine, &ids, &CompletionOptions::default());
+    }
+    let options =
+        PlaneOptions { down_after: std::time::Duration::from_millis(300), ..PlaneOptions::default() };
+    let rig = Rig::with_options(&[&engines[0], &engines[1]], options).await;
+    for (at, engine) in engines.iter().enumerate() {
+        rig.exact(at, engine).await;
+    }
+    // A replay socket that does not answer leaves the verdict open.
+    engines[0].sim.fault(None, Fault::Replay(ReplayMode::Off));
+    engines[0].sim.fault(None, Fault::Disconnect);
+    for (standing, reason) in [(Continuity::Recovering, "recovering"), (Continuity::Down, "down")] {
+        let status = rig.until(0, reason, |status| status.continuity == standing).await;
+        let answer = rig.query(&ask(&ids)).await;
+        // It may have gone on to be down meanwhile.
+        let told = answer["not_credited"][0]["reason"].as_str().unwrap();
+        assert!(told == reason || told == "down", "{answer}");
+        assert_eq!(answer["not_credited"][0]["engine"], "e0");
+        assert_eq!(answer["not_credited"][0]["continuity"], told);
+        assert_eq!(answer["not_credited"][0]["epoch"], status.epoch.as_u64());
+        assert_eq!(answer["best"], json!([{ "engine": "e1", "rank": 0 }]), "the other goes on");
+        assert_eq!(answer["trust"], "lower", "one who could have answered did not");
+    }
+    engines[0].sim.fault(None, Fault::Replay(ReplayMode::On));
+    engines[0].sim.fault(None, Fault::Disconnect);
+    rig.exact(0, &engines[0]).await;
+    let answer = rig.query(&ask(&ids)).await;
+    assert_eq!((answer["best"].as_array().unwrap().len(), &answer["trust"]), (2, &json!("exact")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_makes_answers_lower_and_never_longer_than_the_truth() {
+    let mut engine = Engine::plain();
+    engine.work(8);
+    let ids = prompt(1, 96);
+    complete(&engine, &ids, &CompletionOptions::default());
+    let rig = Rig::over(&[&engine]).await;
+    rig.exact(0, &engine).await;
+    engine.sim.fault(None, Fault::Lose(1));
+    engine.work(6);
+    let status = rig.caught_up(0, &engine).await;
+    assert_eq!(status.trust.level(), Trust::Lower);
+    let answer = rig.query(&ask(&ids)).await;
+    let found = &answer["matches"][0];
+    assert_eq!(
+        (&found["trust"], &found["reason"], &answer["trust"]),
+        (&json!("lower"), &json!("gap"), &json!("lower"))
+    );
+    let truth = engine.sim.would_hit(&ids, &CompletionOptions::default()) as u64;
+    assert!(found["tokens"].as_u64().unwrap() <= truth.next_multiple_of(16), "no phantoms");
+    // What was kept against better knowledge is not credited.
+    let options = PlaneOptions { on_gap: kvplane_stream::OnGap::Keep, ..PlaneOptions::default() };
+    let keeping = Rig::with_options(&[&engine], options).await;
+    keeping.live(0).await;
+    engine.sim.fault(None, Fault::Lose(1));
+    engine.work(3);
+    let last = engine.next_sequence().checked_sub(1);
+    keeping
+        .until(0, "unsound and caught up", |status| {
+            let caught_up = status.continuity == Continuity::Live && status.engine_sequence == last;
+            status.trust.level() == Trust::Unsound && caught_up
+        })
+        .await;
+    let answer = keeping.query(&ask(&ids)).await;
+    assert_eq!((&answer["matches"], &answer["trust"]), (&json!([]), &json!("unsound")));
+    let passed = &answer["not_credited"][0];
+    assert_eq!(
+        (&passed["trust"], &passed["reason"], &passed["continuity"]),
+        (&json!("unsound"), &json!("gap_kept"), &json!("live"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_beside_a_busy_engine_are_those_of_the_engine() {
+    let mut engine = Engine::start(|config| config.blocks = 64);
+    let rig = Rig::over(&[&engine]).await;
+    rig.live(0).await;
+    for round in 0..30 {
+        engine.work(3);
+        let ids = prompt(round * 8, 96);
+        complete(&engine, &ids, &CompletionOptions::default());
+        rig.exact(0, &engine).await;
+        // At most all but one token of a prompt are ever served; what lies there is not capped.
+        let hit = engine.sim.would_hit(&ids, &CompletionOptions::default()) as u64;
+        let tokens = rig.query(&ask(&ids)).await["matches"][0]["tokens"].as_u64().unwrap();
+        assert_eq!(tokens.min((ids.len() as u64 - 1) / 16 * 16), hit, "round {round}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_answered_is_refused_with_field_and_reason() {
+    let engine = Engine::plain();
+    let rig = Rig::over(&[&engine]).await;
+    rig.live(0).await;
+    let long = "1,".repeat(1 << 20) + "1";
+    let cases = [
+        ("", "body", "is not a JSON object"),
+        ("[]", "body", "is not a JSON object"),
+        (r#"{"model":"sim","token_ids":[1]"#, "body", "is not JSON"),
+        (r#"{"model":"sim","token_ids":[1]} x"#, "body", "is not JSON"),
+        (r#"{"token_ids":[1]}"#, "model", "is missing; known models: sim"),
+        (r#"{"model":null,"token_ids":[1]}"#, "model", "is missing; known models: sim"),
+        (r#"{"model":7,"token_ids":[1]}"#, "model", "is not text"),
+        (r#"{"model":"nope","token_ids":[1]}"#, "model", "is not known; known models: sim"),
+        (r#"{"model":"sim"}"#, "token_ids", "is missing"),
+        (r#"{"model":"sim","token_ids":null}"#, "token_ids", "is missing"),
+        (r#"{"model":"sim","token_ids":5}"#, "token_ids", "is not a list"),
+        (r#"{"model":"sim","token_ids":[4294967295,4294967296]}"#, "token_ids", "element 1 is not"),
+        (r#"{"model":"sim","token_ids":[-1]}"#, "token_ids", "element 0 is not"),
+        (r#"{"model":"sim","token_ids":[1,2.5]}"#, "token_ids", "element 1 is not"),
+        (r#"{"model":"sim","token_ids":[1e3]}"#, "token_ids", "element 0 is not"),
+        (r#"{"model":"sim","token_ids":[1,"x"]}"#, "token_ids", "element 1 is not"),
+        (
+            r#"{"model":"sim","token_ids":[1],"block_hashes":[1],"block_size":16}"#,
+            "token_ids",
+            "exclude each other",
+        ),
+        (r#"{"model":"sim","block_hashes":[1]}"#, "block_size", "is missing"),
+        (r#"{"model":"sim","block_hashes":[1],"block_size":0}"#, "block_size", "must not be 0"),
+        (r#"{"model":"sim","block_hashes":[1],"block_size":-4}"#, "block_size", "is not a whole number"),
+        (
+            r#"{"model":"sim","block_hashes":[18446744073709551616],"block_size":16}"#,
+            "block_hashes",
+            "element 0",
+        ),
+        (r#"{"model":"sim","token_ids":[1],"block_size":16}"#, "block_size", "goes with block_hashes"),
+        (
+            r#"{"model":"sim","block_hashes":[1],"block_size":16,"cache_salt":"s"}"#,
+            "cache_salt",
+            "is part of",
+        ),
+        (r#"{"model":"sim","block_hashes":[1],"block_size":16,"lora_name":"l"}"#, "lora_name", "is part of"),
+        (r#"{"model":"sim","token_ids":[1],"chained":true}"#, "chained", "goes with block_hashes"),
+        (r#"{"model":"sim","token_ids":[1],"colour":"red"}"#, "body", "unknown field \"colour\""),
+        (r#"{"model":"sim","model":"sim","token_ids":[1]}"#, "model", "is given twice"),
+        (
+            &format!(r#"{{"model":"sim","token_ids":[{long}]}}"#),
+            "token_ids",
+            "has more than 1048576 elements",
+        ),
+    ];
+    for (body, field, reason) in cases {
+        let (status, answer) = crate::rig::send(rig.http, "POST", "/v1/query", body.to_owned()).await;
+        let error = &answer["error"];
+        let shown = &body[..body.len().min(120)];
+        assert_eq!((status, &error["code"]), (400, &json!("invalid_argument")), "{shown}: {answer}");
+        assert_eq!(error["field"], field, "{shown}: {answer}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.starts_with(&format!("{field}: ")) && message.contains(reason), "{shown}: {message}");
+    }
+    // Too large by what it says of itself: refused before anything of it is read.
+    let mut socket = tokio::net::TcpStream::connect(rig.http).await.unwrap();
+    socket
+        .write_all(b"POST /v1/query HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = vec![0; 4096];
+    let length = socket.read(&mut answer).await.unwrap();
+    let answer = String::from_utf8_lossy(&answer[..length]);
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("body: has more than"), "{answer}");
+    let (status, _) = crate::rig::send(rig.http, "GET", "/v1/query", String::new()).await;
+    assert_eq!(status, 405);
+
+    let query = |change: fn(&mut proto::QueryRequest)| {
+        let mut request = proto::QueryRequest {
+            model: "sim".to_owned(),
+            token_ids: vec![1],
+            ..proto::QueryRequest::default()
+        };
+        change(&mut request);
+        request
+    };
+    let cases: [(proto::QueryRequest, &str); 6] = [
+        (query(|request| request.model.clear()), "model: is missing; known models: sim"),
+        (query(|request| request.model = "nope".to_owned()), "model: is not known; known models: sim"),
+        (query(|request| request.token_ids.clear()), "token_ids: is missing"),
+        (query(|request| request.block_hashes.push(1)), "token_ids: and block_hashes exclude"),
+        (query(|request| request.token_ids = vec![1; (1 << 20) + 1]), "token_ids: has more than 1048576"),
+        (query(|request| request.block_size = Some(16)), "block_size: goes with block_hashes"),
+    ];
+    let mut client = PlaneClient::connect(format!("http://{}", rig.grpc)).await.unwrap();
+    let mut batch = Vec::new();
+    for (at, (request, reason)) in cases.iter().enumerate() {
+        let status = rig.grpc_query(request.clone()).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::InvalidArgument);
+        assert!(status.message().contains(reason), "{}", status.message());
+        batch.push(proto::QueryRequest { id: at as u64, ..request.clone() });
+    }
+    // In a stream a refusal is a result among others.
+    batch.push(query(|request| request.id = 99));
+    let requests =
+        futures::stream::iter([proto::QueryBatch { queries: batch }, proto::QueryBatch::default()]);
+    let mut answers = client.query_stream(requests).await.unwrap().into_inner();
+    let results = answers.message().await.unwrap().unwrap().results;
+    for (at, (_, reason)) in cases.iter().enumerate() {
+        let Some(proto::query_result::Outcome::Refusal(refusal)) = &results[at].outcome else {
+            panic!("{results:?}")
+        };
+        assert_eq!((results[at].id, refusal.code.as_str()), (at as u64, "invalid_argument"));
+        assert!(refusal.message.contains(reason) && refusal.message.starts_with(refusal.field()));
+    }
+    assert_eq!(results.last().unwrap().id, 99);
+    assert!(matches!(results.last().unwrap().outcome, Some(proto::query_result::Outcome::Response(_))));
+    assert_eq!(answers.message().await.unwrap(), Some(proto::QueryBatchResponse::default()));
+    assert_eq!(answers.message().await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_peers_routes_answer_in_their_own_words() {
+    let engine = Engine::plain();
+    let ids = prompt(1, 100);
+    complete(&engine, &ids, &CompletionOptions::default());
+    let rig = Rig::over(&[&engine]).await;
+    rig.exact(0, &engine).await;
+    let question = json!({ "model_name": "sim", "token_ids": ids, "routing_group": "default", "tenant_id": "x", "z": {} });
+    let (status, answer) = call(rig.http, "POST", "/query", &question).await;
+    let instance = json!({ "longest_matched": 96, "gpu": 96, "dp": { "0": 96 }, "cpu": 96, "disk": 96 });
+    let expected =
+        json!({ "scores": { "7": { "0": 96 } }, "frequencies": [], "instances": { "7": instance } });
+    assert_eq!((status, answer), (200, expected));
+    let refused = [
+        (
+            "/query",
+            json!({ "model_name": "nope", "token_ids": [] }),
+            404,
+            "no indexer for model=nope routing_group=default",
+        ),
+        (
+            "/query",
+            json!({ "model_name": "sim", "routing_group": "g", "token_ids": [] }),
+            404,
+            "routing_group=g",
+        ),
+        ("/query", json!({ "token_ids": [1] }), 400, "model_name"),
+        ("/query", json!({ "model_name": "sim" }), 400, "token_ids"),
+        ("/query", json!({ "model_name": "sim", "token_ids": [-1] }), 400, "token_ids"),
+        ("/query_by_hash", json!({ "model_name": "sim" }), 400, "block_hashes"),
+        (
+            "/query_by_hash",
+            json!({ "model_name": "sim", "block_hashes": [], "cache_salt": "s" }),
+            400,
+            "cache_salt",
+        ),
+    ];
+    for (path, body, expected, reason) in refused {
+        let (status, answer) = call(rig.http, "POST", path, &body).await;
+        assert_eq!(status, expected, "{answer}");
+        assert!(answer["error"].as_str().unwrap().contains(reason), "{answer}");
+    }
+    let (status, dump) = crate::rig::send(rig.http, "GET", "/dump", String::new()).await;
+    assert_eq!((status, &dump["sim:default"]["block_size"]), (200, &json!(16)));
+    let events = dump["sim:default"]["events"].as_array().unwrap();
+    let blocks: usize =
+        events.iter().map(|event| event["event"]["data"]["stored"]["blocks"].as_array().unwrap().len()).sum();
+    assert_eq!(blocks, 6);
+    assert_eq!((&events[0]["worker_id"], &events[0]["storage_tier"]), (&json!(7), &json!("device")));
+    // A stream that is not credited is not in it.
+    engine.sim.fault(None, Fault::Replay(ReplayMode::Off));
+    engine.sim.fault(None, Fault::Disconnect);
+    rig.until(0, "recovering", |status| status.continuity != Continuity::Live).await;
+    assert_eq!(crate::rig::send(rig.http, "GET", "/dump", String::new()).await.1, json!({}));
+    let (_, answer) = call(rig.http, "POST", "/query", &question).await;
+    assert_eq!(answer, json!({ "scores": {}, "frequencies": [], "instances": {} }));
+}
