@@ -12,7 +12,7 @@ use kvplane_proto::kvplane::v1::server::plane_server::{Plane, PlaneServer};
 use prost::Message as _;
 use tokio::net::TcpListener;
 use tonic::transport::server::TcpIncoming;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 /// What becomes of a message.
 pub type Change = dyn Fn(proto::SubscribeResponse) -> Result<proto::SubscribeResponse, Status> + Send + Sync;
@@ -65,5 +65,22 @@ impl Plane for Liar {
     ) -> Result<Response<proto::StatusResponse>, Status> {
         let mut plane = PlaneClient::connect(self.url.clone()).await.unwrap();
         plane.status(request.into_inner()).await
+    }
+
+    type QueryStreamStream = Pin<Box<dyn Stream<Item = Result<proto::QueryBatchResponse, Status>> + Send>>;
+
+    async fn query(
+        &self,
+        request: Request<proto::QueryRequest>,
+    ) -> Result<Response<proto::QueryResponse>, Status> {
+        let mut plane = PlaneClient::connect(self.url.clone()).await.unwrap();
+        plane.query(request.into_inner()).await
+    }
+
+    async fn query_stream(
+        &self,
+        _request: Request<Streaming<proto::QueryBatch>>,
+    ) -> Result<Response<Self::QueryStreamStream>, Status> {
+        Err(Status::unimplemented("nobody asks for it here"))
     }
 }
