@@ -65,7 +65,6 @@ def bad_configs(engine):
         "bad endpoint": (good.replace(engine.events, "127.0.0.1:5557"), ["127.0.0.1:5557", "tcp://"]),
         "bad replay": (good.replace(engine.replay, "tcp://127.0.0.1"), ["tcp://127.0.0.1"]),
         "port out of range": (good.replace(engine.events, "tcp://127.0.0.1:70000"), ["70000"]),
-        "no engine": ("[listen]\n", ["no engine"]),
         "empty id": (good.replace('"a"', '""'), ["id"]),
         "no ranks": (good + "ranks = 0\n", ["ranks"]),
         "bad trust": ('[trust]\ncredit = ["good"]\n' + good, ["kvplane.toml:2:", "good"]),
@@ -91,7 +90,6 @@ def test_a_bad_configuration_is_one_line_and_contacts_nobody(binary, engine, con
         (["--engine", "vllm=tcp://a:1", "--set", "journal"], "KEY=VALUE"),
         (["--engine", "vllm=tcp://a:1", "--log", "=="], "--log"),
         (["--config", "/nowhere/kvplane.toml"], "/nowhere/kvplane.toml"),
-        ([], "no engine"),
     ],
 )
 def test_bad_flags_are_one_line(binary, words, expected):
