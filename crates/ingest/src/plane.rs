@@ -283,3 +283,64 @@ impl Members {
 fn find<'e>(engines: &'e [Arc<Engine>], id: &str) -> Option<&'e Arc<Engine>> {
     engines.iter().find(|engine| engine.spec.id.as_str() == id)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::DEFAULT_ROUTING_GROUP;
+    use kvplane_core::{EngineId, EngineKind};
+    use kvplane_stream::Duplicates;
+
+    fn spec(id: &str, ranks: Vec<RankSpec>) -> EngineSpec {
+        EngineSpec {
+            id: EngineId::new(id),
+            kind: EngineKind::Vllm,
+            model: String::new(),
+            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            ranks,
+            topic: String::new(),
+            block_size: None,
+            worker_id: 0,
+            duplicates: Duplicates::Count,
+            http: None,
+        }
+    }
+
+    /// A rank that nobody answers for.
+    fn rank(rank: u32) -> RankSpec {
+        RankSpec::at(rank, &Events::Connect("tcp://127.0.0.1:9".to_owned()), None).unwrap()
+    }
+
+    #[tokio::test]
+    async fn epochs_rise_over_removals_also_within_a_millisecond() {
+        let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
+        let mut last = None;
+        for _ in 0..50 {
+            plane.add(vec![spec("a", vec![rank(0)])], Origin::Api).unwrap();
+            let epoch = plane.engine("a").unwrap().streams[0].status().epoch;
+            assert!(Some(epoch) > last, "{epoch} after {last:?}");
+            last = Some(plane.remove("a").unwrap().streams[0].cursor().epoch);
+        }
+        plane.shutdown();
+    }
+
+    #[tokio::test]
+    async fn ranks_come_and_go_and_the_others_stay_the_same_streams() {
+        let plane = Plane::start(vec![spec("a", vec![rank(4)])], &PlaneOptions::default()).unwrap();
+        let before = plane.engine("a").unwrap();
+        plane.add_rank("a", rank(1)).unwrap();
+        let after = plane.engine("a").unwrap();
+        assert_eq!(after.spec.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [1, 4]);
+        assert!(Arc::ptr_eq(&before.streams[0], after.stream(4).unwrap()));
+        assert!(before.replaced().is_cancelled() && !after.replaced().is_cancelled());
+        assert!(matches!(plane.add_rank("a", rank(1)), Err(AddError::DuplicateRank { rank: 1, .. })));
+        assert!(matches!(plane.add_rank("b", rank(1)), Err(AddError::Unknown(_))));
+        plane.remove_rank("a", 4).unwrap();
+        assert!(before.streams[0].removed().is_cancelled());
+        assert!(!after.stream(1).unwrap().removed().is_cancelled());
+        assert!(plane.remove_rank("a", 4).is_err());
+        plane.remove_rank("a", 1).unwrap();
+        assert!(plane.engine("a").is_none(), "an engine goes with its last rank");
+        plane.shutdown();
+    }
+}

@@ -52,7 +52,15 @@ impl Fleet {
 
     /// Adds engines, all or none.
     pub async fn add(&self, plans: Vec<EnginePlan>, origin: Origin) -> Result<(), FleetError> {
-        self.change(|fleet| async move { fleet.add_locked(plans, origin).await }).await
+        let ids: Vec<_> = plans.iter().map(|plan| plan.id().clone()).collect();
+        self.change(|fleet| async move { fleet.add_locked(plans, origin).await }).await?;
+        // What is configured at the start is in the configuration.
+        if origin != Origin::Config {
+            for engine in ids {
+                info!(%engine, added_by = origin.as_str(), "engine added");
+            }
+        }
+        Ok(())
     }
 
     /// Removes an engine: its subscribers are told, its sockets close, what it held is freed.
@@ -115,11 +123,6 @@ impl Fleet {
         for (engine, front, listener) in fronts {
             parts.fronts.start(&self.0, &engine, front, listener);
         }
-        if origin != Origin::Config {
-            for config in &configs {
-                info!(engine = config.id, added_by = origin.as_str(), "engine added");
-            }
-        }
         parts.configs.lock().extend(configs.into_iter().map(|config| (config.id.clone(), config)));
         Ok(())
     }
@@ -128,7 +131,7 @@ impl Fleet {
         let name = id.to_owned();
         self.off_the_runtime(move |shared| Ok(shared.plane.remove(&name).map(drop)?)).await?;
         self.forget(id);
-        info!(engine = id, "engine removed");
+        info!(engine = %id, "engine removed");
         Ok(())
     }
 

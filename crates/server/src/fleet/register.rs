@@ -55,7 +55,7 @@ impl Fleet {
             let Some(rank) = rank else { return fleet.remove_locked(&id).await };
             let name = id.clone();
             fleet.off_the_runtime(move |shared| Ok(shared.plane.remove_rank(&name, rank)?)).await?;
-            info!(engine = id, rank, "rank removed");
+            info!(engine = %id, rank, "rank removed");
             Ok(())
         })
         .await
@@ -92,7 +92,7 @@ impl Fleet {
             Ok(())
         })
         .await?;
-        info!(engine = id, rank, added_by = Origin::Register.as_str(), "rank added");
+        info!(engine = %id, rank, added_by = Origin::Register.as_str(), "rank added");
         Ok(())
     }
 }

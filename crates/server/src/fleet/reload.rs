@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use kvplane_ingest::Origin;
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 use super::{EnginePlan, Fleet, FleetError};
 
@@ -42,7 +42,7 @@ impl Fleet {
             let id = plan.id().to_string();
             let same = self.0.fleet.configs.lock().get(&id) == Some(&plan.config);
             if !going.contains(&id) && self.engine(&id).is_some() {
-                warn!(engine = id, "configured, but added by a call before: kept as it is");
+                warn!(engine = %id, "configured, but added by a call before: kept as it is");
                 reloaded.unchanged += 1;
             } else if same && going.remove(&id) {
                 reloaded.unchanged += 1;
@@ -59,10 +59,12 @@ impl Fleet {
             let id = plan.id().to_string();
             let changed = going.remove(&id);
             match self.add_locked(vec![plan], Origin::Config).await {
-                Ok(()) if changed => reloaded.changed += 1,
-                Ok(()) => reloaded.added += 1,
+                Ok(()) => {
+                    info!(engine = %id, added_by = Origin::Config.as_str(), "engine added");
+                    if changed { reloaded.changed += 1 } else { reloaded.added += 1 }
+                }
                 Err(error) => {
-                    error!(engine = id, %error, "engine cannot be added");
+                    error!(engine = %id, %error, "engine cannot be added");
                     reloaded.failed += 1;
                 }
             }
