@@ -46,6 +46,12 @@ pub(crate) enum Command {
         kvplane engines remove vllm-3\n  \
         kvplane engines list -o json | jq -r '.engines[].id'")]
     Engines(EnginesArgs),
+    /// Ask who holds how much of a prompt
+    #[command(after_help = "Examples:\n  \
+        echo '[1, 2, 3, 4]' | kvplane query --model llama\n  \
+        kvplane query --model llama --cache-salt tenant-a prompt.json -o json\n  \
+        kvplane query --model llama --hashes --block-size 16 hashes.txt")]
+    Query(QueryArgs),
     /// See it work: three simulated engines, load, a lost frame and a restart
     #[command(after_help = "Examples:\n  kvplane demo\n  kvplane demo --seconds 20 --plain")]
     Demo(DemoArgs),
@@ -196,6 +202,44 @@ pub(crate) struct DumpArgs {
     /// How to print
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct QueryArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Token ids: a JSON list, or numbers separated by commas or white space; "-" is standard input
+    #[arg(default_value = "-", value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// The model
+    #[arg(long)]
+    pub(crate) model: String,
+    /// Adapter of the prompt
+    #[arg(long, value_name = "NAME", conflicts_with = "hashes")]
+    pub(crate) lora_name: Option<String>,
+    /// Cache salt of the prompt
+    #[arg(long, value_name = "SALT", conflicts_with = "hashes")]
+    pub(crate) cache_salt: Option<String>,
+    /// The numbers are content hashes of blocks, not tokens
+    #[arg(long, requires = "block_size")]
+    pub(crate) hashes: bool,
+    /// Tokens per block of the hashes
+    #[arg(long, value_name = "N", requires = "hashes")]
+    pub(crate) block_size: Option<u32>,
+    /// Each hash is of the whole prefix that ends with its block
+    #[arg(long, requires = "hashes")]
+    pub(crate) chained: bool,
+    /// How to print
+    #[arg(long, short, value_enum, default_value_t = TableOutput::Table)]
+    pub(crate) output: TableOutput,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TableOutput {
+    /// A table for people
+    Table,
+    /// The answer as JSON
+    Json,
 }
 
 #[derive(Debug, ClapArgs)]

@@ -1,12 +1,11 @@
 //! `kvplane engines`: which engines a running kvplane has, and changing that.
 
-use std::io::Write as _;
-
 use anyhow::{Context as _, anyhow};
 use http::Method;
 use serde_json::Value;
 
 use super::http_client::ask;
+use super::page::{aligned, print};
 use super::{Failure, usage};
 use crate::args::{EnginesArgs, EnginesCommand, Output};
 use crate::config::engine_flag;
@@ -77,24 +76,7 @@ fn table(answer: &Value) -> String {
             ]);
         }
     }
-    let widths: Vec<usize> =
-        (0..7).map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)).collect();
-    let mut page = String::new();
-    for row in rows {
-        let cells: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        page.push_str(cells.join("  ").trim_end());
-        page.push('\n');
-    }
-    page
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // Whoever read has read enough.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        result => Ok(result.context("cannot print")?),
-    }
+    aligned(&rows)
 }
 
 #[cfg(test)]

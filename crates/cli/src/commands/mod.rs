@@ -5,6 +5,8 @@ mod demo_view;
 pub(crate) mod dump;
 pub(crate) mod engines;
 mod http_client;
+mod page;
+pub(crate) mod query;
 pub(crate) mod serve;
 pub(crate) mod sim;
 pub(crate) mod tail;

@@ -15,6 +15,7 @@ use prometheus_client::registry::Registry;
 
 use crate::front::FrontCounters;
 
+use super::index_metrics::Indexes;
 use super::status::{STANDINGS, TRUSTS, counters, rejected};
 
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub(super) fn page(plane: &Plane, fronts: &[(String, Arc<FrontCounters>)]) -> Re
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Streams(rows.collect())));
     registry.register_collector(Box::new(Fronts(fronts.to_vec())));
+    let (stats, refused) = (plane.catalog().stats(), plane.catalog().refused());
+    registry.register_collector(Box::new(Indexes { stats, refused }));
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
     Ok(page)
@@ -193,7 +196,7 @@ impl Streams {
     }
 }
 
-fn gauge(value: u64, encoder: MetricEncoder<'_>) -> Result<(), Error> {
+pub(super) fn gauge(value: u64, encoder: MetricEncoder<'_>) -> Result<(), Error> {
     // Gauges are signed; nothing here comes near.
     ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder)
 }

@@ -1,6 +1,7 @@
 //! The HTTP server.
 
 mod fields;
+mod index_metrics;
 mod indexer;
 mod members;
 mod metrics;
