@@ -124,6 +124,9 @@ def test_instances_register_and_show_up_everywhere(engine, plane):
     assert 'engine="instance-7",rank="3"' in p.get("/metrics")[1]
     answer = p.recover(engine="instance-7", rank=3)[1]["TreeDump"]
     assert [event["worker_id"] for event in answer["events"]] == [7]
+    prompt = dict(token_ids=[2] * 4)
+    assert post(p, "/query", model_name="llama", **prompt)[1]["scores"] == {"7": {"3": 4}}
+    assert post(p, "/v1/query", model="llama", **prompt)[1]["best"] == [{"engine": "instance-7", "rank": 3}]
     assert p.get("/workers?routing_group=other")[1] == []
     assert p.get("/health")[0] == 200
 
@@ -133,8 +136,11 @@ def test_instances_register_and_show_up_everywhere(engine, plane):
     assert post(p, "/unregister", **rank)[0] == 404
     (status,) = p.get("/v1/status")[1]["engines"]
     assert [rank["rank"] for rank in status["ranks"]] == [0]
+    answer = post(p, "/v1/query", model="llama", **prompt)[1]
+    assert [(found["rank"], found["blocks"]) for found in answer["matches"]] == [(0, 0)]
     assert post(p, "/unregister", instance_id=7, model_name="llama")[0] == 200
     assert p.get("/workers")[1] == [] and ids(p) == []
+    assert post(p, "/query", model_name="llama", **prompt)[0] == 404
 
 
 def test_peers_are_a_list(plane):

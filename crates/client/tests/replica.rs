@@ -32,6 +32,32 @@ async fn after_any_faults_replica_plane_and_engine_are_equal() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_leaves_the_plane_takes_its_replica_and_no_other() {
+    let mut engines = [Engine::start(1), Engine::start(2)];
+    for engine in &mut engines {
+        engine.work(3);
+    }
+    let rig = Rig::over(&[&engines[0], &engines[1]]).await;
+    let options = Options { discover_every: Duration::from_millis(50), ..hasty() };
+    let following = rig.client(options).await.follow(Selection::All);
+    ready(&following).await;
+    rig.remove(1);
+    until("gone", async || following.replica(&stream(1)).is_none()).await;
+    engines[0].work(2);
+    ready(&following).await;
+    let view = following.replica(&stream(0)).expect("followed");
+    rig.equal(0, &engines[0], &view).await;
+    // It comes back under its name, as another one.
+    rig.add(1, &engines[1]);
+    until("back", async || following.replica(&stream(1)).is_some()).await;
+    ready(&following).await;
+    let view = following.replica(&stream(1)).expect("followed");
+    rig.equal(1, &engines[1], &view).await;
+    // Each stream was reset once at its start: nothing was taken from the one that stayed.
+    assert_eq!(following.counters().resets, 3);
+}
+
 async fn fault_run(seed: u64, steps: usize) {
     let mut random = Random::new(seed);
     let mut engines = [Engine::start(seed), Engine::start(seed + 100)];

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_client::{Client, Options, ReplicaView, StreamId};
 use kvplane_core::{Continuity, EngineId, EngineKind, PlaceSeed, StateDigest, Trust};
-use kvplane_ingest::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec};
+use kvplane_ingest::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, Plane, PlaneOptions, RankSpec};
 use kvplane_server::Service;
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
@@ -141,6 +141,16 @@ impl Rig {
         tokio::task::spawn_blocking(move || old.shutdown()).await.unwrap();
         self.plane = plane(engines);
         self.serve().await;
+    }
+
+    /// Removes an engine from the plane.
+    pub fn remove(&self, at: usize) {
+        self.plane.remove(stream(at).engine.as_str()).unwrap();
+    }
+
+    /// Adds an engine to the plane.
+    pub fn add(&self, at: usize, engine: &Engine) {
+        self.plane.add(vec![engine.spec(stream(at).engine.as_str())], Origin::Api).unwrap();
     }
 
     /// Waits until the plane has heard everything and knows exactly what the engine holds.
