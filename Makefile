@@ -9,13 +9,14 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms unit interop python-env bench clean rust-tools compilers
+.PHONY: help demo test lint fmt clippy rooms unit interop python-env bench bench-peers clean rust-tools compilers
 
 help:
 	@echo "make demo    see it work: three simulated engines, faults, and what kvplane makes of them"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    formatting, lints, and the direction of dependencies"
 	@echo "make bench   measurements"
+	@echo "make bench-peers  the index beside its peers"
 	@echo "make clean   remove what was built"
 
 # DEMO takes arguments: make demo DEMO="--seconds 20 --plain"
@@ -50,8 +51,13 @@ python-env:
 bench: compilers
 	scripts/bench.sh
 
+# TRACE=FILE adds the workload conv8. PEERS takes arguments: make bench-peers PEERS="--quick"
+bench-peers:
+	$(CARGO) run --release --locked --manifest-path benches/peers/Cargo.toml -- $(if $(TRACE),--trace "$(TRACE)") $(PEERS)
+
 clean:
 	$(CARGO) clean
+	rm -rf benches/peers/target
 	rm -rf .venv .pytest_cache
 	find tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
