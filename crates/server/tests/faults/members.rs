@@ -11,12 +11,12 @@ use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use kvplane_core::{Continuity, Trust};
-use kvplane_ingest::{Origin, StreamStatus};
+use kvplane_ingest::{Origin, PlaneOptions, StreamStatus};
 use kvplane_proto::engines::vllm::vllm_engine_client::VllmEngineClient;
 use kvplane_proto::kvplane::v1::{ResetReason, StreamSelector};
 use kvplane_proto::smg::SubscribeKvEventsRequest;
 use kvplane_server::{EngineConfig, EnginePlan, Reloaded};
-use kvplane_sim::CompletionOptions;
+use kvplane_sim::{CompletionOptions, Fault, ReplayMode};
 use kvplane_socket::Endpoint;
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
@@ -186,6 +186,25 @@ async fn metrics(rig: &Rig) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_replay_that_is_under_way_ends_with_its_engine() {
+    let mut engine = Engine::plain();
+    engine.work(3);
+    engine.sim.fault(None, Fault::Replay(ReplayMode::Off));
+    let never = Duration::from_hours(1);
+    let options = PlaneOptions { replay_idle: never, replay_deadline: never, ..PlaneOptions::default() };
+    let rig = Rig::with_options(&[&engine], options).await;
+    rig.until(0, "asking", |s| s.counters.replays == 1 && s.continuity == Continuity::Recovering).await;
+    let stream = Arc::downgrade(&rig.stream(0));
+    rig.fleet.remove("e0").await.unwrap();
+    // An answer that is waited for holds the stream.
+    let deadline = std::time::Instant::now() + DEADLINE;
+    while stream.upgrade().is_some() {
+        assert!(std::time::Instant::now() < deadline, "somebody still holds the stream");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_added_changes_nothing() {
     let engine = Engine::plain();
     let rig = Rig::over(&[&engine]).await;
@@ -230,7 +249,7 @@ async fn what_cannot_be_added_changes_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn there_may_be_only_so_many_engines() {
-    let options = kvplane_ingest::PlaneOptions { max_engines: 1, ..Default::default() };
+    let options = PlaneOptions { max_engines: 1, ..PlaneOptions::default() };
     let engine = Engine::plain();
     let rig = Rig::with_options(&[&engine], options).await;
     let (code, answer) = ask(&rig, "POST", "/v1/engines", &described("one-more", &engine)).await;
