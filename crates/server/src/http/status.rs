@@ -29,6 +29,8 @@ struct RankStatus {
     since_ms: Option<u64>,
     /// All reasons, oldest first.
     reasons: Vec<ReasonSince>,
+    /// Why the index knows less of the stream than its journal does.
+    index_reason: Option<&'static str>,
     epoch: u64,
     /// The engine's own number; null before the first batch.
     last_sequence: Option<u64>,
@@ -99,6 +101,7 @@ fn rank(stream: &Stream) -> RankStatus {
             .iter()
             .map(|d| ReasonSince { reason: d.reason.as_str(), since_ms: d.since_ms })
             .collect(),
+        index_reason: status.index_lacking.map(kvplane_core::Reason::as_str),
         epoch: status.epoch.as_u64(),
         last_sequence: status.engine_sequence,
         known_from: status.known_from,
