@@ -11,9 +11,11 @@
 //!
 //! **What readers may rely on**, since they take no lock:
 //! - contents below `len` do not change while a reader sits that could have read that `len` (see `epoch`);
-//! - a lane's cutoff changes by one store: to its entry, or to its bit. An entry is removed only when the bit says the
-//!   same. A bit is cleared only when the lane's cutoff is 0. Readers look at entries first, then at the crowd, so
-//!   that what they read was true at one moment in between;
+//! - a spot means another block only when no reader sits that knew it as the block before. So whoever compared contents with a prompt may
+//!   look for what follows them, and may believe a cutoff that it reads later;
+//! - a lane's cutoff changes by one store: to its entry, or to its bit. A bit is set or cleared, and an entry removed, only when the other
+//!   says the same already. Readers look at entries first, then at the crowd and once at each of its words, so that what they
+//!   read was true at one moment in between;
 //! - whatever cannot be said by one store is built aside as a new extent and put in place by one store to its edge.
 
 use std::ptr::NonNull;
@@ -22,8 +24,9 @@ use crate::arena::{LARGEST, Room};
 use crate::crowd::Crowd;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// Entries of an extent. The first two share the header's first line.
-pub(crate) const HOLDERS: usize = 10;
+/// Entries of an extent. The first two share the header's first line. Under loom there are fewer, so that crowds and splits
+/// are reached within few steps.
+pub(crate) const HOLDERS: usize = if cfg!(loom) { 4 } else { 10 };
 /// The most blocks an extent has.
 pub(crate) const MAX_BLOCKS: usize = (LARGEST - size_of::<Extent>()) / size_of::<u64>();
 /// Spots that an extent reserves: more than it has blocks.
@@ -104,6 +107,8 @@ impl Extent {
             holders: std::array::from_fn(|_| AtomicU64::new(0)),
         };
         let extent = room.start.cast::<Self>();
+        // For `start`, and for the edges, which keep addresses.
+        room.start.as_ptr().expose_provenance();
         // SAFETY: the room is fresh, a multiple of a line long and aligned to one, and has space for the header and
         // `capacity` contents behind it.
         unsafe {
@@ -119,9 +124,11 @@ impl Extent {
         self.len.load(Ordering::Acquire)
     }
 
+    /// Where the contents begin. A reference to the header gives no right to what lies behind it; the room's own pointer does, which
+    /// `create` exposed.
+    #[inline]
     fn start(&self) -> *mut u64 {
-        // SAFETY: contents follow the header in the same room, so one past it is within the allocation.
-        unsafe { std::ptr::from_ref(self).add(1) as *mut u64 }
+        std::ptr::with_exposed_provenance_mut(std::ptr::from_ref(self).addr() + size_of::<Self>())
     }
 
     /// The contents that a reader or the writer may look at.
@@ -197,10 +204,11 @@ impl Extent {
     }
 
     pub(crate) fn set_entry(&self, slot: usize, holder: Holder) {
-        self.holders[slot].store(holder.pack(), Ordering::Release);
+        // The slot last: it alone says when. Somebody may look at it who read `used` when there were more.
         if slot >= self.used.load(Ordering::Relaxed) as usize {
             self.used.store(slot as u32 + 1, Ordering::Release);
         }
+        self.holders[slot].store(holder.pack(), Ordering::Release);
     }
 
     pub(crate) fn clear_entry(&self, slot: usize) {
