@@ -184,6 +184,10 @@ impl Trie {
             return true;
         }
         if crowd.is_some_and(|crowd| crowd.upto == cutoff) {
+            // The entry says it first: whoever sees the bit and not the entry must not be ahead of who sees the entry.
+            if let Some(slot) = entry {
+                extent.set_entry(slot, Holder { lane, cutoff });
+            }
             if !in_crowd {
                 self.join_crowd(id, lane);
             }
