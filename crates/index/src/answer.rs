@@ -50,14 +50,27 @@ impl Buffer {
         }
     }
 
-    /// Those lanes of `alive` that are chosen, word by word, hold so much.
-    pub(crate) fn push_stratum(&mut self, depth: u32, chosen: impl Fn(usize, u64) -> u64) {
-        if depth == 0 {
-            return;
-        }
+    /// The lanes that are alive hold so much.
+    pub(crate) fn push_stratum(&mut self, depth: u32) {
         let start = self.words.len();
-        self.words.extend(self.alive.iter().enumerate().map(|(at, word)| chosen(at, *word)));
-        if self.words[start..].iter().all(|word| *word == 0) {
+        self.words.extend_from_slice(&self.alive);
+        self.end_stratum(depth, start);
+    }
+
+    /// Only those lanes stay alive that `stays` names, word by word; the others hold so much. Each word is asked for once: a
+    /// writer may change it in between, and a lane must be on one side.
+    pub(crate) fn keep(&mut self, depth: u32, stays: impl Fn(usize) -> u64) {
+        let start = self.words.len();
+        for (at, word) in self.alive.iter_mut().enumerate() {
+            let stays = stays(at);
+            self.words.push(*word & !stays);
+            *word &= stays;
+        }
+        self.end_stratum(depth, start);
+    }
+
+    fn end_stratum(&mut self, depth: u32, start: usize) {
+        if depth == 0 || self.words[start..].iter().all(|word| *word == 0) {
             self.words.truncate(start);
         } else {
             self.strata.push((depth, start));
@@ -65,7 +78,8 @@ impl Buffer {
     }
 }
 
-/// How much of a prompt every stream held, at one moment for each. While it lives, what it names is not given to anybody
+/// How much of a prompt every stream held while it was asked. Streams that nobody wrote to are exact. Of a stream that was
+/// written to meanwhile, every block that counts was held when it was looked at, and the next one was not. While it lives, what it names is not given to anybody
 /// else; drop it soon.
 #[derive(Debug)]
 pub struct Answer<'a> {
@@ -131,16 +145,31 @@ impl Answer<'_> {
             if slot >= by_slot.len() {
                 by_slot.resize(slot + 1, u32::MAX);
             }
-            if by_slot[slot] == u32::MAX {
-                by_slot[slot] = matches.len() as u32;
+            let at = match matches.get(by_slot[slot] as usize) {
+                Some(found) if found.owner == lane.owner => by_slot[slot] as usize,
+                // One stream went and another got its slot while the question was followed.
+                Some(_) => {
+                    matches.iter().position(|found| found.owner == lane.owner).unwrap_or(matches.len())
+                }
+                None => matches.len(),
+            };
+            if at == matches.len() {
+                by_slot[slot] = at as u32;
                 matches.push(Match { owner: lane.owner, depths: Depths::default() });
             }
-            let depths = &mut matches[by_slot[slot] as usize].depths;
+            let depths = &mut matches[at].depths;
             let levels = usize::from(lane.from)..usize::from(lane.to);
             for level in depths.get_mut(levels).into_iter().flatten() {
                 *level = depth.max(*level);
             }
         });
+        // A level counts everything warmer. Its lane may have been looked at before the warmer one's was written to, or be younger than the
+        // question.
+        for found in &mut matches {
+            for level in 1..found.depths.len() {
+                found.depths[level] = found.depths[level].max(found.depths[level - 1]);
+            }
+        }
         matches
     }
 }

@@ -141,7 +141,7 @@ impl Reader {
                     buffer.push_single(*lane, depth);
                 }
             }
-            Alive::Many => buffer.push_stratum(depth, |_, word| word),
+            Alive::Many => buffer.push_stratum(depth),
         }
         Answer { reader: self, buffer }
     }
@@ -184,7 +184,7 @@ impl Reader {
                 few.sort(buffer, base, matched, *holder);
             }
             if before.is_some() {
-                buffer.push_stratum(base, |_, word| word);
+                buffer.push_stratum(base);
             }
             return Alive::Few(few.lanes, few.count);
         };
@@ -197,13 +197,10 @@ impl Reader {
         }
         if before.is_some() {
             // Who is not in the crowd holds nothing of this extent.
-            buffer.push_stratum(base, |at, word| word & !crowd.lanes.word(at));
-            for (at, word) in buffer.alive.iter_mut().enumerate() {
-                *word &= crowd.lanes.word(at);
-            }
+            buffer.keep(base, |at| crowd.lanes.word(at));
         }
         if crowd.upto < matched {
-            buffer.push_stratum(base + crowd.upto, |_, word| word);
+            buffer.push_stratum(base + crowd.upto);
             let mut few = Few::default();
             for holder in entries {
                 few.sort(buffer, base, matched, *holder);
