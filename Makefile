@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms unit interop python-env bench bench-peers clean rust-tools compilers
+.PHONY: help demo test lint fmt clippy rooms unit loom interop python-env bench bench-peers clean rust-tools compilers
 
 help:
 	@echo "make demo    see it work: three simulated engines, faults, and what kvplane makes of them"
@@ -24,7 +24,7 @@ demo: compilers
 	$(CARGO) build --release -p kvplane
 	$(CARGO) run --quiet --release -p kvplane -- demo $(DEMO)
 
-test: lint unit interop
+test: lint unit loom interop
 
 lint: rust-tools compilers fmt clippy rooms
 
@@ -39,6 +39,10 @@ rooms:
 
 unit: compilers
 	$(CARGO) test --workspace
+
+# Interleavings of the index's readers and writer, as many as loom's bounds allow. In a directory of its own: the flag is every crate's.
+loom:
+	RUSTFLAGS="--cfg loom" $(CARGO) test --release --target-dir target/loom -p kvplane-index --lib loom
 
 # PYTEST takes arguments: make interop PYTEST="-k grpc -x"
 interop: compilers python-env

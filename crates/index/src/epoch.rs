@@ -5,9 +5,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 
 /// Nobody sits here.
 const EMPTY: u64 = u64::MAX;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use kvplane_core::Tier;
-use parking_lot::Mutex;
 
 use crate::reader::Reader;
 use crate::shared::Shared;
+use crate::sync::Mutex;
 use crate::writer::Writer;
 use crate::{Block, Options, Refused, Slot, Stats};
 
@@ -63,8 +63,8 @@ impl Index {
         self.writer.lock().clear(slot);
     }
 
-    /// Frees about so many blocks of streams that went or were cleared. Says whether there are more. Stores do a little of
-    /// this by themselves.
+    /// Frees about so many blocks of streams that went or were cleared. Says whether there are more: some may have to wait until a
+    /// question is answered that was asked before. Stores do a little of this by themselves.
     pub fn reclaim(&self, blocks: usize) -> bool {
         self.writer.lock().reclaim(blocks)
     }

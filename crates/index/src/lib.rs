@@ -26,6 +26,8 @@ mod edges;
 mod epoch;
 mod extent;
 mod index;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod map;
 mod matching;
 pub mod model;

@@ -77,10 +77,12 @@ fn boxed<T>(value: T) -> *mut T {
 impl Shared {
     pub(crate) fn new() -> Self {
         const FIRST_LANES: usize = 64;
+        /// Under loom, tables grow within few steps.
+        const FIRST_BUCKETS: usize = if cfg!(loom) { 4 } else { 16 };
         Self {
             epochs: Epochs::new(),
-            edges: AtomicPtr::new(boxed(Edges::new(By::Path, 16))),
-            prefixes: AtomicPtr::new(boxed(Edges::new(By::Prefix, 16))),
+            edges: AtomicPtr::new(boxed(Edges::new(By::Path, FIRST_BUCKETS))),
+            prefixes: AtomicPtr::new(boxed(Edges::new(By::Prefix, FIRST_BUCKETS))),
             alive: AtomicPtr::new(boxed(Bits::new(FIRST_LANES / 64))),
             lanes: AtomicPtr::new(boxed(Lanes::new(FIRST_LANES))),
         }
