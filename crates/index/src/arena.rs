@@ -1,7 +1,7 @@
 //! Memory for extents: size classes in slabs, slabs in huge pages.
 //!
-//! An extent is at most [`LARGEST`] bytes. Slabs hold rooms of one size; a slab whose last room is given back serves any other size next, so
-//! that memory stays flat while sizes change.
+//! A room is at most [`LARGEST`] bytes. Slabs hold rooms of one size; a slab whose last room is given back serves any other size next, and a
+//! chunk whose last slab is empty goes back to the system, so that memory stays flat while sizes change.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -14,6 +14,9 @@ pub(crate) const LARGEST: usize = 32 * 1024;
 const SLAB: usize = 128 * 1024;
 /// One huge page.
 const CHUNK: usize = 2 * 1024 * 1024;
+const SLABS: usize = CHUNK / SLAB;
+/// Chunks that hold nothing and are kept all the same.
+const SPARE: usize = 1;
 /// Sizes between a power of two and the next.
 const STEPS: usize = 8;
 const CLASSES: usize = 64;
@@ -27,6 +30,9 @@ pub(crate) struct Room {
     slab: u32,
     pub(crate) bytes: u32,
 }
+
+// SAFETY: a room is a piece of memory that whoever has it owns; it is tied to no thread.
+unsafe impl Send for Room {}
 
 #[derive(Debug)]
 struct Slab {
@@ -44,12 +50,27 @@ struct Slab {
 /// Where extents live.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    chunks: Vec<NonNull<u8>>,
+    chunks: Vec<Chunk>,
+    /// Chunks that went back; their numbers, and those of their slabs, are used again.
+    gone: Vec<u32>,
+    /// The slabs of chunk n are those from `n * SLABS` on.
     slabs: Vec<Slab>,
+    /// Slabs that hold nothing. One whose chunk went back is dropped from the list when it is met.
     empty: Vec<u32>,
+    /// Chunks that hold nothing.
+    spare: usize,
     /// By class: slabs that may have room. One that has none is dropped from the list when it is met.
     open: [Vec<u32>; CLASSES],
     in_use: usize,
+}
+
+/// A huge page.
+#[derive(Debug)]
+struct Chunk {
+    /// `None` when it went back.
+    start: Option<NonNull<u8>>,
+    /// Slabs in use.
+    used: u32,
 }
 
 // SAFETY: an arena owns its chunks; nothing in it is tied to a thread.
@@ -81,6 +102,8 @@ impl Arena {
     pub(crate) fn new() -> Self {
         Self {
             chunks: Vec::new(),
+            gone: Vec::new(),
+            spare: 0,
             slabs: Vec::new(),
             empty: Vec::new(),
             open: [const { Vec::new() }; CLASSES],
@@ -132,9 +155,7 @@ impl Arena {
         let slab = &mut self.slabs[room.slab as usize];
         slab.used -= 1;
         if slab.used == 0 {
-            slab.class = None;
-            self.empty.push(room.slab);
-            self.in_use -= SLAB;
+            self.close_slab(room.slab);
             return;
         }
         let was_full = slab.free == NONE && slab.fresh == (SLAB / room.bytes as usize) as u32;
@@ -149,10 +170,19 @@ impl Arena {
     }
 
     fn open_slab(&mut self, class: usize) -> u32 {
-        if self.empty.is_empty() {
-            self.grow();
-        }
-        let Some(id) = self.empty.pop() else { unreachable!("growing leaves empty slabs") };
+        let id = loop {
+            let Some(id) = self.empty.pop() else {
+                self.grow();
+                continue;
+            };
+            // Listed twice, or its chunk went back since.
+            if self.slabs[id as usize].class.is_none() && self.chunks[id as usize / SLABS].start.is_some() {
+                break id;
+            }
+        };
+        let chunk = &mut self.chunks[id as usize / SLABS];
+        self.spare -= usize::from(chunk.used == 0);
+        chunk.used += 1;
         let slab = &mut self.slabs[id as usize];
         (slab.class, slab.used, slab.fresh, slab.free) = (Some(class as u8), 0, 0, NONE);
         self.open[class].push(id);
@@ -160,21 +190,45 @@ impl Arena {
         id
     }
 
+    /// A slab holds nothing any more.
+    fn close_slab(&mut self, id: u32) {
+        self.slabs[id as usize].class = None;
+        self.in_use -= SLAB;
+        let number = id as usize / SLABS;
+        let chunk = &mut self.chunks[number];
+        chunk.used -= 1;
+        if chunk.used > 0 || self.spare < SPARE {
+            self.spare += usize::from(chunk.used == 0);
+            self.empty.push(id);
+        } else if let Some(start) = chunk.start.take() {
+            self.gone.push(number as u32);
+            // SAFETY: allocated by `grow` with this layout, and none of its rooms is in use.
+            unsafe { dealloc(start.as_ptr(), chunk_layout()) };
+        }
+    }
+
     fn grow(&mut self) {
         let layout = chunk_layout();
         // SAFETY: the layout has a size.
-        let Some(chunk) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+        let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
         // SAFETY: the chunk is ours, aligned and of this length; the call changes how it is backed, not what is in it.
         #[cfg(target_os = "linux")]
         unsafe {
-            libc::madvise(chunk.as_ptr().cast(), CHUNK, libc::MADV_HUGEPAGE);
+            libc::madvise(start.as_ptr().cast(), CHUNK, libc::MADV_HUGEPAGE);
         }
-        self.chunks.push(chunk);
-        for at in (0..CHUNK / SLAB).rev() {
-            self.empty.push(self.slabs.len() as u32);
+        let number = self.gone.pop().unwrap_or_else(|| {
+            self.chunks.push(Chunk { start: None, used: 0 });
+            let slab = || Slab { start, class: None, used: 0, fresh: 0, free: NONE };
+            self.slabs.extend(std::iter::repeat_with(slab).take(SLABS));
+            self.chunks.len() as u32 - 1
+        });
+        self.chunks[number as usize] = Chunk { start: Some(start), used: 0 };
+        self.spare += 1;
+        for at in (0..SLABS).rev() {
+            let id = number as usize * SLABS + at;
             // SAFETY: `at * SLAB < CHUNK`.
-            let start = unsafe { chunk.add(at * SLAB) };
-            self.slabs.push(Slab { start, class: None, used: 0, fresh: 0, free: NONE });
+            self.slabs[id].start = unsafe { start.add(at * SLAB) };
+            self.empty.push(id as u32);
         }
     }
 }
@@ -187,9 +241,9 @@ fn chunk_layout() -> Layout {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        for chunk in self.chunks.drain(..) {
+        for start in self.chunks.drain(..).filter_map(|chunk| chunk.start) {
             // SAFETY: allocated by `grow` with this layout; whoever drops the arena has no reader left.
-            unsafe { dealloc(chunk.as_ptr(), chunk_layout()) };
+            unsafe { dealloc(start.as_ptr(), chunk_layout()) };
         }
     }
 }

@@ -1,13 +1,18 @@
 //! Where a stream's blocks lie: from the engine's hash to a place in the trie and the tiers that hold it.
 //!
 //! Five blocks share a cache line, so that finding, adding or removing one touches one line, rarely two. The map is a directory of tables of
-//! at most 64 KiB (extendible hashing): it grows a little at a time, never all at once, and stays about three quarters full.
+//! at most 32 KiB (extendible hashing): it grows a little at a time, never all at once, and stays about three quarters full. Tables live in
+//! an arena, in huge pages.
 
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use crate::arena::{Arena, LARGEST as LARGEST_ROOM, Room};
 use crate::matching::prefetch;
 
 const SLOTS: usize = 5;
 /// The most buckets of a table.
-const LARGEST: usize = 1024;
+const LARGEST: usize = LARGEST_ROOM / size_of::<Bucket>();
 /// Bits of `meta` that count blocks which belong to a bucket and lie in a later one.
 const ELSEWHERE: u32 = 20;
 
@@ -36,27 +41,87 @@ impl Bucket {
         self.meta >> ELSEWHERE
     }
 
+    /// One bit for each slot that is in use: bits 0, 4, 8, 12 and 16.
+    #[inline]
+    fn used(&self) -> u32 {
+        (self.meta | self.meta >> 1 | self.meta >> 2 | self.meta >> 3) & 0x1_1111
+    }
+
     #[inline]
     fn find(&self, hash: u64) -> Option<usize> {
         // All five are compared before any is believed: no branch per slot.
         let mut found = 0_u32;
         for slot in 0..SLOTS {
-            found |= u32::from(self.hashes[slot] == hash && self.meta >> (slot * 4) & 0xf != 0) << slot;
+            found |= u32::from(self.hashes[slot] == hash) << (slot * 4);
         }
-        (found != 0).then(|| found.trailing_zeros() as usize)
+        let found = found & self.used();
+        (found != 0).then(|| found.trailing_zeros() as usize / 4)
     }
 
+    #[inline]
     fn free(&self) -> Option<usize> {
-        (0..SLOTS).find(|slot| self.tiers(*slot) == 0)
+        let free = !self.used() & 0x1_1111;
+        (free != 0).then(|| free.trailing_zeros() as usize / 4)
+    }
+}
+
+/// The buckets of a table, in a room of an arena. Whoever drops them gives the room back first.
+#[derive(Debug)]
+struct Buckets {
+    room: Room,
+    count: usize,
+}
+
+impl Buckets {
+    fn new(count: usize, arena: &mut Arena) -> Self {
+        let room = arena.take(count * size_of::<Bucket>());
+        let start: NonNull<Bucket> = room.start.cast();
+        for at in 0..count {
+            // SAFETY: the room is ours, aligned to a line, and has space for so many buckets.
+            unsafe { start.add(at).write(EMPTY) };
+        }
+        Self { room, count }
+    }
+
+    fn free(self, arena: &mut Arena) {
+        // SAFETY: taken from the arena that all tables of a writer use, and given back once, since this consumes it.
+        unsafe { arena.give_back(self.room) };
+    }
+}
+
+impl Deref for Buckets {
+    type Target = [Bucket];
+
+    #[inline]
+    fn deref(&self) -> &[Bucket] {
+        // SAFETY: `new` has written so many buckets, and the room is ours until `free`.
+        unsafe { std::slice::from_raw_parts(self.room.start.cast().as_ptr(), self.count) }
+    }
+}
+
+impl DerefMut for Buckets {
+    fn deref_mut(&mut self) -> &mut [Bucket] {
+        // SAFETY: as above; `&mut self` is the only way to it.
+        unsafe { std::slice::from_raw_parts_mut(self.room.start.cast().as_ptr(), self.count) }
     }
 }
 
 #[derive(Debug)]
 struct Table {
-    buckets: Box<[Bucket]>,
+    buckets: Buckets,
     len: usize,
     /// How many of the directory's bits all its blocks share.
     depth: u32,
+}
+
+/// So many blocks are as many as so many buckets should have: five parts of six.
+const fn full(buckets: usize) -> usize {
+    (buckets * SLOTS * 5).div_ceil(6)
+}
+
+/// So many buckets are enough for so many blocks, and some more.
+const fn enough(blocks: usize) -> usize {
+    blocks * 6 / (SLOTS * 5) + blocks / 40 + 1
 }
 
 /// What a store found.
@@ -88,8 +153,8 @@ fn mix(hash: u64) -> u64 {
 }
 
 impl Table {
-    fn new(buckets: usize, depth: u32) -> Self {
-        Self { buckets: vec![EMPTY; buckets].into_boxed_slice(), len: 0, depth }
+    fn new(buckets: usize, depth: u32, arena: &mut Arena) -> Self {
+        Self { buckets: Buckets::new(buckets, arena), len: 0, depth }
     }
 
     #[inline]
@@ -152,7 +217,7 @@ impl Table {
     }
 
     fn is_full(&self) -> bool {
-        self.len >= self.buckets.len() * SLOTS * 7 / 8
+        self.len >= full(self.buckets.len())
     }
 
     fn iter(&self) -> impl Iterator<Item = (u64, u32, u8)> + '_ {
@@ -164,13 +229,13 @@ impl Table {
     }
 
     fn bytes(&self) -> usize {
-        std::mem::size_of_val(&*self.buckets) + size_of::<Self>()
+        self.buckets.room.bytes as usize + size_of::<Self>()
     }
 }
 
 impl Map {
-    pub(crate) fn new() -> Self {
-        let table = Table::new(1, 0);
+    pub(crate) fn new(arena: &mut Arena) -> Self {
+        let table = Table::new(1, 0, arena);
         let bytes = table.bytes();
         Self { directory: vec![0], tables: vec![table], depth: 0, len: 0, bytes }
     }
@@ -194,7 +259,10 @@ impl Map {
     pub(crate) fn prefetch(&self, hash: u64) {
         let mixed = mix(hash);
         let table = &self.tables[self.table_of(mixed)];
-        prefetch(&raw const table.buckets[table.home(mixed)]);
+        let home: *const Bucket = &raw const table.buckets[table.home(mixed)];
+        prefetch(home);
+        // What does not fit lies in the next line.
+        prefetch(home.wrapping_add(1));
     }
 
     /// Where a block lies and in which tiers.
@@ -206,7 +274,7 @@ impl Map {
     }
 
     /// A block lies in a place, in these tiers too.
-    pub(crate) fn add(&mut self, hash: u64, place: u32, tiers: u8) -> Before {
+    pub(crate) fn add(&mut self, hash: u64, place: u32, tiers: u8, arena: &mut Arena) -> Before {
         let mixed = mix(hash);
         let mut id = self.table_of(mixed);
         if let Some((at, slot)) = self.tables[id].find(hash, mixed) {
@@ -221,7 +289,7 @@ impl Map {
             return Before::Elsewhere(old, before);
         }
         while self.tables[id].is_full() {
-            self.grow(id);
+            self.grow(id, arena);
             id = self.table_of(mixed);
         }
         self.tables[id].insert(hash, mixed, place, tiers);
@@ -249,18 +317,18 @@ impl Map {
         Some((place, before))
     }
 
-    /// A full table gets a quarter more buckets, or, at its largest, becomes two.
-    fn grow(&mut self, id: usize) {
+    /// A full table gets an eighth more buckets, or, at its largest, becomes two.
+    fn grow(&mut self, id: usize, arena: &mut Arena) {
         let old = &self.tables[id];
         self.bytes -= old.bytes();
         if old.buckets.len() < LARGEST {
-            let buckets = (old.buckets.len() * 5 / 4 + 1).min(LARGEST);
-            let mut new = Table::new(buckets, old.depth);
+            let buckets = (old.buckets.len() * 9 / 8 + 1).min(LARGEST);
+            let mut new = Table::new(buckets, old.depth, arena);
             for (hash, place, tiers) in old.iter() {
                 new.insert(hash, mix(hash), place, tiers);
             }
             self.bytes += new.bytes();
-            self.tables[id] = new;
+            std::mem::replace(&mut self.tables[id], new).buckets.free(arena);
             return;
         }
         if old.depth == self.depth {
@@ -268,9 +336,9 @@ impl Map {
             self.depth += 1;
         }
         let depth = old.depth + 1;
-        let buckets = LARGEST * 5 / 8;
-        let mut halves = [Table::new(buckets, depth), Table::new(buckets, depth)];
         let half = |mixed: u64| (mixed >> (64 - depth) & 1) as usize;
+        let upper = old.iter().filter(|(hash, ..)| half(mix(*hash)) == 1).count();
+        let mut halves = [old.len - upper, upper].map(|blocks| Table::new(enough(blocks), depth, arena));
         for (hash, place, tiers) in old.iter() {
             let mixed = mix(hash);
             halves[half(mixed)].insert(hash, mixed, place, tiers);
@@ -283,8 +351,15 @@ impl Map {
                 *table = new;
             }
         }
-        self.tables[id] = low;
+        std::mem::replace(&mut self.tables[id], low).buckets.free(arena);
         self.tables.push(high);
+    }
+
+    /// Gives the tables' memory back.
+    pub(crate) fn free(self, arena: &mut Arena) {
+        for table in self.tables {
+            table.buckets.free(arena);
+        }
     }
 
     /// The blocks of one table: (hash, place, tiers). Tables are numbered from 0; there is none from `tables` on.
@@ -309,7 +384,8 @@ mod tests {
 
     #[test]
     fn behaves_like_a_map_while_it_grows_and_shrinks() {
-        let mut map = Map::new();
+        let mut arena = Arena::new();
+        let mut map = Map::new(&mut arena);
         let mut model: HashMap<u64, (u32, u8)> = HashMap::new();
         let mut state = 7_u64;
         for step in 0..400_000_u32 {
@@ -325,7 +401,7 @@ mod tests {
                     Some((at, before)) if *at == place => Before::Here(*before),
                     Some((at, before)) => Before::Elsewhere(*at, *before),
                 };
-                assert_eq!(map.add(hash, place, tiers), expected);
+                assert_eq!(map.add(hash, place, tiers, &mut arena), expected);
                 let entry = model.entry(hash).or_insert((place, 0));
                 *entry = if entry.0 == place { (place, entry.1 | tiers) } else { (place, tiers) };
             } else {
@@ -350,9 +426,10 @@ mod tests {
     #[test]
     fn takes_little_more_than_its_blocks() {
         for blocks in [5_000_u64, 32_768, 131_072, 500_000] {
-            let mut map = Map::new();
+            let mut arena = Arena::new();
+            let mut map = Map::new(&mut arena);
             for hash in 0..blocks {
-                map.add(hash.wrapping_mul(0xdead_beef_1234_5677), 0, 1);
+                map.add(hash.wrapping_mul(0xdead_beef_1234_5677), 0, 1, &mut arena);
             }
             let each = map.bytes() as f64 / blocks as f64;
             assert!(each < 21.0, "{blocks}: {each}");

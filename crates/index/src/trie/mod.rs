@@ -103,6 +103,8 @@ enum Garbage {
 pub(crate) struct Trie {
     pub(crate) shared: Arc<Shared>,
     arena: Arena,
+    /// Where each extent is, apart from the rest: it is needed most.
+    pointers: Vec<NonNull<Extent>>,
     cold: Vec<Option<Cold>>,
     free_ids: Vec<u32>,
     pub(crate) pages: Directory,
@@ -128,6 +130,7 @@ impl Trie {
             shared,
             arena: Arena::new(),
             // Number 0 is nobody's.
+            pointers: vec![NonNull::dangling()],
             cold: vec![None],
             free_ids: Vec::new(),
             pages: Directory::default(),
@@ -150,7 +153,7 @@ impl Trie {
     }
 
     fn pointer(&self, id: u32) -> NonNull<Extent> {
-        self.cold(id).room.start.cast()
+        self.pointers[id as usize]
     }
 
     pub(crate) fn extent(&self, id: u32) -> &Extent {
@@ -201,6 +204,10 @@ impl Trie {
             if count > 0 {
                 return Some(Run { extent, from, to: from + count });
             }
+            // Most prompts grow at their end, where nothing hangs: no need to look.
+            if self.cold(extent).children.last().is_none_or(|(last, _)| *last < offset) {
+                return None;
+            }
         }
         // SAFETY: this is the writer.
         let child = unsafe { self.shared.edges().find(self.spot(at), contents[0]) }?;
@@ -239,6 +246,7 @@ impl Trie {
     fn new_id(&mut self) -> u32 {
         self.free_ids.pop().unwrap_or_else(|| {
             self.cold.push(None);
+            self.pointers.push(NonNull::dangling());
             self.cold.len() as u32 - 1
         })
     }
@@ -268,6 +276,7 @@ impl Trie {
             chained: (0, prefix),
             islands: None,
         };
+        self.pointers[id as usize] = room.start.cast();
         self.cold[id as usize] = Some(cold);
         if let Some(above) = above {
             self.cold_mut(above.extent).children.insert((above.offset, id));
@@ -336,12 +345,10 @@ impl Trie {
         // SAFETY: slots from `high` on were never seen, or are out of sight; those below that are not written again.
         unsafe { extent.write(len + same, &contents[same as usize..count as usize]) };
         extent.set_len(len + count);
-        let mut cold = self.cold[id as usize].take();
-        if let Some(cold) = &mut cold {
+        if let Some(cold) = &mut self.cold[id as usize] {
             cold.high = cold.high.max(len + count);
             self.pages.extend(id, &mut cold.pages, len + count);
         }
-        self.cold[id as usize] = cold;
         count
     }
 
@@ -360,6 +367,7 @@ impl Trie {
         }
         let len = extent.len();
         self.replace_edge(old, new);
+        self.pointers[id as usize] = new;
         let cold = self.cold_mut(id);
         let old = std::mem::replace(&mut cold.room, room);
         cold.high = len;
@@ -391,15 +399,13 @@ impl Trie {
         extent.set_len(len);
         let prefix = extent.prefix;
         let tag = self.shared.epochs.tag();
-        let mut cold = self.cold[id as usize].take();
-        if let Some(cold) = &mut cold {
+        if let Some(cold) = &mut self.cold[id as usize] {
             cold.cut = tag;
             if cold.chained.0 >= len {
                 cold.chained = (0, prefix);
             }
             self.pages.shrink(id, &mut cold.pages, len);
         }
-        self.cold[id as usize] = cold;
         // A room that is mostly empty is given back for a smaller one.
         if Extent::bytes(len as usize) * 2 < self.cold(id).room.bytes as usize {
             self.resize(id, len + len / 8);
@@ -502,7 +508,7 @@ impl Trie {
             + self.shared.prefixes().bytes()
             + self.shared.lanes().bytes()
             + self.pages.bytes()
-            + self.cold.capacity() * size_of::<Option<Cold>>()
+            + self.cold.capacity() * (size_of::<Option<Cold>>() + size_of::<NonNull<Extent>>())
             + self.crowd_bytes
     }
 }

@@ -68,11 +68,8 @@ impl Trie {
         let room = self.arena.take(Extent::bytes(contents.len()));
         Extent::create(room, identity, contents, std::ptr::null_mut());
         // The places go along. They are still the ones of the part before, whichever that is.
-        let mut before = self.cold[above.extent as usize].take();
-        let pages = before
-            .as_mut()
-            .map(|cold| self.pages.split(above.extent, &mut cold.pages, above.offset + 1, new));
-        self.cold[above.extent as usize] = before;
+        let before = self.cold[above.extent as usize].as_mut();
+        let pages = before.map(|cold| self.pages.split(above.extent, &mut cold.pages, above.offset + 1, new));
         self.adopt(new, room, contents.len() as u32, limit, Some(above), pages);
         new
     }
@@ -144,6 +141,7 @@ impl Trie {
         if !whole {
             cold.limit = end;
         }
+        self.pointers[id as usize] = new;
         self.assign(id, held, 0, end);
         self.replace_edge(old, new);
         self.discard(super::Garbage::Room(old_room));

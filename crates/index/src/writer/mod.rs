@@ -11,6 +11,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::arena::Arena;
 use crate::map::Map;
 use crate::shared::Shared;
 use crate::trie::{Run, Trie};
@@ -44,10 +45,10 @@ struct Stream {
 }
 
 impl Stream {
-    fn new(owner: u64) -> Self {
+    fn new(owner: u64, arena: &mut Arena) -> Self {
         Self {
             owner,
-            map: Map::new(),
+            map: Map::new(arena),
             views: SmallVec::new(),
             copies: FxHashMap::default(),
             doubles: FxHashMap::default(),
@@ -74,6 +75,8 @@ struct Past {
 #[derive(Debug)]
 pub(crate) struct Writer {
     trie: Trie,
+    /// Where the streams' maps live.
+    arena: Arena,
     shared: Arc<Shared>,
     streams: Vec<Option<Stream>>,
     free_slots: Vec<u32>,
@@ -103,6 +106,7 @@ impl Writer {
     pub(crate) fn new(shared: Arc<Shared>, options: &Options) -> Self {
         Self {
             trie: Trie::new(shared.clone()),
+            arena: Arena::new(),
             shared,
             streams: Vec::new(),
             free_slots: Vec::new(),
@@ -120,7 +124,7 @@ impl Writer {
             self.streams.push(None);
             self.streams.len() as u32 - 1
         });
-        let stream = Stream::new(owner);
+        let stream = Stream::new(owner, &mut self.arena);
         self.map_bytes += stream.bytes();
         self.streams[slot as usize] = Some(stream);
         Slot(slot)
@@ -134,7 +138,7 @@ impl Writer {
 
     pub(crate) fn clear(&mut self, slot: Slot) {
         let Some(stream) = self.streams.get_mut(slot.0 as usize).and_then(Option::as_mut) else { return };
-        let fresh = Stream::new(stream.owner);
+        let fresh = Stream::new(stream.owner, &mut self.arena);
         self.map_bytes += fresh.bytes();
         let old = std::mem::replace(stream, fresh);
         self.bury(old);
@@ -171,6 +175,7 @@ impl Writer {
                 self.past.push_front(past);
             } else {
                 self.map_bytes -= past.map.bytes();
+                past.map.free(&mut self.arena);
                 for lane in past.lanes {
                     self.trie.discard_lane(lane);
                 }

@@ -76,6 +76,10 @@ impl Writer {
 
 /// The views lose the blocks.
 fn flush(trie: &mut Trie, stream: &Stream, pending: &Pending) {
+    if let [view] = stream.views[..] {
+        trie.uncover(view.lane, pending.run);
+        return;
+    }
     let lanes = stream.views.iter().enumerate().filter(|(at, _)| pending.views & 1 << at != 0);
     let spread = Spread::new(trie, pending.run, pending.views.count_ones() as usize);
     for (_, view) in lanes {

@@ -19,7 +19,7 @@ impl Writer {
         if self.streams.get(slot.0 as usize).is_none_or(Option::is_none) {
             return Ok(());
         }
-        if self.bytes() >= self.max_bytes {
+        if self.max_bytes < usize::MAX && self.bytes() >= self.max_bytes {
             return Err(Refused::Budget);
         }
         if !self.past.is_empty() {
@@ -44,6 +44,12 @@ impl Writer {
         parent: Option<u64>,
         blocks: &[Block],
     ) -> Result<(), Refused> {
+        // Asked for before the parent is looked up, so that both come at the same time.
+        if let Some(stream) = &self.streams[slot as usize] {
+            for block in blocks.iter().take(AHEAD) {
+                stream.map.prefetch(block.hash);
+            }
+        }
         let mut outcome = Ok(());
         let mut parent = parent;
         let mut rest = blocks;
@@ -114,11 +120,6 @@ impl Writer {
         contents.extend(blocks.iter().map(|block| block.content));
         let mut above = above;
         let mut done = 0;
-        if let Some(stream) = &self.streams[slot as usize] {
-            for block in blocks.iter().take(AHEAD) {
-                stream.map.prefetch(block.hash);
-            }
-        }
         while done < blocks.len() {
             let lane = self.streams[slot as usize].as_ref().map_or(0, |stream| stream.views[0].lane);
             let run = self
@@ -147,7 +148,7 @@ impl Writer {
                 stream.map.prefetch(ahead.hash);
             }
             let hash = blocks[at].hash;
-            let before = match stream.map.add(hash, place, tiers) {
+            let before = match stream.map.add(hash, place, tiers, &mut self.arena) {
                 Before::Absent => 0,
                 Before::Here(before) => {
                     for tier in (0..LEVELS as u8).filter(|tier| before & tiers & 1 << tier != 0) {
@@ -171,6 +172,12 @@ impl Writer {
     /// The stream's lanes hold a run of blocks, which its map knows already.
     fn cover(&mut self, slot: u32, tiers: u8, run: Run) {
         let Some(stream) = &mut self.streams[slot as usize] else { return };
+        if let [view] = stream.views[..]
+            && !self.trie.touches(view.lane, run)
+        {
+            self.trie.cover(view.lane, run);
+            return;
+        }
         let views = stream.views.iter().filter(|view| view.tiers & tiers != 0);
         let spread = Spread::new(&self.trie, run, views.clone().count());
         for view in views {
