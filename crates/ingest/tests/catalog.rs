@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use kvplane_core::{
@@ -298,4 +299,47 @@ fn a_stream_that_leaves_is_in_no_answer() {
     let again = Source::start(&catalog, 7, 4);
     assert_eq!(ask(), [(1, 12), (7, 0)], "its seat is free for another, who holds nothing");
     drop(again);
+}
+
+/// Lives follow each other as fast as they can, and each holds another prompt than the one before.
+#[test]
+fn no_answer_mixes_two_lives() {
+    const LIVES: usize = 300;
+    const ANSWERS: usize = 100;
+    let catalog = Catalog::new(IndexOptions::default());
+    let mut source = Source::start(&catalog, 0, 4);
+    let roster = catalog.model("m").unwrap();
+    let prompts = [0, 2].map(|prompt| (0..DEPTH).flat_map(|at| tokens(prompt, at, 4)).collect::<Vec<u32>>());
+    let (over, answers) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let (truth, told) = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut told = BTreeSet::new();
+                    while !over.load(Ordering::Relaxed) {
+                        for (at, ids) in prompts.iter().enumerate() {
+                            let asked = Prompt::Tokens { ids, namespace: Namespace::PLAIN };
+                            roster.ask(&asked, &CREDIT, |answer| {
+                                let holding = answer.matches().filter(|found| found.tokens() > 0);
+                                told.extend(holding.map(|found| (found.view.epoch, at)));
+                                answers.fetch_add(answer.best().len(), Ordering::Relaxed);
+                            });
+                        }
+                    }
+                    told
+                })
+            })
+            .collect();
+        let mut truth = BTreeSet::new();
+        while truth.len() < LIVES || answers.load(Ordering::Relaxed) < ANSWERS {
+            source.run(&Step::Restart);
+            let at = truth.len() % 2;
+            source.run(&Step::Store { prompt: at as u8 * 2, from: 0, to: DEPTH, medium: 0 });
+            truth.insert((source.stream.status().epoch, at));
+        }
+        over.store(true, Ordering::Relaxed);
+        let told: BTreeSet<_> = readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect();
+        (truth, told)
+    });
+    assert!(told.is_subset(&truth), "{:?}", told.difference(&truth).next());
 }
