@@ -1,9 +1,10 @@
-//! Memory for extents: size classes in slabs, slabs in huge pages.
+//! Memory for extents and tables: ranges of huge pages.
 //!
-//! A room is at most [`LARGEST`] bytes. Slabs hold rooms of one size; a slab whose last room is given back serves any other size next, and a
-//! chunk whose last slab is empty goes back to the system, so that memory stays flat while sizes change.
+//! The smallest free range that is large enough is taken, at the lowest address; ranges that are given back join their neighbours; a chunk
+//! that is free as a whole goes back to the system. So memory stays flat while sizes come and go.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 
 /// Rooms come in multiples of a cache line.
@@ -11,107 +12,50 @@ pub(crate) const LINE: usize = 64;
 /// The largest room.
 pub(crate) const LARGEST: usize = 32 * 1024;
 
-const SLAB: usize = 128 * 1024;
 /// One huge page.
 const CHUNK: usize = 2 * 1024 * 1024;
-const SLABS: usize = CHUNK / SLAB;
-/// Chunks that hold nothing and are kept all the same.
+const LINES: u32 = (CHUNK / LINE) as u32;
+/// Chunks that are free as a whole and are kept all the same.
 const SPARE: usize = 1;
-/// Sizes between a power of two and the next.
-const STEPS: usize = 8;
-const CLASSES: usize = 64;
 
-const NONE: u32 = u32::MAX;
-
-/// A piece of memory of the size of its class.
+/// A piece of memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room {
     pub(crate) start: NonNull<u8>,
-    slab: u32,
+    chunk: u32,
     pub(crate) bytes: u32,
 }
 
 // SAFETY: a room is a piece of memory that whoever has it owns; it is tied to no thread.
 unsafe impl Send for Room {}
 
-#[derive(Debug)]
-struct Slab {
-    start: NonNull<u8>,
-    /// The class it serves; `None` while it is empty.
-    class: Option<u8>,
-    /// Rooms in use.
-    used: u32,
-    /// Rooms that were never used lie from here on.
-    fresh: u32,
-    /// The first room that was given back; each of them names the next in its first bytes.
-    free: u32,
-}
+/// A line of a chunk.
+type Line = (u32, u32);
 
-/// Where extents live.
-#[derive(Debug)]
+/// Where extents and tables live.
+#[derive(Debug, Default)]
 pub(crate) struct Arena {
-    chunks: Vec<Chunk>,
-    /// Chunks that went back; their numbers, and those of their slabs, are used again.
+    /// `None` where a chunk went back.
+    chunks: Vec<Option<NonNull<u8>>>,
+    /// Numbers of chunks that went back.
     gone: Vec<u32>,
-    /// The slabs of chunk n are those from `n * SLABS` on.
-    slabs: Vec<Slab>,
-    /// Slabs that hold nothing. One whose chunk went back is dropped from the list when it is met.
-    empty: Vec<u32>,
-    /// Chunks that hold nothing.
+    /// Free ranges: by their first line, how many lines they have.
+    free: BTreeMap<Line, u32>,
+    /// The same, by size.
+    by_size: BTreeSet<(u32, Line)>,
     spare: usize,
-    /// By class: slabs that may have room. One that has none is dropped from the list when it is met.
-    open: [Vec<u32>; CLASSES],
     in_use: usize,
-}
-
-/// A huge page.
-#[derive(Debug)]
-struct Chunk {
-    /// `None` when it went back.
-    start: Option<NonNull<u8>>,
-    /// Slabs in use.
-    used: u32,
 }
 
 // SAFETY: an arena owns its chunks; nothing in it is tied to a thread.
 unsafe impl Send for Arena {}
 
-/// The class of the smallest room that has so many bytes.
-fn class_of(bytes: usize) -> usize {
-    let lines = bytes.div_ceil(LINE);
-    if lines <= STEPS {
-        return lines;
-    }
-    let power = (lines - 1).ilog2() as usize;
-    let step = 1 << (power - STEPS.ilog2() as usize);
-    let above = (lines - (1 << power)).div_ceil(step);
-    STEPS + (power - STEPS.ilog2() as usize) * STEPS + above
-}
-
-/// The size of a class's rooms.
-fn bytes_of(class: usize) -> usize {
-    if class <= STEPS {
-        return class * LINE;
-    }
-    let octave = (class - STEPS - 1) / STEPS;
-    let above = (class - STEPS - 1) % STEPS + 1;
-    ((STEPS << octave) + (above << octave)) * LINE
-}
-
 impl Arena {
     pub(crate) fn new() -> Self {
-        Self {
-            chunks: Vec::new(),
-            gone: Vec::new(),
-            spare: 0,
-            slabs: Vec::new(),
-            empty: Vec::new(),
-            open: [const { Vec::new() }; CLASSES],
-            in_use: 0,
-        }
+        Self::default()
     }
 
-    /// Bytes taken by slabs that hold something.
+    /// Bytes of the rooms in use.
     pub(crate) fn bytes(&self) -> usize {
         self.in_use
     }
@@ -119,31 +63,16 @@ impl Arena {
     /// A room of at least so many bytes (at most [`LARGEST`]). What is in it is arbitrary.
     pub(crate) fn take(&mut self, bytes: usize) -> Room {
         debug_assert!(bytes <= LARGEST);
-        let class = class_of(bytes);
-        let size = bytes_of(class);
-        let rooms = (SLAB / size) as u32;
-        let id = loop {
-            let Some(&id) = self.open[class].last() else { break self.open_slab(class) };
-            let slab = &self.slabs[id as usize];
-            if slab.class == Some(class as u8) && (slab.free != NONE || slab.fresh < rooms) {
-                break id;
-            }
-            self.open[class].pop();
-        };
-        let slab = &mut self.slabs[id as usize];
-        slab.used += 1;
-        let index = if slab.free == NONE {
-            slab.fresh += 1;
-            slab.fresh - 1
-        } else {
-            let index = slab.free;
-            // SAFETY: the room lies in the slab, is not in use, and its first bytes name the next free one.
-            slab.free = unsafe { slab.start.add(index as usize * size).cast::<u32>().read() };
-            index
-        };
-        // SAFETY: `index < rooms`, so the room lies in the slab.
-        let start = unsafe { slab.start.add(index as usize * size) };
-        Room { start, slab: id, bytes: size as u32 }
+        let lines = bytes.div_ceil(LINE) as u32;
+        let fitting = self.by_size.range((lines, (0, 0))..).next().copied();
+        let (size, at) = fitting.unwrap_or_else(|| self.grow());
+        self.remove_free(at, size);
+        if size > lines {
+            self.add_free((at.0, at.1 + lines), size - lines);
+        }
+        self.spare -= usize::from(size == LINES);
+        self.in_use += lines as usize * LINE;
+        Room { start: self.address(at), chunk: at.0, bytes: lines * LINE as u32 }
     }
 
     /// Gives a room back.
@@ -151,63 +80,51 @@ impl Arena {
     /// # Safety
     /// The room came from this arena, was not given back before, and nobody uses it any more.
     pub(crate) unsafe fn give_back(&mut self, room: Room) {
-        let class = class_of(room.bytes as usize);
-        let slab = &mut self.slabs[room.slab as usize];
-        slab.used -= 1;
-        if slab.used == 0 {
-            self.close_slab(room.slab);
-            return;
+        self.in_use -= room.bytes as usize;
+        let base = self.address((room.chunk, 0));
+        // SAFETY: by the caller the room lies in this chunk, at a multiple of a line.
+        let first = unsafe { room.start.offset_from(base) } as usize / LINE;
+        let (mut at, mut size) = ((room.chunk, first as u32), room.bytes / LINE as u32);
+        if let Some((&before, &lines)) = self.free.range(..at).next_back()
+            && before.0 == at.0
+            && before.1 + lines == at.1
+        {
+            self.remove_free(before, lines);
+            (at, size) = (before, size + lines);
         }
-        let was_full = slab.free == NONE && slab.fresh == (SLAB / room.bytes as usize) as u32;
-        // SAFETY: the room lies in the slab, at a multiple of its size.
-        let offset = unsafe { room.start.offset_from(slab.start) } as usize;
-        // SAFETY: by the caller the room is ours again; it is at least a line long and aligned to one.
-        unsafe { room.start.cast::<u32>().write(slab.free) };
-        slab.free = (offset / room.bytes as usize) as u32;
-        if was_full {
-            self.open[class].push(room.slab);
+        let after = (at.0, at.1 + size);
+        if let Some(&lines) = self.free.get(&after) {
+            self.remove_free(after, lines);
+            size += lines;
         }
-    }
-
-    fn open_slab(&mut self, class: usize) -> u32 {
-        let id = loop {
-            let Some(id) = self.empty.pop() else {
-                self.grow();
-                continue;
-            };
-            // Listed twice, or its chunk went back since.
-            if self.slabs[id as usize].class.is_none() && self.chunks[id as usize / SLABS].start.is_some() {
-                break id;
+        if size == LINES {
+            if self.spare == SPARE {
+                self.release(at.0);
+                return;
             }
-        };
-        let chunk = &mut self.chunks[id as usize / SLABS];
-        self.spare -= usize::from(chunk.used == 0);
-        chunk.used += 1;
-        let slab = &mut self.slabs[id as usize];
-        (slab.class, slab.used, slab.fresh, slab.free) = (Some(class as u8), 0, 0, NONE);
-        self.open[class].push(id);
-        self.in_use += SLAB;
-        id
-    }
-
-    /// A slab holds nothing any more.
-    fn close_slab(&mut self, id: u32) {
-        self.slabs[id as usize].class = None;
-        self.in_use -= SLAB;
-        let number = id as usize / SLABS;
-        let chunk = &mut self.chunks[number];
-        chunk.used -= 1;
-        if chunk.used > 0 || self.spare < SPARE {
-            self.spare += usize::from(chunk.used == 0);
-            self.empty.push(id);
-        } else if let Some(start) = chunk.start.take() {
-            self.gone.push(number as u32);
-            // SAFETY: allocated by `grow` with this layout, and none of its rooms is in use.
-            unsafe { dealloc(start.as_ptr(), chunk_layout()) };
+            self.spare += 1;
         }
+        self.add_free(at, size);
     }
 
-    fn grow(&mut self) {
+    fn add_free(&mut self, at: Line, lines: u32) {
+        self.free.insert(at, lines);
+        self.by_size.insert((lines, at));
+    }
+
+    fn remove_free(&mut self, at: Line, lines: u32) {
+        self.free.remove(&at);
+        self.by_size.remove(&(lines, at));
+    }
+
+    fn address(&self, (chunk, line): Line) -> NonNull<u8> {
+        let Some(start) = self.chunks[chunk as usize] else { unreachable!("chunk {chunk} went back") };
+        // SAFETY: a line of a chunk lies within it.
+        unsafe { start.add(line as usize * LINE) }
+    }
+
+    /// A new chunk, as a free range.
+    fn grow(&mut self) -> (u32, Line) {
         let layout = chunk_layout();
         // SAFETY: the layout has a size.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
@@ -217,18 +134,21 @@ impl Arena {
             libc::madvise(start.as_ptr().cast(), CHUNK, libc::MADV_HUGEPAGE);
         }
         let number = self.gone.pop().unwrap_or_else(|| {
-            self.chunks.push(Chunk { start: None, used: 0 });
-            let slab = || Slab { start, class: None, used: 0, fresh: 0, free: NONE };
-            self.slabs.extend(std::iter::repeat_with(slab).take(SLABS));
+            self.chunks.push(None);
             self.chunks.len() as u32 - 1
         });
-        self.chunks[number as usize] = Chunk { start: Some(start), used: 0 };
+        self.chunks[number as usize] = Some(start);
         self.spare += 1;
-        for at in (0..SLABS).rev() {
-            let id = number as usize * SLABS + at;
-            // SAFETY: `at * SLAB < CHUNK`.
-            self.slabs[id].start = unsafe { start.add(at * SLAB) };
-            self.empty.push(id as u32);
+        self.add_free((number, 0), LINES);
+        (LINES, (number, 0))
+    }
+
+    /// A chunk goes back to the system. It is no free range any more.
+    fn release(&mut self, number: u32) {
+        if let Some(start) = self.chunks[number as usize].take() {
+            self.gone.push(number);
+            // SAFETY: allocated by `grow` with this layout, and none of its rooms is in use.
+            unsafe { dealloc(start.as_ptr(), chunk_layout()) };
         }
     }
 }
@@ -241,9 +161,9 @@ fn chunk_layout() -> Layout {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        for start in self.chunks.drain(..).filter_map(|chunk| chunk.start) {
-            // SAFETY: allocated by `grow` with this layout; whoever drops the arena has no reader left.
-            unsafe { dealloc(start.as_ptr(), chunk_layout()) };
+        for number in 0..self.chunks.len() as u32 {
+            // Whoever drops the arena has no reader left.
+            self.release(number);
         }
     }
 }
@@ -251,17 +171,6 @@ impl Drop for Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn classes_fit_and_waste_little() {
-        for bytes in 1..=LARGEST {
-            let got = bytes_of(class_of(bytes));
-            assert!(got >= bytes && got.is_multiple_of(LINE), "{bytes} got {got}");
-            assert!(got - bytes < LINE + bytes / STEPS, "{bytes} got {got}");
-            assert_eq!(bytes_of(class_of(got)), got, "{bytes}");
-        }
-        assert!(class_of(LARGEST) < CLASSES);
-    }
 
     #[test]
     fn rooms_do_not_overlap_and_are_used_again() {
@@ -285,11 +194,21 @@ mod tests {
                 rooms.push((room, mark));
             }
         }
-        assert!(arena.bytes() < 60 * CHUNK, "{} bytes", arena.bytes());
+        // A room has 16 KiB on average; a tenth more is what the holes between them may take, and the last chunk.
+        let chunks = arena.chunks.iter().flatten().count();
+        assert!(
+            chunks * CHUNK < arena.bytes() + arena.bytes() / 8 + 2 * CHUNK,
+            "{chunks} for {}",
+            arena.bytes()
+        );
         for (room, _) in rooms {
             // SAFETY: taken above, given back once.
             unsafe { arena.give_back(room) };
         }
         assert_eq!(arena.bytes(), 0);
+        assert_eq!(
+            (arena.chunks.iter().flatten().count(), arena.free.len(), arena.by_size.len()),
+            (SPARE, 1, 1)
+        );
     }
 }

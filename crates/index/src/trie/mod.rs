@@ -338,7 +338,7 @@ impl Trie {
             return 0;
         }
         if len + count > self.extent(id).capacity {
-            self.resize(id, len + count + (len + count) / 4);
+            self.resize(id, len + count + (len + count) / 6);
             same = 0;
         }
         let extent = self.extent(id);
