@@ -1,8 +1,8 @@
 //! An extent: a stretch of the trie without a branch that matters, as readers see it.
 //!
 //! ```text
-//! | len, used | origin | parent | crowd | id, capacity | prefix | holders ... | contents ... |
-//!   one line and a bit more is all that a question reads, beside the contents it compares
+//! | len, used | origin | parent | crowd | id, capacity, notes | holders ... | cut | prefix | contents ... |
+//!   one line is all that most questions read, beside the contents they compare
 //! ```
 //!
 //! **Who holds what.** A lane (a stream, up to a tier) holds the first `cutoff` blocks of an extent. Lanes that share
@@ -26,7 +26,7 @@ use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Entries of an extent. The first two share the header's first line. Under loom there are fewer, so that crowds and splits
 /// are reached within few steps.
-pub(crate) const HOLDERS: usize = if cfg!(loom) { 4 } else { 10 };
+pub(crate) const HOLDERS: usize = if cfg!(loom) { 4 } else { 8 };
 /// The most blocks an extent has.
 pub(crate) const MAX_BLOCKS: usize = (LARGEST - size_of::<Extent>()) / size_of::<u64>();
 /// Spots that an extent reserves: more than it has blocks.
@@ -47,11 +47,65 @@ pub(crate) struct Extent {
     pub(crate) parent: u64,
     crowd: AtomicPtr<Crowd>,
     pub(crate) id: u32,
-    pub(crate) capacity: u32,
+    pub(crate) capacity: u16,
+    pub(crate) notes: Notes,
+    holders: [AtomicU64; HOLDERS],
+    /// The epoch in which its end was last cut off: the writer's own.
+    pub(crate) cut: Note<WriterU64>,
     /// Chained hash of the prefix that ends with the first block.
     pub(crate) prefix: u64,
-    holders: [AtomicU64; HOLDERS],
 }
+
+/// Numbers that the writer keeps at hand, in the line that it needs anyway. No reader looks at them.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    /// Slots below were seen by readers.
+    pub(crate) high: Note<WriterU16>,
+    /// The most blocks it may have: behind that, spots belong to a part that was split off.
+    pub(crate) limit: Note<WriterU16>,
+    /// One past the last block from which an extent hangs.
+    pub(crate) hangs: Note<WriterU16>,
+    /// Whether a lane holds blocks behind a hole.
+    pub(crate) islands: Note<WriterU16>,
+    /// Places of the first page that lie before the first block.
+    pub(crate) skipped: Note<WriterU16>,
+}
+
+// Atomic only because readers have references to the header; not loom's, since only one thread uses them.
+type WriterU16 = std::sync::atomic::AtomicU16;
+type WriterU64 = std::sync::atomic::AtomicU64;
+
+/// A number of the writer's.
+#[derive(Debug, Default)]
+pub(crate) struct Note<T>(T);
+
+impl Note<WriterU16> {
+    #[inline]
+    pub(crate) fn get(&self) -> u32 {
+        u32::from(self.0.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn set(&self, value: u32) {
+        debug_assert!(u16::try_from(value).is_ok());
+        self.0.store(value as u16, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+impl Note<WriterU64> {
+    #[inline]
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn set(&self, value: u64) {
+        self.0.store(value, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Extent>() == 2 * crate::arena::LINE, "two lines, the second rarely read");
 
 /// A lane and how much it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,10 +156,13 @@ impl Extent {
             parent,
             crowd: AtomicPtr::new(crowd),
             id,
-            capacity: capacity as u32,
-            prefix,
+            capacity: capacity as u16,
+            notes: Notes::default(),
             holders: std::array::from_fn(|_| AtomicU64::new(0)),
+            cut: Note::default(),
+            prefix,
         };
+        header.notes.high.set(contents.len() as u32);
         let extent = room.start.cast::<Self>();
         // For `start`, and for the edges, which keep addresses.
         room.start.as_ptr().expose_provenance();
@@ -117,6 +174,15 @@ impl Extent {
             start.copy_from_nonoverlapping(contents.as_ptr(), contents.len());
         }
         extent
+    }
+
+    /// What the writer noted of the same extent, before it moved here. Slots behind the end are fresh.
+    pub(crate) fn take_notes(&self, old: &Self) {
+        self.notes.limit.set(old.notes.limit.get());
+        self.notes.hangs.set(old.notes.hangs.get());
+        self.notes.islands.set(old.notes.islands.get());
+        self.notes.skipped.set(old.notes.skipped.get());
+        self.cut.set(old.cut.get());
     }
 
     #[inline]
@@ -142,7 +208,7 @@ impl Extent {
 
     /// What lies in a slot at or behind `len` that was in use before. Only the writer asks.
     pub(crate) fn leftover(&self, at: u32) -> u64 {
-        debug_assert!(at < self.capacity);
+        debug_assert!(at < u32::from(self.capacity));
         // SAFETY: within the room; the writer, who alone writes slots, has written it before.
         unsafe { self.start().add(at as usize).read() }
     }

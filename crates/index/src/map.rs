@@ -310,8 +310,6 @@ impl Map {
         let table = &self.tables[self.table_of(mixed)];
         let home: *const Bucket = &raw const table.buckets[table.home(mixed)];
         prefetch(home);
-        // What does not fit lies in the next line.
-        prefetch(home.wrapping_add(1));
     }
 
     /// Where a block lies and in which tiers.

@@ -45,7 +45,17 @@ pub(crate) struct Directory {
     shared: FxHashMap<u32, SmallVec<[Stretch; 4]>>,
 }
 
+/// How many pages so many blocks need, if so many places of the first are skipped.
+#[inline]
+pub(crate) fn pages_for(blocks: u32, skipped: u32) -> u32 {
+    if blocks == 0 { 0 } else { ((blocks + skipped - 1) >> BITS) + 1 }
+}
+
 impl Pages {
+    pub(crate) fn skipped(&self) -> u32 {
+        self.skipped
+    }
+
     /// The place of a block.
     #[inline]
     pub(crate) fn place(&self, offset: u32) -> u32 {
@@ -89,7 +99,7 @@ impl Directory {
 
     /// Takes back the pages that an extent no longer needs.
     pub(crate) fn shrink(&mut self, extent: u32, pages: &mut Pages, blocks: u32) {
-        let keep = if blocks == 0 { 0 } else { ((blocks + pages.skipped - 1) >> BITS) + 1 };
+        let keep = pages_for(blocks, pages.skipped);
         while pages.numbers.len() as u32 > keep {
             let Some(number) = pages.numbers.pop() else { return };
             self.give_back(number, extent);

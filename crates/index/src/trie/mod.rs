@@ -17,7 +17,7 @@ use crate::arena::{Arena, Room};
 use crate::crowd::Crowd;
 use crate::extent::{Extent, Identity, MAX_BLOCKS, ROOT, SPOTS};
 use crate::matching::common;
-use crate::pages::{Directory, Pages};
+use crate::pages::{Directory, Pages, pages_for};
 use crate::shared::{Old, Shared};
 
 use islands::Islands;
@@ -72,19 +72,13 @@ impl Spread {
 #[derive(Debug)]
 struct Cold {
     room: Room,
-    /// Slots below were seen by readers.
-    high: u32,
-    /// The most blocks it may have: behind that, spots belong to a part that was split off.
-    limit: u32,
-    /// The epoch in which its end was last cut off.
-    cut: u64,
     /// The block before its first.
     above: Option<Block>,
     pages: Pages,
     /// Extents that hang below its blocks: (offset, extent).
     children: BTreeSet<(u32, u32)>,
-    /// A block whose chained hash was needed before, and that hash.
-    chained: (u32, u64),
+    /// A block whose chained hash was needed before, that hash, and the last cut before that.
+    chained: (u32, u64, u64),
     /// What lanes hold behind a hole.
     islands: Option<Box<Islands>>,
 }
@@ -205,7 +199,7 @@ impl Trie {
                 return Some(Run { extent, from, to: from + count });
             }
             // Most prompts grow at their end, where nothing hangs: no need to look.
-            if self.cold(extent).children.last().is_none_or(|(last, _)| *last < offset) {
+            if self.extent(extent).notes.hangs.get() <= offset {
                 return None;
             }
         }
@@ -262,38 +256,39 @@ impl Trie {
         pages: Option<Pages>,
     ) {
         let mut pages = pages.unwrap_or_default();
-        // SAFETY: the room holds the extent's header.
-        let prefix = unsafe { room.start.cast::<Extent>().as_ref() }.prefix;
         self.pages.extend(id, &mut pages, len);
-        let cold = Cold {
-            room,
-            high: len,
-            limit,
-            cut: 0,
-            above,
-            pages,
-            children: BTreeSet::new(),
-            chained: (0, prefix),
-            islands: None,
-        };
+        let skipped = pages.skipped();
+        let cold =
+            Cold { room, above, pages, children: BTreeSet::new(), chained: (u32::MAX, 0, 0), islands: None };
         self.pointers[id as usize] = room.start.cast();
         self.cold[id as usize] = Some(cold);
+        let notes = &self.extent(id).notes;
+        notes.limit.set(limit);
+        notes.skipped.set(skipped);
         if let Some(above) = above {
-            self.cold_mut(above.extent).children.insert((above.offset, id));
+            self.hang(above, id);
         }
+    }
+
+    /// An extent hangs from a block.
+    fn hang(&mut self, above: Block, id: u32) {
+        self.cold_mut(above.extent).children.insert((above.offset, id));
+        let notes = &self.extent(above.extent).notes;
+        notes.hangs.set(notes.hangs.get().max(above.offset + 1));
     }
 
     /// The chained hash of the prefix that ends with a block.
     fn chained(&mut self, block: Block) -> u64 {
-        let (mut from, mut prefix) = self.cold(block.extent).chained;
+        let (mut from, mut prefix, known_at) = self.cold(block.extent).chained;
         let extent = self.extent(block.extent);
-        if from > block.offset {
+        let cut = extent.cut.get();
+        if from > block.offset || known_at != cut {
             (from, prefix) = (0, extent.prefix);
         }
         for content in &extent.contents()[from as usize + 1..=block.offset as usize] {
             prefix = chain_hash(Some(prefix), *content);
         }
-        self.cold_mut(block.extent).chained = (block.offset, prefix);
+        self.cold_mut(block.extent).chained = (block.offset, prefix, cut);
         prefix
     }
 
@@ -316,19 +311,19 @@ impl Trie {
 
     /// Adds contents to the end of an extent, as many as may be; says how many.
     fn append(&mut self, id: u32, contents: &[u64]) -> u32 {
-        let len = self.extent(id).len();
-        let Cold { high, limit, cut, .. } = *self.cold(id);
-        let mut count = (contents.len() as u32).min(limit - len);
+        let extent = self.extent(id);
+        let (len, high) = (extent.len(), extent.notes.high.get());
+        let mut count = (contents.len() as u32).min(extent.notes.limit.get() - len);
         let mut same = 0;
         if len < high {
             // Readers have seen these slots. The same contents may be shown again; others only when nobody looks any more.
             let seen = (high - len).min(count);
-            let extent = self.extent(id);
             same =
                 (0..seen).take_while(|at| extent.leftover(len + at) == contents[*at as usize]).count() as u32;
             if same < seen {
+                let cut = extent.cut.get();
                 if self.is_out_of_sight(cut) {
-                    self.cold_mut(id).high = len + same;
+                    self.extent(id).notes.high.set(len + same);
                 } else {
                     count = same;
                 }
@@ -337,7 +332,7 @@ impl Trie {
         if count == 0 {
             return 0;
         }
-        if len + count > self.extent(id).capacity {
+        if len + count > u32::from(self.extent(id).capacity) {
             self.resize(id, len + count + (len + count) / 6);
             same = 0;
         }
@@ -345,8 +340,11 @@ impl Trie {
         // SAFETY: slots from `high` on were never seen, or are out of sight; those below that are not written again.
         unsafe { extent.write(len + same, &contents[same as usize..count as usize]) };
         extent.set_len(len + count);
-        if let Some(cold) = &mut self.cold[id as usize] {
-            cold.high = cold.high.max(len + count);
+        let notes = &extent.notes;
+        notes.high.set(notes.high.get().max(len + count));
+        if pages_for(len, notes.skipped.get()) < pages_for(len + count, notes.skipped.get())
+            && let Some(cold) = &mut self.cold[id as usize]
+        {
             self.pages.extend(id, &mut cold.pages, len + count);
         }
         count
@@ -354,9 +352,9 @@ impl Trie {
 
     /// Moves an extent to a room for so many blocks, at most its limit.
     fn resize(&mut self, id: u32, blocks: u32) {
-        let limit = self.cold(id).limit;
-        let room = self.arena.take(Extent::bytes(blocks.min(limit) as usize));
         let old = self.pointer(id);
+        let limit = self.extent(id).notes.limit.get();
+        let room = self.arena.take(Extent::bytes(blocks.min(limit) as usize));
         let extent = self.extent(id);
         let identity = Identity { id, origin: extent.origin, parent: extent.parent, prefix: extent.prefix };
         let new = Extent::create(room, identity, extent.contents(), extent.crowd_pointer());
@@ -365,12 +363,11 @@ impl Trie {
         for (slot, holder) in extent.holders().enumerate() {
             moved.set_entry(slot, holder);
         }
-        let len = extent.len();
+        moved.take_notes(extent);
         self.replace_edge(old, new);
         self.pointers[id as usize] = new;
         let cold = self.cold_mut(id);
         let old = std::mem::replace(&mut cold.room, room);
-        cold.high = len;
         self.discard(Garbage::Room(old));
     }
 
@@ -381,10 +378,8 @@ impl Trie {
             let extent = self.extent(id);
             let len = extent.len();
             let mut needed = self.held(id);
-            if needed < len
-                && let Some(&(offset, _)) = self.cold(id).children.last()
-            {
-                needed = needed.max(offset + 1);
+            if needed < len {
+                needed = needed.max(extent.notes.hangs.get());
             }
             if needed == 0 {
                 next = self.free(id);
@@ -396,18 +391,18 @@ impl Trie {
 
     fn truncate(&mut self, id: u32, len: u32) {
         let extent = self.extent(id);
+        let before = extent.len();
         extent.set_len(len);
-        let prefix = extent.prefix;
-        let tag = self.shared.epochs.tag();
-        if let Some(cold) = &mut self.cold[id as usize] {
-            cold.cut = tag;
-            if cold.chained.0 >= len {
-                cold.chained = (0, prefix);
-            }
+        extent.cut.set(self.shared.epochs.tag());
+        let skipped = extent.notes.skipped.get();
+        // A room that is mostly empty is given back for a smaller one.
+        let roomy = Extent::bytes(len as usize) * 2 < Extent::bytes(extent.capacity as usize);
+        if pages_for(len, skipped) < pages_for(before, skipped)
+            && let Some(cold) = &mut self.cold[id as usize]
+        {
             self.pages.shrink(id, &mut cold.pages, len);
         }
-        // A room that is mostly empty is given back for a smaller one.
-        if Extent::bytes(len as usize) * 2 < self.cold(id).room.bytes as usize {
+        if roomy {
             self.resize(id, len + len / 8);
         }
     }
@@ -424,7 +419,10 @@ impl Trie {
         self.free_ids.push(id);
         self.discard(Garbage::Room(cold.room));
         let above = cold.above?;
-        self.cold_mut(above.extent).children.remove(&(above.offset, id));
+        let children = &mut self.cold_mut(above.extent).children;
+        children.remove(&(above.offset, id));
+        let hangs = children.last().map_or(0, |(offset, _)| offset + 1);
+        self.extent(above.extent).notes.hangs.set(hangs);
         Some(above.extent)
     }
 

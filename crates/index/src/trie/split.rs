@@ -64,7 +64,7 @@ impl Trie {
         let origin = extent.origin + u64::from(start);
         let identity = Identity { id: new, origin, parent: origin - 1, prefix };
         // Only the last part may grow: behind any other, the spots are taken.
-        let limit = if last { self.cold(whole).limit - start } else { contents.len() as u32 };
+        let limit = if last { extent.notes.limit.get() - start } else { contents.len() as u32 };
         let room = self.arena.take(Extent::bytes(contents.len()));
         Extent::create(room, identity, contents, std::ptr::null_mut());
         // The places go along. They are still the ones of the part before, whichever that is.
@@ -88,6 +88,7 @@ impl Trie {
                 } else {
                     let islands = &mut self.cold_mut(part).islands;
                     islands.get_or_insert_default().add(*lane, from, to);
+                    self.extent(part).notes.islands.set(1);
                 }
             }
         }
@@ -119,7 +120,7 @@ impl Trie {
             let (part, start) = parts[at];
             let above = Block { extent: part, offset: offset - start };
             self.cold_mut(child).above = Some(above);
-            self.cold_mut(part).children.insert((above.offset, child));
+            self.hang(above, child);
         }
     }
 
@@ -133,14 +134,18 @@ impl Trie {
         let old = self.pointer(id);
         let room = self.arena.take(Extent::bytes(contents.len()));
         let new: NonNull<Extent> = Extent::create(room, identity, contents, std::ptr::null_mut());
-        let prefix = identity.prefix;
-        let cold = self.cold_mut(id);
-        cold.chained = (0, prefix);
-        let old_room = std::mem::replace(&mut cold.room, room);
-        (cold.high, cold.islands) = (end, None);
+        // SAFETY: just made.
+        let first = unsafe { new.as_ref() };
+        first.take_notes(self.extent(id));
+        first.notes.hangs.set(self.cold(id).children.last().map_or(0, |(offset, _)| offset + 1));
+        first.notes.islands.set(0);
         if !whole {
-            cold.limit = end;
+            first.notes.limit.set(end);
         }
+        let cold = self.cold_mut(id);
+        cold.chained = (u32::MAX, 0, 0);
+        cold.islands = None;
+        let old_room = std::mem::replace(&mut cold.room, room);
         self.pointers[id as usize] = new;
         self.assign(id, held, 0, end);
         self.replace_edge(old, new);

@@ -3,6 +3,7 @@
 mod lanes;
 mod remove;
 mod store;
+mod tails;
 mod waiting;
 
 use std::collections::VecDeque;
@@ -17,6 +18,7 @@ use crate::shared::Shared;
 use crate::trie::{Run, Trie};
 use crate::{LEVELS, Options, Slot, Stats};
 
+use tails::Tails;
 use waiting::Waiting;
 
 /// A lane of a stream: the blocks that it holds in any of some tiers.
@@ -35,6 +37,7 @@ struct View {
 struct Stream {
     owner: u64,
     map: Map,
+    tails: Tails,
     /// One per tier that the stream has blocks in, warmest first. Most streams have one.
     views: SmallVec<[View; 1]>,
     /// Copies beyond the first, by hash and tier.
@@ -49,6 +52,7 @@ impl Stream {
         Self {
             owner,
             map: Map::new(arena),
+            tails: Tails::default(),
             views: SmallVec::new(),
             copies: FxHashMap::default(),
             doubles: FxHashMap::default(),

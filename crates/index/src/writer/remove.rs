@@ -36,6 +36,9 @@ impl Writer {
                 continue;
             };
             let after = before & !(1 << tier);
+            if after == 0 {
+                stream.tails.forget(hash);
+            }
             let mut views = 0;
             for (at, view) in stream.views.iter().enumerate() {
                 let lost = before & view.tiers != 0 && after & view.tiers == 0;

@@ -91,7 +91,7 @@ impl Writer {
     /// Where a block of a stream lies.
     fn find(&self, slot: u32, hash: u64) -> Option<Node> {
         let stream = self.streams[slot as usize].as_ref()?;
-        let (place, _) = stream.map.get(hash)?;
+        let place = stream.tails.get(hash).or_else(|| stream.map.get(hash).map(|(place, _)| place))?;
         self.trie.locate(place)
     }
 
@@ -131,9 +131,13 @@ impl Writer {
             self.note(slot, tiers, run, &blocks[done..]);
             self.cover(slot, tiers, run);
             self.leave_old_places(slot);
-            // Covering may have split the extent.
-            above = self.trie.locate(last);
             done += count;
+            if done < blocks.len() {
+                // Covering may have split the extent.
+                above = self.trie.locate(last);
+            } else if let (Some(stream), Some(block)) = (&mut self.streams[slot as usize], blocks.last()) {
+                stream.tails.set(block.hash, last);
+            }
         }
         self.scratch.contents = contents;
     }
@@ -158,6 +162,7 @@ impl Writer {
                 }
                 Before::Elsewhere(old, before) => {
                     stream.forget_copies(hash);
+                    stream.tails.forget(hash);
                     self.scratch.moved.push((old, before));
                     0
                 }
@@ -220,6 +225,7 @@ impl Writer {
         let Some(stream) = &mut self.streams[slot as usize] else { return true };
         if let Some((place, before)) = stream.map.take(block.hash, u8::MAX) {
             stream.forget_copies(block.hash);
+            stream.tails.forget(block.hash);
             Self::lose(&mut self.trie, stream, place, before, 0);
         }
         stream.waiting.add(block.hash, parent, block.content, tier, max)
