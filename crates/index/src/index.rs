@@ -6,7 +6,7 @@ use kvplane_core::Tier;
 
 use crate::reader::Reader;
 use crate::shared::Shared;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, Signal};
 use crate::writer::Writer;
 use crate::{Block, Options, Refused, Slot, Stats};
 
@@ -14,7 +14,9 @@ use crate::{Block, Options, Refused, Slot, Stats};
 #[derive(Debug)]
 pub struct Index {
     // Dropped first: it frees what readers could see, and readers keep the index.
-    writer: Mutex<Writer>,
+    pub(crate) writer: Mutex<Writer>,
+    /// A stream was marked for which a snapshot waited.
+    pub(crate) marked: Signal,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -22,7 +24,8 @@ impl Index {
     /// An empty index.
     pub fn new(options: &Options) -> Arc<Self> {
         let shared = Arc::new(Shared::new());
-        Arc::new(Self { writer: Mutex::new(Writer::new(shared.clone(), options)), shared })
+        let writer = Mutex::new(Writer::new(shared.clone(), options));
+        Arc::new(Self { writer, marked: Signal::default(), shared })
     }
 
     /// A stream comes. `owner` is given back with answers; it must be unique among the streams of the index.

@@ -35,6 +35,7 @@ mod pages;
 mod prompt;
 mod reader;
 mod shared;
+mod snapshot;
 mod sync;
 mod trie;
 mod writer;
@@ -43,6 +44,7 @@ pub use answer::{Answer, Buffer};
 pub use index::Index;
 pub use prompt::Prompt;
 pub use reader::Reader;
+pub use snapshot::{LoadError, Snapshot, Step, Taking};
 
 use kvplane_core::Tier;
 

@@ -4,6 +4,8 @@
 //! at most 32 KiB (extendible hashing): it grows a little at a time, never all at once, and stays about two thirds full: fuller, and more
 //! blocks lie in a line that is not their own. Tables live in an arena, in huge pages.
 
+mod visit;
+
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -11,6 +13,8 @@ use std::sync::LazyLock;
 
 use crate::arena::{Arena, LARGEST as LARGEST_ROOM, Room};
 use crate::matching::prefetch;
+
+pub(crate) use visit::{Cursor, Passed, Visit};
 
 const SLOTS: usize = 5;
 /// The most buckets of a table.
@@ -34,6 +38,11 @@ struct Bucket {
 const EMPTY: Bucket = Bucket { hashes: [0; SLOTS], places: [0; SLOTS], meta: 0 };
 
 impl Bucket {
+    fn iter(&self) -> impl Iterator<Item = (u64, u32, u8)> + '_ {
+        let used = (0..SLOTS).filter(|slot| self.tiers(*slot) != 0);
+        used.map(|slot| (self.hashes[slot], self.places[slot], self.tiers(slot)))
+    }
+
     #[inline]
     fn tiers(&self, slot: usize) -> u8 {
         (self.meta >> (slot * 4) & 0xf) as u8
@@ -270,11 +279,7 @@ impl Table {
     }
 
     fn iter(&self) -> impl Iterator<Item = (u64, u32, u8)> + '_ {
-        self.buckets.iter().flat_map(|bucket| {
-            (0..SLOTS)
-                .filter(|slot| bucket.tiers(*slot) != 0)
-                .map(|slot| (bucket.hashes[slot], bucket.places[slot], bucket.tiers(slot)))
-        })
+        self.buckets.iter().flat_map(Bucket::iter)
     }
 
     fn bytes(&self) -> usize {

@@ -36,7 +36,7 @@ struct Holdings {
 }
 
 /// Every stream's residency, kept the slow way.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Model {
     nodes: HashMap<(Node, u64), Node>,
     contents: Vec<u64>,
@@ -53,6 +53,12 @@ impl Model {
     /// A stream comes.
     pub fn add_stream(&mut self, owner: u64) {
         self.streams.insert(owner, Holdings::default());
+    }
+
+    /// A stream comes that holds what another holds.
+    pub fn copy_stream(&mut self, from: u64, owner: u64) {
+        let holdings = self.streams.get(&from).cloned().unwrap_or_default();
+        self.streams.insert(owner, holdings);
     }
 
     /// A stream goes, with everything it held.

@@ -60,7 +60,7 @@ impl Writer {
         stream.doubles.extend(copies);
     }
 
-    fn new_lane(&mut self) -> u32 {
+    pub(super) fn new_lane(&mut self) -> u32 {
         if let Some(lane) = self.trie.free_lanes.pop() {
             return lane;
         }

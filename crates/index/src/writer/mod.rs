@@ -1,6 +1,8 @@
 //! Streams, and what their announcements do to the trie.
 
+mod cut;
 mod lanes;
+mod load;
 mod remove;
 mod store;
 mod tails;
@@ -18,8 +20,16 @@ use crate::shared::Shared;
 use crate::trie::{Run, Trie};
 use crate::{LEVELS, Options, Slot, Stats};
 
+pub(crate) use cut::{Gathering, Progress};
+pub(crate) use load::Loading;
+pub(crate) use waiting::Block as WaitingBlock;
+
+use cut::Cut;
 use tails::Tails;
 use waiting::Waiting;
+
+/// Copies beyond the first, by hash and tier.
+type CopyCounts = FxHashMap<(u64, u8), u32>;
 
 /// A lane of a stream: the blocks that it holds in any of some tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,15 +50,24 @@ struct Stream {
     tails: Tails,
     /// One per tier that the stream has blocks in, warmest first. Most streams have one.
     views: SmallVec<[View; 1]>,
-    /// Copies beyond the first, by hash and tier.
-    copies: FxHashMap<(u64, u8), u32>,
+    copies: CopyCounts,
     /// Blocks that several hashes of the stream name, by lane and place: how many beyond the first.
     doubles: FxHashMap<(u32, u32), u32>,
     waiting: Waiting,
+    /// Which stream: slots are used again, and so may owners be.
+    serial: u64,
+    /// The sequence up to which everything was applied, once there was one.
+    sequence: Option<u64>,
+    /// Nothing was applied since.
+    settled: bool,
+    /// A snapshot is being loaded.
+    loading: bool,
+    /// Pictures that are being made.
+    cuts: Vec<Cut>,
 }
 
 impl Stream {
-    fn new(owner: u64, arena: &mut Arena) -> Self {
+    fn new(owner: u64, serial: u64, arena: &mut Arena) -> Self {
         Self {
             owner,
             map: Map::new(arena),
@@ -57,6 +76,11 @@ impl Stream {
             copies: FxHashMap::default(),
             doubles: FxHashMap::default(),
             waiting: Waiting::default(),
+            serial,
+            sequence: None,
+            settled: false,
+            loading: false,
+            cuts: Vec::new(),
         }
     }
 
@@ -90,6 +114,8 @@ pub(crate) struct Writer {
     /// Bytes of the streams' maps.
     map_bytes: usize,
     lanes: u32,
+    /// The last number that was given to a stream or a cut.
+    serial: u64,
     scratch: Scratch,
 }
 
@@ -119,6 +145,7 @@ impl Writer {
             max_waiting: options.max_waiting,
             map_bytes: 0,
             lanes: 0,
+            serial: 0,
             scratch: Scratch::default(),
         }
     }
@@ -128,7 +155,8 @@ impl Writer {
             self.streams.push(None);
             self.streams.len() as u32 - 1
         });
-        let stream = Stream::new(owner, &mut self.arena);
+        let serial = self.next_serial();
+        let stream = Stream::new(owner, serial, &mut self.arena);
         self.map_bytes += stream.bytes();
         self.streams[slot as usize] = Some(stream);
         Slot(slot)
@@ -142,10 +170,16 @@ impl Writer {
 
     pub(crate) fn clear(&mut self, slot: Slot) {
         let Some(stream) = self.streams.get_mut(slot.0 as usize).and_then(Option::as_mut) else { return };
-        let fresh = Stream::new(stream.owner, &mut self.arena);
+        let fresh = Stream::new(stream.owner, stream.serial, &mut self.arena);
+        let fresh = Stream { sequence: stream.sequence, ..fresh };
         self.map_bytes += fresh.bytes();
         let old = std::mem::replace(stream, fresh);
         self.bury(old);
+    }
+
+    fn next_serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
     }
 
     /// What a stream held is in no answer from here on. The trie forgets it later.

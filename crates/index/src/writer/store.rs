@@ -25,6 +25,7 @@ impl Writer {
         if !self.past.is_empty() {
             self.reclaim(ALONG);
         }
+        self.before_change(slot.0, blocks.iter().map(|block| block.hash));
         let bytes = self.stream_bytes(slot.0);
         self.see_tier(slot.0, tier);
         let outcome = self.store_blocks(slot.0, tier, parent, blocks);
@@ -33,7 +34,7 @@ impl Writer {
         outcome
     }
 
-    fn stream_bytes(&self, slot: u32) -> usize {
+    pub(super) fn stream_bytes(&self, slot: u32) -> usize {
         self.streams[slot as usize].as_ref().map_or(0, super::Stream::bytes)
     }
 
@@ -89,7 +90,7 @@ impl Writer {
     }
 
     /// Where a block of a stream lies.
-    fn find(&self, slot: u32, hash: u64) -> Option<Node> {
+    pub(super) fn find(&self, slot: u32, hash: u64) -> Option<Node> {
         let stream = self.streams[slot as usize].as_ref()?;
         let place = stream.tails.get(hash).or_else(|| stream.map.get(hash).map(|(place, _)| place))?;
         self.trie.locate(place)
@@ -114,7 +115,7 @@ impl Writer {
     }
 
     /// Consecutive blocks lie below a block, in these tiers too.
-    fn place(&mut self, slot: u32, tiers: u8, above: Option<Node>, blocks: &[Block]) {
+    pub(super) fn place(&mut self, slot: u32, tiers: u8, above: Option<Node>, blocks: &[Block]) {
         let mut contents = std::mem::take(&mut self.scratch.contents);
         contents.clear();
         contents.extend(blocks.iter().map(|block| block.content));
@@ -235,6 +236,7 @@ impl Writer {
     fn attach(&mut self, slot: u32, parent: u64) {
         let mut parents = vec![parent];
         while let Some(parent) = parents.pop() {
+            self.before_attaching(slot, parent);
             let Some(stream) = &mut self.streams[slot as usize] else { return };
             for (hash, waiting) in stream.waiting.take_children(parent) {
                 let tiers = (0..LEVELS).filter(|tier| waiting.copies[*tier] > 0);

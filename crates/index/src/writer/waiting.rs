@@ -1,5 +1,7 @@
 //! Blocks whose parent is not known: held, bounded, in no answer. They follow their parent when it comes.
 
+use std::collections::BTreeMap;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -7,16 +9,17 @@ use crate::LEVELS;
 
 /// A block that waits.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Block {
-    pub(super) parent: u64,
-    pub(super) content: u64,
-    pub(super) copies: [u32; LEVELS],
+pub(crate) struct Block {
+    pub(crate) parent: u64,
+    pub(crate) content: u64,
+    pub(crate) copies: [u32; LEVELS],
 }
 
 /// The blocks of one stream that wait.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    blocks: FxHashMap<u64, Block>,
+    /// In an order, so that a snapshot can go through them in steps.
+    blocks: BTreeMap<u64, Block>,
     by_parent: FxHashMap<u64, SmallVec<[u64; 1]>>,
 }
 
@@ -47,8 +50,7 @@ impl Waiting {
         }
         let mut copies = [0; LEVELS];
         copies[tier] = 1;
-        self.blocks.insert(hash, Block { parent, content, copies });
-        self.by_parent.entry(parent).or_default().push(hash);
+        self.insert(hash, Block { parent, content, copies });
         true
     }
 
@@ -74,6 +76,27 @@ impl Waiting {
             self.remove(hash);
         }
         true
+    }
+
+    pub(super) fn get(&self, hash: u64) -> Option<Block> {
+        self.blocks.get(&hash).copied()
+    }
+
+    /// Those that wait, from a hash on, ascending.
+    pub(super) fn from(&self, hash: u64) -> impl Iterator<Item = (u64, Block)> + '_ {
+        self.blocks.range(hash..).map(|(hash, block)| (*hash, *block))
+    }
+
+    /// A block waits, with these copies.
+    pub(super) fn insert(&mut self, hash: u64, block: Block) {
+        self.remove(hash);
+        self.blocks.insert(hash, block);
+        self.by_parent.entry(block.parent).or_default().push(hash);
+    }
+
+    /// Who waits for a block.
+    pub(super) fn children(&self, parent: u64) -> SmallVec<[u64; 1]> {
+        self.by_parent.get(&parent).cloned().unwrap_or_default()
     }
 
     /// Who waited for a block, and waits no more.

@@ -1,6 +1,7 @@
-//! The index against the naive model, under any order of announcements.
+//! Histories of streams, applied to the index and to the model.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kvplane_core::{Tier, chain_hash};
 use kvplane_index::model::Model;
@@ -10,7 +11,7 @@ use proptest::prelude::*;
 const MAX_WAITING: usize = 6;
 
 #[derive(Debug, Clone)]
-enum Step {
+pub(crate) enum Step {
     /// A stream announces a stretch of a prompt, from some block on.
     Prompt {
         stream: usize,
@@ -51,6 +52,20 @@ enum Step {
     },
 }
 
+impl Step {
+    pub(crate) fn is_of(&self, wanted: usize) -> bool {
+        match self {
+            Self::Prompt { stream, .. }
+            | Self::Odd { stream, .. }
+            | Self::Evict { stream, .. }
+            | Self::Remove { stream, .. }
+            | Self::Clear { stream }
+            | Self::Replace { stream } => *stream == wanted,
+            Self::Reclaim { .. } => false,
+        }
+    }
+}
+
 /// Prompts share prefixes: block i of prompt p has a content that equals that of the prompts it shares a start with.
 fn content(prompt: usize, at: usize) -> u64 {
     // Prompts 0..4 share 12 blocks, pairs of them share 20.
@@ -72,7 +87,7 @@ fn hash(stream: usize, prompt: usize, at: usize) -> u64 {
     (family * 1000 + at) as u64 + 1 + if stream.is_multiple_of(2) { 0 } else { 1 << 40 }
 }
 
-fn step(streams: usize) -> impl Strategy<Value = Step> {
+pub(crate) fn step(streams: usize) -> impl Strategy<Value = Step> {
     let stream = 0..streams;
     let tier = prop_oneof![6 => Just(0_usize), 2 => Just(1_usize), 1 => 2..4_usize];
     prop_oneof![
@@ -90,15 +105,15 @@ fn step(streams: usize) -> impl Strategy<Value = Step> {
     ]
 }
 
-struct Both {
-    index: std::sync::Arc<Index>,
-    model: Model,
-    slots: Vec<(Slot, u64)>,
+pub(crate) struct Both {
+    pub(crate) index: Arc<Index>,
+    pub(crate) model: Model,
+    pub(crate) slots: Vec<(Slot, u64)>,
     next_owner: u64,
 }
 
 impl Both {
-    fn new(streams: usize) -> Self {
+    pub(crate) fn new(streams: usize) -> Self {
         let index = Index::new(&Options { max_waiting: MAX_WAITING, ..Options::default() });
         let mut both = Self { index, model: Model::new(MAX_WAITING), slots: Vec::new(), next_owner: 1 };
         for _ in 0..streams {
@@ -108,7 +123,22 @@ impl Both {
         both
     }
 
-    fn add(&mut self) -> (Slot, u64) {
+    /// An index of its own for one of the streams, which is to be loaded, beside the model of it alone. The others are there and hold nothing.
+    pub(crate) fn with_only(&self, model: &Model, stream: usize) -> Self {
+        let mut alone = Self::new(0);
+        (alone.model, alone.next_owner) = (model.clone(), self.next_owner);
+        let (_, kept) = self.slots[stream];
+        (0..self.next_owner)
+            .filter(|owner| *owner != kept)
+            .for_each(|owner| alone.model.remove_stream(owner));
+        for at in 0..self.slots.len() {
+            let slot = if at == stream { (alone.index.add_stream(kept), kept) } else { alone.add() };
+            alone.slots.push(slot);
+        }
+        alone
+    }
+
+    pub(crate) fn add(&mut self) -> (Slot, u64) {
         let owner = self.next_owner;
         self.next_owner += 1;
         self.model.add_stream(owner);
@@ -128,7 +158,7 @@ impl Both {
         assert_eq!(self.index.remove(slot, tier, hashes), self.model.remove(owner, tier, hashes));
     }
 
-    fn apply(&mut self, step: &Step) {
+    pub(crate) fn apply(&mut self, step: &Step) {
         match step {
             Step::Prompt { stream, tier, prompt, from, to } => {
                 let parent = from.checked_sub(1).map(|at| hash(*stream, *prompt, at));
@@ -166,7 +196,7 @@ impl Both {
         }
     }
 
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         let mut reader = self.index.reader();
         let mut buffer = Buffer::default();
         let view = self.model.view();
@@ -208,38 +238,9 @@ impl Both {
     }
 }
 
-fn run(streams: usize, steps: &[Step]) {
-    let mut both = Both::new(streams);
-    for step in steps {
-        both.apply(step);
-        both.check();
-    }
-    for (slot, _) in std::mem::take(&mut both.slots) {
-        both.index.remove_stream(slot);
-    }
-    while both.index.reclaim(1000) {}
-    let stats = both.index.stats();
-    assert_eq!((stats.blocks, stats.unreclaimed), (0, 0));
-}
-
 /// `PROPTEST_CASES` asks for more.
 #[allow(clippy::disallowed_methods, reason = "a test has no configuration of its own")]
-fn cases(default: u32) -> ProptestConfig {
+pub(crate) fn cases(default: u32) -> ProptestConfig {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(default);
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
-}
-
-proptest! {
-    #![proptest_config(cases(100))]
-
-    #[test]
-    fn a_few_streams(steps in proptest::collection::vec(step(3), 1..60)) {
-        run(3, &steps);
-    }
-
-    /// More streams than an extent has entries: crowds and splits.
-    #[test]
-    fn many_streams(steps in proptest::collection::vec(step(40), 100..250)) {
-        run(40, &steps);
-    }
 }

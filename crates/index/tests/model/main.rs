@@ -1,0 +1,37 @@
+//! The index against the naive model, under any order of announcements.
+
+mod history;
+mod snapshot;
+
+use proptest::prelude::*;
+
+use history::{Both, Step, cases, step};
+
+fn run(streams: usize, steps: &[Step]) {
+    let mut both = Both::new(streams);
+    for step in steps {
+        both.apply(step);
+        both.check();
+    }
+    for (slot, _) in std::mem::take(&mut both.slots) {
+        both.index.remove_stream(slot);
+    }
+    while both.index.reclaim(1000) {}
+    let stats = both.index.stats();
+    assert_eq!((stats.blocks, stats.unreclaimed), (0, 0));
+}
+
+proptest! {
+    #![proptest_config(cases(100))]
+
+    #[test]
+    fn a_few_streams(steps in proptest::collection::vec(step(3), 1..60)) {
+        run(3, &steps);
+    }
+
+    /// More streams than an extent has entries: crowds and splits.
+    #[test]
+    fn many_streams(steps in proptest::collection::vec(step(40), 100..250)) {
+        run(40, &steps);
+    }
+}
