@@ -135,6 +135,21 @@ fn a_lane_leaves_a_crowd_and_comes_back() {
 }
 
 #[test]
+fn a_lane_comes_and_joins_a_crowd() {
+    explore(3, || {
+        let index = index();
+        others(&index, &[1, 2, 3]);
+        let last = index.add_stream(2);
+        store(&index, last, None, &[1, 2, 3]);
+        let slot = index.add_stream(1);
+        let reader = asks(&index, &[1, 2, 3], 1, &[0, 2, 3]);
+        store(&index, slot, None, &[1, 2]);
+        store(&index, slot, Some(2), &[3]);
+        reader.join().unwrap();
+    });
+}
+
+#[test]
 fn a_lane_leaves_a_crowd_further_down() {
     explore(3, || {
         let index = index();
@@ -186,13 +201,21 @@ fn the_table_of_edges_grows() {
 fn the_next_stream_in_a_slot_is_not_taken_for_the_one_before() {
     explore(3, || {
         let index = index();
-        let slot = index.add_stream(1);
-        store(&index, slot, None, &[1, 2]);
+        let [slot, between, _] = [1, 3, 4].map(|owner| {
+            let slot = index.add_stream(owner);
+            store(&index, slot, None, &[1, 2]);
+            slot
+        });
+        // The next stream's entry comes to lie where a reader of the first one's has yet to look.
+        remove(&index, between, &[2, 1]);
         let mut reader = index.reader();
         let asking = thread::spawn(move || {
             let mut buffer = Buffer::default();
             for found in reader.query(&[1, 2], &mut buffer).matches() {
-                assert!([(1, [2; 4]), (2, [1; 4])].contains(&(found.owner, found.depths)), "{found:?}");
+                assert!(
+                    [(1, [2; 4]), (2, [1; 4]), (4, [2; 4])].contains(&(found.owner, found.depths)),
+                    "{found:?}"
+                );
             }
         });
         index.remove_stream(slot);
