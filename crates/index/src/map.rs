@@ -134,6 +134,7 @@ impl DerefMut for Buckets {
 #[derive(Debug)]
 struct Table {
     buckets: Buckets,
+    seed: u64,
     len: usize,
     /// How many of the directory's bits all its blocks share.
     depth: u32,
@@ -167,6 +168,7 @@ pub(crate) struct Map {
     tables: Vec<Table>,
     /// The directory is indexed by so many leading bits.
     depth: u32,
+    seed: u64,
     len: usize,
     bytes: usize,
 }
@@ -175,14 +177,14 @@ pub(crate) struct Map {
 static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0_u8));
 
 #[inline]
-fn mix(hash: u64) -> u64 {
-    let mixed = u128::from(hash ^ *SEED) * 0x9e37_79b9_7f4a_7c15;
+fn mix(hash: u64, seed: u64) -> u64 {
+    let mixed = u128::from(hash ^ seed) * 0x9e37_79b9_7f4a_7c15;
     mixed as u64 ^ (mixed >> 64) as u64
 }
 
 impl Table {
     fn new(buckets: usize, depth: u32, arena: &mut Arena) -> Self {
-        Self { buckets: Buckets::new(buckets, arena), len: 0, depth }
+        Self { buckets: Buckets::new(buckets, arena), seed: *SEED, len: 0, depth }
     }
 
     #[inline]
@@ -244,7 +246,7 @@ impl Table {
 
     #[inline]
     fn remove(&mut self, at: usize, slot: usize) {
-        let home = self.home(mix(self.buckets[at].hashes[slot]));
+        let home = self.home(mix(self.buckets[at].hashes[slot], self.seed));
         self.buckets[at].set_tiers(slot, 0);
         if home != at {
             let bucket = &mut self.buckets[home];
@@ -265,7 +267,7 @@ impl Table {
     ) -> Option<Self> {
         let mut copy = Self::new(buckets, depth, arena);
         for (hash, place, tiers) in self.iter() {
-            let mixed = mix(hash);
+            let mixed = mix(hash, self.seed);
             if chosen(mixed) && !copy.insert(hash, mixed, place, tiers) {
                 copy.buckets.free(arena);
                 return None;
@@ -291,7 +293,7 @@ impl Map {
     pub(crate) fn new(arena: &mut Arena) -> Self {
         let table = Table::new(1, 0, arena);
         let bytes = table.bytes();
-        Self { directory: vec![0], tables: vec![table], depth: 0, len: 0, bytes }
+        Self { directory: vec![0], tables: vec![table], depth: 0, seed: *SEED, len: 0, bytes }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -311,7 +313,7 @@ impl Map {
     /// Tells the processor that a block will be looked for.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
-        let mixed = mix(hash);
+        let mixed = mix(hash, self.seed);
         let table = &self.tables[self.table_of(mixed)];
         let home: *const Bucket = &raw const table.buckets[table.home(mixed)];
         prefetch(home);
@@ -319,7 +321,7 @@ impl Map {
 
     /// Where a block lies and in which tiers.
     pub(crate) fn get(&self, hash: u64) -> Option<(u32, u8)> {
-        let mixed = mix(hash);
+        let mixed = mix(hash, self.seed);
         let table = &self.tables[self.table_of(mixed)];
         let (at, slot) = table.find(hash, mixed)?;
         Some((table.buckets[at].places[slot], table.buckets[at].tiers(slot)))
@@ -327,7 +329,7 @@ impl Map {
 
     /// A block lies in a place, in these tiers too.
     pub(crate) fn add(&mut self, hash: u64, place: u32, tiers: u8, arena: &mut Arena) -> Before {
-        let mixed = mix(hash);
+        let mixed = mix(hash, self.seed);
         let mut id = self.table_of(mixed);
         if let Some((at, slot)) = self.tables[id].find(hash, mixed) {
             let bucket = &mut self.tables[id].buckets[at];
@@ -350,7 +352,7 @@ impl Map {
 
     /// A block is in these tiers no more. Says where it lies and in which tiers it was, if it was in any of them.
     pub(crate) fn take(&mut self, hash: u64, tiers: u8) -> Option<(u32, u8)> {
-        let mixed = mix(hash);
+        let mixed = mix(hash, self.seed);
         let id = self.table_of(mixed);
         let table = &mut self.tables[id];
         let (at, slot) = table.find(hash, mixed)?;
@@ -399,7 +401,7 @@ impl Map {
         }
         let old = &self.tables[id];
         let is_upper = |mixed: u64| mixed >> (64 - depth) & 1 == 1;
-        let upper = old.iter().filter(|(hash, ..)| is_upper(mix(*hash))).count();
+        let upper = old.iter().filter(|(hash, ..)| is_upper(mix(*hash, self.seed))).count();
         let mut half = |blocks: usize, wanted: bool| {
             let mut buckets = enough(blocks);
             loop {

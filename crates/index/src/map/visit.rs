@@ -69,7 +69,7 @@ impl Map {
 
     /// Whether a visit has passed a block, or would have if it were there.
     pub(crate) fn passed(&self, cursor: &Cursor, hash: u64) -> Passed {
-        let mixed = mix(hash);
+        let mixed = mix(hash, self.seed);
         if cursor.done || mixed < cursor.from {
             return Passed::ForGood;
         }

@@ -17,7 +17,7 @@ use crate::arena::{Arena, Room};
 use crate::crowd::Crowd;
 use crate::extent::{Extent, Identity, MAX_BLOCKS, ROOT, SPOTS};
 use crate::matching::common;
-use crate::pages::{Directory, Pages, pages_for};
+use crate::pages::{Directory, PAGE, Pages, pages_for};
 use crate::shared::{Old, Shared};
 
 use islands::Islands;
@@ -165,6 +165,32 @@ impl Trie {
     #[inline]
     pub(crate) fn place(&self, block: Block) -> u32 {
         self.cold(block.extent).pages.place(block.offset)
+    }
+
+    /// A block and its place.
+    pub(crate) fn with_place(&self, block: Option<Block>) -> Option<(Block, u32)> {
+        block.map(|block| (block, self.place(block)))
+    }
+
+    /// The places of the blocks of a run that follows a block with a known place. Within a page, places follow each other.
+    #[inline]
+    pub(crate) fn places_after(&self, above: Option<(Block, u32)>, run: Run, places: &mut Vec<u32>) {
+        places.clear();
+        let skipped = self.extent(run.extent).notes.skipped.get();
+        let (mut offset, mut place) = match above {
+            Some((block, place)) if block.extent == run.extent => (block.offset, place),
+            _ => (run.from, self.place(Block { extent: run.extent, offset: run.from })),
+        };
+        while offset < run.to {
+            // The last block of this page, or of the run.
+            let end = run.to.min((((offset + skipped) / PAGE + 1) * PAGE) - skipped);
+            let from = offset.max(run.from);
+            places.extend((from..end).map(|at| place + (at - offset)));
+            offset = end;
+            if offset < run.to {
+                place = self.place(Block { extent: run.extent, offset });
+            }
+        }
     }
 
     /// The places of a run of blocks.

@@ -193,7 +193,7 @@ impl Writer {
                 let blocks = run.iter().zip(&contents[from..to]);
                 loading.blocks.clear();
                 loading.blocks.extend(blocks.map(|(&hash, &content)| Block { hash, content }));
-                self.place(slot, tiers, above, &loading.blocks);
+                self.place(slot, tiers, self.trie.with_place(above), &loading.blocks);
                 above = Some(self.find(slot, *run.last()?)?);
                 let stream = self.streams[slot as usize].as_ref()?;
                 for anchor in
@@ -256,7 +256,7 @@ impl Writer {
         let block = self.find(slot, known)?;
         let above = self.trie.above(block);
         let content = self.trie.content(block);
-        self.place(slot, tiers, above, &[Block { hash, content }]);
+        self.place(slot, tiers, self.trie.with_place(above), &[Block { hash, content }]);
         Some(())
     }
 

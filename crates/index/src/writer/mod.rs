@@ -123,6 +123,8 @@ pub(crate) struct Writer {
 #[derive(Debug, Default)]
 struct Scratch {
     contents: Vec<u64>,
+    /// The places of a run's blocks.
+    places: Vec<u32>,
     /// The tiers that each block of a run was in before.
     before: Vec<u8>,
     /// Blocks that moved: their old place and tiers.

@@ -57,7 +57,7 @@ impl Writer {
         while let Some(&block) = rest.first() {
             let above = match parent {
                 None => Some(None),
-                Some(parent) => self.find(slot, parent).map(Some),
+                Some(parent) => self.find_place(slot, parent).map(Some),
             };
             let stored = if let Some(above) = above {
                 // While blocks wait, each one may be whom they wait for.
@@ -91,9 +91,14 @@ impl Writer {
 
     /// Where a block of a stream lies.
     pub(super) fn find(&self, slot: u32, hash: u64) -> Option<Node> {
+        self.find_place(slot, hash).map(|(block, _)| block)
+    }
+
+    /// Where a block of a stream lies, and its place.
+    fn find_place(&self, slot: u32, hash: u64) -> Option<(Node, u32)> {
         let stream = self.streams[slot as usize].as_ref()?;
         let place = stream.tails.get(hash).or_else(|| stream.map.get(hash).map(|(place, _)| place))?;
-        self.trie.locate(place)
+        Some((self.trie.locate(place)?, place))
     }
 
     fn add_copy(&mut self, slot: u32, tier: usize, hash: u64) {
@@ -103,7 +108,7 @@ impl Writer {
             self.count_copy(slot, tier, hash);
         } else if let Some(block) = self.trie.locate(place) {
             let content = self.trie.content(block);
-            let above = self.trie.above(block);
+            let above = self.trie.with_place(self.trie.above(block));
             self.place(slot, 1 << tier, above, &[Block { hash, content }]);
         }
     }
@@ -115,7 +120,7 @@ impl Writer {
     }
 
     /// Consecutive blocks lie below a block, in these tiers too.
-    pub(super) fn place(&mut self, slot: u32, tiers: u8, above: Option<Node>, blocks: &[Block]) {
+    pub(super) fn place(&mut self, slot: u32, tiers: u8, above: Option<(Node, u32)>, blocks: &[Block]) {
         let mut contents = std::mem::take(&mut self.scratch.contents);
         contents.clear();
         contents.extend(blocks.iter().map(|block| block.content));
@@ -123,19 +128,21 @@ impl Writer {
         let mut done = 0;
         while done < blocks.len() {
             let lane = self.streams[slot as usize].as_ref().map_or(0, |stream| stream.views[0].lane);
+            let node = above.map(|(node, _)| node);
             let run = self
                 .trie
-                .follow(above, &contents[done..])
-                .unwrap_or_else(|| self.trie.grow(above, &contents[done..], lane));
+                .follow(node, &contents[done..])
+                .unwrap_or_else(|| self.trie.grow(node, &contents[done..], lane));
             let count = (run.to - run.from) as usize;
-            let last = self.trie.place(Node { extent: run.extent, offset: run.to - 1 });
-            self.note(slot, tiers, run, &blocks[done..]);
+            self.trie.places_after(above, run, &mut self.scratch.places);
+            let Some(&last) = self.scratch.places.last() else { break };
+            self.note(slot, tiers, &blocks[done..]);
             self.cover(slot, tiers, run);
             self.leave_old_places(slot);
             done += count;
             if done < blocks.len() {
                 // Covering may have split the extent.
-                above = self.trie.locate(last);
+                above = self.trie.locate(last).map(|node| (node, last));
             } else if let (Some(stream), Some(block)) = (&mut self.streams[slot as usize], blocks.last()) {
                 stream.tails.set(block.hash, last);
             }
@@ -143,12 +150,12 @@ impl Writer {
         self.scratch.contents = contents;
     }
 
-    /// Enters a run of blocks into the stream's map. `blocks` may go on behind the run.
-    fn note(&mut self, slot: u32, tiers: u8, run: Run, blocks: &[Block]) {
+    /// Enters blocks into the stream's map, as many as there are places.
+    fn note(&mut self, slot: u32, tiers: u8, blocks: &[Block]) {
         self.scratch.before.clear();
         self.scratch.moved.clear();
         let Some(stream) = &mut self.streams[slot as usize] else { return };
-        for (at, place) in self.trie.places(run).enumerate() {
+        for (at, &place) in self.scratch.places.iter().enumerate() {
             if let Some(ahead) = blocks.get(at + AHEAD) {
                 stream.map.prefetch(ahead.hash);
             }
@@ -250,7 +257,7 @@ impl Writer {
                         stream.copies.insert((hash, tier as u8), waiting.copies[tier] - 1);
                     }
                 }
-                let above = self.find(slot, parent);
+                let above = self.find_place(slot, parent);
                 self.place(slot, all, above, &[Block { hash, content: waiting.content }]);
                 parents.push(hash);
             }
