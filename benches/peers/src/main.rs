@@ -125,7 +125,10 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
         };
         Race::new(workload.name(), world?, &options.subjects, effort, &mut results).run();
     }
-    let mut text = format!("{}\n\n{}\n{}", machine::describe(), results.notes(), results.markdown());
+    let mut text = format!("{}\n", machine::describe());
+    if !results.is_empty() {
+        text.push_str(&format!("\n{}\n{}", results.notes(), results.markdown()));
+    }
     if !options.no_scaling {
         text.push('\n');
         text.push_str(&scaling.run(&options.subjects, options.seed));

@@ -30,11 +30,12 @@ impl Scaling {
         let depth = |blocks, share, turns, prompts| (Depth { blocks, share, turns }, prompts);
         Self {
             fleets: vec![(8, 131_072), (64, 32_768), (512, 16_384), (2048, 16_384)],
+            // The deeper, the fewer turns: all depths are to be reached while the caches fill up.
             depths: vec![
                 depth(64, 0.5, 4, 4096),
-                depth(512, 0.3, 8, 1024),
-                depth(2048, 0.15, 10, 256),
-                depth(8192, 0.05, 12, 64),
+                depth(512, 0.3, 4, 1024),
+                depth(2048, 0.15, 3, 256),
+                depth(8192, 0.05, 2, 64),
             ],
             rounds: 5,
         }
@@ -44,7 +45,7 @@ impl Scaling {
         let depth = |blocks, share, turns, prompts| (Depth { blocks, share, turns }, prompts);
         Self {
             fleets: vec![(8, 8192), (64, 2048)],
-            depths: vec![depth(64, 0.7, 4, 64), depth(512, 0.3, 8, 16)],
+            depths: vec![depth(64, 0.7, 4, 64), depth(512, 0.3, 2, 16)],
             rounds: 3,
         }
     }

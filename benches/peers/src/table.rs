@@ -71,6 +71,10 @@ impl Results {
         &mut self.rows[number]
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// Notes, as a list.
     pub(crate) fn notes(&self) -> String {
         self.notes.iter().map(|note| format!("- {note}\n")).collect()

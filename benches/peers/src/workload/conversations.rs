@@ -12,6 +12,9 @@ const SYSTEM_PROMPTS: usize = 32;
 /// How much of what a turn adds is the answer. Most is: questions are short.
 const ANSWER_SHARE: f64 = 0.6;
 
+/// No answer is longer (4,096 tokens): turns that add more bring documents along.
+const ANSWER_MAX: usize = 256;
+
 /// One turn in twenty is routed elsewhere, as by a router that also looks at load. The conversation stays there.
 const MOVE_CHANCE: f64 = 0.05;
 
@@ -98,7 +101,7 @@ impl Conversations {
         conversation.engine = Some(engine);
         conversation.running = true;
         conversation.turns_left -= 1;
-        let answer = ((conversation.growth as f64 * ANSWER_SHARE) as usize).max(1);
+        let answer = ((conversation.growth as f64 * ANSWER_SHARE) as usize).clamp(1, ANSWER_MAX);
         let mut chain = std::mem::take(&mut conversation.chain);
         chain.extend(new_chain(blocks, conversation.growth));
         let prompt = length - answer;
@@ -123,7 +126,7 @@ impl Conversations {
         }
     }
 
-    /// Prompts that may still be cached.
+    /// Prompts of requests that are over and may still be cached.
     pub(crate) fn chains(&self) -> impl Iterator<Item = &[BlockId]> {
         self.active
             .iter()

@@ -109,6 +109,11 @@ impl Fleet {
         depths.max().filter(|(depth, _)| depth * 2 >= prompt.len()).map(|(_, engine)| engine)
     }
 
+    /// What is computed of the requests that run.
+    pub(crate) fn chains(&self) -> impl Iterator<Item = &[BlockId]> {
+        self.running.iter().map(|running| &running.turn.chain[..running.done])
+    }
+
     pub(crate) fn start(&mut self, turn: Turn, slice: &mut Slice) {
         slice.arrive(&turn.chain[..turn.prompt]);
         self.running_on[turn.engine as usize] += 1;

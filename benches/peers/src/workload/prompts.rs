@@ -7,11 +7,12 @@ use super::{BlockId, Kind, Slice, Source, World};
 impl World {
     /// Up to `count` different prompts of exactly `depth` blocks that some engine holds completely, in random order.
     pub(crate) fn cached_prompts(&mut self, depth: usize, count: usize) -> Vec<Vec<BlockId>> {
-        let chains: Vec<&[BlockId]> = match &self.source {
+        let mut chains: Vec<&[BlockId]> = match &self.source {
             Source::Conversations(conversations) => conversations.chains().collect(),
             Source::Trace(trace) => trace.chains().collect(),
         };
-        let mut chains: Vec<&[BlockId]> = chains.into_iter().filter(|chain| chain.len() >= depth).collect();
+        chains.extend(self.fleet.chains());
+        chains.retain(|chain| chain.len() >= depth);
         self.rng.shuffle(&mut chains);
         let mut seen = FxHashSet::default();
         let is_cached =

@@ -85,7 +85,7 @@ impl Trace {
         }
     }
 
-    /// Prompts that may still be cached.
+    /// Prompts of requests that are over and may still be cached.
     pub(crate) fn chains(&self) -> impl Iterator<Item = &[BlockId]> {
         self.ended.iter().map(|chain| &chain[..])
     }
