@@ -17,9 +17,9 @@ struct Blocks {
 }
 
 /// Writes a picture.
-pub(super) fn encode(picture: Picture, sequence: u64, entries: u64) -> Vec<Vec<u8>> {
-    let pieces: Vec<Piece> = picture.pieces.into_iter().flatten().collect();
-    let entry_lists = picture.entries;
+pub(super) fn encode(mut picture: Picture, sequence: u64, entries: u64) -> Vec<Vec<u8>> {
+    let pieces: Vec<Piece> = std::mem::take(&mut picture.pieces).into_iter().flatten().collect();
+    let entry_lists = std::mem::take(&mut picture.entries);
     let mut blocks = Blocks::needed_for(&pieces, entry_lists.iter().flatten());
     let mut names = Vec::new();
     for entry in entry_lists.iter().flatten() {
@@ -28,7 +28,7 @@ pub(super) fn encode(picture: Picture, sequence: u64, entries: u64) -> Vec<Vec<u
     drop(entry_lists);
 
     let mut chunks = Chunks::new();
-    write_pieces(&mut chunks, &pieces, &blocks);
+    write_pieces(&mut chunks, &picture, &pieces, &blocks);
     for (known, hash, tiers) in names {
         let bytes = chunks.item(Kind::Names);
         bytes.extend(known.to_le_bytes());
@@ -94,7 +94,7 @@ impl Blocks {
     }
 }
 
-fn write_pieces(chunks: &mut Chunks, pieces: &[Piece], blocks: &Blocks) {
+fn write_pieces(chunks: &mut Chunks, picture: &Picture, pieces: &[Piece], blocks: &Blocks) {
     // As they were made, not as they were visited: whoever loads them would fill its tables in the order of these tables, which is slow. Pieces that
     // nothing needs are left out.
     let mut order: Vec<usize> = (0..pieces.len()).filter(|at| blocks.needed[*at] > 0).collect();
@@ -118,10 +118,12 @@ fn write_pieces(chunks: &mut Chunks, pieces: &[Piece], blocks: &Blocks) {
             write_varint(bytes, run.len() as u64);
             bytes.push(run[0]);
         }
-        bytes.extend(piece.contents[..count].iter().flat_map(|content| content.to_le_bytes()));
+        for content in &picture.contents_of(piece)[..count] {
+            bytes.extend_from_slice(&content.to_le_bytes());
+        }
         let held = hashes.iter().zip(tiers).filter(|(_, tiers)| **tiers != 0);
         for (hash, _) in held {
-            bytes.extend(hash.to_le_bytes());
+            bytes.extend_from_slice(&hash.to_le_bytes());
         }
     }
 }

@@ -9,7 +9,10 @@ pub(crate) struct Piece {
     pub(crate) origin: u64,
     /// The block before the first: an earlier piece, and an offset in it.
     pub(crate) parent: Option<(u32, u32)>,
-    pub(crate) contents: Box<[u64]>,
+    /// Where in the picture's contents: a list, and the first and how many in it.
+    pub(crate) list: u32,
+    pub(crate) first: u32,
+    pub(crate) blocks: u32,
 }
 
 /// One block that the stream holds.
@@ -32,6 +35,7 @@ pub(crate) struct Copies {
 /// A stream at one moment. Lists are kept in parts as they come: nothing long is moved while the writer waits.
 #[derive(Debug, Default)]
 pub(crate) struct Picture {
+    pub(crate) contents: Vec<Vec<u64>>,
     /// Parents before children.
     pub(crate) pieces: Vec<Vec<Piece>>,
     pub(crate) entries: Vec<Vec<Entry>>,
@@ -42,6 +46,8 @@ pub(crate) struct Picture {
 /// What is added to a picture in one step.
 #[derive(Debug, Default)]
 pub(crate) struct Strokes {
+    /// Lists that are full.
+    pub(crate) contents: Vec<Vec<u64>>,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) entries: Vec<Entry>,
     pub(crate) copies: Vec<Copies>,
@@ -55,9 +61,14 @@ impl Picture {
                 parts.push(part);
             }
         }
+        self.contents.extend(strokes.contents);
         push(&mut self.pieces, strokes.pieces);
         push(&mut self.entries, strokes.entries);
         push(&mut self.copies, strokes.copies);
         push(&mut self.waiting, strokes.waiting);
+    }
+
+    pub(crate) fn contents_of(&self, piece: &Piece) -> &[u64] {
+        &self.contents[piece.list as usize][piece.first as usize..][..piece.blocks as usize]
     }
 }

@@ -87,6 +87,7 @@ impl Taking {
     /// Goes on. The writer's lock is held for a small part of a millisecond, and then handed to whoever waits for it. The last step also writes the
     /// snapshot, without the lock; one that waits for a mark takes a few milliseconds at most.
     pub fn step(&mut self) -> Step {
+        self.gathering.prepare();
         let mut writer = self.index.writer.lock();
         let since = Instant::now();
         let progress = writer.gather(&mut self.gathering);

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::{Stream, Writer};
 use crate::arena::Arena;
+use crate::extent::MAX_BLOCKS;
 use crate::map::{Cursor, Map, Passed, Visit};
 use crate::pages::PAGE;
 use crate::snapshot::{Copies, Entry, Picture, Piece, Strokes};
@@ -22,6 +23,8 @@ const STEP: usize = 2048;
 const PIECE: usize = 16;
 /// So many contents of a piece count as 1.
 const CONTENTS: usize = 16;
+/// Contents of a list. Lists are made before the lock is taken: memory that is new may cost the kernel milliseconds.
+const LIST: usize = 128 << 10;
 /// Blocks that may change while a cut is made. A cut that is not finished by then is given up: nobody may be making it any more.
 const MOST_CHANGES: usize = 4 << 20;
 
@@ -48,6 +51,9 @@ pub(crate) struct Cut {
     /// Extents that have a piece, by origin.
     pieces: Map,
     count: u32,
+    /// The contents of pieces, in the last of so many lists plus one.
+    contents: Vec<u64>,
+    full_lists: u32,
     work: usize,
     strokes: Strokes,
 }
@@ -64,6 +70,10 @@ pub(crate) struct Gathering {
     table: Vec<Entry>,
     /// By page of places: the piece that has the whole page, plus one, and the offset of the page's first place.
     pages: Vec<u64>,
+    /// The next list of contents, while it is not needed yet.
+    spare: Vec<u64>,
+    /// The next cut, while there is none.
+    fresh: Option<Cut>,
     step: usize,
 }
 
@@ -96,12 +106,25 @@ impl Gathering {
     }
 
     fn new(slot: Slot, serial: u64) -> Self {
-        let (picture, table, pages) = (Picture::default(), Vec::new(), Vec::new());
-        Self { slot, serial, cut: None, picture, table, pages, step: STEP }
+        let picture = Picture::default();
+        let (table, pages, spare) = (Vec::new(), Vec::new(), Vec::new());
+        Self { slot, serial, cut: None, picture, table, pages, spare, fresh: None, step: STEP }
     }
 
     pub(crate) fn make_room(&mut self, pages: usize) {
         self.pages = vec![0; pages];
+    }
+
+    /// Does, before the lock is taken, what need not be done under it.
+    pub(crate) fn prepare(&mut self) {
+        if self.spare.capacity() == 0 {
+            // Written to once, so that it is really there.
+            self.spare = vec![u64::MAX; LIST];
+            self.spare.clear();
+        }
+        if self.cut.is_none() && self.fresh.is_none() {
+            self.fresh = Some(Cut::new());
+        }
     }
 
     /// The piece and the offset of a place, if its page was seen before.
@@ -123,11 +146,11 @@ impl Gathering {
 }
 
 impl Cut {
-    fn new(id: u64) -> Self {
+    fn new() -> Self {
         let mut arena = Arena::new();
         let (changed, pieces) = (Map::new(&mut arena), Map::new(&mut arena));
         Self {
-            id,
+            id: 0,
             sequence: None,
             entries: 0,
             cursor: Cursor::default(),
@@ -136,6 +159,8 @@ impl Cut {
             changed,
             pieces,
             count: 0,
+            contents: Vec::new(),
+            full_lists: 0,
             work: 0,
             strokes: Strokes::default(),
         }
@@ -168,10 +193,26 @@ impl Cut {
             let origin = trie.extent(extent).origin;
             self.pieces.add(origin, piece, 1, &mut self.arena);
             let contents = trie.extent(extent).contents();
+            let blocks = contents.len() as u32;
             self.work += PIECE + contents.len() / CONTENTS;
-            self.strokes.pieces.push(Piece { origin, parent, contents: contents.into() });
+            if self.room() < contents.len() {
+                self.begin_list(Vec::with_capacity(LIST));
+            }
+            let (list, first) = (self.full_lists, self.contents.len() as u32);
+            self.contents.extend_from_slice(contents);
+            self.strokes.pieces.push(Piece { origin, parent, list, first, blocks });
         }
         piece
+    }
+
+    fn room(&self) -> usize {
+        self.contents.capacity() - self.contents.len()
+    }
+
+    fn begin_list(&mut self, list: Vec<u64>) {
+        let full = std::mem::replace(&mut self.contents, list);
+        self.strokes.contents.push(full);
+        self.full_lists += 1;
     }
 
     /// Blocks are about to change: those that were not visited yet are pictured.
@@ -346,7 +387,7 @@ impl Writer {
         }
         let Some(wanted) = gathering.cut else {
             gathering.cut = Some(id);
-            stream.cuts.push(Cut::new(id));
+            stream.cuts.extend(gathering.fresh.take().map(|cut| Cut { id, ..cut }));
             return Progress::More;
         };
         let settled = stream.is_settled();
@@ -361,8 +402,15 @@ impl Writer {
             return Progress::Begun(pages);
         }
         let (cuts, before) = stream.with_cuts();
-        let finished = cuts[at].visit(&self.trie, &before, gathering);
-        gathering.picture.add(std::mem::take(&mut cuts[at].strokes));
+        let cut = &mut cuts[at];
+        if cut.room() < STEP * CONTENTS + MAX_BLOCKS {
+            cut.begin_list(std::mem::take(&mut gathering.spare));
+        }
+        let finished = cut.visit(&self.trie, &before, gathering);
+        if finished {
+            cut.begin_list(Vec::new());
+        }
+        gathering.picture.add(std::mem::take(&mut cut.strokes));
         if !finished {
             return Progress::More;
         }
