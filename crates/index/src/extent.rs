@@ -59,25 +59,40 @@ pub(crate) struct Extent {
 /// Numbers that the writer keeps at hand, in the line that it needs anyway. No reader looks at them.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
-    /// Slots below were seen by readers.
+    /// Spots below meant something to readers.
     pub(crate) high: Note<WriterU16>,
     /// The most blocks it may have: behind that, spots belong to a part that was split off.
     pub(crate) limit: Note<WriterU16>,
     /// One past the last block from which an extent hangs.
     pub(crate) hangs: Note<WriterU16>,
     /// Whether a lane holds blocks behind a hole.
-    pub(crate) islands: Note<WriterU16>,
+    pub(crate) islands: Note<WriterU8>,
+    /// Whether slots behind the end do not hold what their spots meant, since it lay in another room.
+    pub(crate) moved: Note<WriterU8>,
     /// Places of the first page that lie before the first block.
     pub(crate) skipped: Note<WriterU16>,
 }
 
 // Atomic only because readers have references to the header; not loom's, since only one thread uses them.
+type WriterU8 = std::sync::atomic::AtomicU8;
 type WriterU16 = std::sync::atomic::AtomicU16;
 type WriterU64 = std::sync::atomic::AtomicU64;
 
 /// A number of the writer's.
 #[derive(Debug, Default)]
 pub(crate) struct Note<T>(T);
+
+impl Note<WriterU8> {
+    #[inline]
+    pub(crate) fn get(&self) -> bool {
+        self.0.load(std::sync::atomic::Ordering::Relaxed) != 0
+    }
+
+    #[inline]
+    pub(crate) fn set(&self, value: bool) {
+        self.0.store(u8::from(value), std::sync::atomic::Ordering::Relaxed);
+    }
+}
 
 impl Note<WriterU16> {
     #[inline]
@@ -176,12 +191,20 @@ impl Extent {
         extent
     }
 
-    /// What the writer noted of the same extent, before it moved here. Slots behind the end are fresh.
+    /// What the writer noted of the same extent, before it moved here. Slots behind the end are fresh, spots are not.
     pub(crate) fn take_notes(&self, old: &Self) {
+        self.take_spots(old, 0);
         self.notes.limit.set(old.notes.limit.get());
         self.notes.hangs.set(old.notes.hangs.get());
         self.notes.islands.set(old.notes.islands.get());
         self.notes.skipped.set(old.notes.skipped.get());
+    }
+
+    /// From a block of another extent on, this one has its spots, and those behind the end meant something there.
+    pub(crate) fn take_spots(&self, old: &Self, from: u32) {
+        let high = old.notes.high.get() - from;
+        self.notes.high.set(high);
+        self.notes.moved.set(high > self.len());
         self.cut.set(old.cut.get());
     }
 

@@ -74,6 +74,33 @@ fn a_hash_that_is_stored_at_another_position_is_there_and_no_longer_here() {
 }
 
 #[test]
+fn a_prompt_given_by_chained_hashes_is_found_where_another_end_was_twice_cut_off() {
+    let index = index();
+    let slot = index.add_stream(1);
+    store(&index, slot, None, &[1, 2, 3]);
+    // Twice the same end, with a branch below it whose chained hash is needed, and twice it goes.
+    for _ in 0..2 {
+        store(&index, slot, Some(3), &[4, 5]);
+        store(&index, slot, Some(4), &[6]);
+        index.remove(slot, Tier::Device, &[6, 5, 4]);
+    }
+    store(&index, slot, Some(3), &[44, 55]);
+    store(&index, slot, Some(44), &[66]);
+    let mut prefix = None;
+    let prefixes: Vec<u64> = [1, 2, 3, 44, 66]
+        .iter()
+        .map(|content| {
+            let chained = kvplane_core::chain_hash(prefix, *content);
+            prefix = Some(chained);
+            chained
+        })
+        .collect();
+    let mut buffer = Buffer::default();
+    let mut reader = index.reader();
+    assert_eq!(reader.query_chained(&prefixes, &mut buffer).matches()[0].depths, [5; 4]);
+}
+
+#[test]
 fn engines_with_different_hashes_for_the_same_tokens_share_a_prompt() {
     let index = index();
     let contents = [100, 200, 300];

@@ -92,6 +92,33 @@ fn an_end_is_evicted_and_another_takes_its_place() {
     });
 }
 
+/// A long end goes, and the rest moves to a smaller room. What comes then has the same spots as what a reader may just have compared.
+#[test]
+fn whoever_compared_an_end_that_went_does_not_go_on_behind_another() {
+    const BEFORE: u64 = 200;
+    const MATCHED: u64 = 100;
+    explore(2, || {
+        let index = index();
+        let slot = index.add_stream(1);
+        let old: Vec<u64> = (0..BEFORE).collect();
+        let new: Vec<u64> = (1_001..1_000 + BEFORE).collect();
+        store(&index, slot, None, &old);
+        let mut reader = index.reader();
+        let asking = thread::spawn(move || {
+            let mut prompt: Vec<u64> = (0..MATCHED).collect();
+            prompt.push(9_999);
+            let depth = ask(&mut reader, &prompt, 1)[0];
+            assert!([MATCHED as u32, 1].contains(&depth), "{depth}");
+        });
+        let gone: Vec<u64> = old[1..].iter().rev().copied().collect();
+        remove(&index, slot, &gone);
+        store(&index, slot, Some(0), &new);
+        // A branch where the reader's prompt left the old contents.
+        store(&index, slot, Some(1_000 + MATCHED - 1), &[9_999]);
+        asking.join().unwrap();
+    });
+}
+
 #[test]
 fn a_hole_is_made_and_filled() {
     explore(3, || {
@@ -193,6 +220,23 @@ fn the_table_of_edges_grows() {
         }
         let reader = asks(&index, &[14], 1, &[1]);
         store(&index, slot, None, &[15]);
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn a_stream_is_cleared_and_reclaimed_and_comes_back() {
+    explore(3, || {
+        let index = index();
+        let slot = index.add_stream(1);
+        // Two extents: reclaiming takes more than one step, and no step may be seen.
+        store(&index, slot, None, &[1, 2]);
+        store(&index, slot, Some(1), &[9]);
+        remove(&index, slot, &[2]);
+        let reader = asks(&index, &[1, 9], 1, &[2, 0]);
+        index.clear(slot);
+        index.reclaim(10);
+        store(&index, slot, None, &[5]);
         reader.join().unwrap();
     });
 }

@@ -7,7 +7,7 @@ use crate::extent::{HOLDERS, Holder};
 
 impl Trie {
     fn islands_of(&self, id: u32, lane: u32) -> &[(u32, u32)] {
-        if self.extent(id).notes.islands.get() == 0 {
+        if !self.extent(id).notes.islands.get() {
             return &[];
         }
         self.cold(id).islands.as_ref().map_or(&[], |islands| islands.of(lane))
@@ -20,7 +20,7 @@ impl Trie {
         if islands.is_empty() {
             *slot = None;
         }
-        let any = u32::from(slot.is_some());
+        let any = slot.is_some();
         self.extent(id).notes.islands.set(any);
     }
 
@@ -68,7 +68,7 @@ impl Trie {
         {
             held = held.max(crowd.upto);
         }
-        if extent.notes.islands.get() > 0
+        if extent.notes.islands.get()
             && let Some(islands) = &self.cold(id).islands
         {
             held = held.max(islands.end());
@@ -119,7 +119,7 @@ impl Trie {
                 self.change_islands(id, |islands| islands.add(lane, to, cutoff));
             }
         }
-        if to > cutoff && self.extent(id).notes.islands.get() > 0 {
+        if to > cutoff && self.extent(id).notes.islands.get() {
             self.change_islands(id, |islands| islands.remove(lane, from, to));
         }
         self.settle(id);
@@ -130,7 +130,7 @@ impl Trie {
         if self.extent(id).cutoff(lane) > 0 {
             self.set_cutoff(lane, id, 0);
         }
-        if self.extent(id).notes.islands.get() > 0 {
+        if self.extent(id).notes.islands.get() {
             self.change_islands(id, |islands| islands.remove(lane, 0, u32::MAX));
         }
         self.settle(id);

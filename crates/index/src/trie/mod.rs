@@ -77,8 +77,8 @@ struct Cold {
     pages: Pages,
     /// Extents that hang below its blocks: (offset, extent).
     children: BTreeSet<(u32, u32)>,
-    /// A block whose chained hash was needed before, that hash, and the last cut before that.
-    chained: (u32, u64, u64),
+    /// A block whose chained hash was needed before, and that hash. Holds as long as spots mean what they meant.
+    chained: (u32, u64),
     /// What lanes hold behind a hole.
     islands: Option<Box<Islands>>,
 }
@@ -114,6 +114,9 @@ pub(crate) struct Trie {
 
 // SAFETY: the trie owns its extents and crowds; its pointers are tied to no thread, and one thread at a time has it.
 unsafe impl Send for Trie {}
+
+/// No chained hash is known: behind every block.
+const UNCHAINED: (u32, u64) = (u32::MAX, 0);
 
 /// How much garbage is worth a look at the readers' seats.
 const GARBAGE: usize = 64;
@@ -284,8 +287,7 @@ impl Trie {
         let mut pages = pages.unwrap_or_default();
         self.pages.extend(id, &mut pages, len);
         let skipped = pages.skipped();
-        let cold =
-            Cold { room, above, pages, children: BTreeSet::new(), chained: (u32::MAX, 0, 0), islands: None };
+        let cold = Cold { room, above, pages, children: BTreeSet::new(), chained: UNCHAINED, islands: None };
         self.pointers[id as usize] = room.start.cast();
         self.cold[id as usize] = Some(cold);
         let notes = &self.extent(id).notes;
@@ -305,16 +307,15 @@ impl Trie {
 
     /// The chained hash of the prefix that ends with a block.
     fn chained(&mut self, block: Block) -> u64 {
-        let (mut from, mut prefix, known_at) = self.cold(block.extent).chained;
+        let (mut from, mut prefix) = self.cold(block.extent).chained;
         let extent = self.extent(block.extent);
-        let cut = extent.cut.get();
-        if from > block.offset || known_at != cut {
+        if from > block.offset {
             (from, prefix) = (0, extent.prefix);
         }
         for content in &extent.contents()[from as usize + 1..=block.offset as usize] {
             prefix = chain_hash(Some(prefix), *content);
         }
-        self.cold_mut(block.extent).chained = (block.offset, prefix, cut);
+        self.cold_mut(block.extent).chained = (block.offset, prefix);
         prefix
     }
 
@@ -342,14 +343,19 @@ impl Trie {
         let mut count = (contents.len() as u32).min(extent.notes.limit.get() - len);
         let mut same = 0;
         if len < high {
-            // Readers have seen these slots. The same contents may be shown again; others only when nobody looks any more.
+            // Readers have seen these spots. They may mean the same blocks again; others only when nobody looks any more. That holds
+            // in a new room too: a reader in the old one goes on by spots.
             let seen = (high - len).min(count);
-            same =
-                (0..seen).take_while(|at| extent.leftover(len + at) == contents[*at as usize]).count() as u32;
+            let known = if extent.notes.moved.get() { 0 } else { seen };
+            same = (0..known).take_while(|at| extent.leftover(len + at) == contents[*at as usize]).count()
+                as u32;
             if same < seen {
                 let cut = extent.cut.get();
                 if self.is_out_of_sight(cut) {
-                    self.extent(id).notes.high.set(len + same);
+                    let notes = &self.extent(id).notes;
+                    notes.high.set(len + same);
+                    notes.moved.set(false);
+                    self.cold_mut(id).chained = UNCHAINED;
                 } else {
                     count = same;
                 }
@@ -363,11 +369,14 @@ impl Trie {
             same = 0;
         }
         let extent = self.extent(id);
-        // SAFETY: slots from `high` on were never seen, or are out of sight; those below that are not written again.
+        // SAFETY: slots from `high` on were never seen, or are out of sight; those below are not written again.
         unsafe { extent.write(len + same, &contents[same as usize..count as usize]) };
         extent.set_len(len + count);
         let notes = &extent.notes;
-        notes.high.set(notes.high.get().max(len + count));
+        if len + count >= notes.high.get() {
+            notes.high.set(len + count);
+            notes.moved.set(false);
+        }
         if pages_for(len, notes.skipped.get()) < pages_for(len + count, notes.skipped.get())
             && let Some(cold) = &mut self.cold[id as usize]
         {
@@ -479,7 +488,7 @@ impl Trie {
     }
 
     /// Whether nobody can see any more what was unlinked in an epoch.
-    fn is_out_of_sight(&mut self, tag: u64) -> bool {
+    pub(crate) fn is_out_of_sight(&mut self, tag: u64) -> bool {
         if tag >= self.horizon {
             self.look_around();
         }

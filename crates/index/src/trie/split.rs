@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-use super::{Block, Trie};
+use super::{Block, Trie, UNCHAINED};
 use crate::crowd::Crowd;
 use crate::extent::{Extent, HOLDERS, Holder, Identity};
 
@@ -71,6 +71,9 @@ impl Trie {
         let before = self.cold[above.extent as usize].as_mut();
         let pages = before.map(|cold| self.pages.split(above.extent, &mut cold.pages, above.offset + 1, new));
         self.adopt(new, room, contents.len() as u32, limit, Some(above), pages);
+        if last {
+            self.extent(new).take_spots(self.extent(whole), start);
+        }
         new
     }
 
@@ -88,7 +91,7 @@ impl Trie {
                 } else {
                     let islands = &mut self.cold_mut(part).islands;
                     islands.get_or_insert_default().add(*lane, from, to);
-                    self.extent(part).notes.islands.set(1);
+                    self.extent(part).notes.islands.set(true);
                 }
             }
         }
@@ -138,12 +141,14 @@ impl Trie {
         let first = unsafe { new.as_ref() };
         first.take_notes(self.extent(id));
         first.notes.hangs.set(self.cold(id).children.last().map_or(0, |(offset, _)| offset + 1));
-        first.notes.islands.set(0);
+        first.notes.islands.set(false);
         if !whole {
             first.notes.limit.set(end);
+            first.notes.high.set(end);
+            first.notes.moved.set(false);
         }
         let cold = self.cold_mut(id);
-        cold.chained = (u32::MAX, 0, 0);
+        cold.chained = UNCHAINED;
         cold.islands = None;
         let old_room = std::mem::replace(&mut cold.room, room);
         self.pointers[id as usize] = new;
