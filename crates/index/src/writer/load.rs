@@ -247,7 +247,8 @@ impl Writer {
     fn take_down(&mut self, loading: &mut Loading<'_>) {
         if let Some(Scaffold { lane, places }) = loading.scaffold.take() {
             self.map_bytes += places.bytes();
-            self.past.push_back(Past { map: places, lanes: smallvec![lane], table: 0 });
+            // Its lane was never in an answer: nobody follows it.
+            self.past.push_back(Past { map: places, lanes: smallvec![lane], table: 0, left: 0 });
         }
     }
 

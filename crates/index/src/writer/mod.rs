@@ -97,6 +97,8 @@ struct Past {
     lanes: SmallVec<[u32; 1]>,
     /// The next table of the map.
     table: usize,
+    /// The epoch in which its lanes left the answers. Who sat then may still follow them, and must find all or nothing.
+    left: u64,
 }
 
 /// Everything that changes. One thread at a time has it.
@@ -190,9 +192,14 @@ impl Writer {
             self.shared.alive().clear(view.lane);
         }
         self.map_bytes -= stream.bytes();
+        if stream.views.is_empty() {
+            stream.map.free(&mut self.arena);
+            return;
+        }
         self.map_bytes += stream.map.bytes();
         let lanes = stream.views.iter().map(|view| view.lane).collect();
-        self.past.push_back(Past { map: stream.map, lanes, table: 0 });
+        let left = self.shared.epochs.tag();
+        self.past.push_back(Past { map: stream.map, lanes, table: 0, left });
     }
 
     /// Forgets up to about so many blocks of past generations. Says whether there are more.
@@ -200,6 +207,10 @@ impl Writer {
         let mut done = 0;
         while done <= blocks {
             let Some(mut past) = self.past.pop_front() else { break };
+            if !self.trie.is_out_of_sight(past.left) {
+                self.past.push_front(past);
+                break;
+            }
             if past.table < past.map.tables() {
                 for (_, place, _) in past.map.table(past.table) {
                     done += 1;
