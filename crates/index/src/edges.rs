@@ -6,7 +6,9 @@
 
 use std::ptr::NonNull;
 
+use crate::arena::LINE;
 use crate::extent::{Extent, ROOT};
+use crate::matching::prefetch;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Slots of a bucket; with the count of those that did not fit it fills a line. Under loom there are fewer to try.
@@ -124,9 +126,13 @@ impl Edges {
             for slot in &self.buckets[at].slots {
                 let slot = slot.load(Ordering::Acquire);
                 if slot >> TAG == key & 0xffff && slot != 0 {
+                    let extent = address(slot);
+                    // The contents come at the same time as the header.
+                    prefetch(extent.wrapping_add(1));
+                    prefetch(extent.wrapping_add(1).wrapping_byte_add(LINE));
                     // SAFETY: an extent that the table names is not freed before every reader that sat down earlier
                     // is gone; the writer unlinks before it frees.
-                    let extent = unsafe { &*address(slot) };
+                    let extent = unsafe { &*extent };
                     if is_it(extent) {
                         return Some(extent);
                     }
