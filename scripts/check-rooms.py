@@ -39,6 +39,9 @@ ROOMS_IN_TESTS = {
     "kvplane-client": "*",
 }
 
+# The only room with unsafe code.
+UNSAFE_ROOM = "kvplane-index"
+
 # A library, the rooms that may use it, and why no other may.
 ONLY = {
     "zmq": ({"kvplane-socket"}, "crates/socket is the only user of libzmq"),
@@ -120,7 +123,22 @@ def check_lints(package: dict, root: Path) -> list[str]:
     lints = tomllib.loads(manifest.read_text()).get("lints", {})
     if lints.get("workspace") is True:
         return []
+    if package["name"] == UNSAFE_ROOM:
+        return check_unsafe_lints(lints, relative(manifest, root), root)
     return [f"{relative(manifest, root)} does not take the workspace's lints: add\n\n    [lints]\n    workspace = true\n"]
+
+
+def check_unsafe_lints(lints: dict, manifest: str, root: Path) -> list[str]:
+    """The one room with unsafe code: every other lint of the workspace, and a reason for each unsafe block."""
+    workspace = tomllib.loads((root / "Cargo.toml").read_text())["workspace"]["lints"]
+    errors = []
+    for tool, wanted in workspace.items():
+        for lint, level in wanted.items():
+            if lint != "unsafe_code" and lints.get(tool, {}).get(lint) != level:
+                errors.append(f"{manifest} does not take the workspace's lint {tool}.{lint}")
+    if lints.get("clippy", {}).get("undocumented_unsafe_blocks") != "deny":
+        errors.append(f"{manifest} has unsafe code: deny clippy.undocumented_unsafe_blocks")
+    return errors
 
 
 def check_lengths(package: dict, root: Path) -> tuple[list[str], list[str]]:

@@ -83,6 +83,16 @@ impl Bucket {
         (found != 0).then(|| found.trailing_zeros() as usize / 4)
     }
 
+    /// Puts a block into a free slot, if there is one.
+    #[inline]
+    fn put(&mut self, hash: u64, place: u32, tiers: u8) -> bool {
+        let Some(slot) = self.free() else { return false };
+        self.hashes[slot] = hash;
+        self.places[slot] = place;
+        self.meta |= u32::from(tiers) << (slot * 4);
+        true
+    }
+
     #[inline]
     fn free(&self) -> Option<usize> {
         let free = !self.used() & 0x1_1111;
@@ -135,6 +145,8 @@ impl DerefMut for Buckets {
 struct Table {
     buckets: Buckets,
     seed: u64,
+    /// With so many blocks it is full.
+    limit: usize,
     len: usize,
     /// How many of the directory's bits all its blocks share.
     depth: u32,
@@ -184,7 +196,7 @@ fn mix(hash: u64, seed: u64) -> u64 {
 
 impl Table {
     fn new(buckets: usize, depth: u32, arena: &mut Arena) -> Self {
-        Self { buckets: Buckets::new(buckets, arena), seed: *SEED, len: 0, depth }
+        Self { buckets: Buckets::new(buckets, arena), seed: *SEED, limit: full(buckets), len: 0, depth }
     }
 
     #[inline]
@@ -277,7 +289,7 @@ impl Table {
     }
 
     fn is_full(&self) -> bool {
-        self.len >= full(self.buckets.len())
+        self.len >= self.limit
     }
 
     fn iter(&self) -> impl Iterator<Item = (u64, u32, u8)> + '_ {
@@ -331,8 +343,19 @@ impl Map {
     pub(crate) fn add(&mut self, hash: u64, place: u32, tiers: u8, arena: &mut Arena) -> Before {
         let mixed = mix(hash, self.seed);
         let mut id = self.table_of(mixed);
-        if let Some((at, slot)) = self.tables[id].find(hash, mixed) {
-            let bucket = &mut self.tables[id].buckets[at];
+        let table = &mut self.tables[id];
+        if !table.is_full() {
+            // Most blocks are new, and there is room in the line they belong to.
+            let home = table.home(mixed);
+            let bucket = &mut table.buckets[home];
+            if bucket.farthest() == 0 && bucket.find(hash).is_none() && bucket.put(hash, place, tiers) {
+                table.len += 1;
+                self.len += 1;
+                return Before::Absent;
+            }
+        }
+        if let Some((at, slot)) = table.find(hash, mixed) {
+            let bucket = &mut table.buckets[at];
             let before = bucket.tiers(slot);
             if bucket.places[slot] == place {
                 bucket.set_tiers(slot, before | tiers);
@@ -355,6 +378,18 @@ impl Map {
         let mixed = mix(hash, self.seed);
         let id = self.table_of(mixed);
         let table = &mut self.tables[id];
+        let home = table.home(mixed);
+        // Most blocks lie in the line they belong to, in one tier.
+        let bucket = &mut table.buckets[home];
+        if let Some(slot) = bucket.find(hash)
+            && bucket.tiers(slot) == tiers
+        {
+            bucket.meta &= !(0xf << (slot * 4));
+            let place = bucket.places[slot];
+            table.len -= 1;
+            self.len -= 1;
+            return Some((place, tiers));
+        }
         let (at, slot) = table.find(hash, mixed)?;
         let bucket = &mut table.buckets[at];
         let (place, before) = (bucket.places[slot], bucket.tiers(slot));

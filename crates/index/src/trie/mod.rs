@@ -4,23 +4,25 @@
 
 mod holders;
 mod islands;
+mod limbo;
 mod split;
+mod spread;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use kvplane_core::chain_hash;
-use smallvec::{SmallVec, smallvec};
 
 use crate::arena::{Arena, Room};
-use crate::crowd::Crowd;
 use crate::extent::{Extent, Identity, MAX_BLOCKS, ROOT, SPOTS};
 use crate::matching::common;
 use crate::pages::{Directory, PAGE, Pages, pages_for};
-use crate::shared::{Old, Shared};
+use crate::shared::Shared;
 
 use islands::Islands;
+use limbo::Garbage;
+pub(crate) use spread::Spread;
 
 /// A block of the trie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,37 +39,6 @@ pub(crate) struct Run {
     pub(crate) to: u32,
 }
 
-/// A run that is worked on several times, while each time may split its extent. As long as the work is not finished, its blocks are held by somebody,
-/// so that their places stay valid.
-#[derive(Debug)]
-pub(crate) struct Spread {
-    run: Run,
-    places: Vec<u32>,
-}
-
-impl Spread {
-    /// A run that will be worked on so many times.
-    pub(crate) fn new(trie: &Trie, run: Run, times: usize) -> Self {
-        let places = if times > 1 { trie.places(run).collect() } else { Vec::new() };
-        Self { run, places }
-    }
-
-    /// The run as it lies now.
-    pub(crate) fn now(&self, trie: &Trie) -> SmallVec<[Run; 1]> {
-        if self.places.is_empty() || self.run.to <= trie.extent(self.run.extent).len() {
-            return smallvec![self.run];
-        }
-        let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
-        for Block { extent, offset } in self.places.iter().filter_map(|place| trie.locate(*place)) {
-            match runs.last_mut() {
-                Some(last) if last.extent == extent && last.to == offset => last.to += 1,
-                _ => runs.push(Run { extent, from: offset, to: offset + 1 }),
-            }
-        }
-        runs
-    }
-}
-
 /// What only the writer knows of an extent.
 #[derive(Debug)]
 struct Cold {
@@ -81,15 +52,6 @@ struct Cold {
     chained: (u32, u64),
     /// What lanes hold behind a hole.
     islands: Option<Box<Islands>>,
-}
-
-/// Something that readers may still look at.
-#[derive(Debug)]
-enum Garbage {
-    Room(Room),
-    Crowd(NonNull<Crowd>),
-    Table(Old),
-    Lane(u32),
 }
 
 /// The writer's side of the trie.
@@ -117,9 +79,6 @@ unsafe impl Send for Trie {}
 
 /// No chained hash is known: behind every block.
 const UNCHAINED: (u32, u64) = (u32::MAX, 0);
-
-/// How much garbage is worth a look at the readers' seats.
-const GARBAGE: usize = 64;
 
 impl Trie {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
@@ -461,79 +420,6 @@ impl Trie {
         Some(above.extent)
     }
 
-    fn discard_crowd(&mut self, crowd: *mut Crowd) {
-        if let Some(crowd) = NonNull::new(crowd) {
-            // SAFETY: it came from a box and is not freed yet.
-            self.crowd_bytes -= unsafe { crowd.as_ref() }.bytes();
-            self.discard(Garbage::Crowd(crowd));
-        }
-    }
-
-    fn new_crowd(&mut self, crowd: Crowd) -> *mut Crowd {
-        self.crowd_bytes += crowd.bytes();
-        Box::into_raw(Box::new(crowd))
-    }
-
-    pub(crate) fn discard_table(&mut self, table: Old) {
-        self.discard(Garbage::Table(table));
-    }
-
-    /// A lane that no extent names any more: it may be given out again when no answer can hold it.
-    pub(crate) fn discard_lane(&mut self, lane: u32) {
-        self.discard(Garbage::Lane(lane));
-    }
-
-    fn discard(&mut self, garbage: Garbage) {
-        self.limbo.push_back((self.shared.epochs.tag(), garbage));
-    }
-
-    /// Whether nobody can see any more what was unlinked in an epoch.
-    pub(crate) fn is_out_of_sight(&mut self, tag: u64) -> bool {
-        if tag >= self.horizon {
-            self.look_around();
-        }
-        tag < self.horizon
-    }
-
-    fn look_around(&mut self) {
-        self.shared.epochs.advance();
-        self.horizon = self.shared.epochs.horizon();
-    }
-
-    /// Frees what no reader can see, when there is enough of it.
-    pub(crate) fn collect(&mut self) {
-        if self.limbo.len() >= GARBAGE {
-            self.collect_now();
-        }
-    }
-
-    /// Frees what no reader can see.
-    pub(crate) fn collect_now(&mut self) {
-        self.look_around();
-        while let Some((tag, _)) = self.limbo.front() {
-            if *tag >= self.horizon {
-                break;
-            }
-            let Some((_, garbage)) = self.limbo.pop_front() else { break };
-            // SAFETY: it was unlinked before the oldest reader sat down.
-            unsafe { self.free_garbage(garbage) };
-        }
-    }
-
-    /// # Safety
-    /// No reader can see it.
-    unsafe fn free_garbage(&mut self, garbage: Garbage) {
-        // SAFETY: by the caller; each was taken out of use when it was discarded, once.
-        unsafe {
-            match garbage {
-                Garbage::Room(room) => self.arena.give_back(room),
-                Garbage::Crowd(crowd) => drop(Box::from_raw(crowd.as_ptr())),
-                Garbage::Table(table) => table.free(),
-                Garbage::Lane(lane) => self.free_lanes.push(lane),
-            }
-        }
-    }
-
     /// Bytes in use, without the streams' maps.
     pub(crate) fn bytes(&self) -> usize {
         self.arena.bytes()
@@ -543,20 +429,5 @@ impl Trie {
             + self.pages.bytes()
             + self.cold.capacity() * (size_of::<Option<Cold>>() + size_of::<NonNull<Extent>>())
             + self.crowd_bytes
-    }
-}
-
-impl Drop for Trie {
-    fn drop(&mut self) {
-        for id in 1..self.cold.len() as u32 {
-            if self.cold[id as usize].is_some() {
-                let crowd = self.extent(id).crowd_pointer();
-                self.discard_crowd(crowd);
-            }
-        }
-        while let Some((_, garbage)) = self.limbo.pop_front() {
-            // SAFETY: the trie goes with its index, and readers keep the index alive: there is none.
-            unsafe { self.free_garbage(garbage) };
-        }
     }
 }

@@ -22,8 +22,10 @@ impl Writer {
         self.map_bytes -= stream.bytes();
         let mut unknown = 0;
         let mut pending: Option<Pending> = None;
-        for hash in hashes.iter().take(AHEAD) {
-            stream.map.prefetch(*hash);
+        if hashes.len() > 1 {
+            for hash in hashes.iter().take(AHEAD) {
+                stream.map.prefetch(*hash);
+            }
         }
         for (at, &hash) in hashes.iter().enumerate() {
             if let Some(ahead) = hashes.get(at + AHEAD) {
