@@ -50,6 +50,14 @@ impl Buffer {
         }
     }
 
+    /// The lanes of a word hold so much; one word is all there is.
+    pub(crate) fn push_word(&mut self, depth: u32, word: u64) {
+        if depth > 0 && word != 0 {
+            self.strata.push((depth, self.words.len()));
+            self.words.push(word);
+        }
+    }
+
     /// The lanes that are alive hold so much.
     pub(crate) fn push_stratum(&mut self, depth: u32) {
         let start = self.words.len();

@@ -22,6 +22,8 @@ pub struct Reader {
 /// Lanes that hold everything so far.
 #[derive(Clone, Copy)]
 enum Alive {
+    /// Those of one word, when one word has room for every lane.
+    Word(u64),
     /// Nothing was looked at yet.
     All,
     /// These few.
@@ -79,7 +81,7 @@ impl Reader {
         shared.epochs.enter(&self.seat);
         buffer.reset(shared.alive().words());
         let table = shared.prefixes();
-        let mut alive = Alive::All;
+        let mut alive = self.everybody(buffer);
         let mut base = 0;
         let mut spot = ROOT;
         while let Some(first) = prefixes.get(base) {
@@ -99,7 +101,7 @@ impl Reader {
             alive = self.descend(extent, base as u32, matched as u32, alive, buffer);
             base += matched;
             spot = extent.origin + matched as u64 - 1;
-            if matches!(alive, Alive::Few(_, 0)) {
+            if matches!(alive, Alive::Word(0) | Alive::Few(_, 0)) {
                 break;
             }
         }
@@ -111,7 +113,7 @@ impl Reader {
         shared.epochs.enter(&self.seat);
         buffer.reset(shared.alive().words());
         let edges = shared.edges();
-        let mut alive = Alive::All;
+        let mut alive = self.everybody(buffer);
         let mut base = 0;
         let mut spot = ROOT;
         while hashes.known().len() > base || hashes.more() {
@@ -125,17 +127,23 @@ impl Reader {
             alive = self.descend(extent, base as u32, matched as u32, alive, buffer);
             base += matched;
             spot = extent.origin + matched as u64 - 1;
-            if matches!(alive, Alive::Few(_, 0)) {
+            if matches!(alive, Alive::Word(0) | Alive::Few(_, 0)) {
                 break;
             }
         }
         self.finish(alive, base as u32, buffer)
     }
 
+    /// Before anything was looked at.
+    fn everybody(&self, buffer: &Buffer) -> Alive {
+        if buffer.width == 1 { Alive::Word(self.index.shared.alive().word(0)) } else { Alive::All }
+    }
+
     /// Who is left holds everything that was found.
     fn finish<'a>(&'a self, alive: Alive, depth: u32, buffer: &'a mut Buffer) -> Answer<'a> {
         match alive {
             Alive::All => {}
+            Alive::Word(word) => buffer.push_word(depth, word),
             Alive::Few(lanes, count) => {
                 for lane in &lanes[..count] {
                     buffer.push_single(*lane, depth);
@@ -150,6 +158,7 @@ impl Reader {
     /// much and no more.
     fn descend(&self, extent: &Extent, base: u32, matched: u32, alive: Alive, buffer: &mut Buffer) -> Alive {
         let before = match alive {
+            Alive::Word(word) => return Alive::Word(descend_word(extent, base, matched, word, buffer)),
             Alive::Few(lanes, count) => {
                 let mut few = Few::default();
                 for lane in &lanes[..count] {
@@ -224,6 +233,36 @@ impl Reader {
     pub(crate) fn stand_up(&self) {
         self.seat.exit();
     }
+}
+
+/// [`Reader::descend`] for lanes that have room in one word.
+#[inline]
+fn descend_word(extent: &Extent, base: u32, matched: u32, alive: u64, buffer: &mut Buffer) -> u64 {
+    let mut stay = 0;
+    let mut rest = alive;
+    for Holder { lane, cutoff } in extent.holders() {
+        let bit = if lane < 64 { 1 << lane } else { 0 };
+        // A lane that is on its way from one entry to another counts once.
+        if rest & bit != 0 {
+            if cutoff >= matched {
+                stay |= bit;
+            } else {
+                buffer.push_single(lane, base + cutoff);
+            }
+        }
+        rest &= !bit;
+    }
+    if rest == 0 {
+        return stay;
+    }
+    let (upto, crowd) = extent.crowd().map_or((0, 0), |crowd| (crowd.upto, crowd.lanes.word(0)));
+    buffer.push_word(base, rest & !crowd);
+    let crowd = rest & crowd;
+    if upto >= matched {
+        return stay | crowd;
+    }
+    buffer.push_word(base + upto, crowd);
+    stay
 }
 
 impl Drop for Reader {
