@@ -19,10 +19,14 @@ pub(crate) use visit::{Cursor, Passed, Visit};
 const SLOTS: usize = 5;
 /// The most buckets of a table.
 const LARGEST: usize = LARGEST_ROOM / size_of::<Bucket>();
-/// Where in `meta` the number of blocks begins that belong to a bucket and lie in a later one: eight bits.
+/// Where in `meta` the number of blocks begins that belong to a bucket and lie in a later one: four bits.
 const ELSEWHERE: u32 = 20;
 /// Where in `meta` begins how many buckets away they may be: four bits.
-const FARTHEST: u32 = 28;
+const FARTHEST: u32 = 24;
+/// Where in `meta` a filter of them begins: four bits. A block whose bit is not set lies at home or nowhere.
+const FILTER: u32 = 28;
+/// The most blocks of a bucket that may lie elsewhere.
+const MANY: u32 = 15;
 /// The most buckets that a block may be away from its own.
 const REACH: u32 = 15;
 
@@ -33,6 +37,12 @@ struct Bucket {
     hashes: [u64; SLOTS],
     places: [u32; SLOTS],
     meta: u32,
+}
+
+/// The bit of a block in its bucket's filter.
+#[inline]
+fn filter_bit(mixed: u64) -> u32 {
+    1 << (FILTER + ((mixed >> 32) & 3) as u32)
 }
 
 const EMPTY: Bucket = Bucket { hashes: [0; SLOTS], places: [0; SLOTS], meta: 0 };
@@ -53,17 +63,40 @@ impl Bucket {
     }
 
     fn elsewhere(&self) -> u32 {
-        self.meta >> ELSEWHERE & 0xff
+        self.meta >> ELSEWHERE & MANY
     }
 
     /// How many buckets away a block may be that belongs here.
     #[inline]
     fn farthest(&self) -> u32 {
-        self.meta >> FARTHEST
+        self.meta >> FARTHEST & REACH
     }
 
-    fn set_elsewhere(&mut self, count: u32, farthest: u32) {
-        self.meta = self.meta & 0xf_ffff | count << ELSEWHERE | farthest << FARTHEST;
+    /// Whether a block that belongs here may lie elsewhere.
+    #[inline]
+    fn may_be_elsewhere(&self, mixed: u64) -> bool {
+        self.meta & filter_bit(mixed) != 0
+    }
+
+    /// Another block that belongs here lies so many buckets away. Fails when there are too many.
+    fn add_elsewhere(&mut self, mixed: u64, distance: u32) -> bool {
+        let count = self.elsewhere();
+        if count == MANY {
+            return false;
+        }
+        let farthest = self.farthest().max(distance);
+        let rest = self.meta & !(MANY << ELSEWHERE) & !(REACH << FARTHEST);
+        self.meta = rest | (count + 1) << ELSEWHERE | farthest << FARTHEST | filter_bit(mixed);
+        true
+    }
+
+    /// One fewer. Where they may be is known again when there is none.
+    fn remove_elsewhere(&mut self) {
+        if self.elsewhere() == 1 {
+            self.meta &= (1 << ELSEWHERE) - 1;
+        } else {
+            self.meta -= 1 << ELSEWHERE;
+        }
     }
 
     /// One bit for each slot that is in use: bits 0, 4, 8, 12 and 16.
@@ -215,6 +248,9 @@ impl Table {
         if let Some(slot) = bucket.find(hash) {
             return Some((home, slot));
         }
+        if !bucket.may_be_elsewhere(mixed) {
+            return None;
+        }
         let mut at = home;
         for _ in 0..bucket.farthest() {
             at = self.after(at);
@@ -241,12 +277,8 @@ impl Table {
                 return false;
             }
         };
-        if distance > 0 {
-            let bucket = &mut self.buckets[home];
-            if bucket.elsewhere() == 0xff {
-                return false;
-            }
-            bucket.set_elsewhere(bucket.elsewhere() + 1, bucket.farthest().max(distance));
+        if distance > 0 && !self.buckets[home].add_elsewhere(mixed, distance) {
+            return false;
         }
         let bucket = &mut self.buckets[at];
         bucket.hashes[slot] = hash;
@@ -261,10 +293,7 @@ impl Table {
         let home = self.home(mix(self.buckets[at].hashes[slot], self.seed));
         self.buckets[at].set_tiers(slot, 0);
         if home != at {
-            let bucket = &mut self.buckets[home];
-            let left = bucket.elsewhere() - 1;
-            // How far they are is known again when there are none.
-            bucket.set_elsewhere(left, if left == 0 { 0 } else { bucket.farthest() });
+            self.buckets[home].remove_elsewhere();
         }
         self.len -= 1;
     }
@@ -348,7 +377,10 @@ impl Map {
             // Most blocks are new, and there is room in the line they belong to.
             let home = table.home(mixed);
             let bucket = &mut table.buckets[home];
-            if bucket.farthest() == 0 && bucket.find(hash).is_none() && bucket.put(hash, place, tiers) {
+            if !bucket.may_be_elsewhere(mixed)
+                && bucket.find(hash).is_none()
+                && bucket.put(hash, place, tiers)
+            {
                 table.len += 1;
                 self.len += 1;
                 return Before::Absent;

@@ -70,6 +70,8 @@ pub(crate) struct Trie {
     /// What has a lower tag is known to be out of sight.
     horizon: u64,
     crowd_bytes: usize,
+    /// How often an extent was split: blocks have another extent and offset since.
+    pub(crate) splits: u32,
     /// Lanes that nobody uses and no reader can have in an answer.
     pub(crate) free_lanes: Vec<u32>,
 }
@@ -94,6 +96,7 @@ impl Trie {
             limbo: VecDeque::new(),
             horizon: 0,
             crowd_bytes: 0,
+            splits: 0,
             free_lanes: Vec::new(),
         }
     }

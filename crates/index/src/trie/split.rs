@@ -16,6 +16,7 @@ const PARTIAL: usize = HOLDERS / 2;
 impl Trie {
     /// Splits an extent. Says its parts and where each begins; the first keeps the number.
     pub(super) fn split(&mut self, id: u32) -> Vec<(u32, u32)> {
+        self.splits = self.splits.wrapping_add(1);
         let held: Vec<(u32, Vec<(u32, u32)>)> =
             self.lanes_of(id).into_iter().map(|lane| (lane, self.stretches(lane, id))).collect();
         let cuts = self.choose_cuts(id, &held);

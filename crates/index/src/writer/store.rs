@@ -97,7 +97,12 @@ impl Writer {
     /// Where a block of a stream lies, and its place.
     fn find_place(&self, slot: u32, hash: u64) -> Option<(Node, u32)> {
         let stream = self.streams[slot as usize].as_ref()?;
-        let place = stream.tails.get(hash).or_else(|| stream.map.get(hash).map(|(place, _)| place))?;
+        let place = match stream.tails.get(hash) {
+            // Blocks stay where they are, unless an extent was split.
+            Some(tail) if tail.splits == self.trie.splits => return Some((tail.block, tail.place)),
+            Some(tail) => tail.place,
+            None => stream.map.get(hash)?.0,
+        };
         Some((self.trie.locate(place)?, place))
     }
 
@@ -126,6 +131,7 @@ impl Writer {
         contents.extend(blocks.iter().map(|block| block.content));
         let mut above = above;
         let mut done = 0;
+        let splits = self.trie.splits;
         while done < blocks.len() {
             let lane = self.streams[slot as usize].as_ref().map_or(0, |stream| stream.views[0].lane);
             let node = above.map(|(node, _)| node);
@@ -144,7 +150,9 @@ impl Writer {
                 // Covering may have split the extent.
                 above = self.trie.locate(last).map(|node| (node, last));
             } else if let (Some(stream), Some(block)) = (&mut self.streams[slot as usize], blocks.last()) {
-                stream.tails.set(block.hash, last);
+                // Before it was covered, which may have split the extent: then it is looked for by its place.
+                let at = Node { extent: run.extent, offset: run.to - 1 };
+                stream.tails.set(block.hash, last, at, splits);
             }
         }
         self.scratch.contents = contents;

@@ -1,18 +1,30 @@
 //! The blocks that a stream stored last: the likely parents of the next ones. Finding one here spares a look at the map.
 
+use crate::trie::Block;
+
 /// How many are kept: about as many as an engine has prompts that grow at the same time.
 const TAILS: usize = 64;
 
+/// A block, where it lies, and after how many splits of the trie that was so.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tail {
+    hash: u64,
+    pub(super) place: u32,
+    pub(super) block: Block,
+    pub(super) splits: u32,
+}
+
 /// Blocks by hash, each in the one slot that its hash names.
 #[derive(Debug)]
-pub(super) struct Tails(Box<[(u64, u32); TAILS]>);
+pub(super) struct Tails(Box<[Tail; TAILS]>);
 
 /// No place.
 const NONE: u32 = u32::MAX;
 
 impl Default for Tails {
     fn default() -> Self {
-        Self(Box::new([(0, NONE); TAILS]))
+        let none = Tail { hash: 0, place: NONE, block: Block { extent: 0, offset: 0 }, splits: 0 };
+        Self(Box::new([none; TAILS]))
     }
 }
 
@@ -23,22 +35,22 @@ fn slot(hash: u64) -> usize {
 
 impl Tails {
     #[inline]
-    pub(super) fn get(&self, hash: u64) -> Option<u32> {
-        let (known, place) = self.0[slot(hash)];
-        (known == hash && place != NONE).then_some(place)
+    pub(super) fn get(&self, hash: u64) -> Option<&Tail> {
+        let tail = &self.0[slot(hash)];
+        (tail.hash == hash && tail.place != NONE).then_some(tail)
     }
 
     #[inline]
-    pub(super) fn set(&mut self, hash: u64, place: u32) {
-        self.0[slot(hash)] = (hash, place);
+    pub(super) fn set(&mut self, hash: u64, place: u32, block: Block, splits: u32) {
+        self.0[slot(hash)] = Tail { hash, place, block, splits };
     }
 
     /// The block lies there no more.
     #[inline]
     pub(super) fn forget(&mut self, hash: u64) {
-        let entry = &mut self.0[slot(hash)];
-        if entry.0 == hash {
-            entry.1 = NONE;
+        let tail = &mut self.0[slot(hash)];
+        if tail.hash == hash {
+            tail.place = NONE;
         }
     }
 }

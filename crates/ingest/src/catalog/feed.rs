@@ -64,6 +64,9 @@ impl StreamFeed {
             for transition in &entry.transitions {
                 self.apply(transition);
             }
+            for Seat { keyspace, slot } in self.seats.iter().filter(|_| !entry.transitions.is_empty()) {
+                keyspace.index.mark(*slot, entry.sequence);
+            }
         }
         self.journal = view;
         if !settled || self.lacking != lacked {
