@@ -1,12 +1,14 @@
 //! Reads a JSON object field by field.
 //!
-//! A question is one long list of numbers and a few short fields. The list is read here, digit by digit, straight into the
-//! caller's vector; every other value is left to serde. Neither ever reads a value twice.
+//! A question is one long list of numbers and a few short fields. The list is read here, straight into the caller's vector;
+//! every other value is left to serde. Neither ever reads a value twice.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+
+use super::short_numbers;
 
 /// What is wrong with a body, or with a value in it.
 #[derive(Debug, PartialEq, Eq)]
@@ -93,8 +95,8 @@ impl<'b> Fields<'b> {
         self.value::<IgnoredAny>().map(|_| ())
     }
 
-    /// A list of at most `max` whole numbers, each handed to `take`, which may refuse it; `false` for null. Numbers may be
-    /// written as text: readers that know only floats cannot write 64 bits otherwise.
+    /// A list of at most `max` whole numbers, each handed to `take`, which may refuse it, and may then be asked once more;
+    /// `false` for null. Numbers may be written as text: readers that know only floats cannot write 64 bits otherwise.
     pub(super) fn numbers(
         &mut self,
         max: usize,
@@ -109,13 +111,18 @@ impl<'b> Fields<'b> {
             self.at += 1;
             return Ok(true);
         }
-        let mut count = 0;
+        // What can be read fast, then the rest with care.
+        let (mut count, read) = short_numbers::read(&self.bytes[self.at..], max, |magnitude| {
+            take(Whole { negative: false, magnitude })
+        });
+        self.at += read;
         loop {
             if count == max {
                 return Err(ListError::TooLong);
             }
-            let number = self.whole().filter(|&number| take(number)).ok_or(ListError::Element(count))?;
-            let _ = number;
+            if !self.whole().is_some_and(&mut take) {
+                return Err(ListError::Element(count));
+            }
             count += 1;
             match self.peek() {
                 Some(b',') => self.at += 1,
@@ -202,6 +209,15 @@ mod tests {
         {
             assert!(matches!(numbers(wrong, 9), Err(ListError::Element(_))), "{wrong}");
         }
+        // Long enough to be read fast at first.
+        let many = "7, 1234567,".repeat(40);
+        let read = [7, 1_234_567].repeat(40);
+        assert_eq!(numbers(&format!("[{many}-3,8]"), 99), Ok([&read[..], &[-3, 8]].concat()));
+        assert_eq!(numbers(&format!("[{many}8]"), 81), Ok([&read[..], &[8]].concat()));
+        assert_eq!(numbers(&format!("[{many}8]"), 80), Err(ListError::TooLong));
+        assert_eq!(numbers(&format!("[{many}8]"), 3), Err(ListError::TooLong));
+        assert_eq!(numbers(&format!("[{many}]"), 99), Err(ListError::Element(80)));
+        assert_eq!(numbers(&format!("[{many}x,{many}1]"), 999), Err(ListError::Element(80)));
         for wrong in ["1", "{}", "nul", "\"1\""] {
             assert_eq!(numbers(wrong, 9), Err(ListError::NotAList), "{wrong}");
         }

@@ -8,6 +8,7 @@ mod metrics;
 mod peer_query;
 mod query;
 mod recover;
+mod short_numbers;
 mod status;
 
 use std::sync::Arc;
