@@ -58,7 +58,8 @@ struct Cold {
 #[derive(Debug)]
 pub(crate) struct Trie {
     pub(crate) shared: Arc<Shared>,
-    arena: Arena,
+    /// Where extents and the streams' tables live.
+    pub(crate) arena: Arena,
     /// Where each extent is, apart from the rest: it is needed most.
     pointers: Vec<NonNull<Extent>>,
     cold: Vec<Option<Cold>>,
@@ -423,7 +424,7 @@ impl Trie {
         Some(above.extent)
     }
 
-    /// Bytes in use, without the streams' maps.
+    /// Bytes in use, the arena's included.
     pub(crate) fn bytes(&self) -> usize {
         self.arena.bytes()
             + self.shared.edges().bytes()

@@ -221,7 +221,7 @@ impl Writer {
         let mut scaffold = loading
             .scaffold
             .take()
-            .unwrap_or_else(|| Scaffold { lane: self.new_lane(), places: Map::new(&mut self.arena) });
+            .unwrap_or_else(|| Scaffold { lane: self.new_lane(), places: Map::new(&mut self.trie.arena) });
         let mut places = Vec::with_capacity(contents.len());
         let mut above = above;
         while places.len() < contents.len() {
@@ -233,7 +233,7 @@ impl Writer {
             above = places.last().and_then(|place| self.trie.locate(*place));
         }
         for place in &places {
-            scaffold.places.add(u64::from(*place), *place, 1, &mut self.arena);
+            scaffold.places.add(u64::from(*place), *place, 1, &mut self.trie.arena);
         }
         loading.scaffold = Some(scaffold);
         let here = first..first + places.len() as u32;

@@ -105,15 +105,13 @@ struct Past {
 #[derive(Debug)]
 pub(crate) struct Writer {
     trie: Trie,
-    /// Where the streams' maps live.
-    arena: Arena,
     shared: Arc<Shared>,
     streams: Vec<Option<Stream>>,
     free_slots: Vec<u32>,
     past: VecDeque<Past>,
     max_bytes: usize,
     max_waiting: usize,
-    /// Bytes of the streams' maps.
+    /// Bytes of the streams, without their maps' tables: those lie in the trie's arena.
     map_bytes: usize,
     lanes: u32,
     /// The last number that was given to a stream or a cut.
@@ -140,7 +138,6 @@ impl Writer {
     pub(crate) fn new(shared: Arc<Shared>, options: &Options) -> Self {
         Self {
             trie: Trie::new(shared.clone()),
-            arena: Arena::new(),
             shared,
             streams: Vec::new(),
             free_slots: Vec::new(),
@@ -160,7 +157,7 @@ impl Writer {
             self.streams.len() as u32 - 1
         });
         let serial = self.next_serial();
-        let stream = Stream::new(owner, serial, &mut self.arena);
+        let stream = Stream::new(owner, serial, &mut self.trie.arena);
         self.map_bytes += stream.bytes();
         self.streams[slot as usize] = Some(stream);
         Slot(slot)
@@ -174,7 +171,7 @@ impl Writer {
 
     pub(crate) fn clear(&mut self, slot: Slot) {
         let Some(stream) = self.streams.get_mut(slot.0 as usize).and_then(Option::as_mut) else { return };
-        let fresh = Stream::new(stream.owner, stream.serial, &mut self.arena);
+        let fresh = Stream::new(stream.owner, stream.serial, &mut self.trie.arena);
         let fresh = Stream { sequence: stream.sequence, ..fresh };
         self.map_bytes += fresh.bytes();
         let old = std::mem::replace(stream, fresh);
@@ -193,7 +190,7 @@ impl Writer {
         }
         self.map_bytes -= stream.bytes();
         if stream.views.is_empty() {
-            stream.map.free(&mut self.arena);
+            stream.map.free(&mut self.trie.arena);
             return;
         }
         self.map_bytes += stream.map.bytes();
@@ -226,7 +223,7 @@ impl Writer {
                 self.past.push_front(past);
             } else {
                 self.map_bytes -= past.map.bytes();
-                past.map.free(&mut self.arena);
+                past.map.free(&mut self.trie.arena);
                 for lane in past.lanes {
                     self.trie.discard_lane(lane);
                 }

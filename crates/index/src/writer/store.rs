@@ -168,7 +168,7 @@ impl Writer {
                 stream.map.prefetch(ahead.hash);
             }
             let hash = blocks[at].hash;
-            let before = match stream.map.add(hash, place, tiers, &mut self.arena) {
+            let before = match stream.map.add(hash, place, tiers, &mut self.trie.arena) {
                 Before::Absent => 0,
                 Before::Here(before) => {
                     for tier in (0..LEVELS as u8).filter(|tier| before & tiers & 1 << tier != 0) {
