@@ -185,14 +185,14 @@ struct Table {
     depth: u32,
 }
 
-/// As many blocks as so many buckets should have: seven slots of ten.
+/// As many blocks as so many buckets should have: 18 slots of 25.
 const fn full(buckets: usize) -> usize {
-    (buckets * SLOTS * 7).div_ceil(10)
+    (buckets * SLOTS * 18).div_ceil(25)
 }
 
 /// So many buckets are enough for so many blocks, and some more.
 const fn enough(blocks: usize) -> usize {
-    blocks * 10 / (SLOTS * 7) + blocks / 32 + 1
+    blocks * 25 / (SLOTS * 18) + blocks / 40 + 1
 }
 
 /// What a store found.
