@@ -77,59 +77,64 @@ impl Reader {
     /// How much of a prompt every stream holds. The prompt is its blocks' chained hashes, each of the prefix that ends with the
     /// block (`kvplane_core::chain_hash`).
     pub fn query_chained<'a>(&'a mut self, prefixes: &[u64], buffer: &'a mut Buffer) -> Answer<'a> {
-        let shared = &self.index.shared;
-        shared.epochs.enter(&self.seat);
-        buffer.reset(shared.alive().words());
-        let table = shared.prefixes();
-        let mut alive = self.everybody(buffer);
-        let mut base = 0;
-        let mut spot = ROOT;
-        while let Some(first) = prefixes.get(base) {
+        self.sit_down(buffer);
+        let table = self.index.shared.prefixes();
+        self.walk(buffer, |spot, base| {
+            let first = *prefixes.get(base)?;
             // SAFETY: this reader sat down before it got hold of the table.
-            let Some(extent) = (unsafe { table.find_prefix(*first) }) else { break };
-            // The prefix says it all; the parent is the second opinion.
-            if extent.parent != spot {
-                break;
-            }
-            let mut prefix = *first;
+            let extent = unsafe { table.find_prefix(first) }?;
+            let mut prefix = first;
             let rest = extent.contents()[1..].iter().zip(&prefixes[base + 1..]);
             let more = rest.take_while(|(content, wanted)| {
                 prefix = chain_hash(Some(prefix), **content);
                 prefix == **wanted
             });
-            let matched = 1 + more.count();
-            alive = self.descend(extent, base as u32, matched as u32, alive, buffer);
-            base += matched;
-            spot = extent.origin + matched as u64 - 1;
-            if matches!(alive, Alive::Word(0) | Alive::Few(_, 0)) {
-                break;
-            }
-        }
-        self.finish(alive, base as u32, buffer)
+            // The prefix says it all; the parent is the second opinion.
+            (extent.parent == spot).then(|| (extent, 1 + more.count()))
+        })
     }
 
     fn follow<'a>(&'a mut self, hashes: &mut impl Hashes, buffer: &'a mut Buffer) -> Answer<'a> {
-        let shared = &self.index.shared;
-        shared.epochs.enter(&self.seat);
-        buffer.reset(shared.alive().words());
-        let edges = shared.edges();
-        let mut alive = self.everybody(buffer);
-        let mut base = 0;
-        let mut spot = ROOT;
-        while hashes.known().len() > base || hashes.more() {
+        self.sit_down(buffer);
+        let edges = self.index.shared.edges();
+        self.walk(buffer, |spot, base| {
+            if hashes.known().len() <= base && !hashes.more() {
+                return None;
+            }
             // SAFETY: this reader sat down before it got hold of the table.
-            let Some(extent) = (unsafe { edges.find(spot, hashes.known()[base]) }) else { break };
+            let extent = unsafe { edges.find(spot, hashes.known()[base]) }?;
             let contents = extent.contents();
             let mut matched = common(contents, &hashes.known()[base..]);
             while matched < contents.len() && base + matched == hashes.known().len() && hashes.more() {
                 matched += common(&contents[matched..], &hashes.known()[base + matched..]);
             }
+            Some((extent, matched))
+        })
+    }
+
+    /// From here on nothing that this reader can reach is used again, until it stands up.
+    fn sit_down(&self, buffer: &mut Buffer) {
+        let shared = &self.index.shared;
+        shared.epochs.enter(&self.seat);
+        buffer.reset(shared.alive().words());
+    }
+
+    /// Goes down the trie as long as somebody holds everything. `next` says which extent follows a spot, that many blocks down the prompt, and
+    /// how many of its blocks the prompt shares.
+    #[inline]
+    fn walk<'a>(
+        &'a self,
+        buffer: &'a mut Buffer,
+        mut next: impl FnMut(u64, usize) -> Option<(&'a Extent, usize)>,
+    ) -> Answer<'a> {
+        let mut alive = self.everybody(buffer);
+        let mut base = 0;
+        let mut spot = ROOT;
+        while !matches!(alive, Alive::Word(0) | Alive::Few(_, 0)) {
+            let Some((extent, matched)) = next(spot, base) else { break };
             alive = self.descend(extent, base as u32, matched as u32, alive, buffer);
             base += matched;
             spot = extent.origin + matched as u64 - 1;
-            if matches!(alive, Alive::Word(0) | Alive::Few(_, 0)) {
-                break;
-            }
         }
         self.finish(alive, base as u32, buffer)
     }

@@ -39,6 +39,12 @@ pub(crate) struct Run {
     pub(crate) to: u32,
 }
 
+impl From<Block> for Run {
+    fn from(Block { extent, offset }: Block) -> Self {
+        Self { extent, from: offset, to: offset + 1 }
+    }
+}
+
 /// What only the writer knows of an extent.
 #[derive(Debug)]
 struct Cold {

@@ -2,7 +2,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Block, Run, Trie};
+use super::{Run, Trie};
 
 /// A run that is worked on several times, while each time may split its extent. As long as the work is not finished, its blocks are held by somebody,
 /// so that their places stay valid.
@@ -25,10 +25,10 @@ impl Spread {
             return smallvec![self.run];
         }
         let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
-        for Block { extent, offset } in self.places.iter().filter_map(|place| trie.locate(*place)) {
+        for block in self.places.iter().filter_map(|place| trie.locate(*place)) {
             match runs.last_mut() {
-                Some(last) if last.extent == extent && last.to == offset => last.to += 1,
-                _ => runs.push(Run { extent, from: offset, to: offset + 1 }),
+                Some(last) if last.extent == block.extent && last.to == block.offset => last.to += 1,
+                _ => runs.push(block.into()),
             }
         }
         runs

@@ -105,7 +105,7 @@ impl Writer {
         }
         let bytes = self.stream_bytes(slot.0);
         let outcome = self.load_items(loading);
-        self.map_bytes = self.map_bytes + self.stream_bytes(slot.0) - bytes;
+        self.side_bytes = self.side_bytes + self.stream_bytes(slot.0) - bytes;
         self.trie.collect();
         match outcome {
             Ok(false) => return Ok(false),
@@ -246,7 +246,7 @@ impl Writer {
     /// What only held the structure goes, in the background.
     fn take_down(&mut self, loading: &mut Loading<'_>) {
         if let Some(Scaffold { lane, places }) = loading.scaffold.take() {
-            self.map_bytes += places.bytes();
+            self.side_bytes += places.bytes();
             // Its lane was never in an answer: nobody follows it.
             self.past.push_back(Past { map: places, lanes: smallvec![lane], table: 0, left: 0 });
         }

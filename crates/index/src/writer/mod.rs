@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use crate::arena::Arena;
 use crate::map::Map;
 use crate::shared::Shared;
-use crate::trie::{Run, Trie};
+use crate::trie::Trie;
 use crate::{LEVELS, Options, Slot, Stats};
 
 pub(crate) use cut::{Gathering, Progress};
@@ -112,7 +112,7 @@ pub(crate) struct Writer {
     max_bytes: usize,
     max_waiting: usize,
     /// Bytes of the streams, without their maps' tables: those lie in the trie's arena.
-    map_bytes: usize,
+    side_bytes: usize,
     lanes: u32,
     /// The last number that was given to a stream or a cut.
     serial: u64,
@@ -131,6 +131,8 @@ struct Scratch {
     moved: Vec<(u32, u8)>,
 }
 
+/// How many blocks ahead of the one at work the map's lines are asked for.
+const AHEAD: usize = 12;
 /// Blocks of past generations that are reclaimed along with a store.
 const ALONG: usize = 64;
 
@@ -144,7 +146,7 @@ impl Writer {
             past: VecDeque::new(),
             max_bytes: options.max_bytes,
             max_waiting: options.max_waiting,
-            map_bytes: 0,
+            side_bytes: 0,
             lanes: 0,
             serial: 0,
             scratch: Scratch::default(),
@@ -158,7 +160,7 @@ impl Writer {
         });
         let serial = self.next_serial();
         let stream = Stream::new(owner, serial, &mut self.trie.arena);
-        self.map_bytes += stream.bytes();
+        self.side_bytes += stream.bytes();
         self.streams[slot as usize] = Some(stream);
         Slot(slot)
     }
@@ -173,7 +175,7 @@ impl Writer {
         let Some(stream) = self.streams.get_mut(slot.0 as usize).and_then(Option::as_mut) else { return };
         let fresh = Stream::new(stream.owner, stream.serial, &mut self.trie.arena);
         let fresh = Stream { sequence: stream.sequence, ..fresh };
-        self.map_bytes += fresh.bytes();
+        self.side_bytes += fresh.bytes();
         let old = std::mem::replace(stream, fresh);
         self.bury(old);
     }
@@ -188,12 +190,12 @@ impl Writer {
         for view in &stream.views {
             self.shared.alive().clear(view.lane);
         }
-        self.map_bytes -= stream.bytes();
+        self.side_bytes -= stream.bytes();
         if stream.views.is_empty() {
             stream.map.free(&mut self.trie.arena);
             return;
         }
-        self.map_bytes += stream.map.bytes();
+        self.side_bytes += stream.map.bytes();
         let lanes = stream.views.iter().map(|view| view.lane).collect();
         let left = self.shared.epochs.tag();
         self.past.push_back(Past { map: stream.map, lanes, table: 0, left });
@@ -222,7 +224,7 @@ impl Writer {
                 past.table += 1;
                 self.past.push_front(past);
             } else {
-                self.map_bytes -= past.map.bytes();
+                self.side_bytes -= past.map.bytes();
                 past.map.free(&mut self.trie.arena);
                 for lane in past.lanes {
                     self.trie.discard_lane(lane);
@@ -238,7 +240,7 @@ impl Writer {
 
     /// Bytes in use.
     pub(crate) fn bytes(&self) -> usize {
-        self.trie.bytes() + self.map_bytes
+        self.trie.bytes() + self.side_bytes
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -264,10 +266,7 @@ impl Writer {
                 && !still_named(&mut stream.doubles, view.lane, place)
                 && let Some(block) = trie.locate(place)
             {
-                trie.uncover(
-                    view.lane,
-                    Run { extent: block.extent, from: block.offset, to: block.offset + 1 },
-                );
+                trie.uncover(view.lane, block.into());
             }
         }
     }

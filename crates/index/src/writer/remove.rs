@@ -1,10 +1,8 @@
 //! A removal: blocks lost a copy in a tier.
 
-use super::{Stream, Writer, still_named};
+use super::{AHEAD, Stream, Writer, still_named};
 use crate::Slot;
 use crate::trie::{Run, Spread, Trie};
-
-const AHEAD: usize = 12;
 
 /// Blocks of one extent, found one after the other, that the same views of the stream lose.
 struct Pending {
@@ -19,7 +17,7 @@ impl Writer {
         let Some(stream) = self.streams.get_mut(slot.0 as usize).and_then(Option::as_mut) else {
             return hashes.len();
         };
-        self.map_bytes -= stream.bytes();
+        self.side_bytes -= stream.bytes();
         let mut unknown = 0;
         let mut pending: Option<Pending> = None;
         if hashes.len() > 1 {
@@ -59,22 +57,19 @@ impl Writer {
                 pending.run.from = block.offset;
                 continue;
             }
-            let next = Pending {
-                run: Run { extent: block.extent, from: block.offset, to: block.offset + 1 },
-                views,
-            };
+            let next = Pending { run: block.into(), views };
             if let Some(done) = pending.replace(next) {
                 flush(&mut self.trie, stream, &done);
                 // What was just done may have split the next one's extent, or moved it.
                 if let (Some(pending), Some(block)) = (&mut pending, self.trie.locate(place)) {
-                    pending.run = Run { extent: block.extent, from: block.offset, to: block.offset + 1 };
+                    pending.run = block.into();
                 }
             }
         }
         if let Some(done) = pending {
             flush(&mut self.trie, stream, &done);
         }
-        self.map_bytes += stream.bytes();
+        self.side_bytes += stream.bytes();
         self.trie.collect();
         unknown
     }

@@ -1,12 +1,9 @@
 //! A store: consecutive blocks got a copy in a tier.
 
-use super::{ALONG, Writer};
+use super::{AHEAD, ALONG, Writer};
 use crate::map::Before;
 use crate::trie::{Block as Node, Run, Spread};
 use crate::{Block, LEVELS, Refused, Slot};
-
-/// How many blocks ahead of the one at work the map's lines are asked for.
-const AHEAD: usize = 12;
 
 impl Writer {
     pub(crate) fn store(
@@ -29,7 +26,7 @@ impl Writer {
         let bytes = self.stream_bytes(slot.0);
         self.see_tier(slot.0, tier);
         let outcome = self.store_blocks(slot.0, tier, parent, blocks);
-        self.map_bytes = self.map_bytes + self.stream_bytes(slot.0) - bytes;
+        self.side_bytes = self.side_bytes + self.stream_bytes(slot.0) - bytes;
         self.trie.collect();
         outcome
     }
