@@ -69,13 +69,31 @@ impl fmt::Display for StreamId {
 pub enum EngineKind {
     /// vLLM 0.9 and later.
     Vllm,
+    /// `SGLang` 0.4.6 and later.
+    Sglang,
+    /// `TokenSpeed` 0.1.1.
+    Tokenspeed,
+    /// TensorRT-LLM: its HTTP drain, its `ZeroMQ` push mode or its gRPC stream.
+    Trtllm,
+    /// Whatever offers SMG's `SubscribeKvEvents`: an engine or a relay before one.
+    Grpc,
+    /// Another kvplane.
+    Kvplane,
 }
 
 impl EngineKind {
-    /// The gRPC service that engines of this kind offer to gateways.
-    pub fn grpc_service(self) -> &'static str {
+    /// Every kind.
+    pub const ALL: [EngineKind; 6] =
+        [Self::Vllm, Self::Sglang, Self::Tokenspeed, Self::Trtllm, Self::Grpc, Self::Kvplane];
+
+    /// The gRPC service that engines of this kind offer to gateways; `None` where the kind does not say.
+    pub fn grpc_service(self) -> Option<&'static str> {
         match self {
-            Self::Vllm => "vllm.grpc.engine.VllmEngine",
+            Self::Vllm => Some("vllm.grpc.engine.VllmEngine"),
+            Self::Sglang => Some("sglang.grpc.scheduler.SglangScheduler"),
+            Self::Tokenspeed => Some("tokenspeed.grpc.scheduler.TokenSpeedScheduler"),
+            Self::Trtllm => Some("trtllm.TrtllmService"),
+            Self::Grpc | Self::Kvplane => None,
         }
     }
 
@@ -83,6 +101,11 @@ impl EngineKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::Tokenspeed => "tokenspeed",
+            Self::Trtllm => "trtllm",
+            Self::Grpc => "grpc",
+            Self::Kvplane => "kvplane",
         }
     }
 }
@@ -95,17 +118,15 @@ impl fmt::Display for EngineKind {
 
 /// An engine kind that this build does not know.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown engine kind {0:?}; known kinds: vllm")]
+#[error("unknown engine kind {0:?}; known kinds: vllm, sglang, tokenspeed, trtllm, grpc, kvplane")]
 pub struct ParseKindError(String);
 
 impl FromStr for EngineKind {
     type Err = ParseKindError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "vllm" => Ok(Self::Vllm),
-            other => Err(ParseKindError(other.to_owned())),
-        }
+        let found = Self::ALL.into_iter().find(|kind| kind.as_str() == text);
+        found.ok_or_else(|| ParseKindError(text.to_owned()))
     }
 }
 

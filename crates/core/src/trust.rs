@@ -98,11 +98,25 @@ pub enum Reason {
     GapKept,
     /// Blocks of the stream contradict the configured block size.
     BlockSize,
+    /// The engine publishes no events: nothing of it can be known.
+    EventsDisabled,
+    /// Somebody else reads the engine's event buffer too: events are missing; residency was dropped.
+    StolenDrain,
+    /// Events are missing from the engine's buffer: it overflowed, or somebody else reads it; residency was dropped.
+    SuspectedDrain,
+    /// A relay stands between: it may leave out events and cannot tell every restart.
+    Relay,
+    /// The plane that this one follows says `lower`, for a reason that this build does not know.
+    UpstreamLower,
+    /// The same with `unverified`.
+    UpstreamUnverified,
+    /// The same with `unsound`.
+    UpstreamUnsound,
 }
 
 impl Reason {
     /// Every reason, for metrics that show all of them.
-    pub const ALL: [Reason; 14] = [
+    pub const ALL: [Reason; 21] = [
         Reason::Unheard,
         Reason::History,
         Reason::Gap,
@@ -117,6 +131,13 @@ impl Reason {
         Reason::MalformedRemoval,
         Reason::GapKept,
         Reason::BlockSize,
+        Reason::EventsDisabled,
+        Reason::StolenDrain,
+        Reason::SuspectedDrain,
+        Reason::Relay,
+        Reason::UpstreamLower,
+        Reason::UpstreamUnverified,
+        Reason::UpstreamUnsound,
     ];
 
     /// How bad it is.
@@ -130,9 +151,17 @@ impl Reason {
             | Self::MalformedStore
             | Self::Budget
             | Self::WaitingOverflow
-            | Self::TierHistory => Trust::Lower,
-            Self::UnknownEvent | Self::UnknownMedium | Self::BlockSize => Trust::Unverified,
-            Self::MalformedRemoval | Self::GapKept => Trust::Unsound,
+            | Self::TierHistory
+            | Self::EventsDisabled
+            | Self::StolenDrain
+            | Self::SuspectedDrain
+            | Self::UpstreamLower => Trust::Lower,
+            Self::UnknownEvent
+            | Self::UnknownMedium
+            | Self::BlockSize
+            | Self::Relay
+            | Self::UpstreamUnverified => Trust::Unverified,
+            Self::MalformedRemoval | Self::GapKept | Self::UpstreamUnsound => Trust::Unsound,
         }
     }
 
@@ -153,6 +182,13 @@ impl Reason {
             Self::MalformedRemoval => "malformed_removal",
             Self::GapKept => "gap_kept",
             Self::BlockSize => "block_size",
+            Self::EventsDisabled => "events_disabled",
+            Self::StolenDrain => "stolen_drain",
+            Self::SuspectedDrain => "suspected_drain",
+            Self::Relay => "relay",
+            Self::UpstreamLower => "upstream_lower",
+            Self::UpstreamUnverified => "upstream_unverified",
+            Self::UpstreamUnsound => "upstream_unsound",
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvplane_core::{Cursor, StreamId};
 use kvplane_socket::{Options as SocketOptions, Sockets};
-use kvplane_stream::{JournalOptions, Options as FollowOptions, Recorder};
+use kvplane_stream::{JournalOptions, Options as FollowOptions, Recorder, Semantics};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -225,6 +225,7 @@ impl Plane {
             state: self.options.state,
             duplicates: spec.duplicates,
             block_size: spec.block_size,
+            semantics: Semantics::of(spec.kind),
         };
         let mut now = self.clock.now();
         now.unix_ms = now.unix_ms.max(members.epochs_from);

@@ -19,8 +19,8 @@ pub use change::{
 pub use clock::Now;
 pub use continuity::{Action, Continuity, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
 pub use journal::{
-    Duplicates, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range, Snapshot, SnapshotBuilder,
-    Window,
+    ClearScope, Duplicates, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range, Semantics,
+    Snapshot, SnapshotBuilder, Window,
 };
 pub use merge::RankMerge;
 pub use recorder::{Ask, Happening, Recorder};

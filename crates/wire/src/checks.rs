@@ -177,7 +177,8 @@ fn look_at_all(batch: &Batch<'_, '_>) {
                     assert_eq!(batch.wide(*hash).is_some(), hash.is_wide());
                 }
             }
-            Event::Cleared { .. } | Event::Unknown { .. } | Event::Rejected(_) => {}
+            Event::Moved(moved) => assert_eq!(batch.wide(moved.hash).is_some(), moved.hash.is_wide()),
+            Event::Created(_) | Event::Cleared { .. } | Event::Unknown { .. } | Event::Rejected(_) => {}
         }
     }
     let _ = format!("{batch:?}");

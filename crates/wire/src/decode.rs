@@ -49,6 +49,7 @@ struct Scratch {
     hashes: Vec<Hash>,
     tokens: Vec<u32>,
     extra_ranges: Vec<Range<usize>>,
+    digests: Vec<u8>,
 }
 
 /// The buffers that one batch fills.
@@ -84,20 +85,21 @@ impl Decoder {
             events: batch.events,
             unknown_fields: batch.unknown_fields,
             broken,
-            frame,
             extra_keys: sink.extra_keys,
             hashes: &self.scratch.hashes,
             tokens: &self.scratch.tokens,
             extra_ranges: &self.scratch.extra_ranges,
+            digests: &self.scratch.digests,
         })
     }
 
     /// How many bytes the buffers hold on to.
     pub fn retained_bytes(&self) -> usize {
-        let Scratch { hashes, tokens, extra_ranges } = &self.scratch;
+        let Scratch { hashes, tokens, extra_ranges, digests } = &self.scratch;
         hashes.capacity() * size_of::<Hash>()
             + tokens.capacity() * size_of::<u32>()
             + extra_ranges.capacity() * size_of::<Range<usize>>()
+            + digests.capacity()
     }
 }
 
@@ -109,9 +111,11 @@ impl Scratch {
         self.hashes.clear();
         self.tokens.clear();
         self.extra_ranges.clear();
+        self.digests.clear();
         self.hashes.shrink_to(KEPT_ENTRIES);
         self.tokens.shrink_to(KEPT_ENTRIES);
         self.extra_ranges.shrink_to(KEPT_ENTRIES);
+        self.digests.shrink_to(KEPT_ENTRIES);
     }
 }
 
@@ -119,16 +123,17 @@ impl Scratch {
 
 impl Sink<'_, '_> {
     /// The fill levels, to come back to.
-    fn levels(&self) -> [usize; 4] {
-        let Scratch { hashes, tokens, extra_ranges } = &*self.scratch;
-        [hashes.len(), tokens.len(), extra_ranges.len(), self.extra_keys.len()]
+    fn levels(&self) -> [usize; 5] {
+        let Scratch { hashes, tokens, extra_ranges, digests } = &*self.scratch;
+        [hashes.len(), tokens.len(), extra_ranges.len(), digests.len(), self.extra_keys.len()]
     }
 
     /// Drops what was added since `levels`.
-    fn roll_back(&mut self, [hashes, tokens, extra_ranges, extra_keys]: [usize; 4]) {
+    fn roll_back(&mut self, [hashes, tokens, extra_ranges, digests, extra_keys]: [usize; 5]) {
         self.scratch.hashes.truncate(hashes);
         self.scratch.tokens.truncate(tokens);
         self.scratch.extra_ranges.truncate(extra_ranges);
+        self.scratch.digests.truncate(digests);
         self.extra_keys.truncate(extra_keys);
     }
 }

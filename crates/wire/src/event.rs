@@ -14,7 +14,7 @@ use std::ops::Range;
 pub struct Hash {
     /// The 64 bits that identify the block within its stream.
     pub bits: u64,
-    /// Where the full digest lies in the frame; empty for integer hashes.
+    /// Where the full digest lies among the batch's digests; empty for integer hashes.
     pub(crate) wide_start: u32,
     pub(crate) wide_len: u16,
     /// True for integers that were negative on the wire.
@@ -22,7 +22,7 @@ pub struct Hash {
 }
 
 impl Hash {
-    /// Whether the engine sent bytes rather than an integer.
+    /// Whether the engine sent a whole digest rather than an integer.
     pub fn is_wide(self) -> bool {
         self.wide_len > 0
     }
@@ -141,6 +141,28 @@ pub struct Removed<'f> {
     pub ownership: Option<&'f str>,
 }
 
+/// One block's change of level.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Moved<'f> {
+    /// The block.
+    pub hash: Hash,
+    /// The medium that it leaves.
+    pub from: &'f str,
+    /// The medium that it is on from now on.
+    pub to: &'f str,
+    /// Cache group.
+    pub group: Option<u32>,
+}
+
+/// A pool of blocks that came to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Created {
+    /// How many blocks the device has.
+    pub device_blocks: u64,
+    /// Cache group.
+    pub group: Option<u32>,
+}
+
 /// One event, in the order in which the engine sent it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event<'f> {
@@ -153,6 +175,10 @@ pub enum Event<'f> {
         /// Which secondary tier was cleared, where the engine says so.
         ownership: Option<&'f str>,
     },
+    /// A block moved between levels of the engine's cache, in one step.
+    Moved(Moved<'f>),
+    /// The engine's cache came to be: the first event of a life.
+    Created(Created),
     /// An event of a kind that this build does not know; skipped.
     Unknown {
         /// The kind's name as sent.
@@ -269,9 +295,10 @@ pub struct Batch<'d, 'f> {
     pub unknown_fields: u32,
     /// Set when the message broke off: `events` holds what came before.
     pub broken: Option<DecodeError>,
-    pub(crate) frame: &'f [u8],
     pub(crate) hashes: &'d [Hash],
     pub(crate) tokens: &'d [u32],
+    /// Digests that were sent as bytes or as hexadecimal digits, one after the other.
+    pub(crate) digests: &'d [u8],
     pub(crate) extra_keys: Vec<ExtraKey<'f>>,
     /// For each hash of a store that has extra keys: the range of its keys in `extra_keys`.
     pub(crate) extra_ranges: &'d [Range<usize>],
@@ -313,9 +340,9 @@ impl<'d, 'f> Batch<'d, 'f> {
         ranges.get(index).map_or(&[], |range| &self.extra_keys[range.clone()])
     }
 
-    /// The whole digest of a hash that was sent as bytes.
-    pub fn wide(&self, hash: Hash) -> Option<&'f [u8]> {
+    /// The whole digest of a hash that was sent as bytes, or as hexadecimal digits.
+    pub fn wide(&self, hash: Hash) -> Option<&'d [u8]> {
         let start = hash.wide_start as usize;
-        if hash.is_wide() { self.frame.get(start..start + usize::from(hash.wide_len)) } else { None }
+        if hash.is_wide() { self.digests.get(start..start + usize::from(hash.wide_len)) } else { None }
     }
 }

@@ -22,7 +22,7 @@ mod owned;
 pub use decode::Decoder;
 pub use encode::{Profile, encode_batch};
 pub use event::{
-    Batch, DecodeError, Event, ExtraKey, Hash, Layout, RejectReason, Rejected, RejectedKind, Removed, Stored,
-    Tokens,
+    Batch, Created, DecodeError, Event, ExtraKey, Hash, Layout, Moved, RejectReason, Rejected, RejectedKind,
+    Removed, Stored, Tokens,
 };
 pub use owned::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};

@@ -95,7 +95,7 @@ impl OwnedEvent {
             Event::Stored(stored) => own_stored(batch, stored).map(Self::Stored),
             Event::Removed(removed) => Some(Self::Removed(own_removed(batch, removed))),
             Event::Cleared { .. } => Some(Self::Cleared),
-            Event::Unknown { .. } | Event::Rejected(_) => None,
+            Event::Moved(_) | Event::Created(_) | Event::Unknown { .. } | Event::Rejected(_) => None,
         }
     }
 }

@@ -202,7 +202,10 @@ impl EngineConfig {
             return wrong("front", "needs grpc, the engine's own server".to_owned());
         };
         let Ok(upstream) = grpc.parse() else { return wrong("grpc", format!("{grpc:?} is not a URL")) };
-        let mut options = FrontOptions::new(upstream, self.kind.grpc_service());
+        let Some(service) = self.kind.grpc_service() else {
+            return wrong("front", format!("an engine of kind {} has no service of its own", self.kind));
+        };
+        let mut options = FrontOptions::new(upstream, service);
         options.ca.clone_from(&self.grpc_ca);
         Ok(Some((address, Front::new(options)?)))
     }

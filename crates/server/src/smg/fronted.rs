@@ -4,10 +4,20 @@ use std::time::Duration;
 
 use futures::{Stream as FutureStream, StreamExt as _, future, stream};
 use kvplane_core::EngineKind;
+use kvplane_proto::engines::sglang::server::sglang_scheduler_server::{
+    SglangScheduler, SglangSchedulerServer,
+};
+use kvplane_proto::engines::sglang::sglang_scheduler_client::SglangSchedulerClient;
+use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::{
+    TokenSpeedScheduler, TokenSpeedSchedulerServer,
+};
+use kvplane_proto::engines::tokenspeed::token_speed_scheduler_client::TokenSpeedSchedulerClient;
+use kvplane_proto::engines::trtllm::server::trtllm_service_server::{TrtllmService, TrtllmServiceServer};
+use kvplane_proto::engines::trtllm::trtllm_service_client::TrtllmServiceClient;
 use kvplane_proto::engines::vllm::server::vllm_engine_server::{VllmEngine, VllmEngineServer};
 use kvplane_proto::engines::vllm::vllm_engine_client::VllmEngineClient;
 use kvplane_proto::smg::{KvEventBatch, SubscribeKvEventsRequest};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::service::{Batches, SmgService};
 use crate::front::{OwnedCalls, Upstream};
@@ -17,10 +27,16 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// An engine's batch can be as large as the engine made it; only its load is of interest.
 const MAX_MESSAGE: usize = 64 << 20;
 
-/// The handler of a front's own calls.
+/// The handler of a front's own calls. Kinds without a service of their own have no front.
 pub(crate) fn own_calls(kind: EngineKind, events: SmgService, upstream: Upstream) -> OwnedCalls {
+    let fronted = Fronted { events, upstream };
     match kind {
-        EngineKind::Vllm => OwnedCalls::service(VllmEngineServer::new(Fronted { events, upstream })),
+        EngineKind::Sglang => OwnedCalls::service(SglangSchedulerServer::new(fronted)),
+        EngineKind::Tokenspeed => OwnedCalls::service(TokenSpeedSchedulerServer::new(fronted)),
+        EngineKind::Trtllm => OwnedCalls::service(TrtllmServiceServer::new(fronted)),
+        EngineKind::Vllm | EngineKind::Grpc | EngineKind::Kvplane => {
+            OwnedCalls::service(VllmEngineServer::new(fronted))
+        }
     }
 }
 
@@ -30,33 +46,54 @@ struct Fronted {
     upstream: Upstream,
 }
 
-#[tonic::async_trait]
-impl VllmEngine for Fronted {
-    type SubscribeKvEventsStream = Batches;
+/// Each engine's own service: our events, with the loads that the engine itself tells under that name.
+macro_rules! front_under {
+    ($($service:ident, $client:ident);*) => {$(
+        #[tonic::async_trait]
+        impl $service for Fronted {
+            type SubscribeKvEventsStream = Batches;
 
-    async fn subscribe_kv_events(
-        &self,
-        request: Request<SubscribeKvEventsRequest>,
-    ) -> Result<Response<Batches>, Status> {
-        let loads = loads(self.upstream.clone()).boxed();
-        self.events.subscribe_with_loads(&request, Some(loads))
-    }
+            async fn subscribe_kv_events(
+                &self,
+                request: Request<SubscribeKvEventsRequest>,
+            ) -> Result<Response<Batches>, Status> {
+                let loads = loads(self.upstream.clone(), async |upstream, request| {
+                    let client = $client::new(upstream).max_decoding_message_size(MAX_MESSAGE);
+                    { client }.subscribe_kv_events(request).await
+                });
+                self.events.subscribe_with_loads(&request, Some(loads.boxed()))
+            }
+        }
+    )*};
 }
+
+front_under!(
+    VllmEngine, VllmEngineClient;
+    SglangScheduler, SglangSchedulerClient;
+    TokenSpeedScheduler, TokenSpeedSchedulerClient;
+    TrtllmService, TrtllmServiceClient
+);
 
 /// The load records of an engine's own stream, asked for again when it breaks off. An engine without the method has
 /// none: then this never yields.
-fn loads(upstream: Upstream) -> impl FutureStream<Item = bytes::Bytes> + Send {
-    let subscriptions = stream::unfold((upstream, false), async |(upstream, again)| {
-        if again {
-            tokio::time::sleep(ASK_AGAIN).await;
-        }
-        let mut client = VllmEngineClient::new(upstream.clone()).max_decoding_message_size(MAX_MESSAGE);
-        let request =
-            SubscribeKvEventsRequest { start_sequence_number: 0, load_records_before_first_batch: true };
-        match client.subscribe_kv_events(request).await {
-            Ok(batches) => Some((Some(batches.into_inner()), (upstream, true))),
-            Err(status) if status.code() == Code::Unimplemented => None,
-            Err(_) => Some((None, (upstream, true))),
+fn loads<F, A>(upstream: Upstream, subscribe: F) -> impl FutureStream<Item = bytes::Bytes> + Send
+where
+    F: Fn(Upstream, SubscribeKvEventsRequest) -> A + Clone + Send,
+    A: Future<Output = Result<Response<Streaming<KvEventBatch>>, Status>> + Send,
+{
+    let subscriptions = stream::unfold((upstream, false), move |(upstream, again)| {
+        let subscribe = subscribe.clone();
+        async move {
+            if again {
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+            let request =
+                SubscribeKvEventsRequest { start_sequence_number: 0, load_records_before_first_batch: true };
+            match subscribe(upstream.clone(), request).await {
+                Ok(batches) => Some((Some(batches.into_inner()), (upstream, true))),
+                Err(status) if status.code() == Code::Unimplemented => None,
+                Err(_) => Some((None, (upstream, true))),
+            }
         }
     });
     subscriptions

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvplane_core::{Reason, Tier};
-use kvplane_wire::{Batch, Event, Hash, Layout, RejectedKind, Removed, Stored, Tokens};
+use kvplane_wire::{Batch, Created, Event, Hash, Layout, Moved, RejectedKind, Removed, Stored, Tokens};
 
 use smallvec::SmallVec;
 
@@ -50,6 +50,8 @@ impl Journal {
                 Event::Stored(stored) => self.apply_stored(batch, stored, &mut effects, now),
                 Event::Removed(removed) => self.apply_removed(batch, removed, &mut effects),
                 Event::Cleared { ownership } => self.apply_cleared(*ownership, engine_sequence, &mut effects),
+                Event::Moved(moved) => self.apply_moved(moved, &mut effects),
+                Event::Created(created) => self.apply_created(*created),
                 Event::Unknown { .. } => {
                     self.counters.unknown_events += 1;
                     self.pass_over("event", "unknown_event", self.counters.unknown_events);
@@ -398,6 +400,16 @@ impl Journal {
         if !blocks.is_empty() {
             effects.changes.push(Change::Removed { place: place_ref, blocks });
         }
+    }
+
+    /// A block changes its level in one step: nobody sees it in neither, or in both.
+    fn apply_moved(&mut self, moved: &Moved<'_>, effects: &mut Effects) {
+        todo!("{moved:?} {effects:?}")
+    }
+
+    /// How many blocks the device has. A life begins with it.
+    fn apply_created(&mut self, created: Created) {
+        todo!("{created:?}")
     }
 
     /// vLLM's clear empties the device for sure; what other tiers keep it does not say, so they stay as they are.

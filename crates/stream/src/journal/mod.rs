@@ -6,7 +6,9 @@ mod window;
 
 use std::sync::Arc;
 
-use kvplane_core::{Continuity as Standing, Cursor, Epoch, Reason, StateDigest, Tier, TrustState};
+use kvplane_core::{
+    Continuity as Standing, Cursor, EngineKind, Epoch, Reason, StateDigest, Tier, TrustState,
+};
 use kvplane_wire::RejectedKind;
 
 use crate::change::{Change, Entry, Transition};
@@ -26,6 +28,43 @@ pub enum Duplicates {
     Presence,
 }
 
+/// What a clear empties.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ClearScope {
+    /// The device for sure; what other tiers keep is not said (vLLM).
+    #[default]
+    Device,
+    /// Every tier (`SGLang`, and whatever is relayed as one cache).
+    Everything,
+}
+
+/// What an engine's events mean where engines differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Semantics {
+    /// What a clear empties.
+    pub clears: ClearScope,
+    /// The last block of a prompt may be stored before it is full (TensorRT-LLM): only blocks of the stream's size are
+    /// told to consumers that know one block size.
+    pub partial_blocks: bool,
+    /// A group is told by its attention window (TensorRT-LLM): the largest window is the main one.
+    pub windows: bool,
+}
+
+impl Semantics {
+    /// Those of a kind of engine.
+    pub fn of(kind: EngineKind) -> Self {
+        match kind {
+            EngineKind::Vllm => Self::default(),
+            EngineKind::Sglang | EngineKind::Tokenspeed | EngineKind::Grpc | EngineKind::Kvplane => {
+                Self { clears: ClearScope::Everything, ..Self::default() }
+            }
+            EngineKind::Trtllm => {
+                Self { clears: ClearScope::Everything, partial_blocks: true, windows: true }
+            }
+        }
+    }
+}
+
 /// The bounds and rules of a journal.
 #[derive(Debug, Clone)]
 pub struct JournalOptions {
@@ -39,6 +78,8 @@ pub struct JournalOptions {
     pub duplicates: Duplicates,
     /// The configured block size; blocks of another are a contradiction.
     pub block_size: Option<u32>,
+    /// What the engine's events mean.
+    pub semantics: Semantics,
 }
 
 impl Default for JournalOptions {
@@ -49,6 +90,7 @@ impl Default for JournalOptions {
             state: Limits::default(),
             duplicates: Duplicates::Count,
             block_size: None,
+            semantics: Semantics::default(),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use crate::event::{DecodeError, Event, ExtraKey, Hash, RejectReason, Removed, Stored};
 use crate::msgpack::{Fault, Integer, Reader};
 
-use super::Sink;
 use super::field::{Field, Kind};
+use super::{Scratch, Sink};
 
 /// How long a digest may be, in bytes. vLLM sends 16 or 32.
 const DIGEST_BYTES: std::ops::RangeInclusive<usize> = 8..=64;
@@ -97,8 +97,11 @@ impl<'f> Draft<'f> {
     ) -> Result<(), Trouble> {
         let stored = &mut self.stored;
         match field {
-            Field::Hashes => stored.hashes = hashes(reader, &mut sink.scratch.hashes)?,
-            Field::Parent => stored.parent = if reader.take_nil() { None } else { Some(hash(reader)?) },
+            Field::Hashes => stored.hashes = hashes(reader, sink.scratch)?,
+            Field::Parent => {
+                stored.parent =
+                    if reader.take_nil() { None } else { Some(hash(reader, &mut sink.scratch.digests)?) }
+            }
             Field::Tokens => (stored.tokens, stored.bigrams) = tokens(reader, &mut sink.scratch.tokens)?,
             Field::BlockSize => stored.block_size = block_size(reader)?,
             Field::LoraId => stored.lora_id = optional(reader, Integer::as_i64)?,
@@ -156,38 +159,42 @@ fn check_store(stored: &Stored<'_>, sink: &Sink<'_, '_>) -> Result<(), RejectRea
     if keyed == 0 || keyed == blocks { Ok(()) } else { Err(RejectReason::BadType) }
 }
 
-fn hashes(reader: &mut Reader<'_>, out: &mut Vec<Hash>) -> Result<Range<usize>, Trouble> {
+fn hashes(reader: &mut Reader<'_>, scratch: &mut Scratch) -> Result<Range<usize>, Trouble> {
+    let Scratch { hashes: out, digests, .. } = scratch;
     let count = reader.array_len()?;
     let start = out.len();
     out.reserve(count.min(reader.rest().len()));
     for _ in 0..count {
         out.push(match reader.take_u64() {
             Some(bits) => Hash { bits, wide_start: 0, wide_len: 0, negative: false },
-            None => hash(reader)?,
+            None => hash(reader, digests)?,
         });
     }
     Ok(start..out.len())
 }
 
-fn hash(reader: &mut Reader<'_>) -> Result<Hash, Trouble> {
+fn hash(reader: &mut Reader<'_>, digests: &mut Vec<u8>) -> Result<Hash, Trouble> {
     match reader.integer() {
         Ok(Integer { bits, negative }) => Ok(Hash { bits, wide_start: 0, wide_len: 0, negative }),
-        Err(Fault::Mismatch) => digest(reader),
+        Err(Fault::Mismatch) => digest(reader, digests),
         Err(fault) => Err(fault.into()),
     }
 }
 
-fn digest(reader: &mut Reader<'_>) -> Result<Hash, Trouble> {
+fn digest(reader: &mut Reader<'_>, digests: &mut Vec<u8>) -> Result<Hash, Trouble> {
     let bytes = reader.binary().map_err(|fault| unfit(fault, RejectReason::BadHash))?;
     let tail = bytes.last_chunk().filter(|_| DIGEST_BYTES.contains(&bytes.len()));
-    let start = u32::try_from(reader.position() - bytes.len()).ok();
+    let start = u32::try_from(digests.len()).ok();
     match (tail, start) {
-        (Some(tail), Some(wide_start)) => Ok(Hash {
-            bits: u64::from_be_bytes(*tail),
-            wide_start,
-            wide_len: bytes.len() as u16,
-            negative: false,
-        }),
+        (Some(tail), Some(wide_start)) => {
+            digests.extend_from_slice(bytes);
+            Ok(Hash {
+                bits: u64::from_be_bytes(*tail),
+                wide_start,
+                wide_len: bytes.len() as u16,
+                negative: false,
+            })
+        }
         _ => Err(Trouble::Unfit(RejectReason::BadHash)),
     }
 }
