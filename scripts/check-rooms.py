@@ -22,7 +22,7 @@ ROOMS = {
     "kvplane-stream": {"kvplane-core", "kvplane-wire"},
     "kvplane-socket": set(),
     "kvplane-index": {"kvplane-core"},
-    "kvplane-ingest": {"kvplane-core", "kvplane-index", "kvplane-socket", "kvplane-stream"},
+    "kvplane-ingest": {"kvplane-core", "kvplane-index", "kvplane-socket", "kvplane-stream", "kvplane-wire"},
     "kvplane-proto": set(),
     "kvplane-server": {
         "kvplane-core", "kvplane-index", "kvplane-ingest", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
@@ -34,7 +34,7 @@ ROOMS = {
 
 # Rooms that tests and examples, and only they, may use besides. `*` is anything.
 ROOMS_IN_TESTS = {
-    "kvplane-ingest": {"kvplane-sim", "kvplane-wire"},
+    "kvplane-ingest": {"kvplane-sim"},
     "kvplane-server": {"kvplane-sim"},
     "kvplane-client": "*",
 }

@@ -165,6 +165,11 @@ impl Reason {
         }
     }
 
+    /// Whether it is in the nature of the source: then nothing that is heard takes it away.
+    pub fn is_permanent(self) -> bool {
+        self == Self::Relay
+    }
+
     /// The name used in status, metrics and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -242,9 +247,9 @@ impl TrustState {
         self.active.len() != before
     }
 
-    /// Forgets everything: the state is known whole again.
+    /// The state is known whole again: only what is in the nature of the source stays.
     pub fn restore(&mut self) {
-        self.active.clear();
+        self.active.retain(|degradation| degradation.reason.is_permanent());
     }
 
     /// Whether a reason is active.

@@ -115,6 +115,9 @@ fn check_ranks(spec: &EngineSpec) -> Result<(), AddError> {
         if spec.ranks[..at].iter().any(|other| other.rank == *rank) {
             return Err(AddError::DuplicateRank { engine: spec.id.clone(), rank: *rank });
         }
+        if matches!(events, Events::Shared(_)) {
+            continue;
+        }
         RankSpec::at(*rank, events, replay.as_deref())
             .map_err(|error| AddError::Address { engine: spec.id.clone(), error })?;
     }

@@ -1,10 +1,10 @@
 //! Every engine's streams, and the sources that feed them. Engines come and go while the others run.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use kvplane_core::{Cursor, StreamId};
 use kvplane_socket::{Options as SocketOptions, Sockets};
-use kvplane_stream::{JournalOptions, Options as FollowOptions, Recorder, Semantics};
+use kvplane_stream::{DrainOptions, JournalOptions, Options as FollowOptions, Recorder, Semantics};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -13,9 +13,10 @@ use tokio_util::sync::CancellationToken;
 use crate::catalog::{Catalog, Identity};
 use crate::check::{AddError, UnknownMember, check};
 use crate::clock::Clock;
+use crate::feeder::Feeder;
 use crate::hint::HintClient;
 use crate::sources::Sources;
-use crate::spec::{EngineSpec, Events, Origin, PlaneOptions, RankSpec};
+use crate::spec::{EngineSpec, Events, Feed, Origin, PlaneOptions, RankSpec};
 use crate::stream::Stream;
 use crate::zmq_source::Driver;
 
@@ -63,6 +64,7 @@ pub struct Plane {
     sockets: Sockets,
     hints: HintClient,
     runtime: Handle,
+    me: Weak<Self>,
 }
 
 /// What changes with the engines.
@@ -78,15 +80,17 @@ impl Plane {
     /// Checks the specifications, then opens every socket. Must be called within a tokio runtime.
     pub fn start(specs: Vec<EngineSpec>, options: &PlaneOptions) -> Result<Arc<Self>, AddError> {
         check(&[], &specs, options.max_engines)?;
-        let plane = Arc::new(Self {
+        let sockets = Sockets::start(&SocketOptions::default()).map_err(AddError::Threads)?;
+        let plane = Arc::new_cyclic(|me| Self {
             engines: watch::Sender::new(Engines::from([])),
             members: Mutex::default(),
             options: options.clone(),
             clock: Clock::start(),
             catalog: Catalog::new(options.index.clone()),
-            sockets: Sockets::start(&SocketOptions::default()).map_err(AddError::Threads)?,
+            sockets,
             hints: HintClient::new(),
             runtime: Handle::current(),
+            me: me.clone(),
         });
         plane.runtime.spawn(plane.catalog.reclaim());
         plane.add(specs, Origin::Config)?;
@@ -226,10 +230,22 @@ impl Plane {
             duplicates: spec.duplicates,
             block_size: spec.block_size,
             semantics: Semantics::of(spec.kind),
+            relayed: false,
         };
         let mut now = self.clock.now();
         now.unix_ms = now.unix_ms.max(members.epochs_from);
-        let recorder = Recorder::new(follow, keep, rank.rank, now);
+        let recorder = match &spec.feed {
+            Feed::Published => Recorder::new(follow, keep, rank.rank, now),
+            Feed::Drained(drain) => {
+                let follow = DrainOptions {
+                    on_gap: self.options.on_gap,
+                    down_after: self.options.down_after,
+                    buffer: drain.buffer,
+                    ..DrainOptions::default()
+                };
+                Recorder::of_drain(follow, keep, rank.rank, now)
+            }
+        };
         let stream = Stream::new(StreamId::new(spec.id.clone(), rank.rank), self.clock, recorder);
         let identity = Identity {
             model: spec.model.clone(),
@@ -247,14 +263,19 @@ impl Plane {
         mut planned: Vec<(Arc<Stream>, EngineSpec, RankSpec)>,
     ) -> Result<(), AddError> {
         // Bound sockets first: a taken port must be known before any engine is contacted.
-        planned.sort_by_key(|(_, _, rank)| matches!(rank.events, Events::Connect(_)));
+        planned.sort_by_key(|(_, _, rank)| !matches!(rank.events, Events::Bind(_)));
         let mut opened: Vec<Arc<Stream>> = Vec::new();
         for (stream, spec, RankSpec { events, replay, .. }) in planned {
             let address = events.address().to_owned();
+            let feeder = Feeder::new(stream.clone(), self.runtime.clone());
+            if spec.feed != Feed::Published {
+                members.sources.share(&spec, &self.me, feeder);
+                opened.push(stream);
+                continue;
+            }
             let driver = Driver::new(
-                stream.clone(),
+                feeder,
                 self.sockets.clone(),
-                self.runtime.clone(),
                 &self.options,
                 replay,
                 spec.http,
@@ -299,6 +320,7 @@ mod tests {
             model: String::new(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             ranks,
+            feed: Feed::Published,
             topic: String::new(),
             block_size: None,
             worker_id: 0,

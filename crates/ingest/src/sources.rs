@@ -1,12 +1,15 @@
 //! The sockets of the running streams: opened, shared where engines connect to us, and closed.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use kvplane_core::StreamId;
+use kvplane_core::{EngineId, StreamId};
 use kvplane_socket::{ReleasedPorts, SocketError, Sockets, SubscriptionHandle};
 
-use crate::spec::Events;
+use crate::feeder::Feeder;
+use crate::plane::Plane;
+use crate::shared_source::SharedSource;
+use crate::spec::{EngineSpec, Events};
 use crate::zmq_source::{BoundHandler, ConnectedHandler, Driver, Owners, subscription};
 
 /// Where one stream's messages come from.
@@ -15,6 +18,8 @@ enum Source {
     Connected { driver: Driver, _subscription: SubscriptionHandle },
     /// A share of a bound socket.
     Bound { driver: Driver, address: String },
+    /// A share of the engine's one source.
+    Shared { feeder: Feeder },
 }
 
 /// A socket that engines connect to.
@@ -28,6 +33,7 @@ struct BoundSocket {
 pub(crate) struct Sources {
     by_stream: HashMap<StreamId, Source>,
     bound: HashMap<String, BoundSocket>,
+    shared: HashMap<EngineId, SharedSource>,
     released: ReleasedPorts,
 }
 
@@ -63,9 +69,23 @@ impl Sources {
                 }
                 Source::Bound { driver, address }
             }
+            Events::Shared(_) => return Ok(()),
         };
         self.by_stream.insert(stream, source);
         Ok(())
+    }
+
+    /// Feeds one stream from its engine's one source, which is started with the first.
+    pub(crate) fn share(&mut self, spec: &EngineSpec, plane: &Weak<Plane>, feeder: Feeder) {
+        let stream = feeder.stream().id().clone();
+        match self.shared.get(&stream.engine) {
+            Some(source) => source.add(feeder.clone()),
+            None => {
+                let source = SharedSource::start(spec, plane.clone(), feeder.clone());
+                self.shared.insert(stream.engine.clone(), source);
+            }
+        }
+        self.by_stream.insert(stream, Source::Shared { feeder });
     }
 
     fn bind(&self, sockets: &Sockets, address: &str) -> Result<BoundSocket, SocketError> {
@@ -82,6 +102,13 @@ impl Sources {
     pub(crate) fn close(&mut self, stream: &StreamId) {
         let driver = match self.by_stream.remove(stream) {
             None => return,
+            Some(Source::Shared { feeder }) => {
+                if self.shared.get(&stream.engine).is_some_and(|source| source.remove(stream.rank)) {
+                    self.shared.remove(&stream.engine);
+                }
+                feeder.remove();
+                return;
+            }
             Some(Source::Connected { driver, .. }) => driver,
             Some(Source::Bound { driver, address }) => {
                 let last = self.bound.get(&address).is_some_and(|socket| socket.owners.remove(stream));
@@ -99,5 +126,6 @@ impl Sources {
     pub(crate) fn clear(&mut self) {
         self.by_stream.clear();
         self.bound.clear();
+        self.shared.clear();
     }
 }

@@ -15,13 +15,15 @@ pub enum Events {
     Connect(String),
     /// Engines connect to us; the owner of a message is found by its topic.
     Bind(String),
+    /// The engine's one source, at this address, brings the events of all its ranks.
+    Shared(String),
 }
 
 impl Events {
     /// The address without the direction.
     pub fn address(&self) -> &str {
         match self {
-            Self::Connect(address) | Self::Bind(address) => address,
+            Self::Connect(address) | Self::Bind(address) | Self::Shared(address) => address,
         }
     }
 
@@ -29,6 +31,7 @@ impl Events {
         Ok(match self {
             Self::Connect(address) => Self::Connect(for_rank(address, rank, true)?),
             Self::Bind(address) => Self::Bind(for_rank(address, rank, false)?),
+            Self::Shared(address) => Self::Shared(address.clone()),
         })
     }
 }
@@ -37,7 +40,7 @@ impl Events {
 impl fmt::Display for Events {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Connect(address) => f.write_str(address),
+            Self::Connect(address) | Self::Shared(address) => f.write_str(address),
             Self::Bind(address) => write!(f, "bind:{address}"),
         }
     }
@@ -55,6 +58,11 @@ pub struct RankSpec {
 }
 
 impl RankSpec {
+    /// A rank whose events the engine's one source brings.
+    pub fn shared(rank: u32, address: &str) -> Self {
+        Self { rank, events: Events::Shared(address.to_owned()), replay: None }
+    }
+
     /// A rank at addresses of its own.
     pub fn at(rank: u32, events: &Events, replay: Option<&str>) -> Result<Self, AddressError> {
         if let Some(replay) = replay {
@@ -77,6 +85,25 @@ impl RankSpec {
     }
 }
 
+/// How the events of an engine's ranks come.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Feed {
+    /// Every rank publishes by itself, at the addresses in its [`RankSpec`].
+    #[default]
+    Published,
+    /// One buffer for all ranks, which whoever reads it empties (TensorRT-LLM's `POST /kv_cache_events`).
+    Drained(DrainSpec),
+}
+
+/// A buffer that is drained over HTTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DrainSpec {
+    /// The engine's HTTP server: `http://host:port`.
+    pub url: String,
+    /// Events that the buffer holds per rank, where the operator says so.
+    pub buffer: Option<usize>,
+}
+
 /// The routing group of engines that name none.
 pub const DEFAULT_ROUTING_GROUP: &str = "default";
 
@@ -93,6 +120,8 @@ pub struct EngineSpec {
     pub routing_group: String,
     /// Its data-parallel ranks, in the order of their numbers, which may have holes.
     pub ranks: Vec<RankSpec>,
+    /// How their events come.
+    pub feed: Feed,
     /// Topic prefix.
     pub topic: String,
     /// Expected block size.

@@ -58,6 +58,10 @@ pub struct StreamStatus {
     pub journal: JournalCounters,
     /// Frames that were none.
     pub malformed_frames: u64,
+    /// What keeps the source from being heard, as a stable word.
+    pub trouble: Option<&'static str>,
+    /// How often each kind of trouble began.
+    pub troubles: Vec<(&'static str, u64)>,
     /// Time since the last event was applied.
     pub since_last_event: Option<Duration>,
     /// Why the index knows less of the stream than its journal does.
@@ -68,6 +72,8 @@ pub struct StreamStatus {
 struct Inner {
     recorder: Recorder,
     malformed_frames: u64,
+    trouble: Option<&'static str>,
+    troubles: Vec<(&'static str, u64)>,
     last_event: Option<Duration>,
     /// The stream was removed: whatever its source still says is not recorded.
     closed: bool,
@@ -119,6 +125,8 @@ impl Stream {
             inner: Mutex::new(Inner {
                 recorder,
                 malformed_frames: 0,
+                trouble: None,
+                troubles: Vec::new(),
                 last_event: None,
                 closed: false,
                 index: None,
@@ -217,6 +225,20 @@ impl Stream {
         self.inner.lock().malformed_frames += 1;
     }
 
+    /// What keeps the source from being heard from now on; `None` once it is over.
+    pub(crate) fn set_trouble(&self, trouble: Option<&'static str>) {
+        let mut inner = self.inner.lock();
+        if inner.trouble == trouble {
+            return;
+        }
+        inner.trouble = trouble;
+        let Some(word) = trouble else { return };
+        match inner.troubles.iter_mut().find(|(known, _)| *known == word) {
+            Some((_, count)) => *count += 1,
+            None => inner.troubles.push((word, 1)),
+        }
+    }
+
     /// Where the journal stands now.
     pub fn cursor(&self) -> Cursor {
         self.window.cursor()
@@ -291,9 +313,8 @@ impl Stream {
         let now = self.clock.now();
         let inner = self.inner.lock();
         let journal = inner.recorder.journal();
-        let continuity = inner.recorder.continuity();
         StreamStatus {
-            continuity: continuity.standing(),
+            continuity: inner.recorder.standing(),
             trust: journal.trust().clone(),
             epoch: journal.epoch(),
             cursor: journal.cursor(),
@@ -308,9 +329,11 @@ impl Stream {
             window_entries: journal.window_entries(),
             untranslatable: journal.untranslatable(),
             block_size: journal.block_size(),
-            counters: continuity.counters(),
+            counters: inner.recorder.counters(),
             journal: journal.counters().clone(),
             malformed_frames: inner.malformed_frames,
+            trouble: inner.trouble,
+            troubles: inner.troubles.clone(),
             since_last_event: inner.last_event.map(|at| now.mono.saturating_sub(at)),
             index_lacking: inner.index.as_ref().and_then(StreamFeed::lacking),
         }
@@ -322,7 +345,7 @@ fn view(recorder: &Recorder) -> View {
     let journal = recorder.journal();
     View {
         epoch: journal.epoch(),
-        continuity: recorder.continuity().standing(),
+        continuity: recorder.standing(),
         trust: journal.trust().level(),
         reason: journal.trust().worst().map(|worst| worst.reason),
     }

@@ -5,27 +5,26 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kvplane_core::{StreamId, Trust};
+use kvplane_core::StreamId;
 use kvplane_socket::{
     Endpoint, ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler, Subscription,
 };
-use kvplane_stream::{Ask, Happening, Now, PassedOver, Recorder, State};
+use kvplane_stream::{Ask, Now, Recorder};
 use parking_lot::{Mutex, RwLock};
-use tokio::runtime::Handle;
-use tracing::{info, warn};
+use tracing::warn;
 
+use crate::feeder::Feeder;
 use crate::hint::{Hint, HintClient};
 use crate::spec::{Events, PlaneOptions};
-use crate::stream::{Outcome, Stream};
+use crate::stream::Stream;
 
-/// Drives one stream. Cheap to clone: every socket callback and every answer holds one.
+/// Drives one stream from its sockets. Cheap to clone: every socket callback and every answer holds one.
 #[derive(Clone)]
 pub(crate) struct Driver(Arc<Inner>);
 
 struct Inner {
-    stream: Arc<Stream>,
+    feeder: Feeder,
     sockets: Sockets,
-    runtime: Handle,
     replay: Option<String>,
     replay_idle: Duration,
     replay_deadline: Duration,
@@ -36,18 +35,16 @@ struct Inner {
 
 impl Driver {
     pub(crate) fn new(
-        stream: Arc<Stream>,
+        feeder: Feeder,
         sockets: Sockets,
-        runtime: Handle,
         options: &PlaneOptions,
         replay: Option<String>,
         http: Option<String>,
         hints: HintClient,
     ) -> Self {
         Self(Arc::new(Inner {
-            stream,
+            feeder,
             sockets,
-            runtime,
             replay,
             replay_idle: options.replay_idle,
             replay_deadline: options.replay_deadline,
@@ -58,12 +55,7 @@ impl Driver {
     }
 
     fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) {
-        let Outcome { asks, happenings, retired } = self.0.stream.feed(input);
-        for happening in happenings {
-            self.log(happening);
-        }
-        self.free(retired);
-        for ask in asks {
+        for ask in self.0.feeder.feed(input) {
             match ask {
                 Ask::Replay { id, from } => self.ask_replay(id, from),
                 Ask::Hint { id } => self.ask_hint(id),
@@ -74,7 +66,7 @@ impl Driver {
     /// Feeds something that stands alone: whoever waits is woken at once.
     fn tell(&self, input: impl FnOnce(&mut Recorder, Now)) {
         self.feed(input);
-        self.0.stream.announce();
+        self.stream().announce();
     }
 
     fn ask_replay(&self, id: u64, from: u64) {
@@ -89,13 +81,13 @@ impl Driver {
         let answer = Answer { driver: self.clone(), id, batches: 0 };
         match self.0.sockets.replay(request, Box::new(answer)) {
             Ok(handle) => *self.0.in_flight.lock() = Some(handle),
-            Err(error) => warn!(stream = %self.0.stream.id(), %error, "replay cannot be asked"),
+            Err(error) => warn!(stream = %self.stream().id(), %error, "replay cannot be asked"),
         }
     }
 
     fn ask_hint(&self, id: u64) {
         let driver = self.clone();
-        self.0.runtime.spawn(async move {
+        self.0.feeder.runtime().spawn(async move {
             let hint = match &driver.0.http {
                 Some(base) => driver.0.hints.fetch(base).await,
                 None => Hint::default(),
@@ -110,7 +102,7 @@ impl Driver {
 
     /// Which stream it drives.
     pub(crate) fn stream(&self) -> &Arc<Stream> {
-        &self.0.stream
+        self.0.feeder.stream()
     }
 
     /// Some peer of a bound socket is there, whoever it is.
@@ -120,43 +112,9 @@ impl Driver {
 
     /// Takes the stream off the plane. Its source may still speak; it is not recorded.
     pub(crate) fn remove(&self) {
-        let Outcome { retired, .. } = self.0.stream.remove();
+        self.0.feeder.remove();
         if let Some(void) = self.0.in_flight.lock().take() {
             void.cancel();
-        }
-        self.free(retired);
-    }
-
-    /// Freeing a large state takes a while: not where somebody waits.
-    fn free(&self, retired: Vec<State>) {
-        if !retired.is_empty() {
-            self.0.runtime.spawn_blocking(move || drop(retired));
-        }
-    }
-
-    fn log(&self, happening: Happening) {
-        let stream = self.0.stream.id();
-        match happening {
-            Happening::Standing(standing) => info!(%stream, continuity = %standing, "continuity changed"),
-            Happening::Trust(Trust::Exact, _) => info!(%stream, trust = %Trust::Exact, "trust changed"),
-            Happening::Trust(trust, reason) => {
-                let reason = reason.map_or("none", kvplane_core::Reason::as_str);
-                warn!(%stream, %trust, reason, "trust changed");
-            }
-            Happening::Epoch(epoch, cause) => {
-                warn!(%stream, %epoch, proven = cause.proven(), cause = cause.as_str(), "new epoch");
-            }
-            Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
-            Happening::ForeignReplay => {
-                let endpoint = self.0.replay.as_deref().unwrap_or_default();
-                warn!(%stream, endpoint, "the replay address answers with another publisher's batches; it is asked no more");
-            }
-            Happening::PassedOver(PassedOver { kind, reason, count }) => {
-                warn!(%stream, kind, reason, count, "event passed over");
-            }
-            Happening::Undecodable { sequence, reason } => {
-                warn!(%stream, engine_sequence = sequence, reason, "batch cannot be decoded");
-            }
         }
     }
 }
@@ -176,7 +134,7 @@ impl ReplayHandler for Answer {
         self.driver.feed(|recorder, now| recorder.replayed(now, self.id, sequence, payload));
         self.batches += 1;
         if self.batches.is_multiple_of(REPLAY_BURST) {
-            self.driver.0.stream.announce();
+            self.driver.stream().announce();
         }
     }
 
@@ -186,7 +144,7 @@ impl ReplayHandler for Answer {
         }
         if end != ReplayEnd::Complete {
             let endpoint = self.driver.0.replay.as_deref().unwrap_or_default();
-            warn!(stream = %self.driver.0.stream.id(), endpoint, ?end, "replay failed");
+            warn!(stream = %self.driver.stream().id(), endpoint, ?end, "replay failed");
         }
         self.driver.tell(|recorder, now| recorder.replay_ended(now, self.id, end == ReplayEnd::Complete));
     }
@@ -224,18 +182,18 @@ impl SubscriberHandler for ConnectedHandler {
     }
 
     fn malformed(&mut self, reason: &'static str) {
-        self.driver.0.stream.count_malformed_frame();
-        warn!(stream = %self.driver.0.stream.id(), reason, "malformed frame");
+        self.driver.stream().count_malformed_frame();
+        warn!(stream = %self.driver.stream().id(), reason, "malformed frame");
     }
 
     fn drained(&mut self) {
-        self.driver.0.stream.announce();
+        self.driver.stream().announce();
     }
 
     fn tick(&mut self, now: Instant) {
         if self.unreached_since.is_some_and(|since| now.saturating_duration_since(since) >= UNREACHED_AFTER) {
             self.unreached_since = None;
-            warn!(stream = %self.driver.0.stream.id(), address = self.address, "no engine answers here yet");
+            warn!(stream = %self.driver.stream().id(), address = self.address, "no engine answers here yet");
         }
         self.driver.tell(Recorder::tick);
     }
@@ -326,14 +284,14 @@ impl SubscriberHandler for BoundHandler {
 
     fn malformed(&mut self, reason: &'static str) {
         for (_, driver) in &*self.owners.now() {
-            driver.0.stream.count_malformed_frame();
+            driver.stream().count_malformed_frame();
         }
         warn!(reason, "malformed frame on a bound socket");
     }
 
     fn drained(&mut self) {
         for (_, driver) in &*self.owners.now() {
-            driver.0.stream.announce();
+            driver.stream().announce();
         }
     }
 
@@ -348,7 +306,7 @@ impl SubscriberHandler for BoundHandler {
 pub(crate) fn subscription(events: Events, topics: Vec<String>) -> Subscription {
     let endpoint = match events {
         Events::Connect(address) => Endpoint::Connect(address),
-        Events::Bind(address) => Endpoint::Bind(address),
+        Events::Bind(address) | Events::Shared(address) => Endpoint::Bind(address),
     };
     Subscription::new(endpoint).with_topics(topics)
 }

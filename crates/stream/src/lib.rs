@@ -6,6 +6,7 @@
 mod change;
 mod clock;
 mod continuity;
+mod drain;
 mod journal;
 mod merge;
 mod recorder;
@@ -18,6 +19,7 @@ pub use change::{
 };
 pub use clock::Now;
 pub use continuity::{Action, Continuity, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
+pub use drain::{Drain, DrainFailure, DrainOptions, DrainedPart};
 pub use journal::{
     ClearScope, Duplicates, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range, Semantics,
     Snapshot, SnapshotBuilder, Window,

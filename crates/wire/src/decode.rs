@@ -37,6 +37,16 @@ const FREE_EVENTS: usize = 4096;
 /// a message made to fill memory is refused.
 const BYTES_PER_EVENT: usize = 8;
 
+/// How a payload is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dialect {
+    /// Published messages of vLLM, `SGLang`, `TokenSpeed` and TensorRT-LLM's push mode.
+    #[default]
+    Msgpack,
+    /// Drained events of TensorRT-LLM.
+    TrtllmJson,
+}
+
 /// Decodes messages of one or many streams; keeps its buffers between them.
 #[derive(Debug, Default)]
 pub struct Decoder {
@@ -91,6 +101,18 @@ impl Decoder {
             extra_ranges: &self.scratch.extra_ranges,
             digests: &self.scratch.digests,
         })
+    }
+
+    /// Decodes a payload of any dialect.
+    pub fn decode_as<'d, 'f>(
+        &'d mut self,
+        dialect: Dialect,
+        payload: &'f [u8],
+    ) -> Result<Batch<'d, 'f>, DecodeError> {
+        match dialect {
+            Dialect::Msgpack => self.decode(payload),
+            Dialect::TrtllmJson => Err(DecodeError::NotABatch),
+        }
     }
 
     /// How many bytes the buffers hold on to.

@@ -133,6 +133,8 @@ pub struct Removed<'f> {
     pub(crate) hashes: Range<usize>,
     /// The medium as the engine names it.
     pub medium: Option<&'f str>,
+    /// The engine does not say from where: wherever the group has the blocks.
+    pub anywhere: bool,
     /// Cache group.
     pub group: Option<u32>,
     /// `LOCAL`, `REMOTE` or another word.
@@ -161,6 +163,8 @@ pub struct Created {
     pub device_blocks: u64,
     /// Cache group.
     pub group: Option<u32>,
+    /// The group's attention window.
+    pub window: Option<u32>,
 }
 
 /// One event, in the order in which the engine sent it.

@@ -19,7 +19,7 @@ mod decode;
 mod event;
 mod owned;
 
-pub use decode::Decoder;
+pub use decode::{Decoder, Dialect};
 pub use encode::{Profile, encode_batch};
 pub use event::{
     Batch, Created, DecodeError, Event, ExtraKey, Hash, Layout, Moved, RejectReason, Rejected, RejectedKind,

@@ -75,6 +75,7 @@ impl Engine {
             model: "sim".to_owned(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             ranks: RankSpec::at_ports(&events, replay.as_deref(), 1).unwrap(),
+            feed: kvplane_ingest::Feed::Published,
             topic: String::new(),
             block_size: None,
             worker_id: 7,

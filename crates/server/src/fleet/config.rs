@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use http::Uri;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
-use kvplane_ingest::{AddressError, DEFAULT_ROUTING_GROUP, EngineSpec, Events, RankSpec};
+use kvplane_ingest::{AddressError, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, RankSpec};
 use kvplane_stream::Duplicates;
 use serde::{Deserialize, Serialize};
 
@@ -24,11 +24,16 @@ pub struct EngineConfig {
     /// The model it serves.
     #[serde(default)]
     pub model: String,
-    /// Where its events come from; rank r is at port + r; "bind:ADDRESS" where engines connect to us.
-    pub events: String,
+    /// Where its events come from: `tcp://…` or `ipc://…` where it publishes them (rank r is at port + r; "bind:ADDRESS" where
+    /// engines connect to us), `http://…` where they are drained. Some kinds need only `http` or `grpc`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub events: Option<String>,
     /// Its replay socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay: Option<String>,
+    /// Events that the engine's buffer holds per rank, where they are drained (`event_buffer_max_size`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event_buffer: Option<usize>,
     /// Topic prefix.
     #[serde(default)]
     pub topic: String,
@@ -168,17 +173,15 @@ impl EngineConfig {
             }
         }
         let id = EngineId::new(&self.id);
-        let events = match self.events.strip_prefix("bind:") {
-            Some(address) => Events::Bind(address.to_owned()),
-            None => Events::Connect(self.events.clone()),
-        };
+        let (feed, ranks) = self.source()?;
         Ok(EngineSpec {
             worker_id: self.worker_id.unwrap_or_else(|| default_worker_id(&id)),
             id,
             kind: self.kind,
             model: self.model.clone(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-            ranks: RankSpec::at_ports(&events, self.replay.as_deref(), self.ranks)?,
+            ranks,
+            feed,
             topic: self.topic.clone(),
             block_size: self.block_size,
             duplicates: match self.duplicates {
@@ -187,6 +190,40 @@ impl EngineConfig {
             },
             http: self.http.clone(),
         })
+    }
+
+    /// How the events come, and where each rank is.
+    fn source(&self) -> Result<(Feed, Vec<RankSpec>), EngineConfigError> {
+        let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
+        let shared = |address: &str| (0..self.ranks).map(|rank| RankSpec::shared(rank, address)).collect();
+        let events = match (&self.events, self.kind, &self.http) {
+            (Some(events), ..) => events,
+            (None, EngineKind::Trtllm, Some(http)) => http,
+            (None, ..) => {
+                return wrong("events", format!("is missing, and an engine of kind {} needs it", self.kind));
+            }
+        };
+        if events.starts_with("http://") {
+            if self.kind != EngineKind::Trtllm {
+                return wrong(
+                    "events",
+                    format!("{events:?} is a drain, which an engine of kind {} has not", self.kind),
+                );
+            }
+            if self.replay.is_some() {
+                return wrong("replay", "a drain has none".to_owned());
+            }
+            let drain = DrainSpec { url: events.clone(), buffer: self.event_buffer };
+            return Ok((Feed::Drained(drain), shared(events)));
+        }
+        if self.event_buffer.is_some() {
+            return wrong("event_buffer", "is for events that are drained: events = \"http://…\"".to_owned());
+        }
+        let events = match events.strip_prefix("bind:") {
+            Some(address) => Events::Bind(address.to_owned()),
+            None => Events::Connect(events.clone()),
+        };
+        Ok((Feed::Published, RankSpec::at_ports(&events, self.replay.as_deref(), self.ranks)?))
     }
 
     /// The front, ready to listen. Dials nothing.

@@ -75,6 +75,7 @@ impl Fleet {
             model,
             routing_group,
             ranks: vec![at.clone()],
+            feed: kvplane_ingest::Feed::Published,
             topic: String::new(),
             block_size: Some(block_size),
             worker_id: instance_id,

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use kvplane_core::{Continuity, PublicError};
-use kvplane_ingest::{DEFAULT_ROUTING_GROUP, Engine, Events, RankSpec};
+use kvplane_ingest::{DEFAULT_ROUTING_GROUP, Engine, RankSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -156,9 +156,7 @@ fn worker(engine: &Engine) -> Worker {
         let status = stream.status();
         block_size = block_size.or(status.block_size);
         let down = status.continuity == Continuity::Down;
-        let endpoint = match events {
-            Events::Connect(address) | Events::Bind(address) => address.clone(),
-        };
+        let endpoint = events.address().to_owned();
         let last_error = down.then_some("the engine is out of reach");
         listeners.insert(*rank, Listener { endpoint, status: status.continuity.into(), last_error });
     }

@@ -34,6 +34,7 @@ impl Chain {
             model: String::new(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             ranks: RankSpec::at_ports(&Events::Connect(events), replay.as_deref(), 1).unwrap(),
+            feed: kvplane_ingest::Feed::Published,
             topic: "kv@".to_owned(),
             block_size: None,
             worker_id: 1,

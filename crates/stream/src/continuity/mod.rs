@@ -39,7 +39,7 @@ const END_MARKER: u64 = u64::MAX;
 
 /// The last batch that was put in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Last {
+pub(crate) struct Last {
     sequence: u64,
     /// Unknown when the batch itself never reached us in readable form.
     digest: Option<u128>,

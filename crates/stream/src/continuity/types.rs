@@ -80,9 +80,9 @@ pub struct Sequenced {
     /// Where it came from.
     pub origin: Origin,
     /// What was last before it: where to step back to if it turns out unreadable.
-    pub(super) previous: Option<Last>,
+    pub(crate) previous: Option<Last>,
     /// It was the first of its epoch to be placed.
-    pub(super) first: bool,
+    pub(crate) first: bool,
 }
 
 /// Why a new epoch begins.
@@ -98,6 +98,12 @@ pub enum EpochCause {
     RingCut,
     /// There was nobody to ask, and what came next does not prove it.
     NothingToAsk,
+    /// The engine's event ids began again.
+    IdsBeganAgain,
+    /// The engine cleared its cache under a number that had passed, as it does when it starts.
+    StartUpClear,
+    /// The server sent its whole state anew.
+    SnapshotSent,
     /// The stream was taken off the plane: nothing of it counts any more.
     Removed,
 }
@@ -105,7 +111,14 @@ pub enum EpochCause {
 impl EpochCause {
     /// Whether this proves a restart (rather than failing to prove that there was none).
     pub fn proven(self) -> bool {
-        matches!(self, Self::SequenceWentBack | Self::DifferentBatch | Self::RingBelowCursor)
+        matches!(
+            self,
+            Self::SequenceWentBack
+                | Self::DifferentBatch
+                | Self::RingBelowCursor
+                | Self::IdsBeganAgain
+                | Self::StartUpClear
+        )
     }
 
     /// In words, for logs.
@@ -116,6 +129,9 @@ impl EpochCause {
             Self::RingBelowCursor => "the replay ring ends below our last sequence",
             Self::RingCut => "the replay ring was cut above our last sequence",
             Self::NothingToAsk => "no replay could prove that it is the same life",
+            Self::IdsBeganAgain => "the engine's event ids began again",
+            Self::StartUpClear => "the engine cleared its cache under a number that had passed",
+            Self::SnapshotSent => "the server sent its whole state anew",
             Self::Removed => "the stream was removed",
         }
     }
@@ -148,6 +164,10 @@ pub enum Action {
     DropResidency(Reason),
     /// Batches are lost and the operator wants to keep what is known.
     KeepAfterLoss,
+    /// Something about the source makes answers worth less.
+    Degrade(Reason),
+    /// It does no longer.
+    Resolve(Reason),
 }
 
 /// What happened so far; for status and metrics.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use kvplane_core::{Reason, Tier};
-use kvplane_wire::{Batch, Created, Event, Hash, Layout, Moved, RejectedKind, Removed, Stored, Tokens};
+use kvplane_wire::{Batch, Event, Hash, Layout, RejectedKind, Removed, Stored, Tokens};
 
 use smallvec::SmallVec;
 
-use super::{Duplicates, Journal};
+use super::{ClearScope, Duplicates, Journal};
 use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition, VisibleBlock};
 use crate::clock::Now;
 use crate::state::{
@@ -21,9 +21,9 @@ const ANCESTOR_STEPS: u32 = 4096;
 
 /// What one batch has done so far.
 #[derive(Debug, Default)]
-struct Effects {
-    changes: Vec<Change>,
-    transitions: Vec<Transition>,
+pub(super) struct Effects {
+    pub(super) changes: Vec<Change>,
+    pub(super) transitions: Vec<Transition>,
     ancestor_steps: u32,
     /// Scratch: blocks that waited and were attached.
     attached: Vec<SlotId>,
@@ -50,8 +50,8 @@ impl Journal {
                 Event::Stored(stored) => self.apply_stored(batch, stored, &mut effects, now),
                 Event::Removed(removed) => self.apply_removed(batch, removed, &mut effects),
                 Event::Cleared { ownership } => self.apply_cleared(*ownership, engine_sequence, &mut effects),
-                Event::Moved(moved) => self.apply_moved(moved, &mut effects),
-                Event::Created(created) => self.apply_created(*created),
+                Event::Moved(moved) => self.apply_moved(moved, &mut effects, now),
+                Event::Created(created) => self.apply_created(*created, &mut effects, now),
                 Event::Unknown { .. } => {
                     self.counters.unknown_events += 1;
                     self.pass_over("event", "unknown_event", self.counters.unknown_events);
@@ -80,7 +80,7 @@ impl Journal {
         self.push(Some(engine_sequence), batch.timestamp, effects.changes, effects.transitions);
     }
 
-    fn degrade(&mut self, reason: Reason, now: Now) {
+    pub(super) fn degrade(&mut self, reason: Reason, now: Now) {
         self.trust_changed |= self.trust.degrade(reason, now.unix_ms);
     }
 
@@ -101,14 +101,20 @@ impl Journal {
             ownership: stored.ownership,
             group: stored.group,
         };
-        let Some(place) = self.state.places.place_for(name, stored.spec_kind, stored.sliding_window) else {
+        self.learn_window(stored.sliding_window, stored.group, effects, now);
+        let spec_kind = stored.spec_kind.or_else(|| self.kind_of_group(stored.group));
+        let Some(place) = self.state.places.place_for(name, spec_kind, stored.sliding_window) else {
             self.refuse(Refusal::Budget, hashes.len(), now);
             return;
         };
         let place_ref = self.state.places.get(place).clone();
         self.note_place(&place_ref, now);
         if layout == Layout::Dense && place_ref.is_main() {
-            self.check_block_size(stored.block_size, now);
+            if self.options.semantics.partial_blocks {
+                self.check_partial_size(stored, hashes.len(), effects, now);
+            } else {
+                self.check_block_size(stored.block_size, now);
+            }
         }
         let attributes = self.attributes(batch, stored);
         let mut change = StoredChange {
@@ -126,7 +132,10 @@ impl Journal {
             && place_ref.proves_ancestors()
             && let Some(parent) = stored.parent
         {
-            self.prove_ancestors(parent.bits, place, &place_ref, stored.block_size, effects);
+            // What a partial block builds on is full.
+            let slot = self.state.find(parent.bits);
+            let size = slot.and_then(|slot| self.state.attached_chain(slot)).map(|chain| chain.block_size);
+            self.prove_ancestors(parent.bits, place, &place_ref, size.unwrap_or(stored.block_size), effects);
         }
         for (at, &hash) in hashes.iter().enumerate() {
             let parent = match (layout, at) {
@@ -269,6 +278,10 @@ impl Journal {
         let mut blocks = Vec::with_capacity(missing.len());
         let mut attributes = None;
         for slot in missing.into_iter().rev() {
+            if self.options.semantics.windows && self.state.held_where(slot, |_| true) {
+                // Where blocks move between levels, one that is elsewhere is held all the same.
+                continue;
+            }
             let was_visible = self.is_visible(slot, place_ref.tier);
             self.state.set_copies(slot, place, 1);
             if !was_visible {
@@ -325,12 +338,27 @@ impl Journal {
         self.last_attributes.clone()
     }
 
-    fn note_place(&mut self, place: &Place, now: Now) {
+    pub(super) fn note_place(&mut self, place: &Place, now: Now) {
         if place.tier == Tier::Unknown {
             self.degrade(Reason::UnknownMedium, now);
         }
         if place.tier != Tier::Device && std::mem::take(&mut self.other_tiers_unknown) {
             self.degrade(Reason::TierHistory, now);
+        }
+    }
+
+    /// Blocks that others build on are full, and tell the size of all; the last one of a prompt may be smaller.
+    fn check_partial_size(&mut self, stored: &Stored<'_>, blocks: usize, effects: &mut Effects, now: Now) {
+        let parent = stored.parent.and_then(|parent| self.state.find(parent.bits));
+        let parent_size =
+            parent.and_then(|parent| self.state.attached_chain(parent)).map(|chain| chain.block_size);
+        let full = if blocks > 1 { Some(stored.block_size) } else { parent_size };
+        if let Some(full) = full {
+            self.learn_full_size(full, effects);
+            self.check_block_size(full, now);
+        }
+        if self.block_size().is_some_and(|size| stored.block_size > size) {
+            self.check_block_size(stored.block_size, now);
         }
     }
 
@@ -344,7 +372,7 @@ impl Journal {
         }
     }
 
-    fn refuse(&mut self, refusal: Refusal, blocks: usize, now: Now) {
+    pub(super) fn refuse(&mut self, refusal: Refusal, blocks: usize, now: Now) {
         self.counters.unrecorded_blocks += blocks as u64;
         self.degrade(
             match refusal {
@@ -366,56 +394,88 @@ impl Journal {
             ownership: removed.ownership,
             group: removed.group,
         };
+        if removed.anywhere {
+            self.remove_anywhere(hashes, removed.group, effects);
+            return;
+        }
         let Some(place) = self.state.places.find(name) else {
             self.counters.unknown_removals += hashes.len() as u64;
             return;
         };
-        let place_ref = self.state.places.get(place).clone();
         let mut blocks = Vec::with_capacity(hashes.len());
         // Looked up together: the memory they lie in is cold, and the waits overlap.
         let slots: SmallVec<[Option<SlotId>; 16]> =
             hashes.iter().map(|hash| self.state.find(hash.bits)).collect();
+        let copies = match self.options.duplicates {
+            Duplicates::Count => 1,
+            Duplicates::Presence => u32::MAX,
+        };
         for (hash, slot) in hashes.iter().zip(slots) {
             // A hash that is named twice may have gone with its first removal.
             let known = slot.filter(|&slot| self.state.is_hash(slot, hash.bits));
-            let known = known.map(|slot| (slot, self.state.copies(slot, place)));
-            let Some((slot, copies @ 1..)) = known else {
-                self.counters.unknown_removals += 1;
-                continue;
-            };
-            let left = match self.options.duplicates {
-                Duplicates::Count => copies - 1,
-                Duplicates::Presence => 0,
-            };
-            let was_visible = self.is_visible(slot, place_ref.tier);
-            self.state.set_copies(slot, place, left);
-            if was_visible && !self.is_visible(slot, place_ref.tier) {
-                push_removed(&mut effects.transitions, place_ref.tier, hash.bits);
-            }
-            blocks.push(RemovedBlock { hash: hash.bits, copies: left });
-            if left == 0 {
-                self.state.release(slot);
+            match known.filter(|&slot| self.state.copies(slot, place) > 0) {
+                Some(slot) => blocks.push(self.take_copies(slot, hash.bits, place, copies, effects)),
+                None => self.counters.unknown_removals += 1,
             }
         }
         if !blocks.is_empty() {
-            effects.changes.push(Change::Removed { place: place_ref, blocks });
+            let place = self.state.places.get(place).clone();
+            effects.changes.push(Change::Removed { place, blocks });
         }
     }
 
-    /// A block changes its level in one step: nobody sees it in neither, or in both.
-    fn apply_moved(&mut self, moved: &Moved<'_>, effects: &mut Effects) {
-        todo!("{moved:?} {effects:?}")
+    /// Blocks leave a group, wherever it has them.
+    fn remove_anywhere(&mut self, hashes: &[Hash], group: Option<u32>, effects: &mut Effects) {
+        for hash in hashes {
+            let slot = self.state.find(hash.bits);
+            let places = slot.map(|slot| self.places_holding(slot, group)).unwrap_or_default();
+            if places.is_empty() {
+                self.counters.unknown_removals += 1;
+            }
+            for place in places {
+                // The slot may go with its last copy, and with that the list ends.
+                let Some(slot) = self.state.find(hash.bits) else { break };
+                let block = self.take_copies(slot, hash.bits, place, u32::MAX, effects);
+                let place = self.state.places.get(place);
+                match effects.changes.last_mut() {
+                    Some(Change::Removed { place: last, blocks }) if last == place => blocks.push(block),
+                    _ => {
+                        let (place, blocks) = (place.clone(), vec![block]);
+                        effects.changes.push(Change::Removed { place, blocks });
+                    }
+                }
+            }
+        }
     }
 
-    /// How many blocks the device has. A life begins with it.
-    fn apply_created(&mut self, created: Created) {
-        todo!("{created:?}")
+    /// Takes up to `copies` copies of a block from a place; says what is left.
+    pub(super) fn take_copies(
+        &mut self,
+        slot: SlotId,
+        hash: u64,
+        place: PlaceId,
+        copies: u32,
+        effects: &mut Effects,
+    ) -> RemovedBlock {
+        let tier = self.state.places.get(place).tier;
+        let left = self.state.copies(slot, place).saturating_sub(copies);
+        let was_visible = self.is_visible(slot, tier);
+        self.state.set_copies(slot, place, left);
+        if was_visible && !self.is_visible(slot, tier) {
+            push_removed(&mut effects.transitions, tier, hash);
+        }
+        if left == 0 {
+            self.state.release(slot);
+        }
+        RemovedBlock { hash, copies: left }
     }
 
-    /// vLLM's clear empties the device for sure; what other tiers keep it does not say, so they stay as they are.
+    /// A clear empties the device for sure. What other tiers keep vLLM does not say, so they stay as they are there.
     fn apply_cleared(&mut self, ownership: Option<&str>, engine_sequence: u64, effects: &mut Effects) {
         self.counters.clears += 1;
+        let scope = self.options.semantics.clears;
         let cleared = |place: &Place| match ownership {
+            None if scope == ClearScope::Everything => true,
             None => place.tier == Tier::Device && place.ownership.is_none(),
             Some(owner) => place.ownership.as_deref() == Some(owner),
         };
@@ -440,8 +500,9 @@ impl Journal {
         if everything {
             // The whole state is known again: it is empty. Unless another tier turns up later, of which we cannot know
             // what it held before.
-            self.other_tiers_unknown = self.trust.level() != kvplane_core::Trust::Exact;
-            if self.other_tiers_unknown {
+            let restores = self.trust.level() != kvplane_core::Trust::Exact;
+            self.other_tiers_unknown = restores && scope == ClearScope::Device;
+            if restores {
                 self.trust.restore();
                 self.trust_changed = true;
                 self.known_from = Some(engine_sequence);
@@ -452,12 +513,12 @@ impl Journal {
     // --- what consumers without groups and counts see ----------------------------------------------------------
 
     /// Whether such a consumer has been told that the block is in the tier.
-    fn is_visible(&self, slot: SlotId, tier: Tier) -> bool {
-        self.state.attached_chain(slot).is_some()
+    pub(super) fn is_visible(&self, slot: SlotId, tier: Tier) -> bool {
+        self.state.attached_chain(slot).is_some_and(|chain| self.is_full(chain))
             && self.state.held_where(slot, |place| place.tier == tier && place.is_main())
     }
 
-    fn became_visible(&self, slot: SlotId, tier: Tier, log: &mut Vec<Transition>) {
+    pub(super) fn became_visible(&self, slot: SlotId, tier: Tier, log: &mut Vec<Transition>) {
         if !self.is_visible(slot, tier) {
             return;
         }

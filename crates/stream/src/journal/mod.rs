@@ -1,6 +1,7 @@
 //! A stream's recent batches plus its live state: replays a range, or cuts a snapshot at its current number.
 
 mod apply;
+mod levels;
 mod snapshot;
 mod window;
 
@@ -15,6 +16,7 @@ use crate::change::{Change, Entry, Transition};
 use crate::clock::Now;
 use crate::continuity::EpochCause;
 use crate::state::{Attributes, BlockImage, CutAborted, Image, Limits, State};
+use levels::MainWindow;
 use window::Notes;
 pub use window::{Loss, Range, Window};
 
@@ -80,6 +82,8 @@ pub struct JournalOptions {
     pub block_size: Option<u32>,
     /// What the engine's events mean.
     pub semantics: Semantics,
+    /// They come through a relay, which may leave some out.
+    pub relayed: bool,
 }
 
 impl Default for JournalOptions {
@@ -91,6 +95,7 @@ impl Default for JournalOptions {
             duplicates: Duplicates::Count,
             block_size: None,
             semantics: Semantics::default(),
+            relayed: false,
         }
     }
 }
@@ -223,6 +228,8 @@ pub struct Journal {
     learned_block_size: Option<u32>,
     /// The engine's usable device blocks, where it says so.
     capacity: Option<u64>,
+    /// Where groups are told by their windows.
+    main_window: Option<MainWindow>,
     /// The cache was cleared while the past of other tiers was unknown, and none of them has been seen since.
     other_tiers_unknown: bool,
     /// The main group holds blocks whose tokens are not known.
@@ -243,6 +250,9 @@ impl Journal {
         let epoch = Epoch::mint(now.unix_ms, None, 0);
         let mut trust = TrustState::default();
         trust.degrade(Reason::Unheard, now.unix_ms);
+        if options.relayed {
+            trust.degrade(Reason::Relay, now.unix_ms);
+        }
         Self {
             window: Arc::new(Window::new(options.max_batches, options.max_bytes, epoch)),
             state: State::new(options.state),
@@ -259,6 +269,7 @@ impl Journal {
             last_attributes: Arc::default(),
             learned_block_size: None,
             capacity: None,
+            main_window: None,
             other_tiers_unknown: false,
             untranslatable: false,
             counters: JournalCounters::default(),
@@ -431,6 +442,7 @@ impl Journal {
         self.known_from_next = false;
         self.engine_sequence = None;
         self.learned_block_size = None;
+        self.main_window = None;
         self.other_tiers_unknown = false;
         self.untranslatable = false;
         // Subscribers learn of the new life by an entry of its own.
@@ -478,6 +490,20 @@ impl Journal {
     pub fn keep_after_loss(&mut self, now: Now) {
         self.trust.degrade(Reason::GapKept, now.unix_ms);
         self.note_trust_change();
+    }
+
+    /// Something about the source makes answers worth less.
+    pub fn degrade_source(&mut self, reason: Reason, now: Now) {
+        if self.trust.degrade(reason, now.unix_ms) {
+            self.note_trust_change();
+        }
+    }
+
+    /// It does no longer.
+    pub fn resolve_source(&mut self, reason: Reason) {
+        if self.trust.resolve(reason) {
+            self.note_trust_change();
+        }
     }
 
     /// The stream stands elsewhere: subscribers are told by an entry.

@@ -170,6 +170,11 @@ impl State {
         self.wide.entry(hash).or_insert_with(|| Arc::from(digest));
     }
 
+    /// Every entry of the dictionary, older ones mostly first.
+    pub(crate) fn slots_in_use(&self) -> Vec<SlotId> {
+        (0..self.slots.len() as SlotId).filter(|&slot| self.slots[slot as usize].in_use).collect()
+    }
+
     pub(crate) fn hash_of(&self, slot: SlotId) -> u64 {
         self.slots[slot as usize].hash
     }

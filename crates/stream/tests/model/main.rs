@@ -237,8 +237,8 @@ impl World {
         }
         self.answer(AnswerKind::Whole);
         self.check();
-        assert_eq!(self.recorder.continuity().standing(), Standing::Live);
-        assert_eq!(self.recorder.continuity().last_sequence(), self.engine.next_sequence.checked_sub(1));
+        assert_eq!(self.recorder.standing(), Standing::Live);
+        assert_eq!(self.recorder.last_sequence(), self.engine.next_sequence.checked_sub(1));
     }
 
     fn check(&mut self) {
@@ -256,8 +256,8 @@ impl World {
         if journal.state().waiting() == 0 {
             assert!(ours.keys().all(|hash| visible.contains(hash)), "transitions must not lose blocks");
         }
-        let caught_up = self.recorder.continuity().standing() == Standing::Live
-            && self.recorder.continuity().last_sequence() == self.engine.next_sequence.checked_sub(1)
+        let caught_up = self.recorder.standing() == Standing::Live
+            && self.recorder.last_sequence() == self.engine.next_sequence.checked_sub(1)
             && self.engine.nothing_pending();
         if !caught_up {
             return;
@@ -338,7 +338,7 @@ fn a_restart_that_overtook_the_sequence_is_seen_and_equal_hashes_prove_nothing()
     world.run(&Op::Answer(AnswerKind::Whole));
     world.run(&Op::Answer(AnswerKind::Whole));
     assert!(world.recorder.journal().epoch() > before);
-    assert_eq!(world.recorder.continuity().counters().restarts, 1);
+    assert_eq!(world.recorder.counters().restarts, 1);
     assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
     assert!(!world.engine.held.contains_key(&block_hash(0, 5)));
 }
@@ -368,7 +368,7 @@ fn a_replay_address_that_is_somebody_elses_is_found_out() {
         heard += 1;
     }
     assert!(heard > 0);
-    assert_eq!(world.recorder.continuity().counters().replays_foreign, 1);
+    assert_eq!(world.recorder.counters().replays_foreign, 1);
     let held: Vec<u64> = world.recorder.journal().state().residencies().map(|(_, hash, _)| hash).collect();
     assert!(!held.is_empty());
     assert!(

@@ -80,6 +80,7 @@ impl<'f> Draft<'f> {
             Kind::Removed => Event::Removed(Removed {
                 hashes: stored.hashes,
                 medium: stored.medium,
+                anywhere: false,
                 group: stored.group,
                 locality: stored.locality,
                 ownership: stored.ownership,

@@ -1,12 +1,20 @@
-//! A stream's recorder: continuity and journal behind one set of inputs.
+//! A stream's recorder: what puts batches in order, and the journal that applies them, behind one set of inputs.
+//!
+//! The inputs depend on the kind of source: [`published`] is a socket that engines publish on, [`drained`] a buffer that is
+//! emptied by whoever reads it.
 
-use bytes::Bytes;
+mod drained;
+mod follower;
+mod published;
+
 use kvplane_core::{Continuity as Standing, Epoch, Reason, Trust};
-use kvplane_wire::Decoder;
+use kvplane_wire::{Decoder, Dialect};
 
 use crate::clock::Now;
-use crate::continuity::{Action, Continuity, EpochCause, Options};
+use crate::continuity::{Action, Continuity, Counters, EpochCause, Options};
+use crate::drain::{Drain, DrainOptions};
 use crate::journal::{Journal, JournalOptions, PassedOver};
+use follower::Follower;
 
 /// What the driver has to ask the outside for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,11 +57,12 @@ pub enum Happening {
     PassedOver(PassedOver),
 }
 
-/// Continuity and journal of one stream.
+/// Order and journal of one stream.
 #[derive(Debug)]
 pub struct Recorder {
-    continuity: Continuity,
+    follower: Follower,
     journal: Journal,
+    dialect: Dialect,
     decoder: Decoder,
     foreign_replays: u64,
     last_standing: Standing,
@@ -63,16 +72,25 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder that has heard nothing.
+    /// A recorder of what an engine publishes on a socket, which has heard nothing.
     pub fn new(follow: Options, keep: JournalOptions, rank: u32, now: Now) -> Self {
+        Self::of(Follower::Published(Box::new(Continuity::new(follow))), Dialect::Msgpack, keep, rank, now)
+    }
+
+    /// A recorder of a buffer that is drained.
+    pub fn of_drain(follow: DrainOptions, keep: JournalOptions, rank: u32, now: Now) -> Self {
+        Self::of(Follower::Drained(Box::new(Drain::new(follow))), Dialect::TrtllmJson, keep, rank, now)
+    }
+
+    fn of(follower: Follower, dialect: Dialect, keep: JournalOptions, rank: u32, now: Now) -> Self {
         let journal = Journal::new(keep, rank, now);
-        let continuity = Continuity::new(follow);
         Self {
             foreign_replays: 0,
-            last_standing: continuity.standing(),
+            last_standing: follower.standing(),
             last_trust: trust_of(&journal),
-            continuity,
+            follower,
             journal,
+            dialect,
             decoder: Decoder::default(),
             asks: Vec::new(),
             happenings: Vec::new(),
@@ -89,9 +107,19 @@ impl Recorder {
         &mut self.journal
     }
 
-    /// The state machine, to look at.
-    pub fn continuity(&self) -> &Continuity {
-        &self.continuity
+    /// Where the stream stands.
+    pub fn standing(&self) -> Standing {
+        self.follower.standing()
+    }
+
+    /// What happened to its order so far.
+    pub fn counters(&self) -> Counters {
+        self.follower.counters()
+    }
+
+    /// The publisher's number of the last batch that was put in order.
+    pub fn last_sequence(&self) -> Option<u64> {
+        self.follower.last_sequence()
     }
 
     /// What to ask the outside for.
@@ -104,54 +132,9 @@ impl Recorder {
         std::mem::take(&mut self.happenings)
     }
 
-    /// The live socket is connected (again).
-    pub fn connected(&mut self, now: Now) {
-        self.continuity.connected(now);
-        self.settle(now);
-    }
-
-    /// The live socket lost its peer.
-    pub fn disconnected(&mut self, now: Now) {
-        self.continuity.disconnected(now);
-        self.settle(now);
-    }
-
-    /// Some peer of a shared, bound socket came or went.
-    pub fn recheck(&mut self, now: Now) {
-        self.continuity.recheck(now);
-        self.settle(now);
-    }
-
-    /// A live frame arrived.
-    pub fn live(&mut self, now: Now, sequence: u64, payload: Bytes) {
-        self.continuity.live(now, sequence, payload);
-        self.settle(now);
-    }
-
-    /// The replay socket sent a batch.
-    pub fn replayed(&mut self, now: Now, id: u64, sequence: u64, payload: Bytes) {
-        self.continuity.replayed(now, id, sequence, payload);
-        self.settle(now);
-    }
-
-    /// The replay ended; `complete` if its end marker was seen.
-    pub fn replay_ended(&mut self, now: Now, id: u64, complete: bool) {
-        self.continuity.replay_ended(now, id, complete);
-        self.settle(now);
-    }
-
-    /// The answer to [`Ask::Hint`]: start time in milliseconds, usable device blocks.
-    pub fn hint(&mut self, now: Now, id: u64, start_time_ms: Option<u64>, capacity: Option<u64>) {
-        if capacity.is_some() {
-            self.journal.set_capacity(capacity);
-        }
-        self.continuity.hint(now, id, start_time_ms);
-        self.settle(now);
-    }
-
     /// Time passed.
     pub fn tick(&mut self, now: Now) {
-        self.continuity.tick(now);
+        self.follower.tick(now);
         self.settle(now);
     }
 
@@ -161,12 +144,12 @@ impl Recorder {
     }
 
     fn settle(&mut self, now: Now) {
-        while let Some(action) = self.continuity.poll() {
+        while let Some(action) = self.follower.poll() {
             match action {
                 Action::Replay { id, from } => self.asks.push(Ask::Replay { id, from }),
                 Action::Hint { id } => self.asks.push(Ask::Hint { id }),
                 Action::Apply(batch) => {
-                    let broken = match self.decoder.decode(&batch.payload) {
+                    let broken = match self.decoder.decode_as(self.dialect, &batch.payload) {
                         Ok(decoded) => {
                             if decoded.broken.is_none() {
                                 self.journal.apply(batch.sequence, &decoded, now);
@@ -178,7 +161,7 @@ impl Recorder {
                     if let Some(error) = broken {
                         let (sequence, reason) = (batch.sequence, error.as_str());
                         self.happenings.push(Happening::Undecodable { sequence, reason });
-                        self.continuity.undecodable(now, batch);
+                        self.follower.undecodable(now, batch);
                     }
                 }
                 Action::NewEpoch(cause) => {
@@ -195,14 +178,16 @@ impl Recorder {
                     self.journal.keep_after_loss(now);
                     self.happenings.push(Happening::Lost(Reason::GapKept));
                 }
+                Action::Degrade(reason) => self.journal.degrade_source(reason, now),
+                Action::Resolve(reason) => self.journal.resolve_source(reason),
             }
         }
-        if self.continuity.counters().replays_foreign > self.foreign_replays {
-            self.foreign_replays = self.continuity.counters().replays_foreign;
+        if self.follower.counters().replays_foreign > self.foreign_replays {
+            self.foreign_replays = self.follower.counters().replays_foreign;
             self.happenings.push(Happening::ForeignReplay);
         }
         self.happenings.extend(self.journal.take_passed_over().into_iter().map(Happening::PassedOver));
-        let standing = self.continuity.standing();
+        let standing = self.follower.standing();
         if standing == Standing::Live {
             self.journal.history_unknown(now);
         }

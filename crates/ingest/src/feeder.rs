@@ -1,0 +1,89 @@
+//! What every source does with a stream: feed its recorder, log what happened, free what is over.
+
+use std::sync::Arc;
+
+use kvplane_core::Trust;
+use kvplane_stream::{Ask, Happening, Now, PassedOver, Recorder, State};
+use tokio::runtime::Handle;
+use tracing::{info, warn};
+
+use crate::stream::{Outcome, Stream};
+
+/// Feeds one stream. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Feeder {
+    stream: Arc<Stream>,
+    runtime: Handle,
+}
+
+impl Feeder {
+    pub(crate) fn new(stream: Arc<Stream>, runtime: Handle) -> Self {
+        Self { stream, runtime }
+    }
+
+    /// Which stream it feeds.
+    pub(crate) fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    /// Where tasks run.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Feeds the recorder; returns what it wants to ask the outside. Whoever waits for news is woken by
+    /// [`Stream::announce`], so that a burst wakes them once.
+    pub(crate) fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) -> Vec<Ask> {
+        let Outcome { asks, happenings, retired } = self.stream.feed(input);
+        for happening in happenings {
+            self.log(happening);
+        }
+        self.free(retired);
+        asks
+    }
+
+    /// Feeds something that stands alone: whoever waits is woken at once.
+    pub(crate) fn tell(&self, input: impl FnOnce(&mut Recorder, Now)) {
+        // Only sockets are ever asked something.
+        let _asks = self.feed(input);
+        self.stream.announce();
+    }
+
+    /// Takes the stream off the plane. Its source may still speak; it is not recorded.
+    pub(crate) fn remove(&self) {
+        let Outcome { retired, .. } = self.stream.remove();
+        self.free(retired);
+    }
+
+    /// Freeing a large state takes a while: not where somebody waits.
+    fn free(&self, retired: Vec<State>) {
+        if !retired.is_empty() {
+            self.runtime.spawn_blocking(move || drop(retired));
+        }
+    }
+
+    fn log(&self, happening: Happening) {
+        let stream = self.stream.id();
+        match happening {
+            Happening::Standing(standing) => info!(%stream, continuity = %standing, "continuity changed"),
+            Happening::Trust(Trust::Exact, _) => info!(%stream, trust = %Trust::Exact, "trust changed"),
+            Happening::Trust(trust, reason) => {
+                let reason = reason.map_or("none", kvplane_core::Reason::as_str);
+                warn!(%stream, %trust, reason, "trust changed");
+            }
+            Happening::Epoch(epoch, cause) => {
+                warn!(%stream, %epoch, proven = cause.proven(), cause = cause.as_str(), "new epoch");
+            }
+            Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
+            Happening::ForeignReplay => {
+                warn!(%stream, "the replay address answers with another publisher's batches; it is asked no more");
+            }
+            Happening::PassedOver(PassedOver { kind, reason, count }) => {
+                warn!(%stream, kind, reason, count, "event passed over");
+            }
+            Happening::Undecodable { sequence, reason } => {
+                warn!(%stream, engine_sequence = sequence, reason, "batch cannot be decoded");
+            }
+        }
+    }
+}

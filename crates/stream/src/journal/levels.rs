@@ -1,0 +1,155 @@
+//! What TensorRT-LLM does differently: blocks that move between levels, blocks that are not full, groups told by their
+//! attention window.
+
+use std::sync::Arc;
+
+use kvplane_core::{Reason, Tier};
+use kvplane_wire::{Created, Layout, Moved};
+
+use super::Journal;
+use super::apply::Effects;
+use crate::change::{Change, StoreCause, StoredBlock, StoredChange, Transition};
+use crate::clock::Now;
+use crate::state::{Chain, Place, PlaceId, PlaceName, SlotId};
+
+/// The group whose blocks are whole prefixes: the one with the largest window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MainWindow {
+    window: u32,
+    group: Option<u32>,
+}
+
+impl Journal {
+    /// A block changes its level in one step: nobody sees it in neither of the two.
+    pub(super) fn apply_moved(&mut self, moved: &Moved<'_>, effects: &mut Effects, now: Now) {
+        let name =
+            |medium| PlaceName { medium: Some(medium), locality: None, ownership: None, group: moved.group };
+        let from = self.state.places.find(name(moved.from));
+        let spec = from.map(|from| self.state.places.get(from).clone());
+        let (spec_kind, window) =
+            spec.as_ref().map_or((None, None), |place| (place.spec_kind.as_deref(), place.sliding_window));
+        let spec_kind = spec_kind.or_else(|| self.kind_of_group(moved.group));
+        let Some(to) = self.state.places.place_for(name(moved.to), spec_kind, window) else {
+            self.refuse(crate::state::Refusal::Budget, 1, now);
+            return;
+        };
+        let to_ref = self.state.places.get(to).clone();
+        self.note_place(&to_ref, now);
+        let slot = match self.state.slot_for(moved.hash.bits) {
+            Ok(slot) => slot,
+            Err(refusal) => {
+                self.refuse(refusal, 1, now);
+                return;
+            }
+        };
+        let was_visible = self.is_visible(slot, to_ref.tier);
+        self.state.set_copies(slot, to, 1);
+        if !was_visible {
+            self.became_visible(slot, to_ref.tier, &mut effects.transitions);
+        }
+        effects.changes.push(Change::Stored(self.moved_change(slot, &to_ref)));
+        match from.filter(|&from| self.state.copies(slot, from) > 0) {
+            Some(from) => {
+                let left = self.take_copies(slot, moved.hash.bits, from, u32::MAX, effects);
+                let place = self.state.places.get(from).clone();
+                effects.changes.push(Change::Removed { place, blocks: vec![left] });
+            }
+            None => self.counters.unknown_removals += 1,
+        }
+    }
+
+    fn moved_change(&self, slot: SlotId, place: &Arc<Place>) -> StoredChange {
+        let hash = self.state.hash_of(slot);
+        let chain = self.state.attached_chain(slot);
+        StoredChange {
+            cause: StoreCause::Announced,
+            place: place.clone(),
+            blocks: vec![StoredBlock {
+                hash,
+                wide: self.state.wide(hash).cloned(),
+                copies: 1,
+                parent: chain.map(|chain| chain.parent),
+                tokens: chain.map(|chain| chain.tokens.clone()),
+                first_position: None,
+                content: chain.map(|chain| chain.content),
+                extra_keys: chain.and_then(|chain| chain.extra_keys.clone()),
+            }],
+            layout: if chain.is_some() { Layout::Dense } else { Layout::HashOnly },
+            block_size: chain.map_or(0, |chain| chain.block_size),
+            parent: None,
+            span: None,
+            attributes: chain.map(|chain| chain.attributes.clone()).unwrap_or_default(),
+            session_id: None,
+        }
+    }
+
+    /// How many blocks the device has; a life begins with it. With several pools no sum of copies proves anything.
+    pub(super) fn apply_created(&mut self, created: Created, effects: &mut Effects, now: Now) {
+        let first = self.main_window.is_none();
+        self.learn_window(created.window, created.group, effects, now);
+        self.capacity = Some(created.device_blocks).filter(|&blocks| first && blocks > 0);
+    }
+
+    /// The places of a group that hold a block: the drain says that a block is gone, not from where.
+    pub(super) fn places_holding(&self, slot: SlotId, group: Option<u32>) -> Vec<PlaceId> {
+        let of_group = self.state.places.iter().filter(|(_, place)| place.group == group);
+        of_group.map(|(id, _)| id).filter(|&id| self.state.copies(slot, id) > 0).collect()
+    }
+
+    /// A group shows its window. The largest is the main one: should a larger one turn up, what was told as whole prefixes
+    /// may not be.
+    pub(super) fn learn_window(
+        &mut self,
+        window: Option<u32>,
+        group: Option<u32>,
+        effects: &mut Effects,
+        now: Now,
+    ) {
+        if !self.options.semantics.windows {
+            return;
+        }
+        let window = window.unwrap_or(u32::MAX);
+        let Some(main) = self.main_window else {
+            self.main_window = Some(MainWindow { window, group });
+            return;
+        };
+        if window <= main.window {
+            return;
+        }
+        self.main_window = Some(MainWindow { window, group });
+        if self.state.entries() > 0 {
+            let elsewhere = self.state.held_elsewhere();
+            self.replace_state();
+            self.degrade(Reason::History, now);
+            effects.transitions.push(Transition::Cleared);
+            effects.changes.push(Change::Dropped { reason: Reason::History, elsewhere });
+        }
+    }
+
+    /// What the blocks of a group are, where groups are told by their windows.
+    pub(super) fn kind_of_group(&self, group: Option<u32>) -> Option<&'static str> {
+        let main = self.main_window?;
+        Some(if main.group == group { "full_attention" } else { "sliding_window" })
+    }
+
+    /// Where blocks may be stored before they are full: whether this one counts for those who know one block size.
+    pub(super) fn is_full(&self, chain: &Chain) -> bool {
+        !self.options.semantics.partial_blocks || self.block_size() == Some(chain.block_size)
+    }
+
+    /// A block that another builds on is full: the size of all blocks is known. Until then nobody has been told of any.
+    pub(super) fn learn_full_size(&mut self, block_size: u32, effects: &mut Effects) {
+        if self.learned_block_size.is_some() {
+            return;
+        }
+        self.learned_block_size = Some(block_size);
+        if self.options.block_size.is_some() {
+            return;
+        }
+        for slot in self.state.slots_in_use() {
+            for tier in Tier::ALL {
+                self.became_visible(slot, tier, &mut effects.transitions);
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Inputs from a buffer that is emptied by whoever reads it.
+
+use super::Recorder;
+use super::follower::Follower;
+use crate::clock::Now;
+use crate::drain::{Drain, DrainFailure, DrainedPart};
+
+impl Recorder {
+    /// The engine answered; `events` of this rank were in the answer, and their parts follow.
+    pub fn drain_answered(&mut self, now: Now, events: usize) {
+        self.drain(now, |drain| drain.answered(now, events));
+    }
+
+    /// Consecutive events of the answer.
+    pub fn drained(&mut self, now: Now, part: DrainedPart) {
+        self.drain(now, |drain| drain.drained(part));
+    }
+
+    /// So many events of the answer could not even be told apart: what they were is not known.
+    pub fn drain_unreadable(&mut self, now: Now, events: usize) {
+        if events > 0 {
+            self.drain(now, |drain| drain.unreadable());
+        }
+    }
+
+    /// The engine could not be drained.
+    pub fn drain_failed(&mut self, now: Now, failure: DrainFailure) {
+        self.drain(now, |drain| drain.failed(now, failure));
+    }
+
+    /// Whether the follower is a drain decides; another kind of source never calls this.
+    fn drain(&mut self, now: Now, input: impl FnOnce(&mut Drain)) {
+        if let Follower::Drained(drain) = &mut self.follower {
+            input(drain);
+            self.settle(now);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What puts batches in order: one state machine per kind of source, behind what all of them have in common.
+
+use kvplane_core::Continuity as Standing;
+
+use crate::clock::Now;
+use crate::continuity::{Action, Continuity, Counters, Sequenced};
+use crate::drain::Drain;
+
+#[derive(Debug)]
+pub(super) enum Follower {
+    /// A socket that the engine publishes on, perhaps with a replay socket beside it.
+    Published(Box<Continuity>),
+    /// A buffer that is emptied by whoever reads it.
+    Drained(Box<Drain>),
+}
+
+/// Whatever the kind: the same call to each.
+macro_rules! each {
+    ($follower:expr, $machine:ident => $call:expr) => {
+        match $follower {
+            Follower::Published($machine) => $call,
+            Follower::Drained($machine) => $call,
+        }
+    };
+}
+
+impl Follower {
+    pub(super) fn standing(&self) -> Standing {
+        each!(self, machine => machine.standing())
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        each!(self, machine => machine.counters())
+    }
+
+    pub(super) fn last_sequence(&self) -> Option<u64> {
+        each!(self, machine => machine.last_sequence())
+    }
+
+    pub(super) fn poll(&mut self) -> Option<Action> {
+        each!(self, machine => machine.poll())
+    }
+
+    pub(super) fn tick(&mut self, now: Now) {
+        each!(self, machine => machine.tick(now));
+    }
+
+    pub(super) fn undecodable(&mut self, now: Now, batch: Sequenced) {
+        each!(self, machine => machine.undecodable(now, batch));
+    }
+}

@@ -1,0 +1,55 @@
+//! Inputs from a socket that engines publish on.
+
+use bytes::Bytes;
+
+use super::Recorder;
+use super::follower::Follower;
+use crate::clock::Now;
+use crate::continuity::Continuity;
+
+impl Recorder {
+    /// The live socket is connected (again).
+    pub fn connected(&mut self, now: Now) {
+        self.published(now, |continuity| continuity.connected(now));
+    }
+
+    /// The live socket lost its peer.
+    pub fn disconnected(&mut self, now: Now) {
+        self.published(now, |continuity| continuity.disconnected(now));
+    }
+
+    /// Some peer of a shared, bound socket came or went.
+    pub fn recheck(&mut self, now: Now) {
+        self.published(now, |continuity| continuity.recheck(now));
+    }
+
+    /// A live frame arrived.
+    pub fn live(&mut self, now: Now, sequence: u64, payload: Bytes) {
+        self.published(now, |continuity| continuity.live(now, sequence, payload));
+    }
+
+    /// The replay socket sent a batch.
+    pub fn replayed(&mut self, now: Now, id: u64, sequence: u64, payload: Bytes) {
+        self.published(now, |continuity| continuity.replayed(now, id, sequence, payload));
+    }
+
+    /// The replay ended; `complete` if its end marker was seen.
+    pub fn replay_ended(&mut self, now: Now, id: u64, complete: bool) {
+        self.published(now, |continuity| continuity.replay_ended(now, id, complete));
+    }
+
+    /// The answer to [`Ask::Hint`](super::Ask::Hint): start time in milliseconds, usable device blocks.
+    pub fn hint(&mut self, now: Now, id: u64, start_time_ms: Option<u64>, capacity: Option<u64>) {
+        if capacity.is_some() {
+            self.journal.set_capacity(capacity);
+        }
+        self.published(now, |continuity| continuity.hint(now, id, start_time_ms));
+    }
+
+    fn published(&mut self, now: Now, input: impl FnOnce(&mut Continuity)) {
+        if let Follower::Published(continuity) = &mut self.follower {
+            input(continuity);
+            self.settle(now);
+        }
+    }
+}
