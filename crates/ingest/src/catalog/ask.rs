@@ -140,6 +140,8 @@ pub(super) struct Scratch {
     /// One per keyspace of the table, in its order.
     readers: Vec<(Reader, Buffer)>,
     hashed: kvplane_index::Prompt,
+    /// The prompt as pairs of tokens, once somebody needs it so.
+    pairs: Vec<u32>,
     /// By position, as all that follow.
     seen: Vec<Seen>,
     found: Vec<Found>,
@@ -174,6 +176,7 @@ impl Table {
         kept.unwrap_or_else(|| Scratch {
             readers: self.keyspaces.iter().map(|known| (known.index.reader(), Buffer::default())).collect(),
             hashed: kvplane_index::Prompt::new(Namespace::PLAIN, 1),
+            pairs: Vec::new(),
             seen: Vec::new(),
             found: Vec::new(),
             credited: Vec::new(),
@@ -182,21 +185,32 @@ impl Table {
     }
 }
 
+/// A prompt's positions as engines with EAGLE see them: each token with the one that follows it. The last token has none.
+fn pairs<'p>(ids: &[u32], out: &'p mut Vec<u32>) -> &'p [u32] {
+    if out.is_empty() {
+        out.extend(ids.array_windows::<2>().flatten());
+    }
+    out
+}
+
 impl Scratch {
     /// Reads every view, then every index.
     fn look(&mut self, table: &Table, prompt: &Prompt<'_>) {
         self.seen.clear();
         self.seen.extend(table.members.iter().map(|member| member.cell.read()));
+        self.pairs.clear();
         self.found.clear();
         self.found.resize(table.members.len(), Found::default());
         for (at, keyspace) in table.keyspaces.iter().enumerate() {
+            let shape = keyspace.shape;
             let (reader, buffer) = &mut self.readers[at];
             let answer = match *prompt {
                 Prompt::Tokens { ids, namespace } => {
-                    self.hashed.restart(namespace, keyspace.block_size);
+                    self.hashed.restart(namespace, shape.ids());
+                    let ids = if shape.bigrams { pairs(ids, &mut self.pairs) } else { ids };
                     reader.query_tokens(&mut self.hashed, ids, buffer)
                 }
-                Prompt::Hashes { block_size: Some(asked), .. } if asked != keyspace.block_size => continue,
+                Prompt::Hashes { block_size: Some(asked), .. } if asked != shape.size => continue,
                 Prompt::Hashes { hashes, chained: true, .. } => reader.query_chained(hashes, buffer),
                 Prompt::Hashes { hashes, chained: false, .. } => reader.query(hashes, buffer),
             };
@@ -206,7 +220,7 @@ impl Scratch {
                 let Some(best) = position.and_then(|position| self.found.get_mut(position as usize)) else {
                     continue;
                 };
-                let here = Found { block_size: keyspace.block_size, depths: found.depths };
+                let here = Found { block_size: shape.size, depths: found.depths };
                 if here.tokens() > best.tokens() {
                     *best = here;
                 }

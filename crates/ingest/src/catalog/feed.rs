@@ -8,10 +8,10 @@ use kvplane_stream::{Entry, Transition, VisibleBlock};
 use tracing::warn;
 
 use super::Catalog;
-use super::roster::{Keyspace, Member, Roster};
+use super::roster::{Keyspace, Member, Roster, Shape};
 use super::view::View;
 
-/// A stream's place in the index of one block size.
+/// A stream's place in the index of one shape of blocks.
 #[derive(Debug)]
 struct Seat {
     keyspace: Arc<Keyspace>,
@@ -106,12 +106,12 @@ impl StreamFeed {
 
     fn store(&mut self, tier: Tier, parent: Option<u64>, blocks: &[VisibleBlock]) {
         let mut parent = parent;
-        // A store has one block size; should it have several, each run goes where it belongs.
-        for run in blocks.chunk_by(|one, next| one.block_size == next.block_size) {
+        // A store has one shape of blocks; should it have several, each run goes where it belongs.
+        for run in blocks.chunk_by(|one, next| shape(one) == shape(next)) {
             let Some(last) = run.last() else { continue };
             self.scratch.clear();
             self.scratch.extend(run.iter().map(|block| Block { hash: block.hash, content: block.content }));
-            let at = self.seat(last.block_size);
+            let at = self.seat(shape(last));
             let Seat { keyspace, slot } = &self.seats[at];
             if let Err(refused) = keyspace.index.store(*slot, tier, parent, &self.scratch) {
                 self.lacks(refused);
@@ -120,14 +120,14 @@ impl StreamFeed {
         }
     }
 
-    fn seat(&mut self, block_size: u32) -> usize {
-        if let Some(at) = self.seats.iter().position(|seat| seat.keyspace.block_size == block_size) {
+    fn seat(&mut self, shape: Shape) -> usize {
+        if let Some(at) = self.seats.iter().position(|seat| seat.keyspace.shape == shape) {
             return at;
         }
-        let keyspace = self.roster.enter(block_size);
+        let keyspace = self.roster.enter(shape);
         let slot = keyspace.index.add_stream(u64::from(self.member.seat));
         self.seats.push(Seat { keyspace, slot });
-        self.member.set_block_size(block_size);
+        self.member.set_block_size(shape.size);
         self.seats.len() - 1
     }
 
@@ -150,11 +150,15 @@ impl StreamFeed {
     fn vacate(&mut self) {
         for Seat { keyspace, slot } in self.seats.drain(..) {
             keyspace.index.remove_stream(slot);
-            self.roster.exit(keyspace.block_size);
+            self.roster.exit(keyspace.shape);
         }
         self.lacking = None;
         self.catalog.wake_reclaimer();
     }
+}
+
+fn shape(block: &VisibleBlock) -> Shape {
+    Shape { size: block.block_size, bigrams: block.attributes.bigrams }
 }
 
 impl Drop for StreamFeed {

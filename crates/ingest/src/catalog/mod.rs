@@ -47,6 +47,8 @@ pub struct IndexStats {
     pub model: String,
     /// Tokens per block.
     pub block_size: u32,
+    /// Its positions are pairs of tokens.
+    pub bigrams: bool,
     /// What it holds.
     pub stats: Stats,
 }
@@ -74,7 +76,8 @@ impl Catalog {
             let (model, table) = (roster.model.clone(), roster.table());
             let stats = table.keyspaces.iter().map(|keyspace| IndexStats {
                 model: model.clone(),
-                block_size: keyspace.block_size,
+                block_size: keyspace.shape.size,
+                bigrams: keyspace.shape.bigrams,
                 stats: keyspace.index.stats(),
             });
             stats.collect::<Vec<_>>()

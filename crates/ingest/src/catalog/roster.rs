@@ -51,10 +51,26 @@ impl Member {
     }
 }
 
-/// All blocks of one size.
+/// What blocks must have in common to be comparable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Shape {
+    /// Positions per block.
+    pub(super) size: u32,
+    /// A position is a token and the one that follows it, as engines with EAGLE key their caches.
+    pub(super) bigrams: bool,
+}
+
+impl Shape {
+    /// Token ids that are hashed per block.
+    pub(super) fn ids(self) -> u32 {
+        if self.bigrams { self.size.saturating_mul(2) } else { self.size }
+    }
+}
+
+/// All blocks of one shape.
 #[derive(Debug)]
 pub(super) struct Keyspace {
-    pub(super) block_size: u32,
+    pub(super) shape: Shape,
     pub(super) index: Arc<Index>,
 }
 
@@ -114,7 +130,7 @@ pub struct Roster {
     options: Options,
     table: RwLock<Arc<Table>>,
     /// How many streams are in each index. Also serialises changes of the table.
-    users: Mutex<BTreeMap<u32, usize>>,
+    users: Mutex<BTreeMap<Shape, usize>>,
     pub(super) refused: RefusedCounts,
 }
 
@@ -171,33 +187,33 @@ impl Roster {
         last
     }
 
-    /// The index of a block size, for one more stream.
-    pub(super) fn enter(&self, block_size: u32) -> Arc<Keyspace> {
+    /// The index of a shape of blocks, for one more stream.
+    pub(super) fn enter(&self, shape: Shape) -> Arc<Keyspace> {
         let mut users = self.users.lock();
-        *users.entry(block_size).or_default() += 1;
+        *users.entry(shape).or_default() += 1;
         let old = self.table();
-        if let Some(known) = old.keyspaces.iter().find(|keyspace| keyspace.block_size == block_size) {
+        if let Some(known) = old.keyspaces.iter().find(|keyspace| keyspace.shape == shape) {
             return known.clone();
         }
-        let fresh = Arc::new(Keyspace { block_size, index: Index::new(&self.options) });
+        let fresh = Arc::new(Keyspace { shape, index: Index::new(&self.options) });
         let mut keyspaces = old.keyspaces.clone();
         keyspaces.push(fresh.clone());
         self.replace(Table::with(old.members.clone(), keyspaces));
         fresh
     }
 
-    /// One stream less uses the index of a block size. The last one takes it along.
-    pub(super) fn exit(&self, block_size: u32) {
+    /// One stream less uses the index of a shape. The last one takes it along.
+    pub(super) fn exit(&self, shape: Shape) {
         let mut users = self.users.lock();
-        let Some(count) = users.get_mut(&block_size) else { return };
+        let Some(count) = users.get_mut(&shape) else { return };
         *count -= 1;
         if *count > 0 {
             return;
         }
-        users.remove(&block_size);
+        users.remove(&shape);
         let old = self.table();
         let mut keyspaces = old.keyspaces.clone();
-        keyspaces.retain(|keyspace| keyspace.block_size != block_size);
+        keyspaces.retain(|keyspace| keyspace.shape != shape);
         self.replace(Table::with(old.members.clone(), keyspaces));
     }
 

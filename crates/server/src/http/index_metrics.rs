@@ -35,8 +35,10 @@ impl Collector for Indexes {
         ];
         for (name, help, value) in gauges {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for IndexStats { model, block_size, stats } in &self.stats {
-                let labels = [("model", model.as_str()), ("block_size", &block_size.to_string())];
+            for IndexStats { model, block_size, bigrams, stats } in &self.stats {
+                let bigrams = if *bigrams { "true" } else { "false" };
+                let block_size = block_size.to_string();
+                let labels = [("model", model.as_str()), ("block_size", &block_size), ("bigrams", bigrams)];
                 gauge(value(stats) as u64, metric.encode_family(&labels)?)?;
             }
         }
