@@ -98,6 +98,10 @@ pub enum Reason {
     GapKept,
     /// Blocks of the stream contradict the configured block size.
     BlockSize,
+    /// The engine gave one hash to two different blocks: what it removes cannot be told.
+    AmbiguousHash,
+    /// The engine's hashes may not tell positions apart, as those of old `SGLang` releases do not.
+    UnprovenHash,
     /// The engine publishes no events: nothing of it can be known.
     EventsDisabled,
     /// Somebody else reads the engine's event buffer too: events are missing; residency was dropped.
@@ -116,7 +120,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that show all of them.
-    pub const ALL: [Reason; 21] = [
+    pub const ALL: [Reason; 23] = [
         Reason::Unheard,
         Reason::History,
         Reason::Gap,
@@ -131,6 +135,8 @@ impl Reason {
         Reason::MalformedRemoval,
         Reason::GapKept,
         Reason::BlockSize,
+        Reason::AmbiguousHash,
+        Reason::UnprovenHash,
         Reason::EventsDisabled,
         Reason::StolenDrain,
         Reason::SuspectedDrain,
@@ -160,8 +166,11 @@ impl Reason {
             | Self::UnknownMedium
             | Self::BlockSize
             | Self::Relay
+            | Self::UnprovenHash
             | Self::UpstreamUnverified => Trust::Unverified,
-            Self::MalformedRemoval | Self::GapKept | Self::UpstreamUnsound => Trust::Unsound,
+            Self::MalformedRemoval | Self::GapKept | Self::AmbiguousHash | Self::UpstreamUnsound => {
+                Trust::Unsound
+            }
         }
     }
 
@@ -187,6 +196,8 @@ impl Reason {
             Self::MalformedRemoval => "malformed_removal",
             Self::GapKept => "gap_kept",
             Self::BlockSize => "block_size",
+            Self::AmbiguousHash => "ambiguous_hash",
+            Self::UnprovenHash => "unproven_hash",
             Self::EventsDisabled => "events_disabled",
             Self::StolenDrain => "stolen_drain",
             Self::SuspectedDrain => "suspected_drain",

@@ -73,7 +73,7 @@ struct Known {
     /// Life, first and last event.
     range: Option<(u8, u64, u64)>,
     heard_from_start: bool,
-    known_from: Option<u64>,
+    from: Option<u64>,
     lost: Vec<Reason>,
     epochs: Vec<EpochCause>,
 }
@@ -133,7 +133,7 @@ impl World {
                     assert!(self.known.range.is_none());
                     self.known.heard_from_start = true;
                 }
-                Action::KnownFrom(from) => self.known.known_from = Some(from),
+                Action::KnownFrom(from) => self.known.from = Some(from),
                 Action::Apply(part) => {
                     let [life, first, last] = part.payload[..] else { panic!() };
                     let (first, last) = (u64::from(first), u64::from(last));
@@ -275,7 +275,7 @@ fn a_restart_that_overflowed_to_just_behind_our_last_event_is_not_taken_for_the_
     world.drain(); // up to 2
     world.run(&Step::Restart(6)); // 0 to 6, of which 3 to 6 are left
     assert_eq!(world.known.epochs, [EpochCause::NothingToAsk]);
-    assert_eq!(world.known.known_from, Some(3));
+    assert_eq!(world.known.from, Some(3));
 }
 
 #[test]

@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kvplane_core::{ContentHasher, Namespace, Reason, Tier, Trust};
+use kvplane_core::{ContentHasher, EngineKind, Namespace, Reason, Tier, Trust};
 use kvplane_stream::{
-    Change, Duplicates, Entry, Journal, JournalOptions, Layout, Limits, Now, Snapshot, StoreCause, Transition,
+    Change, Duplicates, Entry, Journal, JournalOptions, Layout, Limits, Now, Semantics, Snapshot, StoreCause,
+    Transition,
 };
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
@@ -368,4 +369,27 @@ fn a_snapshot_is_the_state_at_its_moment_whatever_happens_meanwhile() {
     let mut builder = rig.journal.begin_snapshot();
     rig.journal.drop_residency(Reason::Gap, NOW);
     assert!(rig.journal.step_snapshot(&mut builder, 2).is_err());
+}
+
+#[test]
+fn one_hash_for_two_different_blocks_is_never_taken_as_exact() {
+    // What an engine does whose hashes are of a page's tokens alone: the same page behind another.
+    let mut rig = Rig::new();
+    rig.apply(&[store(&[1, 7], None), store(&[1, 7], None)]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact, "a second copy is no contradiction");
+    rig.apply(&[store(&[2], None), store(&[7], Some(2))]);
+    let worst = rig.journal.trust().worst().unwrap();
+    assert_eq!((worst.reason, worst.reason.trust()), (Reason::AmbiguousHash, Trust::Unsound));
+}
+
+#[test]
+fn a_clear_empties_what_it_means_to_the_engine() {
+    for (kind, left) in [(EngineKind::Vllm, 1), (EngineKind::Sglang, 0)] {
+        let mut rig =
+            Rig::with(JournalOptions { semantics: Semantics::of(kind), ..JournalOptions::default() });
+        let host = OwnedStored { medium: Some("CPU".into()), ..stored(&[1], None) };
+        rig.apply(&[store(&[1], None), OwnedEvent::Stored(host)]);
+        rig.apply(&[OwnedEvent::Cleared]);
+        assert_eq!(rig.held().len(), left, "{kind}");
+    }
 }

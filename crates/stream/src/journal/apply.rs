@@ -27,6 +27,8 @@ pub(super) struct Effects {
     ancestor_steps: u32,
     /// Scratch: blocks that waited and were attached.
     attached: Vec<SlotId>,
+    /// One hash came for two different blocks.
+    ambiguous: bool,
     /// Device blocks of the main group that came without their tokens.
     unresolved: Vec<SlotId>,
 }
@@ -73,6 +75,9 @@ impl Journal {
             }
         }
         self.engine_sequence = Some(engine_sequence);
+        if effects.ambiguous {
+            self.degrade(Reason::AmbiguousHash, now);
+        }
         // A later store of the same batch may have told what they are.
         self.untranslatable |=
             effects.unresolved.iter().any(|&slot| self.state.attached_chain(slot).is_none());
@@ -175,12 +180,14 @@ impl Journal {
         if let Some(wide) = wide {
             self.state.set_wide(hash.bits, wide);
         }
-        if let Some(parent) = parent
-            && self.state.chain(slot, stored.block_size).is_none()
-        {
+        if let Some(parent) = parent {
             let size = stored.block_size as usize;
             let tokens = batch.tokens(stored).slice(at * size, size).unwrap_or_default();
-            let chain = Chain {
+            let known = self.state.chain(slot, stored.block_size);
+            effects.ambiguous |=
+                known.is_some_and(|known| known.parent != parent || *known.tokens != *tokens);
+            let undefined = known.is_none();
+            let chain = || Chain {
                 block_size: stored.block_size,
                 parent,
                 tokens: Arc::from(tokens),
@@ -189,7 +196,7 @@ impl Journal {
                 attached: false,
                 content: 0,
             };
-            if let Err(refusal) = self.state.define(slot, chain, &mut effects.attached) {
+            if undefined && let Err(refusal) = self.state.define(slot, chain(), &mut effects.attached) {
                 self.state.release(slot);
                 return Err(refusal);
             }

@@ -19,7 +19,7 @@ impl Recorder {
     /// So many events of the answer could not even be told apart: what they were is not known.
     pub fn drain_unreadable(&mut self, now: Now, events: usize) {
         if events > 0 {
-            self.drain(now, |drain| drain.unreadable());
+            self.drain(now, Drain::unreadable);
         }
     }
 
