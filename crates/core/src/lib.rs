@@ -8,6 +8,7 @@ mod error;
 mod hash;
 mod identity;
 mod numbers;
+mod sglang;
 mod tier;
 mod trust;
 
@@ -16,5 +17,6 @@ pub use error::{Blame, ErrorCode, PublicError};
 pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, hash_blocks, namespace_seed};
 pub use identity::{EngineId, EngineKind, ParseKindError, StreamId, default_worker_id};
 pub use numbers::{Cursor, Epoch, NumberBase};
+pub use sglang::{sglang_event_hash, sglang_page_digest, sglang_salt_digest};
 pub use tier::{Locality, SpecKind, Tier};
 pub use trust::{Continuity, Degradation, Reason, Trust, TrustState};

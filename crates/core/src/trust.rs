@@ -100,6 +100,8 @@ pub enum Reason {
     BlockSize,
     /// The engine gave one hash to two different blocks: what it removes cannot be told.
     AmbiguousHash,
+    /// Two of the engine's blocks have one hash: when either goes, neither is said to be held any more.
+    SharedHash,
     /// The engine's hashes may not tell positions apart, as those of old `SGLang` releases do not.
     UnprovenHash,
     /// The engine publishes no events: nothing of it can be known.
@@ -120,7 +122,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that show all of them.
-    pub const ALL: [Reason; 23] = [
+    pub const ALL: [Reason; 24] = [
         Reason::Unheard,
         Reason::History,
         Reason::Gap,
@@ -136,6 +138,7 @@ impl Reason {
         Reason::GapKept,
         Reason::BlockSize,
         Reason::AmbiguousHash,
+        Reason::SharedHash,
         Reason::UnprovenHash,
         Reason::EventsDisabled,
         Reason::StolenDrain,
@@ -161,6 +164,7 @@ impl Reason {
             | Self::EventsDisabled
             | Self::StolenDrain
             | Self::SuspectedDrain
+            | Self::SharedHash
             | Self::UpstreamLower => Trust::Lower,
             Self::UnknownEvent
             | Self::UnknownMedium
@@ -197,6 +201,7 @@ impl Reason {
             Self::GapKept => "gap_kept",
             Self::BlockSize => "block_size",
             Self::AmbiguousHash => "ambiguous_hash",
+            Self::SharedHash => "shared_hash",
             Self::UnprovenHash => "unproven_hash",
             Self::EventsDisabled => "events_disabled",
             Self::StolenDrain => "stolen_drain",

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvplane_core::{ContentHasher, Namespace, Tier, Trust, chain_hash};
-use kvplane_stream::{Journal, JournalOptions, Now, Options, Parent, Recorder, Snapshot};
+use kvplane_core::{ContentHasher, EngineKind, Namespace, Reason, Tier, Trust, chain_hash};
+use kvplane_stream::{Journal, JournalOptions, Now, Options, Parent, Recorder, Semantics, Snapshot};
 use serde_json::Value;
 
 const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
@@ -26,8 +26,13 @@ fn payload(line: &Value) -> Bytes {
 }
 
 fn recorder() -> Recorder {
+    recorder_of(EngineKind::Vllm)
+}
+
+fn recorder_of(kind: EngineKind) -> Recorder {
     let follow = Options { replay: false, ..Options::default() };
-    let mut recorder = Recorder::new(follow, JournalOptions::default(), 0, NOW);
+    let keep = JournalOptions { semantics: Semantics::of(kind), ..JournalOptions::default() };
+    let mut recorder = Recorder::new(follow, keep, 0, NOW);
     recorder.connected(NOW);
     recorder
 }
@@ -113,14 +118,20 @@ fn the_engine_serves_from_its_cache_what_we_predict() {
 
 #[test]
 fn a_late_joiner_learns_from_the_ring_what_a_listener_learnt_live() {
-    for name in ["vllm-0.32.0.jsonl", "vllm-0.32.0-oracle.jsonl", "vllm-0.32.0-hybrid-oracle.jsonl"] {
+    for (kind, name) in [
+        (EngineKind::Vllm, "vllm-0.32.0.jsonl"),
+        (EngineKind::Vllm, "vllm-0.32.0-oracle.jsonl"),
+        (EngineKind::Vllm, "vllm-0.32.0-hybrid-oracle.jsonl"),
+        (EngineKind::Sglang, "sglang-0.5.23.jsonl"),
+    ] {
         let all = lines(name);
-        let mut live = recorder();
+        let mut live = recorder_of(kind);
         for line in all.iter().filter(|line| line["kind"] == "live") {
             live.live(NOW, line["seq"].as_u64().unwrap(), payload(line));
         }
         let follow = Options { replay: true, ..Options::default() };
-        let mut late = Recorder::new(follow, JournalOptions::default(), 0, NOW);
+        let keep = JournalOptions { semantics: Semantics::of(kind), ..JournalOptions::default() };
+        let mut late = Recorder::new(follow, keep, 0, NOW);
         late.connected(NOW);
         let id = late
             .take_asks()
@@ -146,5 +157,24 @@ fn a_late_joiner_learns_from_the_ring_what_a_listener_learnt_live() {
         assert!(!held(&live).is_empty());
         assert_eq!(held(&late), held(&live), "{name}");
         assert_eq!(late.last_sequence(), live.last_sequence(), "{name}");
+    }
+}
+
+#[test]
+fn a_hash_that_two_prompts_share_is_credited_while_both_are_held() {
+    let mut recorder = recorder_of(EngineKind::Sglang);
+    // A plain prompt, the same tokens under a salt, and under a key that neither a field nor the hash shows.
+    let mut removed = false;
+    for line in lines("sglang-0.5.23.jsonl").iter().filter(|line| line["kind"] == "live").take(28) {
+        recorder.live(NOW, line["seq"].as_u64().unwrap(), payload(line));
+        let label = line["request"]["label"].as_str().unwrap();
+        let worst = recorder.journal().trust().worst().map(|worst| worst.reason);
+        assert_eq!(worst.is_some(), label >= "E:" && !label.starts_with("start"), "{label}");
+        assert!(worst.is_none_or(|reason| reason == Reason::SharedHash));
+        let snapshot = snapshot(recorder.journal_mut());
+        let held = snapshot.image.blocks.iter().filter(|block| !block.holdings.is_empty());
+        let roots: Vec<_> = held.filter(|block| block.hash == 9_140_308_358_832_500_602).collect();
+        removed |= label.starts_with("G:");
+        assert_eq!(roots.len(), usize::from(!removed && !label.starts_with("start")), "{label}");
     }
 }

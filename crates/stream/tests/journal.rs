@@ -5,7 +5,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kvplane_core::{ContentHasher, EngineKind, Namespace, Reason, Tier, Trust};
+use kvplane_core::{
+    ContentHasher, EngineKind, Namespace, Reason, Tier, Trust, sglang_event_hash, sglang_page_digest,
+};
 use kvplane_stream::{
     Change, Duplicates, Entry, Journal, JournalOptions, Layout, Limits, Now, Semantics, Snapshot, StoreCause,
     Transition,
@@ -392,4 +394,50 @@ fn a_clear_empties_what_it_means_to_the_engine() {
         rig.apply(&[OwnedEvent::Cleared]);
         assert_eq!(rig.held().len(), left, "{kind}");
     }
+}
+
+/// A rig that records an `SGLang`, and the store of its first page under the hash that it gives plain prompts.
+fn sglang() -> (Rig, OwnedEvent, u64) {
+    let semantics = Semantics::of(EngineKind::Sglang);
+    let rig = Rig::with(JournalOptions { semantics, ..JournalOptions::default() });
+    let hash = sglang_event_hash(&sglang_page_digest(None, &[2, 3])) as u64;
+    let page = OwnedStored { block_hashes: hashes(&[hash]), ..stored(&[1], None) };
+    (rig, OwnedEvent::Stored(page), hash)
+}
+
+fn contents(rig: &mut Rig) -> BTreeMap<u64, u64> {
+    let snapshot = rig.snapshot();
+    let blocks = snapshot.image.blocks.iter();
+    blocks.filter_map(|block| Some((block.hash, block.attached_chain()?.content))).collect()
+}
+
+#[test]
+fn a_namespace_that_only_the_hash_shows_matches_no_plain_prompt() {
+    let (mut rig, plain, hash) = sglang();
+    rig.apply(&[plain, store(&[1], None)]);
+    let contents = contents(&mut rig);
+    assert_ne!(contents[&hash], contents[&1], "equal tokens, and one of them in a namespace without a name");
+    assert_eq!(contents[&hash], ContentHasher::default().plain(&[2, 3], Namespace::PLAIN));
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+}
+
+#[test]
+fn hashes_that_cannot_be_computed_again_are_told_and_void_once_one_can() {
+    let (mut rig, plain, hash) = sglang();
+    rig.apply(&[store(&[1], None)]);
+    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::UnprovenHash);
+    let entry = rig.apply(&[plain]);
+    assert_eq!(entry.transitions[0], Transition::Cleared, "what looked plain before was not");
+    assert_eq!(rig.device().into_keys().collect::<Vec<_>>(), [hash]);
+    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::History);
+}
+
+#[test]
+fn two_blocks_with_one_hash_go_together_where_a_block_is_held_once() {
+    let (mut rig, plain, hash) = sglang();
+    rig.apply(&[plain.clone(), plain]);
+    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::SharedHash);
+    assert_eq!(rig.device(), BTreeMap::from([(hash, 1)]));
+    rig.apply(&[remove(&[hash])]);
+    assert_eq!(rig.device(), BTreeMap::new());
 }

@@ -7,6 +7,7 @@ use kvplane_wire::{Batch, Event, Hash, Layout, RejectedKind, Removed, Stored, To
 
 use smallvec::SmallVec;
 
+use super::page_hash::hidden_namespace;
 use super::{ClearScope, Duplicates, Journal};
 use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition, VisibleBlock};
 use crate::clock::Now;
@@ -29,8 +30,23 @@ pub(super) struct Effects {
     attached: Vec<SlotId>,
     /// One hash came for two different blocks.
     ambiguous: bool,
+    /// A second block with a hash that is held.
+    shared_hash: bool,
     /// Device blocks of the main group that came without their tokens.
     unresolved: Vec<SlotId>,
+}
+
+/// One block of a store.
+#[derive(Debug, Clone, Copy)]
+struct BlockAt {
+    /// Which one.
+    at: usize,
+    hash: Hash,
+    /// What comes before it; `None` when the store does not say.
+    parent: Option<Parent>,
+    place: PlaceId,
+    /// The engine's hash shows a namespace that the store does not name.
+    hidden: bool,
 }
 
 impl Journal {
@@ -78,11 +94,19 @@ impl Journal {
         if effects.ambiguous {
             self.degrade(Reason::AmbiguousHash, now);
         }
+        if effects.shared_hash {
+            self.degrade(Reason::SharedHash, now);
+        }
         // A later store of the same batch may have told what they are.
         self.untranslatable |=
             effects.unresolved.iter().any(|&slot| self.state.attached_chain(slot).is_none());
         self.check_capacity();
         self.push(Some(engine_sequence), batch.timestamp, effects.changes, effects.transitions);
+    }
+
+    /// Where a block is held once, a second store is another block, and a removal may mean either: neither counts after it.
+    fn duplicates(&self) -> Duplicates {
+        if self.options.semantics.held_once { Duplicates::Presence } else { self.options.duplicates }
     }
 
     pub(super) fn degrade(&mut self, reason: Reason, now: Now) {
@@ -106,7 +130,9 @@ impl Journal {
             ownership: stored.ownership,
             group: stored.group,
         };
+        // Both may begin the state anew: before anything of it is looked up.
         self.learn_window(stored.sliding_window, stored.group, effects, now);
+        let hidden = layout == Layout::Dense && self.has_hidden_namespace(batch, stored, effects, now);
         let spec_kind = stored.spec_kind.or_else(|| self.kind_of_group(stored.group));
         let Some(place) = self.state.places.place_for(name, spec_kind, stored.sliding_window) else {
             self.refuse(Refusal::Budget, hashes.len(), now);
@@ -150,7 +176,9 @@ impl Journal {
                 (Layout::Dense, _) => Some(Parent::Block(hashes[at - 1].bits)),
                 _ => None,
             };
-            match self.store_block(batch, stored, at, hash, parent, place, &change.attributes, effects) {
+            let hidden = hidden && at == 0;
+            let block = BlockAt { at, hash, parent, place, hidden };
+            match self.store_block(batch, stored, block, &change.attributes, effects) {
                 Ok(block) => change.blocks.push(block),
                 Err(refusal) => {
                     // What follows builds on this block; recording it would only make it wait.
@@ -162,15 +190,11 @@ impl Journal {
         effects.changes.push(Change::Stored(change));
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one block of a store, seen from all sides")]
     fn store_block(
         &mut self,
         batch: &Batch<'_, '_>,
         stored: &Stored<'_>,
-        at: usize,
-        hash: Hash,
-        parent: Option<Parent>,
-        place: PlaceId,
+        BlockAt { at, hash, parent, place, hidden }: BlockAt,
         attributes: &Arc<Attributes>,
         effects: &mut Effects,
     ) -> Result<StoredBlock, Refusal> {
@@ -192,7 +216,7 @@ impl Journal {
                 parent,
                 tokens: Arc::from(tokens),
                 attributes: attributes.clone(),
-                extra_keys: own_keys(extra_keys),
+                extra_keys: if hidden { Some(hidden_namespace(hash)) } else { own_keys(extra_keys) },
                 attached: false,
                 content: 0,
             };
@@ -202,7 +226,8 @@ impl Journal {
             }
         }
         let before = self.state.copies(slot, place);
-        let copies = match self.options.duplicates {
+        effects.shared_hash |= before > 0 && self.options.semantics.held_once;
+        let copies = match self.duplicates() {
             Duplicates::Count => before.saturating_add(1),
             Duplicates::Presence => 1,
         };
@@ -413,7 +438,7 @@ impl Journal {
         // Looked up together: the memory they lie in is cold, and the waits overlap.
         let slots: SmallVec<[Option<SlotId>; 16]> =
             hashes.iter().map(|hash| self.state.find(hash.bits)).collect();
-        let copies = match self.options.duplicates {
+        let copies = match self.duplicates() {
             Duplicates::Count => 1,
             Duplicates::Presence => u32::MAX,
         };

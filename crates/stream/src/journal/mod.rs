@@ -2,6 +2,7 @@
 
 mod apply;
 mod levels;
+mod page_hash;
 mod snapshot;
 mod window;
 
@@ -17,6 +18,7 @@ use crate::clock::Now;
 use crate::continuity::EpochCause;
 use crate::state::{Attributes, BlockImage, CutAborted, Image, Limits, State};
 use levels::MainWindow;
+use page_hash::PageHashes;
 use window::Notes;
 pub use window::{Loss, Range, Window};
 
@@ -42,12 +44,17 @@ pub enum ClearScope {
 
 /// What an engine's events mean where engines differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent habits, not one state in disguise")]
 pub struct Semantics {
     /// What a clear empties.
     pub clears: ClearScope,
     /// The last block of a prompt may be stored before it is full (TensorRT-LLM): only blocks of the stream's size are
     /// told to consumers that know one block size.
     pub partial_blocks: bool,
+    /// A block is held once (a radix tree): a second store of a held hash is another block with the same hash.
+    pub held_once: bool,
+    /// Hashes are a chain that can be computed again (`SGLang` since 0.5.6); older releases hash a page's tokens alone.
+    pub sglang_hashes: bool,
     /// A group is told by its attention window (TensorRT-LLM): the largest window is the main one.
     pub windows: bool,
 }
@@ -57,12 +64,19 @@ impl Semantics {
     pub fn of(kind: EngineKind) -> Self {
         match kind {
             EngineKind::Vllm => Self::default(),
-            EngineKind::Sglang | EngineKind::Tokenspeed | EngineKind::Grpc | EngineKind::Kvplane => {
+            EngineKind::Sglang => Self { sglang_hashes: true, ..Self::of(EngineKind::Tokenspeed) },
+            EngineKind::Tokenspeed => {
+                Self { clears: ClearScope::Everything, held_once: true, ..Self::default() }
+            }
+            EngineKind::Grpc | EngineKind::Kvplane => {
                 Self { clears: ClearScope::Everything, ..Self::default() }
             }
-            EngineKind::Trtllm => {
-                Self { clears: ClearScope::Everything, partial_blocks: true, windows: true }
-            }
+            EngineKind::Trtllm => Self {
+                clears: ClearScope::Everything,
+                partial_blocks: true,
+                windows: true,
+                ..Self::default()
+            },
         }
     }
 }
@@ -228,6 +242,7 @@ pub struct Journal {
     learned_block_size: Option<u32>,
     /// The engine's usable device blocks, where it says so.
     capacity: Option<u64>,
+    page_hashes: PageHashes,
     /// Where groups are told by their windows.
     main_window: Option<MainWindow>,
     /// The cache was cleared while the past of other tiers was unknown, and none of them has been seen since.
@@ -269,6 +284,7 @@ impl Journal {
             last_attributes: Arc::default(),
             learned_block_size: None,
             capacity: None,
+            page_hashes: PageHashes::default(),
             main_window: None,
             other_tiers_unknown: false,
             untranslatable: false,
@@ -442,6 +458,7 @@ impl Journal {
         self.known_from_next = false;
         self.engine_sequence = None;
         self.learned_block_size = None;
+        self.page_hashes = PageHashes::default();
         self.main_window = None;
         self.other_tiers_unknown = false;
         self.untranslatable = false;

@@ -1,0 +1,76 @@
+//! What `SGLang`'s hashes tell beyond its events.
+//!
+//! Since 0.5.6 a page's hash is a chain over its tokens, and can be computed again. The event of a page names its salt and, since
+//! 0.5.22, its adapter; but a request may have been kept apart by a key of its own (`extra_key`), which is in the hash and in no
+//! field. Two prompts with equal tokens then have different pages, and only the hash says so.
+
+use std::sync::Arc;
+
+use kvplane_core::{Reason, sglang_event_hash, sglang_page_digest, sglang_salt_digest};
+use kvplane_wire::{Batch, Hash, OwnedExtraKey, Stored};
+
+use super::Journal;
+use super::apply::Effects;
+use crate::change::{Change, Transition};
+use crate::clock::Now;
+use crate::state::ExtraKeys;
+
+/// How the engine's hashes came out when they were computed again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum PageHashes {
+    /// None has been.
+    #[default]
+    Unknown,
+    /// At least one was the same: the engine hashes like this, and one that differs has a namespace that is not named.
+    Proven,
+    /// All were different: perhaps a release that hashes a page's tokens alone, mostly without a parent.
+    Foreign,
+}
+
+impl Journal {
+    /// Whether the first block of a prompt belongs to a namespace that its store does not name.
+    pub(super) fn has_hidden_namespace(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        stored: &Stored<'_>,
+        effects: &mut Effects,
+        now: Now,
+    ) -> bool {
+        let begins = stored.parent.is_none() && stored.lora_name.is_none();
+        if !self.options.semantics.sglang_hashes || !begins {
+            return false;
+        }
+        let page = batch.tokens(stored).slice(0, stored.block_size as usize);
+        let (Some(page), Some(hash)) = (page, batch.stored_hashes(stored).first()) else { return false };
+        let salt = stored.cache_salt.map(sglang_salt_digest);
+        let same = sglang_event_hash(&sglang_page_digest(salt.as_ref(), page)) == hash.bits as i64;
+        match (self.page_hashes, same) {
+            (PageHashes::Proven, same) => !same,
+            (PageHashes::Unknown, true) => {
+                self.page_hashes = PageHashes::Proven;
+                false
+            }
+            (PageHashes::Unknown | PageHashes::Foreign, false) => {
+                self.page_hashes = PageHashes::Foreign;
+                self.degrade(Reason::UnprovenHash, now);
+                false
+            }
+            (PageHashes::Foreign, true) => {
+                // So those before had a namespace of their own, and were taken for plain ones.
+                self.page_hashes = PageHashes::Proven;
+                let elsewhere = self.state.held_elsewhere();
+                self.replace_state();
+                self.trust.resolve(Reason::UnprovenHash);
+                self.degrade(Reason::History, now);
+                effects.transitions.push(Transition::Cleared);
+                effects.changes.push(Change::Dropped { reason: Reason::UnprovenHash, elsewhere });
+                false
+            }
+        }
+    }
+}
+
+/// What stands for a namespace that is not named: nothing else has it, so the block matches no question.
+pub(super) fn hidden_namespace(hash: Hash) -> ExtraKeys {
+    Arc::from([OwnedExtraKey::Text(format!("unnamed namespace of {:016x}", hash.bits))])
+}
