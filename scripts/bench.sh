@@ -5,13 +5,15 @@ cd "$(dirname "$0")/.."
 
 scripts/python-env.sh
 cargo build --release -p kvplane
-cargo build --release -p kvplane-wire --example decode_bench
+cargo build --release -p kvplane-wire --example decode_bench --example drain_bench
 cargo build --release -p kvplane-ingest --example recorder_bench
 cargo build --release -p kvplane-server --example relay_bench --example front_bench --example query_bench
 
 echo "# $(nproc) cores, $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), load $(cut -d' ' -f1-3 /proc/loadavg)"
 echo
 target/release/examples/decode_bench
+echo
+target/release/examples/drain_bench
 echo
 # Each part in a process of its own: memory is measured from a fresh start.
 for part in fanout memory snapshot; do

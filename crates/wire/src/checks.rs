@@ -3,8 +3,12 @@
 //!
 //! Each function panics when its promise is broken.
 
+mod drain;
+
 #[cfg(test)]
 mod tests;
+
+pub use self::drain::{drain_round_trip, drained_json};
 
 use crate::dynamo::WorkerKvQueryResponse;
 use crate::encode::{Profile, encode_batch};

@@ -1,5 +1,8 @@
 //! From a published message to events, in one pass.
 //!
+//! This is the msgpack that every engine publishes; the JSON that one of them has drained is read in
+//! [`trtllm`].
+//!
 //! ```text
 //! batch  = [timestamp, [event, ...], rank?, ...]
 //! event  = [kind, field, ...]              fields by position (vLLM to 0.23, SGLang to 0.5.19)
@@ -23,6 +26,7 @@ use std::ops::Range;
 
 use crate::event::{Batch, DecodeError, Event, ExtraKey, Hash, RejectReason, Rejected, RejectedKind};
 use crate::msgpack::{Fault, Reader};
+use crate::trtllm;
 
 use self::draft::Draft;
 use self::field::{Field, Kind};
@@ -31,11 +35,11 @@ use self::field::{Field, Kind};
 const KEPT_ENTRIES: usize = 1 << 20;
 
 /// Events that any message may hold, whatever its size.
-const FREE_EVENTS: usize = 4096;
+pub(crate) const FREE_EVENTS: usize = 4096;
 
 /// Beyond those, a message must have this many bytes per event. The shortest real one has fifteen, so only
 /// a message made to fill memory is refused.
-const BYTES_PER_EVENT: usize = 8;
+pub(crate) const BYTES_PER_EVENT: usize = 8;
 
 /// How a payload is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,7 +47,7 @@ pub enum Dialect {
     /// Published messages of vLLM, `SGLang`, `TokenSpeed` and TensorRT-LLM's push mode.
     #[default]
     Msgpack,
-    /// Drained events of TensorRT-LLM.
+    /// Drained events of TensorRT-LLM: the payload of a [`Part`](crate::trtllm::Part).
     TrtllmJson,
 }
 
@@ -51,27 +55,60 @@ pub enum Dialect {
 #[derive(Debug, Default)]
 pub struct Decoder {
     scratch: Scratch,
+    texts: trtllm::Texts,
 }
 
 /// Where the numbers of a batch lie.
 #[derive(Debug, Default)]
-struct Scratch {
-    hashes: Vec<Hash>,
-    tokens: Vec<u32>,
-    extra_ranges: Vec<Range<usize>>,
-    digests: Vec<u8>,
+pub(crate) struct Scratch {
+    pub(crate) hashes: Vec<Hash>,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) extra_ranges: Vec<Range<usize>>,
+    pub(crate) digests: Vec<u8>,
 }
 
 /// The buffers that one batch fills.
-struct Sink<'d, 'f> {
-    scratch: &'d mut Scratch,
-    extra_keys: Vec<ExtraKey<'f>>,
+pub(crate) struct Sink<'d, 'f> {
+    pub(crate) scratch: &'d mut Scratch,
+    pub(crate) extra_keys: Vec<ExtraKey<'f>>,
 }
 
 // === impl Decoder ===
 
 impl Decoder {
-    /// Decodes one message.
+    /// Decodes a payload of any dialect.
+    pub fn decode_as<'d>(
+        &'d mut self,
+        dialect: Dialect,
+        payload: &'d [u8],
+    ) -> Result<Batch<'d, 'd>, DecodeError> {
+        match dialect {
+            Dialect::Msgpack => self.decode(payload),
+            Dialect::TrtllmJson => Ok(self.decode_trtllm(payload)),
+        }
+    }
+
+    fn decode_trtllm<'d>(&'d mut self, payload: &'d [u8]) -> Batch<'d, 'd> {
+        self.scratch.clear();
+        self.texts.fill(payload);
+        let mut sink = Sink { scratch: &mut self.scratch, extra_keys: Vec::new() };
+        let trtllm::Read { events, rank, unknown_fields, broken } =
+            trtllm::read(payload, &self.texts, &mut sink);
+        Batch {
+            timestamp: 0.0,
+            rank,
+            events,
+            unknown_fields,
+            broken,
+            extra_keys: sink.extra_keys,
+            hashes: &self.scratch.hashes,
+            tokens: &self.scratch.tokens,
+            extra_ranges: &self.scratch.extra_ranges,
+            digests: &self.scratch.digests,
+        }
+    }
+
+    /// Decodes one msgpack message.
     ///
     /// An error means that it is no batch at all. A batch that broke off comes back with what was read and
     /// with `broken` set.
@@ -103,18 +140,6 @@ impl Decoder {
         })
     }
 
-    /// Decodes a payload of any dialect.
-    pub fn decode_as<'d, 'f>(
-        &'d mut self,
-        dialect: Dialect,
-        payload: &'f [u8],
-    ) -> Result<Batch<'d, 'f>, DecodeError> {
-        match dialect {
-            Dialect::Msgpack => self.decode(payload),
-            Dialect::TrtllmJson => Err(DecodeError::NotABatch),
-        }
-    }
-
     /// How many bytes the buffers hold on to.
     pub fn retained_bytes(&self) -> usize {
         let Scratch { hashes, tokens, extra_ranges, digests } = &self.scratch;
@@ -122,6 +147,7 @@ impl Decoder {
             + tokens.capacity() * size_of::<u32>()
             + extra_ranges.capacity() * size_of::<Range<usize>>()
             + digests.capacity()
+            + self.texts.retained_bytes()
     }
 }
 
@@ -145,13 +171,13 @@ impl Scratch {
 
 impl Sink<'_, '_> {
     /// The fill levels, to come back to.
-    fn levels(&self) -> [usize; 5] {
+    pub(crate) fn levels(&self) -> [usize; 5] {
         let Scratch { hashes, tokens, extra_ranges, digests } = &*self.scratch;
         [hashes.len(), tokens.len(), extra_ranges.len(), digests.len(), self.extra_keys.len()]
     }
 
     /// Drops what was added since `levels`.
-    fn roll_back(&mut self, [hashes, tokens, extra_ranges, digests, extra_keys]: [usize; 5]) {
+    pub(crate) fn roll_back(&mut self, [hashes, tokens, extra_ranges, digests, extra_keys]: [usize; 5]) {
         self.scratch.hashes.truncate(hashes);
         self.scratch.tokens.truncate(tokens);
         self.scratch.extra_ranges.truncate(extra_ranges);

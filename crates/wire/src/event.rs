@@ -8,8 +8,8 @@ use std::ops::Range;
 /// An engine's own block hash.
 ///
 /// `bits` is what parents and removals are resolved by: an integer as its 64-bit pattern, bytes by their
-/// last eight (big-endian), which is how vLLM itself shortens a digest. The whole digest stays reachable
-/// through [`Batch::wide`].
+/// last eight (big-endian), which is how vLLM itself shortens a digest, hexadecimal digits by their first
+/// eight bytes, which is how `TensorRT-LLM` does. The whole digest stays reachable through [`Batch::wide`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hash {
     /// The 64 bits that identify the block within its stream.
@@ -266,6 +266,9 @@ pub enum DecodeError {
     /// A byte that no msgpack value begins with.
     #[error("not msgpack")]
     NotMsgpack,
+    /// Bytes that no JSON has at that place.
+    #[error("not JSON")]
+    NotJson,
     /// The message is not `[timestamp, events, …]`.
     #[error("not an event batch")]
     NotABatch,
@@ -280,6 +283,7 @@ impl DecodeError {
         match self {
             Self::Truncated => "truncated",
             Self::NotMsgpack => "not_msgpack",
+            Self::NotJson => "not_json",
             Self::NotABatch => "not_a_batch",
             Self::TrailingBytes => "trailing_bytes",
         }
@@ -289,13 +293,13 @@ impl DecodeError {
 /// One published message, decoded. Borrows its frame (`'f`) and its decoder's buffers (`'d`).
 #[derive(Debug)]
 pub struct Batch<'d, 'f> {
-    /// The publisher's wall clock, seconds.
+    /// The publisher's wall clock, seconds; 0 in a dialect that has none.
     pub timestamp: f64,
-    /// The data-parallel rank that the publisher wrote into the batch.
+    /// The data-parallel rank that the publisher wrote into the batch, or into its last event.
     pub rank: Option<i64>,
     /// The events, in order.
     pub events: Vec<Event<'f>>,
-    /// How many unknown map keys and trailing elements were passed over.
+    /// How many unknown or repeated keys and trailing elements were passed over.
     pub unknown_fields: u32,
     /// Set when the message broke off: `events` holds what came before.
     pub broken: Option<DecodeError>,

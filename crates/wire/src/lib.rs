@@ -3,6 +3,7 @@
 //! - [`Decoder`] reads a published message of any vLLM since 0.9, and what `SGLang` and `TokenSpeed` send;
 //! - [`encode`] writes what each vLLM release would have sent;
 //! - [`replay`] knows the frames around a payload, live and replayed;
+//! - [`trtllm`] is the JSON that `TensorRT-LLM` has drained over HTTP: cut into parts, read and written;
 //! - [`dynamo`] is the JSON that a Dynamo router recovers from;
 //! - [`msgpack`] is the level of bytes below the first two.
 //!
@@ -14,6 +15,7 @@ pub mod dynamo;
 pub mod encode;
 pub mod msgpack;
 pub mod replay;
+pub mod trtllm;
 
 mod decode;
 mod event;

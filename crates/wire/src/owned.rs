@@ -88,11 +88,13 @@ pub enum OwnedEvent {
 impl OwnedEvent {
     /// A decoded event with its parts copied out of the batch.
     ///
-    /// `None` for events that were rejected or are of an unknown kind, and for stores that hold what no
-    /// vLLM sends: bigrams, a cache salt as a field, or extra keys of an unknown shape.
+    /// `None` for events that were rejected or are of an unknown kind, and for what no vLLM sends: a store
+    /// with bigrams, with a cache salt as a field or with extra keys of an unknown shape; a removal from
+    /// wherever the blocks lie; moves.
     pub fn from_decoded<'f>(batch: &Batch<'_, 'f>, event: &Event<'f>) -> Option<Self> {
         match event {
             Event::Stored(stored) => own_stored(batch, stored).map(Self::Stored),
+            Event::Removed(removed) if removed.anywhere => None,
             Event::Removed(removed) => Some(Self::Removed(own_removed(batch, removed))),
             Event::Cleared { .. } => Some(Self::Cleared),
             Event::Moved(_) | Event::Created(_) | Event::Unknown { .. } | Event::Rejected(_) => None,
@@ -155,7 +157,7 @@ fn own_hash(batch: &Batch<'_, '_>, hash: Hash) -> OwnedHash {
     }
 }
 
-fn own_key(key: &ExtraKey<'_>) -> Option<OwnedExtraKey> {
+pub(crate) fn own_key(key: &ExtraKey<'_>) -> Option<OwnedExtraKey> {
     Some(match *key {
         ExtraKey::Text(text) => OwnedExtraKey::Text(text.to_owned()),
         ExtraKey::Bytes(bytes) => OwnedExtraKey::Bytes(bytes.to_vec()),
