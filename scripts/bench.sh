@@ -7,7 +7,7 @@ scripts/python-env.sh
 cargo build --release -p kvplane
 cargo build --release -p kvplane-wire --example decode_bench --example drain_bench
 cargo build --release -p kvplane-ingest --example recorder_bench
-cargo build --release -p kvplane-server --example relay_bench --example front_bench --example query_bench
+cargo build --release -p kvplane-server --example relay_bench --example drain_fleet_bench --example front_bench --example query_bench
 
 echo "# $(nproc) cores, $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), load $(cut -d' ' -f1-3 /proc/loadavg)"
 echo
@@ -21,6 +21,8 @@ for part in fanout memory snapshot; do
     echo
 done
 target/release/examples/relay_bench target/release/kvplane .venv/bin/python scripts/smg_relay_server.py
+echo
+target/release/examples/drain_fleet_bench target/release/kvplane
 echo
 target/release/examples/front_bench
 echo

@@ -13,6 +13,7 @@ mod address;
 mod catalog;
 mod check;
 mod clock;
+mod drain;
 mod feeder;
 mod hint;
 mod plane;

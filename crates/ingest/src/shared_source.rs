@@ -8,6 +8,7 @@ use parking_lot::RwLock;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{info, warn};
 
+use crate::drain;
 use crate::feeder::Feeder;
 use crate::plane::Plane;
 use crate::spec::{EngineSpec, Feed, RankSpec};
@@ -63,17 +64,19 @@ impl SharedSource {
     /// Starts the source of an engine, which feeds nobody yet.
     pub(crate) fn start(spec: &EngineSpec, plane: Weak<Plane>, first: Feeder) -> Self {
         let stop = CancellationToken::new();
-        let address = first.stream().id().engine.clone();
         let runtime = first.runtime().clone();
         let ranks = Arc::new(Ranks {
-            engine: address,
+            engine: spec.id.clone(),
             address: spec.ranks.first().map(|rank| rank.events.address().to_owned()).unwrap_or_default(),
             plane,
             feeders: RwLock::new(BTreeMap::from([(first.stream().id().rank, first)])),
         });
         match &spec.feed {
             Feed::Published => {}
-            Feed::Drained(_) => drop(runtime),
+            Feed::Drained(drain) => {
+                let run = drain::run(drain.clone(), ranks.clone());
+                runtime.spawn(stop.clone().run_until_cancelled_owned(run));
+            }
         }
         Self { ranks, _stop: stop.drop_guard() }
     }

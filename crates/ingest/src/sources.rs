@@ -78,12 +78,11 @@ impl Sources {
     /// Feeds one stream from its engine's one source, which is started with the first.
     pub(crate) fn share(&mut self, spec: &EngineSpec, plane: &Weak<Plane>, feeder: Feeder) {
         let stream = feeder.stream().id().clone();
-        match self.shared.get(&stream.engine) {
-            Some(source) => source.add(feeder.clone()),
-            None => {
-                let source = SharedSource::start(spec, plane.clone(), feeder.clone());
-                self.shared.insert(stream.engine.clone(), source);
-            }
+        if let Some(source) = self.shared.get(&stream.engine) {
+            source.add(feeder.clone());
+        } else {
+            let source = SharedSource::start(spec, plane.clone(), feeder.clone());
+            self.shared.insert(stream.engine.clone(), source);
         }
         self.by_stream.insert(stream, Source::Shared { feeder });
     }
