@@ -121,7 +121,7 @@ async fn version(State(engine): State<SimHandle>) -> Json<Value> {
 
 async fn kv_event_sources(State(engine): State<SimHandle>) -> Response {
     let config = engine.config();
-    if config.profile < Profile::Vllm0_32 {
+    if !config.profile.is_at_least(Profile::Vllm0_32) {
         return StatusCode::NOT_FOUND.into_response();
     }
     let mut ranks = Map::new();
@@ -144,7 +144,7 @@ async fn kv_event_sources(State(engine): State<SimHandle>) -> Response {
 
 async fn reset_prefix_cache(State(engine): State<SimHandle>) -> Response {
     let success = engine.reset_prefix_cache();
-    if engine.config().profile >= Profile::Vllm0_26 {
+    if engine.config().profile.is_at_least(Profile::Vllm0_26) {
         Json(json!({ "success": success })).into_response()
     } else {
         StatusCode::OK.into_response()

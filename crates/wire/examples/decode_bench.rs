@@ -1,11 +1,12 @@
-//! What one core pays per block of 16 tokens: decoding alone, and decoding with content hashes.
+//! What one core pays per block of 16 tokens: decoding alone, and decoding with content hashes, for the wire
+//! shape of every engine release.
 //!
 //! `cargo run --release -p kvplane-wire --example decode_bench`
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvplane_core::{ContentHasher, Namespace};
+use kvplane_core::{ContentHasher, EngineKind, Namespace};
 use kvplane_wire::{Decoder, Event, OwnedEvent, OwnedHash, OwnedStored, Profile, encode_batch};
 
 const BLOCK_SIZE: usize = 16;
@@ -14,26 +15,45 @@ const BLOCKS: usize = 8;
 const BATCHES: usize = 2000;
 const RUNS: usize = 21;
 
-/// How token ids are drawn. Both are made up: neither was measured on text. They differ in how often each
+/// How token ids are drawn. All are made up: none was measured on text. They differ in how often each
 /// width of integer occurs, which is what a reader that guesses widths would be sensitive to.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Ids {
     Skewed,
     Uniform,
+    /// Pairs of skewed ones, as `SGLang` sends them with EAGLE.
+    Bigrams,
 }
 
 fn main() {
-    println!("ns per block of {BLOCK_SIZE} tokens, {BLOCKS} blocks per batch, median of {RUNS} runs");
-    println!("{:<12} {:<18} {:>8} {:>14}", "profile", "token ids", "decode", "decode + hash");
-    for profile in [Profile::Vllm0_22, Profile::Vllm0_32] {
-        for (name, ids) in [("skewed, 128k", Ids::Skewed), ("uniform, 128k", Ids::Uniform)] {
+    println!("blocks of {BLOCK_SIZE} tokens, {BLOCKS} blocks per batch, median of {RUNS} runs");
+    println!(
+        "{:<17} {:<8} {:>6} {:>11} {:>16} {:>14}",
+        "profile", "ids", "events", "ns/block", "ns/block, hashed", "events/s"
+    );
+    for profile in Profile::ALL {
+        for (name, ids) in [("skewed", Ids::Skewed), ("uniform", Ids::Uniform), ("bigrams", Ids::Bigrams)] {
+            if ids == Ids::Bigrams && profile.engine() != EngineKind::Sglang {
+                continue;
+            }
             let frames = frames(profile, ids);
             let mut state = State::default();
             let decode = median(|| frames.iter().map(|frame| state.decode(frame)).fold(0, u64::wrapping_add));
             let both = median(|| frames.iter().map(|frame| state.hash(frame)).fold(0, u64::wrapping_add));
-            println!("{:<12} {name:<18} {decode:>8.1} {both:>14.1}", profile.as_str());
+            let events = events_per_batch(profile);
+            let per_second = 1e9 / (decode * BLOCKS as f64) * events as f64;
+            println!(
+                "{:<17} {name:<8} {events:>6} {decode:>11.1} {both:>16.1} {per_second:>14.0}",
+                profile.as_str()
+            );
         }
     }
+}
+
+/// `SGLang` told of every page in an event of its own until 0.5.17.
+fn events_per_batch(profile: Profile) -> usize {
+    let one_each = matches!(profile, Profile::Sglang0_4_6 | Profile::Sglang0_4_7 | Profile::Sglang0_5_9);
+    if one_each { BLOCKS } else { 1 }
 }
 
 #[derive(Default)]
@@ -53,8 +73,10 @@ impl State {
         let mut sum = 0u64;
         for event in &batch.events {
             let Event::Stored(stored) = event else { continue };
-            let tokens = batch.tokens(stored).ids();
-            for (hash, block) in batch.stored_hashes(stored).iter().zip(tokens.chunks_exact(BLOCK_SIZE)) {
+            let tokens = batch.tokens(stored);
+            let width = tokens.ids().len() / tokens.positions().max(1) * BLOCK_SIZE;
+            let blocks = tokens.ids().chunks_exact(width.max(1));
+            for (hash, block) in batch.stored_hashes(stored).iter().zip(blocks) {
                 let content = self.hasher.plain(block, Namespace::PLAIN);
                 sum = sum.wrapping_add(content ^ hash.bits);
             }
@@ -78,22 +100,35 @@ fn median(mut run: impl FnMut() -> u64) -> f64 {
 
 fn frames(profile: Profile, ids: Ids) -> Vec<Vec<u8>> {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
-    (0..BATCHES)
-        .map(|_| {
-            let stored = OwnedStored {
-                block_hashes: (0..BLOCKS).map(|_| OwnedHash::Unsigned(random.next())).collect(),
-                parent: Some(OwnedHash::Unsigned(random.next())),
-                token_ids: (0..BLOCKS * BLOCK_SIZE).map(|_| ids.draw(&mut random)).collect(),
-                block_size: BLOCK_SIZE as u32,
-                medium: Some("GPU".to_owned()),
-                extra_keys: Some(vec![None; BLOCKS]),
-                group: Some(0),
-                spec_kind: Some("full_attention".to_owned()),
-                ..OwnedStored::default()
-            };
-            encode_batch(profile, 1_700_000_000.5, Some(0), &[OwnedEvent::Stored(stored)])
-        })
-        .collect()
+    let events = events_per_batch(profile);
+    let mut batch = || -> Vec<u8> {
+        let stores: Vec<_> =
+            (0..events).map(|_| store(profile.engine(), BLOCKS / events, ids, &mut random)).collect();
+        encode_batch(profile, 1_700_000_000.5, Some(0), &stores)
+    };
+    (0..BATCHES).map(|_| batch()).collect()
+}
+
+/// A store as the engine would make it; what a profile does not have is left out by the encoder.
+fn store(engine: EngineKind, blocks: usize, ids: Ids, random: &mut Random) -> OwnedEvent {
+    let hash = |random: &mut Random| match engine {
+        EngineKind::Sglang => OwnedHash::Signed(random.next().cast_signed()),
+        _ => OwnedHash::Unsigned(random.next()),
+    };
+    let bigrams = ids == Ids::Bigrams;
+    let count = blocks * BLOCK_SIZE * if bigrams { 2 } else { 1 };
+    OwnedEvent::Stored(OwnedStored {
+        block_hashes: (0..blocks).map(|_| hash(random)).collect(),
+        parent: Some(hash(random)),
+        token_ids: (0..count).map(|_| ids.draw(random)).collect(),
+        bigrams,
+        block_size: BLOCK_SIZE as u32,
+        medium: Some("GPU".to_owned()),
+        extra_keys: Some(vec![None; blocks]),
+        group: Some(0),
+        spec_kind: Some("full_attention".to_owned()),
+        ..OwnedStored::default()
+    })
 }
 
 impl Ids {
@@ -101,7 +136,7 @@ impl Ids {
         let unit = (random.next() >> 11) as f64 / (1u64 << 53) as f64;
         let unit = match self {
             // A third in one byte, half of all below 2000, a tenth above 65536.
-            Self::Skewed => unit.powi(6),
+            Self::Skewed | Self::Bigrams => unit.powi(6),
             Self::Uniform => unit,
         };
         (unit * 128_000.0) as u32

@@ -13,8 +13,9 @@ pub use self::drain::{drain_round_trip, drained_json};
 use crate::dynamo::WorkerKvQueryResponse;
 use crate::encode::{Profile, encode_batch};
 use crate::event::{Batch, Event, ExtraKey};
+use crate::field::Field;
 use crate::msgpack::Reader;
-use crate::owned::OwnedEvent;
+use crate::owned::{OwnedEvent, OwnedExtraKey};
 use crate::replay::{Framing, Reply, end_frames, parse_live, parse_reply, parse_request, reply_frames};
 use crate::{Decoder, Tokens};
 
@@ -53,9 +54,11 @@ pub fn decode_batch(frame: &[u8]) {
     assert!(again.is_ok_and(|again| again.events == events && again.broken == broken));
     bounded(&decoder, frame);
 
-    // What was understood can be said in the newest dialect, and is then understood alike.
-    let understood: Vec<OwnedEvent> = owned.into_iter().flatten().collect();
-    round_trip(Profile::Vllm0_32, &understood);
+    // What was understood can be said in the newest dialects, and is then understood alike.
+    for profile in [Profile::Vllm0_32, Profile::Sglang0_5_22, Profile::TrtllmZmq] {
+        let understood: Vec<_> = owned.iter().flatten().map(|event| as_sent(profile, event)).collect();
+        round_trip(profile, &understood);
+    }
 }
 
 /// What a profile encodes is decoded to the same events.
@@ -79,30 +82,42 @@ pub fn as_sent(profile: Profile, event: &OwnedEvent) -> OwnedEvent {
             *field = None;
         }
     }
+    let shape = profile.shape();
     let mut event = event.clone();
     match &mut event {
         OwnedEvent::Stored(stored) => {
-            let fields = profile.stored_fields();
-            keep(&mut stored.medium, fields >= 6);
-            keep(&mut stored.lora_name, fields >= 7);
-            keep(&mut stored.extra_keys, fields >= 8);
-            keep(&mut stored.group, fields >= 9);
-            keep(&mut stored.spec_kind, fields >= 10);
-            keep(&mut stored.sliding_window, fields >= 11);
-            keep(&mut stored.locality, fields >= 12);
-            keep(&mut stored.ownership, fields >= 13);
-            keep(&mut stored.session_id, fields >= 14);
+            let sends = |field: Field| shape.stored.iter().any(|declared| declared.field == field);
+            keep(&mut stored.lora_id, sends(Field::LoraId));
+            keep(&mut stored.medium, sends(Field::Medium));
+            keep(&mut stored.lora_name, sends(Field::LoraName));
+            keep(&mut stored.cache_salt, sends(Field::CacheSalt) || sends(Field::Metadata));
+            keep(&mut stored.extra_keys, sends(Field::ExtraKeys) || sends(Field::MultimodalKeys));
+            keep(&mut stored.group, sends(Field::Group));
+            keep(&mut stored.spec_kind, sends(Field::SpecKind));
+            keep(&mut stored.sliding_window, sends(Field::SlidingWindow));
+            keep(&mut stored.locality, sends(Field::Locality));
+            keep(&mut stored.ownership, sends(Field::Ownership));
+            keep(&mut stored.session_id, sends(Field::SessionId));
+            if sends(Field::MultimodalKeys) {
+                stored.extra_keys.iter_mut().flatten().for_each(keep_items);
+            }
         }
         OwnedEvent::Removed(removed) => {
-            let fields = profile.removed_fields();
-            keep(&mut removed.medium, fields >= 2);
-            keep(&mut removed.group, fields >= 3);
-            keep(&mut removed.locality, fields >= 4);
-            keep(&mut removed.ownership, fields >= 5);
+            let sends = |field: Field| shape.removed.iter().any(|declared| declared.field == field);
+            keep(&mut removed.medium, sends(Field::Medium));
+            keep(&mut removed.group, sends(Field::Group));
+            keep(&mut removed.locality, sends(Field::Locality));
+            keep(&mut removed.ownership, sends(Field::Ownership));
         }
         OwnedEvent::Cleared => {}
     }
     event
+}
+
+/// Of a block's keys, those that are multimodal items.
+fn keep_items(keys: &mut Option<Vec<OwnedExtraKey>>) {
+    let items = keys.take().into_iter().flatten().filter(|key| matches!(key, OwnedExtraKey::Multimodal(..)));
+    *keys = Some(items.collect()).filter(|items: &Vec<_>| !items.is_empty());
 }
 
 /// Any frames are a reply, a live message or a request, or an error; what is read can be built again. The

@@ -17,19 +17,21 @@
 //! - bytes that are no msgpack, or end early, break the message off: events before that point are kept.
 
 mod draft;
-mod field;
+mod multimodal;
 
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
-use crate::event::{Batch, DecodeError, Event, ExtraKey, Hash, RejectReason, Rejected, RejectedKind};
+use crate::event::{Batch, DecodeError, Event, ExtraKey, RejectReason, Rejected, RejectedKind};
+use crate::field::{Field, Kind};
+use crate::hash::Hash;
 use crate::msgpack::{Fault, Reader};
 use crate::trtllm;
 
 use self::draft::Draft;
-use self::field::{Field, Kind};
+use self::multimodal::Text;
 
 /// Entries that a buffer keeps between batches; more than any batch of an engine step needs.
 const KEPT_ENTRIES: usize = 1 << 20;
@@ -71,6 +73,8 @@ pub(crate) struct Scratch {
 pub(crate) struct Sink<'d, 'f> {
     pub(crate) scratch: &'d mut Scratch,
     pub(crate) extra_keys: Vec<ExtraKey<'f>>,
+    /// Texts among the token ids of every store so far.
+    texts: Vec<Text<'f>>,
 }
 
 // === impl Decoder ===
@@ -91,7 +95,7 @@ impl Decoder {
     fn decode_trtllm<'d>(&'d mut self, payload: &'d [u8]) -> Batch<'d, 'd> {
         self.scratch.clear();
         self.texts.fill(payload);
-        let mut sink = Sink { scratch: &mut self.scratch, extra_keys: Vec::new() };
+        let mut sink = Sink::new(&mut self.scratch);
         let trtllm::Read { events, rank, unknown_fields, broken } =
             trtllm::read(payload, &self.texts, &mut sink);
         Batch {
@@ -122,7 +126,7 @@ impl Decoder {
         let timestamp = reader.number()?;
         let count = reader.array_len()?;
 
-        let mut sink = Sink { scratch: &mut self.scratch, extra_keys: Vec::new() };
+        let mut sink = Sink::new(&mut self.scratch);
         let mut batch = Parts { events: Vec::with_capacity(count.min(16)), ..Parts::default() };
         let broken = batch.read(&mut reader, elements, count, &mut sink).err();
 
@@ -169,7 +173,11 @@ impl Scratch {
 
 // === impl Sink ===
 
-impl Sink<'_, '_> {
+impl<'d> Sink<'d, '_> {
+    fn new(scratch: &'d mut Scratch) -> Self {
+        Self { scratch, extra_keys: Vec::new(), texts: Vec::new() }
+    }
+
     /// The fill levels, to come back to.
     pub(crate) fn levels(&self) -> [usize; 5] {
         let Scratch { hashes, tokens, extra_ranges, digests } = &*self.scratch;
@@ -288,7 +296,7 @@ impl<'f> Parts<'f> {
         Ok(self.finish(draft, kind, sink))
     }
 
-    fn finish(&mut self, draft: Draft<'f>, kind: Kind, sink: &Sink<'_, 'f>) -> Event<'f> {
+    fn finish(&mut self, draft: Draft<'f>, kind: Kind, sink: &mut Sink<'_, 'f>) -> Event<'f> {
         match draft.finish(kind, sink) {
             Ok((event, unknown)) => {
                 self.unknown_fields = self.unknown_fields.saturating_add(unknown);

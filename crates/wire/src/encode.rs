@@ -1,17 +1,19 @@
-//! From events to the bytes that a vLLM of some version would send.
+//! From events to the bytes that an engine of some version would send.
 //!
-//! The encoder stands in for msgspec: arrays are as long as their version's struct, with nil for what is
-//! absent; maps begin with `type`, keep the order of declaration, and leave out a field that has its
-//! default. What a version does not know is not sent.
+//! The encoder stands in for msgspec: a field that its struct declares is written in the order of declaration,
+//! by position or by name, with nil for what is absent; maps begin with `type`. Which fields those are, and
+//! which are left out instead, is the [profile's](profile) table. What a version does not know is not sent.
 
 mod profile;
 
 #[cfg(test)]
 mod tests;
 
+use crate::field::{Field, Kind};
 use crate::msgpack::Writer;
 use crate::owned::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
 
+use self::profile::Declared;
 pub use self::profile::{Profile, UnknownProfile};
 
 /// Encodes one batch as the profile's engine does.
@@ -34,35 +36,38 @@ pub fn encode_batch(profile: Profile, timestamp: f64, rank: Option<u32>, events:
 
 /// Appends one event as the profile's engine writes it.
 pub fn encode_event(profile: Profile, event: &OwnedEvent, writer: &mut Writer) {
-    let (tag, fields) = match event {
-        OwnedEvent::Stored(stored) => ("BlockStored", stored_fields(profile, stored)),
-        OwnedEvent::Removed(removed) => ("BlockRemoved", removed_fields(profile, removed)),
-        OwnedEvent::Cleared => ("AllBlocksCleared", Vec::new()),
+    let shape = profile.shape();
+    let (kind, declared): (_, &[Declared]) = match event {
+        OwnedEvent::Stored(_) => (Kind::Stored, shape.stored),
+        OwnedEvent::Removed(_) => (Kind::Removed, shape.removed),
+        OwnedEvent::Cleared => (Kind::Cleared, &[]),
+    };
+    let value = |field| match event {
+        OwnedEvent::Stored(stored) => stored_value(stored, field),
+        OwnedEvent::Removed(removed) => removed_value(removed, field),
+        OwnedEvent::Cleared => Value::Nil,
+    };
+    let sent = || {
+        declared
+            .iter()
+            .map(|declared| (declared, value(declared.field)))
+            .filter(|(declared, value)| !(declared.omitted_when_nil && value.is_nil()))
     };
     if profile.events_are_maps() {
-        let sent = || fields.iter().filter(|field| field.always || !field.value.is_nil());
         writer.map(1 + sent().count());
         writer.text("type");
-        writer.text(tag);
-        for field in sent() {
-            writer.text(field.name);
-            field.value.write(writer);
+        writer.text(kind.tag());
+        for (declared, value) in sent() {
+            writer.text(declared.field.name());
+            value.write(writer);
         }
     } else {
-        writer.array(1 + fields.len());
-        writer.text(tag);
-        for field in &fields {
-            field.value.write(writer);
+        writer.array(1 + sent().count());
+        writer.text(kind.tag());
+        for (_, value) in sent() {
+            value.write(writer);
         }
     }
-}
-
-/// A field that the profile's struct declares.
-struct Field<'e> {
-    name: &'static str,
-    /// Without a default, so never left out.
-    always: bool,
-    value: Value<'e>,
 }
 
 enum Value<'e> {
@@ -70,52 +75,50 @@ enum Value<'e> {
     Hash(&'e OwnedHash),
     Hashes(&'e [OwnedHash]),
     Tokens(&'e [u32]),
+    Bigrams(&'e [u32]),
     Unsigned(u64),
     Signed(i64),
     Text(&'e str),
     ExtraKeys(&'e [Option<Vec<OwnedExtraKey>>]),
+    MultimodalKeys(&'e [Option<Vec<OwnedExtraKey>>]),
+    /// A map with the salt.
+    Metadata(&'e str),
 }
 
-fn stored_fields(profile: Profile, stored: &OwnedStored) -> Vec<Field<'_>> {
-    let extra_keys = stored.extra_keys.as_deref().map_or(Value::Nil, Value::ExtraKeys);
-    let mut fields = vec![
-        required("block_hashes", Value::Hashes(&stored.block_hashes)),
-        required("parent_block_hash", stored.parent.as_ref().map_or(Value::Nil, Value::Hash)),
-        required("token_ids", Value::Tokens(&stored.token_ids)),
-        required("block_size", Value::Unsigned(u64::from(stored.block_size))),
-        required("lora_id", stored.lora_id.map_or(Value::Nil, Value::Signed)),
-        required("medium", text(stored.medium.as_deref())),
-        required("lora_name", text(stored.lora_name.as_deref())),
-        optional("extra_keys", extra_keys),
-        optional("group_idx", number(stored.group)),
-        optional("kv_cache_spec_kind", text(stored.spec_kind.as_deref())),
-        optional("kv_cache_spec_sliding_window", number(stored.sliding_window)),
-        optional("locality", text(stored.locality.as_deref())),
-        optional("ownership", text(stored.ownership.as_deref())),
-        optional("session_id", text(stored.session_id.as_deref())),
-    ];
-    fields.truncate(profile.stored_fields());
-    fields
+fn stored_value(stored: &OwnedStored, field: Field) -> Value<'_> {
+    match field {
+        Field::Hashes => Value::Hashes(&stored.block_hashes),
+        Field::Parent => stored.parent.as_ref().map_or(Value::Nil, Value::Hash),
+        Field::Tokens if stored.bigrams => Value::Bigrams(&stored.token_ids),
+        Field::Tokens => Value::Tokens(&stored.token_ids),
+        Field::BlockSize => Value::Unsigned(u64::from(stored.block_size)),
+        Field::LoraId => stored.lora_id.map_or(Value::Nil, Value::Signed),
+        Field::Medium => text(stored.medium.as_deref()),
+        Field::LoraName => text(stored.lora_name.as_deref()),
+        Field::ExtraKeys => stored.extra_keys.as_deref().map_or(Value::Nil, Value::ExtraKeys),
+        Field::Group => number(stored.group),
+        Field::SpecKind => text(stored.spec_kind.as_deref()),
+        Field::SlidingWindow => number(stored.sliding_window),
+        Field::Locality => text(stored.locality.as_deref()),
+        Field::Ownership => text(stored.ownership.as_deref()),
+        Field::SessionId => text(stored.session_id.as_deref()),
+        Field::CacheSalt => text(stored.cache_salt.as_deref()),
+        Field::MultimodalKeys => stored.extra_keys.as_deref().map_or(Value::Nil, Value::MultimodalKeys),
+        Field::Metadata | Field::LoraNameOrMetadata => {
+            stored.cache_salt.as_deref().map_or(Value::Nil, Value::Metadata)
+        }
+    }
 }
 
-fn removed_fields(profile: Profile, removed: &OwnedRemoved) -> Vec<Field<'_>> {
-    let mut fields = vec![
-        required("block_hashes", Value::Hashes(&removed.block_hashes)),
-        required("medium", text(removed.medium.as_deref())),
-        optional("group_idx", number(removed.group)),
-        optional("locality", text(removed.locality.as_deref())),
-        optional("ownership", text(removed.ownership.as_deref())),
-    ];
-    fields.truncate(profile.removed_fields());
-    fields
-}
-
-fn required<'e>(name: &'static str, value: Value<'e>) -> Field<'e> {
-    Field { name, always: true, value }
-}
-
-fn optional<'e>(name: &'static str, value: Value<'e>) -> Field<'e> {
-    Field { name, always: false, value }
+fn removed_value(removed: &OwnedRemoved, field: Field) -> Value<'_> {
+    match field {
+        Field::Hashes => Value::Hashes(&removed.block_hashes),
+        Field::Medium => text(removed.medium.as_deref()),
+        Field::Group => number(removed.group),
+        Field::Locality => text(removed.locality.as_deref()),
+        Field::Ownership => text(removed.ownership.as_deref()),
+        _ => Value::Nil,
+    }
 }
 
 fn text(text: Option<&str>) -> Value<'_> {
@@ -145,6 +148,16 @@ impl Value<'_> {
                 writer.array(ids.len());
                 ids.iter().for_each(|id| writer.unsigned(u64::from(*id)));
             }
+            Self::Bigrams(ids) => {
+                let pairs = ids.chunks_exact(2);
+                writer.array(pairs.len());
+                for pair in pairs {
+                    writer.array(2);
+                    for id in pair {
+                        writer.unsigned(u64::from(*id));
+                    }
+                }
+            }
             Self::Unsigned(value) => writer.unsigned(*value),
             Self::Signed(value) => writer.signed(*value),
             Self::Text(text) => writer.text(text),
@@ -157,6 +170,15 @@ impl Value<'_> {
                     }
                 }
             }
+            Self::MultimodalKeys(blocks) => {
+                writer.array(blocks.len());
+                blocks.iter().for_each(|keys| write_items(keys.as_deref().unwrap_or_default(), writer));
+            }
+            Self::Metadata(salt) => {
+                writer.map(1);
+                writer.text(Field::CacheSalt.name());
+                writer.text(salt);
+            }
         }
     }
 }
@@ -166,6 +188,29 @@ fn write_hash(hash: &OwnedHash, writer: &mut Writer) {
         OwnedHash::Unsigned(value) => writer.unsigned(*value),
         OwnedHash::Signed(value) => writer.signed(*value),
         OwnedHash::Bytes(bytes) => writer.binary(bytes),
+        OwnedHash::Hex(bytes) => {
+            writer.text(&bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        }
+    }
+}
+
+/// A block's multimodal items as TensorRT-LLM lists them; it has no other keys.
+fn write_items(keys: &[OwnedExtraKey], writer: &mut Writer) {
+    let items = || {
+        keys.iter().filter_map(|key| match key {
+            OwnedExtraKey::Multimodal(id, offset) => Some((id, *offset)),
+            _ => None,
+        })
+    };
+    writer.array(items().count());
+    for (id, offset) in items() {
+        writer.map(3);
+        writer.text("type");
+        writer.text("mm_key");
+        writer.text("hash");
+        writer.text(id);
+        writer.text("start_offset");
+        writer.signed(offset);
     }
 }
 

@@ -5,33 +5,12 @@
 
 use std::ops::Range;
 
-/// An engine's own block hash.
-///
-/// `bits` is what parents and removals are resolved by: an integer as its 64-bit pattern, bytes by their
-/// last eight (big-endian), which is how vLLM itself shortens a digest, hexadecimal digits by their first
-/// eight bytes, which is how `TensorRT-LLM` does. The whole digest stays reachable through [`Batch::wide`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hash {
-    /// The 64 bits that identify the block within its stream.
-    pub bits: u64,
-    /// Where the full digest lies among the batch's digests; empty for integer hashes.
-    pub(crate) wide_start: u32,
-    pub(crate) wide_len: u16,
-    /// True for integers that were negative on the wire.
-    pub negative: bool,
-}
-
-impl Hash {
-    /// Whether the engine sent a whole digest rather than an integer.
-    pub fn is_wide(self) -> bool {
-        self.wide_len > 0
-    }
-}
+use crate::hash::Hash;
 
 /// A store's token ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tokens<'b> {
-    /// One id per position.
+    /// One id per position. A position that was a text on the wire has id 0; the text is an extra key.
     Flat(&'b [u32]),
     /// EAGLE bigrams, two ids per position, one after the other.
     Bigrams(&'b [u32]),
@@ -62,7 +41,8 @@ impl<'b> Tokens<'b> {
     }
 }
 
-/// One entry of a block's `extra_keys`.
+/// Something besides tokens that a block is made of: an entry of vLLM's `extra_keys` or of TensorRT-LLM's
+/// `mm_keys`, or a text in the place of a token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ExtraKey<'f> {
     /// Text: an adapter name, a cache salt, or something unknown.

@@ -1,7 +1,8 @@
 //! Engine dialects: bytes to events and back. No IO, no allocation per block, nothing trusted.
 //!
-//! - [`Decoder`] reads a published message of any vLLM since 0.9, and what `SGLang` and `TokenSpeed` send;
-//! - [`encode`] writes what each vLLM release would have sent;
+//! - [`Decoder`] reads a published message of any vLLM since 0.9, `SGLang` since 0.4.6, `TokenSpeed` and
+//!   TensorRT-LLM's push mode;
+//! - [`encode`] writes what each of their releases would have sent;
 //! - [`replay`] knows the frames around a payload, live and replayed;
 //! - [`trtllm`] is the JSON that `TensorRT-LLM` has drained over HTTP: cut into parts, read and written;
 //! - [`dynamo`] is the JSON that a Dynamo router recovers from;
@@ -19,12 +20,15 @@ pub mod trtllm;
 
 mod decode;
 mod event;
+mod field;
+mod hash;
 mod owned;
 
 pub use decode::{Decoder, Dialect};
 pub use encode::{Profile, encode_batch};
 pub use event::{
-    Batch, Created, DecodeError, Event, ExtraKey, Hash, Layout, Moved, RejectReason, Rejected, RejectedKind,
+    Batch, Created, DecodeError, Event, ExtraKey, Layout, Moved, RejectReason, Rejected, RejectedKind,
     Removed, Stored, Tokens,
 };
+pub use hash::Hash;
 pub use owned::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};

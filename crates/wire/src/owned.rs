@@ -1,6 +1,7 @@
 //! Events that own their parts: what encoders take. Used by the simulator, the republisher and tests.
 
-use crate::event::{Batch, Event, ExtraKey, Hash, Removed, Stored};
+use crate::event::{Batch, Event, ExtraKey, Removed, Stored};
+use crate::hash::Hash;
 
 /// A block hash as an engine would send it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -11,6 +12,8 @@ pub enum OwnedHash {
     Signed(i64),
     /// A 16- or 32-byte digest.
     Bytes(Vec<u8>),
+    /// A digest that is sent as hexadecimal digits (TensorRT-LLM).
+    Hex(Vec<u8>),
 }
 
 /// One entry of a block's `extra_keys`.
@@ -35,15 +38,19 @@ pub struct OwnedStored {
     pub parent: Option<OwnedHash>,
     /// Token ids.
     pub token_ids: Vec<u32>,
+    /// Whether each position is a pair of ids, one after the other in `token_ids` (EAGLE in `SGLang`).
+    pub bigrams: bool,
     /// Tokens per block.
     pub block_size: u32,
     /// Numeric adapter id.
     pub lora_id: Option<i64>,
     /// Adapter name.
     pub lora_name: Option<String>,
+    /// Cache salt, where the engine sends it as a field (`SGLang`).
+    pub cache_salt: Option<String>,
     /// Medium.
     pub medium: Option<String>,
-    /// Extra keys, one list per block.
+    /// Extra keys, one list per block. TensorRT-LLM sends the multimodal items among them.
     pub extra_keys: Option<Vec<Option<Vec<OwnedExtraKey>>>>,
     /// Cache group.
     pub group: Option<u32>,
@@ -76,6 +83,7 @@ pub struct OwnedRemoved {
 
 /// One event.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "most events are stores: a box would only add an allocation")]
 pub enum OwnedEvent {
     /// Blocks became resident.
     Stored(OwnedStored),
@@ -88,9 +96,9 @@ pub enum OwnedEvent {
 impl OwnedEvent {
     /// A decoded event with its parts copied out of the batch.
     ///
-    /// `None` for events that were rejected or are of an unknown kind, and for what no vLLM sends: a store
-    /// with bigrams, with a cache salt as a field or with extra keys of an unknown shape; a removal from
-    /// wherever the blocks lie; moves.
+    /// `None` for events that were rejected or are of an unknown kind, and for what no encoder writes: a store
+    /// with extra keys of an unknown shape; a removal from wherever the blocks lie; moves. A token that was a
+    /// text comes back as an extra key.
     pub fn from_decoded<'f>(batch: &Batch<'_, 'f>, event: &Event<'f>) -> Option<Self> {
         match event {
             Event::Stored(stored) => own_stored(batch, stored).map(Self::Stored),
@@ -103,9 +111,6 @@ impl OwnedEvent {
 }
 
 fn own_stored<'f>(batch: &Batch<'_, 'f>, stored: &Stored<'f>) -> Option<OwnedStored> {
-    if stored.bigrams || stored.cache_salt.is_some() {
-        return None;
-    }
     let lists = stored.extra_keys.clone().map(|ranges| &batch.extra_ranges[ranges]);
     let own_list = |keys: &[ExtraKey<'f>]| -> Option<Option<Vec<OwnedExtraKey>>> {
         let keys = keys.iter().map(own_key).collect::<Option<Vec<_>>>()?;
@@ -121,9 +126,11 @@ fn own_stored<'f>(batch: &Batch<'_, 'f>, stored: &Stored<'f>) -> Option<OwnedSto
         block_hashes: own_hashes(batch, batch.stored_hashes(stored)),
         parent: stored.parent.map(|parent| own_hash(batch, parent)),
         token_ids: batch.tokens(stored).ids().to_vec(),
+        bigrams: stored.bigrams,
         block_size: stored.block_size,
         lora_id: stored.lora_id,
         lora_name: stored.lora_name.map(str::to_owned),
+        cache_salt: stored.cache_salt.map(str::to_owned),
         medium: stored.medium.map(str::to_owned),
         extra_keys,
         group: stored.group,
@@ -151,6 +158,7 @@ fn own_hashes(batch: &Batch<'_, '_>, hashes: &[Hash]) -> Vec<OwnedHash> {
 
 fn own_hash(batch: &Batch<'_, '_>, hash: Hash) -> OwnedHash {
     match batch.wide(hash) {
+        Some(digest) if hash.hex => OwnedHash::Hex(digest.to_vec()),
         Some(digest) => OwnedHash::Bytes(digest.to_vec()),
         None if hash.negative => OwnedHash::Signed(hash.bits as i64),
         None => OwnedHash::Unsigned(hash.bits),

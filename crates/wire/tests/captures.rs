@@ -6,7 +6,7 @@ mod support;
 
 use std::collections::HashMap;
 
-use kvplane_wire::replay::{Reply, parse_live, parse_reply};
+use kvplane_wire::replay::{Framing, Reply, end_frames, parse_live, parse_reply, reply_frames};
 use kvplane_wire::{Batch, Decoder, Event, ExtraKey, Layout, OwnedEvent, Profile, Stored, encode_batch};
 use support::{Line, lines};
 
@@ -68,13 +68,38 @@ fn a_replay_gives_the_same_bytes_as_live() {
 #[test]
 fn what_was_read_encodes_to_what_was_sent() {
     let mut decoder = Decoder::default();
-    for name in VLLM {
+    let vllm = VLLM.into_iter().map(|name| (name, Profile::Vllm0_32));
+    for (name, profile) in vllm.chain([(SGLANG, Profile::Sglang0_5_22)]) {
         for line in lines(name).iter().filter(|line| line.is("live")) {
             let payload = line.payload();
             let batch = decoder.decode(&payload).unwrap();
             let events: Vec<_> =
                 batch.events.iter().map(|event| OwnedEvent::from_decoded(&batch, event).unwrap()).collect();
-            assert_eq!(encode_batch(Profile::Vllm0_32, batch.timestamp, Some(0), &events), payload, "{name}");
+            assert_eq!(encode_batch(profile, batch.timestamp, Some(0), &events), payload, "{name}");
+        }
+    }
+}
+
+#[test]
+fn replies_are_framed_as_they_were_sent() {
+    for name in recordings() {
+        for line in lines(name).iter().filter(|line| line.is("replay")) {
+            let frames = line.frames();
+            let framing = Framing::WithTopic(line.topic.as_bytes());
+            // The framing of older releases says the same with one frame less.
+            let short: Vec<_> = frames[..1].iter().chain(&frames[2..]).cloned().collect();
+            match parse_reply(&frames).unwrap() {
+                Reply::Batch { sequence, payload } => {
+                    assert_eq!(reply_frames(framing, sequence, payload), frames, "{name}");
+                    assert_eq!(parse_reply(&short), Ok(Reply::Batch { sequence, payload }), "{name}");
+                    assert_eq!(reply_frames(Framing::Plain, sequence, payload), short, "{name}");
+                }
+                Reply::End => {
+                    assert_eq!(end_frames(framing), frames, "{name}");
+                    assert_eq!(parse_reply(&short), Ok(Reply::End), "{name}");
+                    assert_eq!(end_frames(Framing::Plain), short, "{name}");
+                }
+            }
         }
     }
 }

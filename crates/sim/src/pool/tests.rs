@@ -15,6 +15,7 @@ fn bits(hash: &kvplane_wire::OwnedHash) -> u64 {
         kvplane_wire::OwnedHash::Bytes(bytes) => {
             u64::from_be_bytes(bytes[bytes.len() - 8..].try_into().unwrap())
         }
+        kvplane_wire::OwnedHash::Hex(_) => panic!("vLLM sends no digits"),
     }
 }
 

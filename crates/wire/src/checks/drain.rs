@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::{bounded, look_at_all};
-use crate::event::{Batch, Event, ExtraKey, Hash};
+use crate::event::{Batch, Event, ExtraKey};
+use crate::hash::Hash;
 use crate::owned::{OwnedExtraKey, own_key};
 use crate::trtllm::encode::{TrtBlock, TrtData, TrtEvent, TrtHash, TrtToken, TrtTokenId, encode_events};
 use crate::trtllm::{PART_EVENTS, split};

@@ -16,6 +16,7 @@ fn hash() -> impl Strategy<Value = OwnedHash> {
         1 => (-200..0i64).prop_map(OwnedHash::Signed),
         1 => vec(any::<u8>(), 16).prop_map(OwnedHash::Bytes),
         1 => vec(any::<u8>(), 32).prop_map(OwnedHash::Bytes),
+        1 => vec(any::<u8>(), 8..40).prop_map(OwnedHash::Hex),
     ]
 }
 
@@ -43,29 +44,36 @@ fn blocks() -> impl Strategy<Value = OwnedStored> {
         vec(hash(), 0..4).prop_map(|block_hashes| OwnedStored { block_hashes, ..OwnedStored::default() });
     let full = (vec(hash(), 0..6), 1..8u32, 0..20usize).prop_flat_map(move |(hashes, size, more)| {
         let blocks = hashes.len();
+        let positions = blocks * size as usize + more;
         let keys = option::of(vec(option::of(vec(extra_key(), 1..4)), blocks));
-        (vec(token.clone(), blocks * size as usize + more), keys).prop_map(move |(token_ids, extra_keys)| {
-            OwnedStored {
-                block_hashes: hashes.clone(),
-                token_ids,
-                block_size: size,
-                extra_keys,
-                ..OwnedStored::default()
-            }
-        })
+        (vec(token.clone(), 2 * positions), any::<bool>(), keys).prop_map(
+            move |(mut token_ids, paired, extra_keys)| {
+                let bigrams = paired && positions > 0;
+                token_ids.truncate(if bigrams { 2 * positions } else { positions });
+                OwnedStored {
+                    block_hashes: hashes.clone(),
+                    token_ids,
+                    bigrams,
+                    block_size: size,
+                    extra_keys,
+                    ..OwnedStored::default()
+                }
+            },
+        )
     });
     prop_oneof![1 => placeholder, 5 => full]
 }
 
 fn stored() -> impl Strategy<Value = OwnedEvent> {
-    let texts = (text(), text(), text(), text(), text(), text());
+    let texts = (text(), text(), text(), text(), text(), text(), text());
     (blocks(), option::of(hash()), option::of(any::<i64>()), number(), number(), texts).prop_map(
         |(blocks, parent, lora_id, group, sliding_window, texts)| {
-            let (lora_name, medium, spec_kind, locality, ownership, session_id) = texts;
+            let (lora_name, cache_salt, medium, spec_kind, locality, ownership, session_id) = texts;
             OwnedEvent::Stored(OwnedStored {
                 parent,
                 lora_id,
                 lora_name,
+                cache_salt,
                 medium,
                 group,
                 spec_kind,

@@ -2,26 +2,29 @@
 
 use std::ops::Range;
 
-use crate::event::{DecodeError, Event, ExtraKey, Hash, RejectReason, Removed, Stored};
+use crate::event::{DecodeError, Event, ExtraKey, RejectReason, Removed, Stored};
+use crate::field::{Field, Kind};
+use crate::hash::Hash;
 use crate::msgpack::{Fault, Integer, Reader};
 
-use super::field::{Field, Kind};
+use super::multimodal::{add_keys, items, mixed_tokens};
 use super::{Scratch, Sink};
-
-/// How long a digest may be, in bytes. vLLM sends 16 or 32.
-const DIGEST_BYTES: std::ops::RangeInclusive<usize> = 8..=64;
 
 /// The fields read so far. Every kind's fields are a part of a store's.
 #[derive(Default)]
 pub(super) struct Draft<'f> {
     stored: Stored<'f>,
-    seen: u16,
+    /// Where the ranges of the store's multimodal items lie, one per block.
+    items: Option<Range<usize>>,
+    /// Where the texts among its tokens lie.
+    texts: Range<usize>,
+    seen: u32,
     faults: [Option<RejectReason>; Field::COUNT],
     unknown: u32,
 }
 
 /// Why a field could not be read.
-enum Trouble {
+pub(super) enum Trouble {
     /// The message breaks off here.
     Broken(DecodeError),
     /// The value is whole but of no use.
@@ -59,7 +62,11 @@ impl<'f> Draft<'f> {
     }
 
     /// The event, and how many fields of it were not known.
-    pub(super) fn finish(self, kind: Kind, sink: &Sink<'_, 'f>) -> Result<(Event<'f>, u32), RejectReason> {
+    pub(super) fn finish(
+        self,
+        kind: Kind,
+        sink: &mut Sink<'_, 'f>,
+    ) -> Result<(Event<'f>, u32), RejectReason> {
         if kind.required() & !self.seen != 0 {
             return Err(RejectReason::MissingField);
         }
@@ -71,10 +78,13 @@ impl<'f> Draft<'f> {
             return Err(reason);
         }
         let unknown = self.unknown.saturating_add(foreign.count_ones());
-        let stored = self.stored;
+        let mut stored = self.stored;
         let event = match kind {
             Kind::Stored => {
                 check_store(&stored, sink)?;
+                if self.items.is_some() || !self.texts.is_empty() {
+                    add_keys(&mut stored, self.items, self.texts, sink)?;
+                }
                 Event::Stored(stored)
             }
             Kind::Removed => Event::Removed(Removed {
@@ -103,11 +113,12 @@ impl<'f> Draft<'f> {
                 stored.parent =
                     if reader.take_nil() { None } else { Some(hash(reader, &mut sink.scratch.digests)?) }
             }
-            Field::Tokens => (stored.tokens, stored.bigrams) = tokens(reader, &mut sink.scratch.tokens)?,
+            Field::Tokens => (stored.tokens, stored.bigrams, self.texts) = tokens(reader, sink)?,
             Field::BlockSize => stored.block_size = block_size(reader)?,
             Field::LoraId => stored.lora_id = optional(reader, Integer::as_i64)?,
             Field::Medium => stored.medium = optional_text(reader)?,
             Field::LoraName => stored.lora_name = optional_text(reader)?,
+            Field::Metadata => self.metadata(reader)?,
             Field::LoraNameOrMetadata => {
                 if matches!(reader.peek(), Ok(0x80..=0x8f | 0xde | 0xdf)) {
                     self.metadata(reader)?;
@@ -123,6 +134,11 @@ impl<'f> Draft<'f> {
             Field::Ownership => stored.ownership = optional_text(reader)?,
             Field::SessionId => stored.session_id = optional_text(reader)?,
             Field::CacheSalt => stored.cache_salt = optional_text(reader)?,
+            Field::MultimodalKeys => {
+                let unknown;
+                (self.items, unknown) = items(reader, sink)?;
+                self.unknown = self.unknown.saturating_add(unknown);
+            }
         }
         Ok(())
     }
@@ -167,7 +183,7 @@ fn hashes(reader: &mut Reader<'_>, scratch: &mut Scratch) -> Result<Range<usize>
     out.reserve(count.min(reader.rest().len()));
     for _ in 0..count {
         out.push(match reader.take_u64() {
-            Some(bits) => Hash { bits, wide_start: 0, wide_len: 0, negative: false },
+            Some(bits) => Hash::integer(bits, false),
             None => hash(reader, digests)?,
         });
     }
@@ -176,47 +192,53 @@ fn hashes(reader: &mut Reader<'_>, scratch: &mut Scratch) -> Result<Range<usize>
 
 fn hash(reader: &mut Reader<'_>, digests: &mut Vec<u8>) -> Result<Hash, Trouble> {
     match reader.integer() {
-        Ok(Integer { bits, negative }) => Ok(Hash { bits, wide_start: 0, wide_len: 0, negative }),
+        Ok(Integer { bits, negative }) => Ok(Hash::integer(bits, negative)),
         Err(Fault::Mismatch) => digest(reader, digests),
         Err(fault) => Err(fault.into()),
     }
 }
 
 fn digest(reader: &mut Reader<'_>, digests: &mut Vec<u8>) -> Result<Hash, Trouble> {
-    let bytes = reader.binary().map_err(|fault| unfit(fault, RejectReason::BadHash))?;
-    let tail = bytes.last_chunk().filter(|_| DIGEST_BYTES.contains(&bytes.len()));
-    let start = u32::try_from(digests.len()).ok();
-    match (tail, start) {
-        (Some(tail), Some(wide_start)) => {
-            digests.extend_from_slice(bytes);
-            Ok(Hash {
-                bits: u64::from_be_bytes(*tail),
-                wide_start,
-                wide_len: bytes.len() as u16,
-                negative: false,
-            })
+    let read = match reader.binary() {
+        Ok(bytes) => Hash::from_bytes(bytes, digests),
+        Err(Fault::Mismatch) => {
+            let digits = reader.text().map_err(|fault| unfit(fault, RejectReason::BadHash))?;
+            Hash::from_hex(digits, digests)
         }
-        _ => Err(Trouble::Unfit(RejectReason::BadHash)),
-    }
+        Err(fault) => return Err(fault.into()),
+    };
+    read.ok_or(Trouble::Unfit(RejectReason::BadHash))
 }
 
-/// The range of the ids, and whether they are bigrams.
-fn tokens(reader: &mut Reader<'_>, out: &mut Vec<u32>) -> Result<(Range<usize>, bool), Trouble> {
+/// The range of the ids, whether they are bigrams, and the range of the texts among them.
+fn tokens<'f>(
+    reader: &mut Reader<'f>,
+    sink: &mut Sink<'_, 'f>,
+) -> Result<(Range<usize>, bool, Range<usize>), Trouble> {
     let count = reader.array_len()?;
+    let out = &mut sink.scratch.tokens;
     let start = out.len();
-    let bigrams = count > 0 && matches!(reader.peek()?, 0x90..=0x9f | 0xdc | 0xdd);
     let bad_token = |fault| unfit(fault, RejectReason::BadToken);
-    if bigrams {
+    if count > 0 && matches!(reader.peek()?, 0x90..=0x9f | 0xdc | 0xdd) {
         for _ in 0..count {
             if reader.array_len().map_err(bad_token)? != 2 {
                 return Err(Trouble::Unfit(RejectReason::BadToken));
             }
             reader.u32s(2, out).map_err(bad_token)?;
         }
-    } else {
-        reader.u32s(count, out).map_err(bad_token)?;
+        return Ok((start..out.len(), true, 0..0));
     }
-    Ok((start..out.len(), bigrams))
+    let first = reader.position();
+    let texts = match reader.u32s(count, out) {
+        Ok(()) => 0..0,
+        Err(Fault::Mismatch) => {
+            out.truncate(start);
+            reader.seek(first);
+            mixed_tokens(reader, count, sink)?
+        }
+        Err(fault) => return Err(bad_token(fault)),
+    };
+    Ok((start..sink.scratch.tokens.len(), false, texts))
 }
 
 fn block_size(reader: &mut Reader<'_>) -> Result<u32, Trouble> {
@@ -284,7 +306,7 @@ fn text<'f>(reader: &mut Reader<'f>) -> Option<&'f str> {
     std::str::from_utf8(reader.text().ok()?).ok()
 }
 
-fn unfit(fault: Fault, reason: RejectReason) -> Trouble {
+pub(super) fn unfit(fault: Fault, reason: RejectReason) -> Trouble {
     match fault {
         Fault::Mismatch => Trouble::Unfit(reason),
         broken => Trouble::Broken(broken.into()),

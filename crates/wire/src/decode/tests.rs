@@ -282,6 +282,122 @@ fn digests_shorten_to_their_tail() {
 }
 
 #[test]
+fn hexadecimal_digests_shorten_to_their_head() {
+    let mut decoder = Decoder::default();
+    let frame = batch(1, |w| {
+        w.array(2);
+        w.text("BlockRemoved");
+        w.array(3);
+        w.text(&"0123456789aBcDeF".repeat(4));
+        w.text("fedcba9876543210");
+        w.unsigned(7);
+    });
+    let read = decoder.decode(&frame).unwrap();
+    let [Event::Removed(removed)] = &read.events[..] else { panic!("{:?}", read.events) };
+    let [wide, short, integer] = read.removed_hashes(removed) else { panic!() };
+    assert_eq!((wide.bits, short.bits, integer.bits), (0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210, 7));
+    assert_eq!(read.wide(*wide).map(<[u8]>::len), Some(32));
+    for bad in ["", "0123456789abcde", "0123456789abcdeg", &"00".repeat(65)] {
+        let frame = batch(1, |w| {
+            w.array(2);
+            w.text("BlockRemoved");
+            w.array(1);
+            w.text(bad);
+        });
+        assert_eq!(only(&mut decoder, &frame), rejected(RejectedKind::Removal, RejectReason::BadHash));
+    }
+}
+
+/// A store as TensorRT-LLM pushes it: hashes, the two lists that may tell of images, and a block size of 2.
+fn trtllm_store(w: &mut Writer, blocks: usize, tokens: impl FnOnce(&mut Writer), items: Option<&[u8]>) {
+    w.map(5 + usize::from(items.is_some()));
+    w.text("type");
+    w.text("BlockStored");
+    w.text("block_hashes");
+    hashes(w, &(1..=blocks as u64).collect::<Vec<_>>());
+    w.text("parent_block_hash");
+    w.nil();
+    if let Some(items) = items {
+        w.text("mm_keys");
+        w.raw(items);
+    }
+    w.text("token_ids");
+    tokens(w);
+    w.text("block_size");
+    w.unsigned(2);
+}
+
+#[test]
+fn texts_among_the_tokens_are_keys_of_their_block() {
+    let (cat, dog) = ("ca".repeat(32), "d0".repeat(32));
+    let mut decoder = Decoder::default();
+    let frame = batch(1, |w| {
+        let tokens = |w: &mut Writer| {
+            w.array(8);
+            w.unsigned(5);
+            for text in [&cat, &cat, &cat, &dog, &cat] {
+                w.text(text);
+            }
+            w.unsigned(70000);
+            w.unsigned(6);
+        };
+        trtllm_store(w, 4, tokens, None);
+    });
+    let read = decoder.decode(&frame).unwrap();
+    let [Event::Stored(stored)] = &read.events[..] else { panic!("{:?}", read.events) };
+    assert_eq!(read.tokens(stored), Tokens::Flat(&[5, 0, 0, 0, 0, 0, 70000, 6]));
+    let keys = |block| -> Vec<_> {
+        let own = |key: &ExtraKey<'_>| match *key {
+            ExtraKey::Multimodal { id, offset } => (id.to_owned(), offset),
+            other => panic!("{other:?}"),
+        };
+        read.extra_keys(stored, block).iter().map(own).collect()
+    };
+    assert_eq!(keys(0), [(cat.clone(), 1)]);
+    assert_eq!(keys(1), [(cat.clone(), 0)], "one key for a run, in each block that it reaches");
+    assert_eq!(keys(2), [(dog, 0), (cat, 1)]);
+    assert_eq!(keys(3), []);
+}
+
+#[test]
+fn items_and_texts_go_together() {
+    let item = hex("9183a474797065a66d6d5f6b6579a468617368a26162ac73746172745f6f666673657407");
+    let text = "ee".repeat(16);
+    let tokens = |w: &mut Writer| {
+        w.array(2);
+        w.text(&text);
+        w.unsigned(1);
+    };
+    let mut decoder = Decoder::default();
+    let frame = batch(1, |w| trtllm_store(w, 1, tokens, Some(&[&[0x91], &item[..]].concat())));
+    let read = decoder.decode(&frame).unwrap();
+    let [Event::Stored(stored)] = &read.events[..] else { panic!("{:?}", read.events) };
+    let multimodal = |id, offset| ExtraKey::Multimodal { id, offset };
+    assert_eq!(read.extra_keys(stored, 0), [multimodal(&text, 0), multimodal("ab", 7)]);
+    assert_eq!(read.unknown_fields, 0);
+
+    let spoilt: [(usize, Vec<u8>, RejectReason); 4] = [
+        // Two blocks, a list for one.
+        (2, [&[0x91], &item[..]].concat(), RejectReason::BadType),
+        // An item without a hash; an item that is none.
+        (1, hex("919181ac73746172745f6f666673657407"), RejectReason::BadType),
+        (1, vec![0x91, 0x91, 0x05], RejectReason::BadType),
+        // Texts on a store with holes: three positions, one block of two.
+        (1, vec![0xc0], RejectReason::BadToken),
+    ];
+    for (blocks, items, reason) in spoilt {
+        let tokens = |w: &mut Writer| {
+            let count = if reason == RejectReason::BadToken { 3 } else { 2 * blocks };
+            w.array(count);
+            w.text(&text);
+            w.raw(&vec![1; count - 1]);
+        };
+        let frame = batch(1, |w| trtllm_store(w, blocks, tokens, Some(&items)));
+        assert_eq!(only(&mut decoder, &frame), rejected(RejectedKind::Store, reason), "{items:x?}");
+    }
+}
+
+#[test]
 fn extra_keys_of_every_shape() {
     let mut decoder = Decoder::default();
     let frame = batch(1, |w| {

@@ -4,6 +4,8 @@
 //! no sample exists (digests, removals of some releases, a nil rank) the bytes are put together from samples
 //! of the same parts.
 
+mod engines;
+
 use super::*;
 use crate::Decoder;
 
@@ -23,8 +25,8 @@ fn bytes(hex: &str) -> Vec<u8> {
 
 /// Encodes to exactly `hex` and decodes to exactly the event again.
 fn golden(profile: Profile, event: OwnedEvent, hex: &str) {
-    let batch =
-        if profile == Profile::Vllm0_9 { format!("92{HEAD}{hex}") } else { format!("93{HEAD}{hex}00") };
+    let has_rank = !matches!(profile, Profile::Vllm0_9 | Profile::Sglang0_4_6);
+    let batch = if has_rank { format!("93{HEAD}{hex}00") } else { format!("92{HEAD}{hex}") };
     let batch = bytes(&batch);
     let events = [event];
     assert_eq!(encode_batch(profile, 1_700_000_000.5, Some(0), &events), batch, "{profile}");
@@ -33,7 +35,7 @@ fn golden(profile: Profile, event: OwnedEvent, hex: &str) {
     let read = decoder.decode(&batch).unwrap();
     assert_eq!((read.broken, read.unknown_fields), (None, 0), "{profile}");
     assert!((read.timestamp - 1_700_000_000.5).abs() < f64::EPSILON);
-    assert_eq!(read.rank, if profile == Profile::Vllm0_9 { None } else { Some(0) });
+    assert_eq!(read.rank, has_rank.then_some(0));
     let again: Vec<_> = read.events.iter().filter_map(|e| OwnedEvent::from_decoded(&read, e)).collect();
     assert_eq!(again, events, "{profile}");
 }
@@ -88,7 +90,7 @@ fn stores_as_arrays() {
 
 #[test]
 fn stores_as_maps() {
-    let maps = Profile::ALL.into_iter().filter(|profile| profile.events_are_maps());
+    let maps = Profile::ALL.into_iter().filter(|profile| profile.is_at_least(Profile::Vllm0_24));
     for profile in maps {
         golden(profile, OwnedEvent::Stored(described()), STORED_24);
     }
@@ -139,8 +141,10 @@ fn removals_and_clears() {
         golden(profile, removed(Some("GPU"), Some(0)), &format!("94{REMOVED}a347505500"));
     }
     for profile in Profile::ALL {
-        if profile.events_are_maps() {
+        if profile.is_at_least(Profile::Vllm0_24) {
             golden(profile, removed(Some("GPU"), Some(0)), REMOVED_24);
+        }
+        if profile.events_are_maps() {
             golden(profile, OwnedEvent::Cleared, "81a474797065b0416c6c426c6f636b73436c6561726564");
         } else {
             golden(profile, OwnedEvent::Cleared, "91b0416c6c426c6f636b73436c6561726564");
@@ -160,7 +164,12 @@ fn names_come_back() {
         assert_eq!(profile.to_string().parse(), Ok(profile));
     }
     assert_eq!("vllm-0.30".parse(), Ok(Profile::Vllm0_32));
+    assert_eq!("0.14".parse(), Ok(Profile::Vllm0_14));
+    assert_eq!("sglang-0.5.23".parse(), Ok(Profile::Sglang0_5_22));
     assert_eq!("vllm-1".parse::<Profile>(), Err(UnknownProfile("vllm-1".into())));
     let with_topic = Profile::ALL.into_iter().filter(|profile| profile.replay_has_topic());
-    assert_eq!(with_topic.count(), 3);
+    assert_eq!(with_topic.count(), 5);
+    let names = |profile: Profile| profile.as_str().split('-').next().unwrap_or_default();
+    assert!(Profile::ALL.into_iter().all(|profile| profile.engine().as_str() == names(profile)));
+    assert!(!Profile::Sglang0_5_22.is_at_least(Profile::Vllm0_9));
 }

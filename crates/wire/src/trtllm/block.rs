@@ -8,7 +8,8 @@
 //!   the id itself (numbers that would need a text made for them otherwise);
 //! - `mm_keys` are [`Multimodal`](ExtraKey::Multimodal) keys as they are.
 
-use crate::event::{Event, ExtraKey, Hash, RejectReason, Stored};
+use crate::event::{Event, ExtraKey, RejectReason, Stored};
+use crate::hash::Hash;
 
 use super::decode::{Parser, Trouble, medium};
 use super::field::Seen;

@@ -1,6 +1,7 @@
 //! The fields of events: their values, and which of them there were.
 
-use crate::event::{Hash, RejectReason};
+use crate::event::RejectReason;
+use crate::hash::Hash;
 
 use super::decode::{Parser, Trouble};
 use super::json::{Fault, Items, Raw};
@@ -14,7 +15,7 @@ impl<'f> Parser<'_, '_, 'f> {
     pub(super) fn hash(&mut self) -> Result<Hash, Trouble> {
         let bad_hash = Trouble::Unfit(RejectReason::BadHash);
         match self.reader.unsigned() {
-            Ok(bits) => return Ok(Hash { bits, wide_start: 0, wide_len: 0, negative: false }),
+            Ok(bits) => return Ok(Hash::integer(bits, false)),
             Err(Fault::Mismatch) => {}
             Err(fault) => return Err(fault.into()),
         }
@@ -22,15 +23,7 @@ impl<'f> Parser<'_, '_, 'f> {
             Err(Fault::Mismatch) => return Err(bad_hash),
             text => text?.bytes,
         };
-        let digests = &mut self.sink.scratch.digests;
-        let start = digests.len();
-        let digest = hex_bytes(digits, digests).and_then(|()| digests[start..].first_chunk::<8>().copied());
-        match (digest, u32::try_from(start), u16::try_from(digests.len() - start)) {
-            (Some(head), Ok(wide_start), Ok(wide_len)) => {
-                Ok(Hash { bits: u64::from_be_bytes(head), wide_start, wide_len, negative: false })
-            }
-            _ => Err(bad_hash),
-        }
+        Hash::from_hex(digits, &mut self.sink.scratch.digests).ok_or(bad_hash)
     }
 
     /// A text that an event keeps.
@@ -81,18 +74,4 @@ impl<'f> Parser<'_, '_, 'f> {
     fn count_unknown(&mut self) {
         self.out.unknown_fields = self.out.unknown_fields.saturating_add(1);
     }
-}
-
-/// Appends the bytes that pairs of digits stand for. `None` if they do not, or if no digest is that long.
-fn hex_bytes(digits: &[u8], out: &mut Vec<u8>) -> Option<()> {
-    /// `SHA-256` has 64 digits; what has less than 64 bits tells no blocks apart.
-    const DIGITS: std::ops::RangeInclusive<usize> = 16..=128;
-    if !DIGITS.contains(&digits.len()) || !digits.len().is_multiple_of(2) {
-        return None;
-    }
-    for pair in digits.chunks_exact(2) {
-        let value = |digit: u8| char::from(digit).to_digit(16);
-        out.push((value(pair[0])? << 4 | value(pair[1])?) as u8);
-    }
-    Some(())
 }
