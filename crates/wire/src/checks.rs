@@ -12,12 +12,12 @@ pub use self::drain::{drain_round_trip, drained_json};
 
 use crate::dynamo::WorkerKvQueryResponse;
 use crate::encode::{Profile, encode_batch};
-use crate::event::{Batch, Event, ExtraKey};
+use crate::event::{Batch, DecodeError, Event, ExtraKey};
 use crate::field::Field;
 use crate::msgpack::Reader;
 use crate::owned::{OwnedEvent, OwnedExtraKey};
 use crate::replay::{Framing, Reply, end_frames, parse_live, parse_reply, parse_request, reply_frames};
-use crate::{Decoder, Tokens};
+use crate::{Decoder, Dialect, Tokens, smg};
 
 /// Bytes of buffer per byte of frame that decoding may cost. The dearest byte is one that makes a hash
 /// (16 bytes), and a growing buffer may be twice as large as it needs to be.
@@ -59,6 +59,24 @@ pub fn decode_batch(frame: &[u8]) {
         let understood: Vec<_> = owned.iter().flatten().map(|event| as_sent(profile, event)).collect();
         round_trip(profile, &understood);
     }
+}
+
+/// Any bytes are a batch of SMG's contract, whole or broken off, with bounded memory, and twice the same; where it
+/// belongs can be told whenever all of it can be read.
+pub fn smg_batch(message: &[u8]) {
+    let mut decoder = Decoder::default();
+    let Ok(batch) = decoder.decode_as(Dialect::Smg, message) else { panic!("broken, never refused") };
+    look_at_all(&batch);
+    let held = batch.events.capacity() * size_of::<Event<'_>>()
+        + batch.extra_keys.capacity() * size_of::<ExtraKey<'_>>();
+    assert!(held <= BATCH_FLOOR + BATCH_PER_FRAME_BYTE * message.len(), "{held}");
+    let (events, broken) = (format!("{:?}", batch.events), batch.broken);
+    let again = decoder.decode_as(Dialect::Smg, message);
+    assert!(again.is_ok_and(|again| format!("{:?}", again.events) == events && again.broken == broken));
+    bounded(&decoder, message);
+    let outline = smg::outline(message);
+    assert!(outline.is_err() || matches!(broken, None | Some(DecodeError::NotABatch)), "{broken:?}");
+    assert_eq!(smg::outline(message), outline);
 }
 
 /// What a profile encodes is decoded to the same events.

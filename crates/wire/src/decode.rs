@@ -1,7 +1,7 @@
 //! From a published message to events, in one pass.
 //!
 //! This is the msgpack that every engine publishes; the JSON that one of them has drained is read in
-//! [`trtllm`].
+//! [`trtllm`], the protobuf of SMG's contract in [`smg`].
 //!
 //! ```text
 //! batch  = [timestamp, [event, ...], rank?, ...]
@@ -28,7 +28,7 @@ use crate::event::{Batch, DecodeError, Event, ExtraKey, RejectReason, Rejected, 
 use crate::field::{Field, Kind};
 use crate::hash::Hash;
 use crate::msgpack::{Fault, Reader};
-use crate::trtllm;
+use crate::{smg, trtllm};
 
 use self::draft::Draft;
 use self::multimodal::Text;
@@ -51,6 +51,8 @@ pub enum Dialect {
     Msgpack,
     /// Drained events of TensorRT-LLM: the payload of a [`Part`](crate::trtllm::Part).
     TrtllmJson,
+    /// A `KvEventBatch` of SMG's contract: protobuf.
+    Smg,
 }
 
 /// Decodes messages of one or many streams; keeps its buffers between them.
@@ -89,6 +91,7 @@ impl Decoder {
         match dialect {
             Dialect::Msgpack => self.decode(payload),
             Dialect::TrtllmJson => Ok(self.decode_trtllm(payload)),
+            Dialect::Smg => Ok(self.decode_smg(payload)),
         }
     }
 
@@ -100,6 +103,24 @@ impl Decoder {
             trtllm::read(payload, &self.texts, &mut sink);
         Batch {
             timestamp: 0.0,
+            rank,
+            events,
+            unknown_fields,
+            broken,
+            extra_keys: sink.extra_keys,
+            hashes: &self.scratch.hashes,
+            tokens: &self.scratch.tokens,
+            extra_ranges: &self.scratch.extra_ranges,
+            digests: &self.scratch.digests,
+        }
+    }
+
+    fn decode_smg<'d>(&'d mut self, message: &'d [u8]) -> Batch<'d, 'd> {
+        self.scratch.clear();
+        let mut sink = Sink::new(&mut self.scratch);
+        let smg::Read { timestamp, rank, events, unknown_fields, broken } = smg::read(message, &mut sink);
+        Batch {
+            timestamp,
             rank,
             events,
             unknown_fields,

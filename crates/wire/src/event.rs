@@ -249,6 +249,9 @@ pub enum DecodeError {
     /// Bytes that no JSON has at that place.
     #[error("not JSON")]
     NotJson,
+    /// A field that no protobuf message has.
+    #[error("not protobuf")]
+    NotProtobuf,
     /// The message is not `[timestamp, events, …]`.
     #[error("not an event batch")]
     NotABatch,
@@ -264,6 +267,7 @@ impl DecodeError {
             Self::Truncated => "truncated",
             Self::NotMsgpack => "not_msgpack",
             Self::NotJson => "not_json",
+            Self::NotProtobuf => "not_protobuf",
             Self::NotABatch => "not_a_batch",
             Self::TrailingBytes => "trailing_bytes",
         }

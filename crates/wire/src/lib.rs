@@ -5,6 +5,7 @@
 //! - [`encode`] writes what each of their releases would have sent;
 //! - [`replay`] knows the frames around a payload, live and replayed;
 //! - [`trtllm`] is the JSON that `TensorRT-LLM` has drained over HTTP: cut into parts, read and written;
+//! - [`smg`] is the protobuf that engines and relays of SMG's contract stream;
 //! - [`dynamo`] is the JSON that a Dynamo router recovers from;
 //! - [`msgpack`] is the level of bytes below the first two.
 //!
@@ -16,6 +17,7 @@ pub mod dynamo;
 pub mod encode;
 pub mod msgpack;
 pub mod replay;
+pub mod smg;
 pub mod trtllm;
 
 mod decode;
