@@ -15,9 +15,10 @@ pub use self::running::Running;
 use crate::config::SimConfig;
 use crate::fault::{Fault, Restart};
 use crate::history::{History, relive};
-use crate::http::HttpServer;
+use crate::http;
 use crate::pool::{Keys, Pool, PoolError};
 use crate::publisher::{Command, PublisherHandle};
+use crate::serve::HttpServer;
 
 /// Starts simulated engines.
 #[derive(Debug)]
@@ -119,7 +120,8 @@ impl SimEngine {
             config,
         });
         let inner = SimHandle { engine: engine.clone(), http: None };
-        let http = engine.config.http.map(|address| HttpServer::start(address, inner)).transpose()?;
+        let http =
+            engine.config.http.map(|address| HttpServer::start(address, http::router(inner))).transpose()?;
         let handle = SimHandle { engine, http: http.map(Arc::new) };
         let restart = handle.engine.config.faults.iter().find_map(|fault| match fault {
             Fault::Restart(restart) => Some(*restart),

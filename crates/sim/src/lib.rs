@@ -18,6 +18,7 @@ pub mod pool;
 mod history;
 mod http;
 mod publisher;
+mod serve;
 
 pub use config::SimConfig;
 pub use digest::HashForm;
