@@ -76,8 +76,16 @@ fn check(tree: &Table) -> anyhow::Result<Config> {
 }
 
 /// Keys whose values are numbers; all others are text, also where they look like numbers.
-const NUMBERS: [&str; 7] =
-    ["max_batches", "max_engines", "max_waiting", "max_tokens", "ranks", "block_size", "worker_id"];
+const NUMBERS: [&str; 8] = [
+    "max_batches",
+    "max_engines",
+    "max_waiting",
+    "max_tokens",
+    "ranks",
+    "block_size",
+    "worker_id",
+    "event_buffer",
+];
 
 /// A value as it would be written in the file: numbers and lists as such, everything else as text.
 fn scalar(key: &str, text: &str) -> Value {
