@@ -44,6 +44,11 @@ impl Digest {
         Self(digest)
     }
 
+    /// The whole digest.
+    pub fn bytes(&self) -> &[u8; WIDTH] {
+        &self.0
+    }
+
     /// The 64 bits by which a consumer knows the block: the last eight bytes, in every form.
     pub fn bits(&self) -> u64 {
         self.0[WIDTH - 8..].iter().fold(0, |bits, byte| (bits << 8) | u64::from(*byte))

@@ -3,7 +3,8 @@
 //! - [`pool`] is the prefix cache: which blocks are held, reused, evicted, and the events of each step;
 //! - [`engine`] runs requests on it, one pool and one publisher thread per rank ([`SimEngine`]);
 //! - [`fault`] is what can be made to go wrong, over HTTP or by a call;
-//! - [`load`] makes seeded conversations to run.
+//! - [`load`] makes seeded conversations to run;
+//! - [`trtllm`] is an engine of its own: a `TensorRT-LLM` server whose events are drained over HTTP.
 //!
 //! What the simulator says about itself ([`SimHandle::state`]) is the ground truth that tests compare
 //! with. It computes nothing: tokens are seeded noise and take no time unless asked to.
@@ -14,6 +15,7 @@ pub mod engine;
 pub mod fault;
 pub mod load;
 pub mod pool;
+pub mod trtllm;
 
 mod history;
 mod http;
