@@ -101,10 +101,27 @@ pub struct Rig {
 
 impl Rig {
     pub async fn over(engines: &[&Engine]) -> Self {
+        Self::of(plane(engines)).await
+    }
+
+    pub async fn of_specs(specs: Vec<EngineSpec>) -> Self {
+        Self::of(Plane::start(specs, &PlaneOptions::default()).unwrap()).await
+    }
+
+    async fn of(plane: Arc<Plane>) -> Self {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut rig = Self { plane: plane(engines), http: any, grpc: any, running: None };
+        let mut rig = Self { plane, http: any, grpc: any, running: None };
         rig.serve().await;
         rig
+    }
+
+    pub fn grpc_address(&self) -> SocketAddr {
+        self.grpc
+    }
+
+    /// The engine's number of the last batch that the plane has heard.
+    pub fn engine_sequence(&self, at: usize) -> Option<u64> {
+        self.plane.engines()[at].streams[0].status().engine_sequence
     }
 
     pub fn url(&self) -> String {

@@ -130,6 +130,10 @@ impl Rig {
 
     pub async fn with_options(engines: &[&Engine], options: PlaneOptions) -> Self {
         let specs = engines.iter().enumerate().map(|(at, engine)| engine.spec(&format!("e{at}"))).collect();
+        Self::of_specs(specs, options).await
+    }
+
+    pub async fn of_specs(specs: Vec<EngineSpec>, options: PlaneOptions) -> Self {
         let plane = Plane::start(specs, &options).unwrap();
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
