@@ -1,14 +1,10 @@
 //! One buffer that can be read once, and eight subscribers that come and go: each ends with the engine's exact state.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
-#![allow(dead_code, reason = "the support is shared with other tests")]
-
-mod support;
-
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::support::{Rig, hasty, stream, until};
 use kvplane_client::{Client, Following, Selection, Tier, Trust};
 use kvplane_core::{EngineId, EngineKind};
 use kvplane_ingest::{DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, RankSpec};
@@ -17,7 +13,6 @@ use kvplane_sim::load::{LoadConfig, Random, Workload};
 use kvplane_sim::trtllm::{TrtConfig, TrtFault, TrtHandle, TrtRestart, TrtSim};
 use kvplane_stream::Duplicates;
 use kvplane_wire::trtllm::encode::TrtHash;
-use support::{Rig, hasty, stream, until};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -160,7 +155,7 @@ async fn subscribers_that_join_leave_and_come_back_all_end_with_the_exact_state(
     for following in subscribers.into_iter().flatten() {
         until("caught up", async || {
             let view = following.replica(&stream(0));
-            let at = view.filter(|view| view.is_current()).and_then(|view| view.cursor());
+            let at = view.filter(kvplane_client::ReplicaView::is_current).and_then(|view| view.cursor());
             at.map(|cursor| cursor.sequence.to_string()) == Some(rig.status(0).await.0)
         })
         .await;
