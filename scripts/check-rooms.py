@@ -35,6 +35,7 @@ ROOMS = {
 # Rooms that tests and examples, and only they, may use besides. `*` is anything.
 ROOMS_IN_TESTS = {
     "kvplane-wire": {"kvplane-proto"},
+    "kvplane-stream": {"kvplane-proto"},
     "kvplane-ingest": {"kvplane-sim"},
     "kvplane-server": {"kvplane-sim"},
     "kvplane-client": "*",

@@ -59,6 +59,7 @@ impl Driver {
             match ask {
                 Ask::Replay { id, from } => self.ask_replay(id, from),
                 Ask::Hint { id } => self.ask_hint(id),
+                Ask::Resubscribe => {} // only relays are subscribed to by a call
             }
         }
     }

@@ -98,6 +98,7 @@ impl Source {
         while let Some(ask) = asks.pop() {
             let outcome = match ask {
                 Ask::Hint { id } => self.stream.feed(|recorder, now| recorder.hint(now, id, None, None)),
+                Ask::Resubscribe => unreachable!("sockets are not subscribed to"),
                 Ask::Replay { id, from } => self.stream.feed(|recorder, now| {
                     for (sequence, payload) in self.ring.iter().filter(|(sequence, _)| *sequence >= from) {
                         recorder.replayed(now, id, *sequence, payload.clone());

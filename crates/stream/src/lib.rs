@@ -10,6 +10,7 @@ mod drain;
 mod journal;
 mod merge;
 mod recorder;
+mod relay;
 mod state;
 mod transitions;
 
@@ -26,6 +27,7 @@ pub use journal::{
 };
 pub use merge::RankMerge;
 pub use recorder::{Ask, Happening, Recorder};
+pub use relay::{Ended, Link, Next, Relay, RelayOptions};
 pub use state::{
     Attributes, BlockImage, Chain, CutAborted, ExtraKeys, HoldingImage, Image, Limits, Parent, Place,
     PlaceId, State,

@@ -104,6 +104,12 @@ pub enum EpochCause {
     StartUpClear,
     /// The server sent its whole state anew.
     SnapshotSent,
+    /// The server does not have what follows our last batch.
+    CursorRefused,
+    /// The server said that it lost continuity.
+    LossTold,
+    /// The server said that it cannot tell what the engine holds.
+    Untellable,
     /// The stream was taken off the plane: nothing of it counts any more.
     Removed,
 }
@@ -132,6 +138,9 @@ impl EpochCause {
             Self::IdsBeganAgain => "the engine's event ids began again",
             Self::StartUpClear => "the engine cleared its cache under a number that had passed",
             Self::SnapshotSent => "the server sent its whole state anew",
+            Self::CursorRefused => "the server does not have what follows our last sequence",
+            Self::LossTold => "the server lost continuity",
+            Self::Untellable => "the server cannot tell what the engine holds",
             Self::Removed => "the stream was removed",
         }
     }
@@ -152,6 +161,8 @@ pub enum Action {
         /// To be handed back with the answer.
         id: u64,
     },
+    /// Subscribe again: the present subscription is void.
+    Resubscribe,
     /// Apply this batch.
     Apply(Sequenced),
     /// Forget everything: another life of the publisher, or one that cannot be told from another.

@@ -5,6 +5,7 @@ use kvplane_core::Continuity as Standing;
 use crate::clock::Now;
 use crate::continuity::{Action, Continuity, Counters, Sequenced};
 use crate::drain::Drain;
+use crate::relay::Relay;
 
 #[derive(Debug)]
 pub(super) enum Follower {
@@ -12,6 +13,8 @@ pub(super) enum Follower {
     Published(Box<Continuity>),
     /// A buffer that is emptied by whoever reads it.
     Drained(Box<Drain>),
+    /// A server that keeps a stream of numbered batches.
+    Relayed(Box<Relay>),
 }
 
 /// Whatever the kind: the same call to each.
@@ -20,6 +23,7 @@ macro_rules! each {
         match $follower {
             Follower::Published($machine) => $call,
             Follower::Drained($machine) => $call,
+            Follower::Relayed($machine) => $call,
         }
     };
 }

@@ -1,11 +1,12 @@
 //! A stream's recorder: what puts batches in order, and the journal that applies them, behind one set of inputs.
 //!
 //! The inputs depend on the kind of source: [`published`] is a socket that engines publish on, [`drained`] a buffer that is
-//! emptied by whoever reads it.
+//! emptied by whoever reads it, [`relayed`] a server that keeps a stream of numbered batches.
 
 mod drained;
 mod follower;
 mod published;
+mod relayed;
 
 use kvplane_core::{Continuity as Standing, Epoch, Reason, Trust};
 use kvplane_wire::{Decoder, Dialect};
@@ -14,6 +15,7 @@ use crate::clock::Now;
 use crate::continuity::{Action, Continuity, Counters, EpochCause, Options};
 use crate::drain::{Drain, DrainOptions};
 use crate::journal::{Journal, JournalOptions, PassedOver};
+use crate::relay::{Relay, RelayOptions};
 use follower::Follower;
 
 /// What the driver has to ask the outside for.
@@ -31,6 +33,8 @@ pub enum Ask {
         /// To be handed back with the answer.
         id: u64,
     },
+    /// Another subscription, with [`Recorder::relay_start`].
+    Resubscribe,
 }
 
 /// Something worth a log line.
@@ -80,6 +84,11 @@ impl Recorder {
     /// A recorder of a buffer that is drained.
     pub fn of_drain(follow: DrainOptions, keep: JournalOptions, rank: u32, now: Now) -> Self {
         Self::of(Follower::Drained(Box::new(Drain::new(follow))), Dialect::TrtllmJson, keep, rank, now)
+    }
+
+    /// A recorder of what somebody else keeps and relays.
+    pub fn of_relay(follow: RelayOptions, keep: JournalOptions, rank: u32, now: Now) -> Self {
+        Self::of(Follower::Relayed(Box::new(Relay::new(follow))), Dialect::Smg, keep, rank, now)
     }
 
     fn of(follower: Follower, dialect: Dialect, keep: JournalOptions, rank: u32, now: Now) -> Self {
@@ -148,6 +157,7 @@ impl Recorder {
             match action {
                 Action::Replay { id, from } => self.asks.push(Ask::Replay { id, from }),
                 Action::Hint { id } => self.asks.push(Ask::Hint { id }),
+                Action::Resubscribe => self.asks.push(Ask::Resubscribe),
                 Action::Apply(batch) => {
                     let broken = match self.decoder.decode_as(self.dialect, &batch.payload) {
                         Ok(decoded) => {

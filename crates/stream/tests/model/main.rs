@@ -107,6 +107,7 @@ impl World {
             match ask {
                 Ask::Replay { id, from } => self.question = Some((id, from)),
                 Ask::Hint { id } => self.hint = Some(id),
+                Ask::Resubscribe => unreachable!("sockets are not subscribed to"),
             }
         }
         let _ = self.recorder.take_happenings();
