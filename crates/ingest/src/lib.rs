@@ -15,6 +15,7 @@ mod check;
 mod clock;
 mod drain;
 mod feeder;
+mod grpc_source;
 mod hint;
 mod plane;
 mod shared_source;
@@ -27,5 +28,7 @@ pub use address::AddressError;
 pub use catalog::{Answer, Catalog, Identity, IndexStats, Match, Member, Prompt, Roster, View};
 pub use check::{AddError, UnknownMember};
 pub use plane::{Engine, Engines, Plane};
-pub use spec::{DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, Origin, PlaneOptions, RankSpec};
+pub use spec::{
+    DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, Origin, PlaneOptions, RankSpec,
+};
 pub use stream::{Outcome, Stream, StreamStatus};

@@ -4,7 +4,9 @@ use std::sync::{Arc, Weak};
 
 use kvplane_core::{Cursor, StreamId};
 use kvplane_socket::{Options as SocketOptions, Sockets};
-use kvplane_stream::{DrainOptions, JournalOptions, Options as FollowOptions, Recorder, Semantics};
+use kvplane_stream::{
+    DrainOptions, JournalOptions, Options as FollowOptions, Recorder, RelayOptions, Semantics,
+};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -230,7 +232,7 @@ impl Plane {
             duplicates: spec.duplicates,
             block_size: spec.block_size,
             semantics: Semantics::of(spec.kind),
-            relayed: false,
+            relayed: matches!(spec.feed, Feed::Subscribed(_)),
         };
         let mut now = self.clock.now();
         now.unix_ms = now.unix_ms.max(members.epochs_from);
@@ -244,6 +246,14 @@ impl Plane {
                     ..DrainOptions::default()
                 };
                 Recorder::of_drain(follow, keep, rank.rank, now)
+            }
+            Feed::Subscribed(_) => {
+                let follow = RelayOptions {
+                    on_gap: self.options.on_gap,
+                    down_after: self.options.down_after,
+                    ..RelayOptions::default()
+                };
+                Recorder::of_relay(follow, keep, rank.rank, now)
             }
         };
         let stream = Stream::new(StreamId::new(spec.id.clone(), rank.rank), self.clock, recorder);

@@ -10,6 +10,7 @@ use tracing::{info, warn};
 
 use crate::drain;
 use crate::feeder::Feeder;
+use crate::grpc_source;
 use crate::plane::Plane;
 use crate::spec::{EngineSpec, Feed, RankSpec};
 
@@ -72,6 +73,10 @@ impl SharedSource {
             feeders: RwLock::new(BTreeMap::from([(first.stream().id().rank, first)])),
         });
         match &spec.feed {
+            Feed::Subscribed(grpc) => {
+                let run = grpc_source::run(grpc.clone(), ranks.clone());
+                runtime.spawn(stop.clone().run_until_cancelled_owned(run));
+            }
             Feed::Published => {}
             Feed::Drained(drain) => {
                 let run = drain::run(drain.clone(), ranks.clone());

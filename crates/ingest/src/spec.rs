@@ -93,6 +93,19 @@ pub enum Feed {
     Published,
     /// One buffer for all ranks, which whoever reads it empties (TensorRT-LLM's `POST /kv_cache_events`).
     Drained(DrainSpec),
+    /// One subscription for all ranks, to a server that keeps a stream of batches (SMG's `SubscribeKvEvents`).
+    Subscribed(GrpcSpec),
+}
+
+/// A server that is subscribed to over gRPC.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GrpcSpec {
+    /// Where it is: `http://host:port` or `https://host:port`.
+    pub url: String,
+    /// Certificates (PEM) to trust instead of the public ones, for `https`.
+    pub ca: Option<Vec<u8>>,
+    /// The services that may offer the method, by their full names. They are tried in turn.
+    pub services: Vec<&'static str>,
 }
 
 /// A buffer that is drained over HTTP.

@@ -1,16 +1,19 @@
 //! One engine as people describe it: in the configuration file, by a flag, or in a call. One set of keys, checked in one
 //! place.
 
+use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use http::Uri;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
-use kvplane_ingest::{AddressError, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, RankSpec};
+use kvplane_ingest::{
+    AddressError, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, RankSpec,
+};
 use kvplane_stream::Duplicates;
 use serde::{Deserialize, Serialize};
 
-use crate::front::{Front, FrontError, FrontOptions};
+use crate::front::{self, Front, FrontError, FrontOptions};
 use crate::republish::{RepublishError, RepublishSpec};
 
 /// One engine.
@@ -25,7 +28,8 @@ pub struct EngineConfig {
     #[serde(default)]
     pub model: String,
     /// Where its events come from: `tcp://…` or `ipc://…` where it publishes them (rank r is at port + r; "bind:ADDRESS" where
-    /// engines connect to us), `http://…` where they are drained. Some kinds need only `http` or `grpc`.
+    /// engines connect to us), `http://…` where they are drained, `grpc://…` or `grpcs://…` where they are subscribed to. Some
+    /// kinds need only `http` or `grpc`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub events: Option<String>,
     /// Its replay socket.
@@ -52,7 +56,10 @@ pub struct EngineConfig {
     /// The engine's HTTP server, for its start time and capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<String>,
-    /// The engine's own gRPC server, behind `front`: http:// or https://.
+    /// Which engine's service a server of kind `grpc` offers; all are tried when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<EngineKind>,
+    /// The engine's own gRPC server, behind `front`, and where events of kind `grpc` come from: http:// or https://.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc: Option<String>,
     /// Certificates (PEM) to trust for an https `grpc`, instead of the public ones.
@@ -196,7 +203,20 @@ impl EngineConfig {
     fn source(&self) -> Result<(Feed, Vec<RankSpec>), EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         let shared = |address: &str| (0..self.ranks).map(|rank| RankSpec::shared(rank, address)).collect();
+        if let Some((key, url)) = self.subscribed_to() {
+            let grpc = self.subscription(key, &url)?;
+            return Ok((Feed::Subscribed(grpc), shared(&url)));
+        }
+        if self.service.is_some() {
+            return wrong("service", "is for kind grpc, and for events = \"grpc://…\"".to_owned());
+        }
         let events = match (&self.events, self.kind, &self.http) {
+            (Some(events), EngineKind::Grpc, _) => {
+                return wrong(
+                    "events",
+                    format!("{events:?} is not grpc://host:port, where kind grpc has them"),
+                );
+            }
             (Some(events), ..) => events,
             (None, EngineKind::Trtllm, Some(http)) => http,
             (None, ..) => {
@@ -226,12 +246,58 @@ impl EngineConfig {
         Ok((Feed::Published, RankSpec::at_ports(&events, self.replay.as_deref(), self.ranks)?))
     }
 
+    /// The server that events are subscribed to, if they are, and the key that names it.
+    fn subscribed_to(&self) -> Option<(&'static str, String)> {
+        let Some(events) = &self.events else {
+            return self.grpc.clone().filter(|_| self.kind == EngineKind::Grpc).map(|url| ("grpc", url));
+        };
+        let plain = events.strip_prefix("grpc://").map(|rest| format!("http://{rest}"));
+        let url = plain.or_else(|| events.strip_prefix("grpcs://").map(|rest| format!("https://{rest}")));
+        url.map(|url| ("events", url))
+    }
+
+    /// How the server is subscribed to. Reads certificates.
+    fn subscription(&self, key: &'static str, url: &str) -> Result<GrpcSpec, EngineConfigError> {
+        let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
+        if self.replay.is_some() {
+            return wrong("replay", "a server that is subscribed to has none".to_owned());
+        }
+        if self.event_buffer.is_some() {
+            return wrong("event_buffer", "is for events that are drained: events = \"http://…\"".to_owned());
+        }
+        let Ok(uri) = url.parse::<Uri>() else { return wrong(key, format!("{url:?} is not a URL")) };
+        let ca = self.grpc_ca.as_deref().filter(|_| url.starts_with("https://"));
+        if let Err(error) = front::check_upstream(&uri, ca) {
+            return wrong(key, error.to_string());
+        }
+        let ca = match ca.map(fs::read).transpose() {
+            Ok(ca) => ca,
+            Err(error) => return wrong("grpc_ca", error.to_string()),
+        };
+        let named = self.service.map(EngineKind::grpc_service);
+        let services = match (self.kind.grpc_service(), named) {
+            (_, Some(None)) => {
+                return wrong("service", "must be vllm, sglang, tokenspeed or trtllm".to_owned());
+            }
+            (Some(_), Some(_)) => {
+                return wrong("service", format!("an engine of kind {} has its own", self.kind));
+            }
+            (Some(one), None) | (None, Some(Some(one))) => vec![one],
+            (None, None) => EngineKind::ALL.into_iter().filter_map(EngineKind::grpc_service).collect(),
+        };
+        Ok(GrpcSpec { url: url.to_owned(), ca, services })
+    }
+
     /// The front, ready to listen. Dials nothing.
     fn front(&self) -> Result<Option<(SocketAddr, Front)>, EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         let Some(address) = self.front else {
-            if self.grpc.is_some() || self.grpc_ca.is_some() {
+            let subscribed = self.subscribed_to();
+            if self.grpc.is_some() && !matches!(subscribed, Some(("grpc", _))) {
                 return wrong("grpc", "is used by front alone; give front an address too".to_owned());
+            }
+            if self.grpc_ca.is_some() && !subscribed.is_some_and(|(_, url)| url.starts_with("https://")) {
+                return wrong("grpc_ca", "there is no https server that it could be for".to_owned());
             }
             return Ok(None);
         };
@@ -239,8 +305,11 @@ impl EngineConfig {
             return wrong("front", "needs grpc, the engine's own server".to_owned());
         };
         let Ok(upstream) = grpc.parse() else { return wrong("grpc", format!("{grpc:?} is not a URL")) };
-        let Some(service) = self.kind.grpc_service() else {
-            return wrong("front", format!("an engine of kind {} has no service of its own", self.kind));
+        let named = self.service.and_then(EngineKind::grpc_service);
+        let Some(service) = self.kind.grpc_service().or(named) else {
+            let message =
+                format!("an engine of kind {} has no service of its own: name it by service", self.kind);
+            return wrong("front", message);
         };
         let mut options = FrontOptions::new(upstream, service);
         options.ca.clone_from(&self.grpc_ca);

@@ -64,14 +64,13 @@ impl Fronts {
 
     /// Runs an engine's front.
     pub(super) fn start(&self, shared: &Arc<Shared>, engine: &str, front: Front, listener: TcpListener) {
-        let Some(kind) = shared.plane.engine(engine).map(|engine| engine.spec.kind) else { return };
         let Ok(address) = listener.local_addr() else { return };
         info!(engine, %address, "front");
         let stop = shared.stop.child_token();
         let running = Running { address, counters: front.counters(), stop: stop.clone() };
         self.running.lock().insert(engine.to_owned(), running);
         let events = SmgService::new(shared.clone(), SubscribeTo::Engine(engine.to_owned()));
-        let own = own_calls(kind, events, front.upstream());
+        let own = own_calls(front.service(), events, front.upstream());
         let run = async move |listener| front.run(listener, stop, own).await;
         self.ends.spawn(on_thread(listener, run));
     }

@@ -45,6 +45,8 @@ pub use owned::OwnedCalls;
 pub use target::FrontError;
 pub use upstream::{Upstream, UpstreamReset};
 
+pub(crate) use target::check_upstream;
+
 use target::Target;
 
 /// The method that a front answers itself, on the engine's own service only: gateways probe the services of all engine
@@ -84,6 +86,7 @@ impl FrontOptions {
 pub struct Front {
     upstream: Upstream,
     counters: Arc<FrontCounters>,
+    service: String,
     owned_path: String,
     grace: Duration,
 }
@@ -98,12 +101,18 @@ impl Front {
         let counters = Arc::new(FrontCounters::default());
         let target = Target::new(&upstream, ca.as_deref(), connect_timeout)?;
         let upstream = Upstream::new(target, counters.clone());
-        Ok(Self { upstream, counters, owned_path: format!("/{service}/{OWNED_METHOD}"), grace })
+        let owned_path = format!("/{service}/{OWNED_METHOD}");
+        Ok(Self { upstream, counters, service, owned_path, grace })
     }
 
     /// The engine, for calls of our own. It shares the front's connections.
     pub fn upstream(&self) -> Upstream {
         self.upstream.clone()
+    }
+
+    /// The engine's own service.
+    pub fn service(&self) -> &str {
+        &self.service
     }
 
     /// What the front counts.

@@ -53,6 +53,11 @@ pub enum FrontError {
     Tls(#[from] rustls::Error),
 }
 
+/// Whether a server can be dialled at an address. Reads certificates.
+pub(crate) fn check_upstream(uri: &Uri, ca: Option<&Path>) -> Result<(), FrontError> {
+    Target::new(uri, ca, Duration::ZERO).map(drop)
+}
+
 /// The engine's address, taken apart.
 #[derive(Debug)]
 pub(super) struct Target {

@@ -27,14 +27,14 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// An engine's batch can be as large as the engine made it; only its load is of interest.
 const MAX_MESSAGE: usize = 64 << 20;
 
-/// The handler of a front's own calls. Kinds without a service of their own have no front.
-pub(crate) fn own_calls(kind: EngineKind, events: SmgService, upstream: Upstream) -> OwnedCalls {
+/// The handler of a front's own calls, under the service that it stands before.
+pub(crate) fn own_calls(service: &str, events: SmgService, upstream: Upstream) -> OwnedCalls {
     let fronted = Fronted { events, upstream };
-    match kind {
-        EngineKind::Sglang => OwnedCalls::service(SglangSchedulerServer::new(fronted)),
-        EngineKind::Tokenspeed => OwnedCalls::service(TokenSpeedSchedulerServer::new(fronted)),
-        EngineKind::Trtllm => OwnedCalls::service(TrtllmServiceServer::new(fronted)),
-        EngineKind::Vllm | EngineKind::Grpc | EngineKind::Kvplane => {
+    match EngineKind::ALL.into_iter().find(|kind| kind.grpc_service() == Some(service)) {
+        Some(EngineKind::Sglang) => OwnedCalls::service(SglangSchedulerServer::new(fronted)),
+        Some(EngineKind::Tokenspeed) => OwnedCalls::service(TokenSpeedSchedulerServer::new(fronted)),
+        Some(EngineKind::Trtllm) => OwnedCalls::service(TrtllmServiceServer::new(fronted)),
+        Some(EngineKind::Vllm | EngineKind::Grpc | EngineKind::Kvplane) | None => {
             OwnedCalls::service(VllmEngineServer::new(fronted))
         }
     }
