@@ -93,6 +93,8 @@ pub enum Change {
     Cleared {
         /// Which.
         places: Vec<Arc<Place>>,
+        /// What of that lay outside of the device, for protocols whose clear means the device alone.
+        elsewhere: Vec<(Arc<Place>, Vec<u64>)>,
     },
     /// kvplane lost track and dropped everything it knew to be resident.
     Dropped {

@@ -227,7 +227,7 @@ fn groups_tiers_and_owners_are_places_of_their_own() {
     let entry = rig.apply(&[OwnedEvent::Cleared]);
     assert_eq!(rig.journal.state().blocks_by_tier(), [1, 1, 0, 0, 0]);
     assert_eq!(entry.transitions, [Transition::Removed { tier: Tier::Device, hashes: vec![1] }]);
-    let Change::Cleared { places } = &entry.changes[0] else { panic!() };
+    let Change::Cleared { places, .. } = &entry.changes[0] else { panic!() };
     assert_eq!(places.len(), 2);
 }
 

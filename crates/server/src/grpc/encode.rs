@@ -69,7 +69,7 @@ fn event(change: &Change) -> proto::event::Kind {
                 .map(|block| proto::RemovedBlock { hash: block.hash, copies: block.copies })
                 .collect(),
         }),
-        Change::Cleared { places } => {
+        Change::Cleared { places, .. } => {
             Kind::Cleared(proto::Cleared { places: places.iter().map(|p| place(p)).collect() })
         }
         Change::Dropped { reason, .. } => Kind::Dropped(proto::Dropped { reason: reason.to_string() }),

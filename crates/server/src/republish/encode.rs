@@ -53,13 +53,14 @@ fn push_change(change: &Change, events: &mut Vec<OwnedEvent>) {
         Change::Removed { place, blocks } => {
             events.push(removed(place, blocks.iter().map(|block| block.hash)));
         }
-        Change::Cleared { places } => {
-            // The engine's clear is the device's; one of a secondary tier alone has no form here.
+        Change::Cleared { places, elsewhere } => {
+            // vLLM's clear is the device's; what else was emptied is removed block by block.
             if places.is_empty()
                 || places.iter().any(|place| place.tier == Tier::Device && place.ownership.is_none())
             {
                 events.push(OwnedEvent::Cleared);
             }
+            events.extend(elsewhere.iter().map(|(place, hashes)| removed(place, hashes.iter().copied())));
         }
         Change::Dropped { elsewhere, .. } => {
             events.push(OwnedEvent::Cleared);
@@ -78,15 +79,17 @@ fn announced(change: &StoredChange) -> OwnedStored {
             .flat_map(|t| t.iter().copied())
             .collect(),
     };
-    let has_keys = change.blocks.iter().any(|block| block.extra_keys.is_some());
+    let keys: Vec<_> = change
+        .blocks
+        .iter()
+        .map(|block| keys(block.parent, block.extra_keys.as_ref(), &change.attributes))
+        .collect();
     OwnedStored {
         block_hashes: change.blocks.iter().map(|block| OwnedHash::Unsigned(block.hash)).collect(),
         parent: change.parent.map(OwnedHash::Unsigned),
         token_ids: if change.layout == Layout::HashOnly { Vec::new() } else { tokens },
         block_size: change.block_size,
-        extra_keys: has_keys.then(|| {
-            change.blocks.iter().map(|block| block.extra_keys.as_ref().map(|keys| keys.to_vec())).collect()
-        }),
+        extra_keys: keys.iter().any(Option::is_some).then_some(keys),
         session_id: change.session_id.as_ref().map(ToString::to_string),
         ..frame(&change.place, &change.attributes)
     }
@@ -98,6 +101,7 @@ fn frame(place: &Place, attributes: &Attributes) -> OwnedStored {
     OwnedStored {
         lora_id: attributes.lora_id,
         lora_name: text(&attributes.lora_name),
+        bigrams: attributes.bigrams,
         medium: text(&place.medium),
         group: place.group,
         spec_kind: text(&place.spec_kind),
@@ -210,7 +214,7 @@ struct Runs {
 impl Runs {
     fn add(&mut self, place: &Place, attributes: &Attributes, copies: u32, link: &Link<'_>) {
         let template = frame(place, attributes);
-        let keys = link.keys.map(|keys| keys.to_vec());
+        let keys = keys(Some(link.parent), link.keys, attributes);
         if let Some((stored, open_copies, last)) = &mut self.open
             && stored.block_hashes.len() < BATCH_BLOCKS
             && link.parent == Parent::Block(*last)
@@ -268,6 +272,22 @@ impl Runs {
     }
 }
 
+/// A block's extra keys. vLLM's have the salt among those of a prompt's first block; engines that send it as a field do not.
+fn keys(
+    parent: Option<Parent>,
+    keys: Option<&ExtraKeys>,
+    attributes: &Attributes,
+) -> Option<Vec<OwnedExtraKey>> {
+    let mut keys = keys.map(|keys| keys.to_vec());
+    if let (Some(Parent::Root), Some(salt)) = (parent, &attributes.cache_salt) {
+        let salt = OwnedExtraKey::Text(salt.to_string());
+        if keys.as_ref().is_none_or(|keys| !keys.contains(&salt)) {
+            keys.get_or_insert_default().push(salt);
+        }
+    }
+    keys
+}
+
 fn push_keys(stored: &mut OwnedStored, keys: Option<Vec<OwnedExtraKey>>) {
     stored.extra_keys.get_or_insert_default().push(keys);
 }
@@ -279,4 +299,5 @@ fn same_frame(stored: &OwnedStored, template: &OwnedStored) -> bool {
         && stored.ownership == template.ownership
         && stored.lora_id == template.lora_id
         && stored.lora_name == template.lora_name
+        && stored.bigrams == template.bigrams
 }

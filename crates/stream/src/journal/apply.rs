@@ -513,6 +513,8 @@ impl Journal {
         };
         let places: Vec<Arc<Place>> =
             self.state.places.iter().filter(|(_, place)| cleared(place)).map(|(_, p)| p.clone()).collect();
+        let mut elsewhere = self.state.held_elsewhere();
+        elsewhere.retain(|(place, _)| cleared(place));
         let everything = ownership.is_none() && self.state.nothing_but(cleared);
         if everything {
             self.untranslatable = false;
@@ -527,7 +529,7 @@ impl Journal {
         // A clear of an owner that holds nothing is no event.
         let nothing = ownership.is_some() && places.is_empty();
         if !nothing {
-            effects.changes.push(Change::Cleared { places });
+            effects.changes.push(Change::Cleared { places, elsewhere });
         }
         if everything {
             // The whole state is known again: it is empty. Unless another tier turns up later, of which we cannot know

@@ -10,7 +10,7 @@ use super::Journal;
 use super::apply::Effects;
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange, Transition};
 use crate::clock::Now;
-use crate::state::{Chain, Place, PlaceId, PlaceName, SlotId};
+use crate::state::{Chain, Parent, Place, PlaceId, PlaceName, SlotId};
 
 /// The group whose blocks are whole prefixes: the one with the largest window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,10 @@ impl Journal {
             }],
             layout: if chain.is_some() { Layout::Dense } else { Layout::HashOnly },
             block_size: chain.map_or(0, |chain| chain.block_size),
-            parent: None,
+            parent: chain.and_then(|chain| match chain.parent {
+                Parent::Root => None,
+                Parent::Block(parent) => Some(parent),
+            }),
             span: None,
             attributes: chain.map(|chain| chain.attributes.clone()).unwrap_or_default(),
             session_id: None,

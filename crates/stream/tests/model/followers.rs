@@ -98,7 +98,7 @@ impl Replica {
                     }
                 }
             }
-            Change::Cleared { places } => {
+            Change::Cleared { places, .. } => {
                 let gone: Vec<PlaceKey> = places.iter().map(|place| key(place)).collect();
                 self.blocks.retain(|(place, _), _| !gone.contains(place));
             }
