@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use kvplane_wire::encode::{Profile, UnknownProfile};
 
 /// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
 /// stands, and gives the state to any router. Every answer is exact, or says how it is not.
@@ -256,9 +258,10 @@ pub(crate) struct SimArgs {
     /// Topic of its messages
     #[arg(long, default_value = "")]
     pub(crate) topic: String,
-    /// Wire profile: 0.9.0, 0.10.2, 0.14, 0.17, 0.20, 0.22, 0.24, 0.26, 0.29 or 0.32, with or without `vllm-`
+    /// Wire profile: 0.9.0, 0.10.2, 0.14, 0.17, 0.20, 0.22, 0.24, 0.26, 0.29 or 0.32, with or without `vllm-`;
+    /// `trtllm-http` is TensorRT-LLM, drained over HTTP
     #[arg(long, default_value = "vllm-0.32")]
-    pub(crate) profile: kvplane_wire::encode::Profile,
+    pub(crate) profile: SimProfile,
     /// How block hashes look on the wire
     #[arg(long, value_enum, default_value_t = SimHash::Unsigned)]
     pub(crate) hashes: SimHash,
@@ -271,7 +274,10 @@ pub(crate) struct SimArgs {
     /// Data-parallel ranks, at port + rank
     #[arg(long, default_value_t = 1)]
     pub(crate) ranks: u32,
-    /// Batches in the replay ring
+    /// Blocks of host memory that the pool's go to when they are pushed out (`trtllm-http`)
+    #[arg(long, default_value_t = 0)]
+    pub(crate) host_blocks: u32,
+    /// Batches in the replay ring; events in the buffer of `trtllm-http`
     #[arg(long, default_value_t = 10_000)]
     pub(crate) buffer_steps: usize,
     /// Seed of everything random
@@ -288,6 +294,23 @@ pub(crate) struct SimArgs {
     pub(crate) seconds: Option<u64>,
     #[command(flatten)]
     pub(crate) log: LogArgs,
+}
+
+/// Which engine is simulated.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum SimProfile {
+    /// One that publishes, with the shape of its messages.
+    Published(Profile),
+    /// TensorRT-LLM, drained over HTTP.
+    Drained,
+}
+
+impl FromStr for SimProfile {
+    type Err = UnknownProfile;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        if name == "trtllm-http" { Ok(Self::Drained) } else { name.parse().map(Self::Published) }
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

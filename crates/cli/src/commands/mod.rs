@@ -9,6 +9,7 @@ mod page;
 pub(crate) mod query;
 pub(crate) mod serve;
 pub(crate) mod sim;
+mod sim_drained;
 pub(crate) mod tail;
 
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;

@@ -4,20 +4,28 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use kvplane_sim::fault::FaultRequest;
-use kvplane_sim::load::{LoadConfig, Workload};
-use kvplane_sim::{CompletionOptions, HashForm, SimConfig, SimEngine, SimHandle};
+use kvplane_sim::load::{LoadConfig, Turn, Workload};
+use kvplane_sim::{CompletionOptions, HashForm, SimConfig, SimEngine};
 use kvplane_socket::Endpoint;
+use kvplane_wire::encode::Profile;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::{Failure, stop_signal, usage};
-use crate::args::{SimArgs, SimHash};
+use super::{Failure, sim_drained, stop_signal, usage};
+use crate::args::{SimArgs, SimHash, SimProfile};
 use crate::logging;
 
 pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
     logging::start(&args.log).map_err(usage)?;
     let stop = stop_signal(args.seconds)?;
-    let config = config(&args).map_err(usage)?;
+    match args.profile {
+        SimProfile::Published(profile) => published(args, profile, stop).await,
+        SimProfile::Drained => sim_drained::run(args, stop).await,
+    }
+}
+
+async fn published(args: SimArgs, profile: Profile, stop: CancellationToken) -> Result<(), Failure> {
+    let config = config(&args, profile).map_err(usage)?;
     let engine =
         tokio::task::spawn_blocking(move || SimEngine::start(config)).await.context("the simulator")?;
     let engine = engine.context("cannot start the simulated engine")?;
@@ -31,7 +39,11 @@ pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
     }
     let load = (args.load > 0.0).then(|| {
         let (engine, stop) = (engine.clone(), stop.clone());
-        std::thread::spawn(move || generate_load(&engine, args.load, args.seed, &stop))
+        let complete = move |turn: &Turn| {
+            let result = engine.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default());
+            result.ok().map(|result| result.output)
+        };
+        std::thread::spawn(move || generate_load(complete, args.load, args.seed, &stop))
     });
     stop.cancelled().await;
     tokio::task::spawn_blocking(move || {
@@ -45,14 +57,14 @@ pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn config(args: &SimArgs) -> anyhow::Result<SimConfig> {
+fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
     let mut faults = Vec::new();
     for text in &args.fault {
         let request: FaultRequest = serde_json::from_str(text).with_context(|| format!("--fault {text}"))?;
         faults.extend(request.faults());
     }
     Ok(SimConfig {
-        profile: args.profile,
+        profile,
         block_size: args.block_size as usize,
         blocks: args.blocks as usize,
         ranks: args.ranks,
@@ -91,13 +103,19 @@ fn replay_address(args: &SimArgs) -> Option<String> {
     }
 }
 
-/// Sends seeded conversations to the engine, `rate` requests a second.
-fn generate_load(engine: &SimHandle, rate: f64, seed: u64, stop: &CancellationToken) {
+/// Sends seeded conversations to an engine, `rate` requests a second. `complete` runs a turn and says what was
+/// generated.
+pub(super) fn generate_load(
+    complete: impl Fn(&Turn) -> Option<Vec<u32>>,
+    rate: f64,
+    seed: u64,
+    stop: &CancellationToken,
+) {
     let mut workload = Workload::new(LoadConfig { seed, ..LoadConfig::default() });
     while !stop.is_cancelled() {
         let turn = workload.next_turn();
-        if let Ok(result) = engine.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default()) {
-            workload.replied(turn.conversation, &result.output);
+        if let Some(output) = complete(&turn) {
+            workload.replied(turn.conversation, &output);
         }
         std::thread::sleep(Duration::from_secs_f64(1.0 / rate));
     }

@@ -1,0 +1,62 @@
+//! `kvplane sim --profile trtllm-http`: a simulated engine that is drained.
+
+use anyhow::{Context as _, bail};
+use kvplane_sim::CompletionOptions;
+use kvplane_sim::load::Turn;
+use kvplane_sim::trtllm::{TrtConfig, TrtFaultRequest, TrtSim};
+use kvplane_wire::trtllm::encode::HashAlgo;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::sim::generate_load;
+use super::{Failure, usage};
+use crate::args::{SimArgs, SimHash};
+
+pub(super) async fn run(args: SimArgs, stop: CancellationToken) -> Result<(), Failure> {
+    let config = config(&args).map_err(usage)?;
+    let server = tokio::task::spawn_blocking(move || TrtSim::start(config)).await.context("the simulator")?;
+    let server = server.context("cannot start the simulated engine")?;
+    info!(address = %server.http_address(), "http");
+    let load = (args.load > 0.0).then(|| {
+        let (server, stop) = (server.clone(), stop.clone());
+        let complete = move |turn: &Turn| {
+            let result = server.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default());
+            result.ok().map(|result| result.output)
+        };
+        std::thread::spawn(move || generate_load(complete, args.load, args.seed, &stop))
+    });
+    stop.cancelled().await;
+    tokio::task::spawn_blocking(move || {
+        if let Some(load) = load {
+            let _ = load.join();
+        }
+        server.stop();
+    })
+    .await
+    .context("the simulator")?;
+    Ok(())
+}
+
+fn config(args: &SimArgs) -> anyhow::Result<TrtConfig> {
+    let mut faults = Vec::new();
+    for text in &args.fault {
+        let request: TrtFaultRequest =
+            serde_json::from_str(text).with_context(|| format!("--fault {text}"))?;
+        faults.extend(request.faults());
+    }
+    Ok(TrtConfig {
+        block_size: args.block_size as usize,
+        levels: vec![args.blocks as usize, args.host_blocks as usize],
+        ranks: args.ranks,
+        event_buffer: args.buffer_steps,
+        hash_algo: match args.hashes {
+            SimHash::Unsigned => None,
+            SimHash::Bytes32 => Some(HashAlgo::V2Sha256),
+            SimHash::Signed | SimHash::Bytes16 => bail!("trtllm-http has unsigned or bytes32 hashes"),
+        },
+        seed: args.seed,
+        http: args.http,
+        faults,
+        ..TrtConfig::default()
+    })
+}
