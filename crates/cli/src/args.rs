@@ -24,8 +24,9 @@ pub(crate) enum Command {
         kvplane serve --config kvplane.toml\n  \
         KVPLANE__LISTEN__HTTP=127.0.0.1:9000 kvplane serve --config kvplane.toml --dump-config")]
     Serve(ServeArgs),
-    /// Run a simulated vLLM engine: real wire bytes, a real block pool, faults on request
+    /// Run a simulated engine: real wire bytes, a real prefix cache, faults on request
     #[command(after_help = "Examples:\n  \
+        kvplane sim --profile sglang-0.5.22 --host-blocks 4096 --load 5\n  \
         kvplane sim --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --http 127.0.0.1:8000\n  \
         curl -s 127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d '{\"model\":\"sim\",\"prompt\":[1,2,3,4],\"max_tokens\":64}'\n  \
         curl -s 127.0.0.1:8000/sim/fault -H 'content-type: application/json' -d '{\"drop\":1}'")]
@@ -258,17 +259,27 @@ pub(crate) struct SimArgs {
     /// Topic of its messages
     #[arg(long, default_value = "")]
     pub(crate) topic: String,
-    /// Wire profile: 0.9.0, 0.10.2, 0.14, 0.17, 0.20, 0.22, 0.24, 0.26, 0.29 or 0.32, with or without `vllm-`;
-    /// `trtllm-http` is TensorRT-LLM, drained over HTTP
+    /// Which engine, and since which release it speaks like this: vllm-0.9.0, -0.10.2, -0.14, -0.17, -0.20, -0.22, -0.24,
+    /// -0.26, -0.29, -0.32; sglang-0.4.6, -0.4.7, -0.5.9, -0.5.18, -0.5.20, -0.5.22; tokenspeed-0.1.1; trtllm-zmq (TensorRT-LLM's
+    /// push mode), trtllm-http (TensorRT-LLM, drained over HTTP)
     #[arg(long, default_value = "vllm-0.32")]
     pub(crate) profile: SimProfile,
-    /// How block hashes look on the wire
+    /// sglang: cache by pairs of tokens, as with EAGLE
+    #[arg(long)]
+    pub(crate) eagle: bool,
+    /// sglang: blocks of the host tier; 0 for none
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) host_blocks: u32,
+    /// sglang since 0.5.22: events in the dynamo format, with adapters named
+    #[arg(long)]
+    pub(crate) dynamo_format: bool,
+    /// vllm: how block hashes look on the wire
     #[arg(long, value_enum, default_value_t = SimHash::Unsigned)]
     pub(crate) hashes: SimHash,
     /// Tokens per block
     #[arg(long, default_value_t = 16)]
     pub(crate) block_size: u32,
-    /// Blocks in the pool
+    /// Blocks in the cache
     #[arg(long, default_value_t = 1024)]
     pub(crate) blocks: u32,
     /// Data-parallel ranks, at port + rank

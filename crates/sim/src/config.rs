@@ -1,19 +1,22 @@
 //! What a simulated engine is.
 
-use std::net::SocketAddr;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
+use kvplane_core::EngineKind;
 use kvplane_socket::{Endpoint, PublishContext};
 use kvplane_wire::Profile;
 
 use crate::digest::HashForm;
 use crate::fault::Fault;
-use crate::pool::PoolConfig;
+use crate::pool::{Habits, PoolConfig};
+use crate::radix::{PageHash, RadixConfig, Telling};
 
 /// A simulated engine's configuration. The default is a small engine on free loopback ports.
 #[derive(Debug, Clone)]
 pub struct SimConfig {
-    /// Which vLLM it speaks like.
+    /// Which engine it is, and how it speaks.
     pub profile: Profile,
     /// Model name, as clients ask for it.
     pub model: String,
@@ -33,12 +36,16 @@ pub struct SimConfig {
     pub topic: String,
     /// Batches that can be replayed.
     pub buffer_steps: usize,
+    /// Batches that wait for the publisher. Beyond them the engine waits, or loses them (TensorRT-LLM).
+    pub queue: usize,
     /// Messages held per slow subscriber and per asker.
     pub hwm: i32,
     /// Determines hashes and generated tokens.
     pub seed: u64,
-    /// How hashes are written.
+    /// How vLLM's hashes are written. Other engines have one form each.
     pub hash_form: HashForm,
+    /// What only `SGLang` can be told.
+    pub sglang: SglangOptions,
     /// Where HTTP is served; `None` for none.
     pub http: Option<SocketAddr>,
     /// How long a generated token takes over HTTP; blocks are held for as long.
@@ -47,6 +54,17 @@ pub struct SimConfig {
     pub faults: Vec<Fault>,
     /// The libzmq context of the sockets. Share one between many engines: each costs two threads.
     pub context: PublishContext,
+}
+
+/// Options of a simulated `SGLang`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SglangOptions {
+    /// Prompts are cached by pairs of tokens, as with EAGLE.
+    pub eagle: bool,
+    /// Pages of the host tier; 0 for none.
+    pub host_pages: usize,
+    /// Events in the `dynamo` format (0.5.22): adapters are named, and they and salts are in the hashes.
+    pub dynamo_format: bool,
 }
 
 impl Default for SimConfig {
@@ -62,9 +80,11 @@ impl Default for SimConfig {
             replay: Some("tcp://127.0.0.1:0".to_owned()),
             topic: String::new(),
             buffer_steps: 10_000,
+            queue: 4096,
             hwm: 100_000,
             seed: 0,
             hash_form: HashForm::default(),
+            sglang: SglangOptions::default(),
             http: None,
             token_delay: Duration::ZERO,
             faults: Vec::new(),
@@ -80,6 +100,71 @@ impl SimConfig {
             blocks: self.blocks,
             seed: self.seed,
             hash_form: self.hash_form,
+            habits: match self.profile.engine() {
+                EngineKind::Trtllm => Habits::Trtllm,
+                _ => Habits::Vllm,
+            },
+        }
+    }
+
+    pub(crate) fn radix(&self) -> RadixConfig {
+        let is_sglang = self.profile.engine() == EngineKind::Sglang;
+        let hash = match self.profile {
+            Profile::Sglang0_4_6 | Profile::Sglang0_4_7 => PageHash::TokensOnly,
+            _ if !is_sglang => PageHash::UnsignedChain,
+            _ => PageHash::Chain {
+                salted: self.profile.is_at_least(Profile::Sglang0_5_18),
+                namespaced: self.sglang.dynamo_format && self.profile.is_at_least(Profile::Sglang0_5_22),
+            },
+        };
+        RadixConfig {
+            page_size: self.block_size.max(1),
+            pages: self.blocks,
+            host_pages: if is_sglang { self.sglang.host_pages } else { 0 },
+            telling: Telling {
+                pairs: is_sglang && self.sglang.eagle,
+                hash,
+                coalesced: !is_sglang || self.profile.is_at_least(Profile::Sglang0_5_18),
+                clears: is_sglang,
+            },
+        }
+    }
+
+    /// With ports in a row instead of those that the system would choose, where the engine tells only the first.
+    pub(crate) fn with_ports(mut self) -> std::io::Result<Self> {
+        let tells_each = self.profile.engine() == EngineKind::Vllm;
+        let Endpoint::Bind(events) = &self.events else { return Ok(self) };
+        let is_open = |address: &str| address.ends_with(":0");
+        let replay_is_open = self.replay.as_deref().is_none_or(is_open);
+        if self.ranks < 2 || tells_each || !is_open(events) || !replay_is_open {
+            return Ok(self);
+        }
+        let ranks = u16::try_from(self.ranks).map_err(|_| ErrorKind::AddrNotAvailable)?;
+        let first = free_ports(ranks.saturating_mul(2))?;
+        let at = |address: &str, port: u16| format!("{}:{port}", address.trim_end_matches(":0"));
+        self.replay = self.replay.as_deref().map(|address| at(address, first + ranks));
+        self.events = Endpoint::Bind(at(events, first));
+        Ok(self)
+    }
+}
+
+/// How often a run of free ports is looked for: somebody may take one of them before it is used.
+const PORT_ATTEMPTS: usize = 20;
+
+/// The first of so many free ports in a row on the loopback interface.
+fn free_ports(count: u16) -> std::io::Result<u16> {
+    let mut attempts = 0;
+    loop {
+        let first = TcpListener::bind("127.0.0.1:0")?;
+        let port = first.local_addr()?.port();
+        let rest = (1..count).map(|offset| {
+            TcpListener::bind(("127.0.0.1", port.checked_add(offset).ok_or(ErrorKind::AddrNotAvailable)?))
+        });
+        attempts += 1;
+        match rest.collect::<std::io::Result<Vec<_>>>() {
+            Ok(_) => return Ok(port),
+            Err(error) if attempts == PORT_ATTEMPTS => return Err(error),
+            Err(_) => {}
         }
     }
 }

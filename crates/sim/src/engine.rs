@@ -1,8 +1,7 @@
-//! The engine: requests on pools, batches to publishers, lives.
+//! The engine: requests on caches, batches to publishers, lives.
 
 mod running;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,11 +11,12 @@ use kvplane_socket::SocketError;
 use parking_lot::Mutex;
 
 pub use self::running::Running;
+use crate::cache::{Cache, Copies, Keys, Moment};
 use crate::config::SimConfig;
 use crate::fault::{Fault, Restart};
 use crate::history::{History, relive};
 use crate::http;
-use crate::pool::{Keys, Pool, PoolError};
+use crate::pool::PoolError;
 use crate::publisher::{Command, PublisherHandle};
 use crate::serve::HttpServer;
 
@@ -41,7 +41,7 @@ pub enum SimError {
     /// The HTTP server could not start.
     #[error("cannot serve http: {0}")]
     Http(#[from] std::io::Error),
-    /// The pool refused.
+    /// The cache refused.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The engine was restarted under a running request.
@@ -81,8 +81,12 @@ pub struct RankState {
     pub rank: u32,
     /// Sequence of the next batch.
     pub next_sequence: u64,
-    /// Cached blocks: the 64 bits of each hash, and its copies.
-    pub blocks: BTreeMap<u64, usize>,
+    /// Blocks on the device: the 64 bits of each hash, and its copies.
+    pub blocks: Copies,
+    /// The same for the host tier, where there is one.
+    pub host_blocks: Copies,
+    /// Requests under way.
+    pub running: usize,
 }
 
 /// What all handles share.
@@ -102,16 +106,22 @@ pub(crate) struct Rank {
 /// What a rank has in one life.
 pub(crate) struct Life {
     number: u64,
-    pool: Pool,
+    cache: Cache,
     history: History,
+    running: usize,
 }
 
 impl SimEngine {
     /// Opens all sockets and starts the threads.
     pub fn start(config: SimConfig) -> Result<SimHandle, SimError> {
+        let config = config.with_ports()?;
         let ranks = (0..config.ranks.max(1)).map(|rank| {
-            let life = Life { number: 0, pool: Pool::new(config.pool()), history: History::default() };
-            Ok(Rank { state: Mutex::new(life), publisher: PublisherHandle::start(&config, rank)? })
+            let rank = Rank {
+                state: Mutex::new(Life::new(0, Cache::new(&config), History::default())),
+                publisher: PublisherHandle::start(&config, rank)?,
+            };
+            rank.publish(&mut rank.state.lock(), Moment::Idle);
+            Ok(rank)
         });
         let engine = Arc::new(Engine {
             ranks: ranks.collect::<Result<_, SimError>>()?,
@@ -181,15 +191,20 @@ impl SimHandle {
     /// How many tokens of a prompt the cache would serve now.
     pub fn would_hit(&self, prompt: &[u32], options: &CompletionOptions) -> usize {
         let rank = self.engine.ranks.get(options.rank.unwrap_or(0) as usize);
-        rank.map_or(0, |rank| rank.state.lock().pool.would_hit(prompt, &keys(options)))
+        rank.map_or(0, |rank| rank.state.lock().cache.would_hit(prompt, &keys(options)))
     }
 
-    /// Forgets every cached block on every rank; false when running requests hold some on any. The event
-    /// comes with the next batch only, as in vLLM.
+    /// Forgets every cached block on every rank; false when running requests hold some on any. It is told as
+    /// the engine tells it: vLLM with the next batch only, `SGLang` at once.
     pub fn reset_prefix_cache(&self) -> bool {
+        let reset = |rank: &Rank| {
+            let mut life = rank.state.lock();
+            let done = life.cache.reset().is_ok();
+            rank.publish(&mut life, Moment::Idle);
+            done
+        };
         // Every rank is asked, also after one refused.
-        let refused = self.engine.ranks.iter().filter(|rank| rank.state.lock().pool.reset().is_err());
-        refused.count() == 0
+        self.engine.ranks.iter().filter(|rank| !reset(rank)).count() == 0
     }
 
     /// Makes something go wrong, on one rank or on all. Armed when this returns.
@@ -223,7 +238,13 @@ impl SimHandle {
         let state = |(index, rank): (usize, &Rank)| {
             let life = rank.state.lock();
             let next_sequence = rank.publisher.sync().unwrap_or(0);
-            RankState { rank: index as u32, next_sequence, blocks: life.pool.resident() }
+            RankState {
+                rank: index as u32,
+                next_sequence,
+                blocks: life.cache.resident(),
+                host_blocks: life.cache.resident_on_host(),
+                running: life.running,
+            }
         };
         self.engine.ranks.iter().enumerate().map(state).collect()
     }
@@ -280,17 +301,33 @@ impl std::fmt::Debug for SimHandle {
     }
 }
 
+impl Rank {
+    /// Sends what the cache did, if it did anything. Under the lock, so that batches keep the cache's order.
+    fn publish(&self, life: &mut Life, moment: Moment) {
+        let events = life.cache.take_events(moment);
+        if !events.is_empty() {
+            self.publisher.publish(events);
+        }
+    }
+}
+
+impl Life {
+    fn new(number: u64, cache: Cache, history: History) -> Self {
+        Self { number, cache, history, running: 0 }
+    }
+}
+
 impl Engine {
     fn restart(&self, restart: Restart) {
         const LEAST_STEP: f64 = 0.01;
         for rank in &self.ranks {
             let mut life = rank.state.lock();
-            let config = self.config.pool();
-            let mut pool = Pool::new(config.clone());
+            let mut cache = Cache::new(&self.config);
             let number = life.number + 1;
-            let (history, batches) = relive(&mut pool, &config, &life.history, restart, number);
-            *life = Life { number, pool, history };
+            let (history, batches) = relive(&mut cache, &self.config, &life.history, restart, number);
+            *life = Life::new(number, cache, history);
             rank.publisher.send(Command::Restart(batches));
+            rank.publish(&mut life, Moment::Idle);
             rank.publisher.sync();
         }
         let mut start_time = self.start_time.lock();

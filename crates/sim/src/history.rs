@@ -2,9 +2,10 @@
 
 use kvplane_wire::OwnedEvent;
 
+use crate::cache::{Cache, Keys, Moment, Request};
+use crate::config::SimConfig;
 use crate::fault::Restart;
 use crate::load::Random;
-use crate::pool::{Keys, Pool, PoolConfig, Table};
 
 /// Requests remembered per life; enough for any scenario, bounded for long demonstrations.
 const REMEMBERED: usize = 10_000;
@@ -40,11 +41,11 @@ pub(crate) fn next_token(seed: u64, tokens: &[u32]) -> u32 {
     (hash % VOCABULARY) as u32
 }
 
-/// Serves requests on a fresh pool until `restart.first_sequence` batches came of it: first those of the old
+/// Serves requests on a fresh cache until `restart.first_sequence` batches came of it: first those of the old
 /// life if its content is wanted, then made-up ones.
 pub(crate) fn relive(
-    pool: &mut Pool,
-    config: &PoolConfig,
+    cache: &mut Cache,
+    config: &SimConfig,
     old: &History,
     restart: Restart,
     life: u64,
@@ -52,11 +53,15 @@ pub(crate) fn relive(
     let mut lived = History::default();
     let mut batches = Vec::new();
     let wanted = restart.first_sequence as usize;
+    if wanted > 0 {
+        collect(cache, Moment::Idle, &mut batches);
+    }
     let mut random = Random::new(config.seed ^ life.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let again = old.0.iter().filter(|_| restart.same_content).cloned();
-    let new = std::iter::repeat_with(|| made_up(config, &mut random));
+    // Each makes a batch at least, unless the cache has no room for a block.
+    let new = std::iter::repeat_with(|| made_up(config, &mut random)).take(wanted);
     for request in again.chain(new) {
-        if batches.len() >= wanted || !serve(pool, config, &request, wanted, &mut batches) {
+        if batches.len() >= wanted || !serve(cache, config, &request, wanted, &mut batches) {
             break;
         }
         lived.push(request);
@@ -64,41 +69,46 @@ pub(crate) fn relive(
     (lived, batches)
 }
 
-fn made_up(config: &PoolConfig, random: &mut Random) -> Recorded {
-    // Whole blocks and one token more, but never more than the pool holds.
+fn made_up(config: &SimConfig, random: &mut Random) -> Recorded {
+    // Whole blocks and one token more, but never more than the cache holds.
     let blocks = config.blocks.saturating_sub(1).clamp(1, 2);
     let length = if config.blocks > 1 { blocks * config.block_size + 1 } else { config.block_size };
     let prompt = (0..length).map(|_| random.below(32_000) as u32).collect();
     Recorded { prompt, max_tokens: 1, keys: Keys::default() }
 }
 
-/// Serves one request, taking no more batches than wanted; false when the pool cannot serve it.
+/// Serves one request, taking no more batches than wanted; false when the cache cannot serve it.
 fn serve(
-    pool: &mut Pool,
-    config: &PoolConfig,
+    cache: &mut Cache,
+    config: &SimConfig,
     request: &Recorded,
     wanted: usize,
     batches: &mut Vec<Vec<OwnedEvent>>,
 ) -> bool {
-    let Ok(mut table) = pool.begin(&request.prompt, request.keys.clone()) else { return false };
-    collect(pool, batches);
+    let Ok(mut running) = cache.begin(&request.prompt, request.keys.clone()) else { return false };
+    collect(cache, Moment::Prefill, batches);
     for _ in 1..request.max_tokens {
-        if batches.len() >= wanted || !step(pool, config, &mut table) {
+        if batches.len() >= wanted || !step(cache, config, &mut running) {
             break;
         }
-        collect(pool, batches);
+        collect(cache, Moment::Decode, batches);
     }
-    pool.finish(&table);
+    cache.finish(&running);
+    let enough = batches.len() >= wanted;
+    match batches.last_mut().filter(|_| enough) {
+        Some(last) => last.extend(cache.take_events(Moment::Idle)),
+        None => collect(cache, Moment::Idle, batches),
+    }
     true
 }
 
-fn step(pool: &mut Pool, config: &PoolConfig, table: &mut Table) -> bool {
-    let token = next_token(config.seed, table.tokens());
-    pool.append(table, token).is_ok()
+fn step(cache: &mut Cache, config: &SimConfig, running: &mut Request) -> bool {
+    let token = next_token(config.seed, running.tokens());
+    cache.append(running, token).is_ok()
 }
 
-fn collect(pool: &mut Pool, batches: &mut Vec<Vec<OwnedEvent>>) {
-    let events = pool.take_events();
+fn collect(cache: &mut Cache, moment: Moment, batches: &mut Vec<Vec<OwnedEvent>>) {
+    let events = cache.take_events(moment);
     if !events.is_empty() {
         batches.push(events);
     }

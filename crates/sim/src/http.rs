@@ -1,4 +1,8 @@
-//! The engine's HTTP side: vLLM's routes as far as they matter here, and `/sim/*` for scenarios.
+//! The engine's HTTP side: each engine's routes as far as they matter here, and `/sim/*` for scenarios.
+
+mod sglang;
+mod trtllm;
+mod vllm;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,88 +11,38 @@ use axum::extract::{Json, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use kvplane_wire::Profile;
+use kvplane_core::EngineKind;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
+use crate::cache::Copies;
 use crate::engine::{CompletionOptions, CompletionResult, SimError, SimHandle};
 use crate::fault::FaultRequest;
 
 /// Everything that the engine serves.
 pub(crate) fn router(engine: SimHandle) -> Router {
-    Router::new()
-        .route("/health", get(|| async { StatusCode::OK }))
-        .route("/metrics", get(metrics))
-        .route("/version", get(version))
-        .route("/kv_event_sources", get(kv_event_sources))
-        .route("/reset_prefix_cache", post(reset_prefix_cache))
+    let own = match engine.config().profile.engine() {
+        EngineKind::Sglang => sglang::routes(),
+        EngineKind::Tokenspeed => sglang::tokenspeed_routes(),
+        EngineKind::Trtllm => trtllm::routes(),
+        _ => vllm::routes(),
+    };
+    own.route("/health", get(|| async { StatusCode::OK }))
         .route("/v1/completions", post(completions))
         .route("/sim/fault", post(fault))
         .route("/sim/state", get(state))
         .with_state(engine)
 }
 
-async fn metrics(State(engine): State<SimHandle>) -> Response {
-    let config = engine.config();
-    let mut body = format!(
-        "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig\n\
-         # TYPE vllm:cache_config_info gauge\n\
-         vllm:cache_config_info{{block_size=\"{}\",num_gpu_blocks=\"{}\"}} 1.0\n",
-        config.block_size,
-        // vLLM counts the null block, which never holds anything.
-        config.blocks + 1,
-    );
-    // With several ranks vLLM's metrics are those of many processes, and say nothing about any one.
-    if config.ranks <= 1 {
-        body.push_str(&process_metrics(engine.start_time()));
-    }
+fn prometheus(body: String) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body).into_response()
 }
 
-fn process_metrics(start_time: f64) -> String {
-    format!(
-        "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n\
-         # TYPE process_start_time_seconds gauge\n\
-         process_start_time_seconds {start_time:.3}\n"
-    )
-}
-
-async fn version(State(engine): State<SimHandle>) -> Json<Value> {
+/// The release of the profile, as its engine writes it.
+fn release(engine: &SimHandle) -> &'static str {
     let profile = engine.config().profile.as_str();
-    Json(json!({ "version": profile.trim_start_matches("vllm-") }))
-}
-
-async fn kv_event_sources(State(engine): State<SimHandle>) -> Response {
-    let config = engine.config();
-    if !config.profile.is_at_least(Profile::Vllm0_32) {
-        return StatusCode::NOT_FOUND.into_response();
-    }
-    let mut ranks = Map::new();
-    let endpoints = engine.event_endpoints().into_iter().zip(engine.replay_endpoints());
-    for (rank, (endpoint, replay)) in endpoints.enumerate() {
-        let source = json!({
-            "enable_kv_cache_events": true,
-            "publisher": "zmq",
-            "endpoint": endpoint,
-            "replay_endpoint": replay,
-            "buffer_steps": config.buffer_steps,
-            "hwm": config.hwm,
-            "max_queue_size": 100_000,
-            "topic": config.topic,
-        });
-        ranks.insert(rank.to_string(), source);
-    }
-    Json(Value::Object(ranks)).into_response()
-}
-
-async fn reset_prefix_cache(State(engine): State<SimHandle>) -> Response {
-    let success = engine.reset_prefix_cache();
-    if engine.config().profile.is_at_least(Profile::Vllm0_26) {
-        Json(json!({ "success": success })).into_response()
-    } else {
-        StatusCode::OK.into_response()
-    }
+    profile.split_once('-').map_or(profile, |(_, release)| release)
 }
 
 #[derive(Deserialize)]
@@ -181,9 +135,16 @@ async fn state(State(engine): State<SimHandle>) -> Response {
         return error(StatusCode::INTERNAL_SERVER_ERROR, "the engine panicked");
     };
     let rank = |rank: crate::engine::RankState| {
-        let blocks: Map<String, Value> =
-            rank.blocks.into_iter().map(|(hash, copies)| (hash.to_string(), copies.into())).collect();
-        json!({ "rank": rank.rank, "next_sequence": rank.next_sequence, "blocks": blocks })
+        let copies = |copies: Copies| -> Map<String, Value> {
+            copies.into_iter().map(|(hash, copies)| (hash.to_string(), copies.into())).collect()
+        };
+        json!({
+            "rank": rank.rank,
+            "next_sequence": rank.next_sequence,
+            "running": rank.running,
+            "blocks": copies(rank.blocks),
+            "host_blocks": copies(rank.host_blocks),
+        })
     };
     Json(json!({ "ranks": ranks.into_iter().map(rank).collect::<Vec<_>>() })).into_response()
 }

@@ -1,7 +1,8 @@
-//! A simulated vLLM engine: a real paged block pool, real bytes over real sockets, and faults on request.
+//! Simulated engines: a real prefix cache, real bytes over real sockets, and faults on request.
 //!
-//! - [`pool`] is the prefix cache: which blocks are held, reused, evicted, and the events of each step;
-//! - [`engine`] runs requests on it, one pool and one publisher thread per rank ([`SimEngine`]);
+//! - [`pool`] is vLLM's cache, and TensorRT-LLM's: a pool of blocks;
+//! - [`radix`] is `SGLang`'s, and `TokenSpeed`'s: a tree of pages, with a host tier;
+//! - [`engine`] runs requests on either, one cache and one publisher thread per rank ([`SimEngine`]);
 //! - [`fault`] is what can be made to go wrong, over HTTP or by a call;
 //! - [`load`] makes seeded conversations to run;
 //! - [`trtllm`] is an engine of its own: a `TensorRT-LLM` server whose events are drained over HTTP.
@@ -9,12 +10,14 @@
 //! What the simulator says about itself ([`SimHandle::state`]) is the ground truth that tests compare
 //! with. It computes nothing: tokens are seeded noise and take no time unless asked to.
 
+pub mod cache;
 pub mod config;
 pub mod digest;
 pub mod engine;
 pub mod fault;
 pub mod load;
 pub mod pool;
+pub mod radix;
 pub mod trtllm;
 
 mod history;
@@ -22,7 +25,7 @@ mod http;
 mod publisher;
 mod serve;
 
-pub use config::SimConfig;
+pub use config::{SglangOptions, SimConfig};
 pub use digest::HashForm;
 pub use engine::{CompletionOptions, CompletionResult, RankState, Running, SimEngine, SimError, SimHandle};
 pub use fault::{Fault, ReplayMode, Restart};

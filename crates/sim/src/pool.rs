@@ -5,13 +5,15 @@
 //! ends. Freed blocks keep their content and go to the tail of the queue, last block first, so that of one
 //! prompt the end is evicted before the beginning. A block that is taken while it still has content is an
 //! eviction: one [`BlockRemoved`](OwnedEvent::Removed) for that one copy. Nothing is deduplicated: two
-//! requests that compute the same block hold two copies.
+//! requests that compute the same block hold two copies. TensorRT-LLM's cache differs in that: see [`Habits`].
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use kvplane_wire::{OwnedEvent, OwnedExtraKey, OwnedRemoved, OwnedStored};
 use rustc_hash::FxHashMap;
 
+use crate::cache::{Copies, Keys};
 use crate::digest::{Digest, HashForm};
 
 #[cfg(test)]
@@ -28,18 +30,21 @@ pub struct PoolConfig {
     pub seed: u64,
     /// How hashes are written.
     pub hash_form: HashForm,
+    /// Whose pool it is.
+    pub habits: Habits,
 }
 
-/// What makes equal tokens different blocks.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Keys {
-    /// Adapter name; part of every block.
-    pub lora: Option<String>,
-    /// Cache salt; part of the first block, and by the chain of all.
-    pub salt: Option<String>,
+/// Where engines with such a pool differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Habits {
+    /// Two requests that compute the same block hold two copies. Stores tell adapter and salt.
+    #[default]
+    Vllm,
+    /// A block is cached once: a second copy is of no use, and not told. Stores tell no adapter and no salt.
+    Trtllm,
 }
 
-/// Why the pool refused.
+/// Why the cache refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     /// All blocks are held by running requests.
@@ -182,7 +187,7 @@ impl Pool {
     }
 
     /// What is cached: each hash's 64 bits with its number of copies.
-    pub fn resident(&self) -> BTreeMap<u64, usize> {
+    pub fn resident(&self) -> Copies {
         self.cached.iter().map(|(digest, copies)| (digest.bits(), copies.len())).collect()
     }
 
@@ -236,33 +241,45 @@ impl Pool {
         Ok(block)
     }
 
-    /// Makes the full blocks from `first` on findable, and announces them in one event.
+    /// Makes the full blocks from `first` on findable, and announces them: in one event, unless some are not new.
     fn commit(&mut self, table: &mut Table, first: usize) {
-        let full = table.digests.len();
-        if first >= full {
-            return;
-        }
-        for index in first..full {
+        let once = self.config.habits == Habits::Trtllm;
+        let mut start = first;
+        for index in first..table.digests.len() {
+            if once && self.cached.contains_key(&table.digests[index]) {
+                self.announce(table, start..index);
+                start = index + 1;
+                continue;
+            }
             let block = table.blocks[index];
             self.blocks[block].digest = Some(table.digests[index]);
             self.cached.entry(table.digests[index]).or_default().push(block);
         }
+        self.announce(table, start..table.digests.len());
+    }
+
+    fn announce(&mut self, table: &Table, range: Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
         let size = self.config.block_size;
         let form = self.config.hash_form;
+        let tells_keys = self.config.habits == Habits::Vllm;
         let extra = |index: usize| {
             let keys = block_keys(&table.keys, index == 0);
             let texts = keys.iter().map(|key| OwnedExtraKey::Text((*key).to_owned())).collect::<Vec<_>>();
             if texts.is_empty() { None } else { Some(texts) }
         };
+        let lora = table.keys.lora.as_ref().filter(|_| tells_keys);
         self.events.push(OwnedEvent::Stored(OwnedStored {
-            block_hashes: table.digests[first..].iter().map(|digest| digest.in_form(form)).collect(),
-            parent: first.checked_sub(1).map(|parent| table.digests[parent].in_form(form)),
-            token_ids: table.tokens[first * size..full * size].to_vec(),
+            block_hashes: table.digests[range.clone()].iter().map(|digest| digest.in_form(form)).collect(),
+            parent: range.start.checked_sub(1).map(|parent| table.digests[parent].in_form(form)),
+            token_ids: table.tokens[range.start * size..range.end * size].to_vec(),
             block_size: size as u32,
-            lora_id: table.keys.lora.as_ref().map(|_| 1),
-            lora_name: table.keys.lora.clone(),
+            lora_id: lora.map(|_| 1),
+            lora_name: lora.cloned(),
             medium: Some("GPU".to_owned()),
-            extra_keys: Some((first..full).map(extra).collect()),
+            extra_keys: tells_keys.then(|| range.map(extra).collect()),
             group: Some(0),
             spec_kind: Some("full_attention".to_owned()),
             ..OwnedStored::default()

@@ -6,10 +6,14 @@
 mod outbox;
 mod replies;
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+#[cfg(test)]
+mod tests;
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use kvplane_core::EngineKind;
 use kvplane_socket::{Endpoint, PubOptions, PubSocket, RouterSocket, SocketError};
 use kvplane_wire::{OwnedEvent, encode_batch};
 use parking_lot::Mutex;
@@ -25,12 +29,10 @@ const REPLAY_POLL: Duration = Duration::from_millis(10);
 /// How long an address may stay taken after its socket was closed: libzmq closes in the background.
 const REBIND_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Batches that wait for the publisher; beyond it the engine waits, as vLLM's scheduler does.
-const QUEUE: usize = 4096;
-
 /// What the publisher thread is asked to do.
 pub(crate) enum Command {
-    Publish(Vec<OwnedEvent>),
+    /// A batch, and how many before it found no room.
+    Publish(Vec<OwnedEvent>, u64),
     /// Bytes as a payload, under a given or the next sequence.
     Raw(Option<u64>, Vec<u8>),
     Fault(Fault),
@@ -45,6 +47,8 @@ pub(crate) enum Command {
 /// The other threads' side of a publisher.
 pub(crate) struct PublisherHandle {
     commands: SyncSender<Command>,
+    /// Batches that found no room since the last one that did; `None` for an engine that waits for room.
+    lost: Option<Mutex<u64>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     pub(crate) events: String,
     pub(crate) replay: Option<String>,
@@ -68,7 +72,7 @@ impl PublisherHandle {
             },
             replay: replay.clone(),
         };
-        let (commands, inbox) = sync_channel(QUEUE);
+        let (commands, inbox) = sync_channel(config.queue);
         let publisher = Publisher {
             inbox,
             addresses,
@@ -82,7 +86,8 @@ impl PublisherHandle {
         };
         let thread =
             thread::Builder::new().name(format!("sim-pub-{rank}")).spawn(|| publisher.run(sockets))?;
-        let handle = Self { commands, thread: Mutex::new(Some(thread)), events, replay };
+        let lost = (config.profile.engine() == EngineKind::Trtllm).then(Mutex::default);
+        let handle = Self { commands, lost, thread: Mutex::new(Some(thread)), events, replay };
         for fault in &config.faults {
             // A restart concerns the pool as well: the engine does it.
             if !matches!(fault, Fault::Restart(_)) {
@@ -97,11 +102,23 @@ impl PublisherHandle {
         let _ = self.commands.send(command);
     }
 
+    /// Queues a batch. When the queue is full, engines wait for room, except TensorRT-LLM: there the batch is lost,
+    /// and its number is missing.
+    pub(crate) fn publish(&self, events: Vec<OwnedEvent>) {
+        let Some(lost) = &self.lost else { return self.send(Command::Publish(events, 0)) };
+        let mut lost = lost.lock();
+        match self.commands.try_send(Command::Publish(events, *lost)) {
+            Err(TrySendError::Full(_)) => *lost += 1,
+            Ok(()) | Err(TrySendError::Disconnected(_)) => *lost = 0,
+        }
+    }
+
     /// Waits until all earlier commands are done; the next sequence, `None` if the publisher ended.
     pub(crate) fn sync(&self) -> Option<u64> {
         let (answer, wait) = sync_channel(1);
         self.send(Command::Sync(answer));
-        wait.recv().ok()
+        let lost = self.lost.as_ref().map_or(0, |lost| *lost.lock());
+        wait.recv().ok().map(|next| next + lost)
     }
 
     /// Waits for subscribers; see [`PubSocket::wait_for_subscriptions`].
@@ -206,7 +223,8 @@ impl Publisher {
 
     fn obey(&mut self, command: Command, live: &mut PubSocket) {
         match command {
-            Command::Publish(events) => {
+            Command::Publish(events, lost) => {
+                self.next_sequence += lost;
                 let payload = self.encode(&events);
                 let sequence = self.advance();
                 if !self.outbox.loses() {

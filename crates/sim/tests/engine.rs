@@ -3,6 +3,7 @@
 
 mod support;
 
+use kvplane_core::EngineKind;
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, Fault, HashForm, Restart, SimConfig, SimEngine};
 use kvplane_socket::{Endpoint, Options, ReplayEnd, Sockets, Subscription};
@@ -19,8 +20,10 @@ fn prompt(first: u32, length: u32) -> Vec<u32> {
 
 #[test]
 fn every_profile_publishes_and_replays_what_it_holds() {
+    let forms = [HashForm::Unsigned, HashForm::Signed, HashForm::Bytes16, HashForm::Bytes32];
     for profile in Profile::ALL {
-        for hash_form in [HashForm::Unsigned, HashForm::Signed, HashForm::Bytes16, HashForm::Bytes32] {
+        let has_forms = profile.engine() == EngineKind::Vllm;
+        for hash_form in forms.into_iter().take(if has_forms { forms.len() } else { 1 }) {
             let topic = "kv@sim".to_owned();
             let config =
                 SimConfig { profile, hash_form, topic, blocks: 20, block_size: 4, ..SimConfig::default() };
@@ -30,12 +33,16 @@ fn every_profile_publishes_and_replays_what_it_holds() {
             }
             let live = scene.heard(0);
             let state = &scene.engine.state()[0];
-            assert_eq!(live.sequences(), (0..state.next_sequence).collect::<Vec<_>>(), "{profile}");
+            // SGLang says that its tree is empty before anybody can listen.
+            let unheard = usize::from(profile.engine() == EngineKind::Sglang);
+            let sequences: Vec<_> = (0..state.next_sequence).collect();
+            assert_eq!(live.sequences(), sequences[unheard..], "{profile}");
             assert_eq!(residency(&live.messages), state.blocks, "{profile} {hash_form:?}");
             assert!(timestamps(&live.messages).is_sorted_by(|a, b| a < b));
             let replayed = scene.replay(0, 0);
             assert_eq!(replayed.end, Some(ReplayEnd::Complete));
-            assert_eq!(replayed.messages, live.messages);
+            assert_eq!(replayed.messages[unheard..], live.messages, "{profile}");
+            assert_eq!(residency(&replayed.messages), state.blocks, "{profile} {hash_form:?}");
         }
     }
 }

@@ -103,3 +103,67 @@ async fn a_reset_answers_as_its_version_does() {
     assert_eq!(reset(&old).await, (StatusCode::OK, String::new()));
     assert_eq!(get(&old, "/kv_event_sources").await.0, StatusCode::NOT_FOUND);
 }
+
+fn start(config: SimConfig) -> SimHandle {
+    let http = Some("127.0.0.1:0".parse().unwrap());
+    SimEngine::start(SimConfig { http, block_size: 4, ..config }).unwrap()
+}
+
+#[tokio::test]
+async fn sglang_tells_where_its_events_are_and_flushes_when_idle() {
+    let engine = start(SimConfig {
+        profile: Profile::Sglang0_5_22,
+        ranks: 2,
+        topic: "kv".to_owned(),
+        sglang: kvplane_sim::SglangOptions { eagle: true, ..Default::default() },
+        ..SimConfig::default()
+    });
+    let info: Value = serde_json::from_str(&get(&engine, "/server_info").await.1).unwrap();
+    assert_eq!(info["speculative_algorithm"], json!("EAGLE"));
+    let source = &info["kv_events"];
+    assert_eq!(
+        (&source["block_size"], &source["dp_size"], &source["topic"]),
+        (&json!(4), &json!(2), &json!("kv"))
+    );
+    let ports = |base: &Value| -> Vec<Option<String>> {
+        let base = base.as_u64().unwrap();
+        (0..2)
+            .map(|rank| Some(format!("tcp://{}:{}", source["endpoint_host"].as_str().unwrap(), base + rank)))
+            .collect()
+    };
+    let told: Vec<_> = engine.event_endpoints().into_iter().map(Some).collect();
+    assert_eq!(ports(&source["endpoint_port_base"]), told);
+    assert_eq!(ports(&source["replay_endpoint_port_base"]), engine.replay_endpoints());
+
+    let request = json!({ "prompt": (0..10).collect::<Vec<u32>>(), "max_tokens": 2, "rank": 0 });
+    post(&engine, "/v1/completions", request.clone()).await;
+    let again = post(&engine, "/v1/completions", request).await.1;
+    assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], json!(8));
+
+    let running = engine.begin(&[1; 9], 2, &kvplane_sim::CompletionOptions::default()).unwrap();
+    let loads: Value = serde_json::from_str(&get(&engine, "/v1/loads").await.1).unwrap();
+    assert_eq!(loads["loads"].as_array().unwrap().len(), 2);
+    let (status, text) = get(&engine, "/flush_cache").await;
+    assert_eq!((status, text.starts_with("Flush cache failed")), (StatusCode::BAD_REQUEST, true));
+    drop(running);
+    assert_eq!(call(&engine, Method::POST, "/flush_cache", Value::Null).await.0, StatusCode::OK);
+    assert!(engine.state().iter().all(|rank| rank.blocks.is_empty()));
+    assert!(get(&engine, "/metrics").await.1.contains("sglang:num_running_reqs{dp_rank=\"1\"} 0"));
+    for path in ["/health", "/get_server_info"] {
+        assert_eq!(get(&engine, path).await.0, StatusCode::OK, "{path}");
+    }
+    assert_eq!(get(&engine, "/kv_event_sources").await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn others_serve_what_they_have() {
+    let tokenspeed = start(SimConfig { profile: Profile::Tokenspeed0_1_1, ..SimConfig::default() });
+    for path in ["/health", "/flush_cache", "/get_server_info", "/v1/loads"] {
+        assert_eq!(get(&tokenspeed, path).await.0, StatusCode::OK, "{path}");
+    }
+    let trtllm = start(SimConfig { profile: Profile::TrtllmZmq, ..SimConfig::default() });
+    post(&trtllm, "/v1/completions", json!({ "prompt": [1, 2, 3, 4, 5] })).await;
+    assert_eq!(trtllm.state()[0].blocks.len(), 5);
+    assert_eq!(post(&trtllm, "/kv_cache_events", Value::Null).await, (StatusCode::OK, json!([])));
+    assert_eq!(get(&trtllm, "/flush_cache").await.0, StatusCode::NOT_FOUND, "it has none");
+}

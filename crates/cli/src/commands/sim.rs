@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use kvplane_sim::fault::FaultRequest;
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
-use kvplane_sim::{CompletionOptions, HashForm, SimConfig, SimEngine};
+use kvplane_sim::{CompletionOptions, HashForm, SglangOptions, SimConfig, SimEngine};
 use kvplane_socket::Endpoint;
 use kvplane_wire::encode::Profile;
 use tokio_util::sync::CancellationToken;
@@ -81,6 +81,11 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
             SimHash::Signed => HashForm::Signed,
             SimHash::Bytes16 => HashForm::Bytes16,
             SimHash::Bytes32 => HashForm::Bytes32,
+        },
+        sglang: SglangOptions {
+            eagle: args.eagle,
+            host_pages: args.host_blocks as usize,
+            dynamo_format: args.dynamo_format,
         },
         http: Some(args.http),
         faults,

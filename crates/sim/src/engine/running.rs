@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use super::{CompletionOptions, CompletionResult, Engine, Life, Rank, SimError, keys};
+use super::{CompletionOptions, CompletionResult, Engine, SimError, keys};
+use crate::cache::{Moment, Request};
 use crate::history::{Recorded, next_token};
-use crate::pool::Table;
-use crate::publisher::Command;
 
 /// A request that holds its blocks. Dropping it ends it.
 pub struct Running {
     engine: Arc<Engine>,
     rank: u32,
     life: u64,
-    table: Table,
+    request: Request,
     max_tokens: usize,
     output: Vec<u32>,
 }
@@ -26,15 +25,18 @@ impl Running {
         options: &CompletionOptions,
     ) -> Result<Self, SimError> {
         let keys = keys(options);
-        let (table, life) = {
+        let (request, life) = {
             let place = &engine.ranks[rank as usize];
             let mut life = place.state.lock();
-            let table = life.pool.begin(prompt, keys.clone())?;
+            let begun = life.cache.begin(prompt, keys.clone());
+            // Also what a refused request evicted.
+            place.publish(&mut life, Moment::Prefill);
+            let request = begun?;
             life.history.push(Recorded { prompt: prompt.to_vec(), max_tokens, keys });
-            publish(place, &mut life);
-            (table, life.number)
+            life.running += 1;
+            (request, life.number)
         };
-        Ok(Self { engine, rank, life, table, max_tokens, output: Vec::new() })
+        Ok(Self { engine, rank, life, request, max_tokens, output: Vec::new() })
     }
 
     /// Generates one token; `None` when all are generated. The last token is sampled but never computed,
@@ -49,17 +51,17 @@ impl Running {
             if life.number != self.life {
                 return Err(SimError::Restarted);
             }
-            life.pool.append(&mut self.table, last)?;
-            publish(place, &mut life);
+            life.cache.append(&mut self.request, last)?;
+            place.publish(&mut life, Moment::Decode);
         }
-        let token = next_token(self.engine.config.seed, self.table.tokens());
+        let token = next_token(self.engine.config.seed, self.request.tokens());
         self.output.push(token);
         Ok(Some(token))
     }
 
     /// Prompt tokens that were found in the cache.
     pub fn cached_tokens(&self) -> usize {
-        self.table.cached_blocks() * self.engine.config.block_size
+        self.request.cached_blocks() * self.engine.config.block_size
     }
 
     /// Ends the request; its blocks stay cached until they are needed.
@@ -71,10 +73,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let mut life = self.engine.ranks[self.rank as usize].state.lock();
-        // Blocks of an earlier life went with its pool.
+        let place = &self.engine.ranks[self.rank as usize];
+        let mut life = place.state.lock();
+        // Blocks of an earlier life went with its cache.
         if life.number == self.life {
-            life.pool.finish(&self.table);
+            life.running -= 1;
+            life.cache.finish(&self.request);
+            place.publish(&mut life, Moment::Idle);
         }
     }
 }
@@ -85,13 +90,5 @@ impl std::fmt::Debug for Running {
             .field("rank", &self.rank)
             .field("output", &self.output)
             .finish_non_exhaustive()
-    }
-}
-
-/// Sends what the step did, if it did anything. Under the lock, so that batches keep the pool's order.
-fn publish(rank: &Rank, life: &mut Life) {
-    let events = life.pool.take_events();
-    if !events.is_empty() {
-        rank.publisher.send(Command::Publish(events));
     }
 }

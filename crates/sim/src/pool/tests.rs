@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn config(blocks: usize) -> PoolConfig {
-    PoolConfig { block_size: 4, blocks, seed: 7, hash_form: HashForm::Unsigned }
+    PoolConfig { block_size: 4, blocks, seed: 7, hash_form: HashForm::Unsigned, habits: Habits::Vllm }
 }
 
 fn bits(hash: &kvplane_wire::OwnedHash) -> u64 {
@@ -234,4 +234,24 @@ fn every_hash_form_ends_in_the_same_bits() {
     for form in [HashForm::Unsigned, HashForm::Signed, HashForm::Bytes16, HashForm::Bytes32] {
         assert_eq!(bits(&digest.in_form(form)), digest.bits());
     }
+}
+
+#[test]
+fn tensorrt_llm_caches_a_block_once() {
+    let mut pool = Pool::new(PoolConfig { habits: Habits::Trtllm, ..config(12) });
+    let prompt: Vec<u32> = (0..8).collect();
+    let first = pool.begin(&prompt, Keys::default()).unwrap();
+    let second = pool.begin(&[&prompt[..], &[8, 9, 10, 11]].concat(), Keys::default()).unwrap();
+    let third = pool.begin(&prompt, Keys::default()).unwrap();
+    let mut heard = Heard::default();
+    heard.hear(&pool.take_events());
+    assert_eq!(heard.0, pool.resident());
+    assert_eq!(sorted(&heard.0), [1, 1, 1]);
+    for table in [&first, &second, &third] {
+        pool.finish(table);
+    }
+    pool.begin(&(100..148).collect::<Vec<_>>(), Keys::default()).unwrap();
+    heard.hear(&pool.take_events());
+    assert_eq!(heard.0, pool.resident());
+    assert_eq!(heard.0.len(), 12);
 }

@@ -11,7 +11,7 @@ use kvplane_socket::{
     Endpoint, Options, ReplayEnd, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler, Subscription,
     SubscriptionHandle,
 };
-use kvplane_wire::{Decoder, Event};
+use kvplane_wire::{Decoder, Event, Removed, Stored};
 use parking_lot::{Condvar, Mutex};
 
 /// Far above what anything here takes.
@@ -133,14 +133,22 @@ impl Scene {
     }
 }
 
-/// What messages say is cached: copies by hash.
+/// What messages say the device holds: copies by hash.
 pub fn residency(messages: &[(u64, Bytes)]) -> BTreeMap<u64, usize> {
+    residency_on(messages, "GPU")
+}
+
+/// The same for a medium. An engine that names none has the device only.
+pub fn residency_on(messages: &[(u64, Bytes)], medium: &str) -> BTreeMap<u64, usize> {
     let mut copies: BTreeMap<u64, usize> = BTreeMap::new();
+    let elsewhere = |named: Option<&str>| named.unwrap_or("GPU") != medium;
     let mut decoder = Decoder::default();
     for (_, payload) in messages {
         let batch = decoder.decode(payload).unwrap();
         for event in &batch.events {
             match event {
+                Event::Stored(Stored { medium, .. }) | Event::Removed(Removed { medium, .. })
+                    if elsewhere(*medium) => {}
                 Event::Stored(stored) => {
                     batch
                         .stored_hashes(stored)

@@ -1,0 +1,146 @@
+//! A rank's prefix cache, whichever engine it is: a pool of blocks, or a tree of pages.
+
+use std::collections::BTreeMap;
+
+use kvplane_core::EngineKind;
+use kvplane_wire::OwnedEvent;
+
+use crate::config::SimConfig;
+use crate::pool::{self, Pool, PoolError};
+use crate::radix::{self, Radix};
+
+/// What makes equal tokens different blocks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Keys {
+    /// Adapter name.
+    pub lora: Option<String>,
+    /// Cache salt.
+    pub salt: Option<String>,
+}
+
+/// What is cached: each hash's 64 bits with its number of copies.
+pub type Copies = BTreeMap<u64, usize>;
+
+/// When events may leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// A prompt was computed.
+    Prefill,
+    /// Some token was generated.
+    Decode,
+    /// A request ended, or nothing runs.
+    Idle,
+}
+
+/// The cache of one life of a rank.
+#[derive(Debug)]
+pub(crate) enum Cache {
+    /// vLLM and TensorRT-LLM.
+    Pool(Pool),
+    /// `SGLang` and `TokenSpeed`.
+    Radix(Radix),
+}
+
+/// The blocks of one running request. Give it back with [`Cache::finish`].
+#[derive(Debug)]
+pub(crate) enum Request {
+    Pool(pool::Table),
+    Radix(radix::Request),
+}
+
+impl Cache {
+    /// The cache of a new life.
+    pub(crate) fn new(config: &SimConfig) -> Self {
+        match config.profile.engine() {
+            EngineKind::Sglang | EngineKind::Tokenspeed => Self::Radix(Radix::new(config.radix())),
+            _ => Self::Pool(Pool::new(config.pool())),
+        }
+    }
+
+    /// Starts a request: reuses what is cached of `prompt`, computes the rest.
+    pub(crate) fn begin(&mut self, prompt: &[u32], keys: Keys) -> Result<Request, PoolError> {
+        Ok(match self {
+            Self::Pool(pool) => Request::Pool(pool.begin(prompt, keys)?),
+            Self::Radix(radix) => Request::Radix(radix.begin(prompt, keys)?),
+        })
+    }
+
+    /// Computes one more token of a running request.
+    pub(crate) fn append(&mut self, request: &mut Request, token: u32) -> Result<(), PoolError> {
+        match (self, request) {
+            (Self::Pool(pool), Request::Pool(table)) => pool.append(table, token),
+            (Self::Radix(radix), Request::Radix(request)) => radix.append(request, token),
+            // A request of another life's cache has no blocks here.
+            _ => Err(PoolError::Full),
+        }
+    }
+
+    /// Ends a request; what it computed stays cached until its room is needed.
+    pub(crate) fn finish(&mut self, request: &Request) {
+        match (self, request) {
+            (Self::Pool(pool), Request::Pool(table)) => pool.finish(table),
+            (Self::Radix(radix), Request::Radix(request)) => radix.finish(request),
+            _ => {}
+        }
+    }
+
+    /// Forgets everything; refused while a request holds blocks.
+    pub(crate) fn reset(&mut self) -> Result<(), PoolError> {
+        match self {
+            Self::Pool(pool) => pool.reset(),
+            Self::Radix(radix) => radix.reset(),
+        }
+    }
+
+    /// The events since the last call, in order, if they leave at this moment.
+    pub(crate) fn take_events(&mut self, moment: Moment) -> Vec<OwnedEvent> {
+        match self {
+            // Only a step publishes: a reset of an idle vLLM is told with the next one.
+            Self::Pool(_) if moment == Moment::Idle => Vec::new(),
+            Self::Pool(pool) => pool.take_events(),
+            Self::Radix(radix) => radix.take_events(moment),
+        }
+    }
+
+    /// What the device holds.
+    pub(crate) fn resident(&self) -> Copies {
+        match self {
+            Self::Pool(pool) => pool.resident(),
+            Self::Radix(radix) => radix.resident(),
+        }
+    }
+
+    /// What the host tier holds.
+    pub(crate) fn resident_on_host(&self) -> Copies {
+        match self {
+            Self::Pool(_) => Copies::new(),
+            Self::Radix(radix) => radix.resident_on_host(),
+        }
+    }
+
+    /// How many tokens of `prompt` would be found now.
+    pub(crate) fn would_hit(&self, prompt: &[u32], keys: &Keys) -> usize {
+        match self {
+            Self::Pool(pool) => pool.would_hit(prompt, keys),
+            Self::Radix(radix) => radix.would_hit(prompt, keys),
+        }
+    }
+}
+
+impl Request {
+    /// Prompt blocks that were found in the cache.
+    pub(crate) fn cached_blocks(&self) -> usize {
+        match self {
+            Self::Pool(table) => table.cached_blocks(),
+            Self::Radix(request) => request.cached_pages(),
+        }
+    }
+
+    /// Everything computed so far.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        match self {
+            Self::Pool(table) => table.tokens(),
+            Self::Radix(request) => request.tokens(),
+        }
+    }
+}
