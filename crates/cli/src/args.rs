@@ -267,9 +267,6 @@ pub(crate) struct SimArgs {
     /// sglang: cache by pairs of tokens, as with EAGLE
     #[arg(long)]
     pub(crate) eagle: bool,
-    /// sglang: blocks of the host tier; 0 for none
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(crate) host_blocks: u32,
     /// sglang since 0.5.22: events in the dynamo format, with adapters named
     #[arg(long)]
     pub(crate) dynamo_format: bool,
@@ -285,8 +282,8 @@ pub(crate) struct SimArgs {
     /// Data-parallel ranks, at port + rank
     #[arg(long, default_value_t = 1)]
     pub(crate) ranks: u32,
-    /// Blocks of host memory that the pool's go to when they are pushed out (`trtllm-http`)
-    #[arg(long, default_value_t = 0)]
+    /// Blocks of the host tier; 0 for none (sglang, `trtllm-http`)
+    #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) host_blocks: u32,
     /// Batches in the replay ring; events in the buffer of `trtllm-http`
     #[arg(long, default_value_t = 10_000)]
