@@ -5,6 +5,7 @@ use kvplane_ingest::PlaneOptions;
 use kvplane_sim::{Fault, ReplayMode};
 use std::time::Duration;
 
+use crate::every_engine;
 use crate::rig::{Engine, Rig};
 
 /// Two engines; the first one's replay goes bad, then it loses a frame.
@@ -29,71 +30,78 @@ async fn fails_closed(mode: ReplayMode) {
     rig.caught_up(0, &bad).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn silent() {
-    fails_closed(ReplayMode::Off).await;
+every_engine! {
+    async fn silent() {
+        fails_closed(ReplayMode::Off).await;
+    }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn nonsense() {
-    fails_closed(ReplayMode::Nonsense).await;
+every_engine! {
+    async fn nonsense() {
+        fails_closed(ReplayMode::Nonsense).await;
+    }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn noise_under_the_right_sequences() {
-    // The batch at our last sequence is another one: that is what a restart looks like, and it is treated as one.
-    let mut engine = Engine::plain();
-    engine.work(6);
-    let rig = Rig::over(&[&engine]).await;
-    let before = rig.exact(0, &engine).await;
-    engine.sim.fault(None, Fault::Replay(ReplayMode::Garbage));
-    engine.sim.fault(None, Fault::Drop(1));
-    engine.work(3);
-    let status = rig.until(0, "another epoch", |status| status.epoch > before.epoch).await;
-    assert!(status.counters.restarts >= 1);
-    engine.sim.fault(None, Fault::Replay(ReplayMode::On));
-    engine.work(2);
-    rig.caught_up(0, &engine).await;
+every_engine! {
+    async fn noise_under_the_right_sequences() {
+        // The batch at our last sequence is another one: that is what a restart looks like, and it is treated as one.
+        let mut engine = Engine::plain();
+        engine.work(6);
+        let rig = Rig::over(&[&engine]).await;
+        let before = rig.exact(0, &engine).await;
+        engine.sim.fault(None, Fault::Replay(ReplayMode::Garbage));
+        engine.sim.fault(None, Fault::Drop(1));
+        engine.work(3);
+        let status = rig.until(0, "another epoch", |status| status.epoch > before.epoch).await;
+        assert!(status.counters.restarts >= 1);
+        engine.sim.fault(None, Fault::Replay(ReplayMode::On));
+        engine.work(2);
+        rig.caught_up(0, &engine).await;
+    }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn slow() {
-    let mut engine = Engine::plain();
-    engine.work(3);
-    let rig = Rig::over(&[&engine]).await;
-    let before = rig.exact(0, &engine).await;
-    engine.sim.fault(None, Fault::Replay(ReplayMode::Slow));
-    engine.sim.fault(None, Fault::Drop(1));
-    engine.work(1);
-    let status = rig.exact(0, &engine).await;
-    assert_eq!(status.epoch, before.epoch, "slow is not wrong");
+every_engine! {
+    async fn slow() {
+        let mut engine = Engine::plain();
+        engine.work(3);
+        let rig = Rig::over(&[&engine]).await;
+        let before = rig.exact(0, &engine).await;
+        engine.sim.fault(None, Fault::Replay(ReplayMode::Slow));
+        engine.sim.fault(None, Fault::Drop(1));
+        engine.work(1);
+        let status = rig.exact(0, &engine).await;
+        assert_eq!(status.epoch, before.epoch, "slow is not wrong");
+    }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn cut_short() {
-    let mut engine = Engine::plain();
-    engine.work(6);
-    let rig = Rig::over(&[&engine]).await;
-    rig.exact(0, &engine).await;
-    engine.sim.fault(None, Fault::Replay(ReplayMode::Short));
-    engine.sim.fault(None, Fault::Drop(3));
-    engine.work(6);
-    let status = rig.caught_up(0, &engine).await;
-    assert_eq!(status.continuity, Continuity::Live);
+every_engine! {
+    async fn cut_short() {
+        let mut engine = Engine::plain();
+        engine.work(6);
+        let rig = Rig::over(&[&engine]).await;
+        rig.exact(0, &engine).await;
+        engine.sim.fault(None, Fault::Replay(ReplayMode::Short));
+        engine.sim.fault(None, Fault::Drop(3));
+        engine.work(6);
+        let status = rig.caught_up(0, &engine).await;
+        assert_eq!(status.continuity, Continuity::Live);
+    }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn absent() {
-    let mut engine = Engine::plain().without_replay().without_http();
-    let rig = Rig::over(&[&engine]).await;
-    rig.live(0).await;
-    assert!(engine.sim.wait_for_subscriptions(0, 1, crate::rig::DEADLINE));
-    engine.work(5);
-    let before = rig.exact(0, &engine).await;
-    engine.sim.fault(None, Fault::Drop(1));
-    engine.work(5);
-    let status = rig.caught_up(0, &engine).await;
-    assert_eq!(status.trust.level(), Trust::Lower);
-    assert!(status.epoch > before.epoch, "nothing proves that it is the same life");
-    assert_eq!(status.counters.unproven, 1);
+every_engine! {
+    async fn absent() {
+        let mut engine = Engine::plain().without_replay().without_http();
+        let rig = Rig::over(&[&engine]).await;
+        rig.live(0).await;
+        assert!(engine.sim.wait_for_subscriptions(0, 1, crate::rig::DEADLINE));
+        engine.repeat_what_nobody_heard();
+        engine.work(5);
+        let before = rig.exact(0, &engine).await;
+        engine.sim.fault(None, Fault::Drop(1));
+        engine.work(5);
+        let status = rig.caught_up(0, &engine).await;
+        assert_eq!(status.trust.level(), Trust::Lower);
+        assert!(status.epoch > before.epoch, "nothing proves that it is the same life");
+        assert_eq!(status.counters.unproven, 1);
+    }
 }

@@ -21,11 +21,56 @@ use kvplane_server::{Fleet, Options, Service};
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
 use kvplane_stream::Duplicates;
+use kvplane_wire::Profile;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use tonic::transport::Channel;
+
+tokio::task_local! {
+    static SPEAKS: Profile;
+}
+
+/// Runs a test in which engines are of this kind, and speak like this.
+pub async fn speaking(profile: Profile, test: impl Future<Output = ()>) {
+    SPEAKS.scope(profile, test).await;
+}
+
+/// The same test for every kind of engine that publishes on a socket, or for those that are named.
+#[macro_export]
+macro_rules! every_engine {
+    (@of $name:ident, $body:block, $($engine:ident)*) => {
+        mod $name {
+            #[allow(unused_imports, reason = "what the body needs differs")]
+            use super::*;
+
+            async fn body() $body
+
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $engine() {
+                $crate::rig::speaking($crate::rig::profiles::$engine, body()).await;
+            })*
+        }
+    };
+    ($(#[only($($engine:ident),*)] async fn $some:ident() $body:block)*) => {
+        $($crate::every_engine!(@of $some, $body, $($engine)*);)*
+    };
+    ($(async fn $name:ident() $body:block)*) => {
+        $($crate::every_engine!(@of $name, $body, vllm sglang tokenspeed trtllm_push);)*
+    };
+}
+
+/// What engines of each kind speak like, where a test runs for all of them.
+pub mod profiles {
+    #![allow(non_upper_case_globals, reason = "names of tests")]
+    use super::Profile;
+
+    pub const vllm: Profile = Profile::Vllm0_32;
+    pub const sglang: Profile = Profile::Sglang0_5_22;
+    pub const tokenspeed: Profile = Profile::Tokenspeed0_1_1;
+    pub const trtllm_push: Profile = Profile::TrtllmZmq;
+}
 
 /// Far beyond anything that should take: only a hang reaches it.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -40,8 +85,9 @@ pub struct Engine {
 
 impl Engine {
     pub fn start(change: impl FnOnce(&mut SimConfig)) -> Self {
-        let mut config =
-            SimConfig { blocks: 96, http: Some(([127, 0, 0, 1], 0).into()), ..SimConfig::default() };
+        let profile = SPEAKS.try_with(|profile| *profile).unwrap_or(profiles::vllm);
+        let http = Some(([127, 0, 0, 1], 0).into());
+        let mut config = SimConfig { profile, blocks: 96, http, ..SimConfig::default() };
         change(&mut config);
         let load = Workload::new(LoadConfig {
             system_tokens: 64,
@@ -81,6 +127,13 @@ impl Engine {
         self.sim.state();
     }
 
+    /// `SGLang` speaks before anybody listens: it clears its cache when it starts. A flush says the same again.
+    pub fn repeat_what_nobody_heard(&self) {
+        if self.sim.config().profile.engine() == EngineKind::Sglang {
+            assert!(self.sim.reset_prefix_cache());
+        }
+    }
+
     pub fn next_sequence(&self) -> u64 {
         self.sim.state()[0].next_sequence
     }
@@ -90,7 +143,7 @@ impl Engine {
         let replay = if self.replay { self.sim.replay_endpoints().remove(0) } else { None };
         EngineSpec {
             id: EngineId::new(id),
-            kind: EngineKind::Vllm,
+            kind: self.sim.config().profile.engine(),
             model: "sim".to_owned(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             ranks: RankSpec::at_ports(&events, replay.as_deref(), self.sim.config().ranks).unwrap(),
