@@ -21,6 +21,7 @@ pub(crate) enum Command {
     /// Record engines and serve their state
     #[command(after_help = "Examples:\n  \
         kvplane serve --engine vllm=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558,model=llama\n  \
+        kvplane serve --engine vllm=http://127.0.0.1:8000,model=llama\n  \
         kvplane serve --config kvplane.toml\n  \
         KVPLANE__LISTEN__HTTP=127.0.0.1:9000 kvplane serve --config kvplane.toml --dump-config")]
     Serve(ServeArgs),
@@ -89,7 +90,8 @@ pub(crate) struct ServeArgs {
     /// Configuration file (TOML)
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// An engine, instead of or beside the file: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …]
+    /// An engine, instead of or beside the file: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …]; with http://HOST:PORT
+    /// for EVENTS the engine is asked where it publishes
     #[arg(long, value_name = "ENGINE")]
     pub(crate) engine: Vec<String>,
     /// Any other key, as in the file: `--set journal.max_batches=5000`

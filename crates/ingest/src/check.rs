@@ -115,7 +115,7 @@ fn check_ranks(spec: &EngineSpec) -> Result<(), AddError> {
         if spec.ranks[..at].iter().any(|other| other.rank == *rank) {
             return Err(AddError::DuplicateRank { engine: spec.id.clone(), rank: *rank });
         }
-        if matches!(events, Events::Shared(_)) {
+        if matches!(events, Events::Shared(_) | Events::Awaited) {
             continue;
         }
         RankSpec::at(*rank, events, replay.as_deref())

@@ -5,11 +5,7 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use crate::http_client::HttpClient;
 
 /// What an engine says about itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,36 +20,13 @@ const MAX_PAGE: usize = 16 << 20;
 /// A front end that does not answer its metrics within this is no help.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Asks engines for hints.
-#[derive(Debug, Clone)]
-pub(crate) struct HintClient {
-    client: Client<HttpConnector, Empty<Bytes>>,
-}
-
-impl HintClient {
-    pub(crate) fn new() -> Self {
-        // Engines close idle connections after 5 s: keep none that long.
-        let client =
-            Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(4)).build_http();
-        Self { client }
-    }
-
-    /// The engine's hint; empty if it has none or does not answer.
-    pub(crate) async fn fetch(&self, base: &str) -> Hint {
-        match tokio::time::timeout(DEADLINE, self.page(base)).await {
-            Ok(Some(page)) => parse(&page),
-            Ok(None) | Err(_) => Hint::default(),
+/// The engine's hint; empty if it has none or does not answer.
+pub(crate) async fn fetch(client: &HttpClient, base: &str) -> Hint {
+    match client.get(base, "/metrics", MAX_PAGE, DEADLINE).await {
+        Ok((status, page)) if status.is_success() => {
+            std::str::from_utf8(&page).map(parse).unwrap_or_default()
         }
-    }
-
-    async fn page(&self, base: &str) -> Option<String> {
-        let uri = format!("{}/metrics", base.trim_end_matches('/')).parse().ok()?;
-        let response = self.client.get(uri).await.ok()?;
-        if !response.status().is_success() {
-            return None;
-        }
-        let body = Limited::new(response.into_body(), MAX_PAGE).collect().await.ok()?;
-        String::from_utf8(body.to_bytes().to_vec()).ok()
+        _ => Hint::default(),
     }
 }
 

@@ -13,15 +13,18 @@ mod address;
 mod catalog;
 mod check;
 mod clock;
+mod discovery;
 mod drain;
 mod feeder;
 mod grpc_source;
 mod hint;
+mod http_client;
 mod plane;
 mod shared_source;
 mod sources;
 mod spec;
 mod stream;
+mod trouble;
 mod zmq_source;
 
 pub use address::AddressError;
@@ -29,6 +32,7 @@ pub use catalog::{Answer, Catalog, Identity, IndexStats, Match, Member, Prompt, 
 pub use check::{AddError, UnknownMember};
 pub use plane::{Engine, Engines, Plane};
 pub use spec::{
-    DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, Origin, PlaneOptions, RankSpec,
+    DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, Origin,
+    PlaneOptions, RankSpec, Told,
 };
 pub use stream::{Outcome, Stream, StreamStatus};

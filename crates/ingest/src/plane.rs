@@ -1,5 +1,7 @@
 //! Every engine's streams, and the sources that feed them. Engines come and go while the others run.
 
+mod given;
+
 use std::sync::{Arc, Weak};
 
 use kvplane_core::{Cursor, StreamId};
@@ -15,8 +17,9 @@ use tokio_util::sync::CancellationToken;
 use crate::catalog::{Catalog, Identity};
 use crate::check::{AddError, UnknownMember, check};
 use crate::clock::Clock;
+use crate::discovery::Asker;
 use crate::feeder::Feeder;
-use crate::hint::HintClient;
+use crate::http_client::HttpClient;
 use crate::sources::Sources;
 use crate::spec::{EngineSpec, Events, Feed, Origin, PlaneOptions, RankSpec};
 use crate::stream::Stream;
@@ -64,7 +67,7 @@ pub struct Plane {
     clock: Clock,
     catalog: Arc<Catalog>,
     sockets: Sockets,
-    hints: HintClient,
+    http: HttpClient,
     runtime: Handle,
     me: Weak<Self>,
 }
@@ -90,7 +93,7 @@ impl Plane {
             clock: Clock::start(),
             catalog: Catalog::new(options.index.clone()),
             sockets,
-            hints: HintClient::new(),
+            http: HttpClient::new(),
             runtime: Handle::current(),
             me: me.clone(),
         });
@@ -174,6 +177,7 @@ impl Plane {
         let engines = self.engines();
         let engine = find(&engines, id).ok_or_else(|| UnknownMember::Engine(id.to_owned()))?;
         self.replace(&engines, engine, None);
+        members.sources.end_discovery(&engine.spec.id);
         for stream in &engine.streams {
             members.close(stream);
         }
@@ -192,6 +196,9 @@ impl Plane {
         let streams: Vec<_> =
             engine.streams.iter().filter(|known| known.id().rank != rank).cloned().collect();
         let rest = (!streams.is_empty()).then(|| Engine::new(spec, engine.origin, streams));
+        if rest.is_none() {
+            members.sources.end_discovery(&engine.spec.id);
+        }
         self.replace(&engines, engine, rest);
         members.close(stream);
         Ok(())
@@ -237,7 +244,7 @@ impl Plane {
         let mut now = self.clock.now();
         now.unix_ms = now.unix_ms.max(members.epochs_from);
         let recorder = match &spec.feed {
-            Feed::Published => Recorder::new(follow, keep, rank.rank, now),
+            Feed::Published | Feed::Discovered(_) => Recorder::new(follow, keep, rank.rank, now),
             Feed::Drained(drain) => {
                 let follow = DrainOptions {
                     on_gap: self.options.on_gap,
@@ -275,29 +282,43 @@ impl Plane {
         // Bound sockets first: a taken port must be known before any engine is contacted.
         planned.sort_by_key(|(_, _, rank)| !matches!(rank.events, Events::Bind(_)));
         let mut opened: Vec<Arc<Stream>> = Vec::new();
-        for (stream, spec, RankSpec { events, replay, .. }) in planned {
-            let address = events.address().to_owned();
-            let feeder = Feeder::new(stream.clone(), self.runtime.clone());
-            if spec.feed != Feed::Published {
-                members.sources.share(&spec, &self.me, feeder);
-                opened.push(stream);
-                continue;
-            }
-            let driver = Driver::new(
-                feeder,
-                self.sockets.clone(),
-                &self.options,
-                replay,
-                spec.http,
-                self.hints.clone(),
-            );
-            if let Err(error) = members.sources.open(&self.sockets, events, spec.topic, driver) {
+        for (stream, spec, rank) in planned {
+            if let Err(error) = self.open_one(members, &stream, &spec, &rank) {
                 for stream in &opened {
+                    members.sources.end_discovery(&stream.id().engine);
                     members.close(stream);
                 }
-                return Err(AddError::Socket { address, error });
+                return Err(error);
             }
             opened.push(stream);
+        }
+        Ok(())
+    }
+
+    /// Begins to listen for one stream.
+    fn open_one(
+        &self,
+        members: &mut Members,
+        stream: &Arc<Stream>,
+        spec: &EngineSpec,
+        rank: &RankSpec,
+    ) -> Result<(), AddError> {
+        let RankSpec { events, replay, .. } = rank.clone();
+        let feeder = Feeder::new(stream.clone(), self.runtime.clone());
+        if let Feed::Discovered(asked) = &spec.feed {
+            let asker = Asker::new(spec.kind, asked.clone(), self.http.clone());
+            members.sources.discover(&feeder, asker, &self.me, self.options.discover_every);
+        }
+        match events {
+            Events::Awaited => members.sources.await_address(feeder),
+            Events::Shared(_) => members.sources.share(spec, &self.me, feeder),
+            Events::Connect(_) | Events::Bind(_) => {
+                let address = events.address().to_owned();
+                let (sockets, http) = (self.sockets.clone(), self.http.clone());
+                let driver = Driver::new(feeder, sockets, &self.options, replay, spec.http.clone(), http);
+                let opened = members.sources.open(&self.sockets, events, spec.topic.clone(), driver);
+                opened.map_err(|error| AddError::Socket { address, error })?;
+            }
         }
         Ok(())
     }

@@ -2,15 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use kvplane_core::{EngineId, StreamId};
-use kvplane_socket::{ReleasedPorts, SocketError, Sockets, SubscriptionHandle};
+use kvplane_socket::{Endpoint, ReleasedPorts, SocketError, Sockets, Subscription, SubscriptionHandle};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::discovery::{self, Asker};
 use crate::feeder::Feeder;
 use crate::plane::Plane;
 use crate::shared_source::SharedSource;
 use crate::spec::{EngineSpec, Events};
-use crate::zmq_source::{BoundHandler, ConnectedHandler, Driver, Owners, subscription};
+use crate::trouble::DISCOVERING;
+use crate::zmq_source::{BoundHandler, ConnectedHandler, Driver, Owners};
 
 /// Where one stream's messages come from.
 enum Source {
@@ -20,6 +24,8 @@ enum Source {
     Bound { driver: Driver, address: String },
     /// A share of the engine's one source.
     Shared { feeder: Feeder },
+    /// None yet: the engine is asked where it publishes.
+    Awaited { feeder: Feeder },
 }
 
 /// A socket that engines connect to.
@@ -34,6 +40,8 @@ pub(crate) struct Sources {
     by_stream: HashMap<StreamId, Source>,
     bound: HashMap<String, BoundSocket>,
     shared: HashMap<EngineId, SharedSource>,
+    /// Tasks that ask engines where they publish; each ends when this is dropped.
+    discoveries: HashMap<EngineId, DropGuard>,
     released: ReleasedPorts,
 }
 
@@ -56,7 +64,7 @@ impl Sources {
         let source = match events {
             Events::Connect(address) => {
                 let handler = Box::new(ConnectedHandler::new(driver.clone(), address.clone()));
-                let wanted = subscription(Events::Connect(address), vec![topic]);
+                let wanted = Subscription::new(Endpoint::Connect(address)).with_topics(vec![topic]);
                 Source::Connected { driver, _subscription: sockets.subscribe(wanted, handler)? }
             }
             Events::Bind(address) => {
@@ -69,7 +77,7 @@ impl Sources {
                 }
                 Source::Bound { driver, address }
             }
-            Events::Shared(_) => return Ok(()),
+            Events::Shared(_) | Events::Awaited => return Ok(()),
         };
         self.by_stream.insert(stream, source);
         Ok(())
@@ -92,33 +100,71 @@ impl Sources {
             let owners = Arc::<Owners>::default();
             let handler = Box::new(BoundHandler::new(owners.clone()));
             // Everything is heard here, so that a topic that nobody owns is noticed.
-            let wanted = subscription(Events::Bind(address.to_owned()), vec![String::new()]);
+            let wanted =
+                Subscription::new(Endpoint::Bind(address.to_owned())).with_topics(vec![String::new()]);
             Ok(BoundSocket { owners, _subscription: sockets.subscribe(wanted, handler)? })
         })
     }
 
+    /// One stream has no source until its engine says where it publishes.
+    pub(crate) fn await_address(&mut self, feeder: Feeder) {
+        feeder.stream().set_discovery_trouble(Some(DISCOVERING));
+        self.by_stream.insert(feeder.stream().id().clone(), Source::Awaited { feeder });
+    }
+
+    /// Begins to ask a stream's engine where its ranks publish, unless it is asked already.
+    pub(crate) fn discover(&mut self, of: &Feeder, asker: Asker, plane: &Weak<Plane>, every: Duration) {
+        let engine = of.stream().id().engine.clone();
+        self.discoveries.entry(engine.clone()).or_insert_with(|| {
+            let stop = CancellationToken::new();
+            let asking = discovery::run(engine, asker, plane.clone(), every);
+            of.runtime().spawn(stop.clone().run_until_cancelled_owned(asking));
+            stop.drop_guard()
+        });
+    }
+
+    /// An engine is asked no more.
+    pub(crate) fn end_discovery(&mut self, engine: &EngineId) {
+        self.discoveries.remove(engine);
+    }
+
     /// Stops listening for one stream, and takes it off the plane.
     pub(crate) fn close(&mut self, stream: &StreamId) {
-        let driver = match self.by_stream.remove(stream) {
-            None => return,
+        match self.by_stream.remove(stream) {
+            None => {}
             Some(Source::Shared { feeder }) => {
                 if self.shared.get(&stream.engine).is_some_and(|source| source.remove(stream.rank)) {
                     self.shared.remove(&stream.engine);
                 }
                 feeder.remove();
-                return;
             }
-            Some(Source::Connected { driver, .. }) => driver,
+            Some(Source::Awaited { feeder }) => feeder.remove(),
+            Some(Source::Connected { driver, .. }) => driver.remove(),
             Some(Source::Bound { driver, address }) => {
-                let last = self.bound.get(&address).is_some_and(|socket| socket.owners.remove(stream));
-                if last {
-                    self.bound.remove(&address);
-                    self.released.release(address);
-                }
-                driver
+                self.unbind(stream, address);
+                driver.remove();
             }
-        };
-        driver.remove();
+        }
+    }
+
+    /// Stops listening for one stream, which stays: it will be heard elsewhere.
+    pub(crate) fn leave(&mut self, stream: &StreamId) {
+        match self.by_stream.remove(stream) {
+            None | Some(Source::Shared { .. } | Source::Awaited { .. }) => {}
+            Some(Source::Connected { driver, .. }) => driver.leave(),
+            Some(Source::Bound { driver, address }) => {
+                self.unbind(stream, address);
+                driver.leave();
+            }
+        }
+    }
+
+    /// A stream gives up its share of a bound socket, which is closed after the last.
+    fn unbind(&mut self, stream: &StreamId, address: String) {
+        if self.bound.get(&address).is_some_and(|socket| socket.owners.remove(stream)) {
+            self.bound.remove(&address);
+            self.released.release(address);
+        }
     }
 
     /// Closes every socket. Streams stay as they are.
@@ -126,5 +172,6 @@ impl Sources {
         self.by_stream.clear();
         self.bound.clear();
         self.shared.clear();
+        self.discoveries.clear();
     }
 }

@@ -17,13 +17,16 @@ pub enum Events {
     Bind(String),
     /// The engine's one source, at this address, brings the events of all its ranks.
     Shared(String),
+    /// Nobody knows yet: the engine is asked.
+    Awaited,
 }
 
 impl Events {
-    /// The address without the direction.
+    /// The address without the direction; empty while nobody knows it.
     pub fn address(&self) -> &str {
         match self {
             Self::Connect(address) | Self::Bind(address) | Self::Shared(address) => address,
+            Self::Awaited => "",
         }
     }
 
@@ -32,6 +35,7 @@ impl Events {
             Self::Connect(address) => Self::Connect(for_rank(address, rank, true)?),
             Self::Bind(address) => Self::Bind(for_rank(address, rank, false)?),
             Self::Shared(address) => Self::Shared(address.clone()),
+            Self::Awaited => Self::Awaited,
         })
     }
 }
@@ -42,6 +46,7 @@ impl fmt::Display for Events {
         match self {
             Self::Connect(address) | Self::Shared(address) => f.write_str(address),
             Self::Bind(address) => write!(f, "bind:{address}"),
+            Self::Awaited => Ok(()),
         }
     }
 }
@@ -61,6 +66,11 @@ impl RankSpec {
     /// A rank whose events the engine's one source brings.
     pub fn shared(rank: u32, address: &str) -> Self {
         Self { rank, events: Events::Shared(address.to_owned()), replay: None }
+    }
+
+    /// A rank of which nobody knows yet where it publishes.
+    pub fn awaited(rank: u32) -> Self {
+        Self { rank, events: Events::Awaited, replay: None }
     }
 
     /// A rank at addresses of its own.
@@ -95,6 +105,8 @@ pub enum Feed {
     Drained(DrainSpec),
     /// One subscription for all ranks, to a server that keeps a stream of batches (SMG's `SubscribeKvEvents`).
     Subscribed(GrpcSpec),
+    /// As published, at addresses that the engine is asked for.
+    Discovered(DiscoverySpec),
 }
 
 /// A server that is subscribed to over gRPC.
@@ -115,6 +127,30 @@ pub struct DrainSpec {
     pub url: String,
     /// Events that the buffer holds per rank, where the operator says so.
     pub buffer: Option<usize>,
+}
+
+/// An engine that is asked where its ranks publish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiscoverySpec {
+    /// Its HTTP server: `http://host:port`.
+    pub http: Option<String>,
+    /// Its gRPC server: `http://host:port`.
+    pub grpc: Option<String>,
+    /// What the operator said.
+    pub told: Told,
+}
+
+/// What the operator said of an engine that is asked. It wins over what the engine says, key by key.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Told {
+    /// Where rank 0 publishes; rank r is at port + r.
+    pub events: Option<String>,
+    /// Where rank 0 can be asked; rank r is at port + r.
+    pub replay: Option<String>,
+    /// Topic prefix.
+    pub topic: Option<String>,
+    /// How many ranks there are.
+    pub ranks: Option<u32>,
 }
 
 /// The routing group of engines that name none.
@@ -190,6 +226,8 @@ pub struct PlaneOptions {
     pub replay_deadline: Duration,
     /// Engines at the same time.
     pub max_engines: usize,
+    /// How often an engine is asked where it publishes while something of it is missing.
+    pub discover_every: Duration,
 }
 
 impl Default for PlaneOptions {
@@ -205,6 +243,7 @@ impl Default for PlaneOptions {
             replay_idle: Duration::from_secs(2),
             replay_deadline: Duration::from_secs(30),
             max_engines: 4096,
+            discover_every: Duration::from_secs(30),
         }
     }
 }

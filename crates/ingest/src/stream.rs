@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::catalog::{Catalog, Identity, StreamFeed, View};
 use crate::clock::Clock;
+use crate::trouble::{Teller, Troubles};
 
 /// Slots that a snapshot visits while it holds the stream's lock: some tens of microseconds.
 const SNAPSHOT_STEP: usize = 512;
@@ -72,8 +73,7 @@ pub struct StreamStatus {
 struct Inner {
     recorder: Recorder,
     malformed_frames: u64,
-    trouble: Option<&'static str>,
-    troubles: Vec<(&'static str, u64)>,
+    troubles: Troubles,
     last_event: Option<Duration>,
     /// The stream was removed: whatever its source still says is not recorded.
     closed: bool,
@@ -125,8 +125,7 @@ impl Stream {
             inner: Mutex::new(Inner {
                 recorder,
                 malformed_frames: 0,
-                trouble: None,
-                troubles: Vec::new(),
+                troubles: Troubles::default(),
                 last_event: None,
                 closed: false,
                 index: None,
@@ -227,16 +226,12 @@ impl Stream {
 
     /// What keeps the source from being heard from now on; `None` once it is over.
     pub(crate) fn set_trouble(&self, trouble: Option<&'static str>) {
-        let mut inner = self.inner.lock();
-        if inner.trouble == trouble {
-            return;
-        }
-        inner.trouble = trouble;
-        let Some(word) = trouble else { return };
-        match inner.troubles.iter_mut().find(|(known, _)| *known == word) {
-            Some((_, count)) => *count += 1,
-            None => inner.troubles.push((word, 1)),
-        }
+        self.inner.lock().troubles.set(Teller::Source, trouble);
+    }
+
+    /// What the engine's word about itself leaves open from now on; `None` once nothing is.
+    pub(crate) fn set_discovery_trouble(&self, trouble: Option<&'static str>) {
+        self.inner.lock().troubles.set(Teller::Discovery, trouble);
     }
 
     /// Where the journal stands now.
@@ -332,8 +327,8 @@ impl Stream {
             counters: inner.recorder.counters(),
             journal: journal.counters().clone(),
             malformed_frames: inner.malformed_frames,
-            trouble: inner.trouble,
-            troubles: inner.troubles.clone(),
+            trouble: inner.troubles.now(),
+            troubles: inner.troubles.counted().to_vec(),
             since_last_event: inner.last_event.map(|at| now.mono.saturating_sub(at)),
             index_lacking: inner.index.as_ref().and_then(StreamFeed::lacking),
         }

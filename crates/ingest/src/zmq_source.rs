@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvplane_core::StreamId;
-use kvplane_socket::{
-    Endpoint, ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler, Subscription,
-};
+use kvplane_socket::{ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler};
 use kvplane_stream::{Ask, Now, Recorder};
 use parking_lot::{Mutex, RwLock};
 use tracing::warn;
 
 use crate::feeder::Feeder;
-use crate::hint::{Hint, HintClient};
-use crate::spec::{Events, PlaneOptions};
+use crate::hint::{self, Hint};
+use crate::http_client::HttpClient;
+use crate::spec::PlaneOptions;
 use crate::stream::Stream;
+use crate::trouble::UNREACHED;
 
 /// Drives one stream from its sockets. Cheap to clone: every socket callback and every answer holds one.
 #[derive(Clone)]
@@ -28,8 +28,9 @@ struct Inner {
     replay: Option<String>,
     replay_idle: Duration,
     replay_deadline: Duration,
+    /// The engine's HTTP server.
     http: Option<String>,
-    hints: HintClient,
+    client: HttpClient,
     in_flight: Mutex<Option<ReplayHandle>>,
 }
 
@@ -40,7 +41,7 @@ impl Driver {
         options: &PlaneOptions,
         replay: Option<String>,
         http: Option<String>,
-        hints: HintClient,
+        client: HttpClient,
     ) -> Self {
         Self(Arc::new(Inner {
             feeder,
@@ -49,7 +50,7 @@ impl Driver {
             replay_idle: options.replay_idle,
             replay_deadline: options.replay_deadline,
             http,
-            hints,
+            client,
             in_flight: Mutex::new(None),
         }))
     }
@@ -76,9 +77,7 @@ impl Driver {
         request.idle_timeout = self.0.replay_idle;
         request.deadline = self.0.replay_deadline;
         // One at a time: it runs on the engine's publisher thread.
-        if let Some(void) = self.0.in_flight.lock().take() {
-            void.cancel();
-        }
+        self.cancel();
         let answer = Answer { driver: self.clone(), id, batches: 0 };
         match self.0.sockets.replay(request, Box::new(answer)) {
             Ok(handle) => *self.0.in_flight.lock() = Some(handle),
@@ -90,7 +89,7 @@ impl Driver {
         let driver = self.clone();
         self.0.feeder.runtime().spawn(async move {
             let hint = match &driver.0.http {
-                Some(base) => driver.0.hints.fetch(base).await,
+                Some(base) => hint::fetch(&driver.0.client, base).await,
                 None => Hint::default(),
             };
             // The recorder decodes and applies what waited for this: not a task's business.
@@ -114,6 +113,17 @@ impl Driver {
     /// Takes the stream off the plane. Its source may still speak; it is not recorded.
     pub(crate) fn remove(&self) {
         self.0.feeder.remove();
+        self.cancel();
+    }
+
+    /// The stream will be heard elsewhere.
+    pub(crate) fn leave(&self) {
+        self.cancel();
+        self.tell(Recorder::disconnected);
+        self.stream().set_trouble(None);
+    }
+
+    fn cancel(&self) {
         if let Some(void) = self.0.in_flight.lock().take() {
             void.cancel();
         }
@@ -155,26 +165,52 @@ impl ReplayHandler for Answer {
 pub(crate) struct ConnectedHandler {
     driver: Driver,
     address: String,
-    /// Since when nobody has answered; `None` once somebody has, or once it has been said.
-    unreached_since: Option<Instant>,
+    silence: Silence,
 }
 
 /// An engine that is starting up takes its time; after this the operator should know.
 const UNREACHED_AFTER: Duration = Duration::from_secs(5);
 
+/// How long nobody has been connected.
+#[derive(Debug, Default)]
+struct Silence {
+    /// `None` while somebody is connected, and once it has been said.
+    since: Option<Instant>,
+}
+
+impl Silence {
+    fn begin(&mut self) {
+        self.since = Some(Instant::now());
+    }
+
+    fn end(&mut self) {
+        self.since = None;
+    }
+
+    /// True once, when it has lasted for too long.
+    fn is_too_long(&mut self, now: Instant) -> bool {
+        let since = self.since.take_if(|since| now.saturating_duration_since(*since) >= UNREACHED_AFTER);
+        since.is_some()
+    }
+}
+
 impl ConnectedHandler {
     pub(crate) fn new(driver: Driver, address: String) -> Self {
-        Self { driver, address, unreached_since: Some(Instant::now()) }
+        let mut silence = Silence::default();
+        silence.begin();
+        Self { driver, address, silence }
     }
 }
 
 impl SubscriberHandler for ConnectedHandler {
     fn connected(&mut self) {
-        self.unreached_since = None;
+        self.silence.end();
+        self.driver.stream().set_trouble(None);
         self.driver.tell(Recorder::connected);
     }
 
     fn disconnected(&mut self) {
+        self.silence.begin();
         self.driver.tell(Recorder::disconnected);
     }
 
@@ -192,9 +228,9 @@ impl SubscriberHandler for ConnectedHandler {
     }
 
     fn tick(&mut self, now: Instant) {
-        if self.unreached_since.is_some_and(|since| now.saturating_duration_since(since) >= UNREACHED_AFTER) {
-            self.unreached_since = None;
-            warn!(stream = %self.driver.stream().id(), address = self.address, "no engine answers here yet");
+        if self.silence.is_too_long(now) {
+            self.driver.stream().set_trouble(Some(UNREACHED));
+            warn!(stream = %self.driver.stream().id(), address = self.address, "no engine answers here");
         }
         self.driver.tell(Recorder::tick);
     }
@@ -243,11 +279,16 @@ impl Owners {
 pub(crate) struct BoundHandler {
     owners: Arc<Owners>,
     unknown_topics: u64,
+    silence: Silence,
+    /// Nobody has been connected for so long that it is said of every owner.
+    unreached: bool,
 }
 
 impl BoundHandler {
     pub(crate) fn new(owners: Arc<Owners>) -> Self {
-        Self { owners, unknown_topics: 0 }
+        let mut silence = Silence::default();
+        silence.begin();
+        Self { owners, unknown_topics: 0, silence, unreached: false }
     }
 
     /// The monitor cannot say which peer came or went: everybody is checked.
@@ -261,11 +302,18 @@ impl BoundHandler {
 impl SubscriberHandler for BoundHandler {
     fn connected(&mut self) {
         self.owners.peers.fetch_add(1, Ordering::AcqRel);
+        self.silence.end();
+        self.unreached = false;
+        for (_, driver) in &*self.owners.now() {
+            driver.stream().set_trouble(None);
+        }
         self.recheck();
     }
 
     fn disconnected(&mut self) {
-        self.owners.peers.fetch_sub(1, Ordering::AcqRel);
+        if self.owners.peers.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.silence.begin();
+        }
         self.recheck();
     }
 
@@ -296,18 +344,13 @@ impl SubscriberHandler for BoundHandler {
         }
     }
 
-    fn tick(&mut self, _now: Instant) {
+    fn tick(&mut self, now: Instant) {
+        self.unreached |= self.silence.is_too_long(now);
         for (_, driver) in &*self.owners.now() {
+            if self.unreached {
+                driver.stream().set_trouble(Some(UNREACHED));
+            }
             driver.tell(Recorder::tick);
         }
     }
-}
-
-/// The socket for a source.
-pub(crate) fn subscription(events: Events, topics: Vec<String>) -> Subscription {
-    let endpoint = match events {
-        Events::Connect(address) => Endpoint::Connect(address),
-        Events::Bind(address) | Events::Shared(address) => Endpoint::Bind(address),
-    };
-    Subscription::new(endpoint).with_topics(topics)
 }

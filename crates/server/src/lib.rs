@@ -8,6 +8,7 @@ mod fleet;
 mod front;
 mod grpc;
 mod http;
+mod publishers;
 mod query;
 mod readiness;
 mod republish;

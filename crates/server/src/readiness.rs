@@ -15,7 +15,7 @@ pub(crate) struct Readiness {
     reached: AtomicBool,
 }
 
-/// An answer, with the reasons for a no (or for a yes that only the deadline gave).
+/// An answer, with the reasons for a no (or for a yes that only the deadline gave), and whatever else troubles a source.
 #[derive(Debug)]
 pub(crate) struct Verdict {
     pub(crate) ready: bool,
@@ -30,15 +30,20 @@ impl Readiness {
     pub(crate) fn check(&self, plane: &Plane, strict: bool) -> Verdict {
         let mut unheard = Vec::new();
         let mut inexact = Vec::new();
+        let mut troubled = Vec::new();
         for stream in plane.streams() {
             let status = stream.status();
+            let (id, continuity) = (stream.id(), status.continuity);
+            let trouble = status.trouble.map(|trouble| format!(", trouble {trouble}")).unwrap_or_default();
             if !has_verdict(&status) {
-                unheard.push(format!("{}: {}", stream.id(), status.continuity));
+                unheard.push(format!("{id}: {continuity}{trouble}"));
+            } else if !trouble.is_empty() {
+                troubled.push(format!("{id}: {continuity}{trouble}"));
             }
             if status.trust.level() != Trust::Exact || status.continuity != Continuity::Live {
                 let reason = status.trust.worst().map_or("none", |worst| worst.reason.as_str());
-                let (trust, continuity) = (status.trust.level(), status.continuity);
-                inexact.push(format!("{}: {continuity}, {trust}, reason {reason}", stream.id()));
+                let trust = status.trust.level();
+                inexact.push(format!("{id}: {continuity}, {trust}, reason {reason}{trouble}"));
             }
         }
         if unheard.is_empty() {
@@ -48,6 +53,7 @@ impl Readiness {
             return Verdict { ready: inexact.is_empty(), reasons: inexact };
         }
         let ready = self.reached.load(Ordering::Relaxed) || self.started.elapsed() >= self.deadline;
+        unheard.append(&mut troubled);
         Verdict { ready, reasons: unheard }
     }
 }

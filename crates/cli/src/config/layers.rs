@@ -75,8 +75,8 @@ fn check(tree: &Table) -> anyhow::Result<Config> {
     })
 }
 
-/// Keys whose values are numbers; all others are text, also where they look like numbers.
-const NUMBERS: [&str; 8] = [
+/// Keys whose values are numbers, or true and false; all others are text, also where they look like numbers.
+const UNQUOTED: [&str; 9] = [
     "max_batches",
     "max_engines",
     "max_waiting",
@@ -85,11 +85,12 @@ const NUMBERS: [&str; 8] = [
     "block_size",
     "worker_id",
     "event_buffer",
+    "discover",
 ];
 
 /// A value as it would be written in the file: numbers and lists as such, everything else as text.
 fn scalar(key: &str, text: &str) -> Value {
-    if !NUMBERS.contains(&key) && !text.starts_with(['[', '{']) {
+    if !UNQUOTED.contains(&key) && !text.starts_with(['[', '{']) {
         return Value::String(text.to_owned());
     }
     let parsed: Option<Table> = toml::from_str(&format!("value = {text}")).ok();
@@ -130,7 +131,9 @@ pub(crate) fn engine_flag(flag: &str) -> anyhow::Result<Table> {
         .ok_or_else(|| anyhow!("write KIND=EVENTS, for example vllm=tcp://127.0.0.1:5557"))?;
     let mut engine = Table::new();
     engine.insert("kind".to_owned(), Value::String(kind.to_owned()));
-    engine.insert("events".to_owned(), Value::String(events.to_owned()));
+    // An engine's HTTP server is where its events are only if they are drained; the others tell there where they publish.
+    let at = if events.starts_with("http://") && kind != "trtllm" { "http" } else { "events" };
+    engine.insert(at.to_owned(), Value::String(events.to_owned()));
     for part in parts {
         let (key, value) = part.split_once('=').ok_or_else(|| anyhow!("{part:?}: write key=value"))?;
         engine.insert(key.to_owned(), scalar(key, value));
@@ -197,6 +200,17 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_that_is_asked_where_it_publishes() {
+        let config = load_with(&["--engine", "sglang=http://gpu-7:30000,model=m"], &[]).unwrap();
+        let plans = config.plans().unwrap();
+        assert!(matches!(plans[0].spec().feed, kvplane_ingest::Feed::Discovered(_)));
+        let config = load_with(&["--engine", "vllm=tcp://a:1,http=http://a:2"], &[]).unwrap();
+        assert!(matches!(config.plans().unwrap()[0].spec().feed, kvplane_ingest::Feed::Published));
+        let config = load_with(&["--engine", "vllm=tcp://a:1,http=http://a:2,discover=true"], &[]).unwrap();
+        assert!(matches!(config.plans().unwrap()[0].spec().feed, kvplane_ingest::Feed::Discovered(_)));
+    }
+
+    #[test]
     fn flags_beat_the_environment_and_that_beats_the_file() {
         let text = "[listen]\nhttp = \"127.0.0.1:1\"\ngrpc = \"127.0.0.1:2\"\n[journal]\nmax_batches = 3\n\
             [[engine]]\nid = \"a\"\nkind = \"vllm\"\nevents = \"tcp://127.0.0.1:5557\"\n";
@@ -249,13 +263,19 @@ mod tests {
 
     #[test]
     fn engines_are_checked_before_anything_is_contacted() {
-        let cases: [(&[&str], &str); 6] = [
+        let cases: [(&[&str], &str); 12] = [
             (&["--engine", "vllm=tcp://a:1,id=x", "--engine", "vllm=tcp://a:2,id=x"], "used twice"),
             (&["--engine", "vllm=a:1"], "is not an address"),
             (&["--engine", "vllm=tcp://a:1,replay=b"], "is not an address"),
             (&["--engine", "vllm=tcp://a:1,ranks=0"], "ranks"),
             (&["--engine", "vllm=tcp://a:65535,ranks=2"], "port"),
             (&["--engine", "vllm=tcp://a:1,http=a:1"], "http"),
+            (&["--set", "engine.0.id=a", "--set", "engine.0.kind=vllm"], "events: is missing"),
+            (&["--engine", "vllm=tcp://a:1,discover=true"], "needs http or grpc"),
+            (&["--engine", "vllm=bind:tcp://a:1,discover=true,http=http://a:2"], "tcp://…"),
+            (&["--engine", "vllm=grpc://a:1,discover=true,http=http://a:2"], "tcp://…"),
+            (&["--engine", "vllm=http://a:1,replay=b"], "is not an address"),
+            (&["--engine", "trtllm=tcp://a:1,discover=true,http=http://a:2"], "kind vllm"),
         ];
         for (words, expected) in cases {
             let error = load_with(words, &[]).unwrap().plans().unwrap_err();

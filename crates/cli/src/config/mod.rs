@@ -91,6 +91,8 @@ pub(crate) struct Follow {
     pub(crate) replay_deadline: Span,
     /// After this, /readyz says yes even if an engine was never heard.
     pub(crate) ready_deadline: Span,
+    /// How often an engine is asked where it publishes while something of it is missing.
+    pub(crate) discover_every: Span,
 }
 
 impl Default for Follow {
@@ -101,6 +103,7 @@ impl Default for Follow {
             replay_idle: Span(options.replay_idle),
             replay_deadline: Span(options.replay_deadline),
             ready_deadline: Span(kvplane_server::Options::default().ready_deadline),
+            discover_every: Span(options.discover_every),
         }
     }
 }
@@ -217,6 +220,7 @@ impl Config {
             replay_idle: self.follow.replay_idle.0,
             replay_deadline: self.follow.replay_deadline.0,
             max_engines: self.members.max_engines,
+            discover_every: self.follow.discover_every.0,
         }
     }
 

@@ -1,6 +1,8 @@
 //! One engine as people describe it: in the configuration file, by a flag, or in a call. One set of keys, checked in one
 //! place.
 
+mod asked;
+
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,8 +30,8 @@ pub struct EngineConfig {
     #[serde(default)]
     pub model: String,
     /// Where its events come from: `tcp://…` or `ipc://…` where it publishes them (rank r is at port + r; "bind:ADDRESS" where
-    /// engines connect to us), `http://…` where they are drained, `grpc://…` or `grpcs://…` where they are subscribed to. Some
-    /// kinds need only `http` or `grpc`.
+    /// engines connect to us), `http://…` where they are drained, `grpc://…` or `grpcs://…` where they are subscribed to. Without
+    /// it the engine is asked, at `http` or `grpc`; some kinds have their events there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub events: Option<String>,
     /// Its replay socket.
@@ -41,9 +43,13 @@ pub struct EngineConfig {
     /// Topic prefix.
     #[serde(default)]
     pub topic: String,
-    /// Data-parallel ranks.
-    #[serde(default = "one")]
-    pub ranks: u32,
+    /// Data-parallel ranks; 1 when absent, or as many as the engine says if it is asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u32>,
+    /// Whether the engine is asked for what is not said here: where it publishes, its topic and its ranks. When absent, it is
+    /// asked if `events` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub discover: Option<bool>,
     /// Block size, to be checked; learned when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
@@ -53,13 +59,14 @@ pub struct EngineConfig {
     /// What a second store of a held hash means.
     #[serde(default)]
     pub duplicates: DuplicatesName,
-    /// The engine's HTTP server, for its start time and capacity.
+    /// The engine's HTTP server, for its start time and capacity, and to ask it where it publishes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<String>,
     /// Which engine's service a server of kind `grpc` offers; all are tried when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<EngineKind>,
-    /// The engine's own gRPC server, behind `front`, and where events of kind `grpc` come from: http:// or https://.
+    /// The engine's own gRPC server, behind `front`, where events of kind `grpc` come from, and to ask it where it publishes:
+    /// http:// or https://.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc: Option<String>,
     /// Certificates (PEM) to trust for an https `grpc`, instead of the public ones.
@@ -96,10 +103,6 @@ pub enum DuplicatesName {
     Count,
     /// Nothing new.
     Presence,
-}
-
-fn one() -> u32 {
-    1
 }
 
 /// More ranks than any engine has; a typo is likelier.
@@ -154,7 +157,7 @@ impl EngineConfig {
         let spec = self.spec()?;
         let front = self.front()?;
         let republish = self.republish.clone().map(|RepublishConfig { events, replay, topic }| {
-            RepublishSpec { engine: self.id.clone(), ranks: self.ranks, events, replay, topic }
+            RepublishSpec { engine: self.id.clone(), ranks: self.rank_count(), events, replay, topic }
         });
         if let Some(republish) = &republish {
             republish.check()?;
@@ -167,8 +170,8 @@ impl EngineConfig {
         if self.id.is_empty() || self.id.chars().any(|c| c.is_whitespace() || c.is_control()) {
             return wrong("id", "must be a word without spaces".to_owned());
         }
-        if self.ranks == 0 || self.ranks > MAX_RANKS {
-            return wrong("ranks", format!("must be 1 to {MAX_RANKS}, not {}", self.ranks));
+        if self.rank_count() == 0 || self.rank_count() > MAX_RANKS {
+            return wrong("ranks", format!("must be 1 to {MAX_RANKS}, not {}", self.rank_count()));
         }
         if self.block_size == Some(0) {
             return wrong("block_size", "must not be 0".to_owned());
@@ -199,10 +202,19 @@ impl EngineConfig {
         })
     }
 
+    /// Ranks as far as they are configured.
+    fn rank_count(&self) -> u32 {
+        self.ranks.unwrap_or(1)
+    }
+
     /// How the events come, and where each rank is.
     fn source(&self) -> Result<(Feed, Vec<RankSpec>), EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
-        let shared = |address: &str| (0..self.ranks).map(|rank| RankSpec::shared(rank, address)).collect();
+        let shared =
+            |address: &str| (0..self.rank_count()).map(|rank| RankSpec::shared(rank, address)).collect();
+        if self.is_asked() {
+            return self.asked();
+        }
         if let Some((key, url)) = self.subscribed_to() {
             let grpc = self.subscription(key, &url)?;
             return Ok((Feed::Subscribed(grpc), shared(&url)));
@@ -220,7 +232,11 @@ impl EngineConfig {
             (Some(events), ..) => events,
             (None, EngineKind::Trtllm, Some(http)) => http,
             (None, ..) => {
-                return wrong("events", format!("is missing, and an engine of kind {} needs it", self.kind));
+                let kind = self.kind;
+                return wrong(
+                    "events",
+                    format!("is missing, and an engine of kind {kind} needs it, or http"),
+                );
             }
         };
         if events.starts_with("http://") {
@@ -243,7 +259,7 @@ impl EngineConfig {
             Some(address) => Events::Bind(address.to_owned()),
             None => Events::Connect(events.clone()),
         };
-        Ok((Feed::Published, RankSpec::at_ports(&events, self.replay.as_deref(), self.ranks)?))
+        Ok((Feed::Published, RankSpec::at_ports(&events, self.replay.as_deref(), self.rank_count())?))
     }
 
     /// The server that events are subscribed to, if they are, and the key that names it.
@@ -293,7 +309,7 @@ impl EngineConfig {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         let Some(address) = self.front else {
             let subscribed = self.subscribed_to();
-            if self.grpc.is_some() && !matches!(subscribed, Some(("grpc", _))) {
+            if self.grpc.is_some() && !matches!(subscribed, Some(("grpc", _))) && !self.is_asked() {
                 return wrong("grpc", "is used by front alone; give front an address too".to_owned());
             }
             if self.grpc_ca.is_some() && !subscribed.is_some_and(|(_, url)| url.starts_with("https://")) {

@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use crate::front::FrontCounters;
 
 use super::index_metrics::Indexes;
+use super::source_metrics::Sources;
 use super::status::{STANDINGS, TRUSTS, counters, rejected};
 
 #[derive(Debug)]
@@ -35,6 +36,7 @@ pub(super) fn page(plane: &Plane, fronts: &[(String, Arc<FrontCounters>)]) -> Re
     let rows = engines.iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Streams(rows.collect())));
+    registry.register_collector(Box::new(Sources::of(&engines)));
     registry.register_collector(Box::new(Fronts(fronts.to_vec())));
     let (stats, refused) = (plane.catalog().stats(), plane.catalog().refused());
     registry.register_collector(Box::new(Indexes { stats, refused }));

@@ -9,6 +9,7 @@ mod peer_query;
 mod query;
 mod recover;
 mod short_numbers;
+mod source_metrics;
 mod status;
 
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::error::ApiError;
+use crate::publishers::Publishers;
 use crate::service::Shared;
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
@@ -59,7 +61,9 @@ async fn readyz(State(shared): State<Arc<Shared>>, Query(query): Query<ReadyQuer
     let strict = query.strict.is_some_and(|value| value == "1" || value == "true");
     let verdict = shared.readiness.check(&shared.plane, strict);
     let code = if verdict.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, Json(json!({"ready": verdict.ready, "reasons": verdict.reasons}))).into_response()
+    let publishers = Publishers::of(&shared.plane);
+    let body = json!({"ready": verdict.ready, "reasons": verdict.reasons, "publishers": publishers});
+    (code, Json(body)).into_response()
 }
 
 async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, ApiError> {

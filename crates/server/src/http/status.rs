@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_core::{Continuity, Tier, Trust};
-use kvplane_ingest::{Engine, Plane, RankSpec, Stream, StreamStatus};
+use kvplane_ingest::{Engine, Events, Plane, RankSpec, Stream, StreamStatus};
 use serde::Serialize;
 
 /// Everything, at one moment per stream.
@@ -29,6 +29,8 @@ struct RankStatus {
     since_ms: Option<u64>,
     /// All reasons, oldest first.
     reasons: Vec<ReasonSince>,
+    /// What keeps the source from being heard.
+    trouble: Option<&'static str>,
     /// Why the index knows less of the stream than its journal does.
     index_reason: Option<&'static str>,
     epoch: u64,
@@ -71,6 +73,8 @@ struct CounterStatus {
     #[serde(flatten)]
     plain: BTreeMap<&'static str, u64>,
     rejected: BTreeMap<String, u64>,
+    /// How often each kind of trouble began.
+    troubles: BTreeMap<&'static str, u64>,
 }
 
 pub(super) fn plane(plane: &Plane) -> PlaneStatus {
@@ -101,6 +105,7 @@ fn rank(stream: &Stream) -> RankStatus {
             .iter()
             .map(|d| ReasonSince { reason: d.reason.as_str(), since_ms: d.since_ms })
             .collect(),
+        trouble: status.trouble,
         index_reason: status.index_lacking.map(kvplane_core::Reason::as_str),
         epoch: status.epoch.as_u64(),
         last_sequence: status.engine_sequence,
@@ -119,6 +124,7 @@ fn rank(stream: &Stream) -> RankStatus {
         counters: CounterStatus {
             plain: counters(&status).into_iter().collect(),
             rejected: rejected(&status),
+            troubles: status.troubles.iter().copied().collect(),
         },
     }
 }
@@ -173,7 +179,8 @@ pub(super) const TRUSTS: [Trust; 4] = Trust::ALL;
 pub(super) fn described(engine: &Engine) -> serde_json::Value {
     let spec = &engine.spec;
     let ranks = spec.ranks.iter().map(|RankSpec { rank, events, replay }| {
-        serde_json::json!({"rank": rank, "events": events.to_string(), "replay": replay})
+        let events = (*events != Events::Awaited).then(|| events.to_string());
+        serde_json::json!({"rank": rank, "events": events, "replay": replay})
     });
     serde_json::json!({
         "id": spec.id.as_str(),

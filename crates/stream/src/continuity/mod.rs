@@ -163,6 +163,11 @@ impl Continuity {
         self.last.map(|last| last.sequence)
     }
 
+    /// Whether there is a replay socket to ask, from the next question on.
+    pub fn offer_replay(&mut self, offered: bool) {
+        self.options.replay = offered;
+    }
+
     /// The next thing to do. Call until it says `None` after every input.
     pub fn poll(&mut self) -> Option<Action> {
         self.out.pop_front()

@@ -537,7 +537,7 @@ impl Journal {
             let restores = self.trust.level() != kvplane_core::Trust::Exact;
             self.other_tiers_unknown = restores && scope == ClearScope::Device;
             if restores {
-                self.trust.restore();
+                self.restore_trust();
                 self.trust_changed = true;
                 self.known_from = Some(engine_sequence);
             }

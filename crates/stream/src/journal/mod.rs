@@ -1,6 +1,7 @@
 //! A stream's recent batches plus its live state: replays a range, or cuts a snapshot at its current number.
 
 mod apply;
+mod described;
 mod levels;
 mod page_hash;
 mod snapshot;
@@ -240,6 +241,8 @@ pub struct Journal {
     /// Most stores have the same: shared.
     last_attributes: Arc<Attributes>,
     learned_block_size: Option<u32>,
+    /// Since when the engine's own word contradicts the configured block size.
+    misdescribed_since_ms: Option<u64>,
     /// The engine's usable device blocks, where it says so.
     capacity: Option<u64>,
     page_hashes: PageHashes,
@@ -283,6 +286,7 @@ impl Journal {
             engine_sequence: None,
             last_attributes: Arc::default(),
             learned_block_size: None,
+            misdescribed_since_ms: None,
             capacity: None,
             page_hashes: PageHashes::default(),
             main_window: None,
@@ -452,7 +456,7 @@ impl Journal {
         self.epoch = Epoch::mint(now.unix_ms, Some(self.epoch), self.window.highest());
         self.window.restart(self.epoch);
         self.replace_state();
-        self.trust.restore();
+        self.restore_trust();
         self.trust.degrade(if cause.proven() { Reason::Unheard } else { Reason::Unproven }, now.unix_ms);
         self.known_from = None;
         self.known_from_next = false;
@@ -470,7 +474,7 @@ impl Journal {
     /// The publisher's life is known from its first batch on.
     pub fn heard_from_start(&mut self) {
         self.known_from = Some(0);
-        self.trust.restore();
+        self.restore_trust();
         self.note_trust_change();
     }
 
@@ -570,7 +574,7 @@ impl Journal {
             && !self.state.has_other_tiers()
             && self.state.copies_in(Tier::Device) == capacity
         {
-            self.trust.restore();
+            self.restore_trust();
             self.trust_changed = true;
         }
     }

@@ -141,6 +141,13 @@ impl Recorder {
         std::mem::take(&mut self.happenings)
     }
 
+    /// The engine says that its blocks have so many tokens. True if that contradicts the configured number, and did not before.
+    pub fn describe_block_size(&mut self, block_size: u32, now: Now) -> bool {
+        let news = self.journal.describe_block_size(block_size, now);
+        self.settle(now);
+        news
+    }
+
     /// Time passed.
     pub fn tick(&mut self, now: Now) {
         self.follower.tick(now);

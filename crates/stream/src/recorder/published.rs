@@ -46,6 +46,13 @@ impl Recorder {
         self.published(now, |continuity| continuity.hint(now, id, start_time_ms));
     }
 
+    /// Whether there is a replay socket to ask. Takes effect with the next question.
+    pub fn offer_replay(&mut self, offered: bool) {
+        if let Follower::Published(continuity) = &mut self.follower {
+            continuity.offer_replay(offered);
+        }
+    }
+
     fn published(&mut self, now: Now, input: impl FnOnce(&mut Continuity)) {
         if let Follower::Published(continuity) = &mut self.follower {
             input(continuity);

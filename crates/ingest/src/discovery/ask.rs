@@ -1,0 +1,77 @@
+//! Asking, with every limit that an answer must keep to.
+
+use std::time::Duration;
+
+use http::{StatusCode, Uri};
+use kvplane_core::EngineKind;
+use serde_json::Value;
+
+use super::{Description, Refusal, bad, sglang, vllm};
+use crate::http_client::{HttpClient, NoAnswer};
+use crate::spec::DiscoverySpec;
+
+/// `SGLang` says everything about itself in one answer: some hundred kilobytes. What is larger is not one.
+const MAX_ANSWER: usize = 4 << 20;
+/// `SGLang` asks its schedulers before it answers.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// What an answer of some kind of engine means.
+type Parse = fn(&Value) -> Result<Description, Refusal>;
+
+/// Asks one engine. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Asker {
+    kind: EngineKind,
+    spec: DiscoverySpec,
+    client: HttpClient,
+}
+
+impl Asker {
+    pub(crate) fn new(kind: EngineKind, spec: DiscoverySpec, client: HttpClient) -> Self {
+        Self { kind, spec, client }
+    }
+
+    /// What is asked for, and what the operator said.
+    pub(super) fn spec(&self) -> &DiscoverySpec {
+        &self.spec
+    }
+
+    /// The engine's host, as the operator wrote it. It stands for the wildcards in what the engine says.
+    pub(super) fn host(&self) -> String {
+        let url = self.spec.http.as_ref().or(self.spec.grpc.as_ref());
+        let url = url.and_then(|url| url.parse::<Uri>().ok());
+        url.as_ref().and_then(Uri::host).unwrap_or("127.0.0.1").to_owned()
+    }
+
+    /// What the engine says.
+    pub(super) async fn ask(&self) -> Result<Description, Refusal> {
+        match &self.spec.http {
+            Some(base) => self.ask_http(base).await,
+            None => Err(Refusal::NoSources("there is nobody to ask")),
+        }
+    }
+
+    async fn ask_http(&self, base: &str) -> Result<Description, Refusal> {
+        let (paths, parse): (&[&str], Parse) = match self.kind {
+            EngineKind::Vllm => (&[vllm::PATH], vllm::parse),
+            EngineKind::Sglang => (&sglang::PATHS, sglang::parse),
+            EngineKind::Tokenspeed => (&sglang::TOKENSPEED_PATHS, sglang::parse_tokenspeed),
+            _ => return Err(Refusal::NoSources("engines of this kind cannot be asked")),
+        };
+        for path in paths {
+            let (status, body) = match self.client.get(base, path, MAX_ANSWER, DEADLINE).await {
+                Ok(answer) => answer,
+                Err(error @ NoAnswer::Body) => return bad(format!("{path}: {error}")),
+                Err(error) => return Err(Refusal::Silent(format!("{path}: {error}"))),
+            };
+            match status {
+                StatusCode::OK => {}
+                StatusCode::NOT_FOUND => continue,
+                status => return bad(format!("{path} answers {}", status.as_u16())),
+            }
+            let Ok(answer) = serde_json::from_slice(&body) else { return bad(format!("{path} is not JSON")) };
+            return parse(&answer);
+        }
+        Err(Refusal::NoSources("the engine has no page that tells (404): an older one, or of another kind"))
+    }
+}
