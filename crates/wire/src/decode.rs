@@ -22,7 +22,7 @@ mod multimodal;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use crate::event::{Batch, DecodeError, Event, ExtraKey, RejectReason, Rejected, RejectedKind};
 use crate::field::{Field, Kind};
@@ -30,7 +30,7 @@ use crate::hash::Hash;
 use crate::msgpack::{Fault, Reader};
 use crate::{smg, trtllm};
 
-use self::draft::Draft;
+use self::draft::{Draft, usual_store};
 use self::multimodal::Text;
 
 /// Entries that a buffer keeps between batches; more than any batch of an engine step needs.
@@ -42,6 +42,9 @@ pub(crate) const FREE_EVENTS: usize = 4096;
 /// Beyond those, a message must have this many bytes per event. The shortest real one has fifteen, so only
 /// a message made to fill memory is refused.
 pub(crate) const BYTES_PER_EVENT: usize = 8;
+
+/// How many fields a store has by position where the short way is tried first: up to the medium.
+const USUAL_FIELDS: RangeInclusive<usize> = 4..=6;
 
 /// How a payload is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -240,11 +243,10 @@ impl<'f> Parts<'f> {
                 return Err(DecodeError::NotABatch);
             }
             let levels = sink.levels();
-            let event = self.event(reader, sink).inspect_err(|_| sink.roll_back(levels))?;
-            if matches!(event, Event::Rejected(_) | Event::Unknown { .. }) {
+            self.event(reader, sink).inspect_err(|_| sink.roll_back(levels))?;
+            if matches!(self.events.last(), Some(Event::Rejected(_) | Event::Unknown { .. })) {
                 sink.roll_back(levels);
             }
-            self.events.push(event);
         }
         if elements > 2 && !reader.take_nil() {
             self.rank = Some(reader.integer()?.as_i64().ok_or(DecodeError::NotABatch)?);
@@ -256,32 +258,40 @@ impl<'f> Parts<'f> {
         if reader.rest().is_empty() { Ok(()) } else { Err(DecodeError::TrailingBytes) }
     }
 
-    fn event(&mut self, reader: &mut Reader<'f>, sink: &mut Sink<'_, 'f>) -> Result<Event<'f>, DecodeError> {
+    /// Reads one event and adds it to the others.
+    fn event(&mut self, reader: &mut Reader<'f>, sink: &mut Sink<'_, 'f>) -> Result<(), DecodeError> {
         match reader.peek()? {
             0x90..=0x9f | 0xdc | 0xdd => self.by_position(reader, sink),
             0x80..=0x8f | 0xde | 0xdf => self.by_name(reader, sink),
             _ => {
                 reader.skip_value()?;
-                Ok(no_kind())
+                self.events.push(no_kind());
+                Ok(())
             }
         }
     }
 
-    fn by_position(
-        &mut self,
-        reader: &mut Reader<'f>,
-        sink: &mut Sink<'_, 'f>,
-    ) -> Result<Event<'f>, DecodeError> {
+    fn by_position(&mut self, reader: &mut Reader<'f>, sink: &mut Sink<'_, 'f>) -> Result<(), DecodeError> {
         let length = reader.array_len()?;
-        let Some(fields) = length.checked_sub(1) else { return Ok(no_kind()) };
-        let Some(tag) = text_or_skip(reader)? else {
-            reader.skip_values(fields)?;
-            return Ok(no_kind());
+        let Some(fields) = length.checked_sub(1) else {
+            self.events.push(no_kind());
+            return Ok(());
         };
-        let Some(kind) = Kind::of(tag) else {
+        let tag = text_or_skip(reader)?;
+        let Some(kind) = tag.and_then(Kind::of) else {
             reader.skip_values(fields)?;
-            return Ok(unknown_kind(tag));
+            self.events.push(tag.map_or_else(no_kind, unknown_kind));
+            return Ok(());
         };
+        if kind == Kind::Stored && USUAL_FIELDS.contains(&fields) {
+            let (start, levels) = (*reader, sink.levels());
+            if let Some(stored) = usual_store(reader, fields, sink) {
+                self.events.push(Event::Stored(stored));
+                return Ok(());
+            }
+            *reader = start;
+            sink.roll_back(levels);
+        }
         let mut draft = Draft::default();
         let known = kind.positions();
         for field in known.iter().take(fields) {
@@ -291,14 +301,11 @@ impl<'f> Parts<'f> {
             reader.skip_value()?;
             draft.pass_over();
         }
-        Ok(self.finish(draft, kind, sink))
+        self.finish(draft, kind, sink);
+        Ok(())
     }
 
-    fn by_name(
-        &mut self,
-        reader: &mut Reader<'f>,
-        sink: &mut Sink<'_, 'f>,
-    ) -> Result<Event<'f>, DecodeError> {
+    fn by_name(&mut self, reader: &mut Reader<'f>, sink: &mut Sink<'_, 'f>) -> Result<(), DecodeError> {
         let mut draft = Draft::default();
         let mut tag = None;
         for _ in 0..reader.map_len()? {
@@ -312,18 +319,17 @@ impl<'f> Parts<'f> {
                 draft.pass_over();
             }
         }
-        let Some(tag) = tag else { return Ok(no_kind()) };
-        let Some(kind) = Kind::of(tag) else { return Ok(unknown_kind(tag)) };
-        Ok(self.finish(draft, kind, sink))
+        match tag.and_then(Kind::of) {
+            Some(kind) => self.finish(draft, kind, sink),
+            None => self.events.push(tag.map_or_else(no_kind, unknown_kind)),
+        }
+        Ok(())
     }
 
-    fn finish(&mut self, draft: Draft<'f>, kind: Kind, sink: &mut Sink<'_, 'f>) -> Event<'f> {
-        match draft.finish(kind, sink) {
-            Ok((event, unknown)) => {
-                self.unknown_fields = self.unknown_fields.saturating_add(unknown);
-                event
-            }
-            Err(reason) => Event::Rejected(Rejected { kind: kind.rejected(), reason }),
+    fn finish(&mut self, draft: Draft<'f>, kind: Kind, sink: &mut Sink<'_, 'f>) {
+        match draft.finish(kind, sink, &mut self.events) {
+            Ok(unknown) => self.unknown_fields = self.unknown_fields.saturating_add(unknown),
+            Err(reason) => self.events.push(Event::Rejected(Rejected { kind: kind.rejected(), reason })),
         }
     }
 }

@@ -19,6 +19,8 @@ pub(super) struct Draft<'f> {
     /// Where the texts among its tokens lie.
     texts: Range<usize>,
     seen: u32,
+    /// Which fields have a fault.
+    faulty: u32,
     faults: [Option<RejectReason>; Field::COUNT],
     unknown: u32,
 }
@@ -44,16 +46,17 @@ impl<'f> Draft<'f> {
     ) -> Result<(), DecodeError> {
         let start = reader.position();
         self.seen |= field.bit();
-        self.faults[field as usize] = match self.assign(field, reader, sink) {
-            Ok(()) => None,
-            Err(Trouble::Broken(error)) => return Err(error),
+        self.faulty &= !field.bit();
+        match self.assign(field, reader, sink) {
+            Ok(()) => Ok(()),
+            Err(Trouble::Broken(error)) => Err(error),
             Err(Trouble::Unfit(reason)) => {
+                self.faulty |= field.bit();
+                self.faults[field as usize] = Some(reason);
                 reader.seek(start);
-                reader.skip_value()?;
-                Some(reason)
+                Ok(reader.skip_value()?)
             }
-        };
-        Ok(())
+        }
     }
 
     /// Counts a field that is not known.
@@ -61,43 +64,43 @@ impl<'f> Draft<'f> {
         self.unknown = self.unknown.saturating_add(1);
     }
 
-    /// The event, and how many fields of it were not known.
+    /// Adds the event to `events`; how many fields of it were not known.
+    ///
+    /// An event is large beside the few bytes that most of them were, so it is moved once: to where it stays.
     pub(super) fn finish(
-        self,
+        mut self,
         kind: Kind,
         sink: &mut Sink<'_, 'f>,
-    ) -> Result<(Event<'f>, u32), RejectReason> {
+        events: &mut Vec<Event<'f>>,
+    ) -> Result<u32, RejectReason> {
         if kind.required() & !self.seen != 0 {
             return Err(RejectReason::MissingField);
         }
-        let foreign = self.seen & !kind.known();
-        let faults = self.faults.iter().enumerate();
-        let own_fault =
-            faults.filter(|(index, _)| kind.known() & (1 << index) != 0).find_map(|(_, fault)| *fault);
-        if let Some(reason) = own_fault {
-            return Err(reason);
+        let faulty = self.faulty & kind.known();
+        if faulty != 0 {
+            let first = self.faults[faulty.trailing_zeros() as usize];
+            return Err(first.unwrap_or(RejectReason::BadType));
         }
-        let unknown = self.unknown.saturating_add(foreign.count_ones());
-        let mut stored = self.stored;
-        let event = match kind {
+        let foreign = self.seen & !kind.known();
+        match kind {
             Kind::Stored => {
-                check_store(&stored, sink)?;
+                check_store(&self.stored, sink)?;
                 if self.items.is_some() || !self.texts.is_empty() {
-                    add_keys(&mut stored, self.items, self.texts, sink)?;
+                    add_keys(&mut self.stored, self.items, self.texts, sink)?;
                 }
-                Event::Stored(stored)
+                events.push(Event::Stored(self.stored));
             }
-            Kind::Removed => Event::Removed(Removed {
-                hashes: stored.hashes,
-                medium: stored.medium,
+            Kind::Removed => events.push(Event::Removed(Removed {
+                hashes: self.stored.hashes,
+                medium: self.stored.medium,
                 anywhere: false,
-                group: stored.group,
-                locality: stored.locality,
-                ownership: stored.ownership,
-            }),
-            Kind::Cleared => Event::Cleared { ownership: stored.ownership },
-        };
-        Ok((event, unknown))
+                group: self.stored.group,
+                locality: self.stored.locality,
+                ownership: self.stored.ownership,
+            })),
+            Kind::Cleared => events.push(Event::Cleared { ownership: self.stored.ownership }),
+        }
+        Ok(self.unknown.saturating_add(foreign.count_ones()))
     }
 
     fn assign(
@@ -155,6 +158,30 @@ impl<'f> Draft<'f> {
         }
         Ok(())
     }
+}
+
+/// A store with no more than six fields by position, each of its usual type and for each hash its tokens: what
+/// `TokenSpeed` and `SGLang` without a salt send. `SGLang` did so page by page for long, which is why the way
+/// here is short. `None` for anything else, with some of it read.
+pub(super) fn usual_store<'f>(
+    reader: &mut Reader<'f>,
+    fields: usize,
+    sink: &mut Sink<'_, 'f>,
+) -> Option<Stored<'f>> {
+    let hashes = hashes(reader, sink.scratch).ok()?;
+    let parent = if reader.take_nil() { None } else { Some(hash(reader, &mut sink.scratch.digests).ok()?) };
+    let (tokens, bigrams, texts) = tokens(reader, sink).ok()?;
+    let block_size = block_size(reader).ok()?;
+    if fields > 4 && !reader.take_nil() {
+        return None;
+    }
+    let medium = if fields > 5 { optional_text(reader).ok()? } else { None };
+    let positions = if bigrams { tokens.len() / 2 } else { tokens.len() };
+    let is_dense = block_size > 0 && hashes.len() * block_size as usize == positions;
+    if !is_dense || !texts.is_empty() {
+        return None;
+    }
+    Some(Stored { hashes, tokens, bigrams, parent, block_size, medium, ..Stored::default() })
 }
 
 /// Whether a store's parts go together.
@@ -220,12 +247,7 @@ fn tokens<'f>(
     let start = out.len();
     let bad_token = |fault| unfit(fault, RejectReason::BadToken);
     if count > 0 && matches!(reader.peek()?, 0x90..=0x9f | 0xdc | 0xdd) {
-        for _ in 0..count {
-            if reader.array_len().map_err(bad_token)? != 2 {
-                return Err(Trouble::Unfit(RejectReason::BadToken));
-            }
-            reader.u32s(2, out).map_err(bad_token)?;
-        }
+        reader.u32_pairs(count, out).map_err(bad_token)?;
         return Ok((start..out.len(), true, 0..0));
     }
     let first = reader.position();
