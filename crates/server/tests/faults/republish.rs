@@ -1,12 +1,15 @@
 //! The republisher, heard by another kvplane: it joins late, survives what its source survives, and ends equal.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind, Trust};
-use kvplane_ingest::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec};
+use kvplane_ingest::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream};
 use kvplane_server::{RepublishSpec, Republisher};
-use kvplane_sim::{Fault, Restart};
+use kvplane_sim::config::SglangOptions;
+use kvplane_sim::{CompletionOptions, Fault, Restart};
 use kvplane_stream::Duplicates;
+use kvplane_wire::Profile;
 
 use crate::rig::{DEADLINE, Engine, Rig, held};
 
@@ -121,4 +124,41 @@ async fn a_listener_from_below_the_window_gets_the_whole_state() {
     engine.work(3);
     rig.exact(0, &engine).await;
     chain.equal(&rig).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn salts_pairs_and_tiers_of_another_engine_reach_the_listener() {
+    for eagle in [false, true] {
+        let mut engine = Engine::start(|config| {
+            config.profile = Profile::Sglang0_5_22;
+            config.blocks = 48;
+            config.sglang = SglangOptions { host_pages: 96, eagle, ..SglangOptions::default() };
+        });
+        let rig = Rig::over(&[&engine]).await;
+        rig.exact(0, &engine).await;
+        let chain = Chain::after(&rig);
+        for turn in 0..30 {
+            let cache_salt = (turn % 3 == 0).then(|| "tenant".to_owned());
+            let next = engine.next_turn();
+            engine.run(&next, &CompletionOptions { cache_salt, ..CompletionOptions::default() });
+        }
+        rig.exact(0, &engine).await;
+        chain.equal(&rig).await;
+        let theirs = chain.second.streams().next().unwrap();
+        assert_eq!(
+            contents(&theirs).await,
+            contents(&rig.stream(0)).await,
+            "equal blocks, not only equal hashes"
+        );
+        assert!(engine.sim.reset_prefix_cache());
+        engine.work(1);
+        rig.exact(0, &engine).await;
+        chain.equal(&rig).await;
+    }
+}
+
+async fn contents(stream: &Stream) -> BTreeMap<u64, u64> {
+    let snapshot = stream.snapshot().await;
+    let blocks = snapshot.image.blocks.iter().filter(|block| !block.holdings.is_empty());
+    blocks.map(|block| (block.hash, block.attached_chain().unwrap().content)).collect()
 }

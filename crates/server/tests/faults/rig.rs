@@ -18,8 +18,8 @@ use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_server::{Fleet, Options, Service};
-use kvplane_sim::load::{LoadConfig, Workload};
-use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
+use kvplane_sim::load::{LoadConfig, Turn, Workload};
+use kvplane_sim::{CompletionOptions, CompletionResult, SimConfig, SimEngine, SimHandle};
 use kvplane_stream::Duplicates;
 use kvplane_wire::Profile;
 use serde_json::Value;
@@ -118,13 +118,23 @@ impl Engine {
     /// Runs so many requests.
     pub fn work(&mut self, requests: usize) {
         for _ in 0..requests {
-            let turn = self.load.next_turn();
-            let result =
-                self.sim.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default()).unwrap();
-            self.load.replied(turn.conversation, &result.output);
+            let turn = self.next_turn();
+            self.run(&turn, &CompletionOptions::default());
         }
+    }
+
+    /// The request that comes next.
+    pub fn next_turn(&mut self) -> Turn {
+        self.load.next_turn()
+    }
+
+    /// Runs a request.
+    pub fn run(&mut self, turn: &Turn, options: &CompletionOptions) -> CompletionResult {
+        let result = self.sim.complete(&turn.prompt, turn.max_tokens, options).unwrap();
+        self.load.replied(turn.conversation, &result.output);
         // Publishing is the publisher's thread's business; wait until it is done.
         self.sim.state();
+        result
     }
 
     /// `SGLang` speaks before anybody listens: it clears its cache when it starts. A flush says the same again.
@@ -246,14 +256,11 @@ impl Rig {
             .until(at, "caught up", |s| s.continuity == Continuity::Live && s.engine_sequence == last)
             .await;
         let ours = held(&self.stream(at)).await;
-        let truth: BTreeMap<u64, u64> = engine
-            .sim
-            .state()
-            .remove(0)
-            .blocks
-            .into_iter()
-            .map(|(hash, copies)| (hash, copies as u64))
-            .collect();
+        let state = engine.sim.state().remove(0);
+        let mut truth = BTreeMap::<u64, u64>::new();
+        for (hash, copies) in state.blocks.into_iter().chain(state.host_blocks) {
+            *truth.entry(hash).or_default() += copies as u64;
+        }
         match status.trust.level() {
             Trust::Exact => assert_eq!(ours, truth, "exact"),
             Trust::Lower => assert!(ours.keys().all(|hash| truth.contains_key(hash)), "phantoms"),
