@@ -9,12 +9,12 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms unit loom interop python-env bench bench-peers clean rust-tools compilers
+.PHONY: help demo test lint fmt clippy rooms docs unit loom interop python-env bench bench-peers clean rust-tools compilers
 
 help:
 	@echo "make demo    see it work: three simulated engines, faults, and what kvplane makes of them"
 	@echo "make test    everything that CI runs"
-	@echo "make lint    formatting, lints, and the direction of dependencies"
+	@echo "make lint    formatting, lints, the direction of dependencies, and where the documentation points"
 	@echo "make bench   measurements"
 	@echo "make bench-peers  the index beside its peers"
 	@echo "make clean   remove what was built"
@@ -26,7 +26,7 @@ demo: compilers
 
 test: lint unit loom interop
 
-lint: rust-tools compilers fmt clippy rooms
+lint: rust-tools compilers fmt clippy rooms docs
 
 fmt:
 	$(CARGO) fmt --all -- --check
@@ -36,6 +36,9 @@ clippy:
 
 rooms:
 	$(PYTHON) scripts/check-rooms.py
+
+docs:
+	$(PYTHON) scripts/check-docs.py
 
 unit: compilers
 	$(CARGO) test --workspace
