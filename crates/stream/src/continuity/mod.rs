@@ -16,6 +16,7 @@
 //! No engine announces a restart. The proof is always the same: ask the replay socket for the last batch we hold,
 //! **inclusive**, and compare digests. Asking from the next one would hide a restart that overtook us.
 
+mod beginning;
 mod hold;
 mod recovery;
 mod types;
@@ -78,6 +79,8 @@ pub struct Continuity {
     /// A complete replay had a hole after this sequence; a second one with the same hole means that it is lost.
     hole_after: Option<u64>,
     pending: Option<Pending>,
+    /// A batch that can only be the first of another life, while the ring has not said so.
+    beginning: Option<Held>,
     /// Orders arrivals and requests against each other.
     stamp: u64,
     next_id: u64,
@@ -135,6 +138,7 @@ impl Continuity {
             contradictions: 0,
             hole_after: None,
             pending: None,
+            beginning: None,
             stamp: 0,
             next_id: 0,
             hint: HintState::default(),
@@ -207,6 +211,7 @@ impl Continuity {
         self.hold.clear();
         self.request = None;
         self.pending = None;
+        self.beginning = None;
     }
 
     /// A live frame arrived.
@@ -454,6 +459,7 @@ impl Continuity {
         self.unresolved_since = None;
         self.down = false;
         self.pending = None;
+        self.beginning = None;
         if self.hint.current != HintAnswer::Awaited {
             self.hint.baseline = self.hint.current.value();
         }
@@ -472,6 +478,7 @@ impl Continuity {
         self.start_told = false;
         self.any_first = false;
         self.hole_after = None;
+        self.beginning = None;
         self.recent.clear();
         self.hint.baseline = self.hint.current.value();
     }

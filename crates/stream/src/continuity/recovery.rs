@@ -228,6 +228,8 @@ impl Continuity {
         } else if same_life {
             // The same life, but the hole stays.
             self.settle_hold(now, Reason::Gap);
+        } else if let Some(held) = self.beginning.take() {
+            self.restart(now, EpochCause::StartUpClear, Some((0, held)));
         } else if self.unresolved_since.is_some() {
             self.pending = Some(Pending::AwaitLive);
             self.try_without_replay(now);

@@ -1,6 +1,7 @@
 //! Inputs from a socket that engines publish on.
 
 use bytes::Bytes;
+use kvplane_wire::Event;
 
 use super::Recorder;
 use super::follower::Follower;
@@ -25,7 +26,11 @@ impl Recorder {
 
     /// A live frame arrived.
     pub fn live(&mut self, now: Now, sequence: u64, payload: Bytes) {
-        self.published(now, |continuity| continuity.live(now, sequence, payload));
+        if sequence == 0 && self.begins_with_a_clear(&payload) {
+            self.published(now, |continuity| continuity.began(now, payload));
+        } else {
+            self.published(now, |continuity| continuity.live(now, sequence, payload));
+        }
     }
 
     /// The replay socket sent a batch.
@@ -51,6 +56,13 @@ impl Recorder {
         if let Follower::Published(continuity) = &mut self.follower {
             continuity.offer_replay(offered);
         }
+    }
+
+    fn begins_with_a_clear(&mut self, payload: &[u8]) -> bool {
+        let batch = self.decoder.decode_as(self.dialect, payload);
+        batch.is_ok_and(|batch| {
+            batch.broken.is_none() && matches!(batch.events.first(), Some(Event::Cleared { ownership: None }))
+        })
     }
 
     fn published(&mut self, now: Now, input: impl FnOnce(&mut Continuity)) {

@@ -13,6 +13,8 @@ pub struct Engine {
     pub next_sequence: u64,
     pub ring: VecDeque<(u64, Bytes)>,
     ring_length: usize,
+    /// Every life begins by clearing the cache, as `SGLang`'s do.
+    clears_at_start: bool,
     clock: u64,
     pending: Vec<OwnedEvent>,
 }
@@ -33,9 +35,15 @@ impl Engine {
             next_sequence: 0,
             ring: VecDeque::new(),
             ring_length,
+            clears_at_start: false,
             clock: 0,
             pending: Vec::new(),
         }
+    }
+
+    /// An engine whose lives begin by clearing the cache.
+    pub fn clearing(ring_length: usize) -> Self {
+        Self { clears_at_start: true, pending: vec![OwnedEvent::Cleared], ..Self::new(ring_length) }
     }
 
     /// A new life: nothing held, sequence from 0. The clock goes on: timestamps never repeat.
@@ -44,6 +52,9 @@ impl Engine {
         self.next_sequence = 0;
         self.ring.clear();
         self.pending.clear();
+        if self.clears_at_start {
+            self.pending.push(OwnedEvent::Cleared);
+        }
     }
 
     /// A request of a conversation reaches `depth` blocks: what is missing from its prefix on is computed.

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use engine::{Engine, block_hash};
 use followers::{Replica, TransitionReader};
 use kvplane_core::{Continuity as Standing, Trust};
-use kvplane_stream::{Ask, JournalOptions, Now, Options, Recorder};
+use kvplane_stream::{Ask, EpochCause, Happening, JournalOptions, Now, Options, Recorder};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -80,6 +80,8 @@ struct World {
     has_hint: bool,
     replica: Replica,
     reader: TransitionReader,
+    /// Why each epoch began.
+    causes: Vec<EpochCause>,
 }
 
 impl World {
@@ -99,7 +101,14 @@ impl World {
             has_hint,
             replica: Replica::default(),
             reader: TransitionReader::default(),
+            causes: Vec::new(),
         }
+    }
+
+    /// The same with an engine whose lives begin by clearing the cache.
+    fn clearing(mut self, ring: usize) -> Self {
+        self.engine = Engine::clearing(ring);
+        self
     }
 
     fn collect(&mut self) {
@@ -110,7 +119,11 @@ impl World {
                 Ask::Resubscribe => unreachable!("sockets are not subscribed to"),
             }
         }
-        let _ = self.recorder.take_happenings();
+        for happening in self.recorder.take_happenings() {
+            if let Happening::Epoch(_, cause) = happening {
+                self.causes.push(cause);
+            }
+        }
     }
 
     fn wait(&mut self, ms: u64) {
@@ -306,8 +319,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_500, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn with_replay(ops in prop::collection::vec(op(), 0..120), ring in 1..40usize, window in 1..30usize) {
+    fn with_replay(
+        ops in prop::collection::vec(op(), 0..120), ring in 1..40usize, window in 1..30usize, clears_at_start: bool,
+    ) {
         let mut world = World::new(true, true, ring, window);
+        if clears_at_start {
+            world = world.clearing(ring);
+        }
         for op in ops {
             world.run(&op);
         }
@@ -315,8 +333,13 @@ proptest! {
     }
 
     #[test]
-    fn without_replay(ops in prop::collection::vec(op(), 0..120), has_hint: bool, window in 1..30usize) {
+    fn without_replay(
+        ops in prop::collection::vec(op(), 0..120), has_hint: bool, window in 1..30usize, clears_at_start: bool,
+    ) {
         let mut world = World::new(false, has_hint, 0, window);
+        if clears_at_start {
+            world = world.clearing(0);
+        }
         for op in ops {
             world.run(&op);
         }
@@ -342,6 +365,45 @@ fn a_restart_that_overtook_the_sequence_is_seen_and_equal_hashes_prove_nothing()
     assert_eq!(world.recorder.counters().restarts, 1);
     assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
     assert!(!world.engine.held.contains_key(&block_hash(0, 5)));
+}
+
+/// A life of a few batches, heard from its start; then another, whose first batch is heard. `answer` is what the replay
+/// socket does meanwhile.
+fn begun_again(has_replay: bool, answer: AnswerKind) -> World {
+    let mut world = World::new(has_replay, false, 100, 100).clearing(100);
+    world.run(&Op::Reconnect);
+    world.run(&Op::Answer(AnswerKind::Whole));
+    for depth in 1..5 {
+        world.run(&Op::Extend { conversation: 0, depth, second_copy: false });
+        world.run(&Op::Publish(Fate::Arrives));
+    }
+    world.run(&Op::Restart { publishes: 0 });
+    world.run(&Op::Reconnect);
+    world.run(&Op::Extend { conversation: 1, depth: 2, second_copy: false });
+    world.run(&Op::Publish(Fate::Arrives));
+    for _ in 0..10 {
+        world.run(&Op::Answer(answer));
+        world.run(&Op::Wait(1_100));
+    }
+    world
+}
+
+#[test]
+fn a_clear_under_the_first_number_proves_a_restart_also_if_nobody_can_be_asked() {
+    for (has_replay, answer) in [(false, AnswerKind::Whole), (true, AnswerKind::Silent)] {
+        let world = begun_again(has_replay, answer);
+        assert_eq!(world.causes, [EpochCause::StartUpClear], "replay: {has_replay}");
+        assert_eq!(world.recorder.standing(), Standing::Live);
+        assert_eq!(world.recorder.counters().restarts, 1);
+        assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
+    }
+}
+
+#[test]
+fn a_ring_that_answers_is_believed_before_the_clear() {
+    let world = begun_again(true, AnswerKind::Whole);
+    assert_eq!(world.causes, [EpochCause::RingBelowCursor]);
+    assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
 }
 
 #[test]
