@@ -28,7 +28,7 @@ ROOMS = {
         "kvplane-core", "kvplane-index", "kvplane-ingest", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto"},
-    "kvplane-sim": {"kvplane-core", "kvplane-socket", "kvplane-wire"},
+    "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-socket", "kvplane-wire"},
     "kvplane": "*",
 }
 

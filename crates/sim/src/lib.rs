@@ -5,7 +5,8 @@
 //! - [`engine`] runs requests on either, one cache and one publisher thread per rank ([`SimEngine`]);
 //! - [`fault`] is what can be made to go wrong, over HTTP or by a call;
 //! - [`load`] makes seeded conversations to run;
-//! - [`trtllm`] is an engine of its own: a `TensorRT-LLM` server whose events are drained over HTTP.
+//! - [`trtllm`] is an engine of its own: a `TensorRT-LLM` server whose events are drained over HTTP;
+//! - [`relay`] is another: a server whose events are subscribed to over gRPC.
 //!
 //! What the simulator says about itself ([`SimHandle::state`]) is the ground truth that tests compare
 //! with. It computes nothing: tokens are seeded noise and take no time unless asked to.
@@ -18,6 +19,7 @@ pub mod fault;
 pub mod load;
 pub mod pool;
 pub mod radix;
+pub mod relay;
 pub mod trtllm;
 
 mod history;
@@ -29,3 +31,4 @@ pub use config::{SglangOptions, SimConfig};
 pub use digest::HashForm;
 pub use engine::{CompletionOptions, CompletionResult, RankState, Running, SimEngine, SimError, SimHandle};
 pub use fault::{Fault, ReplayMode, Restart};
+pub use relay::{RelayConfig, RelayFault, RelayService, RelayStyle, SimRelay};

@@ -7,6 +7,7 @@ mod drain;
 mod frames;
 mod members;
 mod query;
+mod relay;
 mod replay;
 mod republish;
 mod rig;
