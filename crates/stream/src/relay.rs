@@ -28,6 +28,7 @@
 //! where there are several, nothing is proven over a reconnect.
 
 mod link;
+mod snapshot;
 mod types;
 
 use std::collections::VecDeque;
@@ -35,7 +36,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvplane_core::{Continuity as Standing, Reason};
-use kvplane_wire::smg::{Outline, SnapshotChunk};
+use kvplane_wire::smg::Outline;
 
 use crate::clock::Now;
 use crate::continuity::{Action, Counters, EpochCause, OnGap, Origin, Sequenced};
@@ -295,40 +296,6 @@ impl Relay {
         self.apply(batch);
     }
 
-    fn snapshot_part(&mut self, now: Now, chunk: SnapshotChunk, batch: Sequenced) {
-        let expected = match self.phase {
-            Phase::Snapshot { parts, of } => (parts, of, self.last.and_then(|last| last.checked_add(1))),
-            _ => (0, chunk.count, None),
-        };
-        let begins = chunk.index == 0 && chunk.count > 0;
-        let continues = expected == (chunk.index, chunk.count, Some(batch.sequence));
-        if !begins && !continues {
-            return self.start_over();
-        }
-        if begins {
-            self.void(EpochCause::SnapshotSent);
-        }
-        let (sequence, parts) = (batch.sequence, chunk.index + 1);
-        // What is said of the whole stands before its events, so that whatever is wrong with one of them is not forgotten.
-        if begins && chunk.unknown_before == 0 {
-            self.out.push_back(Action::HeardFromStart);
-        }
-        self.apply(batch);
-        // A number alone is no proof, and this batch will not be sent again.
-        self.recent.clear();
-        if begins && chunk.unknown_before > 0 {
-            // Behind the clear that a snapshot begins with: after a clear everything would be known.
-            self.out.push_back(Action::KnownFrom(sequence));
-        }
-        self.phase = if parts == chunk.count {
-            Phase::Following
-        } else {
-            // It takes its time, but it comes.
-            self.unsettled_since = Some(now.mono);
-            Phase::Snapshot { parts, of: chunk.count }
-        };
-    }
-
     fn begin(&mut self, batch: Sequenced) {
         let first = batch.sequence;
         self.out.push_back(if first == 0 { Action::HeardFromStart } else { Action::KnownFrom(first) });
@@ -370,13 +337,6 @@ impl Relay {
         self.recent.clear();
         self.gap_asked = false;
         self.out.push_back(Action::NewEpoch(cause));
-    }
-
-    /// Parts that are none, or do not go together.
-    fn start_over(&mut self) {
-        self.counters.refused += 1;
-        self.void(EpochCause::NothingToAsk);
-        self.ask_again();
     }
 
     fn ask_again(&mut self) {

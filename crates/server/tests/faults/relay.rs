@@ -1,6 +1,8 @@
 //! Rows of the fault matrix for servers of relayed events, over real gRPC.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Trust};
@@ -11,6 +13,12 @@ use kvplane_server::Fleet;
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{Fault, RelayConfig, RelayFault, RelayService, RelayStyle, Restart, SimRelay};
 use kvplane_stream::Duplicates;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tonic::Code;
 
 use crate::rig::{Engine, Rig, held};
@@ -373,17 +381,90 @@ async fn a_plane_over_a_plane() {
     agree(&far, &near).await;
 }
 
+/// Stands before a server with a certificate for `localhost`, of an authority in the file that is returned.
+async fn behind_tls(server: SocketAddr) -> (u16, PathBuf) {
+    let mut params = CertificateParams::new(vec![]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let certificate =
+        CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let path = std::env::temp_dir().join(format!("kvplane-relay-{}.pem", std::process::id()));
+    std::fs::write(&path, issuer.pem()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(mut client) = acceptor.accept(socket).await else { return };
+                let mut server = TcpStream::connect(server).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    (port, path)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_behind_tls_is_followed_if_its_authority_is_known() {
+    let mut server = Server::plain();
+    server.work(2);
+    let (port, ca) = behind_tls(server.sim.address()).await;
+    let rig = Rig::of_specs(Vec::new(), PlaneOptions::default()).await;
+    let events = format!("grpcs://localhost:{port}");
+    let stranger = serde_json::json!({"id": "stranger", "kind": "grpc", "events": events});
+    let known = serde_json::json!({"id": "e0", "kind": "grpc", "events": events, "grpc_ca": ca});
+    add(&rig.fleet, known).await.unwrap();
+    add(&rig.fleet, stranger).await.unwrap();
+    std::fs::remove_file(ca).unwrap();
+    whole(&rig, &server, 0).await;
+    rig.until(1, "refused", |status| status.trouble == Some("unreachable")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_front_of_a_server_answers_under_the_service_that_it_has() {
+    let mut server = Server::start(|config| config.service = RelayService::Tokenspeed);
+    server.work(3);
+    let rig = Rig::of_specs(Vec::new(), PlaneOptions::default()).await;
+    let front = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let description = serde_json::json!({
+        "id": "e0", "kind": "grpc", "service": "tokenspeed", "grpc": format!("http://{}", server.sim.address()), "front": front,
+    });
+    add(&rig.fleet, description).await.unwrap();
+    whole(&rig, &server, 0).await;
+    // A second plane takes it for what it stands before.
+    let mut far = spec(front);
+    let service = EngineKind::Tokenspeed.grpc_service().unwrap();
+    far.feed =
+        Feed::Subscribed(GrpcSpec { url: format!("http://{front}"), ca: None, services: vec![service] });
+    let far = Rig::of_specs(vec![far], PlaneOptions::default()).await;
+    let blocks = server.sim.held(0).len() as u64;
+    far.until(0, "told", |status| status.blocks.iter().sum::<u64>() == blocks).await;
+}
+
+/// Adds an engine by its description.
+async fn add(fleet: &Fleet, description: serde_json::Value) -> Result<(), String> {
+    let config: kvplane_server::EngineConfig = serde_json::from_value(description).unwrap();
+    let plan = config.plan().map_err(|error| error.to_string())?;
+    fleet.add(vec![plan], Origin::Api).await.map_err(|error| error.to_string())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_come_and_go_by_their_description() {
     let mut server = Server::plain();
     server.work(2);
     let rig = Rig::of_specs(Vec::new(), PlaneOptions::default()).await;
     let address = server.sim.address();
-    let add = async |fleet: &Fleet, description: serde_json::Value| {
-        let config: kvplane_server::EngineConfig = serde_json::from_value(description).unwrap();
-        let plan = config.plan().map_err(|error| error.to_string())?;
-        fleet.add(vec![plan], Origin::Api).await.map_err(|error| error.to_string())
-    };
     let by = |keys: serde_json::Value| {
         let mut description = serde_json::json!({"id": "e0", "kind": "grpc"});
         description.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
