@@ -94,7 +94,7 @@ def plane(binary):
 
 
 def flag(engine, at=0, **options):
-    """--engine for a Python engine or a simulator."""
+    """--engine for a Python engine, a release's own publisher or a simulator."""
     options.setdefault("id", f"e{at}")
     if isinstance(engine, Sim):
         options.setdefault("ranks", 1)
@@ -106,7 +106,7 @@ def flag(engine, at=0, **options):
     if replay and replay != "off":
         options.setdefault("replay", replay)
     more = "".join(f",{key}={value}" for key, value in options.items() if value is not None)
-    return f"vllm={events}{more}"
+    return f"{getattr(engine, 'software', 'vllm')}={events}{more}"
 
 
 @pytest.fixture
