@@ -1,7 +1,7 @@
 //! What one core pays per block of 16 tokens: decoding alone, and decoding with content hashes, for the wire
 //! shape of every engine release.
 //!
-//! `cargo run --release -p kvplane-wire --example decode_bench`
+//! `cargo run --release -p kvplane-wire --example decode_bench`, or with the names of some profiles behind `--`
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -31,7 +31,10 @@ fn main() {
         "{:<17} {:<8} {:>6} {:>11} {:>16} {:>14}",
         "profile", "ids", "events", "ns/block", "ns/block, hashed", "events/s"
     );
-    for profile in Profile::ALL {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let is_wanted =
+        |profile: &Profile| wanted.is_empty() || wanted.iter().any(|name| name == profile.as_str());
+    for profile in Profile::ALL.into_iter().filter(is_wanted) {
         for (name, ids) in [("skewed", Ids::Skewed), ("uniform", Ids::Uniform), ("bigrams", Ids::Bigrams)] {
             if ids == Ids::Bigrams && profile.engine() != EngineKind::Sglang {
                 continue;

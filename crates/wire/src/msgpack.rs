@@ -4,6 +4,7 @@
 //! The reader never recurses and never allocates by a length that it was told. A length is only a number
 //! of values still to come, and each of them needs at least one byte.
 
+mod ids;
 mod reader;
 mod writer;
 
