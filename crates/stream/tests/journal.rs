@@ -441,3 +441,36 @@ fn two_blocks_with_one_hash_go_together_where_a_block_is_held_once() {
     rig.apply(&[remove(&[hash])]);
     assert_eq!(rig.device(), BTreeMap::new());
 }
+
+/// What is known of the block is its hash alone.
+fn placeholder(list: &[u64]) -> OwnedEvent {
+    OwnedEvent::Stored(OwnedStored { token_ids: Vec::new(), block_size: 0, ..stored(list, None) })
+}
+
+#[test]
+fn a_block_without_tokens_that_is_gone_within_its_batch_is_not_looked_at_again() {
+    for gone in [OwnedEvent::Cleared, remove(&[9])] {
+        let mut rig = Rig::new();
+        rig.apply(&[store(&[1, 2], None)]);
+        rig.apply(&[placeholder(&[9]), gone]);
+        assert!(!rig.journal.untranslatable(), "nothing is held that cannot be told");
+    }
+}
+
+#[test]
+fn a_block_whose_tokens_come_later_is_told_once_wherever_it_is() {
+    let mut rig = Rig::new();
+    let on_host = OwnedStored { medium: Some("CPU".into()), ..stored(&[1], None) };
+    let on_host = OwnedStored { token_ids: Vec::new(), block_size: 0, ..on_host };
+    rig.apply(&[placeholder(&[1]), OwnedEvent::Stored(on_host)]);
+    let entry = rig.apply(&[store(&[1], None)]);
+    let told: Vec<_> = entry
+        .transitions
+        .iter()
+        .map(|transition| match transition {
+            Transition::Stored { tier, blocks, .. } => (*tier, blocks[0].hash),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(told, [(Tier::Device, 1), (Tier::Host, 1)]);
+}

@@ -32,8 +32,8 @@ pub(super) struct Effects {
     ambiguous: bool,
     /// A second block with a hash that is held.
     shared_hash: bool,
-    /// Device blocks of the main group that came without their tokens.
-    unresolved: Vec<SlotId>,
+    /// Hashes of device blocks of the main group that came without their tokens.
+    unresolved: Vec<u64>,
 }
 
 /// One block of a store.
@@ -97,11 +97,15 @@ impl Journal {
         if effects.shared_hash {
             self.degrade(Reason::SharedHash, now);
         }
-        // A later store of the same batch may have told what they are.
-        self.untranslatable |=
-            effects.unresolved.iter().any(|&slot| self.state.attached_chain(slot).is_none());
+        self.untranslatable |= effects.unresolved.iter().any(|&hash| self.is_untold(hash));
         self.check_capacity();
         self.push(Some(engine_sequence), batch.timestamp, effects.changes, effects.transitions);
+    }
+
+    /// Whether a block without tokens is still one at the end of its batch, which may have told what it is, or removed it.
+    fn is_untold(&self, hash: u64) -> bool {
+        let slot = self.state.find(hash).filter(|&slot| self.state.attached_chain(slot).is_none());
+        slot.is_some_and(|slot| self.state.held_where(slot, Place::proves_ancestors))
     }
 
     /// Where a block is held once, a second store is another block, and a removal may mean either: neither counts after it.
@@ -199,6 +203,7 @@ impl Journal {
         effects: &mut Effects,
     ) -> Result<StoredBlock, Refusal> {
         let slot = self.state.slot_for(hash.bits)?;
+        let was_known = self.state.attached_chain(slot).is_some();
         let extra_keys = batch.extra_keys(stored, at);
         let wide = batch.wide(hash);
         if let Some(wide) = wide {
@@ -232,10 +237,18 @@ impl Journal {
             Duplicates::Presence => 1,
         };
         let tier = self.state.places.get(place).tier;
-        let was_visible = self.is_visible(slot, tier);
+        let was_visible = was_known && self.is_visible(slot, tier);
+        let was_held = self.state.held_where(slot, |_| true);
         self.state.set_copies(slot, place, copies);
         if !was_visible {
             self.became_visible(slot, tier, &mut effects.transitions);
+        }
+        if !was_known && was_held {
+            // It was held before anybody knew what it is.
+            self.tell_attached(slot, &mut effects.changes);
+            for other in Tier::ALL.into_iter().filter(|&other| other != tier) {
+                self.became_visible(slot, other, &mut effects.transitions);
+            }
         }
         // Blocks that waited for this one can be told of now.
         for waited in std::mem::take(&mut effects.attached) {
@@ -245,7 +258,7 @@ impl Journal {
             }
         }
         if parent.is_none() && self.state.places.get(place).proves_ancestors() {
-            effects.unresolved.push(slot);
+            effects.unresolved.push(hash.bits);
         }
         let chain = self.state.chain(slot, stored.block_size);
         Ok(StoredBlock {
