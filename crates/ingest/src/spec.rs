@@ -134,8 +134,8 @@ pub struct DrainSpec {
 pub struct DiscoverySpec {
     /// Its HTTP server: `http://host:port`.
     pub http: Option<String>,
-    /// Its gRPC server: `http://host:port`.
-    pub grpc: Option<String>,
+    /// Its gRPC server, with the service that engines of its kind have.
+    pub grpc: Option<GrpcSpec>,
     /// What the operator said.
     pub told: Told,
 }

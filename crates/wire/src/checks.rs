@@ -17,7 +17,7 @@ use crate::field::Field;
 use crate::msgpack::Reader;
 use crate::owned::{OwnedEvent, OwnedExtraKey};
 use crate::replay::{Framing, Reply, end_frames, parse_live, parse_reply, parse_request, reply_frames};
-use crate::{Decoder, Dialect, Tokens, smg};
+use crate::{Decoder, Dialect, Tokens, engine_info, smg};
 
 /// Bytes of buffer per byte of frame that decoding may cost. The dearest byte is one that makes a hash
 /// (16 bytes), and a growing buffer may be twice as large as it needs to be.
@@ -77,6 +77,14 @@ pub fn smg_batch(message: &[u8]) {
     let outline = smg::outline(message);
     assert!(outline.is_err() || matches!(broken, None | Some(DecodeError::NotABatch)), "{broken:?}");
     assert_eq!(smg::outline(message), outline);
+}
+
+/// Any bytes are read as what an engine says of itself, or refused; and no more is made of them than they are.
+pub fn engine_info(message: &[u8]) {
+    let sources = engine_info::kv_event_sources(message).unwrap_or_default();
+    let args = engine_info::server_args(message).unwrap_or_default();
+    assert!(sources.len() + args.len() <= message.len());
+    let _ = (engine_info::control_server_info(message), engine_info::vllm_server_info(message));
 }
 
 /// What a profile encodes is decoded to the same events.

@@ -6,6 +6,7 @@
 //! - [`replay`] knows the frames around a payload, live and replayed;
 //! - [`trtllm`] is the JSON that `TensorRT-LLM` has drained over HTTP: cut into parts, read and written;
 //! - [`smg`] is the protobuf that engines and relays of SMG's contract stream;
+//! - [`engine_info`] is what engines say of themselves over gRPC;
 //! - [`dynamo`] is the JSON that a Dynamo router recovers from;
 //! - [`msgpack`] is the level of bytes below the first two.
 //!
@@ -15,6 +16,7 @@
 pub mod checks;
 pub mod dynamo;
 pub mod encode;
+pub mod engine_info;
 pub mod msgpack;
 pub mod replay;
 pub mod smg;

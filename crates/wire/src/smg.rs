@@ -19,7 +19,7 @@
 //! As everywhere, a bad value costs its event, a field that is not known is counted, and bytes that are no protobuf
 //! break the message off.
 
-mod fields;
+pub(crate) mod fields;
 mod outline;
 mod stored;
 

@@ -6,7 +6,7 @@ use http::{StatusCode, Uri};
 use kvplane_core::EngineKind;
 use serde_json::Value;
 
-use super::{Description, Refusal, bad, sglang, vllm};
+use super::{Description, Refusal, bad, grpc, sglang, vllm};
 use crate::http_client::{HttpClient, NoAnswer};
 use crate::spec::DiscoverySpec;
 
@@ -38,16 +38,30 @@ impl Asker {
 
     /// The engine's host, as the operator wrote it. It stands for the wildcards in what the engine says.
     pub(super) fn host(&self) -> String {
-        let url = self.spec.http.as_ref().or(self.spec.grpc.as_ref());
-        let url = url.and_then(|url| url.parse::<Uri>().ok());
+        let grpc = self.spec.grpc.as_ref().map(|grpc| &grpc.url);
+        let url = self.spec.http.as_ref().or(grpc).and_then(|url| url.parse::<Uri>().ok());
         url.as_ref().and_then(Uri::host).unwrap_or("127.0.0.1").to_owned()
     }
 
-    /// What the engine says.
+    /// What the engine says, over HTTP if it can be asked there; over gRPC it is asked for what is left.
     pub(super) async fn ask(&self) -> Result<Description, Refusal> {
-        match &self.spec.http {
+        let mut answer = match &self.spec.http {
             Some(base) => self.ask_http(base).await,
             None => Err(Refusal::NoSources("there is nobody to ask")),
+        };
+        let Some(server) = &self.spec.grpc else { return answer };
+        if matches!(&answer, Ok(description) if description.block_size.is_some()) {
+            return answer;
+        }
+        let besides = grpc::ask(self.kind, server).await;
+        match (&mut answer, besides) {
+            (Ok(description), Ok(besides)) => {
+                description.block_size = besides.block_size;
+                answer
+            }
+            (Err(_), besides @ Ok(_)) => besides,
+            (Err(_), besides @ Err(_)) if self.spec.http.is_none() => besides,
+            (_, Err(_)) => answer,
         }
     }
 

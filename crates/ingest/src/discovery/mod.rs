@@ -12,6 +12,7 @@
 //! Answers hold keys and paths of the engine: no log line and no message quotes more of them than a number or an address.
 
 mod ask;
+mod grpc;
 mod place;
 mod server_args;
 mod sglang;

@@ -51,7 +51,7 @@ impl Caller {
         let path = PathAndQuery::from_maybe_shared(path).map_err(|_| Ended::Unimplemented)?;
         let channel = match self.channel.take() {
             Some(channel) => channel,
-            None => self.connect().await?,
+            None => connect(&self.spec).await?,
         };
         self.channel = Some(channel.clone());
         let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_MESSAGE);
@@ -63,14 +63,15 @@ impl Caller {
         };
         tokio::time::timeout(HEADERS_WITHIN, call).await.unwrap_or(Err(Ended::Deadline))
     }
+}
 
-    async fn connect(&self) -> Result<Channel, Ended> {
-        let endpoint = endpoint(&self.spec).map_err(|_| Ended::Unreachable)?;
-        match tokio::time::timeout(CONNECT_WITHIN, endpoint.connect()).await {
-            Ok(Ok(channel)) => Ok(channel),
-            Ok(Err(_)) => Err(Ended::Unreachable),
-            Err(_) => Err(Ended::Deadline),
-        }
+/// A connection to a server.
+pub(crate) async fn connect(spec: &GrpcSpec) -> Result<Channel, Ended> {
+    let endpoint = endpoint(spec).map_err(|_| Ended::Unreachable)?;
+    match tokio::time::timeout(CONNECT_WITHIN, endpoint.connect()).await {
+        Ok(Ok(channel)) => Ok(channel),
+        Ok(Err(_)) => Err(Ended::Unreachable),
+        Err(_) => Err(Ended::Deadline),
     }
 }
 
@@ -108,7 +109,7 @@ pub(super) fn ended(status: &Status) -> Ended {
 
 /// Messages as the bytes that they are: they are decoded once, by whoever applies them.
 #[derive(Debug, Clone, Copy)]
-struct Raw;
+pub(crate) struct Raw;
 
 impl Codec for Raw {
     type Encode = Bytes;

@@ -272,6 +272,17 @@ impl EngineConfig {
         url.map(|url| ("events", url))
     }
 
+    /// Checks the address of a gRPC server, and reads the certificates to trust it by.
+    fn certificates(&self, key: &'static str, url: &str) -> Result<Option<Vec<u8>>, EngineConfigError> {
+        let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
+        let Ok(uri) = url.parse::<Uri>() else { return wrong(key, format!("{url:?} is not a URL")) };
+        let ca = self.grpc_ca.as_deref().filter(|_| url.starts_with("https://"));
+        if let Err(error) = front::check_upstream(&uri, ca) {
+            return wrong(key, error.to_string());
+        }
+        ca.map(fs::read).transpose().or_else(|error| wrong("grpc_ca", error.to_string()))
+    }
+
     /// How the server is subscribed to. Reads certificates.
     fn subscription(&self, key: &'static str, url: &str) -> Result<GrpcSpec, EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
@@ -281,15 +292,7 @@ impl EngineConfig {
         if self.event_buffer.is_some() {
             return wrong("event_buffer", "is for events that are drained: events = \"http://…\"".to_owned());
         }
-        let Ok(uri) = url.parse::<Uri>() else { return wrong(key, format!("{url:?} is not a URL")) };
-        let ca = self.grpc_ca.as_deref().filter(|_| url.starts_with("https://"));
-        if let Err(error) = front::check_upstream(&uri, ca) {
-            return wrong(key, error.to_string());
-        }
-        let ca = match ca.map(fs::read).transpose() {
-            Ok(ca) => ca,
-            Err(error) => return wrong("grpc_ca", error.to_string()),
-        };
+        let ca = self.certificates(key, url)?;
         let named = self.service.map(EngineKind::grpc_service);
         let services = match (self.kind.grpc_service(), named) {
             (_, Some(None)) => {
@@ -309,10 +312,12 @@ impl EngineConfig {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         let Some(address) = self.front else {
             let subscribed = self.subscribed_to();
-            if self.grpc.is_some() && !matches!(subscribed, Some(("grpc", _))) && !self.is_asked() {
+            let asked = self.grpc.clone().filter(|_| self.is_asked());
+            if self.grpc.is_some() && asked.is_none() && !matches!(subscribed, Some(("grpc", _))) {
                 return wrong("grpc", "is used by front alone; give front an address too".to_owned());
             }
-            if self.grpc_ca.is_some() && !subscribed.is_some_and(|(_, url)| url.starts_with("https://")) {
+            let called = subscribed.map(|(_, url)| url).or(asked);
+            if self.grpc_ca.is_some() && !called.is_some_and(|url| url.starts_with("https://")) {
                 return wrong("grpc_ca", "there is no https server that it could be for".to_owned());
             }
             return Ok(None);

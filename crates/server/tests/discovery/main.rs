@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
 
+mod grpc;
 #[allow(dead_code, reason = "most of it is the fault matrix's")]
 #[path = "../faults/rig.rs"]
 mod rig;
@@ -16,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use kvplane_core::{Continuity, Reason, Trust};
 use kvplane_ingest::{Events, Origin, PlaneOptions, StreamStatus};
 use kvplane_server::{EngineConfig, EnginePlan};
+use kvplane_wire::Profile;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -142,6 +144,20 @@ async fn an_engine_of_two_ranks_is_found_by_its_http_address_alone() {
     let (code, ready) = call(rig.http, "GET", "/readyz?strict=1", &Value::Null).await;
     assert_eq!(code, 200, "{ready}");
     assert_eq!(ready["publishers"]["engines"]["found"], json!({"expected": 2, "heard": 2}));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sglang_and_tokenspeed_are_found_by_what_they_say_of_themselves() {
+    for (kind, profile) in [("sglang", Profile::Sglang0_5_22), ("tokenspeed", Profile::Tokenspeed0_1_1)] {
+        let mut engine = Engine::start(|config| config.profile = profile);
+        engine.work(10);
+        let rig = asking().await;
+        let http = format!("http://{}", engine.sim.http_address().unwrap());
+        add(&rig, json!({"id": "e", "kind": kind, "model": "sim", "http": http, "block_size": 16})).await;
+        let last = engine.next_sequence().checked_sub(1);
+        let ranks = until(&rig, "e", "heard", |ranks| ranks[0].engine_sequence == last).await;
+        assert_eq!((ranks[0].trouble, ranks[0].trust.level()), (None, Trust::Exact), "{kind}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

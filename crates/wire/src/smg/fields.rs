@@ -2,7 +2,7 @@
 
 /// What is wrong with a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// The bytes end before the field does.
     Truncated,
     /// No field begins like this.
@@ -13,7 +13,7 @@ pub(super) enum Fault {
 
 /// A field's value, as its wire type tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Value<'f> {
+pub(crate) enum Value<'f> {
     Varint(u64),
     Fixed64(u64),
     Fixed32(u32),
@@ -23,25 +23,25 @@ pub(super) enum Value<'f> {
 
 /// The fields of one message, in order.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Fields<'f> {
+pub(crate) struct Fields<'f> {
     rest: &'f [u8],
 }
 
 // === impl Fields ===
 
 impl<'f> Fields<'f> {
-    pub(super) fn of(message: &'f [u8]) -> Self {
+    pub(crate) fn of(message: &'f [u8]) -> Self {
         Self { rest: message }
     }
 
     /// Bytes that follow the last field that was read.
-    pub(super) fn rest(&self) -> &'f [u8] {
+    pub(crate) fn rest(&self) -> &'f [u8] {
         self.rest
     }
 
     /// The next field and its number; `None` at the end.
     #[inline]
-    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'f>)>, Fault> {
+    pub(crate) fn next(&mut self) -> Result<Option<(u32, Value<'f>)>, Fault> {
         if self.rest.is_empty() {
             return Ok(None);
         }
@@ -73,26 +73,26 @@ impl<'f> Fields<'f> {
 // === impl Value ===
 
 impl<'f> Value<'f> {
-    pub(super) fn varint(self) -> Result<u64, Fault> {
+    pub(crate) fn varint(self) -> Result<u64, Fault> {
         if let Self::Varint(bits) = self { Ok(bits) } else { Err(Fault::Mismatch) }
     }
 
     /// A number that is not negative and not too large.
-    pub(super) fn number(self) -> Result<u32, Fault> {
+    pub(crate) fn number(self) -> Result<u32, Fault> {
         u32::try_from(self.varint()?).map_err(|_| Fault::Mismatch)
     }
 
-    pub(super) fn bytes(self) -> Result<&'f [u8], Fault> {
+    pub(crate) fn bytes(self) -> Result<&'f [u8], Fault> {
         if let Self::Bytes(bytes) = self { Ok(bytes) } else { Err(Fault::Mismatch) }
     }
 
-    pub(super) fn text(self) -> Result<&'f str, Fault> {
+    pub(crate) fn text(self) -> Result<&'f str, Fault> {
         std::str::from_utf8(self.bytes()?).map_err(|_| Fault::Mismatch)
     }
 
     /// Numbers of a repeated field: one by itself, or many packed.
     #[inline]
-    pub(super) fn varints<E: From<Fault>>(self, mut take: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn varints<E: From<Fault>>(self, mut take: impl FnMut(u64) -> Result<(), E>) -> Result<(), E> {
         match self {
             Self::Varint(bits) => take(bits),
             Self::Bytes(mut packed) => {

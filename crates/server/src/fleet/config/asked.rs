@@ -1,7 +1,7 @@
 //! Engines that are asked where they publish.
 
 use kvplane_core::EngineKind;
-use kvplane_ingest::{DiscoverySpec, Events, Feed, RankSpec, Told};
+use kvplane_ingest::{DiscoverySpec, Events, Feed, GrpcSpec, RankSpec, Told};
 
 use super::{EngineConfig, EngineConfigError};
 
@@ -21,7 +21,7 @@ impl EngineConfig {
         self.http.is_some() || self.grpc.is_some()
     }
 
-    /// An engine that is asked, and where its ranks are as far as that is configured.
+    /// An engine that is asked, and where its ranks are as far as that is configured. Reads certificates.
     pub(super) fn asked(&self) -> Result<(Feed, Vec<RankSpec>), EngineConfigError> {
         let wrong = |key, message: &str| Err(EngineConfigError::Value { key, message: message.to_owned() });
         if !self.can_be_reached() {
@@ -53,7 +53,15 @@ impl EngineConfig {
             topic: (!self.topic.is_empty()).then(|| self.topic.clone()),
             ranks: self.ranks,
         };
-        let spec = DiscoverySpec { http: self.http.clone(), grpc: self.grpc.clone(), told };
+        let grpc = match &self.grpc {
+            Some(url) => {
+                let ca = self.certificates("grpc", url)?;
+                let services = self.kind.grpc_service().into_iter().collect();
+                Some(GrpcSpec { url: url.clone(), ca, services })
+            }
+            None => None,
+        };
+        let spec = DiscoverySpec { http: self.http.clone(), grpc, told };
         Ok((Feed::Discovered(spec), ranks))
     }
 }
