@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use kvplane_sim::RelayStyle;
 use kvplane_wire::encode::{Profile, UnknownProfile};
 
 /// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
@@ -263,7 +264,8 @@ pub(crate) struct SimArgs {
     pub(crate) topic: String,
     /// Which engine, and since which release it speaks like this: vllm-0.9.0, -0.10.2, -0.14, -0.17, -0.20, -0.22, -0.24,
     /// -0.26, -0.29, -0.32; sglang-0.4.6, -0.4.7, -0.5.9, -0.5.18, -0.5.20, -0.5.22; tokenspeed-0.1.1; trtllm-zmq (TensorRT-LLM's
-    /// push mode), trtllm-http (TensorRT-LLM, drained over HTTP)
+    /// push mode), trtllm-http (TensorRT-LLM, drained over HTTP); grpc (a server of SMG's contract at --events, with a history),
+    /// grpc-live (the same without)
     #[arg(long, default_value = "vllm-0.32")]
     pub(crate) profile: SimProfile,
     /// sglang: cache by pairs of tokens, as with EAGLE
@@ -313,13 +315,20 @@ pub(crate) enum SimProfile {
     Published(Profile),
     /// TensorRT-LLM, drained over HTTP.
     Drained,
+    /// A server that is subscribed to over gRPC.
+    Subscribed(RelayStyle),
 }
 
 impl FromStr for SimProfile {
     type Err = UnknownProfile;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        if name == "trtllm-http" { Ok(Self::Drained) } else { name.parse().map(Self::Published) }
+        match name {
+            "trtllm-http" => Ok(Self::Drained),
+            "grpc" => Ok(Self::Subscribed(RelayStyle::Keeps)),
+            "grpc-live" => Ok(Self::Subscribed(RelayStyle::LiveOnly)),
+            published => published.parse().map(Self::Published),
+        }
     }
 }
 

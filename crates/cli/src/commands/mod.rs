@@ -10,6 +10,7 @@ pub(crate) mod query;
 pub(crate) mod serve;
 pub(crate) mod sim;
 mod sim_drained;
+mod sim_subscribed;
 pub(crate) mod tail;
 
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;

@@ -11,7 +11,7 @@ use kvplane_wire::encode::Profile;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::{Failure, sim_drained, stop_signal, usage};
+use super::{Failure, sim_drained, sim_subscribed, stop_signal, usage};
 use crate::args::{SimArgs, SimHash, SimProfile};
 use crate::logging;
 
@@ -21,6 +21,7 @@ pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
     match args.profile {
         SimProfile::Published(profile) => published(args, profile, stop).await,
         SimProfile::Drained => sim_drained::run(args, stop).await,
+        SimProfile::Subscribed(style) => sim_subscribed::run(args, style, stop).await,
     }
 }
 
