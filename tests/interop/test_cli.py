@@ -57,7 +57,8 @@ def bad_configs(engine):
         "not toml": ("[listen\n", ["kvplane.toml:1:"]),
         "wrong type": (good + "ranks = \"two\"\n", ["kvplane.toml:6:"]),
         "unknown kind": (good.replace("vllm", "vlm"), ["kvplane.toml:3:", "vlm"]),
-        "missing key": ('[[engine]]\nid = "a"\nkind = "vllm"\n', ["kvplane.toml:1:", "events"]),
+        "missing key": ('[[engine]]\nid = "a"\n', ["kvplane.toml:1:", "kind"]),
+        "no source": ('[[engine]]\nid = "a"\nkind = "vllm"\n', ['engine[0] ("a")', "events"]),
         "bad size": ('[journal]\nmax_bytes = "lots"\n', ["kvplane.toml:2:"]),
         "bad duration": ('[follow]\ndown_after = "soon"\n', ["kvplane.toml:2:"]),
         "bad address": ('[listen]\nhttp = "here"\n', ["kvplane.toml:2:"]),
@@ -346,7 +347,8 @@ def test_http_pages(engine, plane):
     last = one.publish(root(1))
     p.wait_at(last)
     assert p.get("/healthz") == (200, "ok\n")
-    assert p.get("/readyz") == (200, {"ready": True, "reasons": []})
+    heard = {"expected": 1, "heard": 1}
+    assert p.get("/readyz") == (200, {"ready": True, "reasons": [], "publishers": {**heard, "engines": {"e0": heard}}})
     assert p.get("/readyz?strict=1")[0] == 200
     (described,) = p.get("/v1/engines")[1]["engines"]
     assert (described["id"], described["model"], described["added_by"]) == ("e0", "llama", "config")
