@@ -7,6 +7,7 @@ mod grpc;
 #[path = "../faults/rig.rs"]
 mod rig;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,14 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
 use kvplane_core::{Continuity, Reason, Trust};
 use kvplane_ingest::{Events, Origin, PlaneOptions, StreamStatus};
 use kvplane_server::{EngineConfig, EnginePlan};
+use kvplane_socket::Endpoint;
 use kvplane_wire::Profile;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -305,4 +311,31 @@ async fn bad_answers_are_named_and_never_disturb_a_stream_that_is_heard() {
     let (_, status) = call(rig.http, "GET", "/v1/status", &Value::Null).await;
     assert_eq!(status["engines"][0]["ranks"][1]["trouble"], "discovering");
     assert_eq!(status["engines"][0]["ranks"][1]["counters"]["troubles"]["shared_address"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_at_an_address_has_a_name_until_somebody_is_there() {
+    let rig = asking().await;
+    let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let events = format!("tcp://{address}");
+    add(&rig, json!({"id": "e", "kind": "vllm", "model": "sim", "events": events})).await;
+    until(&rig, "e", "named", |ranks| ranks[0].trouble == Some("unreached")).await;
+    let page = text(rig.http, "/metrics").await;
+    for line in [
+        "kvplane_publishers_expected{engine=\"e\"} 1",
+        "kvplane_publishers_heard{engine=\"e\"} 0",
+        "kvplane_source_trouble{engine=\"e\",rank=\"0\",trouble=\"unreached\"} 1",
+        "kvplane_source_troubles_total{engine=\"e\",rank=\"0\",trouble=\"unreached\"} 1",
+    ] {
+        assert!(page.lines().any(|known| known == line), "{line}\n{page}");
+    }
+    let _engine = Engine::start(|config| config.events = Endpoint::Bind(events));
+    until(&rig, "e", "heard", |ranks| all_live(ranks) && ranks[0].trouble.is_none()).await;
+}
+
+/// A page that is not JSON.
+async fn text(address: SocketAddr, path: &str) -> String {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let page = client.get(format!("http://{address}{path}").parse().unwrap()).await.unwrap();
+    String::from_utf8(page.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
 }
