@@ -165,7 +165,7 @@ fn read(body: &Bytes, ranks: &Ranks) -> Result<usize, Trouble> {
         let own = || parts.iter().filter(|part| part.rank == rank);
         let own_events = own().map(|part| part.count).sum();
         feeder.feed(|recorder, now| {
-            recorder.drain_answered(now, own_events);
+            recorder.drain_answered(now, own_events, unreadable);
             for part in own() {
                 let part =
                     DrainedPart { first: part.first_id, last: part.last_id, payload: part.payload.clone() };

@@ -8,6 +8,8 @@
 //! |---|---|
 //! | numbers go on without a hole | nothing was lost |
 //! | a number at or below the last | another life: numbers are never repeated within one |
+//! | a hole, or what may be the end of one, after the process may have been gone | perhaps another life: not proven |
+//! | an answer of ours got lost, and nothing has come since | no verdict yet |
 //! | a hole, after an answer of ours got lost | we lost them: `gap` |
 //! | a hole, and the answer held fewer events than fit into the buffer | it did not overflow: somebody else reads it: `stolen_drain` |
 //! | a hole otherwise | it overflowed, or somebody else reads it: `suspected_drain` |
@@ -79,6 +81,10 @@ pub struct Drain {
     answer_lost: bool,
     /// The process may have been gone since the last event.
     unreached: bool,
+    /// An answer was lost after that: it may have held the beginning of another life.
+    beginning_lost: bool,
+    /// An answer was lost, and no number has shown yet whether anything was in it.
+    in_doubt: bool,
     /// Since when every answer has been empty, while nothing has ever been heard.
     empty_since: Option<Duration>,
     disabled: bool,
@@ -101,6 +107,8 @@ impl Drain {
             down: false,
             answer_lost: false,
             unreached: false,
+            beginning_lost: false,
+            in_doubt: false,
             empty_since: None,
             disabled: false,
             most_events: 0,
@@ -115,6 +123,7 @@ impl Drain {
         match (self.down, self.failing_since, self.answered_before) {
             (true, ..) => Standing::Down,
             (_, Some(_), true) => Standing::Recovering,
+            (_, None, true) if self.in_doubt => Standing::Recovering,
             (_, None, true) => Standing::Live,
             (_, _, false) => Standing::Connecting,
         }
@@ -135,12 +144,16 @@ impl Drain {
         self.out.pop_front()
     }
 
-    /// The engine answered with `events` events of this stream; their parts follow.
-    pub fn answered(&mut self, now: Now, events: usize) {
+    /// The engine answered with `events` events of this stream; their parts follow. There may be others in the answer that
+    /// cannot be told apart, `unreadable` ones: behind the parts [`Self::unreadable`] says what that means.
+    pub fn answered(&mut self, now: Now, events: usize, unreadable: usize) {
         self.answered_before = true;
         self.failing_since = None;
         self.down = false;
         self.answer = events;
+        if unreadable > 0 {
+            self.lose_answer();
+        }
         if events > 0 {
             self.empty_since = None;
         } else if self.last.is_none() {
@@ -157,17 +170,20 @@ impl Drain {
         match self.last {
             Some(known) if first <= known => self.restart(first, EpochCause::IdsBeganAgain),
             Some(known) if first == known + 1 => {
-                // The process was gone and the buffer is full: whatever came before these may have been pushed out, so that
-                // they follow ours proves nothing.
-                if self.unreached && self.answer >= self.buffer() {
+                // The process was gone, and whatever came before these may have been pushed out of a full buffer, or lost on
+                // the way: that they follow ours proves nothing.
+                if self.unreached && (self.beginning_lost || self.answer >= self.buffer()) {
                     self.restart(first, EpochCause::NothingToAsk);
                 }
             }
+            Some(_) if self.unreached => self.restart(first, EpochCause::NothingToAsk),
             Some(_) => self.lose(),
             None => self.begin(first),
         }
         self.answer_lost = false;
         self.unreached = false;
+        self.beginning_lost = false;
+        self.in_doubt = false;
         self.most_events = self.most_events.max(self.answer);
         self.last = Some(last);
         self.out.push_back(Action::Apply(Sequenced {
@@ -189,15 +205,23 @@ impl Drain {
         self.empty_since = None;
         match failure {
             DrainFailure::Unreached => self.unreached = true,
-            DrainFailure::AnswerLost => self.answer_lost = true,
+            DrainFailure::AnswerLost => {
+                self.lose_answer();
+                self.in_doubt |= self.last.is_some();
+            }
         }
+    }
+
+    fn lose_answer(&mut self) {
+        self.answer_lost = true;
+        self.beginning_lost |= self.unreached;
     }
 
     /// Events of the answer could not be told apart. Any of them may have been a removal, and their numbers are missing from
     /// what follows.
     pub fn unreadable(&mut self) {
         self.counters.undecodable += 1;
-        self.answer_lost = true;
+        self.lose_answer();
         let loss = self.loss(Reason::Undecodable);
         self.out.push_back(loss);
     }

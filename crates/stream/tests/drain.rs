@@ -83,6 +83,8 @@ struct World {
     drain: Drain,
     known: Known,
     now: Duration,
+    /// An answer was lost, and nothing has come since.
+    in_doubt: bool,
 }
 
 impl World {
@@ -90,7 +92,13 @@ impl World {
         let options = DrainOptions { buffer: said.then_some(capacity), ..DrainOptions::default() };
         let mut engine = Engine { life: 0, next: 0, buffer: VecDeque::new(), capacity };
         engine.emit(1);
-        Self { engine, drain: Drain::new(options), known: Known::default(), now: Duration::ZERO }
+        Self {
+            engine,
+            drain: Drain::new(options),
+            known: Known::default(),
+            now: Duration::ZERO,
+            in_doubt: false,
+        }
     }
 
     fn now(&mut self) -> Now {
@@ -101,13 +109,15 @@ impl World {
     fn drain(&mut self) {
         let now = self.now();
         let events: Vec<u64> = self.engine.buffer.drain(..).collect();
-        self.drain.answered(now, events.len());
+        self.drain.answered(now, events.len(), 0);
         for part in events.chunk_by(|one, next| next - one == 1).flat_map(|run| run.chunks(3)) {
             let payload = Bytes::from(vec![self.engine.life, part[0] as u8, *part.last().unwrap() as u8]);
             self.drain.drained(DrainedPart { first: part[0], last: *part.last().unwrap(), payload });
         }
         self.settle();
-        assert_eq!(self.drain.standing(), Standing::Live);
+        self.in_doubt &= events.is_empty();
+        let settled = if self.in_doubt { Standing::Recovering } else { Standing::Live };
+        assert_eq!(self.drain.standing(), settled);
     }
 
     fn fail(&mut self, failure: DrainFailure) {
@@ -163,6 +173,7 @@ impl World {
             Step::Drain => self.drain(),
             Step::LoseAnswer => {
                 self.engine.buffer.clear();
+                self.in_doubt |= self.drain.last_sequence().is_some();
                 self.fail(DrainFailure::AnswerLost);
             }
             Step::Steal => self.engine.buffer.clear(),
@@ -247,6 +258,33 @@ fn our_own_lost_answer_is_nobodys_theft() {
 }
 
 #[test]
+fn a_lost_answer_leaves_a_doubt_until_the_next_event() {
+    let mut world = small(100);
+    world.run(&Step::LoseAnswer);
+    world.drain();
+    assert_eq!(world.drain.standing(), Standing::Recovering, "it may have told of removals");
+    world.engine.emit(1);
+    world.drain();
+    assert_eq!(world.drain.standing(), Standing::Live);
+    assert!(world.known.lost.is_empty(), "the numbers show that nothing was in it");
+}
+
+#[test]
+fn a_restart_whose_beginning_got_lost_is_not_taken_for_the_same_life() {
+    for before_the_answer in [0, 1, 2] {
+        let mut world = small(100);
+        world.engine.emit(before_the_answer);
+        world.drain();
+        world.engine.restart(2); // 0 to 2
+        world.fail(DrainFailure::Unreached);
+        world.run(&Step::LoseAnswer);
+        world.engine.emit(1);
+        world.drain(); // 3, whatever the last one was
+        assert_eq!(world.known.epochs, [EpochCause::NothingToAsk], "{before_the_answer}");
+    }
+}
+
+#[test]
 fn an_outage_of_the_same_engine_resets_nothing() {
     let mut world = small(100);
     world.run(&Step::Outage);
@@ -285,14 +323,14 @@ fn nothing_ever_is_a_named_state_until_something_comes() {
     let mut named = Vec::new();
     for _ in 0..200 {
         let now = world.now();
-        world.drain.answered(now, 0);
+        world.drain.answered(now, 0, 0);
         world.drain.tick(now);
         named.extend(std::iter::from_fn(|| world.drain.poll()));
     }
     assert_eq!(named, [Action::Degrade(Reason::EventsDisabled)]);
     world.engine.emit(1);
     let now = world.now();
-    world.drain.answered(now, 1);
+    world.drain.answered(now, 1, 0);
     world.drain.drained(DrainedPart { first: 1, last: 1, payload: Bytes::new() });
     assert_eq!(world.drain.poll(), Some(Action::Resolve(Reason::EventsDisabled)));
 }

@@ -134,6 +134,8 @@ pub struct Moved<'f> {
     pub to: &'f str,
     /// Cache group.
     pub group: Option<u32>,
+    /// The group's attention window.
+    pub window: Option<u32>,
 }
 
 /// A pool of blocks that came to be.
@@ -141,6 +143,8 @@ pub struct Moved<'f> {
 pub struct Created {
     /// How many blocks the device has.
     pub device_blocks: u64,
+    /// How many all other levels have.
+    pub other_blocks: u64,
     /// Cache group.
     pub group: Option<u32>,
     /// The group's attention window.

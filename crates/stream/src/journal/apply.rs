@@ -323,7 +323,8 @@ impl Journal {
         let mut blocks = Vec::with_capacity(missing.len());
         let mut attributes = None;
         for slot in missing.into_iter().rev() {
-            if self.options.semantics.windows && self.state.held_where(slot, |_| true) {
+            let elsewhere = |other: &Place| other.group == place_ref.group;
+            if self.options.semantics.windows && self.state.held_where(slot, elsewhere) {
                 // Where blocks move between levels, one that is elsewhere is held all the same.
                 continue;
             }

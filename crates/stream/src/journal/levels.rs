@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Reason, Tier};
+use kvplane_core::{Reason, Tier, Trust};
 use kvplane_wire::{Created, Layout, Moved};
 
 use super::Journal;
@@ -20,8 +20,10 @@ pub(super) struct MainWindow {
 }
 
 impl Journal {
-    /// A block changes its level in one step: nobody sees it in neither of the two.
+    /// A block changes its level in one step: nobody sees it in neither of the two. It is on one level at a time, so it leaves
+    /// whichever others it was known to be on.
     pub(super) fn apply_moved(&mut self, moved: &Moved<'_>, effects: &mut Effects, now: Now) {
+        self.learn_window(moved.window, moved.group, effects, now);
         let name =
             |medium| PlaceName { medium: Some(medium), locality: None, ownership: None, group: moved.group };
         let from = self.state.places.find(name(moved.from));
@@ -29,6 +31,7 @@ impl Journal {
         let (spec_kind, window) =
             spec.as_ref().map_or((None, None), |place| (place.spec_kind.as_deref(), place.sliding_window));
         let spec_kind = spec_kind.or_else(|| self.kind_of_group(moved.group));
+        let window = window.or(moved.window);
         let Some(to) = self.state.places.place_for(name(moved.to), spec_kind, window) else {
             self.refuse(crate::state::Refusal::Budget, 1, now);
             return;
@@ -48,13 +51,13 @@ impl Journal {
             self.became_visible(slot, to_ref.tier, &mut effects.transitions);
         }
         effects.changes.push(Change::Stored(self.moved_change(slot, &to_ref)));
-        match from.filter(|&from| self.state.copies(slot, from) > 0) {
-            Some(from) => {
-                let left = self.take_copies(slot, moved.hash.bits, from, u32::MAX, effects);
-                let place = self.state.places.get(from).clone();
-                effects.changes.push(Change::Removed { place, blocks: vec![left] });
-            }
-            None => self.counters.unknown_removals += 1,
+        if from.is_none_or(|from| self.state.copies(slot, from) == 0) {
+            self.counters.unknown_removals += 1;
+        }
+        for other in self.places_holding(slot, moved.group).into_iter().filter(|&other| other != to) {
+            let left = self.take_copies(slot, moved.hash.bits, other, u32::MAX, effects);
+            let place = self.state.places.get(other).clone();
+            effects.changes.push(Change::Removed { place, blocks: vec![left] });
         }
     }
 
@@ -86,11 +89,20 @@ impl Journal {
         }
     }
 
-    /// How many blocks the device has; a life begins with it. With several pools no sum of copies proves anything.
+    /// How many blocks the device has; a life begins with it. Knowing all of those is knowing everything only where there are
+    /// no others, on other levels or in other pools: so it counts only in a life that is heard from its beginning.
     pub(super) fn apply_created(&mut self, created: Created, effects: &mut Effects, now: Now) {
-        let first = self.main_window.is_none();
+        let is_first = self.main_window.is_none() && self.trust.level() == Trust::Exact;
+        let is_all = is_first && created.device_blocks > 0 && created.other_blocks == 0;
         self.learn_window(created.window, created.group, effects, now);
-        self.capacity = Some(created.device_blocks).filter(|&blocks| first && blocks > 0);
+        self.capacity = is_all.then_some(created.device_blocks);
+    }
+
+    /// Events are lost. If none of a block came before, another pool may have been among them.
+    pub(super) fn doubt_capacity(&mut self) {
+        if self.options.semantics.windows && self.state.entries() == 0 {
+            self.capacity = None;
+        }
     }
 
     /// The places of a group that hold a block: the drain says that a block is gone, not from where.
@@ -116,13 +128,18 @@ impl Journal {
             self.main_window = Some(MainWindow { window, group });
             return;
         };
+        if group != main.group {
+            // With several pools no sum of copies proves anything.
+            self.capacity = None;
+        }
         if window <= main.window {
             return;
         }
         self.main_window = Some(MainWindow { window, group });
-        if self.state.entries() > 0 {
-            let elsewhere = self.state.held_elsewhere();
-            self.replace_state();
+        // Places that were made before are of the wrong kind, also those that hold nothing now.
+        let (entries, elsewhere) = (self.state.entries(), self.state.held_elsewhere());
+        self.replace_state();
+        if entries > 0 {
             self.degrade(Reason::History, now);
             effects.transitions.push(Transition::Cleared);
             effects.changes.push(Change::Dropped { reason: Reason::History, elsewhere });
@@ -149,7 +166,7 @@ impl Journal {
         if self.options.block_size.is_some() {
             return;
         }
-        for slot in self.state.slots_in_use() {
+        for slot in self.state.slots_parents_first() {
             for tier in Tier::ALL {
                 self.became_visible(slot, tier, &mut effects.transitions);
             }

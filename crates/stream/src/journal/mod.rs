@@ -75,6 +75,7 @@ impl Semantics {
             EngineKind::Trtllm => Self {
                 clears: ClearScope::Everything,
                 partial_blocks: true,
+                held_once: true,
                 windows: true,
                 ..Self::default()
             },
@@ -464,6 +465,10 @@ impl Journal {
         self.learned_block_size = None;
         self.page_hashes = PageHashes::default();
         self.main_window = None;
+        if self.options.semantics.windows {
+            // Told once, at the beginning of a life.
+            self.capacity = None;
+        }
         self.other_tiers_unknown = false;
         self.untranslatable = false;
         // Subscribers learn of the new life by an entry of its own.
@@ -498,6 +503,7 @@ impl Journal {
 
     /// Batches are lost: what is known may hold phantoms. Forget the residency, keep the dictionary.
     pub fn drop_residency(&mut self, reason: Reason, now: Now) {
+        self.doubt_capacity();
         let elsewhere = self.state.held_elsewhere();
         self.state.drop_places(|_| true);
         self.untranslatable = false;
@@ -576,6 +582,8 @@ impl Journal {
         {
             self.restore_trust();
             self.trust_changed = true;
+            // Of the device, that is.
+            self.other_tiers_unknown = true;
         }
     }
 }

@@ -6,9 +6,10 @@ use crate::clock::Now;
 use crate::drain::{Drain, DrainFailure, DrainedPart};
 
 impl Recorder {
-    /// The engine answered; `events` of this rank were in the answer, and their parts follow.
-    pub fn drain_answered(&mut self, now: Now, events: usize) {
-        self.drain(now, |drain| drain.answered(now, events));
+    /// The engine answered; `events` of this rank were in the answer, and their parts follow. So many others were `unreadable`,
+    /// of which [`Self::drain_unreadable`] is told behind the parts.
+    pub fn drain_answered(&mut self, now: Now, events: usize, unreadable: usize) {
+        self.drain(now, |drain| drain.answered(now, events, unreadable));
     }
 
     /// Consecutive events of the answer.

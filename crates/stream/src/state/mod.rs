@@ -170,9 +170,25 @@ impl State {
         self.wide.entry(hash).or_insert_with(|| Arc::from(digest));
     }
 
-    /// Every entry of the dictionary, older ones mostly first.
-    pub(crate) fn slots_in_use(&self) -> Vec<SlotId> {
-        (0..self.slots.len() as SlotId).filter(|&slot| self.slots[slot as usize].in_use).collect()
+    /// Every entry of the dictionary whose prompt is known up to its start, parents before their children.
+    pub(crate) fn slots_parents_first(&self) -> Vec<SlotId> {
+        let mut order = Vec::with_capacity(self.entries());
+        let mut seen = vec![false; self.slots.len()];
+        for slot in 0..self.slots.len() as SlotId {
+            let from = order.len();
+            let mut next = Some(slot);
+            while let Some(slot) = next.filter(|&slot| !seen[slot as usize]) {
+                let Some(chain) = self.attached_chain(slot) else { break };
+                seen[slot as usize] = true;
+                order.push(slot);
+                next = match chain.parent {
+                    Parent::Root => None,
+                    Parent::Block(parent) => self.find(parent),
+                };
+            }
+            order[from..].reverse();
+        }
+        order
     }
 
     pub(crate) fn hash_of(&self, slot: SlotId) -> u64 {

@@ -222,9 +222,9 @@ impl Parser<'_, '_, '_> {
             }
         }
         let hash = hash.ok_or(Trouble::Unfit(RejectReason::MissingField))?;
-        if let Some((from, to)) = levels.filter(|(from, to)| from != to) {
-            let (from, to) = (medium(from), medium(to));
-            self.out.events.push(Event::Moved(Moved { hash, from, to, group: None }));
+        let media = levels.map(|(from, to)| (medium(from), medium(to)));
+        if let Some((from, to)) = media.filter(|(from, to)| from != to) {
+            self.out.events.push(Event::Moved(Moved { hash, from, to, group: None, window: None }));
         }
         Ok(())
     }
@@ -254,24 +254,28 @@ impl Parser<'_, '_, '_> {
     fn created(&mut self) -> Result<(), Trouble> {
         let mut items = self.reader.enter(b'{')?;
         let mut seen = Seen::default();
-        let mut device_blocks = None;
+        let (mut device_blocks, mut other_blocks) = (None, 0_u64);
         while let Some(key) = self.reader.next_key(&mut items)? {
             match key {
                 b"type" => self.skip_known(&mut seen, 0)?,
                 b"num_blocks_per_cache_level" => {
                     self.is_again(&mut seen, 1);
-                    device_blocks = None;
+                    (device_blocks, other_blocks) = (None, 0);
                     let mut list = self.reader.enter(b'[')?;
                     while self.reader.next(&mut list)? {
                         let blocks = self.reader.unsigned()?;
-                        device_blocks = device_blocks.or(Some(blocks));
+                        match device_blocks {
+                            None => device_blocks = Some(blocks),
+                            Some(_) => other_blocks = other_blocks.saturating_add(blocks),
+                        }
                     }
                 }
                 _ => self.skip_unknown()?,
             }
         }
         let device_blocks = device_blocks.ok_or(Trouble::Unfit(RejectReason::MissingField))?;
-        self.out.events.push(Event::Created(Created { device_blocks, group: None, window: None }));
+        let created = Created { device_blocks, other_blocks, group: None, window: None };
+        self.out.events.push(Event::Created(created));
         Ok(())
     }
 }
@@ -286,7 +290,10 @@ impl Scope {
                 stored.sliding_window = self.window;
             }
             Event::Removed(removed) => removed.group = group,
-            Event::Moved(moved) => moved.group = group,
+            Event::Moved(moved) => {
+                moved.group = group;
+                moved.window = self.window;
+            }
             Event::Created(created) => {
                 created.group = group;
                 created.window = self.window;

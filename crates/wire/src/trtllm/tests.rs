@@ -118,7 +118,10 @@ fn the_servers_events_are_read() {
     else {
         panic!("{:?}", batch.events)
     };
-    assert_eq!(*created, Created { device_blocks: 101_230, group: Some(4096), window: Some(4096) });
+    assert_eq!(
+        *created,
+        Created { device_blocks: 101_230, other_blocks: 0, group: Some(4096), window: Some(4096) }
+    );
     assert_eq!((stored.group, stored.sliding_window, stored.medium), (Some(0), Some(4096), Some("GPU")));
     assert_eq!((stored.block_size, stored.parent, stored.cache_salt), (1, None, None));
     assert_eq!((bits(&batch, stored), batch.tokens(stored).ids()), (vec![HASH], &[1][..]));
@@ -126,7 +129,7 @@ fn the_servers_events_are_read() {
     assert!(stored.extra_keys.is_none());
     assert_eq!((removed.group, removed.anywhere, removed.medium), (Some(4096), true, None));
     assert_eq!(batch.removed_hashes(removed)[0].bits, HASH);
-    let Moved { hash, from, to, group } = moved;
+    let Moved { hash, from, to, group, window: _ } = moved;
     assert_eq!((hash.bits, *from, *to, *group), (HASH, "GPU", "CPU", Some(4096)));
 }
 

@@ -1,6 +1,9 @@
 //! TensorRT-LLM's drained events: levels, blocks that are not full, windows.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
+
+mod engine;
+mod model;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvplane_core::{EngineKind, Reason, Tier, Trust};
 use kvplane_stream::{
-    Change, DrainOptions, DrainedPart, Entry, JournalOptions, Now, Recorder, Semantics, Transition,
+    Change, DrainFailure, DrainOptions, DrainedPart, Entry, JournalOptions, Now, Recorder, Semantics,
+    Transition,
 };
 use kvplane_wire::trtllm;
 use serde_json::{Value, json};
@@ -18,37 +22,54 @@ const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
 
 struct Rig {
     recorder: Recorder,
+    block_size: Option<u32>,
     next_id: u64,
 }
 
 impl Rig {
     fn new(block_size: Option<u32>) -> Self {
+        let mut rig = Self::unheard(block_size, None);
+        rig.tell(&[created(4096, 100)]);
+        rig
+    }
+
+    /// Of an engine that has told nothing yet.
+    fn unheard(block_size: Option<u32>, buffer: Option<usize>) -> Self {
         let keep = JournalOptions {
             semantics: Semantics::of(EngineKind::Trtllm),
             block_size,
             ..JournalOptions::default()
         };
-        let recorder = Recorder::of_drain(DrainOptions::default(), keep, 0, NOW);
-        let mut rig = Self { recorder, next_id: 0 };
-        rig.tell(&[created(4096, 100)]);
-        rig
+        let follow = DrainOptions { buffer, ..DrainOptions::default() };
+        Self { recorder: Recorder::of_drain(follow, keep, 0, NOW), block_size, next_id: 0 }
     }
 
-    /// The engine has these events to tell; returns the entries that they became.
+    /// The engine has these events to tell; returns the entries that they became, unless another life began with them.
     fn tell(&mut self, events: &[(u32, Value)]) -> Vec<Arc<Entry>> {
         let before = self.recorder.journal().cursor();
         let events = events.iter().map(|(window, data)| {
             self.next_id += 1;
             json!({"event_id": self.next_id - 1, "data": data, "window_size": window})
         });
-        let body = Bytes::from(serde_json::to_vec(&events.collect::<Vec<_>>()).unwrap());
+        let events: Vec<Value> = events.collect();
+        self.answer(&events);
+        self.recorder.journal().read_after(before, 100).unwrap_or_default()
+    }
+
+    /// The engine answers with these events.
+    fn answer(&mut self, events: &[Value]) {
+        let body = Bytes::from(serde_json::to_vec(events).unwrap());
         let drained = trtllm::split(&body).unwrap();
-        self.recorder.drain_answered(NOW, drained.events);
+        self.recorder.drain_answered(NOW, drained.events - drained.unreadable, drained.unreadable);
         for part in drained.parts {
             let part = DrainedPart { first: part.first_id, last: part.last_id, payload: part.payload };
             self.recorder.drained(NOW, part);
         }
-        self.recorder.journal().read_after(before, 100).unwrap()
+        self.recorder.drain_unreadable(NOW, drained.unreadable);
+    }
+
+    fn fail(&mut self, failure: DrainFailure) {
+        self.recorder.drain_failed(NOW, failure);
     }
 
     /// What a consumer that knows tiers alone was told to be where.
@@ -219,9 +240,81 @@ fn lost_events_drop_what_is_known_and_stores_heal_it() {
 
 #[test]
 fn as_many_blocks_as_the_engine_has_are_all_of_them() {
-    let mut rig = Rig::new(Some(4));
-    rig.next_id += 3;
     let all: Vec<(u64, usize)> = (1..=100).map(|hash| (hash, 4)).collect();
-    rig.tell(&[stored(None, &all)]);
-    assert_eq!(rig.trust(), (Trust::Exact, None));
+    let after_a_loss = |before: &[(u32, Value)], then: &[(u32, Value)]| {
+        let mut rig = Rig::new(Some(4));
+        rig.tell(before);
+        rig.next_id += 3;
+        rig.tell(&[stored(None, &all)]);
+        rig.tell(then);
+        rig.trust().0
+    };
+    let first = stored(None, &[(1, 4)]);
+    assert_eq!(after_a_loss(std::slice::from_ref(&first), &[]), Trust::Exact);
+    assert_eq!(after_a_loss(&[], &[]), Trust::Lower, "another pool may have been told of in between");
+    assert_eq!(after_a_loss(&[created(512, 50), first], &[]), Trust::Lower, "another pool was told of");
+}
+
+#[test]
+fn blocks_of_the_device_are_not_all_where_there_is_a_host_tier() {
+    let mut rig = Rig::unheard(Some(4), None);
+    let levels = json!({"type": "created", "num_blocks_per_cache_level": [2, 5]});
+    rig.tell(&[(4096, levels), stored(None, &[(1, 4)])]);
+    rig.next_id += 1;
+    rig.tell(&[stored(None, &[(1, 4), (2, 4)])]);
+    assert_eq!(rig.trust().0, Trust::Lower);
+}
+
+#[test]
+fn what_a_device_had_in_another_life_proves_nothing() {
+    let mut rig = Rig::unheard(Some(4), None);
+    rig.tell(&[created(4096, 2), stored(None, &[(1, 4)]), removed(&[1])]);
+    rig.next_id = 1; // another life, whose beginning somebody else has read
+    rig.tell(&[stored(None, &[(1, 4), (2, 4)])]);
+    assert_eq!(rig.trust().0, Trust::Lower);
+}
+
+#[test]
+fn a_second_store_of_a_held_block_is_told_and_not_counted() {
+    let mut rig = Rig::new(Some(4));
+    rig.tell(&[stored(None, &[(1, 4)]), stored(None, &[(1, 4)])]);
+    assert_eq!(rig.trust(), (Trust::Lower, Some(Reason::SharedHash)));
+    assert_eq!(rig.recorder.journal().state().copies_in(Device), 1);
+}
+
+#[test]
+fn a_move_leaves_no_copy_behind_wherever_it_says_that_it_came_from() {
+    let mut rig = Rig::new(Some(4));
+    rig.tell(&[stored(None, &[(1, 4)]), moved(1, 0, 1), moved(1, 0, 2)]);
+    assert_eq!(rig.held(), set(&[(Tier::Disk, 1)]));
+    rig.tell(&[moved(1, 2, 7), moved(1, 7, 8)]);
+    assert_eq!(rig.held(), set(&[(Tier::Unknown, 1)]), "levels without a name are one place");
+}
+
+#[test]
+fn a_pool_that_turned_out_to_be_a_side_one_stays_so() {
+    let mut rig = Rig::unheard(Some(4), None);
+    rig.next_id = 7;
+    let of = |window, (_, data): (u32, Value)| (window, data);
+    rig.tell(&[of(512, stored(None, &[(1, 4)])), of(512, removed(&[1]))]);
+    rig.tell(&[stored(None, &[(2, 4)]), of(512, stored(None, &[(1, 4)]))]);
+    assert_eq!(rig.visible(), set(&[(Device, 2)]));
+}
+
+#[test]
+fn when_the_size_is_learnt_parents_are_told_before_their_children() {
+    let mut rig = Rig::unheard(None, None);
+    rig.next_id = 7;
+    // The child waits for its parent, and lies before it.
+    rig.tell(&[stored(Some(1), &[(2, 4)]), stored(None, &[(1, 4)])]);
+    let entries = rig.tell(&[stored(Some(1), &[(3, 2)])]);
+    let told: Vec<u64> = entries
+        .iter()
+        .flat_map(|entry| &entry.transitions)
+        .flat_map(|transition| match transition {
+            Transition::Stored { blocks, .. } => blocks.iter().map(|block| block.hash).collect(),
+            _ => Vec::new(),
+        })
+        .collect();
+    assert_eq!(told, [1, 2]);
 }
