@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kvplane_core::{Reason, Tier, Trust};
 use kvplane_wire::{Created, Layout, Moved};
+use smallvec::SmallVec;
 
 use super::Journal;
 use super::apply::Effects;
@@ -106,9 +107,9 @@ impl Journal {
     }
 
     /// The places of a group that hold a block: the drain says that a block is gone, not from where.
-    pub(super) fn places_holding(&self, slot: SlotId, group: Option<u32>) -> Vec<PlaceId> {
-        let of_group = self.state.places.iter().filter(|(_, place)| place.group == group);
-        of_group.map(|(id, _)| id).filter(|&id| self.state.copies(slot, id) > 0).collect()
+    pub(super) fn places_holding(&self, slot: SlotId, group: Option<u32>) -> SmallVec<[PlaceId; 4]> {
+        let places = self.state.held_in(slot);
+        places.filter(|&place| self.state.places.get(place).group == group).collect()
     }
 
     /// A group shows its window. The largest is the main one: should a larger one turn up, what was told as whole prefixes

@@ -30,14 +30,12 @@ pub struct Link {
     unknown: usize,
     pause: Duration,
     start: u64,
-    /// A batch was put in order since the call began.
-    progress: bool,
 }
 
 impl Link {
     /// A connection to a server that may offer its events under so many names.
     pub fn new(names: usize) -> Self {
-        Self { names, name: 0, unknown: 0, pause: SHORTEST_PAUSE, start: 0, progress: false }
+        Self { names, name: 0, unknown: 0, pause: SHORTEST_PAUSE, start: 0 }
     }
 
     /// The name to subscribe under: an index.
@@ -48,7 +46,6 @@ impl Link {
     /// A call is made with this number.
     pub fn calling(&mut self, start: u64) {
         self.start = start;
-        self.progress = false;
     }
 
     /// The server took the call.
@@ -58,7 +55,6 @@ impl Link {
 
     /// A batch was put in order.
     pub fn advanced(&mut self) {
-        self.progress = true;
         self.pause = SHORTEST_PAUSE;
     }
 
@@ -83,9 +79,10 @@ impl Link {
         }
     }
 
-    /// A rank wants another subscription: at once, unless that led nowhere before.
+    /// A rank wants another subscription: at once, unless this one was from the beginning. What ends again and again behind
+    /// its beginning would be asked for without a pause.
     pub fn again(&mut self) -> Duration {
-        if self.progress || self.start != 0 { Duration::ZERO } else { self.back_off() }
+        if self.start == 0 { self.back_off() } else { Duration::ZERO }
     }
 
     fn back_off(&mut self) -> Duration {
@@ -138,7 +135,7 @@ mod tests {
         assert_eq!(link.ended(Ended::OutOfRange).after, SHORTEST_PAUSE);
         link.calling(0);
         link.advanced();
-        assert_eq!(link.ended(Ended::DataLoss).after, Duration::ZERO);
+        assert_eq!(link.ended(Ended::DataLoss).after, SHORTEST_PAUSE, "behind every beginning, perhaps");
         assert_eq!(link.ended(Ended::FailedPrecondition).after, SLOW_PAUSE);
     }
 }

@@ -236,6 +236,12 @@ impl State {
         slot.holdings.iter().find(|h| h.place == place && self.places.is_current(h)).map_or(0, |h| h.copies)
     }
 
+    /// The places that hold a block.
+    pub(crate) fn held_in(&self, slot: SlotId) -> impl Iterator<Item = PlaceId> {
+        let holdings = self.slots[slot as usize].holdings.iter();
+        holdings.filter(|holding| self.places.is_current(holding)).map(|holding| holding.place)
+    }
+
     /// Where a block lies.
     pub(crate) fn holdings(&self, slot: SlotId) -> impl Iterator<Item = (&Arc<Place>, u32)> {
         let holdings =
