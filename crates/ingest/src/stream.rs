@@ -1,5 +1,6 @@
 //! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,10 +13,11 @@ use kvplane_stream::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tracing::error;
 
 use crate::catalog::{Catalog, Identity, StreamFeed, View};
 use crate::clock::Clock;
-use crate::trouble::{Teller, Troubles};
+use crate::trouble::{DEFECT, Teller, Troubles};
 
 /// Slots that a snapshot visits while it holds the stream's lock: some tens of microseconds.
 const SNAPSHOT_STEP: usize = 512;
@@ -159,11 +161,25 @@ impl Stream {
     /// Feeds the recorder. Who waits for news is woken by [`Self::announce`], so that a burst wakes them once.
     pub fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) -> Outcome {
         let now = self.clock.now();
-        let inner = self.inner.lock();
+        let mut inner = self.inner.lock();
         if inner.closed {
             return Outcome::default();
         }
-        self.feed_locked(inner, now, input)
+        // A source that dies of a defect would leave a stream that looks well and hears nothing.
+        let fed = catch_unwind(AssertUnwindSafe(|| self.feed_locked(&mut inner, now, input)));
+        fed.unwrap_or_else(|_| self.give_up(inner, now))
+    }
+
+    /// What is recorded may be half done: none of it is said any more, and nothing is recorded.
+    fn give_up(&self, mut inner: MutexGuard<'_, Inner>, now: Now) -> Outcome {
+        error!(stream = %self.id, "a defect: the stream is not recorded any more");
+        inner.troubles.set(Teller::Source, Some(DEFECT));
+        inner.closed = true;
+        let left = inner.index.take();
+        let outcome = self.feed_locked(&mut inner, now, Recorder::remove);
+        drop(inner);
+        drop(left); // after the lock
+        outcome
     }
 
     /// Takes the stream off the plane. Whoever follows it is told by [`Self::removed`] first; then what it holds is let
@@ -174,7 +190,7 @@ impl Stream {
         let now = self.clock.now();
         let mut inner = self.inner.lock();
         inner.closed = true;
-        self.feed_locked(inner, now, Recorder::remove)
+        self.feed_locked(&mut inner, now, Recorder::remove)
     }
 
     /// Cancelled when the stream is removed from the plane.
@@ -182,12 +198,7 @@ impl Stream {
         &self.removed
     }
 
-    fn feed_locked(
-        &self,
-        mut inner: MutexGuard<'_, Inner>,
-        now: Now,
-        input: impl FnOnce(&mut Recorder, Now),
-    ) -> Outcome {
+    fn feed_locked(&self, inner: &mut Inner, now: Now, input: impl FnOnce(&mut Recorder, Now)) -> Outcome {
         let before = inner.recorder.journal().cursor();
         let batches = inner.recorder.journal().counters().batches;
         input(&mut inner.recorder, now);
@@ -196,17 +207,16 @@ impl Stream {
         }
         let news = inner.recorder.journal().cursor() != before;
         // Under the lock, so that the index has seen all that the journal has once the lock is free.
-        let Inner { recorder, index, .. } = &mut *inner;
+        let Inner { recorder, index, .. } = inner;
         let entries = recorder.journal_mut().take_fresh();
         if let Some(index) = index {
             index.follow(&entries, view(recorder));
         }
         let outcome = Outcome {
-            asks: inner.recorder.take_asks(),
-            happenings: inner.recorder.take_happenings(),
-            retired: inner.recorder.journal_mut().take_retired(),
+            asks: recorder.take_asks(),
+            happenings: recorder.take_happenings(),
+            retired: recorder.journal_mut().take_retired(),
         };
-        drop(inner);
         if news {
             self.unannounced.store(true, Ordering::Release);
         }
@@ -226,7 +236,10 @@ impl Stream {
 
     /// What keeps the source from being heard from now on; `None` once it is over.
     pub(crate) fn set_trouble(&self, trouble: Option<&'static str>) {
-        self.inner.lock().troubles.set(Teller::Source, trouble);
+        let mut inner = self.inner.lock();
+        if !inner.closed {
+            inner.troubles.set(Teller::Source, trouble);
+        }
     }
 
     /// What the engine's word about itself leaves open from now on; `None` once nothing is.

@@ -17,6 +17,8 @@ pub(crate) const BAD_ANSWER: &str = "bad_answer";
 pub(crate) const SHARED_ADDRESS: &str = "shared_address";
 /// The engine has another block size than the configured one.
 pub(crate) const BLOCK_SIZE: &str = "block_size";
+/// We failed on what the source said, and have stopped to record it.
+pub(crate) const DEFECT: &str = "defect";
 
 /// Who speaks of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
