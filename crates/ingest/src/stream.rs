@@ -282,6 +282,16 @@ impl Stream {
         }
     }
 
+    /// Makes sure that there is an entry behind a cursor, if need be one that says nothing.
+    pub fn go_beyond(&self, cursor: Cursor) {
+        self.feed(|recorder, _| {
+            if recorder.journal().cursor() == cursor {
+                recorder.journal_mut().note_nothing();
+            }
+        });
+        self.announce();
+    }
+
     /// The residency transitions from a number on.
     pub fn transitions_from(&self, start: u64) -> Range {
         self.window.transitions_from(start)

@@ -334,6 +334,8 @@ impl Outlet {
                     return true;
                 }
             }
+            // The last batch that a listener gets must be one that it would be replayed: by that it knows us again.
+            self.stream.go_beyond(snapshot.cursor);
             snapshot.cursor
         };
         // The tail up to now; what comes later is published.

@@ -278,6 +278,8 @@ impl Continuity {
     /// After a complete replay: place what is on hold; ask again if a hole is left, or if something does not fit.
     fn merge_hold(&mut self, now: Now) {
         let mut ask_again = false;
+        // One answer contradicts once, however many batches it is about.
+        let mut contradicts = false;
         while let Some(first) = self.hold.first() {
             let Some(last) = self.last else {
                 // The ring was empty although something was heard: a ring of no length. Nothing more to be had.
@@ -298,13 +300,17 @@ impl Continuity {
                 // Heard live and replayed, and not the same: a damaged frame, or a life that began since we asked.
                 Some(known) if held.readable && known != held.digest => {
                     ask_again = true;
-                    if held.origin == Origin::Live && self.contradicted() {
+                    let first_time =
+                        held.origin == Origin::Live && !std::mem::replace(&mut contradicts, true);
+                    if first_time && self.contradicted() {
                         self.restart(now, EpochCause::SequenceWentBack, Some((first, held)));
                         return;
                     }
                 }
                 _ => {
-                    self.contradictions = 0;
+                    if !contradicts {
+                        self.contradictions = 0;
+                    }
                     self.counters.duplicates += 1;
                 }
             }

@@ -540,6 +540,11 @@ impl Journal {
         self.push(None, 0.0, Vec::new(), Vec::new());
     }
 
+    /// An entry that says nothing: whoever is given a snapshot as batches needs one behind it that everybody has.
+    pub fn note_nothing(&mut self) {
+        self.push(None, 0.0, Vec::new(), Vec::new());
+    }
+
     // --- shared by the parts of this room ---------------------------------------------------------------------
 
     /// Puts a change of trust that no batch brought into the journal.
