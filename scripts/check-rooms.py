@@ -22,7 +22,9 @@ ROOMS = {
     "kvplane-stream": {"kvplane-core", "kvplane-wire"},
     "kvplane-socket": set(),
     "kvplane-index": {"kvplane-core"},
-    "kvplane-ingest": {"kvplane-core", "kvplane-index", "kvplane-socket", "kvplane-stream", "kvplane-wire"},
+    "kvplane-ingest": {
+        "kvplane-core", "kvplane-index", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
+    },
     "kvplane-proto": set(),
     "kvplane-server": {
         "kvplane-core", "kvplane-index", "kvplane-ingest", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",

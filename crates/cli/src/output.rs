@@ -44,6 +44,9 @@ impl Printer {
             }
             Some(Item::Batch(batch)) => self.batch_lines(&stream, &number, batch),
             Some(Item::Gone(_)) => self.line(&format!("{stream} {number} gone: removed from the plane")),
+            Some(Item::Standing(standing)) => {
+                self.line(&format!("{stream} {number} {}", word(standing.continuity().as_str_name())))
+            }
             None => Ok(Written::Yes),
         }
     }
@@ -172,6 +175,9 @@ impl Printer {
         });
         let item = match &message.item {
             Some(Item::Gone(_)) => ("gone", json!({})),
+            Some(Item::Standing(standing)) => {
+                ("standing", json!({ "continuity": continuity_json(standing.continuity()) }))
+            }
             Some(Item::Reset(reset)) => ("reset", json!({ "reason": word(reset.reason().as_str_name()) })),
             Some(Item::Snapshot(chunk)) => (
                 "snapshot",

@@ -96,6 +96,7 @@ impl Task {
         let request = proto::SubscribeRequest {
             streams: slots.iter().map(|(stream, slot)| selector(stream, slot)).collect(),
             start: proto::Start::Snapshot.into(),
+            ..proto::SubscribeRequest::default()
         };
         let answer = timeout(self.options.answer_within, self.plane.subscribe(request)).await;
         let mut messages = answer.map_err(|_| End::Silent)??.into_inner();
@@ -175,7 +176,7 @@ impl Task {
             (Applied::Batch(batch), Some(cursor)) => {
                 self.tell(|| Change::Batch { stream: stream(), cursor, batch: Arc::new(batch) });
             }
-            (Applied::Chunk | Applied::Loaded | Applied::Batch(_), _) => {}
+            (_, _) => {}
         }
         Ok(())
     }

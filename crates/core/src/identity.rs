@@ -41,6 +41,33 @@ impl From<&str> for EngineId {
     }
 }
 
+/// The identity of one running kvplane, told apart from every other and from its own earlier runs. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PlaneId(Arc<str>);
+
+impl PlaneId {
+    /// The identity that these random bits stand for.
+    pub fn from_bits(bits: u128) -> Self {
+        Self(format!("{bits:032x}").into())
+    }
+
+    /// An identity as another plane told it.
+    pub fn as_told(text: &str) -> Self {
+        Self(Arc::from(text))
+    }
+
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PlaneId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// One ordered event source: a data-parallel rank of an engine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId {

@@ -15,7 +15,7 @@ mod trust;
 pub use digest::{PlaceSeed, StateDigest};
 pub use error::{Blame, ErrorCode, PublicError};
 pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, hash_blocks, namespace_seed};
-pub use identity::{EngineId, EngineKind, ParseKindError, StreamId, default_worker_id};
+pub use identity::{EngineId, EngineKind, ParseKindError, PlaneId, StreamId, default_worker_id};
 pub use numbers::{Cursor, Epoch, NumberBase};
 pub use sglang::{sglang_event_hash, sglang_page_digest, sglang_salt_digest};
 pub use tier::{Locality, SpecKind, Tier};

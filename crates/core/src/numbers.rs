@@ -20,6 +20,9 @@ const EPOCH_SHIFT: u32 = 20;
 pub struct Epoch(u64);
 
 impl Epoch {
+    /// Of a stream of which no life is known yet. Nothing that is minted equals it.
+    pub const UNKNOWN: Epoch = Epoch(0);
+
     /// Takes a number that was minted before (from a client's cursor).
     pub fn from_raw(raw: u64) -> Self {
         Self(raw)

@@ -183,6 +183,21 @@ impl Reason {
         self == Self::Relay
     }
 
+    /// The reason of a name, if this build knows it.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.as_str() == name)
+    }
+
+    /// What stands for a reason that this build does not know, of a state of that worth. An exact state has none.
+    pub fn unknown(level: Trust) -> Option<Self> {
+        match level {
+            Trust::Exact => None,
+            Trust::Lower => Some(Self::UpstreamLower),
+            Trust::Unverified => Some(Self::UpstreamUnverified),
+            Trust::Unsound => Some(Self::UpstreamUnsound),
+        }
+    }
+
     /// The name used in status, metrics and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -236,6 +251,24 @@ pub struct TrustState {
 }
 
 impl TrustState {
+    /// What another plane says that a state is worth: `(reason, since)` as told, and never better than its level.
+    pub fn as_told<'t>(level: Trust, reasons: impl IntoIterator<Item = (&'t str, u64)>) -> Self {
+        let mut told = Self::default();
+        let mut since = 0;
+        for (name, since_ms) in reasons {
+            since = since_ms;
+            if let Some(reason) = Reason::named(name).or_else(|| Reason::unknown(level)) {
+                told.degrade(reason, since_ms);
+            }
+        }
+        if told.level() < level
+            && let Some(reason) = Reason::unknown(level)
+        {
+            told.degrade(reason, since);
+        }
+        told
+    }
+
     /// The level: the worst of what is active.
     pub fn level(&self) -> Trust {
         self.active.iter().map(|d| d.reason.trust()).max().unwrap_or(Trust::Exact)
@@ -282,6 +315,21 @@ impl TrustState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_told_is_never_taken_for_better() {
+        let told = TrustState::as_told(Trust::Lower, [("gap", 1), ("history", 2)]);
+        assert_eq!(
+            told.active().iter().map(|d| d.reason).collect::<Vec<_>>(),
+            [Reason::Gap, Reason::History]
+        );
+        let told = TrustState::as_told(Trust::Unsound, [("gap", 1), ("a_later_word", 2)]);
+        assert_eq!(told.worst(), Some(Degradation { reason: Reason::UpstreamUnsound, since_ms: 2 }));
+        let told = TrustState::as_told(Trust::Unverified, [("gap", 3)]);
+        assert_eq!(told.worst(), Some(Degradation { reason: Reason::UpstreamUnverified, since_ms: 3 }));
+        assert_eq!(TrustState::as_told(Trust::Exact, []).level(), Trust::Exact);
+        assert!(Reason::ALL.into_iter().all(|reason| Reason::named(reason.as_str()) == Some(reason)));
+    }
 
     #[test]
     fn the_worst_reason_decides() {

@@ -7,7 +7,7 @@ use kvplane_socket::SocketError;
 
 use crate::address::AddressError;
 use crate::plane::Engine;
-use crate::spec::{EngineSpec, Events, RankSpec};
+use crate::spec::{EngineSpec, Events, Feed, RankSpec};
 
 /// Why engines cannot be added. When this is returned, nothing has changed.
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +108,7 @@ pub(crate) fn check(running: &[Arc<Engine>], new: &[EngineSpec], max_engines: us
 }
 
 fn check_ranks(spec: &EngineSpec) -> Result<(), AddError> {
-    if spec.ranks.is_empty() {
+    if spec.ranks.is_empty() && !matches!(spec.feed, Feed::Linked(_)) {
         return Err(AddError::NoRanks(spec.id.clone()));
     }
     for (at, RankSpec { rank, events, replay }) in spec.ranks.iter().enumerate() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvplane_core::Trust;
-use kvplane_stream::{Ask, Happening, Now, PassedOver, Recorder, State};
+use kvplane_stream::{Ask, Happening, MirroredState, Now, PassedOver, Recorder, State};
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
@@ -49,6 +49,16 @@ impl Feeder {
         self.stream.announce();
     }
 
+    /// Takes over a whole state that another plane told.
+    pub(crate) fn load(&self, state: MirroredState) {
+        let Outcome { happenings, retired, .. } = self.stream.load(state);
+        for happening in happenings {
+            self.log(happening);
+        }
+        self.free(retired);
+        self.stream.announce();
+    }
+
     /// Takes the stream off the plane. Its source may still speak; it is not recorded.
     pub(crate) fn remove(&self) {
         let Outcome { retired, .. } = self.stream.remove();
@@ -80,6 +90,9 @@ impl Feeder {
             }
             Happening::PassedOver(PassedOver { kind, reason, count }) => {
                 warn!(%stream, kind, reason, count, "event passed over");
+            }
+            Happening::Void(misfit) => {
+                warn!(%stream, reason = misfit.as_str(), %misfit, "the mirror is void: a snapshot is needed");
             }
             Happening::Undecodable { sequence, reason } => {
                 warn!(%stream, engine_sequence = sequence, reason, "batch cannot be decoded");

@@ -19,6 +19,7 @@ mod feeder;
 mod grpc_source;
 mod hint;
 mod http_client;
+mod kvplane_source;
 mod plane;
 mod shared_source;
 mod sources;
@@ -30,9 +31,10 @@ mod zmq_source;
 pub use address::AddressError;
 pub use catalog::{Answer, Catalog, Identity, IndexStats, Match, Member, Prompt, Roster, View};
 pub use check::{AddError, UnknownMember};
+pub use kvplane_source::{LinkState, LinkStatus};
 pub use plane::{Engine, Engines, Plane};
 pub use spec::{
-    DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, Origin,
-    PlaneOptions, RankSpec, Told,
+    DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, LinkSpec,
+    MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
 };
-pub use stream::{Outcome, Stream, StreamStatus};
+pub use stream::{News, Outcome, Stream, StreamStatus};

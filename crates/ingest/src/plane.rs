@@ -1,10 +1,11 @@
 //! Every engine's streams, and the sources that feed them. Engines come and go while the others run.
 
 mod given;
+mod mirrors;
 
 use std::sync::{Arc, Weak};
 
-use kvplane_core::{Cursor, StreamId};
+use kvplane_core::{Cursor, PlaneId, StreamId};
 use kvplane_socket::{Options as SocketOptions, Sockets};
 use kvplane_stream::{
     DrainOptions, JournalOptions, Options as FollowOptions, Recorder, RelayOptions, Semantics,
@@ -20,6 +21,7 @@ use crate::clock::Clock;
 use crate::discovery::Asker;
 use crate::feeder::Feeder;
 use crate::http_client::HttpClient;
+use crate::kvplane_source::LinkState;
 use crate::sources::Sources;
 use crate::spec::{EngineSpec, Events, Feed, Origin, PlaneOptions, RankSpec};
 use crate::stream::Stream;
@@ -35,12 +37,15 @@ pub struct Engine {
     pub origin: Origin,
     /// One per rank, in the order of their numbers.
     pub streams: Vec<Arc<Stream>>,
+    /// How the way to it is, where it is another plane.
+    pub link: Option<Arc<LinkState>>,
     replaced: CancellationToken,
 }
 
 impl Engine {
     fn new(spec: EngineSpec, origin: Origin, streams: Vec<Arc<Stream>>) -> Arc<Self> {
-        Arc::new(Self { spec, origin, streams, replaced: CancellationToken::new() })
+        let link = matches!(spec.feed, Feed::Linked(_)).then(Arc::default);
+        Arc::new(Self { spec, origin, streams, link, replaced: CancellationToken::new() })
     }
 
     /// The stream of a rank.
@@ -60,6 +65,7 @@ pub type Engines = Arc<[Arc<Engine>]>;
 /// Every engine's streams.
 #[derive(Debug)]
 pub struct Plane {
+    id: PlaneId,
     /// Read by everybody; changed under the lock of `members`.
     engines: watch::Sender<Engines>,
     members: Mutex<Members>,
@@ -87,6 +93,7 @@ impl Plane {
         check(&[], &specs, options.max_engines)?;
         let sockets = Sockets::start(&SocketOptions::default()).map_err(AddError::Threads)?;
         let plane = Arc::new_cyclic(|me| Self {
+            id: mirrors::random_id(),
             engines: watch::Sender::new(Engines::from([])),
             members: Mutex::default(),
             options: options.clone(),
@@ -147,8 +154,10 @@ impl Plane {
             let streams = streams.collect();
             engines.push(Engine::new(spec, origin, streams));
         }
+        mirrors::check_links(&engines)?;
         self.open(&mut members, planned)?;
         self.engines.send_replace(engines.into());
+        self.start_links(&mut members);
         Ok(())
     }
 
@@ -176,10 +185,15 @@ impl Plane {
         let mut members = self.members.lock();
         let engines = self.engines();
         let engine = find(&engines, id).ok_or_else(|| UnknownMember::Engine(id.to_owned()))?;
-        self.replace(&engines, engine, None);
+        // A link first, so that nothing more comes over it; then what came.
+        members.sources.unlink(&engine.spec.id);
         members.sources.end_discovery(&engine.spec.id);
-        for stream in &engine.streams {
-            members.close(stream);
+        let comes_over = |other: &&Arc<Engine>| other.spec.feed.comes_over(&engine.spec.id);
+        for going in engines.iter().filter(comes_over).chain([engine]) {
+            self.replace(&self.engines(), going, None);
+            for stream in &going.streams {
+                members.close(stream);
+            }
         }
         Ok(engine.clone())
     }
@@ -262,6 +276,9 @@ impl Plane {
                 };
                 Recorder::of_relay(follow, keep, rank.rank, now)
             }
+            Feed::Linked(_) | Feed::Mirrored(_) => {
+                Recorder::of_mirror(self.options.down_after, keep, rank.rank, now)
+            }
         };
         let stream = Stream::new(StreamId::new(spec.id.clone(), rank.rank), self.clock, recorder);
         let identity = Identity {
@@ -270,6 +287,7 @@ impl Plane {
             routing_group: spec.routing_group.clone(),
         };
         stream.join(&self.catalog, identity);
+        stream.set_via(self.via_to_here(spec.feed.mirrored().map_or(&[], |spec| &spec.via)));
         Arc::new(stream)
     }
 
@@ -311,6 +329,7 @@ impl Plane {
         }
         match events {
             Events::Awaited => members.sources.await_address(feeder),
+            Events::Shared(_) if spec.feed.mirrored().is_some() => members.sources.mirror(feeder),
             Events::Shared(_) => members.sources.share(spec, &self.me, feeder),
             Events::Connect(_) | Events::Bind(_) => {
                 let address = events.address().to_owned();

@@ -77,7 +77,7 @@ impl SharedSource {
                 let run = grpc_source::run(grpc.clone(), ranks.clone());
                 runtime.spawn(stop.clone().run_until_cancelled_owned(run));
             }
-            Feed::Published | Feed::Discovered(_) => {}
+            Feed::Published | Feed::Discovered(_) | Feed::Linked(_) | Feed::Mirrored(_) => {}
             Feed::Drained(drain) => {
                 let run = drain::run(drain.clone(), ranks.clone());
                 runtime.spawn(stop.clone().run_until_cancelled_owned(run));

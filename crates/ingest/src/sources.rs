@@ -10,6 +10,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::discovery::{self, Asker};
 use crate::feeder::Feeder;
+use crate::kvplane_source::Link;
 use crate::plane::Plane;
 use crate::shared_source::SharedSource;
 use crate::spec::{EngineSpec, Events};
@@ -42,6 +43,7 @@ pub(crate) struct Sources {
     shared: HashMap<EngineId, SharedSource>,
     /// Tasks that ask engines where they publish; each ends when this is dropped.
     discoveries: HashMap<EngineId, DropGuard>,
+    links: HashMap<EngineId, Link>,
     released: ReleasedPorts,
 }
 
@@ -93,6 +95,25 @@ impl Sources {
             self.shared.insert(stream.engine.clone(), source);
         }
         self.by_stream.insert(stream, Source::Shared { feeder });
+    }
+
+    /// A stream is fed by a link.
+    pub(crate) fn mirror(&mut self, feeder: Feeder) {
+        self.by_stream.insert(feeder.stream().id().clone(), Source::Shared { feeder });
+    }
+
+    /// Another plane is followed from now on.
+    pub(crate) fn link(&mut self, id: EngineId, link: Link) {
+        self.links.insert(id, link);
+    }
+
+    pub(crate) fn has_link(&self, id: &EngineId) -> bool {
+        self.links.contains_key(id)
+    }
+
+    /// It is not any more.
+    pub(crate) fn unlink(&mut self, id: &EngineId) {
+        self.links.remove(id);
     }
 
     fn bind(&self, sockets: &Sockets, address: &str) -> Result<BoundSocket, SocketError> {
@@ -173,5 +194,6 @@ impl Sources {
         self.bound.clear();
         self.shared.clear();
         self.discoveries.clear();
+        self.links.clear();
     }
 }

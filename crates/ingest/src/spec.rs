@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use kvplane_core::{EngineId, EngineKind};
+use kvplane_core::{EngineId, EngineKind, PlaneId};
 use kvplane_stream::{Duplicates, Limits, OnGap};
 
 use crate::address::{AddressError, check_overlap, for_rank};
@@ -107,6 +107,57 @@ pub enum Feed {
     Subscribed(GrpcSpec),
     /// As published, at addresses that the engine is asked for.
     Discovered(DiscoverySpec),
+    /// It is another plane, and has no ranks itself: each of its engines is an engine here.
+    Linked(LinkSpec),
+    /// An engine of another plane.
+    Mirrored(MirrorSpec),
+}
+
+impl Feed {
+    /// Which engine of another plane it is, if it is one.
+    pub fn mirrored(&self) -> Option<&MirrorSpec> {
+        match self {
+            Self::Mirrored(spec) => Some(spec),
+            _ => None,
+        }
+    }
+
+    /// Whether it is an engine of the plane behind this link.
+    pub fn comes_over(&self, link: &EngineId) -> bool {
+        self.mirrored().is_some_and(|spec| spec.link == *link)
+    }
+}
+
+/// Another plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkSpec {
+    /// Its gRPC server: `http://host:port`.
+    pub url: String,
+    /// The only engine of it that is wanted; absent: all.
+    pub engine: Option<String>,
+}
+
+impl LinkSpec {
+    /// Whether an engine of the other plane is wanted.
+    pub(crate) fn wants(&self, engine: &str) -> bool {
+        self.engine.as_ref().is_none_or(|wanted| wanted == engine)
+    }
+
+    /// Where it is, if that is an address.
+    pub fn endpoint(&self) -> Result<tonic::transport::Endpoint, tonic::transport::Error> {
+        tonic::transport::Endpoint::from_shared(self.url.clone())
+    }
+}
+
+/// An engine of another plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MirrorSpec {
+    /// The link that it comes over.
+    pub link: EngineId,
+    /// Its name there.
+    pub engine: String,
+    /// The planes that it came through when it was added, the other plane last.
+    pub via: Vec<PlaneId>,
 }
 
 /// A server that is subscribed to over gRPC.
@@ -192,6 +243,8 @@ pub enum Origin {
     Api,
     /// A call that registers one rank after the other.
     Register,
+    /// The other plane that it comes from.
+    Upstream,
 }
 
 impl Origin {
@@ -201,6 +254,7 @@ impl Origin {
             Self::Config => "config",
             Self::Api => "api",
             Self::Register => "register",
+            Self::Upstream => "upstream",
         }
     }
 }

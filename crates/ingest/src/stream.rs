@@ -1,11 +1,14 @@
 //! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
 
+mod mirrored;
+mod news;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kvplane_core::{Continuity, Cursor, Epoch, Reason, StateDigest, StreamId, Tier, TrustState};
+use kvplane_core::{Continuity, Cursor, Epoch, PlaneId, Reason, StateDigest, StreamId, Tier, TrustState};
 use kvplane_stream::{
     Ask, Counters, Entry, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Range, Recorder,
     Snapshot, SnapshotBuilder, Window,
@@ -18,6 +21,7 @@ use tracing::error;
 use crate::catalog::{Catalog, Identity, StreamFeed, View};
 use crate::clock::Clock;
 use crate::trouble::{DEFECT, Teller, Troubles};
+pub use news::News;
 
 /// Slots that a snapshot visits while it holds the stream's lock: some tens of microseconds.
 const SNAPSHOT_STEP: usize = 512;
@@ -108,6 +112,10 @@ pub struct Stream {
     /// The snapshot that was taken last and when it was begun, while somebody still uses it.
     snapshot: tokio::sync::Mutex<(Duration, Weak<Snapshot>)>,
     removed: CancellationToken,
+    /// Another plane records it.
+    mirrored: bool,
+    /// The planes that it came through, this one last.
+    via: Mutex<Arc<[PlaneId]>>,
 }
 
 impl Stream {
@@ -122,6 +130,8 @@ impl Stream {
         Self {
             id,
             clock,
+            mirrored: recorder.is_mirror(),
+            via: Mutex::new(Arc::from([])),
             window: recorder.journal().window(),
             unannounced: AtomicBool::new(false),
             inner: Mutex::new(Inner {
@@ -199,13 +209,13 @@ impl Stream {
     }
 
     fn feed_locked(&self, inner: &mut Inner, now: Now, input: impl FnOnce(&mut Recorder, Now)) -> Outcome {
-        let before = inner.recorder.journal().cursor();
+        let before = (inner.recorder.journal().cursor(), inner.recorder.standing());
         let batches = inner.recorder.journal().counters().batches;
         input(&mut inner.recorder, now);
         if inner.recorder.journal().counters().batches != batches {
             inner.last_event = Some(now.mono);
         }
-        let news = inner.recorder.journal().cursor() != before;
+        let news = (inner.recorder.journal().cursor(), inner.recorder.standing()) != before;
         // Under the lock, so that the index has seen all that the journal has once the lock is free.
         let Inner { recorder, index, .. } = inner;
         let entries = recorder.journal_mut().take_fresh();
@@ -267,25 +277,11 @@ impl Stream {
         self.window.read_after(cursor, max)
     }
 
-    /// What follows a cursor; waits until there is something.
-    pub async fn next_after(&self, cursor: Cursor, max: usize) -> Result<Vec<Arc<Entry>>, Loss> {
-        loop {
-            // Registered before the look, so that nothing that happens after the look is missed.
-            let changed = self.changed.notified();
-            let mut changed = std::pin::pin!(changed);
-            changed.as_mut().enable();
-            let entries = self.read_after(cursor, max)?;
-            if !entries.is_empty() {
-                return Ok(entries);
-            }
-            changed.await;
-        }
-    }
-
-    /// Makes sure that there is an entry behind a cursor, if need be one that says nothing.
+    /// Makes sure that there is an entry behind a cursor, if need be one that says nothing. Numbers that another plane gives
+    /// out are left alone.
     pub fn go_beyond(&self, cursor: Cursor) {
         self.feed(|recorder, _| {
-            if recorder.journal().cursor() == cursor {
+            if recorder.journal().cursor() == cursor && !recorder.is_mirror() {
                 recorder.journal_mut().note_nothing();
             }
         });

@@ -31,6 +31,14 @@ impl Readiness {
         let mut unheard = Vec::new();
         let mut inexact = Vec::new();
         let mut troubled = Vec::new();
+        for engine in plane.engines().iter() {
+            let status = engine.link.as_ref().map(|link| link.status());
+            if let Some(status) = status.filter(|status| !status.connected) {
+                let trouble = status.trouble.unwrap_or("connecting");
+                unheard.push(format!("{}: {trouble}", engine.spec.id));
+                inexact.push(format!("{}: {trouble}", engine.spec.id));
+            }
+        }
         for stream in plane.streams() {
             let status = stream.status();
             let (id, continuity) = (stream.id(), status.continuity);

@@ -17,7 +17,8 @@ pub enum StoreCause {
     Announced,
     /// A store that builds on them proves it.
     Proven,
-    /// They were held before; what comes before them is known now, and so is their content.
+    /// They were held before, or are announced next by their hashes alone; what comes before them is known, and so is
+    /// their content.
     Attached,
 }
 

@@ -9,6 +9,7 @@ mod continuity;
 mod drain;
 mod journal;
 mod merge;
+mod mirror;
 mod recorder;
 mod relay;
 mod state;
@@ -26,6 +27,7 @@ pub use journal::{
     Snapshot, SnapshotBuilder, Window,
 };
 pub use merge::RankMerge;
+pub use mirror::{MirrorSnapshot, MirroredState, Misfit, ToldBlocks, ToldChunk, ToldEnd, ToldEntry};
 pub use recorder::{Ask, Happening, Recorder};
 pub use relay::{Ended, Link, Next, Relay, RelayOptions};
 pub use state::{

@@ -13,7 +13,8 @@ use crate::output::{Printer, Written};
 pub(crate) async fn run(args: DumpArgs) -> Result<(), Failure> {
     let mut client = connect(&args.plane.plane).await?;
     let selector = select(&mut client, args.engine, args.rank).await?;
-    let request = SubscribeRequest { streams: vec![selector], start: Start::Snapshot.into() };
+    let request =
+        SubscribeRequest { streams: vec![selector], start: Start::Snapshot.into(), ..Default::default() };
     let subscription = client.subscribe(request).await.map_err(|status| refused(&status))?;
     let mut messages = subscription.into_inner();
     let mut printer = Printer::new(args.output == Output::Json, args.tokens);

@@ -21,7 +21,8 @@ pub(crate) async fn run(args: TailArgs) -> Result<(), Failure> {
         From::Live => Start::Live,
         From::Snapshot => Start::Snapshot,
     };
-    let request = SubscribeRequest { streams: selectors.collect(), start: start.into() };
+    let request =
+        SubscribeRequest { streams: selectors.collect(), start: start.into(), ..Default::default() };
     let subscription = client.subscribe(request).await.map_err(|status| refused(&status))?;
     let mut messages = subscription.into_inner();
     let mut printer = Printer::new(args.output == Output::Json, args.tokens);

@@ -41,6 +41,10 @@ pub enum Applied {
     Chunk,
     /// A snapshot is complete and replaced what was held.
     Loaded,
+    /// The stream stands elsewhere; nothing else has changed.
+    Standing,
+    /// The message is of a kind that this build does not know. Nothing has changed.
+    Nothing,
     /// A batch was applied; given back for whoever wants to know what happened.
     Batch(proto::Batch),
 }
@@ -105,11 +109,16 @@ impl Replica {
         }
         let cursor = Cursor { epoch: Epoch::from_raw(message.epoch), sequence: message.sequence };
         let applied = match message.item {
-            Some(Item::Reset(reset)) => Ok(self.reset(cursor, reset, retired)),
+            Some(Item::Reset(reset)) => Ok(self.reset(cursor, &reset, retired)),
             Some(Item::Snapshot(chunk)) => self.chunk(cursor, &chunk, retired),
             Some(Item::Batch(batch)) => self.batch(cursor, batch, retired),
             Some(Item::Gone(_)) => Err(ReplicaError::Gone),
-            None => Err(ReplicaError::Malformed("neither reset nor snapshot nor batch")),
+            Some(Item::Standing(standing)) => {
+                self.continuity = worth::continuity(standing.continuity).unwrap_or(self.continuity);
+                Ok(Applied::Standing)
+            }
+            // A later version's.
+            None => Ok(Applied::Nothing),
         };
         if applied.is_err() {
             self.interrupt_retiring(retired);
@@ -130,7 +139,7 @@ impl Replica {
         }
     }
 
-    fn reset(&mut self, cursor: Cursor, reset: proto::Reset, retired: &mut Retired) -> Applied {
+    fn reset(&mut self, cursor: Cursor, reset: &proto::Reset, retired: &mut Retired) -> Applied {
         self.interrupt_retiring(retired);
         self.phase = Phase::Loading { cursor, next_chunk: 0, state: State::default() };
         Applied::Reset(reset.reason())

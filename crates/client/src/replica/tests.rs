@@ -127,7 +127,7 @@ impl Plane {
             let after = (cursor.sequence - (self.epoch << 20)) as usize;
             return self.history[after + 1..].iter().filter_map(|(message, _)| message.clone()).collect();
         }
-        let reset = proto::Reset { reason: ResetReason::OtherEpoch.into() };
+        let reset = proto::Reset { reason: ResetReason::OtherEpoch.into(), ..Default::default() };
         let mut messages = vec![self.message(self.sequence, Item::Reset(reset))];
         let entries: Vec<_> = self.copies.iter().collect();
         let chunks = entries.len().div_ceil(chunk).max(1);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Reason, StreamId, Tier, Trust};
+use kvplane_core::{Continuity, Reason, StreamId, Tier, Trust};
 use kvplane_index::{Block, Refused, Slot};
 use kvplane_stream::{Entry, Transition, VisibleBlock};
 use tracing::warn;
@@ -31,12 +31,23 @@ pub(crate) struct StreamFeed {
     journal: View,
     /// The index knows less than the journal, and why; until the next clear or life.
     lacking: Option<Reason>,
+    /// A whole state is being taken over, and not all of it is here yet.
+    loading: bool,
     scratch: Vec<Block>,
 }
 
 impl StreamFeed {
     pub(super) fn new(catalog: Arc<Catalog>, roster: Arc<Roster>, member: Arc<Member>, view: View) -> Self {
-        Self { catalog, roster, member, seats: Vec::new(), journal: view, lacking: None, scratch: Vec::new() }
+        Self {
+            catalog,
+            roster,
+            member,
+            seats: Vec::new(),
+            journal: view,
+            lacking: None,
+            loading: false,
+            scratch: Vec::new(),
+        }
     }
 
     /// Why the index knows less of the stream than its journal does.
@@ -68,14 +79,46 @@ impl StreamFeed {
                 keyspace.index.mark(*slot, entry.sequence);
             }
         }
+        if epoch != view.epoch {
+            // What was known is void, and no entry says so.
+            self.vacate();
+        }
         self.journal = view;
         if !settled || self.lacking != lacked {
             self.member.cell.settle(self.worth());
         }
     }
 
+    /// A whole state takes the place of what was known; it comes in steps.
+    pub(crate) fn begin_load(&mut self, view: View) {
+        self.member.cell.unsettle();
+        self.vacate();
+        self.loading = true;
+        self.journal = view;
+        self.member.cell.settle(self.worth());
+    }
+
+    /// The next step.
+    pub(crate) fn load(&mut self, transitions: &[Transition]) {
+        for transition in transitions {
+            self.apply(transition);
+        }
+    }
+
+    /// All of it is here: the state at this number.
+    pub(crate) fn end_load(&mut self, sequence: u64) {
+        for Seat { keyspace, slot } in &self.seats {
+            keyspace.index.mark(*slot, sequence);
+        }
+        self.loading = false;
+        self.member.cell.settle(self.worth());
+    }
+
     /// The journal's view, and no better than what the index knows.
     fn worth(&self) -> View {
+        if self.loading {
+            return View { continuity: Continuity::Recovering, ..self.journal };
+        }
         match self.lacking {
             Some(reason) if self.journal.trust < reason.trust() => {
                 View { trust: reason.trust(), reason: Some(reason), ..self.journal }

@@ -2,6 +2,7 @@
 //! place.
 
 mod asked;
+mod link;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -69,6 +70,9 @@ pub struct EngineConfig {
     /// http:// or https://.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc: Option<String>,
+    /// The only engine of another kvplane that is wanted; all of them when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
     /// Certificates (PEM) to trust for an https `grpc`, instead of the public ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc_ca: Option<PathBuf>,
@@ -210,6 +214,12 @@ impl EngineConfig {
     /// How the events come, and where each rank is.
     fn source(&self) -> Result<(Feed, Vec<RankSpec>), EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
+        if self.kind == EngineKind::Kvplane {
+            return Ok((Feed::Linked(self.link()?), Vec::new()));
+        }
+        if self.upstream.is_some() {
+            return wrong("upstream", format!("is for another kvplane, not for kind {}", self.kind));
+        }
         let shared =
             |address: &str| (0..self.rank_count()).map(|rank| RankSpec::shared(rank, address)).collect();
         if self.is_asked() {
@@ -311,6 +321,9 @@ impl EngineConfig {
     fn front(&self) -> Result<Option<(SocketAddr, Front)>, EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         let Some(address) = self.front else {
+            if self.kind == EngineKind::Kvplane {
+                return Ok(None);
+            }
             let subscribed = self.subscribed_to();
             let asked = self.grpc.clone().filter(|_| self.is_asked());
             if self.grpc.is_some() && asked.is_none() && !matches!(subscribed, Some(("grpc", _))) {

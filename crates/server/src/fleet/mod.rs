@@ -128,6 +128,10 @@ impl Fleet {
     }
 
     async fn remove_locked(&self, id: &str) -> Result<(), FleetError> {
+        let engine = self.engine(id);
+        if let Some(spec) = engine.as_ref().and_then(|engine| engine.spec.feed.mirrored()) {
+            return Err(FleetError::Conflict(format!("engine {id} comes over {}: remove that", spec.link)));
+        }
         let name = id.to_owned();
         self.off_the_runtime(move |shared| Ok(shared.plane.remove(&name).map(drop)?)).await?;
         self.forget(id);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, Cursor, StateDigest, StreamId, Tier, Trust, TrustState};
+use kvplane_ingest::Stream;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_stream::{
@@ -39,8 +40,18 @@ pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
     })
 }
 
-pub(super) fn reset(id: &StreamId, cursor: Cursor, reason: proto::ResetReason) -> Bytes {
-    response(id, cursor, Item::Reset(proto::Reset { reason: reason.into() }))
+pub(super) fn reset(stream: &Stream, cursor: Cursor, reason: proto::ResetReason) -> Bytes {
+    let reset = proto::Reset { reason: reason.into(), via: via(stream) };
+    response(stream.id(), cursor, Item::Reset(reset))
+}
+
+/// The planes that a stream came through.
+pub(super) fn via(stream: &Stream) -> Vec<String> {
+    stream.via().iter().map(ToString::to_string).collect()
+}
+
+pub(super) fn standing(id: &StreamId, cursor: Cursor, standing: Continuity) -> Bytes {
+    response(id, cursor, Item::Standing(proto::Standing { continuity: continuity(standing).into() }))
 }
 
 pub(super) fn gone(id: &StreamId, cursor: Cursor) -> Bytes {
@@ -246,6 +257,7 @@ impl SnapshotChunks {
             chunk.known_from = self.snapshot.known_from;
             chunk.digest = Some(state_digest(self.snapshot.digest));
             chunk.last_event_id = self.snapshot.last_event_id;
+            chunk.block_size = self.snapshot.block_size;
         }
         self.index += 1;
         Some(response(&self.id, self.snapshot.cursor, Item::Snapshot(chunk)))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::stream::{BoxStream, SelectAll};
 use futures::{Stream as FutureStream, StreamExt as _, stream};
-use kvplane_core::StreamId;
+use kvplane_core::{Cursor, PlaneId, StreamId};
 use kvplane_ingest::{Engines, Plane, Stream};
 use kvplane_proto::Encoded;
 use tonic::Status;
@@ -21,6 +21,27 @@ enum Part {
     Changed(Engines),
 }
 
+/// What a subscriber of everything wants of each stream.
+pub(super) struct Wanted {
+    /// Where streams begin ...
+    pub(super) begin: Begin,
+    /// ... but for those of which it has something already.
+    pub(super) resume: HashMap<StreamId, Cursor>,
+    /// The plane that asks, if one does: what came through it is left out.
+    pub(super) asker: Option<PlaneId>,
+}
+
+impl Wanted {
+    fn includes(&self, stream: &Stream) -> bool {
+        self.asker.as_ref().is_none_or(|asker| !stream.via().contains(asker))
+    }
+
+    /// A cursor is good once: a stream that comes back under its name is another one.
+    fn begin(&mut self, stream: &StreamId) -> Begin {
+        self.resume.remove(stream).map_or(self.begin, Begin::After)
+    }
+}
+
 struct Everything {
     parts: SelectAll<BoxStream<'static, Part>>,
     /// The streams of the plane as last looked at, with their follower's number.
@@ -28,7 +49,7 @@ struct Everything {
     /// The numbers of these followers.
     numbers: HashSet<u64>,
     next_number: u64,
-    begin: Begin,
+    wanted: Wanted,
     /// What is to be sent before anything else.
     ready: VecDeque<Encoded>,
 }
@@ -36,7 +57,7 @@ struct Everything {
 /// The messages of all streams that are there, and of those that come.
 pub(super) fn everything(
     plane: &Plane,
-    begin: Begin,
+    wanted: Wanted,
 ) -> impl FutureStream<Item = Result<Encoded, Status>> + use<> {
     let mut watched = plane.watch();
     let engines = watched.borrow_and_update().clone();
@@ -50,11 +71,13 @@ pub(super) fn everything(
         followed: HashMap::new(),
         numbers: HashSet::new(),
         next_number: 0,
-        begin,
+        wanted,
         ready: VecDeque::new(),
     };
     all.parts.push(changes.boxed());
     all.reconcile(&engines);
+    // Of what is not there now, nothing is known when it comes.
+    all.wanted.resume.clear();
     stream::unfold(all, async |mut all| {
         let message = all.next().await?;
         Some((message, all))
@@ -79,6 +102,7 @@ impl Everything {
     /// Tells of streams that are gone, and begins with those that are new; in this order, as a stream may be both.
     fn reconcile(&mut self, engines: &Engines) {
         let streams = engines.iter().flat_map(|engine| &engine.streams);
+        let streams = streams.filter(|stream| self.wanted.includes(stream));
         let now: HashMap<&StreamId, &Arc<Stream>> = streams.map(|stream| (stream.id(), stream)).collect();
         self.followed.retain(|id, (number, stream)| {
             let stays = now.get(id).is_some_and(|now| Arc::ptr_eq(now, stream));
@@ -96,7 +120,8 @@ impl Everything {
             self.next_number += 1;
             self.numbers.insert(number);
             self.followed.insert(id.clone(), (number, stream.clone()));
-            let messages = Follower::new(stream.clone(), self.begin).into_stream();
+            let begin = self.wanted.begin(id);
+            let messages = Follower::new(stream.clone(), begin).into_stream();
             let removed = stream.removed().clone().cancelled_owned();
             let messages = messages.take_until(removed);
             self.parts.push(messages.map(move |message| Part::Message(number, message)).boxed());

@@ -3,14 +3,16 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{Stream as FutureStream, stream};
-use kvplane_core::{Cursor, ErrorCode, PublicError};
-use kvplane_ingest::Stream;
+use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError};
+use kvplane_ingest::{News, Stream};
 use kvplane_proto::Encoded;
 use kvplane_proto::kvplane::v1::ResetReason;
 use kvplane_stream::Loss;
+use tokio::time::timeout;
 use tonic::Status;
 
 use super::encode::{self, SnapshotChunks};
@@ -18,6 +20,8 @@ use crate::error::ApiError;
 
 /// Entries taken from the journal at a time.
 const READ: usize = 256;
+/// A subscriber that comes from another plane may be ahead of what has arrived here; this is how long it is waited for.
+const CATCH_UP: Duration = Duration::from_secs(1);
 
 /// Where a subscriber begins.
 #[derive(Debug, Clone, Copy)]
@@ -42,11 +46,13 @@ pub(super) struct Follower {
     stream: Arc<Stream>,
     phase: Phase,
     ready: VecDeque<Bytes>,
+    /// Where the subscriber believes that the stream stands; `None` as long as that cannot be known.
+    told: Option<Continuity>,
 }
 
 impl Follower {
     pub(super) fn new(stream: Arc<Stream>, begin: Begin) -> Self {
-        Self { stream, phase: Phase::Begin(begin), ready: VecDeque::new() }
+        Self { stream, phase: Phase::Begin(begin), ready: VecDeque::new(), told: None }
     }
 
     pub(super) fn into_stream(self) -> impl FutureStream<Item = Result<Encoded, Status>> {
@@ -66,16 +72,21 @@ impl Follower {
                 Phase::Begin(Begin::Snapshot) => self.phase = Phase::Reset(ResetReason::Start),
                 Phase::Begin(Begin::Live) => self.phase = Phase::Tail(self.stream.cursor()),
                 Phase::Begin(Begin::After(cursor)) => {
+                    if self.stream.is_mirrored() {
+                        // Whether it came in time or not is seen below.
+                        let _in_time = timeout(CATCH_UP, self.stream.reached(cursor)).await;
+                    }
                     self.phase = match self.stream.read_after(cursor, 0) {
                         Ok(_) => Phase::Tail(cursor),
                         Err(Loss::OtherEpoch) => Phase::Reset(ResetReason::OtherEpoch),
-                        Err(Loss::Expired) => Phase::Reset(ResetReason::Expired),
+                        Err(Loss::Expired | Loss::Replaced) => Phase::Reset(ResetReason::Expired),
                         Err(Loss::Future) => Phase::Reset(ResetReason::Future),
                     };
                 }
                 Phase::Reset(reason) => {
                     let snapshot = self.stream.snapshot().await;
-                    self.ready.push_back(encode::reset(self.stream.id(), snapshot.cursor, reason));
+                    self.told = Some(snapshot.standing);
+                    self.ready.push_back(encode::reset(&self.stream, snapshot.cursor, reason));
                     // Sorting a million blocks takes a while: not on a thread that serves others.
                     let id = self.stream.id().clone();
                     let chunks = tokio::task::spawn_blocking(move || SnapshotChunks::new(id, snapshot)).await;
@@ -91,15 +102,25 @@ impl Follower {
                     }
                     None => self.phase = Phase::Tail(chunks.cursor()),
                 },
-                Phase::Tail(cursor) => match self.stream.next_after(cursor, READ).await {
-                    Ok(entries) => {
+                Phase::Tail(cursor) => match self.news(cursor).await {
+                    Ok(News::Standing(standing)) => {
+                        self.told = Some(standing);
+                        self.ready.push_back(encode::standing(self.stream.id(), cursor, standing));
+                        self.phase = Phase::Tail(cursor);
+                    }
+                    Ok(News::Entries(entries)) => {
+                        let standing = entries.iter().rev().find_map(|entry| entry.standing);
+                        self.told = standing.or(self.told);
                         let last = entries.last().map_or(cursor.sequence, |entry| entry.sequence);
                         self.phase = Phase::Tail(Cursor { sequence: last, ..cursor });
                         let id = self.stream.id();
                         self.ready.extend(entries.iter().map(|entry| encode::entry(id, entry)));
                     }
                     Err(Loss::OtherEpoch) => self.phase = Phase::Reset(ResetReason::NewEpoch),
-                    Err(Loss::Expired | Loss::Future) => {
+                    // The state was taken over anew from another plane.
+                    Err(Loss::Replaced) => self.phase = Phase::Reset(ResetReason::Expired),
+                    Err(Loss::Future) => self.phase = Phase::Reset(ResetReason::Future),
+                    Err(Loss::Expired) => {
                         let message = format!(
                             "stream {}: what follows sequence {} has left the replay window; subscribe again",
                             self.stream.id(),
@@ -109,6 +130,22 @@ impl Follower {
                     }
                 },
             }
+        }
+    }
+
+    /// What the stream does next. Whoever comes back with a cursor is told first where a stream of another plane stands:
+    /// no entry may say so.
+    async fn news(&self, cursor: Cursor) -> Result<News, Loss> {
+        match self.told {
+            Some(told) => self.stream.news_after(cursor, told, READ).await,
+            None if self.stream.is_mirrored() => {
+                let entries = self.stream.read_after(cursor, READ)?;
+                if entries.is_empty() {
+                    return Ok(News::Standing(self.stream.standing()));
+                }
+                Ok(News::Entries(entries))
+            }
+            None => self.stream.next_after(cursor, READ).await.map(News::Entries),
         }
     }
 }

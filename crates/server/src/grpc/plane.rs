@@ -1,10 +1,11 @@
 //! `kvplane.v1.Plane`.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _, stream};
-use kvplane_core::{Cursor, Epoch, ErrorCode, PublicError, Tier};
+use kvplane_core::{Cursor, EngineId, Epoch, ErrorCode, PlaneId, PublicError, StreamId, Tier};
 use kvplane_ingest::{Engine, Stream};
 use kvplane_proto::Encoded;
 use kvplane_proto::kvplane::v1 as proto;
@@ -12,7 +13,7 @@ use kvplane_proto::kvplane::v1::server::plane_server::Plane;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::encode;
-use super::everything::everything;
+use super::everything::{Wanted, everything};
 use super::follow::{Begin, Follower};
 use super::query;
 use crate::error::ApiError;
@@ -44,9 +45,7 @@ impl PlaneService {
                 (None, None) => engine.streams.clone(),
                 (rank, _) => vec![select::stream(&engine, rank)?.clone()],
             };
-            let begin = selector.resume.as_ref().map_or(begin, |cursor| {
-                Begin::After(Cursor { epoch: Epoch::from_raw(cursor.epoch), sequence: cursor.sequence })
-            });
+            let begin = selector.resume.as_ref().map_or(begin, |at| Begin::After(cursor(at)));
             for stream in streams {
                 if selected.iter().any(|(known, _)| known.id() == stream.id()) {
                     let message = format!("stream {} is named twice", stream.id());
@@ -57,6 +56,25 @@ impl PlaneService {
         }
         Ok(selected)
     }
+}
+
+/// What a subscriber of everything wants of each stream.
+fn wanted(request: &proto::SubscribeRequest, begin: Begin) -> Result<Wanted, PublicError> {
+    let mut resume = HashMap::new();
+    for proto::StreamSelector { engine, rank, resume: at } in &request.streams {
+        let Some(at) = at else { continue };
+        let Some(rank) = rank else {
+            let message = format!("engine {engine}: resume needs a rank where all streams are followed");
+            return Err(PublicError::new(ErrorCode::InvalidArgument, message));
+        };
+        resume.insert(StreamId::new(EngineId::new(engine), *rank), cursor(at));
+    }
+    let asker = (!request.plane.is_empty()).then(|| PlaneId::as_told(&request.plane));
+    Ok(Wanted { begin, resume, asker })
+}
+
+fn cursor(told: &proto::Cursor) -> Cursor {
+    Cursor { epoch: Epoch::from_raw(told.epoch), sequence: told.sequence }
 }
 
 /// A stream that was named, until it is removed.
@@ -84,8 +102,8 @@ impl Plane for PlaneService {
             proto::Start::Snapshot => Begin::Snapshot,
             proto::Start::Live => Begin::Live,
         };
-        let messages: Responses = if request.streams.is_empty() {
-            everything(&self.shared.plane, begin).boxed()
+        let messages: Responses = if request.streams.is_empty() || request.others {
+            everything(&self.shared.plane, wanted(request, begin).map_err(ApiError)?).boxed()
         } else {
             let selected = self.selected(request, begin).map_err(ApiError)?;
             stream::select_all(selected.into_iter().map(|(stream, begin)| named(stream, begin))).boxed()
@@ -106,7 +124,7 @@ impl Plane for PlaneService {
             Some(name) => vec![engine_status(&*select::engine(plane, Some(name)).map_err(ApiError)?)],
             None => plane.engines().iter().map(|engine| engine_status(engine)).collect(),
         };
-        Ok(Response::new(proto::StatusResponse { engines }))
+        Ok(Response::new(proto::StatusResponse { engines, plane: plane.id().to_string() }))
     }
 
     async fn query(
@@ -130,6 +148,7 @@ fn engine_status(engine: &Engine) -> proto::EngineStatus {
         kind: engine.spec.kind.to_string(),
         model: engine.spec.model.clone(),
         ranks: engine.streams.iter().map(|stream| rank_status(stream)).collect(),
+        via: engine.streams.first().map(|stream| encode::via(stream)).unwrap_or_default(),
     }
 }
 

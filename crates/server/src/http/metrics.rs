@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use crate::front::FrontCounters;
 
 use super::index_metrics::Indexes;
+use super::link_metrics::Links;
 use super::source_metrics::Sources;
 use super::status::{STANDINGS, TRUSTS, counters, rejected};
 
@@ -38,6 +39,7 @@ pub(super) fn page(plane: &Plane, fronts: &[(String, Arc<FrontCounters>)]) -> Re
     registry.register_collector(Box::new(Streams(rows.collect())));
     registry.register_collector(Box::new(Sources::of(&engines)));
     registry.register_collector(Box::new(Fronts(fronts.to_vec())));
+    registry.register_collector(Box::new(Links::of(&engines)));
     let (stats, refused) = (plane.catalog().stats(), plane.catalog().refused());
     registry.register_collector(Box::new(Indexes { stats, refused }));
     let mut page = String::new();

@@ -3,6 +3,7 @@
 mod fields;
 mod index_metrics;
 mod indexer;
+mod link_metrics;
 mod members;
 mod metrics;
 mod peer_query;

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use kvplane_core::{Continuity, Tier, Trust};
-use kvplane_ingest::{Engine, Events, Plane, RankSpec, Stream, StreamStatus};
+use kvplane_ingest::{Engine, Events, Feed, Plane, RankSpec, Stream, StreamStatus};
 use serde::Serialize;
 
 /// Everything, at one moment per stream.
 #[derive(Debug, Serialize)]
 pub(crate) struct PlaneStatus {
+    /// This plane's identity; another run has another.
+    plane: String,
     engines: Vec<EngineStatus>,
 }
 
@@ -17,7 +19,35 @@ struct EngineStatus {
     id: String,
     kind: &'static str,
     model: String,
+    /// Where it comes from, if it is an engine of another plane.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<OriginStatus>,
+    /// How the way to it is, if it is another plane itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<LinkStatus>,
     ranks: Vec<RankStatus>,
+}
+
+#[derive(Debug, Serialize)]
+struct OriginStatus {
+    link: String,
+    /// Its name there.
+    engine: String,
+    /// The planes that it came through, this one last.
+    via: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct LinkStatus {
+    connected: bool,
+    /// The other plane's identity, as last heard.
+    plane: Option<String>,
+    trouble: Option<&'static str>,
+    /// Its engines that came through this plane.
+    refused: Vec<String>,
+    connects: u64,
+    loops: u64,
+    voids: BTreeMap<&'static str, u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -78,7 +108,8 @@ struct CounterStatus {
 }
 
 pub(super) fn plane(plane: &Plane) -> PlaneStatus {
-    PlaneStatus { engines: plane.engines().iter().map(|member| engine(member)).collect() }
+    let engines = plane.engines().iter().map(|member| engine(member)).collect();
+    PlaneStatus { plane: plane.id().to_string(), engines }
 }
 
 fn engine(engine: &Engine) -> EngineStatus {
@@ -86,7 +117,29 @@ fn engine(engine: &Engine) -> EngineStatus {
         id: engine.spec.id.to_string(),
         kind: engine.spec.kind.as_str(),
         model: engine.spec.model.clone(),
+        from: engine.spec.feed.mirrored().map(|spec| OriginStatus {
+            link: spec.link.to_string(),
+            engine: spec.engine.clone(),
+            via: engine.streams.first().map(|stream| via(stream)).unwrap_or_default(),
+        }),
+        link: engine.link.as_ref().map(|state| link(state.status())),
         ranks: engine.streams.iter().map(|stream| rank(stream)).collect(),
+    }
+}
+
+fn via(stream: &Stream) -> Vec<String> {
+    stream.via().iter().map(ToString::to_string).collect()
+}
+
+fn link(status: kvplane_ingest::LinkStatus) -> LinkStatus {
+    LinkStatus {
+        connected: status.connected,
+        plane: status.plane.map(|plane| plane.to_string()),
+        trouble: status.trouble,
+        refused: status.refused.into_iter().collect(),
+        connects: status.connects,
+        loops: status.loops,
+        voids: status.voids.into_iter().collect(),
     }
 }
 
@@ -191,6 +244,7 @@ pub(super) fn described(engine: &Engine) -> serde_json::Value {
         "block_size": spec.block_size,
         "worker_id": spec.worker_id,
         "http": spec.http,
+        "grpc": match &spec.feed { Feed::Linked(link) => Some(&link.url), _ => None },
         "added_by": engine.origin.as_str(),
     })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::{Stream as FutureStream, stream};
 use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError, Reason, Trust};
-use kvplane_ingest::{Stream, StreamStatus};
+use kvplane_ingest::{News, Stream, StreamStatus};
 use kvplane_proto::Encoded;
 use kvplane_stream::{Entry, Snapshot};
 use tonic::Status;
@@ -47,13 +47,15 @@ pub(super) struct Follower {
     ready: VecDeque<Bytes>,
     /// The stream was not credited at the start although it held something: it was told to be empty.
     withheld: bool,
+    /// Where the stream stood when it was last looked at.
+    standing: Option<Continuity>,
 }
 
 impl Follower {
     /// Checks the start, as the handler: what is wrong here reaches the gateway before any header.
     pub(super) fn new(source: Source, start: u64) -> Result<Self, Status> {
         let phase = if start == 0 { source.check_start()? } else { source.resume(start)? };
-        Ok(Self { source, phase, ready: VecDeque::new(), withheld: false })
+        Ok(Self { source, phase, ready: VecDeque::new(), withheld: false, standing: None })
     }
 
     pub(super) fn into_stream(self) -> impl FutureStream<Item = Result<Encoded, Status>> {
@@ -126,15 +128,29 @@ impl Follower {
                 Ok(Phase::Tail { sequence: last, cursor: None })
             }
             (Source::Native { stream, credit }, Some(cursor)) => {
-                let entries = stream.next_after(cursor, READ).await.map_err(|_| {
+                let standing = self.standing.unwrap_or_else(|| stream.standing());
+                let news = stream.news_after(cursor, standing, READ).await.map_err(|_| {
                     loss("the stream's continuity is lost: a new epoch, or a subscriber too slow")
                 })?;
+                let entries = match news {
+                    News::Entries(entries) => entries,
+                    News::Standing(Continuity::Down) => return Err(loss(OUT_OF_REACH)),
+                    News::Standing(standing) => {
+                        if self.withheld && is_credited(&stream.status(), credit) {
+                            return Err(loss(KNOWN_AGAIN));
+                        }
+                        self.standing = Some(standing);
+                        return Ok(Phase::Tail { sequence, cursor: Some(cursor) });
+                    }
+                };
+                let last_standing = entries.iter().rev().find_map(|entry| entry.standing);
+                self.standing = last_standing.or(Some(standing));
                 for entry in &entries {
                     if let Some(reason) = ends(entry, credit) {
                         return Err(loss(reason));
                     }
                     if self.withheld && is_credited(&stream.status(), credit) {
-                        return Err(loss("the stream's state is known again"));
+                        return Err(loss(KNOWN_AGAIN));
                     }
                     self.ready.push_back(sendable(encode::entry(entry))?);
                 }
@@ -183,6 +199,8 @@ impl Source {
     }
 }
 
+const OUT_OF_REACH: &str = "the engine is out of reach";
+const KNOWN_AGAIN: &str = "the stream's state is known again";
 const UNTRANSLATABLE: &str = "the main group holds blocks whose tokens are not known";
 
 fn plan(snapshot: &Snapshot, credited: bool) -> Chunks {
@@ -202,7 +220,7 @@ fn is_credited(status: &StreamStatus, credit: &[Trust]) -> bool {
 /// Why a gateway that follows must start over at this entry.
 fn ends(entry: &Entry, credit: &[Trust]) -> Option<&'static str> {
     if entry.standing == Some(Continuity::Down) {
-        return Some("the engine is out of reach");
+        return Some(OUT_OF_REACH);
     }
     if entry.trust.as_ref().is_some_and(|trust| !credit.contains(&trust.level())) {
         return Some("the stream is not credited any more");

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, EngineId, Epoch, Trust};
-use kvplane_ingest::{Engine, Engines, Plane, Stream};
+use kvplane_ingest::{Engine, Engines, News, Plane, Stream};
 use kvplane_stream::{Entry, RankMerge, Transition};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -247,13 +247,22 @@ impl RankFollower {
             let snapshot = self.stream.snapshot().await;
             // Holes are told as stored and removed at once: nothing of them is left.
             self.merger.apply(rank, 0.0, &snapshot.as_transitions(), true);
-            let mut cursor = snapshot.cursor;
+            let (mut cursor, mut standing) = (snapshot.cursor, snapshot.standing);
             drop(snapshot);
             // A loss or another life: begin again.
-            while let Ok(entries) = self.stream.next_after(cursor, READ).await {
+            while let Ok(news) = self.stream.news_after(cursor, standing, READ).await {
+                let entries = match news {
+                    News::Entries(entries) => entries,
+                    News::Standing(Continuity::Down) => break,
+                    News::Standing(now) => {
+                        standing = now;
+                        continue;
+                    }
+                };
                 for entry in &entries {
                     self.merger.apply(rank, entry.timestamp, &entry.transitions, false);
                     cursor.sequence = entry.sequence;
+                    standing = entry.standing.unwrap_or(standing);
                 }
                 if entries.iter().any(|entry| self.ends_credit(entry)) && !self.is_credited() {
                     break;

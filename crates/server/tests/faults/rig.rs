@@ -288,16 +288,8 @@ impl Rig {
         let endpoint = endpoint.initial_stream_window_size(65_535).initial_connection_window_size(65_535);
         let channel = endpoint.connect().await.unwrap();
         let mut client = PlaneClient::new(channel);
-        let request = proto::SubscribeRequest { streams, start: proto::Start::Snapshot.into() };
-        Subscriber {
-            messages: client.subscribe(request).await.unwrap().into_inner(),
-            blocks: BTreeMap::new(),
-            resets: Vec::new(),
-            cursor: proto::Cursor::default(),
-            batches: 0,
-            gone: 0,
-            partial: false,
-        }
+        let request = proto::SubscribeRequest { streams, ..Default::default() };
+        Subscriber::new(client.subscribe(request).await.unwrap().into_inner())
     }
 
     pub async fn stop(self) {
@@ -345,11 +337,26 @@ pub struct Subscriber {
     pub batches: usize,
     /// Streams that were removed.
     pub gone: usize,
+    /// Where the stream stood, as it was told.
+    pub standings: Vec<proto::Continuity>,
     /// A snapshot is under way.
     partial: bool,
 }
 
 impl Subscriber {
+    pub fn new(messages: Streaming<proto::SubscribeResponse>) -> Self {
+        Self {
+            messages,
+            blocks: BTreeMap::new(),
+            resets: Vec::new(),
+            cursor: proto::Cursor::default(),
+            batches: 0,
+            gone: 0,
+            standings: Vec::new(),
+            partial: false,
+        }
+    }
+
     /// The next message, applied.
     pub async fn next(&mut self) -> Result<(), tonic::Status> {
         let message =
@@ -363,15 +370,18 @@ impl Subscriber {
                 self.partial = true;
             }
             Item::Snapshot(chunk) => {
+                self.standings.extend(chunk.last.then(|| chunk.continuity()));
                 chunk.stored.iter().for_each(|stored| self.stored(stored));
                 self.partial = !chunk.last;
             }
+            Item::Standing(standing) => self.standings.push(standing.continuity()),
             Item::Gone(_) => {
                 self.gone += 1;
                 self.blocks.clear();
             }
             Item::Batch(batch) => {
                 self.batches += 1;
+                self.standings.extend(Some(batch.continuity()).filter(|told| *told as i32 != 0));
                 for event in batch.events {
                     self.event(event.kind.unwrap());
                 }
@@ -405,8 +415,13 @@ impl Subscriber {
 
     /// Follows until it stands where the stream stands.
     pub async fn catch_up(&mut self, rig: &Rig) {
+        self.follow_to(&rig.stream(0)).await;
+    }
+
+    /// Follows until it stands where this stream stands.
+    pub async fn follow_to(&mut self, stream: &Stream) {
         loop {
-            let cursor = rig.stream(0).cursor();
+            let cursor = stream.cursor();
             let here = self.cursor.epoch == cursor.epoch.as_u64() && self.cursor.sequence == cursor.sequence;
             if here && !self.partial {
                 return;

@@ -110,6 +110,8 @@ pub enum EpochCause {
     LossTold,
     /// The server said that it cannot tell what the engine holds.
     Untellable,
+    /// The plane that is followed says so.
+    Told,
     /// The stream was taken off the plane: nothing of it counts any more.
     Removed,
 }
@@ -124,6 +126,7 @@ impl EpochCause {
                 | Self::RingBelowCursor
                 | Self::IdsBeganAgain
                 | Self::StartUpClear
+                | Self::Told
         )
     }
 
@@ -141,6 +144,7 @@ impl EpochCause {
             Self::CursorRefused => "the server does not have what follows our last sequence",
             Self::LossTold => "the server lost continuity",
             Self::Untellable => "the server cannot tell what the engine holds",
+            Self::Told => "the plane that is followed says so",
             Self::Removed => "the stream was removed",
         }
     }

@@ -9,12 +9,12 @@ use smallvec::SmallVec;
 
 use super::page_hash::hidden_namespace;
 use super::{ClearScope, Duplicates, Journal};
-use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition, VisibleBlock};
+use crate::change::{Change, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition};
 use crate::clock::Now;
 use crate::state::{
     Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys, salt_among,
 };
-use crate::transitions::{push_removed, push_stored};
+use crate::transitions::push_removed;
 
 /// How many ancestors one batch may look at to see whether they are held. Chains that are known to be whole cost one
 /// step, so only the first stores after a loss come near it.
@@ -27,13 +27,15 @@ pub(super) struct Effects {
     pub(super) transitions: Vec<Transition>,
     ancestor_steps: u32,
     /// Scratch: blocks that waited and were attached.
-    attached: Vec<SlotId>,
+    pub(super) attached: Vec<SlotId>,
+    /// The last store's blocks have more in common than it says: they inherited a salt.
+    inherited: Option<Arc<Attributes>>,
     /// One hash came for two different blocks.
     ambiguous: bool,
     /// A second block with a hash that is held.
     shared_hash: bool,
     /// Hashes of device blocks of the main group that came without their tokens.
-    unresolved: Vec<u64>,
+    pub(super) unresolved: Vec<u64>,
 }
 
 /// One block of a store.
@@ -97,20 +99,25 @@ impl Journal {
         if effects.shared_hash {
             self.degrade(Reason::SharedHash, now);
         }
-        self.untranslatable |= effects.unresolved.iter().any(|&hash| self.is_untold(hash));
+        self.note_unresolved(&effects);
         self.check_capacity();
         self.push(Some(engine_sequence), batch.timestamp, effects.changes, effects.transitions);
+    }
+
+    /// Where a block is held once, a second store is another block, and a removal may mean either: neither counts after it.
+    fn duplicates(&self) -> Duplicates {
+        if self.options.semantics.held_once { Duplicates::Presence } else { self.options.duplicates }
+    }
+
+    /// Notes whether blocks without tokens are left at the end of a batch.
+    pub(super) fn note_unresolved(&mut self, effects: &Effects) {
+        self.untranslatable |= effects.unresolved.iter().any(|&hash| self.is_untold(hash));
     }
 
     /// Whether a block without tokens is still one at the end of its batch, which may have told what it is, or removed it.
     fn is_untold(&self, hash: u64) -> bool {
         let slot = self.state.find(hash).filter(|&slot| self.state.attached_chain(slot).is_none());
         slot.is_some_and(|slot| self.state.held_where(slot, Place::proves_ancestors))
-    }
-
-    /// Where a block is held once, a second store is another block, and a removal may mean either: neither counts after it.
-    fn duplicates(&self) -> Duplicates {
-        if self.options.semantics.held_once { Duplicates::Presence } else { self.options.duplicates }
     }
 
     pub(super) fn degrade(&mut self, reason: Reason, now: Now) {
@@ -144,13 +151,6 @@ impl Journal {
         };
         let place_ref = self.state.places.get(place).clone();
         self.note_place(&place_ref, now);
-        if layout == Layout::Dense && place_ref.is_main() {
-            if self.options.semantics.partial_blocks {
-                self.check_partial_size(stored, hashes.len(), effects, now);
-            } else {
-                self.check_block_size(stored.block_size, now);
-            }
-        }
         let attributes = self.attributes(batch, stored);
         let mut change = StoredChange {
             cause: StoreCause::Announced,
@@ -172,6 +172,13 @@ impl Journal {
             let size = slot.and_then(|slot| self.state.attached_chain(slot)).map(|chain| chain.block_size);
             self.prove_ancestors(parent.bits, place, &place_ref, size.unwrap_or(stored.block_size), effects);
         }
+        if layout == Layout::Dense && place_ref.is_main() {
+            if self.options.semantics.partial_blocks {
+                self.check_partial_size(stored, hashes.len(), effects, now);
+            } else {
+                self.check_block_size(stored.block_size, now);
+            }
+        }
         for (at, &hash) in hashes.iter().enumerate() {
             let parent = match (layout, at) {
                 (Layout::Dense, 0) => {
@@ -191,6 +198,7 @@ impl Journal {
                 }
             }
         }
+        change.attributes = effects.inherited.take().unwrap_or(change.attributes);
         effects.changes.push(Change::Stored(change));
     }
 
@@ -249,6 +257,9 @@ impl Journal {
             for other in Tier::ALL.into_iter().filter(|&other| other != tier) {
                 self.became_visible(slot, other, &mut effects.transitions);
             }
+        } else if parent.is_none() && !was_held {
+            // A hash that is known from before: whoever follows need not know it any more.
+            self.tell_attached(slot, &mut effects.changes);
         }
         // Blocks that waited for this one can be told of now.
         for waited in std::mem::take(&mut effects.attached) {
@@ -261,6 +272,12 @@ impl Journal {
             effects.unresolved.push(hash.bits);
         }
         let chain = self.state.chain(slot, stored.block_size);
+        if let Some(chain) = chain
+            && attributes.cache_salt.is_none()
+            && chain.attributes.cache_salt.is_some()
+        {
+            effects.inherited = Some(chain.attributes.clone());
+        }
         Ok(StoredBlock {
             hash: hash.bits,
             wide: wide.and_then(|_| self.state.wide(hash.bits).cloned()),
@@ -503,8 +520,20 @@ impl Journal {
         copies: u32,
         effects: &mut Effects,
     ) -> RemovedBlock {
-        let tier = self.state.places.get(place).tier;
         let left = self.state.copies(slot, place).saturating_sub(copies);
+        self.leave_copies(slot, hash, place, left, effects)
+    }
+
+    /// A place has only so many copies of a block left.
+    pub(super) fn leave_copies(
+        &mut self,
+        slot: SlotId,
+        hash: u64,
+        place: PlaceId,
+        left: u32,
+        effects: &mut Effects,
+    ) -> RemovedBlock {
+        let tier = self.state.places.get(place).tier;
         let was_visible = self.is_visible(slot, tier);
         self.state.set_copies(slot, place, left);
         if was_visible && !self.is_visible(slot, tier) {
@@ -535,10 +564,7 @@ impl Journal {
             self.replace_state();
             effects.transitions.push(Transition::Cleared);
         } else {
-            for (tier, hash) in self.state.visible_only_in(cleared) {
-                push_removed(&mut effects.transitions, tier, hash);
-            }
-            self.state.drop_places(cleared);
+            self.drop_visibly(cleared, effects);
         }
         // A clear of an owner that holds nothing is no event.
         let nothing = ownership.is_some() && places.is_empty();
@@ -556,25 +582,5 @@ impl Journal {
                 self.known_from = Some(engine_sequence);
             }
         }
-    }
-
-    // --- what consumers without groups and counts see ----------------------------------------------------------
-
-    /// Whether such a consumer has been told that the block is in the tier.
-    pub(super) fn is_visible(&self, slot: SlotId, tier: Tier) -> bool {
-        self.state.attached_chain(slot).is_some_and(|chain| self.is_full(chain))
-            && self.state.held_where(slot, |place| place.tier == tier && place.is_main())
-    }
-
-    pub(super) fn became_visible(&self, slot: SlotId, tier: Tier, log: &mut Vec<Transition>) {
-        if !self.is_visible(slot, tier) {
-            return;
-        }
-        let Some(chain) = self.state.attached_chain(slot) else { return };
-        let parent = match chain.parent {
-            Parent::Root => None,
-            Parent::Block(parent) => Some(parent),
-        };
-        push_stored(log, tier, parent, VisibleBlock::new(self.state.hash_of(slot), chain));
     }
 }

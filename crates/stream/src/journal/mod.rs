@@ -1,10 +1,13 @@
 //! A stream's recent batches plus its live state: replays a range, or cuts a snapshot at its current number.
 
 mod apply;
+mod counters;
 mod described;
 mod levels;
+mod mirror;
 mod page_hash;
 mod snapshot;
+mod visible;
 mod window;
 
 use std::sync::Arc;
@@ -12,12 +15,12 @@ use std::sync::Arc;
 use kvplane_core::{
     Continuity as Standing, Cursor, EngineKind, Epoch, Reason, StateDigest, Tier, TrustState,
 };
-use kvplane_wire::RejectedKind;
 
 use crate::change::{Change, Entry, Transition};
 use crate::clock::Now;
 use crate::continuity::EpochCause;
 use crate::state::{Attributes, BlockImage, CutAborted, Image, Limits, State};
+pub use counters::{JournalCounters, PassedOver};
 use levels::MainWindow;
 use page_hash::PageHashes;
 use window::Notes;
@@ -116,65 +119,6 @@ impl Default for JournalOptions {
     }
 }
 
-/// What was rejected and passed over; for status and metrics.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct JournalCounters {
-    /// Batches applied.
-    pub batches: u64,
-    /// Events applied.
-    pub events: u64,
-    /// Blocks announced as stored.
-    pub blocks_stored: u64,
-    /// Copies announced as removed.
-    pub blocks_removed: u64,
-    /// Clears.
-    pub clears: u64,
-    /// Rejected events by (kind, reason).
-    pub rejected: Vec<((RejectedKind, &'static str), u64)>,
-    /// Events of an unknown kind.
-    pub unknown_events: u64,
-    /// Unknown fields and trailing elements passed over.
-    pub unknown_fields: u64,
-    /// Removals of blocks that the place did not hold.
-    pub unknown_removals: u64,
-    /// Blocks that a later store proved to be held.
-    pub proven_blocks: u64,
-    /// Blocks not recorded because a budget was used up.
-    pub unrecorded_blocks: u64,
-    /// Sparse stores.
-    pub sparse_stores: u64,
-    /// Hash-only stores.
-    pub placeholder_stores: u64,
-    /// Batches that name another rank than the stream's.
-    pub foreign_rank: u64,
-    /// Stores whose block size contradicts the configured one.
-    pub block_size_contradictions: u64,
-}
-
-impl JournalCounters {
-    /// Counts a rejection; returns how many of its kind there have been.
-    fn reject(&mut self, kind: RejectedKind, reason: &'static str) -> u64 {
-        let key = (kind, reason);
-        if let Some((_, count)) = self.rejected.iter_mut().find(|(known, _)| *known == key) {
-            *count += 1;
-            return *count;
-        }
-        self.rejected.push((key, 1));
-        1
-    }
-}
-
-/// Something in a batch that was passed over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PassedOver {
-    /// What it would have been: `store`, `removal`, or `event` when that cannot be told.
-    pub kind: &'static str,
-    /// Why, as a stable word.
-    pub reason: &'static str,
-    /// How many there have been, this one included.
-    pub count: u64,
-}
-
 /// A whole state with everything a subscriber needs to go on from it.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -194,6 +138,10 @@ pub struct Snapshot {
     pub digest: StateDigest,
     /// The main group holds blocks whose tokens are not known.
     pub untranslatable: bool,
+    /// Tokens per block, configured or learned.
+    pub block_size: Option<u32>,
+    /// Blocks may be smaller than that: those are not told to consumers that know one block size.
+    pub partial_blocks: bool,
     /// The state.
     pub image: Image,
 }
@@ -426,6 +374,8 @@ impl Journal {
                 last_event_id: self.last_event_id(),
                 digest: self.state.digest(),
                 untranslatable: self.untranslatable,
+                block_size: self.block_size(),
+                partial_blocks: self.options.semantics.partial_blocks,
                 image: Image::default(),
             },
             step: Vec::new(),
@@ -572,6 +522,17 @@ impl Journal {
             untranslatable: self.untranslatable,
             known_from: self.known_from,
         };
+        self.push_noted(engine_sequence, timestamp, changes, notes, transitions);
+    }
+
+    fn push_noted(
+        &mut self,
+        engine_sequence: Option<u64>,
+        timestamp: f64,
+        changes: Vec<Change>,
+        notes: Notes,
+        transitions: Vec<Transition>,
+    ) {
         let entry = self.window.push(engine_sequence, timestamp, changes, notes, transitions);
         if let Some(fresh) = &mut self.fresh {
             fresh.push(entry);

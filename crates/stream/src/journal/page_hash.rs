@@ -60,7 +60,7 @@ impl Journal {
                 self.page_hashes = PageHashes::Proven;
                 let elsewhere = self.state.held_elsewhere();
                 self.replace_state();
-                self.trust.resolve(Reason::UnprovenHash);
+                self.trust_changed |= self.trust.resolve(Reason::UnprovenHash);
                 self.degrade(Reason::History, now);
                 effects.transitions.push(Transition::Cleared);
                 effects.changes.push(Change::Dropped { reason: Reason::UnprovenHash, elsewhere });

@@ -67,7 +67,9 @@ impl Snapshot {
     }
 
     fn is_visible(&self, block: &BlockImage, tier: Tier) -> bool {
-        block.holdings.iter().any(|holding| {
+        let full = !self.partial_blocks
+            || block.attached_chain().is_some_and(|chain| self.block_size == Some(chain.block_size));
+        full && block.holdings.iter().any(|holding| {
             let place = &self.image.places[usize::from(holding.place)];
             place.tier == tier && place.is_main()
         })

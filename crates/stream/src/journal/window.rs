@@ -16,6 +16,8 @@ pub enum Loss {
     OtherEpoch,
     /// What follows it is no longer kept.
     Expired,
+    /// What follows it was never here: the state was taken over from another plane at a later moment.
+    Replaced,
     /// It is ahead of everything.
     Future,
 }
@@ -64,29 +66,62 @@ struct Kept {
     epoch: Epoch,
     next_sequence: u64,
     next_event_id: u64,
+    /// Nothing before this number was ever here, although it is of the same life.
+    begun_after: u64,
+    /// Where the stream stands. What entries say, unless it stands elsewhere since the last one.
+    standing: Continuity,
 }
 
 impl Kept {
-    fn new(epoch: Epoch) -> Self {
+    fn new(epoch: Epoch, standing: Continuity) -> Self {
         Self {
             entries: VecDeque::new(),
             bytes: 0,
             epoch,
             next_sequence: epoch.base().nth(1),
             next_event_id: epoch.base().nth(1),
+            begun_after: 0,
+            standing,
         }
     }
 }
 
 impl Window {
     pub(super) fn new(max_entries: usize, max_bytes: usize, epoch: Epoch) -> Self {
-        Self { max_entries, max_bytes, kept: Mutex::new(Kept::new(epoch)) }
+        Self { max_entries, max_bytes, kept: Mutex::new(Kept::new(epoch, Continuity::Connecting)) }
     }
 
     /// Another life: nothing of the old one can be replayed.
     pub(super) fn restart(&self, epoch: Epoch) {
-        let old = std::mem::replace(&mut *self.kept.lock(), Kept::new(epoch));
+        let mut kept = self.kept.lock();
+        let fresh = Kept::new(epoch, kept.standing);
+        let old = std::mem::replace(&mut *kept, fresh);
+        drop(kept);
         drop(old); // after the lock
+    }
+
+    /// A state that was taken over from elsewhere: entries are numbered on from its cursor.
+    pub(super) fn restart_at(&self, cursor: Cursor, last_event_id: u64) {
+        let mut kept = self.kept.lock();
+        let fresh = Kept {
+            next_sequence: cursor.sequence.saturating_add(1),
+            next_event_id: last_event_id.saturating_add(1),
+            begun_after: cursor.sequence,
+            ..Kept::new(cursor.epoch, kept.standing)
+        };
+        let old = std::mem::replace(&mut *kept, fresh);
+        drop(kept);
+        drop(old); // after the lock
+    }
+
+    /// Where the stream stands.
+    pub fn standing(&self) -> Continuity {
+        self.kept.lock().standing
+    }
+
+    /// The stream stands elsewhere, and no entry says so.
+    pub(super) fn set_standing(&self, standing: Continuity) {
+        self.kept.lock().standing = standing;
     }
 
     /// The position after everything in the window.
@@ -142,6 +177,7 @@ impl Window {
             untranslatable,
             encodings: Default::default(),
         };
+        kept.standing = entry.standing.unwrap_or(kept.standing);
         kept.next_sequence += 1;
         kept.next_event_id = entry.next_event_id();
         kept.bytes += cost;
@@ -166,6 +202,9 @@ impl Window {
         }
         if cursor.sequence >= kept.next_sequence {
             return Err(Loss::Future);
+        }
+        if cursor.sequence < kept.begun_after {
+            return Err(Loss::Replaced);
         }
         let first = kept.entries.front().map_or(kept.next_sequence, |entry| entry.sequence);
         let Some(skip) = (cursor.sequence + 1).checked_sub(first) else { return Err(Loss::Expired) };

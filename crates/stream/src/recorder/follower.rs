@@ -5,6 +5,7 @@ use kvplane_core::Continuity as Standing;
 use crate::clock::Now;
 use crate::continuity::{Action, Continuity, Counters, Sequenced};
 use crate::drain::Drain;
+use crate::mirror::Mirror;
 use crate::relay::Relay;
 
 #[derive(Debug)]
@@ -15,6 +16,8 @@ pub(super) enum Follower {
     Drained(Box<Drain>),
     /// A server that keeps a stream of numbered batches.
     Relayed(Box<Relay>),
+    /// Another plane, which has put them in order already.
+    Mirrored(Box<Mirror>),
 }
 
 /// Whatever the kind: the same call to each.
@@ -24,6 +27,7 @@ macro_rules! each {
             Follower::Published($machine) => $call,
             Follower::Drained($machine) => $call,
             Follower::Relayed($machine) => $call,
+            Follower::Mirrored($machine) => $call,
         }
     };
 }
@@ -38,11 +42,22 @@ impl Follower {
     }
 
     pub(super) fn last_sequence(&self) -> Option<u64> {
-        each!(self, machine => machine.last_sequence())
+        match self {
+            Self::Published(machine) => machine.last_sequence(),
+            Self::Drained(machine) => machine.last_sequence(),
+            Self::Relayed(machine) => machine.last_sequence(),
+            // What comes from another plane is in order: only the journal knows it.
+            Self::Mirrored(_) => None,
+        }
     }
 
     pub(super) fn poll(&mut self) -> Option<Action> {
-        each!(self, machine => machine.poll())
+        match self {
+            Self::Published(machine) => machine.poll(),
+            Self::Drained(machine) => machine.poll(),
+            Self::Relayed(machine) => machine.poll(),
+            Self::Mirrored(_) => None,
+        }
     }
 
     pub(super) fn tick(&mut self, now: Now) {
@@ -50,6 +65,11 @@ impl Follower {
     }
 
     pub(super) fn undecodable(&mut self, now: Now, batch: Sequenced) {
-        each!(self, machine => machine.undecodable(now, batch));
+        match self {
+            Self::Published(machine) => machine.undecodable(now, batch),
+            Self::Drained(machine) => machine.undecodable(now, batch),
+            Self::Relayed(machine) => machine.undecodable(now, batch),
+            Self::Mirrored(_) => {}
+        }
     }
 }

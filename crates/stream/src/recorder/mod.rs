@@ -1,10 +1,11 @@
 //! A stream's recorder: what puts batches in order, and the journal that applies them, behind one set of inputs.
 //!
 //! The inputs depend on the kind of source: [`published`] is a socket that engines publish on, [`drained`] a buffer that is
-//! emptied by whoever reads it, [`relayed`] a server that keeps a stream of numbered batches.
+//! emptied by whoever reads it, [`relayed`] a server that keeps a stream of numbered batches, [`mirrored`] another plane.
 
 mod drained;
 mod follower;
+mod mirrored;
 mod published;
 mod relayed;
 
@@ -15,6 +16,7 @@ use crate::clock::Now;
 use crate::continuity::{Action, Continuity, Counters, EpochCause, Options};
 use crate::drain::{Drain, DrainOptions};
 use crate::journal::{Journal, JournalOptions, PassedOver};
+use crate::mirror::Misfit;
 use crate::relay::{Relay, RelayOptions};
 use follower::Follower;
 
@@ -59,6 +61,8 @@ pub enum Happening {
     ForeignReplay,
     /// An event was rejected or skipped.
     PassedOver(PassedOver),
+    /// What the plane that is followed says does not fit: what was known is void.
+    Void(Misfit),
 }
 
 /// Order and journal of one stream.
@@ -205,12 +209,18 @@ impl Recorder {
         }
         self.happenings.extend(self.journal.take_passed_over().into_iter().map(Happening::PassedOver));
         let standing = self.follower.standing();
-        if standing == Standing::Live {
+        // What another plane records has its entries alone: none is added here.
+        let mirrored = self.is_mirror();
+        if mirrored {
+            self.journal.stand(standing);
+        } else if standing == Standing::Live {
             self.journal.history_unknown(now);
         }
         if standing != self.last_standing {
             self.last_standing = standing;
-            self.journal.note_standing(standing);
+            if !mirrored {
+                self.journal.note_standing(standing);
+            }
             self.happenings.push(Happening::Standing(standing));
         }
         let trust = trust_of(&self.journal);

@@ -97,15 +97,7 @@ impl State {
             Parent::Block(hash) => {
                 let parent = self.find(hash).filter(|&parent| self.attached_chain(parent).is_some());
                 if parent.is_none() {
-                    if self.waiting_count >= self.limits.max_waiting {
-                        return Err(Refusal::Waiting);
-                    }
-                    self.waiting.entry(hash).or_default().push(slot);
-                    self.waiting_count += 1;
-                    self.touch(slot);
-                    self.bytes += chain.cost();
-                    self.slots[slot as usize].chains.push(chain);
-                    return Ok(());
+                    return self.wait_for(hash, slot, chain);
                 }
                 parent
             }
@@ -120,6 +112,61 @@ impl State {
         if !was_attached && !self.waiting.is_empty() {
             self.attach_waiting(slot, attached);
         }
+        Ok(())
+    }
+
+    /// Records what a block is, as another plane says: whether it is attached, and to what content, is taken from there,
+    /// since that plane may know ancestors that are not known here. Blocks that waited for it are attached.
+    pub(crate) fn define_as_told(
+        &mut self,
+        slot: SlotId,
+        told: Chain,
+        attached: &mut Vec<SlotId>,
+    ) -> Result<(), Refusal> {
+        let chains = &self.slots[slot as usize].chains;
+        let known = chains.iter().position(|chain| chain.block_size == told.block_size);
+        if known.is_some_and(|at| chains[at].attached || !told.attached) {
+            return Ok(());
+        }
+        let parent = match told.parent {
+            Parent::Root => None,
+            Parent::Block(hash) if !told.attached => return self.wait_for(hash, slot, told),
+            // An ancestor that is not known here has a place all the same, so that children are counted.
+            Parent::Block(hash) => Some(self.slot_for(hash)?),
+        };
+        let was_attached = self.attached_chain(slot).is_some();
+        let content = told.content;
+        self.touch(slot);
+        self.bytes += told.cost();
+        let at = if let Some(at) = known {
+            let old = std::mem::replace(&mut self.slots[slot as usize].chains[at], told);
+            self.bytes -= old.cost();
+            if let Parent::Block(parent) = old.parent {
+                self.stop_waiting(parent, slot);
+            }
+            at
+        } else {
+            self.slots[slot as usize].chains.push(told);
+            self.slots[slot as usize].chains.len() - 1
+        };
+        self.link(slot, at, parent);
+        self.slots[slot as usize].chains[at].content = content;
+        if !was_attached && !self.waiting.is_empty() {
+            self.attach_waiting(slot, attached);
+        }
+        Ok(())
+    }
+
+    /// The block before is not known: a block waits for it.
+    fn wait_for(&mut self, parent: u64, slot: SlotId, chain: Chain) -> Result<(), Refusal> {
+        if self.waiting_count >= self.limits.max_waiting {
+            return Err(Refusal::Waiting);
+        }
+        self.waiting.entry(parent).or_default().push(slot);
+        self.waiting_count += 1;
+        self.touch(slot);
+        self.bytes += chain.cost();
+        self.slots[slot as usize].chains.push(chain);
         Ok(())
     }
 
@@ -146,6 +193,18 @@ impl State {
 
     /// The chain's parent is attached (or it begins a prompt): so is it. Its salt is known now, and with it its hash.
     fn attach_one(&mut self, slot: SlotId, at: usize, parent: Option<SlotId>) {
+        self.link(slot, at, parent);
+        let chain = &mut self.slots[slot as usize].chains[at];
+        let attributes = &chain.attributes;
+        let namespace = attributes.namespace();
+        chain.content = match &chain.extra_keys {
+            None => self.hasher.plain(&chain.tokens, namespace),
+            Some(keys) => self.hasher.keyed(&chain.tokens, further_keys(keys, attributes), namespace),
+        };
+    }
+
+    /// Marks a chain as attached to its parent, and lets it inherit.
+    fn link(&mut self, slot: SlotId, at: usize, parent: Option<SlotId>) {
         let mut inherited = None;
         if let Some(parent) = parent {
             self.touch(parent);
@@ -171,12 +230,6 @@ impl State {
             };
         }
         chain.attached = true;
-        let attributes = &chain.attributes;
-        let namespace = attributes.namespace();
-        chain.content = match &chain.extra_keys {
-            None => self.hasher.plain(&chain.tokens, namespace),
-            Some(keys) => self.hasher.keyed(&chain.tokens, further_keys(keys, attributes), namespace),
-        };
     }
 
     pub(super) fn stop_waiting(&mut self, parent: u64, slot: SlotId) {

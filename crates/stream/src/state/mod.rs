@@ -170,11 +170,14 @@ impl State {
         self.wide.entry(hash).or_insert_with(|| Arc::from(digest));
     }
 
-    /// Every entry of the dictionary whose prompt is known up to its start, parents before their children.
+    /// Every entry of the dictionary whose prompt is known up to its start, parents before their children. The order depends
+    /// on the hashes alone, so that whoever has the same blocks has the same.
     pub(crate) fn slots_parents_first(&self) -> Vec<SlotId> {
-        let mut order = Vec::with_capacity(self.entries());
+        let mut slots: Vec<SlotId> = self.index.values().copied().collect();
+        slots.sort_unstable_by_key(|&slot| self.hash_of(slot));
+        let mut order = Vec::with_capacity(slots.len());
         let mut seen = vec![false; self.slots.len()];
-        for slot in 0..self.slots.len() as SlotId {
+        for slot in slots {
             let from = order.len();
             let mut next = Some(slot);
             while let Some(slot) = next.filter(|&slot| !seen[slot as usize]) {

@@ -36,7 +36,15 @@ pub struct Place {
 impl Place {
     /// The place that a store names, with what it says of the group.
     fn new(name: PlaceName<'_>, spec_kind: Option<&str>, sliding_window: Option<u32>) -> Self {
-        let tier = Tier::from_medium(name.medium);
+        Self::in_tier(Tier::from_medium(name.medium), name, spec_kind, sliding_window)
+    }
+
+    fn in_tier(
+        tier: Tier,
+        name: PlaceName<'_>,
+        spec_kind: Option<&str>,
+        sliding_window: Option<u32>,
+    ) -> Self {
         let is_full_attention = match spec_kind {
             Some(kind) => SpecKind::from_wire(kind) == SpecKind::Full,
             // Engines that name no kind have one group, or mean the first.
@@ -55,6 +63,27 @@ impl Place {
             is_main: tier != Tier::Unknown && is_local && ours,
             proves_ancestors: tier == Tier::Device && ours,
             seed: PlaceSeed::new(name.medium, name.locality, name.ownership, name.group),
+        }
+    }
+
+    /// The place that another plane names. Which tier a medium is, it may know better.
+    pub fn as_told(
+        tier: Tier,
+        [medium, locality, ownership]: [Option<&str>; 3],
+        group: Option<u32>,
+        spec_kind: Option<&str>,
+        sliding_window: Option<u32>,
+    ) -> Self {
+        Self::in_tier(tier, PlaceName { medium, locality, ownership, group }, spec_kind, sliding_window)
+    }
+
+    /// What tells it from other places.
+    pub(crate) fn name(&self) -> PlaceName<'_> {
+        PlaceName {
+            medium: self.medium.as_deref(),
+            locality: self.locality.as_deref(),
+            ownership: self.ownership.as_deref(),
+            group: self.group,
         }
     }
 
@@ -80,7 +109,7 @@ pub(crate) struct PlaceName<'a> {
 }
 
 impl PlaceName<'_> {
-    fn names(&self, place: &Place) -> bool {
+    pub(crate) fn names(&self, place: &Place) -> bool {
         place.group == self.group
             && place.medium.as_deref() == self.medium
             && place.locality.as_deref() == self.locality
@@ -126,17 +155,24 @@ impl Places {
             }
             return Some(id);
         }
+        self.make(Arc::new(Place::new(name, spec_kind, sliding_window)))
+    }
+
+    /// The place that another plane names, as it describes it.
+    pub(crate) fn place_as_told(&mut self, told: &Arc<Place>) -> Option<PlaceId> {
+        let Some(id) = self.find(told.name()) else { return self.make(told.clone()) };
+        let place = &mut self.known[usize::from(id.0)].place;
+        if place != told {
+            *place = told.clone();
+        }
+        Some(id)
+    }
+
+    fn make(&mut self, place: Arc<Place>) -> Option<PlaceId> {
         if self.known.len() >= Self::MAX {
             return None;
         }
-        let place = Place::new(name, spec_kind, sliding_window);
-        self.known.push(Known {
-            place: Arc::new(place),
-            generation: 0,
-            blocks: 0,
-            copies: 0,
-            digest: StateDigest::default(),
-        });
+        self.known.push(Known { place, generation: 0, blocks: 0, copies: 0, digest: StateDigest::default() });
         Some(PlaceId((self.known.len() - 1) as u16))
     }
 

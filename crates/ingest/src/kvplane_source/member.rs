@@ -1,0 +1,139 @@
+//! One stream of another plane, and what it is fed with.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvplane_core::{Continuity, Cursor, StreamId};
+use kvplane_proto::kvplane::v1 as proto;
+use kvplane_stream::{Limits, MirrorSnapshot, Misfit, Recorder, Semantics};
+
+use super::convert;
+use crate::feeder::Feeder;
+use crate::stream::Stream;
+
+/// How long a stream is left alone for which there is no room.
+const ASIDE: Duration = Duration::from_secs(30);
+
+/// One stream.
+#[derive(Debug)]
+pub(super) struct Member {
+    feeder: Feeder,
+    semantics: Semantics,
+    limits: Limits,
+    /// The other plane sends what follows.
+    followed: bool,
+    loading: Option<Box<MirrorSnapshot>>,
+    /// There is no room for it: nothing of it is taken until then.
+    aside: Option<Instant>,
+}
+
+impl Member {
+    pub(super) fn new(feeder: Feeder, semantics: Semantics, limits: Limits) -> Self {
+        Self { feeder, semantics, limits, followed: false, loading: None, aside: None }
+    }
+
+    /// Its name here.
+    pub(super) fn id(&self) -> &StreamId {
+        self.feeder.stream().id()
+    }
+
+    pub(super) fn feeder(&self) -> &Feeder {
+        &self.feeder
+    }
+
+    /// Whether it is the stream that the plane has under this name.
+    pub(super) fn is(&self, stream: &Arc<Stream>) -> bool {
+        Arc::ptr_eq(self.feeder.stream(), stream)
+    }
+
+    /// Where a subscription goes on; `None`: with a snapshot.
+    pub(super) fn resume(&self) -> Option<Cursor> {
+        let mut resume = None;
+        self.feeder.tell(|recorder, _| resume = recorder.resume());
+        resume
+    }
+
+    /// The other plane is followed, and is at this position.
+    pub(super) fn reached(&mut self, at: Cursor) {
+        if !std::mem::replace(&mut self.followed, true) {
+            self.feeder.tell(|recorder, now| recorder.reached(now, at));
+        }
+    }
+
+    /// The other plane is out of reach.
+    pub(super) fn lost(&mut self) {
+        self.loading = None;
+        self.followed = false;
+        self.feeder.tell(Recorder::lost);
+    }
+
+    /// Whether it is time to try again what there was no room for.
+    pub(super) fn wants_another_try(&mut self) -> bool {
+        self.aside.take_if(|until| Instant::now() >= *until).is_some()
+    }
+
+    pub(super) fn reset(&mut self, cursor: Cursor) {
+        if self.aside.is_some() {
+            return;
+        }
+        let snapshot = MirrorSnapshot::new(cursor, self.limits, self.semantics);
+        self.loading = Some(Box::new(snapshot));
+        if self.resume().is_some_and(|ours| ours.epoch != cursor.epoch) {
+            // Nothing of a life that is over counts any more.
+            self.feeder.tell(|recorder, now| recorder.void(now, None));
+        }
+    }
+
+    pub(super) fn chunk(&mut self, cursor: Cursor, chunk: proto::SnapshotChunk) -> Result<(), Misfit> {
+        if self.aside.is_some() {
+            return Ok(());
+        }
+        let mut loading = self.loading.take().ok_or(Misfit::Order)?;
+        match convert::chunk(chunk).and_then(|chunk| loading.chunk(cursor, chunk)) {
+            Ok(false) => self.loading = Some(loading),
+            Ok(true) => {
+                if let Some(state) = loading.finish() {
+                    self.feeder.load(state);
+                    self.feeder.stream().set_trouble(None);
+                }
+            }
+            Err(misfit) => return Err(self.void(misfit)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn batch(&mut self, cursor: Cursor, batch: proto::Batch) -> Result<(), Misfit> {
+        if self.aside.is_some() {
+            return Ok(());
+        }
+        if self.loading.take().is_some() {
+            return Err(self.void(Misfit::Order));
+        }
+        let entry = convert::entry(cursor, batch).map_err(|misfit| self.void(misfit))?;
+        let mut told = Ok(());
+        let _asks = self.feeder.feed(|recorder, now| told = recorder.told(now, entry));
+        told.inspect_err(|&misfit| self.after_misfit(misfit))
+    }
+
+    pub(super) fn standing(&self, standing: Continuity) {
+        self.feeder.tell(|recorder, now| recorder.told_standing(now, standing));
+    }
+
+    pub(super) fn announce(&self) {
+        self.feeder.stream().announce();
+    }
+
+    fn void(&mut self, misfit: Misfit) -> Misfit {
+        self.feeder.tell(|recorder, now| recorder.void(now, Some(misfit)));
+        self.after_misfit(misfit);
+        misfit
+    }
+
+    fn after_misfit(&mut self, misfit: Misfit) {
+        self.feeder.stream().announce();
+        if misfit == Misfit::Budget {
+            self.aside = Some(Instant::now() + ASIDE);
+            self.feeder.stream().set_trouble(Some(misfit.as_str()));
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! How the way to another plane is.
+
+use std::collections::BTreeSet;
+
+use kvplane_core::PlaneId;
+use parking_lot::Mutex;
+
+/// How the way to another plane is, at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct LinkStatus {
+    /// Whether it answers, and is followed.
+    pub connected: bool,
+    /// Its identity, as last heard.
+    pub plane: Option<PlaneId>,
+    /// What keeps it from being followed, as a stable word.
+    pub trouble: Option<&'static str>,
+    /// Its engines that came through this plane, or through itself: following them would be a loop.
+    pub refused: BTreeSet<String>,
+    /// Subscriptions that came up.
+    pub connects: u64,
+    /// Times that something was refused because it would be a loop.
+    pub loops: u64,
+    /// Streams that became void because what was told did not fit, by reason.
+    pub voids: Vec<(&'static str, u64)>,
+}
+
+/// The same, shared.
+#[derive(Debug, Default)]
+pub struct LinkState(Mutex<LinkStatus>);
+
+impl LinkState {
+    /// How it is now.
+    pub fn status(&self) -> LinkStatus {
+        self.0.lock().clone()
+    }
+
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut LinkStatus) -> T) -> T {
+        change(&mut self.0.lock())
+    }
+
+    pub(super) fn count_void(&self, reason: &'static str) {
+        let mut status = self.0.lock();
+        match status.voids.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, count)) => *count += 1,
+            None => status.voids.push((reason, 1)),
+        }
+    }
+}

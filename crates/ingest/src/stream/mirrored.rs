@@ -1,0 +1,65 @@
+//! A stream that another plane records.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kvplane_core::PlaneId;
+use kvplane_stream::MirroredState;
+use parking_lot::MutexGuard;
+
+use super::{Inner, Outcome, Stream, view};
+
+/// Transitions that are written into the index while the stream's lock is held.
+const LOAD_STEP: usize = 64;
+
+impl Stream {
+    /// Whether another plane records it.
+    pub fn is_mirrored(&self) -> bool {
+        self.mirrored
+    }
+
+    /// The planes that it came through: the one that heard the engine first, this one last.
+    pub fn via(&self) -> Arc<[PlaneId]> {
+        self.via.lock().clone()
+    }
+
+    pub(crate) fn set_via(&self, via: Arc<[PlaneId]>) {
+        *self.via.lock() = via;
+    }
+
+    /// Takes over a whole state. The index follows step by step; until it has, answers do not credit the stream.
+    pub(crate) fn load(&self, state: MirroredState) -> Outcome {
+        let now = self.clock.now();
+        let (state, transitions) = state.split();
+        let mut inner = self.inner.lock();
+        if inner.closed {
+            return Outcome::default();
+        }
+        inner.recorder.load(now, state);
+        let Inner { recorder, index, .. } = &mut *inner;
+        if let Some(index) = index {
+            index.begin_load(view(recorder));
+        }
+        let outcome = Outcome {
+            asks: Vec::new(),
+            happenings: inner.recorder.take_happenings(),
+            retired: inner.recorder.journal_mut().take_retired(),
+        };
+        MutexGuard::unlock_fair(inner);
+        for step in transitions.chunks(LOAD_STEP) {
+            let mut inner = self.inner.lock();
+            if let Some(index) = &mut inner.index {
+                index.load(step);
+            }
+            MutexGuard::unlock_fair(inner);
+        }
+        let mut inner = self.inner.lock();
+        let Inner { recorder, index, .. } = &mut *inner;
+        if let Some(index) = index {
+            index.end_load(recorder.journal().cursor().sequence);
+        }
+        drop(inner);
+        self.unannounced.store(true, Ordering::Release);
+        outcome
+    }
+}

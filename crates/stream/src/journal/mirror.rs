@@ -1,0 +1,332 @@
+//! Keeping what another plane tells: its epoch, its numbers, its changes. Transitions are worked out here, by the same rules.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kvplane_core::{Continuity as Standing, Epoch, Reason, Tier, TrustState};
+
+use super::Journal;
+use super::apply::Effects;
+use super::window::Notes;
+use crate::change::{Change, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition};
+use crate::clock::Now;
+use crate::mirror::{MirroredState, Misfit, ToldEntry, chain_as_told, check};
+use crate::state::{Attributes, Place, PlaceId, SlotId};
+
+/// Whether batches were lost: then it is still known what blocks are, but not where they lie.
+fn is_loss(reason: Reason) -> bool {
+    matches!(reason, Reason::Gap | Reason::Undecodable | Reason::StolenDrain | Reason::SuspectedDrain)
+}
+
+/// A block that is said to be attached now. It was told before the block that it waited for.
+struct Attached {
+    place: Arc<Place>,
+    block: StoredBlock,
+    block_size: u32,
+    attributes: Arc<Attributes>,
+}
+
+/// What an entry has done so far.
+#[derive(Default)]
+struct Told {
+    effects: Effects,
+    attached: VecDeque<Attached>,
+}
+
+impl Journal {
+    /// Nothing is known any more, not even the life.
+    pub(crate) fn void(&mut self, now: Now) {
+        if self.epoch != Epoch::UNKNOWN || self.state.entries() > 0 {
+            self.replace_state();
+        }
+        self.epoch = Epoch::UNKNOWN;
+        self.window.restart(self.epoch);
+        self.trust = TrustState::default();
+        self.trust.degrade(Reason::Unheard, now.unix_ms);
+        self.known_from = None;
+        self.engine_sequence = None;
+        self.learned_block_size = None;
+        self.untranslatable = false;
+    }
+
+    /// A whole state takes the place of what was known. Subscribers find that their cursor is not in the window.
+    pub(crate) fn load(&mut self, mirrored: MirroredState) {
+        let MirroredState { cursor, state, untranslatable, end, .. } = mirrored;
+        let old = std::mem::replace(&mut self.state, state);
+        self.retired.push(old);
+        self.epoch = cursor.epoch;
+        self.window.restart_at(cursor, end.last_event_id);
+        self.trust = end.trust;
+        self.known_from = end.known_from;
+        self.engine_sequence = end.engine_sequence;
+        self.learned_block_size = end.block_size;
+        self.untranslatable = untranslatable;
+    }
+
+    /// The stream stands elsewhere, and no entry says so.
+    pub(crate) fn stand(&mut self, standing: Standing) {
+        self.standing = standing;
+        self.window.set_standing(standing);
+    }
+
+    /// Applies an entry as it was told. After an error the state is nobody's: [`Self::void`] it.
+    pub(crate) fn apply_told(&mut self, entry: ToldEntry) -> Result<(), Misfit> {
+        let ToldEntry { cursor, mut changes, .. } = entry;
+        if cursor.epoch != self.epoch {
+            return Err(Misfit::Epoch);
+        }
+        if cursor.sequence.checked_sub(1) != Some(self.cursor().sequence) {
+            return Err(Misfit::Order);
+        }
+        let mut told = Told::default();
+        for change in &mut changes {
+            self.apply_change(change, &mut told)?;
+        }
+        self.attach_the_rest(&mut told)?;
+        let effects = told.effects;
+        self.note_unresolved(&effects);
+        let digest = self.state.digest();
+        if digest != entry.digest {
+            return Err(Misfit::Digest);
+        }
+        if self.last_event_id() + effects.transitions.len() as u64 != entry.last_event_id {
+            return Err(Misfit::EventIds);
+        }
+        if let Some(trust) = &entry.trust {
+            self.trust = trust.clone();
+            self.known_from = entry.known_from;
+        }
+        if entry.engine_sequence.is_some() {
+            self.counters.batches += 1;
+            self.engine_sequence = entry.engine_sequence;
+        }
+        self.counters.events += changes.len() as u64;
+        let notes = Notes {
+            trust: entry.trust,
+            standing: entry.standing,
+            digest,
+            untranslatable: self.untranslatable,
+            known_from: self.known_from,
+        };
+        self.push_noted(entry.engine_sequence, entry.timestamp, changes, notes, effects.transitions);
+        Ok(())
+    }
+
+    fn apply_change(&mut self, change: &mut Change, told: &mut Told) -> Result<(), Misfit> {
+        match change {
+            Change::Stored(stored) if stored.cause == StoreCause::Attached => {
+                let StoredChange { place, blocks, block_size, attributes, .. } = stored;
+                told.attached.extend(blocks.iter().map(|block| Attached {
+                    place: place.clone(),
+                    block: block.clone(),
+                    block_size: *block_size,
+                    attributes: attributes.clone(),
+                }));
+                Ok(())
+            }
+            Change::Stored(stored) => {
+                self.apply_told_store(stored, told)?;
+                // All that this store attached was told before it.
+                self.attach_the_rest(told)
+            }
+            Change::Removed { place, blocks } => self.apply_told_removal(place, blocks, &mut told.effects),
+            Change::Cleared { places, elsewhere } => {
+                *elsewhere = self.state.held_elsewhere();
+                elsewhere.retain(|(place, _)| places.iter().any(|told| told.name().names(place)));
+                self.apply_told_clear(places, &mut told.effects);
+                Ok(())
+            }
+            Change::Dropped { reason, elsewhere } => {
+                *elsewhere = self.state.held_elsewhere();
+                self.untranslatable = false;
+                if is_loss(*reason) {
+                    self.state.drop_places(|_| true);
+                    self.known_from = None;
+                } else {
+                    // What blocks are was misunderstood.
+                    self.replace_state();
+                }
+                told.effects.transitions.push(Transition::Cleared);
+                Ok(())
+            }
+        }
+    }
+
+    fn apply_told_store(&mut self, stored: &mut StoredChange, told: &mut Told) -> Result<(), Misfit> {
+        let place = self.state.places.place_as_told(&stored.place).ok_or(Misfit::Budget)?;
+        stored.place = self.state.places.get(place).clone();
+        // Most stores have the same: shared.
+        if *self.last_attributes == *stored.attributes {
+            stored.attributes = self.last_attributes.clone();
+        } else {
+            self.last_attributes = stored.attributes.clone();
+        }
+        let announced = stored.cause == StoreCause::Announced;
+        if announced {
+            self.counters.blocks_stored += stored.blocks.len() as u64;
+            self.learn_told_size(stored, &mut told.effects);
+        } else {
+            self.counters.proven_blocks += stored.blocks.len() as u64;
+        }
+        let (tier, proves) = (stored.place.tier, stored.place.proves_ancestors());
+        for block in &stored.blocks {
+            let slot = self.state.slot_for(block.hash)?;
+            let was_known = self.state.attached_chain(slot).is_some();
+            self.define_told(slot, block, stored.block_size, &stored.attributes, &mut told.effects)?;
+            if announced {
+                self.attach_first(slot, place, block, told)?;
+            }
+            let was_visible = was_known && self.is_visible(slot, tier);
+            let was_held = self.state.held_where(slot, |_| true);
+            self.state.set_copies(slot, place, block.copies);
+            if !was_visible {
+                self.became_visible(slot, tier, &mut told.effects.transitions);
+            }
+            if !was_known && was_held {
+                // It was held before anybody knew what it is.
+                for other in Tier::ALL.into_iter().filter(|&other| other != tier) {
+                    self.became_visible(slot, other, &mut told.effects.transitions);
+                }
+            }
+            if announced {
+                self.tell_attached_as_told(told)?;
+            }
+            told.effects.attached.clear();
+            if announced && proves && stored.layout != Layout::Dense {
+                told.effects.unresolved.push(block.hash);
+            }
+        }
+        Ok(())
+    }
+
+    fn define_told(
+        &mut self,
+        slot: SlotId,
+        block: &StoredBlock,
+        block_size: u32,
+        attributes: &Arc<Attributes>,
+        effects: &mut Effects,
+    ) -> Result<(), Misfit> {
+        if let Some(wide) = &block.wide {
+            self.state.set_wide(block.hash, wide);
+        }
+        let Some(chain) = chain_as_told(block, block_size, attributes) else { return Ok(()) };
+        check(block)?;
+        Ok(self.state.define_as_told(slot, chain, &mut effects.attached)?)
+    }
+
+    /// The last store attached blocks that waited. Which of them are told, and in which order, decides the other plane.
+    fn tell_attached_as_told(&mut self, told: &mut Told) -> Result<(), Misfit> {
+        while let Some(next) = told.attached.front() {
+            let hash = next.block.hash;
+            let slot = self.state.find(hash);
+            let Some(slot) = slot.filter(|slot| told.effects.attached.contains(slot)) else { return Ok(()) };
+            // One change for every place that holds it.
+            while let Some(next) = told.attached.pop_front_if(|next| next.block.hash == hash) {
+                self.check_held(slot, &next)?;
+            }
+            self.tell_in_every_tier(slot, &mut told.effects);
+        }
+        Ok(())
+    }
+
+    /// What a block is that is about to be stored was told before: the store itself does not say so, or not of every place.
+    fn attach_first(
+        &mut self,
+        slot: SlotId,
+        place: PlaceId,
+        block: &StoredBlock,
+        told: &mut Told,
+    ) -> Result<(), Misfit> {
+        while let Some(next) = told.attached.pop_front_if(|next| next.block.hash == block.hash) {
+            // In the place of the store, the copies after it are told.
+            let here = self.state.places.find(next.place.name()) == Some(place);
+            if !here || next.block.copies != block.copies {
+                self.check_held(slot, &next)?;
+            }
+            self.define_told(slot, &next.block, next.block_size, &next.attributes, &mut told.effects)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks that the other plane has attached, and that did not wait for anything that is known here.
+    fn attach_the_rest(&mut self, told: &mut Told) -> Result<(), Misfit> {
+        while let Some(first) = told.attached.pop_front() {
+            let hash = first.block.hash;
+            let slot = self.state.find(hash).ok_or(Misfit::Malformed("an unknown block is attached"))?;
+            self.check_held(slot, &first)?;
+            self.define_told(slot, &first.block, first.block_size, &first.attributes, &mut told.effects)?;
+            told.effects.attached.clear();
+            while let Some(next) = told.attached.pop_front_if(|next| next.block.hash == hash) {
+                self.check_held(slot, &next)?;
+            }
+            self.tell_in_every_tier(slot, &mut told.effects);
+        }
+        Ok(())
+    }
+
+    /// That a block is attached changes nothing about what is held.
+    fn check_held(&self, slot: SlotId, attached: &Attached) -> Result<(), Misfit> {
+        let place = self.state.places.find(attached.place.name());
+        let copies = place.map_or(0, |place| self.state.copies(slot, place));
+        if copies == attached.block.copies { Ok(()) } else { Err(Misfit::Digest) }
+    }
+
+    fn tell_in_every_tier(&self, slot: SlotId, effects: &mut Effects) {
+        for tier in Tier::ALL {
+            self.became_visible(slot, tier, &mut effects.transitions);
+        }
+    }
+
+    /// The size of all blocks, by the rules that the other plane has it by.
+    fn learn_told_size(&mut self, stored: &StoredChange, effects: &mut Effects) {
+        if stored.layout != Layout::Dense || !stored.place.is_main() {
+            return;
+        }
+        if !self.options.semantics.partial_blocks {
+            self.learned_block_size.get_or_insert(stored.block_size);
+            return;
+        }
+        let parent = stored.parent.and_then(|parent| self.state.find(parent));
+        let parent_size =
+            parent.and_then(|parent| self.state.attached_chain(parent)).map(|chain| chain.block_size);
+        if let Some(full) = if stored.blocks.len() > 1 { Some(stored.block_size) } else { parent_size } {
+            self.learn_full_size(full, effects);
+        }
+    }
+
+    fn apply_told_removal(
+        &mut self,
+        place: &mut Arc<Place>,
+        blocks: &[RemovedBlock],
+        effects: &mut Effects,
+    ) -> Result<(), Misfit> {
+        let unknown = Misfit::Malformed("something that is not held is removed");
+        let id = self.state.places.find(place.name()).ok_or(unknown)?;
+        *place = self.state.places.get(id).clone();
+        self.counters.blocks_removed += blocks.len() as u64;
+        for &RemovedBlock { hash, copies } in blocks {
+            let slot = self.state.find(hash).ok_or(unknown)?;
+            self.leave_copies(slot, hash, id, copies, effects);
+        }
+        Ok(())
+    }
+
+    fn apply_told_clear(&mut self, places: &mut [Arc<Place>], effects: &mut Effects) {
+        self.counters.clears += 1;
+        for place in places.iter_mut() {
+            if let Some(id) = self.state.places.find(place.name()) {
+                *place = self.state.places.get(id).clone();
+            }
+        }
+        let cleared = |place: &Place| places.iter().any(|told| told.name().names(place));
+        let of_an_owner = !places.is_empty() && places.iter().all(|place| place.ownership.is_some());
+        if !of_an_owner && self.state.nothing_but(cleared) {
+            self.untranslatable = false;
+            self.replace_state();
+            effects.transitions.push(Transition::Cleared);
+        } else {
+            self.drop_visibly(cleared, effects);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The way to the other plane, and where the stream stands because of it.
+
+use std::time::Duration;
+
+use kvplane_core::{Continuity as Standing, Cursor, Epoch};
+
+use crate::clock::Now;
+use crate::continuity::Counters;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Link {
+    /// Nobody answers, since then.
+    Lost { since: Duration, down: bool },
+    /// Somebody does, and what we have is older than this.
+    Behind(Cursor),
+    /// We have all that there was when it was asked, and are told what follows.
+    Up,
+}
+
+/// Where a stream of another plane stands.
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    down_after: Duration,
+    link: Link,
+    reached_before: bool,
+    /// Where the other plane says that it stands; `None` while nothing of its state is here.
+    told: Option<Standing>,
+    /// The last life that a state was of.
+    life: Option<Epoch>,
+    counters: Counters,
+}
+
+impl Mirror {
+    pub(crate) fn new(down_after: Duration, now: Now) -> Self {
+        Self {
+            down_after,
+            link: Link::Lost { since: now.mono, down: false },
+            reached_before: false,
+            told: None,
+            life: None,
+            counters: Counters::default(),
+        }
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        match (self.link, self.told) {
+            (Link::Lost { down: true, .. }, _) | (_, Some(Standing::Down)) => Standing::Down,
+            (Link::Up, Some(told)) => told,
+            (Link::Lost { .. }, _) if !self.reached_before => Standing::Connecting,
+            _ => Standing::Recovering,
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The other plane answers; it is at `at`, we are at `ours`.
+    pub(crate) fn reached(&mut self, at: Cursor, ours: Cursor) {
+        self.reached_before = true;
+        self.link = Link::Behind(at);
+        self.moved(ours);
+    }
+
+    /// It does not any more.
+    pub(crate) fn lost(&mut self, now: Now) {
+        if !matches!(self.link, Link::Lost { .. }) {
+            self.counters.disconnects += 1;
+            self.link = Link::Lost { since: now.mono, down: false };
+        }
+    }
+
+    /// Our copy has come to be here.
+    pub(crate) fn moved(&mut self, ours: Cursor) {
+        if let Link::Behind(target) = self.link
+            // A later life makes up for whatever was in an earlier one.
+            && (ours.epoch > target.epoch || (ours.epoch == target.epoch && ours.sequence >= target.sequence))
+        {
+            self.link = Link::Up;
+        }
+    }
+
+    /// The other plane says where the stream stands.
+    pub(crate) fn told(&mut self, standing: Standing) {
+        self.told = Some(standing);
+    }
+
+    /// Nothing of its state is here any more.
+    pub(crate) fn void(&mut self, misfit: bool) {
+        self.told = None;
+        self.counters.refused += u64::from(misfit);
+    }
+
+    /// A whole state came, of this life.
+    pub(crate) fn loaded(&mut self, standing: Standing, life: Epoch) {
+        self.told = Some(standing);
+        if life == Epoch::UNKNOWN {
+            return; // the other plane knows nothing either
+        }
+        match self.life.replace(life) {
+            None => {}
+            Some(before) if before == life => self.counters.gaps += 1,
+            Some(_) => self.counters.restarts += 1,
+        }
+    }
+
+    pub(crate) fn tick(&mut self, now: Now) {
+        if let Link::Lost { since, down } = &mut self.link {
+            *down = now.mono.saturating_sub(*since) >= self.down_after;
+        }
+    }
+}

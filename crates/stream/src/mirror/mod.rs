@@ -1,0 +1,155 @@
+//! A stream that another plane records: what that plane says of it, and a copy that is checked at every step.
+//!
+//! Every entry of the other plane becomes one entry here, with its epoch and its numbers. So a subscriber's cursor is good at
+//! both planes. Nothing is concluded here: the copy sets what it is told, and compares the digest of the result and the
+//! number of its last transition with what it is told of them. What does not fit voids the copy; then it needs a snapshot.
+//!
+//! ```text
+//!             chunk, chunk, …, last                     entry
+//!   void ────────────────────────────> a state ──┐ ───────────────> the next state
+//!    ^ reset to another life, misfit             │
+//!    └───────────────────────────────────────────┘
+//! ```
+//!
+//! [`link`] says where the stream stands: what the other plane says, and nothing better than what the way to it allows.
+
+mod link;
+mod snapshot;
+
+use std::sync::Arc;
+
+use kvplane_core::{Continuity as Standing, Cursor, StateDigest, TrustState};
+
+use crate::change::{Change, StoredBlock};
+use crate::state::{Attributes, Chain, Place, Refusal};
+
+pub(crate) use link::Mirror;
+pub(crate) use snapshot::check;
+pub use snapshot::{MirrorSnapshot, MirroredState};
+
+/// An entry, as another plane told it.
+#[derive(Debug)]
+pub struct ToldEntry {
+    /// Its life and number.
+    pub cursor: Cursor,
+    /// The engine's own number of the batch.
+    pub engine_sequence: Option<u64>,
+    /// The engine's wall clock, seconds.
+    pub timestamp: f64,
+    /// What happened, in order.
+    pub changes: Vec<Change>,
+    /// The trust after it, where it changed.
+    pub trust: Option<TrustState>,
+    /// From where on everything is known, told with the trust.
+    pub known_from: Option<u64>,
+    /// Where the stream stands after it, where that changed.
+    pub standing: Option<Standing>,
+    /// Digest of the resident state after it.
+    pub digest: StateDigest,
+    /// The number of the last transition up to here.
+    pub last_event_id: u64,
+}
+
+/// Blocks of a snapshot that have everything but themselves in common.
+#[derive(Debug)]
+pub struct ToldBlocks {
+    /// Where they lie; `None` for holes that others build on.
+    pub place: Option<Arc<Place>>,
+    /// Tokens per block.
+    pub block_size: u32,
+    /// Adapter and salt.
+    pub attributes: Arc<Attributes>,
+    /// The blocks.
+    pub blocks: Vec<StoredBlock>,
+}
+
+/// A part of a snapshot.
+#[derive(Debug)]
+pub struct ToldChunk {
+    /// From 0.
+    pub index: u32,
+    /// Parents before children, over all chunks.
+    pub blocks: Vec<ToldBlocks>,
+    /// On the last one.
+    pub end: Option<ToldEnd>,
+}
+
+/// What a snapshot says besides its blocks.
+#[derive(Debug)]
+pub struct ToldEnd {
+    /// What the state is worth.
+    pub trust: TrustState,
+    /// Where the stream stood.
+    pub standing: Standing,
+    /// The engine's own number at the cut.
+    pub engine_sequence: Option<u64>,
+    /// From where on everything is known.
+    pub known_from: Option<u64>,
+    /// Digest of the state.
+    pub digest: StateDigest,
+    /// The last transition that is part of it.
+    pub last_event_id: u64,
+    /// Tokens per block.
+    pub block_size: Option<u32>,
+}
+
+/// Why a copy cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Misfit {
+    /// It belongs to another life.
+    #[error("a message of another epoch")]
+    Epoch,
+    /// It is not the next.
+    #[error("a message that does not follow")]
+    Order,
+    /// The state after it is another one.
+    #[error("the digest of the state is another one")]
+    Digest,
+    /// It brought other transitions here than there.
+    #[error("the number of its last transition is another one")]
+    EventIds,
+    /// It cannot be.
+    #[error("malformed: {0}")]
+    Malformed(&'static str),
+    /// There is no room for it.
+    #[error("the budget of the state is used up")]
+    Budget,
+}
+
+impl Misfit {
+    /// In one word, for status and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Epoch => "other_epoch",
+            Self::Order => "out_of_order",
+            Self::Digest => "digest",
+            Self::EventIds => "event_ids",
+            Self::Malformed(_) => "malformed",
+            Self::Budget => "budget",
+        }
+    }
+}
+
+impl From<Refusal> for Misfit {
+    fn from(_: Refusal) -> Self {
+        // What waits is bounded there as it is here: it is our budget that is smaller.
+        Self::Budget
+    }
+}
+
+/// What a block is, where it was told.
+pub(crate) fn chain_as_told(
+    block: &StoredBlock,
+    block_size: u32,
+    attributes: &Arc<Attributes>,
+) -> Option<Chain> {
+    Some(Chain {
+        block_size,
+        parent: block.parent?,
+        tokens: block.tokens.clone().unwrap_or_default(),
+        attributes: attributes.clone(),
+        extra_keys: block.extra_keys.clone(),
+        attached: block.content.is_some(),
+        content: block.content.unwrap_or(0),
+    })
+}

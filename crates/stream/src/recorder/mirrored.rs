@@ -1,0 +1,96 @@
+//! Inputs from another plane that records the stream.
+
+use std::time::Duration;
+
+use kvplane_core::{Continuity as Standing, Cursor, Epoch};
+use kvplane_wire::Dialect;
+
+use super::follower::Follower;
+use super::{Happening, Recorder};
+use crate::clock::Now;
+use crate::continuity::EpochCause;
+use crate::journal::JournalOptions;
+use crate::mirror::{Mirror, MirroredState, Misfit, ToldEntry};
+
+impl Recorder {
+    /// A recorder of a stream that another plane records. Out of its reach for longer than `down_after` is `down`.
+    pub fn of_mirror(down_after: Duration, keep: JournalOptions, rank: u32, now: Now) -> Self {
+        let mirror = Mirror::new(down_after, now);
+        let mut recorder =
+            Self::of(Follower::Mirrored(Box::new(mirror)), Dialect::default(), keep, rank, now);
+        recorder.journal.void(now);
+        recorder
+    }
+
+    /// Whether another plane records the stream.
+    pub fn is_mirror(&self) -> bool {
+        matches!(self.follower, Follower::Mirrored(_))
+    }
+
+    /// Where the other plane goes on; `None`: with a snapshot.
+    pub fn resume(&self) -> Option<Cursor> {
+        Some(self.journal.cursor()).filter(|cursor| cursor.epoch != Epoch::UNKNOWN)
+    }
+
+    /// The other plane answers, and is at `at`: until that is reached here, the stream is `recovering`.
+    pub fn reached(&mut self, now: Now, at: Cursor) {
+        let ours = self.journal.cursor();
+        self.mirror(now, |mirror| mirror.reached(at, ours));
+    }
+
+    /// The other plane is out of reach.
+    pub fn lost(&mut self, now: Now) {
+        self.mirror(now, |mirror| mirror.lost(now));
+    }
+
+    /// What is known is void: the other plane is in another life, or says what does not fit.
+    pub fn void(&mut self, now: Now, misfit: Option<Misfit>) {
+        self.happenings.extend(misfit.map(Happening::Void));
+        self.journal.void(now);
+        self.mirror(now, |mirror| mirror.void(misfit.is_some()));
+    }
+
+    /// A whole state came.
+    pub fn load(&mut self, now: Now, state: MirroredState) {
+        let before = self.journal.epoch();
+        let standing = state.end.standing;
+        self.journal.load(state);
+        let (epoch, cursor) = (self.journal.epoch(), self.journal.cursor());
+        if epoch != before {
+            self.happenings.push(Happening::Epoch(epoch, EpochCause::Told));
+        }
+        self.mirror(now, |mirror| {
+            mirror.loaded(standing, epoch);
+            mirror.moved(cursor);
+        });
+    }
+
+    /// The next entry came. After an error everything is void.
+    pub fn told(&mut self, now: Now, entry: ToldEntry) -> Result<(), Misfit> {
+        let standing = entry.standing;
+        if let Err(misfit) = self.journal.apply_told(entry) {
+            self.void(now, Some(misfit));
+            return Err(misfit);
+        }
+        let cursor = self.journal.cursor();
+        self.mirror(now, |mirror| {
+            if let Some(standing) = standing {
+                mirror.told(standing);
+            }
+            mirror.moved(cursor);
+        });
+        Ok(())
+    }
+
+    /// The other plane says where the stream stands, without an entry.
+    pub fn told_standing(&mut self, now: Now, standing: Standing) {
+        self.mirror(now, |mirror| mirror.told(standing));
+    }
+
+    fn mirror(&mut self, now: Now, input: impl FnOnce(&mut Mirror)) {
+        if let Follower::Mirrored(mirror) = &mut self.follower {
+            input(mirror);
+            self.settle(now);
+        }
+    }
+}

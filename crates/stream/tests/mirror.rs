@@ -1,0 +1,534 @@
+//! Any history of a journal, told to another plane over a link that is cut, doubled and damaged: at every entry the copy
+//! is what the journal was there, with its numbers, its trust and its transitions; whoever follows the copy misses nothing.
+
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
+
+#[path = "model/followers.rs"]
+#[allow(dead_code, reason = "shared with the model")]
+mod followers;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use followers::Replica;
+use kvplane_core::{Continuity as Standing, Cursor, EngineKind, Reason, StateDigest, TrustState};
+use kvplane_stream::{
+    Change, Entry, EpochCause, Journal, JournalOptions, Loss, MirrorSnapshot, Misfit, Now, Recorder,
+    Semantics, Snapshot, StoredBlock, ToldBlocks, ToldChunk, ToldEnd, ToldEntry, Transition,
+};
+use kvplane_wire::encode::{Profile, encode_batch};
+use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
+use proptest::prelude::*;
+
+const BLOCK: u32 = 4;
+
+#[derive(Debug, Clone)]
+enum Op {
+    /// The engine announces something.
+    Batch(Vec<Event>),
+    /// Batches are lost.
+    Gap,
+    /// Another life.
+    Restart,
+    HeardFromStart,
+    KnownFrom,
+    Degrade(Reason),
+    Resolve(Reason),
+    Stand(Standing),
+    /// So many messages arrive.
+    Deliver(usize),
+    /// The subscription ends, and begins again with the cursor.
+    Cut,
+    /// A message is lost, or not what it was.
+    Damage(Damage),
+    Wait(u64),
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    /// Blocks `from..to` of a conversation; their ancestors may be unknown.
+    Store {
+        conversation: u8,
+        from: u8,
+        to: u8,
+        medium: &'static str,
+        group: u32,
+    },
+    /// Hashes without tokens.
+    Placeholder {
+        conversation: u8,
+        at: u8,
+        medium: &'static str,
+    },
+    /// The last block of a prompt, not full.
+    Partial {
+        conversation: u8,
+        at: u8,
+    },
+    Remove {
+        conversation: u8,
+        at: u8,
+        medium: &'static str,
+        group: u32,
+    },
+    Clear,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Damage {
+    Lost,
+    Copies,
+}
+
+fn hash(conversation: u8, at: u8) -> u64 {
+    (u64::from(conversation) + 1) << 32 | u64::from(at)
+}
+
+fn tokens(conversation: u8, at: u8, count: u32) -> impl Iterator<Item = u32> {
+    (0..count).map(move |i| u32::from(conversation) * 1000 + u32::from(at) * BLOCK + i)
+}
+
+impl Event {
+    fn owned(&self) -> OwnedEvent {
+        let named = |medium: &str| Some(medium.to_owned());
+        match *self {
+            Self::Store { conversation, from, to, medium, group } => OwnedEvent::Stored(OwnedStored {
+                block_hashes: (from..=to).map(|at| OwnedHash::Unsigned(hash(conversation, at))).collect(),
+                parent: from.checked_sub(1).map(|at| OwnedHash::Unsigned(hash(conversation, at))),
+                token_ids: (from..=to).flat_map(|at| tokens(conversation, at, BLOCK)).collect(),
+                block_size: BLOCK,
+                medium: named(medium),
+                group: Some(group),
+                spec_kind: named(if group == 0 { "full_attention" } else { "sliding_window" }),
+                // The second conversation is salted; what follows its first block inherits that.
+                extra_keys: (conversation == 1 && from == 0).then(|| {
+                    let salt = Some(vec![OwnedExtraKey::Text("salt".into())]);
+                    std::iter::once(salt).chain((from..to).map(|_| None)).collect()
+                }),
+                ..OwnedStored::default()
+            }),
+            Self::Placeholder { conversation, at, medium } => OwnedEvent::Stored(OwnedStored {
+                block_hashes: vec![OwnedHash::Unsigned(hash(conversation, at))],
+                medium: named(medium),
+                group: Some(0),
+                spec_kind: named("full_attention"),
+                ..OwnedStored::default()
+            }),
+            Self::Partial { conversation, at } => OwnedEvent::Stored(OwnedStored {
+                block_hashes: vec![OwnedHash::Unsigned(hash(conversation, at) | 1 << 20)],
+                parent: at.checked_sub(1).map(|at| OwnedHash::Unsigned(hash(conversation, at))),
+                token_ids: tokens(conversation, at, BLOCK - 1).collect(),
+                block_size: BLOCK - 1,
+                medium: named("GPU"),
+                group: Some(0),
+                spec_kind: named("full_attention"),
+                ..OwnedStored::default()
+            }),
+            Self::Remove { conversation, at, medium, group } => OwnedEvent::Removed(OwnedRemoved {
+                block_hashes: vec![OwnedHash::Unsigned(hash(conversation, at))],
+                medium: named(medium),
+                group: Some(group),
+                ..OwnedRemoved::default()
+            }),
+            Self::Clear => OwnedEvent::Cleared,
+        }
+    }
+}
+
+/// What the journal was after an entry.
+#[derive(Debug, Clone, PartialEq)]
+struct Moment {
+    digest: StateDigest,
+    trust: TrustState,
+    known_from: Option<u64>,
+    last_event_id: u64,
+}
+
+/// Where the subscription is.
+enum Phase {
+    Begin,
+    Tail(Cursor),
+}
+
+struct World {
+    journal: Journal,
+    next_sequence: u64,
+    /// As the entries say.
+    trust: TrustState,
+    moments: BTreeMap<(u64, u64), Moment>,
+    transitions: BTreeMap<(u64, u64), Vec<Transition>>,
+    mirror: Recorder,
+    semantics: Semantics,
+    phase: Phase,
+    damage: Option<Damage>,
+    now: Now,
+    /// Somebody who follows the copy.
+    replica: Replica,
+    /// What was done to messages, and not found out yet.
+    hurt: Option<Damage>,
+    /// This life lost or cleared something: what is still known of blocks that nobody holds is not in a snapshot.
+    lost: bool,
+    /// The copy began with such a snapshot. Then it may see that blocks become visible in another order.
+    forgot: bool,
+}
+
+impl World {
+    fn new(kind: EngineKind, window: usize) -> Self {
+        let now = Now { mono: Duration::from_secs(1), unix_ms: 1_700_000_000_000 };
+        let semantics = Semantics::of(kind);
+        let keep = JournalOptions { max_batches: window, semantics, ..JournalOptions::default() };
+        let mut journal = Journal::new(keep.clone(), 0, now);
+        journal.keep_fresh();
+        let mut mirror = Recorder::of_mirror(Duration::from_secs(10), keep, 0, now);
+        mirror.journal_mut().keep_fresh();
+        let mut world = Self {
+            trust: journal.trust().clone(),
+            journal,
+            next_sequence: 0,
+            moments: BTreeMap::new(),
+            transitions: BTreeMap::new(),
+            mirror,
+            semantics,
+            phase: Phase::Begin,
+            damage: None,
+            now,
+            replica: Replica::default(),
+            hurt: None,
+            lost: false,
+            forgot: false,
+        };
+        world.connect();
+        world
+    }
+
+    fn run(&mut self, op: &Op) {
+        match op {
+            Op::Batch(events) => {
+                self.lost |= events.iter().any(|event| matches!(event, Event::Clear));
+                let events: Vec<OwnedEvent> = events.iter().map(Event::owned).collect();
+                let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(0), &events);
+                let mut decoder = Decoder::default();
+                self.journal.apply(self.next_sequence, &decoder.decode(&payload).unwrap(), self.now);
+                self.next_sequence += 1;
+            }
+            Op::Gap => {
+                self.lost = true;
+                self.journal.drop_residency(Reason::Gap, self.now);
+            }
+            Op::Restart => {
+                self.next_sequence = 0;
+                self.lost = false;
+                self.journal.begin_epoch(EpochCause::DifferentBatch, self.now);
+            }
+            Op::HeardFromStart => self.journal.heard_from_start(),
+            Op::KnownFrom => self.journal.known_from_sequence(self.next_sequence, self.now),
+            Op::Degrade(reason) => self.journal.degrade_source(*reason, self.now),
+            Op::Resolve(reason) => self.journal.resolve_source(*reason),
+            Op::Stand(standing) => self.journal.note_standing(*standing),
+            Op::Deliver(count) => self.deliver(*count),
+            Op::Cut => {
+                self.hurt = None;
+                self.mirror.lost(self.now);
+                assert_ne!(self.mirror.standing(), Standing::Live);
+                self.connect();
+            }
+            Op::Damage(damage) => self.damage = Some(*damage),
+            Op::Wait(ms) => {
+                self.now.mono += Duration::from_millis(*ms);
+                self.now.unix_ms += ms;
+                self.mirror.tick(self.now);
+            }
+        }
+        self.record();
+        self.replica.follow(&mut self.mirror);
+    }
+
+    /// Remembers what the journal was at each of its new entries.
+    fn record(&mut self) {
+        for entry in self.journal.take_fresh() {
+            self.trust = entry.trust.clone().unwrap_or_else(|| self.trust.clone());
+            let moment = Moment {
+                digest: entry.digest,
+                trust: self.trust.clone(),
+                known_from: entry.known_from,
+                last_event_id: entry.next_event_id() - 1,
+            };
+            let key = (entry.epoch.as_u64(), entry.sequence);
+            self.moments.insert(key, moment);
+            self.transitions.insert(key, entry.transitions.clone());
+        }
+    }
+
+    fn connect(&mut self) {
+        self.phase = self.mirror.resume().map_or(Phase::Begin, Phase::Tail);
+        self.mirror.reached(self.now, self.journal.cursor());
+    }
+
+    /// As a plane's follower does: what follows the cursor, or a reset and a snapshot.
+    fn deliver(&mut self, count: usize) {
+        let read = match self.phase {
+            Phase::Begin => Err(Loss::Expired),
+            Phase::Tail(cursor) => self.journal.read_after(cursor, count),
+        };
+        let Ok(entries) = read else {
+            self.snapshot();
+            return;
+        };
+        for entry in entries {
+            let Phase::Tail(cursor) = &mut self.phase else { return };
+            cursor.sequence = entry.sequence;
+            let mut told = told_entry(&entry);
+            if let Some(done) = self.damage.take() {
+                self.hurt = Some(done);
+                match done {
+                    Damage::Lost => continue,
+                    Damage::Copies => damage(&mut told),
+                }
+            }
+            if let Err(misfit) = self.mirror.told(self.now, told) {
+                let forgotten = self.forgot && misfit == Misfit::EventIds;
+                assert!(self.hurt.take().is_some() || forgotten, "{misfit}");
+                assert_eq!(self.mirror.resume(), None, "what does not fit is void");
+                assert_eq!(self.mirror.journal().state().entries(), 0);
+                self.mirror.lost(self.now);
+                self.connect();
+                return;
+            }
+            // A wrong number of copies is no harm where a later event of the batch overrides it.
+            assert_ne!(self.hurt.take(), Some(Damage::Lost), "what is missing is found out at once");
+            self.check(&entry);
+        }
+    }
+
+    fn snapshot(&mut self) {
+        self.hurt = None;
+        self.forgot = self.lost;
+        let snapshot = take(&mut self.journal);
+        let cursor = snapshot.cursor;
+        if Some(cursor.epoch) != self.mirror.resume().map(|ours| ours.epoch) {
+            self.mirror.void(self.now, None);
+        }
+        let mut mirrored = MirrorSnapshot::new(cursor, JournalOptions::default().state, self.semantics);
+        let chunks = told_chunks(&snapshot);
+        let last = chunks.len() - 1;
+        for (at, chunk) in chunks.into_iter().enumerate() {
+            assert_eq!(mirrored.chunk(cursor, chunk), Ok(at == last));
+        }
+        let (mirrored, transitions) = mirrored.finish().unwrap().split();
+        assert_eq!(transitions, snapshot.as_transitions());
+        self.mirror.load(self.now, mirrored);
+        self.phase = Phase::Tail(cursor);
+        assert_eq!(self.mirror.journal().cursor(), cursor);
+        assert_eq!(self.mirror.journal().state().digest(), snapshot.digest);
+        assert_eq!(self.mirror.journal().block_size(), self.journal.block_size());
+    }
+
+    fn check(&mut self, entry: &Entry) {
+        let journal = self.mirror.journal();
+        let key = (entry.epoch.as_u64(), entry.sequence);
+        let moment = &self.moments[&key];
+        assert_eq!(journal.cursor(), Cursor { epoch: entry.epoch, sequence: entry.sequence });
+        assert_eq!(journal.state().digest(), moment.digest);
+        assert_eq!(journal.last_event_id(), moment.last_event_id);
+        assert_eq!(journal.known_from(), moment.known_from);
+        assert_eq!(journal.trust(), &moment.trust);
+        let ours = self.mirror.journal_mut().take_fresh().pop().unwrap();
+        if !self.forgot {
+            assert_eq!(in_order(&ours.transitions), in_order(&self.transitions[&key]));
+        }
+        assert_eq!(ours.trust, entry.trust);
+        assert_eq!(ours.standing, entry.standing);
+    }
+
+    /// Lets everything arrive.
+    fn rest(&mut self) {
+        self.damage = None;
+        self.record();
+        self.run(&Op::Cut);
+        for _ in 0..3 {
+            self.run(&Op::Deliver(usize::MAX));
+        }
+        let (ours, theirs) = (self.mirror.journal(), &self.journal);
+        assert_eq!(ours.cursor(), theirs.cursor());
+        assert_eq!(ours.trust(), theirs.trust());
+        assert_eq!(ours.known_from(), theirs.known_from());
+        assert_eq!(ours.engine_sequence(), theirs.engine_sequence());
+        assert_eq!(ours.state().digest(), theirs.state().digest());
+        assert_eq!(ours.last_event_id(), theirs.last_event_id());
+        let standing = take(&mut self.journal).standing;
+        assert_eq!(self.mirror.standing(), standing);
+        let (ours, theirs) = (take(self.mirror.journal_mut()), take(&mut self.journal));
+        assert_eq!(visible(&ours), visible(&theirs));
+        assert_eq!(ours.standing, standing);
+    }
+}
+
+/// In which order a removal names blocks means nothing.
+fn in_order(transitions: &[Transition]) -> Vec<Transition> {
+    let mut ordered = transitions.to_vec();
+    for transition in &mut ordered {
+        if let Transition::Removed { hashes, .. } = transition {
+            hashes.sort_unstable();
+        }
+    }
+    ordered
+}
+
+/// What consumers that know no groups see, whatever order it is in.
+fn visible(snapshot: &Snapshot) -> BTreeMap<u64, u64> {
+    let mut seen = BTreeMap::new();
+    for transition in snapshot.as_transitions() {
+        match transition {
+            Transition::Stored { blocks, .. } => {
+                seen.extend(blocks.into_iter().map(|block| (block.hash, block.content)));
+            }
+            Transition::Removed { hashes, .. } => seen.retain(|hash, _| !hashes.contains(hash)),
+            Transition::Cleared => seen.clear(),
+        }
+    }
+    seen
+}
+
+fn take(journal: &mut Journal) -> Snapshot {
+    let mut builder = journal.begin_snapshot();
+    while !builder.gather() {
+        journal.step_snapshot(&mut builder, 3).unwrap();
+    }
+    builder.finish()
+}
+
+/// An entry, as it is sent.
+fn told_entry(entry: &Entry) -> ToldEntry {
+    let without_elsewhere = |change: &Change| match change {
+        Change::Dropped { reason, .. } => Change::Dropped { reason: *reason, elsewhere: Vec::new() },
+        other => other.clone(),
+    };
+    ToldEntry {
+        cursor: Cursor { epoch: entry.epoch, sequence: entry.sequence },
+        engine_sequence: entry.engine_sequence,
+        timestamp: entry.timestamp,
+        changes: entry.changes.iter().map(without_elsewhere).collect(),
+        trust: entry.trust.clone(),
+        known_from: entry.trust.as_ref().and(entry.known_from),
+        standing: entry.standing,
+        digest: entry.digest,
+        last_event_id: entry.next_event_id() - 1,
+    }
+}
+
+/// One copy more than there is.
+fn damage(told: &mut ToldEntry) {
+    for change in &mut told.changes {
+        if let Change::Stored(stored) = change
+            && let Some(block) = stored.blocks.first_mut()
+        {
+            block.copies += 1;
+        }
+    }
+}
+
+/// A snapshot, as it is sent: two blocks at a time.
+fn told_chunks(snapshot: &Snapshot) -> Vec<ToldChunk> {
+    let blocks: Vec<ToldBlocks> =
+        snapshot.parents_first().iter().flat_map(|&at| told_block(snapshot, at)).collect();
+    let mut chunks = Vec::new();
+    let mut blocks = blocks.into_iter().peekable();
+    while blocks.peek().is_some() {
+        let index = chunks.len() as u32;
+        chunks.push(ToldChunk { index, blocks: blocks.by_ref().take(2).collect(), end: None });
+    }
+    if chunks.is_empty() {
+        chunks.push(ToldChunk { index: 0, blocks: Vec::new(), end: None });
+    }
+    chunks.last_mut().unwrap().end = Some(ToldEnd {
+        trust: snapshot.trust.clone(),
+        standing: snapshot.standing,
+        engine_sequence: snapshot.engine_sequence,
+        known_from: snapshot.known_from,
+        digest: snapshot.digest,
+        last_event_id: snapshot.last_event_id,
+        block_size: snapshot.block_size,
+    });
+    chunks
+}
+
+fn told_block(snapshot: &Snapshot, at: u32) -> Vec<ToldBlocks> {
+    let image = &snapshot.image.blocks[at as usize];
+    let chain = image.attached_chain().or_else(|| image.chains.first());
+    let holdings = image.holdings.iter().map(|holding| (Some(holding.place), holding.copies));
+    let hole = image.holdings.is_empty().then_some((None, 0));
+    let one = |(place, copies): (Option<u16>, u32)| ToldBlocks {
+        place: place.map(|place| snapshot.image.places[usize::from(place)].clone()),
+        block_size: chain.map_or(0, |chain| chain.block_size),
+        attributes: chain.map_or_else(Arc::default, |chain| chain.attributes.clone()),
+        blocks: vec![StoredBlock {
+            hash: image.hash,
+            wide: image.wide.clone(),
+            copies,
+            parent: chain.map(|chain| chain.parent),
+            tokens: chain.map(|chain| chain.tokens.clone()),
+            first_position: None,
+            content: chain.filter(|chain| chain.attached).map(|chain| chain.content),
+            extra_keys: chain.and_then(|chain| chain.extra_keys.clone()),
+        }],
+    };
+    holdings.chain(hole).map(one).collect()
+}
+
+fn medium() -> impl Strategy<Value = &'static str> {
+    prop_oneof![3 => Just("GPU"), 1 => Just("CPU")]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        8 => (0..3u8, 0..6u8, 0..4u8, medium(), 0..2u32).prop_map(|(conversation, from, more, medium, group)| {
+            Event::Store { conversation, from, to: from + more, medium, group }
+        }),
+        1 => (0..3u8, 0..8u8, medium())
+            .prop_map(|(conversation, at, medium)| Event::Placeholder { conversation, at, medium }),
+        1 => (0..3u8, 0..8u8).prop_map(|(conversation, at)| Event::Partial { conversation, at }),
+        8 => (0..3u8, 0..9u8, medium(), 0..2u32)
+            .prop_map(|(conversation, at, medium, group)| Event::Remove { conversation, at, medium, group }),
+        1 => Just(Event::Clear),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let reason =
+        || prop_oneof![Just(Reason::Relay), Just(Reason::EventsDisabled), Just(Reason::UnknownEvent)];
+    let standing = prop_oneof![Just(Standing::Live), Just(Standing::Recovering), Just(Standing::Down)];
+    prop_oneof![
+        12 => prop::collection::vec(event(), 1..4).prop_map(Op::Batch),
+        1 => Just(Op::Gap),
+        1 => Just(Op::Restart),
+        1 => Just(Op::HeardFromStart),
+        1 => Just(Op::KnownFrom),
+        1 => reason().prop_map(Op::Degrade),
+        1 => reason().prop_map(Op::Resolve),
+        1 => standing.prop_map(Op::Stand),
+        8 => (1..6usize).prop_map(Op::Deliver),
+        2 => Just(Op::Cut),
+        1 => prop_oneof![Just(Damage::Lost), Just(Damage::Copies)].prop_map(Op::Damage),
+        1 => prop_oneof![Just(50u64), Just(11_000)].prop_map(Op::Wait),
+    ]
+}
+
+fn kind() -> impl Strategy<Value = EngineKind> {
+    prop_oneof![2 => Just(EngineKind::Vllm), 1 => Just(EngineKind::Sglang), 1 => Just(EngineKind::Trtllm)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_copy_is_what_was_copied(
+        ops in prop::collection::vec(op(), 0..100), kind in kind(), window in 1..30usize,
+    ) {
+        let mut world = World::new(kind, window);
+        for op in ops {
+            world.run(&op);
+        }
+        world.rest();
+    }
+}
