@@ -286,5 +286,9 @@ fn a_link_is_described_by_its_address_alone() {
     assert!(link(|link| link.grpc = None).unwrap_err().starts_with("grpc: is missing"));
     assert!(link(|link| link.grpc = Some("plane-a".to_owned())).unwrap_err().starts_with("grpc: "));
     assert!(link(|link| link.model = "llama".to_owned()).unwrap_err().starts_with("model: "));
-    assert!(link(|link| link.kind = EngineKind::Vllm).is_err());
+    let of_an_engine = link(|link| {
+        link.kind = EngineKind::Vllm;
+        link.upstream = Some("e0".to_owned());
+    });
+    assert!(of_an_engine.unwrap_err().starts_with("upstream: "));
 }
