@@ -64,7 +64,10 @@ fn table(answer: &Value) -> String {
     let mut rows =
         vec![["ENGINE", "KIND", "MODEL", "RANK", "EVENTS", "REPLAY", "ADDED BY"].map(str::to_owned)];
     for engine in answer["engines"].as_array().into_iter().flatten() {
-        for rank in engine["ranks"].as_array().into_iter().flatten() {
+        // Another plane has no ranks itself: its engines have lines of their own.
+        let other_plane = serde_json::json!([{ "events": engine["grpc"] }]);
+        let ranks = engine["ranks"].as_array().filter(|ranks| !ranks.is_empty());
+        for rank in ranks.or_else(|| other_plane.as_array()).into_iter().flatten() {
             rows.push([
                 text(&engine["id"]),
                 text(&engine["kind"]),
@@ -105,5 +108,8 @@ mod tests {
         let lines: Vec<&str> = page.lines().collect();
         assert_eq!(lines[0], "ENGINE  KIND  MODEL  RANK  EVENTS     REPLAY  ADDED BY");
         assert_eq!(lines[2], "a       vllm  -      3     tcp://h:1  -       api");
+        let link = serde_json::json!({"id": "b", "kind": "kvplane", "ranks": [], "grpc": "http://h:1", "added_by": "api"});
+        let page = table(&serde_json::json!({"engines": [link]}));
+        assert_eq!(page.lines().last(), Some("b       kvplane  -      -     http://h:1  -       api"));
     }
 }

@@ -40,6 +40,8 @@ const SLOW_WAIT: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// How often streams look at the time.
 const TICK: Duration = Duration::from_millis(100);
+/// What may be on its way: enough for a fast connection to a far site.
+const WINDOW: u32 = 8 << 20;
 /// Chunks of a snapshot stay below 1 MiB; a batch is as large as the engine made it.
 const MAX_MESSAGE: usize = 256 << 20;
 
@@ -106,6 +108,8 @@ impl Session {
             .clone()
             .connect_timeout(ANSWER_WITHIN)
             .tcp_nodelay(true)
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE_WITHIN)
             .keep_alive_while_idle(true);

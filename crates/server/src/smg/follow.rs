@@ -107,6 +107,7 @@ impl Follower {
                 let credited = is_credited(&stream.status(), credit);
                 let snapshot = stream.snapshot().await;
                 let cursor = snapshot.cursor;
+                self.standing = Some(snapshot.standing);
                 self.withheld = !credited && !snapshot.image.blocks.is_empty();
                 let planned = tokio::task::spawn_blocking(move || plan(&snapshot, credited));
                 let chunks = planned.await.map_err(|_| internal())?;
