@@ -57,7 +57,8 @@ impl Chain {
             if first == second && !first.is_empty() {
                 return;
             }
-            assert!(std::time::Instant::now() < deadline, "{} {}", first.len(), second.len());
+            let (held, heard) = (first.len(), second.len());
+            assert!(std::time::Instant::now() < deadline, "{held} {heard}: {:#?}", stream.status());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -68,6 +68,8 @@ pub struct Continuity {
     fresh: bool,
     hold: Hold,
     recent: Recent,
+    /// The highest number that came over this connection: on one connection numbers rise.
+    highest_live: Option<u64>,
     /// That the history is known from its beginning has been said.
     start_told: bool,
     /// Nothing can be asked: the next batch is the beginning of what is known, whatever its number.
@@ -131,6 +133,7 @@ impl Continuity {
             fresh: true,
             hold,
             recent: Recent::default(),
+            highest_live: None,
             start_told: false,
             any_first: false,
             out: VecDeque::new(),
@@ -212,6 +215,7 @@ impl Continuity {
         self.request = None;
         self.pending = None;
         self.beginning = None;
+        self.highest_live = None;
     }
 
     /// A live frame arrived.
@@ -228,7 +232,9 @@ impl Continuity {
             stamp: self.stamp,
             readable: true,
         };
-        if !self.is_news(now, sequence, &held) {
+        let rises = self.highest_live.is_some_and(|highest| sequence > highest);
+        self.highest_live = self.highest_live.max(Some(sequence));
+        if !self.is_news(now, sequence, &held, rises) {
             return;
         }
         if self.phase == Phase::Live && self.next_expected(sequence) {
@@ -385,7 +391,7 @@ impl Continuity {
     }
 
     /// Sorts out duplicates, late batches and signs of a restart. True if the batch is to be placed or held.
-    fn is_news(&mut self, now: Now, sequence: u64, held: &Held) -> bool {
+    fn is_news(&mut self, now: Now, sequence: u64, held: &Held, rises: bool) -> bool {
         if let Some(known) = self.recent.get(sequence) {
             if known == held.digest {
                 self.contradictions = 0;
@@ -400,8 +406,13 @@ impl Continuity {
             return false;
         }
         if self.last.is_some_and(|last| sequence <= last.sequence) {
-            // Older than what is remembered: not provably a duplicate.
-            self.suspect(now, sequence, held);
+            // Older than what is remembered: not provably a duplicate. Unless it is in its turn on this connection: then an
+            // answer of the ring was only faster, and began above it.
+            if rises {
+                self.counters.refused += 1;
+            } else {
+                self.suspect(now, sequence, held);
+            }
             return false;
         }
         match self.hold.get(sequence) {
