@@ -3,19 +3,22 @@
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
+#[path = "model/copy.rs"]
+#[allow(dead_code, reason = "shared with the models")]
+mod copy;
 #[path = "model/followers.rs"]
 #[allow(dead_code, reason = "shared with the model")]
 mod followers;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
+use copy::{forgets, take, told_chunks, told_entry};
 use followers::Replica;
 use kvplane_core::{Continuity as Standing, Cursor, EngineKind, Reason, StateDigest, TrustState};
 use kvplane_stream::{
     Change, Entry, EpochCause, Journal, JournalOptions, Loss, MirrorSnapshot, Misfit, Now, Recorder,
-    Semantics, Snapshot, StoredBlock, ToldBlocks, ToldChunk, ToldEnd, ToldEntry, Transition,
+    Semantics, Snapshot, ToldEntry, Transition,
 };
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
@@ -167,9 +170,8 @@ struct World {
     replica: Replica,
     /// What was done to messages, and not found out yet.
     hurt: Option<Damage>,
-    /// This life lost or cleared something: what is still known of blocks that nobody holds is not in a snapshot.
-    lost: bool,
-    /// The copy began with such a snapshot. Then it may see that blocks become visible in another order.
+    /// The copy began with a snapshot that does not have everything that is known of blocks that nobody holds. Then it may
+    /// see that blocks become visible in another order.
     forgot: bool,
 }
 
@@ -195,7 +197,6 @@ impl World {
             now,
             replica: Replica::default(),
             hurt: None,
-            lost: false,
             forgot: false,
         };
         world.connect();
@@ -205,20 +206,15 @@ impl World {
     fn run(&mut self, op: &Op) {
         match op {
             Op::Batch(events) => {
-                self.lost |= events.iter().any(|event| matches!(event, Event::Clear));
                 let events: Vec<OwnedEvent> = events.iter().map(Event::owned).collect();
                 let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(0), &events);
                 let mut decoder = Decoder::default();
                 self.journal.apply(self.next_sequence, &decoder.decode(&payload).unwrap(), self.now);
                 self.next_sequence += 1;
             }
-            Op::Gap => {
-                self.lost = true;
-                self.journal.drop_residency(Reason::Gap, self.now);
-            }
+            Op::Gap => self.journal.drop_residency(Reason::Gap, self.now),
             Op::Restart => {
                 self.next_sequence = 0;
-                self.lost = false;
                 self.journal.begin_epoch(EpochCause::DifferentBatch, self.now);
             }
             Op::HeardFromStart => self.journal.heard_from_start(),
@@ -303,8 +299,8 @@ impl World {
 
     fn snapshot(&mut self) {
         self.hurt = None;
-        self.forgot = self.lost;
         let snapshot = take(&mut self.journal);
+        self.forgot = forgets(&self.journal, &snapshot);
         let cursor = snapshot.cursor;
         if Some(cursor.epoch) != self.mirror.resume().map(|ours| ours.epoch) {
             self.mirror.void(self.now, None);
@@ -390,33 +386,6 @@ fn visible(snapshot: &Snapshot) -> BTreeMap<u64, u64> {
     seen
 }
 
-fn take(journal: &mut Journal) -> Snapshot {
-    let mut builder = journal.begin_snapshot();
-    while !builder.gather() {
-        journal.step_snapshot(&mut builder, 3).unwrap();
-    }
-    builder.finish()
-}
-
-/// An entry, as it is sent.
-fn told_entry(entry: &Entry) -> ToldEntry {
-    let without_elsewhere = |change: &Change| match change {
-        Change::Dropped { reason, .. } => Change::Dropped { reason: *reason, elsewhere: Vec::new() },
-        other => other.clone(),
-    };
-    ToldEntry {
-        cursor: Cursor { epoch: entry.epoch, sequence: entry.sequence },
-        engine_sequence: entry.engine_sequence,
-        timestamp: entry.timestamp,
-        changes: entry.changes.iter().map(without_elsewhere).collect(),
-        trust: entry.trust.clone(),
-        known_from: entry.trust.as_ref().and(entry.known_from),
-        standing: entry.standing,
-        digest: entry.digest,
-        last_event_id: entry.next_event_id() - 1,
-    }
-}
-
 /// One copy more than there is.
 fn damage(told: &mut ToldEntry) {
     for change in &mut told.changes {
@@ -426,54 +395,6 @@ fn damage(told: &mut ToldEntry) {
             block.copies += 1;
         }
     }
-}
-
-/// A snapshot, as it is sent: two blocks at a time.
-fn told_chunks(snapshot: &Snapshot) -> Vec<ToldChunk> {
-    let blocks: Vec<ToldBlocks> =
-        snapshot.parents_first().iter().flat_map(|&at| told_block(snapshot, at)).collect();
-    let mut chunks = Vec::new();
-    let mut blocks = blocks.into_iter().peekable();
-    while blocks.peek().is_some() {
-        let index = chunks.len() as u32;
-        chunks.push(ToldChunk { index, blocks: blocks.by_ref().take(2).collect(), end: None });
-    }
-    if chunks.is_empty() {
-        chunks.push(ToldChunk { index: 0, blocks: Vec::new(), end: None });
-    }
-    chunks.last_mut().unwrap().end = Some(ToldEnd {
-        trust: snapshot.trust.clone(),
-        standing: snapshot.standing,
-        engine_sequence: snapshot.engine_sequence,
-        known_from: snapshot.known_from,
-        digest: snapshot.digest,
-        last_event_id: snapshot.last_event_id,
-        block_size: snapshot.block_size,
-    });
-    chunks
-}
-
-fn told_block(snapshot: &Snapshot, at: u32) -> Vec<ToldBlocks> {
-    let image = &snapshot.image.blocks[at as usize];
-    let chain = image.attached_chain().or_else(|| image.chains.first());
-    let holdings = image.holdings.iter().map(|holding| (Some(holding.place), holding.copies));
-    let hole = image.holdings.is_empty().then_some((None, 0));
-    let one = |(place, copies): (Option<u16>, u32)| ToldBlocks {
-        place: place.map(|place| snapshot.image.places[usize::from(place)].clone()),
-        block_size: chain.map_or(0, |chain| chain.block_size),
-        attributes: chain.map_or_else(Arc::default, |chain| chain.attributes.clone()),
-        blocks: vec![StoredBlock {
-            hash: image.hash,
-            wide: image.wide.clone(),
-            copies,
-            parent: chain.map(|chain| chain.parent),
-            tokens: chain.map(|chain| chain.tokens.clone()),
-            first_position: None,
-            content: chain.filter(|chain| chain.attached).map(|chain| chain.content),
-            extra_keys: chain.and_then(|chain| chain.extra_keys.clone()),
-        }],
-    };
-    holdings.chain(hole).map(one).collect()
 }
 
 fn medium() -> impl Strategy<Value = &'static str> {

@@ -93,6 +93,8 @@ mod tests {
             "id": "a", "kind": "vllm", "events": "tcp://h:1", "replay": "tcp://h:2", "ranks": 2, "model": "7"
         });
         assert_eq!(described, expected);
+        let link = serde_json::json!({"id": "a", "kind": "kvplane", "grpc": "http://h:1"});
+        assert_eq!(describe("a", "kvplane=http://h:1").unwrap(), link);
         assert!(describe("a", "vllm=tcp://h:1,id=b").is_err());
         assert!(describe("a", "vllm").is_err());
         assert_eq!(escaped("a/b c"), "a%2Fb%20c");

@@ -132,7 +132,12 @@ pub(crate) fn engine_flag(flag: &str) -> anyhow::Result<Table> {
     let mut engine = Table::new();
     engine.insert("kind".to_owned(), Value::String(kind.to_owned()));
     // An engine's HTTP server is where its events are only if they are drained; the others tell there where they publish.
-    let at = if events.starts_with("http://") && kind != "trtllm" { "http" } else { "events" };
+    let at = match kind {
+        "kvplane" => "grpc",
+        "trtllm" => "events",
+        _ if events.starts_with("http://") => "http",
+        _ => "events",
+    };
     engine.insert(at.to_owned(), Value::String(events.to_owned()));
     for part in parts {
         let (key, value) = part.split_once('=').ok_or_else(|| anyhow!("{part:?}: write key=value"))?;

@@ -284,7 +284,6 @@ fn a_link_is_described_by_its_address_alone() {
     };
     assert_eq!(link(|_| {}), Ok(()));
     assert!(link(|link| link.grpc = None).unwrap_err().starts_with("grpc: is missing"));
-    assert_eq!(link(|link| link.events = link.grpc.take()), Ok(()), "as on a command line");
     assert!(link(|link| link.grpc = Some("plane-a".to_owned())).unwrap_err().starts_with("grpc: "));
     assert!(link(|link| link.model = "llama".to_owned()).unwrap_err().starts_with("model: "));
     let of_an_engine = link(|link| {

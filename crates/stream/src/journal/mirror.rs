@@ -280,7 +280,9 @@ impl Journal {
 
     /// The size of all blocks, by the rules that the other plane has it by.
     fn learn_told_size(&mut self, stored: &StoredChange, effects: &mut Effects) {
-        if stored.layout != Layout::Dense || !stored.place.is_main() {
+        // A block that changed its level was not stored anew: it has no position in a store.
+        let moved = stored.blocks.first().is_some_and(|block| block.first_position.is_none());
+        if stored.layout != Layout::Dense || !stored.place.is_main() || moved {
             return;
         }
         if !self.options.semantics.partial_blocks {

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
+#[path = "../model/copy.rs"]
+#[allow(dead_code, reason = "shared with the other model")]
+mod copy;
 mod engine;
 mod model;
 

@@ -5,12 +5,13 @@
 
 use std::collections::BTreeSet;
 
-use kvplane_core::{Continuity as Standing, Epoch, Tier, Trust};
+use kvplane_core::{Continuity as Standing, EngineKind, Epoch, Tier, Trust};
 use kvplane_stream::DrainFailure;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::Rig;
+use super::copy::Copy;
 use super::engine::{BLOCK_SIZE, Engine, Shape};
 
 #[derive(Debug, Clone)]
@@ -77,6 +78,7 @@ struct World {
     beginning_heard: bool,
     /// The epoch, and the windows that were heard of in it.
     windows: (Epoch, BTreeSet<u32>),
+    copy: Copy,
 }
 
 impl World {
@@ -113,6 +115,7 @@ impl World {
     fn drain(&mut self) {
         let events = self.engine.drain();
         self.rig.answer(&events);
+        self.copy.follow(&mut self.rig.recorder);
         let epoch = self.rig.recorder.journal().epoch();
         if self.windows.0 != epoch {
             self.windows = (epoch, BTreeSet::new());
@@ -183,7 +186,8 @@ proptest! {
         let rig = Rig::unheard(configured.then_some(BLOCK_SIZE as u32), Some(buffer));
         let windows = (rig.recorder.journal().epoch(), BTreeSet::new());
         let engine = Engine::new(shape);
-        let mut world = World { engine, rig, stolen: false, beginning_heard: false, windows };
+        let copy = Copy::new(EngineKind::Trtllm);
+        let mut world = World { engine, rig, stolen: false, beginning_heard: false, windows, copy };
         for op in &ops {
             world.run(op);
         }

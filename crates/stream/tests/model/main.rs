@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
+mod copy;
 mod engine;
 mod followers;
 
@@ -12,9 +13,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
+use copy::Copy;
 use engine::{Engine, block_hash};
 use followers::{Replica, TransitionReader};
-use kvplane_core::{Continuity as Standing, Trust};
+use kvplane_core::{Continuity as Standing, EngineKind, Trust};
 use kvplane_stream::{Ask, EpochCause, Happening, JournalOptions, Now, Options, Recorder};
 use proptest::prelude::*;
 
@@ -80,6 +82,7 @@ struct World {
     has_hint: bool,
     replica: Replica,
     reader: TransitionReader,
+    copy: Copy,
     /// Why each epoch began.
     causes: Vec<EpochCause>,
 }
@@ -101,6 +104,7 @@ impl World {
             has_hint,
             replica: Replica::default(),
             reader: TransitionReader::default(),
+            copy: Copy::new(EngineKind::Vllm),
             causes: Vec::new(),
         }
     }
@@ -258,6 +262,7 @@ impl World {
     fn check(&mut self) {
         self.replica.follow(&mut self.recorder);
         self.reader.follow(&mut self.recorder);
+        self.copy.follow(&mut self.recorder);
         let mut ours: std::collections::BTreeMap<u64, u32> = std::collections::BTreeMap::new();
         let journal = self.recorder.journal();
         for (_, hash, copies) in journal.state().residencies() {

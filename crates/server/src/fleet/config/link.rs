@@ -8,13 +8,10 @@ impl EngineConfig {
     /// The way to another plane. What its engines are is said there.
     pub(super) fn link(&self) -> Result<LinkSpec, EngineConfigError> {
         let wrong = |key, message: &str| Err(EngineConfigError::Value { key, message: message.to_owned() });
-        // On a command line, an address has no name.
-        let Some(url) = self.grpc.as_ref().or(self.events.as_ref()) else {
-            return wrong("grpc", "is missing: where the other kvplane is");
-        };
+        let Some(url) = &self.grpc else { return wrong("grpc", "is missing: where the other kvplane is") };
         let foreign = [
             ("model", !self.model.is_empty()),
-            ("events", self.events.is_some() && self.grpc.is_some()),
+            ("events", self.events.is_some()),
             ("replay", self.replay.is_some()),
             ("topic", !self.topic.is_empty()),
             ("ranks", self.ranks.is_some()),

@@ -1,0 +1,146 @@
+//! A copy of a stream, as a plane keeps it that follows the one that records it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvplane_core::{Cursor, EngineKind};
+use kvplane_stream::{
+    Change, Entry, Journal, JournalOptions, Loss, MirrorSnapshot, Misfit, Now, Recorder, Semantics, Snapshot,
+    StoredBlock, ToldBlocks, ToldChunk, ToldEnd, ToldEntry,
+};
+
+const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
+
+/// Follows a recorder over a link that never fails, and is the same at every step.
+pub struct Copy {
+    mirror: Recorder,
+    semantics: Semantics,
+    forgot: bool,
+}
+
+impl Copy {
+    pub fn new(kind: EngineKind) -> Self {
+        let semantics = Semantics::of(kind);
+        let keep = JournalOptions { semantics, ..JournalOptions::default() };
+        let mirror = Recorder::of_mirror(Duration::from_secs(10), keep, 0, NOW);
+        Self { mirror, semantics, forgot: false }
+    }
+
+    pub fn follow(&mut self, recorder: &mut Recorder) {
+        let journal = recorder.journal_mut();
+        self.mirror.reached(NOW, journal.cursor());
+        while self.mirror.journal().cursor() != journal.cursor() {
+            let resume = self.mirror.resume().ok_or(Loss::OtherEpoch);
+            match resume.and_then(|cursor| journal.read_after(cursor, usize::MAX)) {
+                Ok(entries) => self.entries(&entries),
+                Err(_) => self.load(journal),
+            }
+        }
+        let ours = self.mirror.journal();
+        assert_eq!(ours.state().digest(), journal.state().digest());
+        assert_eq!(ours.trust(), journal.trust());
+        assert_eq!(ours.last_event_id(), journal.last_event_id());
+        assert_eq!(ours.engine_sequence(), journal.engine_sequence());
+        assert_eq!(ours.known_from(), journal.known_from());
+    }
+
+    fn entries(&mut self, entries: &[Arc<Entry>]) {
+        for entry in entries {
+            if let Err(misfit) = self.mirror.told(NOW, told_entry(entry)) {
+                assert!(self.forgot && misfit == Misfit::EventIds, "{misfit}");
+                return;
+            }
+        }
+    }
+
+    fn load(&mut self, journal: &mut Journal) {
+        let snapshot = take(journal);
+        self.forgot = forgets(journal, &snapshot);
+        let mut mirrored =
+            MirrorSnapshot::new(snapshot.cursor, JournalOptions::default().state, self.semantics);
+        for chunk in told_chunks(&snapshot) {
+            mirrored.chunk(snapshot.cursor, chunk).unwrap();
+        }
+        self.mirror.load(NOW, mirrored.finish().unwrap());
+    }
+}
+
+/// Whether a snapshot does not have everything that the journal knows: what nobody holds is not in it.
+pub fn forgets(journal: &Journal, snapshot: &Snapshot) -> bool {
+    journal.state().entries() != snapshot.parents_first().len()
+}
+
+pub fn take(journal: &mut Journal) -> Snapshot {
+    let mut builder = journal.begin_snapshot();
+    while !builder.gather() {
+        journal.step_snapshot(&mut builder, 3).unwrap();
+    }
+    builder.finish()
+}
+
+/// An entry, as it is sent.
+pub fn told_entry(entry: &Entry) -> ToldEntry {
+    let without_elsewhere = |change: &Change| match change {
+        Change::Dropped { reason, .. } => Change::Dropped { reason: *reason, elsewhere: Vec::new() },
+        other => other.clone(),
+    };
+    ToldEntry {
+        cursor: Cursor { epoch: entry.epoch, sequence: entry.sequence },
+        engine_sequence: entry.engine_sequence,
+        timestamp: entry.timestamp,
+        changes: entry.changes.iter().map(without_elsewhere).collect(),
+        trust: entry.trust.clone(),
+        known_from: entry.trust.as_ref().and(entry.known_from),
+        standing: entry.standing,
+        digest: entry.digest,
+        last_event_id: entry.next_event_id() - 1,
+    }
+}
+
+/// A snapshot, as it is sent: two blocks at a time.
+pub fn told_chunks(snapshot: &Snapshot) -> Vec<ToldChunk> {
+    let blocks: Vec<ToldBlocks> =
+        snapshot.parents_first().iter().flat_map(|&at| told_block(snapshot, at)).collect();
+    let mut chunks = Vec::new();
+    let mut blocks = blocks.into_iter().peekable();
+    while blocks.peek().is_some() {
+        let index = chunks.len() as u32;
+        chunks.push(ToldChunk { index, blocks: blocks.by_ref().take(2).collect(), end: None });
+    }
+    if chunks.is_empty() {
+        chunks.push(ToldChunk { index: 0, blocks: Vec::new(), end: None });
+    }
+    chunks.last_mut().unwrap().end = Some(ToldEnd {
+        trust: snapshot.trust.clone(),
+        standing: snapshot.standing,
+        engine_sequence: snapshot.engine_sequence,
+        known_from: snapshot.known_from,
+        digest: snapshot.digest,
+        last_event_id: snapshot.last_event_id,
+        block_size: snapshot.block_size,
+    });
+    chunks
+}
+
+fn told_block(snapshot: &Snapshot, at: u32) -> Vec<ToldBlocks> {
+    let image = &snapshot.image.blocks[at as usize];
+    let chain = image.attached_chain().or_else(|| image.chains.first());
+    let holdings = image.holdings.iter().map(|holding| (Some(holding.place), holding.copies));
+    let hole = image.holdings.is_empty().then_some((None, 0));
+    let one = |(place, copies): (Option<u16>, u32)| ToldBlocks {
+        place: place.map(|place| snapshot.image.places[usize::from(place)].clone()),
+        block_size: chain.map_or(0, |chain| chain.block_size),
+        attributes: chain.map_or_else(Arc::default, |chain| chain.attributes.clone()),
+        blocks: vec![StoredBlock {
+            hash: image.hash,
+            wide: image.wide.clone(),
+            copies,
+            parent: chain.map(|chain| chain.parent),
+            tokens: chain.map(|chain| chain.tokens.clone()),
+            first_position: None,
+            content: chain.filter(|chain| chain.attached).map(|chain| chain.content),
+            extra_keys: chain.and_then(|chain| chain.extra_keys.clone()),
+        }],
+    };
+    holdings.chain(hole).map(one).collect()
+}
