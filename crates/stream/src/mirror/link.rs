@@ -91,17 +91,20 @@ impl Mirror {
         self.counters.refused += u64::from(misfit);
     }
 
-    /// A whole state came, of this life.
-    pub(crate) fn loaded(&mut self, standing: Standing, life: Epoch) {
+    /// A whole state came, of this life. True if it is another than that of the state before.
+    pub(crate) fn loaded(&mut self, standing: Standing, life: Epoch) -> bool {
         self.told = Some(standing);
         if life == Epoch::UNKNOWN {
-            return; // the other plane knows nothing either
+            return false; // the other plane knows nothing either
         }
-        match self.life.replace(life) {
-            None => {}
-            Some(before) if before == life => self.counters.gaps += 1,
-            Some(_) => self.counters.restarts += 1,
+        let Some(before) = self.life.replace(life) else { return false };
+        let another = before != life;
+        if another {
+            self.counters.restarts += 1;
+        } else {
+            self.counters.gaps += 1;
         }
+        another
     }
 
     pub(crate) fn tick(&mut self, now: Now) {

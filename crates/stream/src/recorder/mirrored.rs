@@ -52,17 +52,17 @@ impl Recorder {
 
     /// A whole state came.
     pub fn load(&mut self, now: Now, state: MirroredState) {
-        let before = self.journal.epoch();
         let standing = state.end.standing;
         self.journal.load(state);
         let (epoch, cursor) = (self.journal.epoch(), self.journal.cursor());
-        if epoch != before {
-            self.happenings.push(Happening::Epoch(epoch, EpochCause::Told));
-        }
+        let mut another_life = false;
         self.mirror(now, |mirror| {
-            mirror.loaded(standing, epoch);
+            another_life = mirror.loaded(standing, epoch);
             mirror.moved(cursor);
         });
+        if another_life {
+            self.happenings.push(Happening::Epoch(epoch, EpochCause::Told));
+        }
     }
 
     /// The next entry came. After an error everything is void.
