@@ -38,23 +38,32 @@ async fn published(args: SimArgs, profile: Profile, stop: CancellationToken) -> 
     if let Some(address) = engine.http_address() {
         info!(%address, "http");
     }
-    let load = (args.load > 0.0).then(|| {
-        let (engine, stop) = (engine.clone(), stop.clone());
-        let complete = move |turn: &Turn| {
-            let result = engine.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default());
-            result.ok().map(|result| result.output)
-        };
-        std::thread::spawn(move || generate_load(complete, args.load, args.seed, &stop))
-    });
+    let served = engine.clone();
+    let complete = move |turn: &Turn| {
+        let result = served.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default());
+        result.ok().map(|result| result.output)
+    };
+    until_stopped(&args, stop, complete, move || engine.stop()).await
+}
+
+/// Sends an engine load, if that was asked for, until it is to stop; then ends it.
+pub(super) async fn until_stopped(
+    args: &SimArgs,
+    stop: CancellationToken,
+    complete: impl Fn(&Turn) -> Option<Vec<u32>> + Send + 'static,
+    end: impl FnOnce() + Send + 'static,
+) -> Result<(), Failure> {
+    let (rate, seed) = (args.load, args.seed);
+    let token = stop.clone();
+    let load = (rate > 0.0).then(|| std::thread::spawn(move || generate_load(complete, rate, seed, &token)));
     stop.cancelled().await;
-    tokio::task::spawn_blocking(move || {
+    let ended = tokio::task::spawn_blocking(move || {
         if let Some(load) = load {
             let _ = load.join();
         }
-        engine.stop();
-    })
-    .await
-    .context("the simulator")?;
+        end();
+    });
+    ended.await.context("the simulator")?;
     Ok(())
 }
 
@@ -111,7 +120,7 @@ fn replay_address(args: &SimArgs) -> Option<String> {
 
 /// Sends seeded conversations to an engine, `rate` requests a second. `complete` runs a turn and says what was
 /// generated.
-pub(super) fn generate_load(
+fn generate_load(
     complete: impl Fn(&Turn) -> Option<Vec<u32>>,
     rate: f64,
     seed: u64,

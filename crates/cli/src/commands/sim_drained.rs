@@ -8,7 +8,7 @@ use kvplane_wire::trtllm::encode::HashAlgo;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::sim::generate_load;
+use super::sim::until_stopped;
 use super::{Failure, usage};
 use crate::args::{SimArgs, SimHash};
 
@@ -17,24 +17,12 @@ pub(super) async fn run(args: SimArgs, stop: CancellationToken) -> Result<(), Fa
     let server = tokio::task::spawn_blocking(move || TrtSim::start(config)).await.context("the simulator")?;
     let server = server.context("cannot start the simulated engine")?;
     info!(address = %server.http_address(), "http");
-    let load = (args.load > 0.0).then(|| {
-        let (server, stop) = (server.clone(), stop.clone());
-        let complete = move |turn: &Turn| {
-            let result = server.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default());
-            result.ok().map(|result| result.output)
-        };
-        std::thread::spawn(move || generate_load(complete, args.load, args.seed, &stop))
-    });
-    stop.cancelled().await;
-    tokio::task::spawn_blocking(move || {
-        if let Some(load) = load {
-            let _ = load.join();
-        }
-        server.stop();
-    })
-    .await
-    .context("the simulator")?;
-    Ok(())
+    let served = server.clone();
+    let complete = move |turn: &Turn| {
+        let result = served.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default());
+        result.ok().map(|result| result.output)
+    };
+    until_stopped(&args, stop, complete, move || server.stop()).await
 }
 
 fn config(args: &SimArgs) -> anyhow::Result<TrtConfig> {

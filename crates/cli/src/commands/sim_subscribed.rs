@@ -8,7 +8,7 @@ use kvplane_sim::{RelayConfig, RelayStyle, SimRelay};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::sim::generate_load;
+use super::sim::until_stopped;
 use super::{Failure, usage};
 use crate::args::SimArgs;
 
@@ -17,25 +17,13 @@ pub(super) async fn run(args: SimArgs, style: RelayStyle, stop: CancellationToke
     let server = SimRelay::start(config).context("cannot start the simulated server")?;
     info!(address = %server.address(), "grpc");
     let server = Arc::new(server);
-    let load = (args.load > 0.0).then(|| {
-        let (server, stop) = (server.clone(), stop.clone());
-        let complete = move |turn: &Turn| {
-            let rank = turn.conversation as u32 % args.ranks.max(1);
-            let result = server.complete(rank, &turn.prompt, turn.max_tokens);
-            result.ok().map(|result| result.output)
-        };
-        std::thread::spawn(move || generate_load(complete, args.load, args.seed, &stop))
-    });
-    stop.cancelled().await;
-    tokio::task::spawn_blocking(move || {
-        if let Some(load) = load {
-            let _ = load.join();
-        }
-        server.stop();
-    })
-    .await
-    .context("the simulator")?;
-    Ok(())
+    let served = server.clone();
+    let ranks = args.ranks.max(1);
+    let complete = move |turn: &Turn| {
+        let result = served.complete(turn.conversation as u32 % ranks, &turn.prompt, turn.max_tokens);
+        result.ok().map(|result| result.output)
+    };
+    until_stopped(&args, stop, complete, move || server.stop()).await
 }
 
 fn config(args: &SimArgs, style: RelayStyle) -> anyhow::Result<RelayConfig> {
