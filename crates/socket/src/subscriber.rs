@@ -19,6 +19,7 @@ use crate::monitor::{Change, Monitor};
 use crate::options::{Endpoint, Subscription, millis};
 use crate::poller::PollerQueue;
 use crate::service::ContextLease;
+use crate::wake::unique_inproc;
 
 /// Messages taken from one socket before the others get their turn.
 const MESSAGES_PER_TURN: usize = 512;
@@ -235,6 +236,16 @@ impl Link {
         let descriptors = || Ok([socket.get_fd()?, monitor.socket().get_fd()?]);
         let descriptors = descriptors().map_err(SocketError::doing("read a descriptor"))?;
         Ok(Self { monitor, socket, descriptors })
+    }
+}
+
+impl Drop for Link {
+    /// The monitor is ended before its reader goes: libzmq's IO thread waits for a reader when it has something to tell, and
+    /// with it every socket of the context. A monitor of nothing takes the place of the one that there was.
+    fn drop(&mut self) {
+        if let Err(cause) = self.socket.monitor(&unique_inproc("unmonitored"), 0) {
+            tracing::debug!(%cause, "cannot end a monitor");
+        }
     }
 }
 
