@@ -102,38 +102,15 @@ impl Decoder {
         self.scratch.clear();
         self.texts.fill(payload);
         let mut sink = Sink::new(&mut self.scratch);
-        let trtllm::Read { events, rank, unknown_fields, broken } =
-            trtllm::read(payload, &self.texts, &mut sink);
-        Batch {
-            timestamp: 0.0,
-            rank,
-            events,
-            unknown_fields,
-            broken,
-            extra_keys: sink.extra_keys,
-            hashes: &self.scratch.hashes,
-            tokens: &self.scratch.tokens,
-            extra_ranges: &self.scratch.extra_ranges,
-            digests: &self.scratch.digests,
-        }
+        let parts = trtllm::read(payload, &self.texts, &mut sink);
+        parts.into_batch(sink.extra_keys, &self.scratch)
     }
 
     fn decode_smg<'d>(&'d mut self, message: &'d [u8]) -> Batch<'d, 'd> {
         self.scratch.clear();
         let mut sink = Sink::new(&mut self.scratch);
-        let smg::Read { timestamp, rank, events, unknown_fields, broken } = smg::read(message, &mut sink);
-        Batch {
-            timestamp,
-            rank,
-            events,
-            unknown_fields,
-            broken,
-            extra_keys: sink.extra_keys,
-            hashes: &self.scratch.hashes,
-            tokens: &self.scratch.tokens,
-            extra_ranges: &self.scratch.extra_ranges,
-            digests: &self.scratch.digests,
-        }
+        let parts = smg::read(message, &mut sink);
+        parts.into_batch(sink.extra_keys, &self.scratch)
     }
 
     /// Decodes one msgpack message.
@@ -151,21 +128,9 @@ impl Decoder {
         let count = reader.array_len()?;
 
         let mut sink = Sink::new(&mut self.scratch);
-        let mut batch = Parts { events: Vec::with_capacity(count.min(16)), ..Parts::default() };
-        let broken = batch.read(&mut reader, elements, count, &mut sink).err();
-
-        Ok(Batch {
-            timestamp,
-            rank: batch.rank,
-            events: batch.events,
-            unknown_fields: batch.unknown_fields,
-            broken,
-            extra_keys: sink.extra_keys,
-            hashes: &self.scratch.hashes,
-            tokens: &self.scratch.tokens,
-            extra_ranges: &self.scratch.extra_ranges,
-            digests: &self.scratch.digests,
-        })
+        let mut parts = Parts { timestamp, events: Vec::with_capacity(count.min(16)), ..Parts::default() };
+        parts.broken = parts.read(&mut reader, elements, count, &mut sink).err();
+        Ok(parts.into_batch(sink.extra_keys, &self.scratch))
     }
 
     /// How many bytes the buffers hold on to.
@@ -218,17 +183,36 @@ impl<'d> Sink<'d, '_> {
     }
 }
 
-/// What is known of a batch so far; stays when the message breaks off.
-#[derive(Default)]
-struct Parts<'f> {
-    events: Vec<Event<'f>>,
-    rank: Option<i64>,
-    unknown_fields: u32,
+/// What is known of a batch so far, apart from what lies in the buffers; stays when the message breaks off.
+#[derive(Debug, Default)]
+pub(crate) struct Parts<'f> {
+    pub(crate) timestamp: f64,
+    pub(crate) rank: Option<i64>,
+    pub(crate) events: Vec<Event<'f>>,
+    pub(crate) unknown_fields: u32,
+    pub(crate) broken: Option<DecodeError>,
 }
 
 // === impl Parts ===
 
 impl<'f> Parts<'f> {
+    /// The batch, over the buffers that it filled.
+    fn into_batch<'d>(self, extra_keys: Vec<ExtraKey<'f>>, scratch: &'d Scratch) -> Batch<'d, 'f> {
+        let Self { timestamp, rank, events, unknown_fields, broken } = self;
+        Batch {
+            timestamp,
+            rank,
+            events,
+            unknown_fields,
+            broken,
+            extra_keys,
+            hashes: &scratch.hashes,
+            tokens: &scratch.tokens,
+            extra_ranges: &scratch.extra_ranges,
+            digests: &scratch.digests,
+        }
+    }
+
     /// Reads from the first event to the end of the message.
     fn read(
         &mut self,

@@ -26,22 +26,12 @@ mod stored;
 #[cfg(test)]
 mod tests;
 
-use crate::decode::{BYTES_PER_EVENT, FREE_EVENTS, Sink};
+use crate::decode::{BYTES_PER_EVENT, FREE_EVENTS, Parts, Sink};
 use crate::event::{DecodeError, Event, RejectReason, Rejected, RejectedKind, Removed};
 use crate::hash::Hash;
 use fields::{Fields, Value};
 
 pub use outline::{Outline, SnapshotChunk, outline};
-
-/// What a message says, apart from what lies in the sink.
-#[derive(Debug, Default)]
-pub(crate) struct Read<'f> {
-    pub(crate) timestamp: f64,
-    pub(crate) rank: Option<i64>,
-    pub(crate) events: Vec<Event<'f>>,
-    pub(crate) unknown_fields: u32,
-    pub(crate) broken: Option<DecodeError>,
-}
 
 /// Why an event could not be read.
 enum Trouble {
@@ -52,8 +42,8 @@ enum Trouble {
 }
 
 /// Reads a message to its end, or to where it breaks off.
-pub(crate) fn read<'f>(message: &'f [u8], sink: &mut Sink<'_, 'f>) -> Read<'f> {
-    let mut read = Read::default();
+pub(crate) fn read<'f>(message: &'f [u8], sink: &mut Sink<'_, 'f>) -> Parts<'f> {
+    let mut read = Parts::default();
     let mut reader =
         Reader { read: &mut read, sink, most_events: FREE_EVENTS + message.len() / BYTES_PER_EVENT };
     let broken = reader.batch(message).err();
@@ -79,7 +69,7 @@ pub fn subscribe_request(start: u64) -> Vec<u8> {
 }
 
 struct Reader<'r, 'd, 'f> {
-    read: &'r mut Read<'f>,
+    read: &'r mut Parts<'f>,
     sink: &'r mut Sink<'d, 'f>,
     /// A message of many tiny events is made to fill memory.
     most_events: usize,

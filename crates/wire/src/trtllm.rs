@@ -32,5 +32,5 @@ mod tests;
 
 pub use self::split::{Drained, MAX_BODY_BYTES, PART_EVENTS, Part, SplitError, split};
 
-pub(crate) use self::decode::{Read, read};
+pub(crate) use self::decode::read;
 pub(crate) use self::texts::Texts;

@@ -4,7 +4,7 @@
 //! own, each with the block before it as its parent. An update without a move becomes none. As in the other
 //! dialect, a value that does not fit costs its event, and bytes that are no JSON break the message off.
 
-use crate::decode::{BYTES_PER_EVENT, FREE_EVENTS, Sink};
+use crate::decode::{BYTES_PER_EVENT, FREE_EVENTS, Parts, Sink};
 use crate::event::{Created, DecodeError, Event, Moved, RejectReason, Rejected, RejectedKind, Removed};
 
 use super::field::Seen;
@@ -12,18 +12,9 @@ use super::json::{Fault, Reader};
 use super::split::kind_of_data;
 use super::texts::Texts;
 
-/// What was read of a payload.
-#[derive(Default)]
-pub(crate) struct Read<'f> {
-    pub(crate) events: Vec<Event<'f>>,
-    pub(crate) rank: Option<i64>,
-    pub(crate) unknown_fields: u32,
-    pub(crate) broken: Option<DecodeError>,
-}
-
 /// Reads all events of a payload. `texts` are the escaped ones of the same payload.
-pub(crate) fn read<'f>(payload: &'f [u8], texts: &'f Texts, sink: &mut Sink<'_, 'f>) -> Read<'f> {
-    let mut parser = Parser { reader: Reader::new(payload), texts, sink, out: Read::default() };
+pub(crate) fn read<'f>(payload: &'f [u8], texts: &'f Texts, sink: &mut Sink<'_, 'f>) -> Parts<'f> {
+    let mut parser = Parser { reader: Reader::new(payload), texts, sink, out: Parts::default() };
     parser.out.broken = parser.events(FREE_EVENTS + payload.len() / BYTES_PER_EVENT).err();
     parser.out
 }
@@ -41,7 +32,7 @@ pub(super) struct Parser<'s, 'd, 'f> {
     pub(super) reader: Reader<'f>,
     pub(super) texts: &'f Texts,
     pub(super) sink: &'s mut Sink<'d, 'f>,
-    pub(super) out: Read<'f>,
+    pub(super) out: Parts<'f>,
 }
 
 /// What an event says beside its data.
