@@ -18,7 +18,7 @@ use crate::history::{History, relive};
 use crate::http;
 use crate::pool::PoolError;
 use crate::publisher::{Command, PublisherHandle};
-use crate::serve::HttpServer;
+use crate::serve::ServerThread;
 
 /// Starts simulated engines.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct SimEngine;
 pub struct SimHandle {
     pub(crate) engine: Arc<Engine>,
     /// Absent in the handle that the HTTP server itself holds, so that it does not keep itself alive.
-    http: Option<Arc<HttpServer>>,
+    http: Option<Arc<ServerThread>>,
 }
 
 /// Why the engine could not start or serve.
@@ -131,7 +131,7 @@ impl SimEngine {
         });
         let inner = SimHandle { engine: engine.clone(), http: None };
         let http =
-            engine.config.http.map(|address| HttpServer::start(address, http::router(inner))).transpose()?;
+            engine.config.http.map(|address| ServerThread::http(address, http::router(inner))).transpose()?;
         let handle = SimHandle { engine, http: http.map(Arc::new) };
         let restart = handle.engine.config.faults.iter().find_map(|fault| match fault {
             Fault::Restart(restart) => Some(*restart),

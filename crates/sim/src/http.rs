@@ -55,26 +55,35 @@ struct CompletionRequest {
     rank: Option<u32>,
 }
 
+/// Tokens that are generated where a request does not say how many.
+pub(crate) const DEFAULT_TOKENS: usize = 16;
+
+/// A prompt as clients send it.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Prompt {
+pub(crate) enum Prompt {
     Tokens(Vec<u32>),
     Text(String),
 }
 
+impl Prompt {
+    pub(crate) fn into_tokens(self) -> Vec<u32> {
+        match self {
+            Self::Tokens(tokens) => tokens,
+            // There is no tokenizer: a token per byte.
+            Self::Text(text) => text.bytes().map(u32::from).collect(),
+        }
+    }
+}
+
 async fn completions(State(engine): State<SimHandle>, Json(request): Json<CompletionRequest>) -> Response {
-    const DEFAULT_TOKENS: usize = 16;
     let config = engine.config();
     let model = request.model.unwrap_or_else(|| config.model.clone());
     let lora = request.lora.or_else(|| config.loras.iter().find(|lora| **lora == model).cloned());
     if lora.is_none() && model != config.model {
         return error(StatusCode::NOT_FOUND, &format!("The model `{model}` does not exist."));
     }
-    let prompt = match request.prompt {
-        Prompt::Tokens(tokens) => tokens,
-        // There is no tokenizer: a token per byte.
-        Prompt::Text(text) => text.bytes().map(u32::from).collect(),
-    };
+    let prompt = request.prompt.into_tokens();
     if prompt.is_empty() {
         return error(StatusCode::BAD_REQUEST, "The prompt is empty.");
     }
@@ -84,14 +93,19 @@ async fn completions(State(engine): State<SimHandle>, Json(request): Json<Comple
     let pause = config.token_delay;
     let run = spawn_blocking(move || engine.complete_with_pauses(&prompt, max_tokens, &options, pause)).await;
     match run {
-        Ok(Ok(result)) => Json(completion(&model, prompt_tokens, &result)).into_response(),
+        Ok(Ok(result)) => {
+            let mut answer = completion(&model, prompt_tokens, &result);
+            answer["choices"][0]["logprobs"] = Value::Null;
+            Json(answer).into_response()
+        }
         Ok(Err(cause @ SimError::NoRank(_))) => error(StatusCode::BAD_REQUEST, &cause.to_string()),
         Ok(Err(cause)) => error(StatusCode::SERVICE_UNAVAILABLE, &cause.to_string()),
         Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &cause.to_string()),
     }
 }
 
-fn completion(model: &str, prompt_tokens: usize, result: &CompletionResult) -> Value {
+/// A completion as every engine answers it.
+pub(crate) fn completion(model: &str, prompt_tokens: usize, result: &CompletionResult) -> Value {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let words: Vec<String> = result.output.iter().map(u32::to_string).collect();
     json!({
@@ -103,7 +117,6 @@ fn completion(model: &str, prompt_tokens: usize, result: &CompletionResult) -> V
             "index": 0,
             "text": words.join(" "),
             "token_ids": result.output,
-            "logprobs": null,
             "finish_reason": "length",
         }],
         "usage": {
@@ -149,6 +162,6 @@ async fn state(State(engine): State<SimHandle>) -> Response {
     Json(json!({ "ranks": ranks.into_iter().map(rank).collect::<Vec<_>>() })).into_response()
 }
 
-fn error(status: StatusCode, message: &str) -> Response {
+pub(crate) fn error(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({ "error": { "message": message, "code": status.as_u16() } }))).into_response()
 }

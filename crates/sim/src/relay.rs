@@ -25,8 +25,9 @@ use crate::cache::Keys;
 use crate::engine::{CompletionResult, SimError};
 use crate::fault::Restart;
 use crate::history::next_token;
+use crate::serve::ServerThread;
 use life::Life;
-use serve::Server;
+use serve::serve;
 
 /// Messages that a subscriber may leave unread. One that reads slower is cut off.
 const UNREAD: usize = 65_536;
@@ -128,7 +129,7 @@ pub enum RelayFault {
 #[derive(Debug)]
 pub struct SimRelay {
     shared: Arc<Shared>,
-    server: Server,
+    server: ServerThread,
 }
 
 /// What the server's thread and its owner share.
@@ -173,7 +174,7 @@ impl SimRelay {
             double: 0,
         };
         let shared = Arc::new(Shared { config, state: Mutex::new(state) });
-        let server = Server::start(shared.clone())?;
+        let server = serve(shared.clone())?;
         Ok(Self { shared, server })
     }
 

@@ -1,5 +1,6 @@
-//! An HTTP server on a thread of its own.
+//! A server on a thread of its own.
 
+use std::fmt::Display;
 use std::net::{SocketAddr, TcpListener};
 use std::thread::{self, JoinHandle};
 
@@ -7,30 +8,44 @@ use axum::Router;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// The server's thread.
-pub(crate) struct HttpServer {
+/// The server's thread. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct ServerThread {
     address: SocketAddr,
     running: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
 }
 
-impl HttpServer {
-    /// Binds and serves on a thread of its own.
-    pub(crate) fn start(address: SocketAddr, router: Router) -> Result<Self, std::io::Error> {
+impl ServerThread {
+    /// Binds, and serves HTTP.
+    pub(crate) fn http(address: SocketAddr, router: Router) -> Result<Self, std::io::Error> {
+        Self::start("sim-http", address, async move |listener| axum::serve(listener, router).await)
+    }
+
+    /// Binds, and runs a server on a thread of that name.
+    pub(crate) fn start<S, E>(
+        name: &'static str,
+        address: SocketAddr,
+        serve: S,
+    ) -> Result<Self, std::io::Error>
+    where
+        S: AsyncFnOnce(tokio::net::TcpListener) -> Result<(), E> + Send + 'static,
+        E: Display,
+    {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let (stop, stopped) = oneshot::channel::<()>();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let serve = move || {
+        let run = move || {
             runtime.block_on(async {
                 let listener = match tokio::net::TcpListener::from_std(listener) {
                     Ok(listener) => listener,
                     Err(error) => return tracing::error!(%error, "cannot listen"),
                 };
                 tokio::select! {
-                    served = axum::serve(listener, router) => {
+                    served = serve(listener) => {
                         if let Err(error) = served {
-                            tracing::error!(%error, "http server ended");
+                            tracing::error!(name, %error, "a server ended");
                         }
                     }
                     // Connections are not drained: an engine that goes, goes.
@@ -39,7 +54,7 @@ impl HttpServer {
             });
             runtime.shutdown_background();
         };
-        let thread = thread::Builder::new().name("sim-http".to_owned()).spawn(serve)?;
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(Self { address, running: Mutex::new(Some((stop, thread))) })
     }
 
@@ -53,12 +68,12 @@ impl HttpServer {
         let Some((stop, thread)) = self.running.lock().take() else { return };
         let _ = stop.send(());
         if thread.join().is_err() {
-            tracing::error!("a simulated http server panicked");
+            tracing::error!("a simulated server panicked");
         }
     }
 }
 
-impl Drop for HttpServer {
+impl Drop for ServerThread {
     fn drop(&mut self) {
         self.stop();
     }

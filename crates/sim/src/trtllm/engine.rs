@@ -16,7 +16,7 @@ use crate::engine::{CompletionOptions, CompletionResult, SimError};
 use crate::history::next_token;
 use crate::load::Random;
 use crate::pool::PoolError;
-use crate::serve::HttpServer;
+use crate::serve::ServerThread;
 
 /// Requests remembered per life and rank; enough for any scenario, bounded for long demonstrations.
 const REMEMBERED: usize = 10_000;
@@ -30,7 +30,7 @@ pub struct TrtSim;
 pub struct TrtHandle {
     server: Arc<Server>,
     /// Absent in the handle that the HTTP server itself holds, so that it does not keep itself alive.
-    http: Option<Arc<HttpServer>>,
+    http: Option<Arc<ServerThread>>,
 }
 
 /// The truth about a rank.
@@ -112,7 +112,7 @@ impl TrtSim {
         for fault in server.config.faults.clone() {
             handle.fault(None, fault);
         }
-        let http = HttpServer::start(address, http::router(handle))?;
+        let http = ServerThread::http(address, http::router(handle))?;
         Ok(TrtHandle { server, http: Some(Arc::new(http)) })
     }
 }

@@ -1,7 +1,5 @@
 //! `trtllm-serve`'s routes as far as they matter here, and `/sim/*` for scenarios.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use axum::Router;
 use axum::extract::{Json, State};
 use axum::http::{StatusCode, header};
@@ -13,7 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::engine::{TrtHandle, TrtPoolState, TrtRankState};
 use super::fault::{TrtAnswer, TrtFaultRequest};
-use crate::engine::{CompletionOptions, CompletionResult, SimError};
+use crate::engine::{CompletionOptions, SimError};
+use crate::http::{DEFAULT_TOKENS, Prompt, completion, error};
 
 /// White space behind a list that is made huge.
 const HUGE_BYTES: usize = 10 << 20;
@@ -86,24 +85,12 @@ struct CompletionRequest {
     rank: Option<u32>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Prompt {
-    Tokens(Vec<u32>),
-    Text(String),
-}
-
 async fn completions(State(server): State<TrtHandle>, Json(request): Json<CompletionRequest>) -> Response {
-    const DEFAULT_TOKENS: usize = 16;
     let model = &server.config().model;
     if request.model.as_ref().is_some_and(|asked| asked != model) {
         return error(StatusCode::NOT_FOUND, "no such model");
     }
-    let prompt = match request.prompt {
-        Prompt::Tokens(tokens) => tokens,
-        // There is no tokenizer: a token per byte.
-        Prompt::Text(text) => text.bytes().map(u32::from).collect(),
-    };
+    let prompt = request.prompt.into_tokens();
     if prompt.is_empty() {
         return error(StatusCode::BAD_REQUEST, "the prompt is empty");
     }
@@ -117,24 +104,6 @@ async fn completions(State(server): State<TrtHandle>, Json(request): Json<Comple
         Err(cause @ SimError::NoRank(_)) => error(StatusCode::BAD_REQUEST, &cause.to_string()),
         Err(cause) => error(StatusCode::SERVICE_UNAVAILABLE, &cause.to_string()),
     }
-}
-
-fn completion(model: &str, prompt_tokens: usize, result: &CompletionResult) -> Value {
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let words: Vec<String> = result.output.iter().map(u32::to_string).collect();
-    json!({
-        "id": format!("cmpl-{created}"),
-        "object": "text_completion",
-        "created": created,
-        "model": model,
-        "choices": [{ "index": 0, "text": words.join(" "), "token_ids": result.output, "finish_reason": "length" }],
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": result.output.len(),
-            "total_tokens": prompt_tokens + result.output.len(),
-            "prompt_tokens_details": { "cached_tokens": result.cached_tokens },
-        },
-    })
 }
 
 async fn fault(State(server): State<TrtHandle>, Json(request): Json<TrtFaultRequest>) -> Response {
@@ -174,8 +143,4 @@ async fn state(State(server): State<TrtHandle>) -> Json<Value> {
         })
     };
     Json(json!({ "ranks": server.state().iter().map(rank).collect::<Vec<_>>() }))
-}
-
-fn error(status: StatusCode, message: &str) -> Response {
-    (status, Json(json!({ "error": { "message": message, "code": status.as_u16() } }))).into_response()
 }
