@@ -7,14 +7,14 @@ use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Tier, Trust};
 use kvplane_ingest::{
     DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, PlaneOptions, RankSpec, Stream, StreamStatus,
 };
-use kvplane_sim::load::{LoadConfig, Workload};
+use kvplane_sim::load::Workload;
 use kvplane_sim::trtllm::{TrtAnswer, TrtConfig, TrtFault, TrtHandle, TrtRestart, TrtSim};
 use kvplane_sim::{CompletionOptions, CompletionResult};
 use kvplane_stream::Duplicates;
 use kvplane_wire::trtllm::encode::{HashAlgo, TrtHash};
 use serde_json::json;
 
-use crate::rig::{Rig, call};
+use crate::rig::{Rig, call, workload};
 
 /// A simulated TensorRT-LLM with a seeded load.
 struct Server {
@@ -28,13 +28,7 @@ impl Server {
     fn start(change: impl FnOnce(&mut TrtConfig)) -> Self {
         let mut config = TrtConfig { levels: vec![48, 24], block_size: 16, ..TrtConfig::default() };
         change(&mut config);
-        let load = Workload::new(LoadConfig {
-            system_tokens: 64,
-            conversations: 6,
-            output_tokens: 24,
-            seed: config.seed,
-            ..LoadConfig::default()
-        });
+        let load = workload(config.seed);
         Self { buffer: Some(config.event_buffer), sim: TrtSim::start(config).unwrap(), load }
     }
 

@@ -10,7 +10,7 @@ use kvplane_ingest::{
     DEFAULT_ROUTING_GROUP, EngineSpec, Feed, GrpcSpec, Origin, PlaneOptions, RankSpec, StreamStatus,
 };
 use kvplane_server::Fleet;
-use kvplane_sim::load::{LoadConfig, Workload};
+use kvplane_sim::load::Workload;
 use kvplane_sim::{Fault, RelayConfig, RelayFault, RelayService, RelayStyle, Restart, SimRelay};
 use kvplane_stream::Duplicates;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -21,7 +21,7 @@ use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tonic::Code;
 
-use crate::rig::{Engine, Rig, held};
+use crate::rig::{Engine, Rig, held, workload};
 
 /// A simulated server of events with a seeded load.
 struct Server {
@@ -33,13 +33,7 @@ impl Server {
     fn start(change: impl FnOnce(&mut RelayConfig)) -> Self {
         let mut config = RelayConfig::default();
         change(&mut config);
-        let load = Workload::new(LoadConfig {
-            system_tokens: 64,
-            conversations: 6,
-            output_tokens: 24,
-            seed: config.seed,
-            ..LoadConfig::default()
-        });
+        let load = workload(config.seed);
         Self { sim: SimRelay::start(config).unwrap(), load }
     }
 

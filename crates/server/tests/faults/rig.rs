@@ -83,19 +83,24 @@ pub struct Engine {
     http: bool,
 }
 
+/// Conversations with a common beginning, as every test's engine is sent them.
+pub fn workload(seed: u64) -> Workload {
+    Workload::new(LoadConfig {
+        system_tokens: 64,
+        conversations: 6,
+        output_tokens: 24,
+        seed,
+        ..LoadConfig::default()
+    })
+}
+
 impl Engine {
     pub fn start(change: impl FnOnce(&mut SimConfig)) -> Self {
         let profile = SPEAKS.try_with(|profile| *profile).unwrap_or(profiles::vllm);
         let http = Some(([127, 0, 0, 1], 0).into());
         let mut config = SimConfig { profile, blocks: 96, http, ..SimConfig::default() };
         change(&mut config);
-        let load = Workload::new(LoadConfig {
-            system_tokens: 64,
-            conversations: 6,
-            output_tokens: 24,
-            seed: config.seed,
-            ..LoadConfig::default()
-        });
+        let load = workload(config.seed);
         Self { sim: SimEngine::start(config).unwrap(), load, replay: true, http: true }
     }
 
