@@ -142,8 +142,9 @@ impl Poller {
             warn!(engine = %ranks.engine(), trouble = trouble.word, "the engine cannot be drained");
         }
         for feeder in ranks.all() {
-            feeder.stream().set_trouble(Some(trouble.word));
+            // In this order: who sees the trouble sees the continuity that it made.
             feeder.tell(|recorder, now| recorder.drain_failed(now, trouble.failure));
+            feeder.stream().set_trouble(Some(trouble.word));
             feeder.tell(Recorder::tick);
         }
         self.backoff = (self.backoff * 2).min(LONGEST_BACKOFF);

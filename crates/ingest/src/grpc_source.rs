@@ -148,8 +148,9 @@ impl Source {
             warn!(engine = %self.ranks.engine(), trouble, "the engine's events cannot be followed");
         }
         for feeder in self.ranks.all() {
-            feeder.stream().set_trouble(trouble);
+            // In this order: who sees the trouble sees the continuity that it made.
             feeder.tell(|recorder, now| recorder.relay_ended(now, how));
+            feeder.stream().set_trouble(trouble);
         }
     }
 }

@@ -164,6 +164,7 @@ impl TrtHandle {
                 let answers = std::iter::repeat_n(answer, polls as usize);
                 self.server.state.lock().answers.extend(answers);
             }
+            TrtFault::Heal => self.server.state.lock().answers.clear(),
             TrtFault::Lose(events) => {
                 let mut state = self.server.state.lock();
                 let ranks = state.ranks.iter_mut().enumerate();

@@ -2,6 +2,7 @@
 //!
 //! ```json
 //! {"answer": "unavailable|html|object|truncated|lost|huge", "polls": 2}   how the next drains are answered
+//! {"heal": true}                                             they are answered rightly again
 //! {"lose": 3}                                                next events take their numbers and are never seen
 //! {"steal": true}                                            somebody else drains
 //! {"restart": {"first_event_id": 0, "same_content": false}}   a new life
@@ -50,6 +51,8 @@ pub enum TrtFault {
         /// How many.
         polls: u32,
     },
+    /// All drains are answered rightly again.
+    Heal,
     /// The next events are never seen.
     Lose(u32),
     /// Somebody else drains, once.
@@ -66,6 +69,7 @@ pub struct TrtFaultRequest {
     pub rank: Option<u32>,
     answer: Option<TrtAnswer>,
     polls: Option<u32>,
+    heal: Option<bool>,
     lose: Option<u32>,
     steal: Option<bool>,
     restart: Option<TrtRestart>,
@@ -76,6 +80,7 @@ impl TrtFaultRequest {
     pub fn faults(&self) -> Vec<TrtFault> {
         let answer = self.answer.map(|answer| TrtFault::Answer { answer, polls: self.polls.unwrap_or(1) });
         let all = [
+            self.heal.filter(|wanted| *wanted).map(|_| TrtFault::Heal),
             answer,
             self.lose.map(TrtFault::Lose),
             self.steal.filter(|wanted| *wanted).map(|_| TrtFault::Steal),
