@@ -98,8 +98,12 @@ impl Locality {
 pub enum SpecKind {
     /// Full attention in any storage form: a prefix is usable up to its first missing block.
     Full,
-    /// Anything else (sliding windows, state-space layers, cross attention, unknown kinds).
-    Side,
+    /// A sliding window: only the blocks within it are needed to go on.
+    Sliding,
+    /// A recurrent state: the one at the boundary is needed, and nothing else.
+    State,
+    /// Anything else: what it needs is not known.
+    Unknown,
 }
 
 impl SpecKind {
@@ -107,7 +111,19 @@ impl SpecKind {
     pub fn from_wire(text: &str) -> Self {
         match text {
             "full_attention" | "mla_attention" | "sink_full_attention" => Self::Full,
-            _ => Self::Side,
+            "sliding_window" | "sliding_window_mla" => Self::Sliding,
+            "mamba" => Self::State,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// The word for status and answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Sliding => "sliding",
+            Self::State => "state",
+            Self::Unknown => "unknown",
         }
     }
 }

@@ -112,6 +112,22 @@ pub enum Reason {
     SuspectedDrain,
     /// A relay stands between: it may leave out events and cannot tell every restart.
     Relay,
+    /// Blocks lie in a tier from which the engine never tells a removal: some of them may be gone.
+    UnremovedTier,
+    /// What a group of the cache needs to go on from a boundary is not known; as much is asked of it as of any that is.
+    UnknownGroup,
+    /// No group of the cache is known to keep whole prefixes: only those that one of them has kept whole are counted.
+    NoFullGroup,
+    /// The groups' block sizes fit no common boundary, or there are too many groups: nothing is counted.
+    GroupLayout,
+    /// How many blocks a colder tier gives back at once is not known: less is counted than may be there.
+    ChunkSize,
+    /// More copies were told than the engine has blocks: some were announced again. Residency was dropped, and copies are no longer counted.
+    OverCount,
+    /// Copies are not counted, and a held block was announced again: when one copy goes, none is said to be left.
+    Presence,
+    /// Blocks of a group that keeps no whole prefixes were announced again, and perhaps never held.
+    Reannounced,
     /// The plane that this one follows says `lower`, for a reason that this build does not know.
     UpstreamLower,
     /// The same with `unverified`.
@@ -122,7 +138,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that show all of them.
-    pub const ALL: [Reason; 24] = [
+    pub const ALL: [Reason; 32] = [
         Reason::Unheard,
         Reason::History,
         Reason::Gap,
@@ -144,6 +160,14 @@ impl Reason {
         Reason::StolenDrain,
         Reason::SuspectedDrain,
         Reason::Relay,
+        Reason::UnremovedTier,
+        Reason::UnknownGroup,
+        Reason::NoFullGroup,
+        Reason::GroupLayout,
+        Reason::ChunkSize,
+        Reason::OverCount,
+        Reason::Presence,
+        Reason::Reannounced,
         Reason::UpstreamLower,
         Reason::UpstreamUnverified,
         Reason::UpstreamUnsound,
@@ -165,12 +189,20 @@ impl Reason {
             | Self::StolenDrain
             | Self::SuspectedDrain
             | Self::SharedHash
+            | Self::NoFullGroup
+            | Self::GroupLayout
+            | Self::ChunkSize
+            | Self::OverCount
+            | Self::Presence
             | Self::UpstreamLower => Trust::Lower,
             Self::UnknownEvent
             | Self::UnknownMedium
             | Self::BlockSize
             | Self::Relay
             | Self::UnprovenHash
+            | Self::UnremovedTier
+            | Self::UnknownGroup
+            | Self::Reannounced
             | Self::UpstreamUnverified => Trust::Unverified,
             Self::MalformedRemoval | Self::GapKept | Self::AmbiguousHash | Self::UpstreamUnsound => {
                 Trust::Unsound
@@ -222,6 +254,14 @@ impl Reason {
             Self::StolenDrain => "stolen_drain",
             Self::SuspectedDrain => "suspected_drain",
             Self::Relay => "relay",
+            Self::UnremovedTier => "unremoved_tier",
+            Self::UnknownGroup => "unknown_group",
+            Self::NoFullGroup => "no_full_group",
+            Self::GroupLayout => "group_layout",
+            Self::ChunkSize => "chunk_size",
+            Self::OverCount => "over_count",
+            Self::Presence => "presence",
+            Self::Reannounced => "reannounced",
             Self::UpstreamLower => "upstream_lower",
             Self::UpstreamUnverified => "upstream_unverified",
             Self::UpstreamUnsound => "upstream_unsound",

@@ -34,7 +34,7 @@ pub use check::{AddError, UnknownMember};
 pub use kvplane_source::{LinkState, LinkStatus};
 pub use plane::{Engine, Engines, Plane};
 pub use spec::{
-    DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, LinkSpec,
+    CacheSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, LinkSpec,
     MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
 };
 pub use stream::{News, Outcome, Stream, StreamStatus};

@@ -250,7 +250,9 @@ impl Plane {
             max_batches: self.options.max_batches,
             max_bytes: self.options.max_bytes,
             state: self.options.state,
-            duplicates: spec.duplicates,
+            duplicates: spec.cache.duplicates,
+            eagle: spec.cache.eagle,
+            offload_chunk: spec.cache.offload_chunk,
             block_size: spec.block_size,
             semantics: Semantics::of(spec.kind),
             relayed: matches!(spec.feed, Feed::Subscribed(_)),
@@ -359,9 +361,9 @@ fn find<'e>(engines: &'e [Arc<Engine>], id: &str) -> Option<&'e Arc<Engine>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::CacheSpec;
     use crate::spec::DEFAULT_ROUTING_GROUP;
     use kvplane_core::{EngineId, EngineKind};
-    use kvplane_stream::Duplicates;
 
     fn spec(id: &str, ranks: Vec<RankSpec>) -> EngineSpec {
         EngineSpec {
@@ -374,7 +376,7 @@ mod tests {
             topic: String::new(),
             block_size: None,
             worker_id: 0,
-            duplicates: Duplicates::Count,
+            cache: CacheSpec::default(),
             http: None,
         }
     }

@@ -228,10 +228,21 @@ pub struct EngineSpec {
     pub block_size: Option<u32>,
     /// The `worker_id` in Dynamo-shaped JSON.
     pub worker_id: u64,
-    /// What a second store of a held hash means.
-    pub duplicates: Duplicates,
+    /// How its cache behaves where the events do not tell.
+    pub cache: CacheSpec,
     /// The engine's HTTP server: start-time hint and capacity.
     pub http: Option<String>,
+}
+
+/// How an engine's cache behaves where its events do not tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CacheSpec {
+    /// What a second store of a held hash means.
+    pub duplicates: Duplicates,
+    /// It gives up the last block that it finds, as vLLM with EAGLE does.
+    pub eagle: bool,
+    /// Tokens that a tier behind the device gives back at once.
+    pub offload_chunk: Option<u32>,
 }
 
 /// Who added an engine.

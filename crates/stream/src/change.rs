@@ -6,7 +6,7 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kvplane_core::{Continuity, Epoch, Reason, StateDigest, Tier, TrustState};
+use kvplane_core::{Continuity, Epoch, Marks, Reason, Resumption, StateDigest, Tier, TrustState};
 
 use crate::state::{Attributes, Chain, ExtraKeys, Parent, Place};
 
@@ -187,6 +187,11 @@ pub struct Entry {
     pub first_event_id: u64,
     /// What consumers that count nothing see of it.
     pub transitions: Vec<Transition>,
+    /// What the stream needs to go on from a boundary, where that changed. It goes before `marks`.
+    pub resumption: Option<Arc<Resumption>>,
+    /// Which other groups hold main blocks after all transitions: each block's marks as they are now. A block that no tier holds any
+    /// more has none, and is not named.
+    pub marks: Vec<(u64, Marks)>,
     /// From here on the main group holds blocks whose tokens are not known: a peer's protocol cannot carry them.
     pub untranslatable: bool,
     pub(crate) cost: usize,

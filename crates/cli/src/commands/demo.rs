@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
-use kvplane_ingest::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream};
+use kvplane_ingest::{
+    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream,
+};
 use kvplane_server::{Options, Service};
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, Fault, Restart, SimConfig, SimEngine, SimHandle};
-use kvplane_stream::Duplicates;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -110,7 +111,7 @@ fn spec(at: usize, engine: &SimHandle) -> anyhow::Result<EngineSpec> {
         feed: kvplane_ingest::Feed::Published,
         topic: String::new(),
         block_size: None,
-        duplicates: Duplicates::Count,
+        cache: CacheSpec::default(),
         http: engine.http_address().map(|address| format!("http://{address}")),
     })
 }

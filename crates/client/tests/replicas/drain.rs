@@ -7,11 +7,10 @@ use std::sync::Arc;
 use crate::support::{Rig, hasty, stream, until};
 use kvplane_client::{Client, Following, Selection, Tier, Trust};
 use kvplane_core::{EngineId, EngineKind};
-use kvplane_ingest::{DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, RankSpec};
+use kvplane_ingest::{CacheSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, RankSpec};
 use kvplane_sim::CompletionOptions;
 use kvplane_sim::load::{LoadConfig, Random, Workload};
 use kvplane_sim::trtllm::{TrtConfig, TrtFault, TrtHandle, TrtRestart, TrtSim};
-use kvplane_stream::Duplicates;
 use kvplane_wire::trtllm::encode::TrtHash;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -32,7 +31,7 @@ fn spec(sim: &TrtHandle) -> EngineSpec {
         topic: String::new(),
         block_size: None,
         worker_id: 7,
-        duplicates: Duplicates::Count,
+        cache: CacheSpec::default(),
         http: None,
     }
 }

@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use kvplane_core::{Cursor, EngineId, EngineKind, Epoch, PlaneId, StreamId, default_worker_id};
 use kvplane_proto::kvplane::v1 as proto;
-use kvplane_stream::{Duplicates, Semantics};
+use kvplane_stream::Semantics;
 use tracing::{error, info, warn};
 
 use super::member::Member;
 use super::status::LinkState;
 use crate::feeder::Feeder;
 use crate::plane::{Engine, Plane};
-use crate::spec::{DEFAULT_ROUTING_GROUP, EngineSpec, Feed, LinkSpec, MirrorSpec, Origin, RankSpec};
+use crate::spec::{
+    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, LinkSpec, MirrorSpec, Origin, RankSpec,
+};
 
 /// A stream that came through more planes than this goes round in circles.
 const MAX_PLANES: usize = 32;
@@ -147,7 +149,7 @@ impl Roster {
             }),
             topic: String::new(),
             block_size: None,
-            duplicates: Duplicates::Count,
+            cache: CacheSpec::default(),
             http: None,
         }
     }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use http::Uri;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
 use kvplane_ingest::{
-    AddressError, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, RankSpec,
+    AddressError, CacheSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, RankSpec,
 };
 use kvplane_stream::Duplicates;
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,12 @@ pub struct EngineConfig {
     /// What a second store of a held hash means.
     #[serde(default)]
     pub duplicates: DuplicatesName,
+    /// The engine gives up the last block that it finds, as vLLM with EAGLE does: answers count one block less.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub eagle: bool,
+    /// Tokens that a tier behind the device gives back at once; learned when absent, as far as the events tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload_chunk: Option<u32>,
     /// The engine's HTTP server, for its start time and capacity, and to ask it where it publishes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<String>,
@@ -198,9 +204,13 @@ impl EngineConfig {
             feed,
             topic: self.topic.clone(),
             block_size: self.block_size,
-            duplicates: match self.duplicates {
-                DuplicatesName::Count => Duplicates::Count,
-                DuplicatesName::Presence => Duplicates::Presence,
+            cache: CacheSpec {
+                duplicates: match self.duplicates {
+                    DuplicatesName::Count => Duplicates::Count,
+                    DuplicatesName::Presence => Duplicates::Presence,
+                },
+                eagle: self.eagle,
+                offload_chunk: self.offload_chunk,
             },
             http: self.http.clone(),
         })

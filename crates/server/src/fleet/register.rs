@@ -3,8 +3,7 @@
 //! An instance is an engine; each of its ranks has an address of its own, and comes and goes by itself.
 
 use kvplane_core::{EngineId, EngineKind};
-use kvplane_ingest::{Engine, EngineSpec, Events, Origin, RankSpec, UnknownMember};
-use kvplane_stream::Duplicates;
+use kvplane_ingest::{CacheSpec, Engine, EngineSpec, Events, Origin, RankSpec, UnknownMember};
 use tracing::info;
 
 use super::{Fleet, FleetError};
@@ -79,7 +78,7 @@ impl Fleet {
             topic: String::new(),
             block_size: Some(block_size),
             worker_id: instance_id,
-            duplicates: Duplicates::Count,
+            cache: CacheSpec::default(),
             http: None,
         };
         for engine in self.0.plane.engines().iter() {

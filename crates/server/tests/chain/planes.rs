@@ -210,6 +210,8 @@ pub fn config(id: &str, kind: EngineKind) -> EngineConfig {
         block_size: None,
         worker_id: None,
         duplicates: DuplicatesName::default(),
+        eagle: false,
+        offload_chunk: None,
         http: None,
         service: None,
         grpc: None,

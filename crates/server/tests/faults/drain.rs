@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Tier, Trust};
 use kvplane_ingest::{
-    DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, PlaneOptions, RankSpec, Stream, StreamStatus,
+    CacheSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, PlaneOptions, RankSpec, Stream,
+    StreamStatus,
 };
 use kvplane_sim::load::Workload;
 use kvplane_sim::trtllm::{TrtAnswer, TrtConfig, TrtFault, TrtHandle, TrtRestart, TrtSim};
 use kvplane_sim::{CompletionOptions, CompletionResult};
-use kvplane_stream::Duplicates;
 use kvplane_wire::trtllm::encode::{HashAlgo, TrtHash};
 use serde_json::json;
 
@@ -63,7 +63,7 @@ impl Server {
             topic: String::new(),
             block_size: None,
             worker_id: 7,
-            duplicates: Duplicates::Count,
+            cache: CacheSpec::default(),
             http: None,
         }
     }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Trust};
 use kvplane_ingest::{
-    DEFAULT_ROUTING_GROUP, EngineSpec, Feed, GrpcSpec, Origin, PlaneOptions, RankSpec, StreamStatus,
+    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, GrpcSpec, Origin, PlaneOptions, RankSpec,
+    StreamStatus,
 };
 use kvplane_server::Fleet;
 use kvplane_sim::load::Workload;
 use kvplane_sim::{Fault, RelayConfig, RelayFault, RelayService, RelayStyle, Restart, SimRelay};
-use kvplane_stream::Duplicates;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -74,7 +74,7 @@ fn spec(address: SocketAddr) -> EngineSpec {
         topic: String::new(),
         block_size: None,
         worker_id: 7,
-        duplicates: Duplicates::Count,
+        cache: CacheSpec::default(),
         http: None,
     }
 }

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind, Trust};
-use kvplane_ingest::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream};
+use kvplane_ingest::{
+    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream,
+};
 use kvplane_server::{RepublishSpec, Republisher};
 use kvplane_sim::config::SglangOptions;
 use kvplane_sim::{CompletionOptions, Fault, Restart};
-use kvplane_stream::Duplicates;
 use kvplane_wire::Profile;
 
 use crate::rig::{DEADLINE, Engine, Rig, held};
@@ -41,7 +42,7 @@ impl Chain {
             topic: "kv@".to_owned(),
             block_size: None,
             worker_id: 1,
-            duplicates: Duplicates::Count,
+            cache: CacheSpec::default(),
             http: None,
         };
         let second = Plane::start(vec![spec], &PlaneOptions::default()).unwrap();

@@ -12,7 +12,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use kvplane_core::{Continuity, EngineId, EngineKind, Trust};
 use kvplane_ingest::{
-    DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream, StreamStatus,
+    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream, StreamStatus,
 };
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
@@ -20,7 +20,6 @@ use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_server::{Fleet, Options, Service};
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
 use kvplane_sim::{CompletionOptions, CompletionResult, SimConfig, SimEngine, SimHandle};
-use kvplane_stream::Duplicates;
 use kvplane_wire::Profile;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -166,7 +165,7 @@ impl Engine {
             topic: String::new(),
             block_size: None,
             worker_id: 7,
-            duplicates: Duplicates::Count,
+            cache: CacheSpec::default(),
             http: self.sim.http_address().filter(|_| self.http).map(|address| format!("http://{address}")),
         }
     }

@@ -107,6 +107,8 @@ impl Journal {
             digest,
             untranslatable: self.untranslatable,
             known_from: self.known_from,
+            resumption: self.sides.take_news(),
+            marks: self.take_marks(),
         };
         self.push_noted(entry.engine_sequence, entry.timestamp, changes, notes, effects.transitions);
         Ok(())

@@ -1,20 +1,24 @@
 //! A stream's recent batches plus its live state: replays a range, or cuts a snapshot at its current number.
 
+mod ancestors;
 mod apply;
+mod clears;
+mod copies;
 mod counters;
 mod described;
 mod levels;
 mod mirror;
 mod page_hash;
+mod removals;
+mod sides;
 mod snapshot;
+mod stores;
 mod visible;
 mod window;
 
 use std::sync::Arc;
 
-use kvplane_core::{
-    Continuity as Standing, Cursor, EngineKind, Epoch, Reason, StateDigest, Tier, TrustState,
-};
+use kvplane_core::{Continuity as Standing, Cursor, EngineKind, Epoch, Reason, StateDigest, TrustState};
 
 use crate::change::{Change, Entry, Transition};
 use crate::clock::Now;
@@ -23,6 +27,7 @@ use crate::state::{Attributes, BlockImage, CutAborted, Image, Limits, State};
 pub use counters::{JournalCounters, PassedOver};
 use levels::MainWindow;
 use page_hash::PageHashes;
+use sides::Sides;
 use window::Notes;
 pub use window::{Loss, Range, Window};
 
@@ -103,6 +108,10 @@ pub struct JournalOptions {
     pub semantics: Semantics,
     /// They come through a relay, which may leave some out.
     pub relayed: bool,
+    /// The engine gives up the last block that it finds, as vLLM with EAGLE does.
+    pub eagle: bool,
+    /// Tokens that a tier behind the device gives back at once, where the operator says so.
+    pub offload_chunk: Option<u32>,
 }
 
 impl Default for JournalOptions {
@@ -115,6 +124,8 @@ impl Default for JournalOptions {
             block_size: None,
             semantics: Semantics::default(),
             relayed: false,
+            eagle: false,
+            offload_chunk: None,
         }
     }
 }
@@ -205,6 +216,7 @@ pub struct Journal {
     passed_over: Vec<PassedOver>,
     /// Numbers snapshots, over all states: a cut of one must not be taken for a cut of the next.
     cuts: u32,
+    sides: Sides,
     /// States of lives that are over, to be dropped where it delays nobody.
     retired: Vec<State>,
     /// Entries that nobody has taken yet, where somebody takes them. The window may be too small for all of them.
@@ -244,6 +256,7 @@ impl Journal {
             counters: JournalCounters::default(),
             passed_over: Vec::new(),
             cuts: 0,
+            sides: Sides::default(),
             retired: Vec::new(),
             fresh: None,
         }
@@ -521,6 +534,8 @@ impl Journal {
             digest: self.state.digest(),
             untranslatable: self.untranslatable,
             known_from: self.known_from,
+            resumption: self.sides.take_news(),
+            marks: self.take_marks(),
         };
         self.push_noted(engine_sequence, timestamp, changes, notes, transitions);
     }
@@ -536,20 +551,6 @@ impl Journal {
         let entry = self.window.push(engine_sequence, timestamp, changes, notes, transitions);
         if let Some(fresh) = &mut self.fresh {
             fresh.push(entry);
-        }
-    }
-
-    /// Knowing as many copies as the device has blocks is knowing everything.
-    fn check_capacity(&mut self) {
-        let Some(capacity) = self.capacity else { return };
-        if self.trust.level() == kvplane_core::Trust::Lower
-            && !self.state.has_other_tiers()
-            && self.state.copies_in(Tier::Device) == capacity
-        {
-            self.restore_trust();
-            self.trust_changed = true;
-            // Of the device, that is.
-            self.other_tiers_unknown = true;
         }
     }
 }

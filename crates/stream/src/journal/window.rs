@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use kvplane_core::{Continuity, Cursor, Epoch, StateDigest, TrustState};
+use kvplane_core::{Continuity, Cursor, Epoch, Marks, Resumption, StateDigest, TrustState};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -49,6 +49,8 @@ pub(super) struct Notes {
     pub(super) digest: StateDigest,
     pub(super) untranslatable: bool,
     pub(super) known_from: Option<u64>,
+    pub(super) resumption: Option<Arc<Resumption>>,
+    pub(super) marks: Vec<(u64, Marks)>,
 }
 
 /// The replay window of a stream. Readers take its own short lock: they never wait for a batch being applied.
@@ -156,7 +158,7 @@ impl Window {
         notes: Notes,
         transitions: Vec<Transition>,
     ) -> Arc<Entry> {
-        let Notes { trust, standing, digest, untranslatable, known_from } = notes;
+        let Notes { trust, standing, digest, untranslatable, known_from, resumption, marks } = notes;
         let cost = Entry::estimate(&changes, &transitions);
         // Freed after the lock.
         let mut expired: SmallVec<[Arc<Entry>; 4]> = SmallVec::new();
@@ -175,6 +177,8 @@ impl Window {
             first_event_id: kept.next_event_id,
             transitions,
             untranslatable,
+            resumption,
+            marks,
             encodings: Default::default(),
         };
         kept.standing = entry.standing.unwrap_or(kept.standing);

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use kvplane_client::{Client, Options, ReplicaView, StreamId};
 use kvplane_core::{Continuity, EngineId, EngineKind, PlaceSeed, StateDigest, Trust};
-use kvplane_ingest::{DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, Plane, PlaneOptions, RankSpec};
+use kvplane_ingest::{
+    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, Plane, PlaneOptions, RankSpec,
+};
 use kvplane_server::Service;
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
-use kvplane_stream::Duplicates;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -79,7 +80,7 @@ impl Engine {
             topic: String::new(),
             block_size: None,
             worker_id: 7,
-            duplicates: Duplicates::Count,
+            cache: CacheSpec::default(),
             http: self.sim.http_address().map(|address| format!("http://{address}")),
         }
     }

@@ -1,0 +1,201 @@
+//! From how far into a prompt an engine can go on: the rule for caches with several groups, tiers with units of their own, and
+//! engines that give up the last block.
+//!
+//! A cache is told in blocks of its *main* group, whose blocks are whole prefixes. Every other group is a *side*: it marks main
+//! blocks, and needs certain marks before a boundary to go on from there. All sides must be able to go on from the same boundary.
+
+use crate::{SpecKind, Tier};
+
+/// Tiers that count, warmest first; see [`Tier::ALL`].
+const LEVELS: usize = Tier::Unknown as usize;
+/// Kinds of marks that a block has room for, in each tier: two per side.
+pub const MARK_CHANNELS: usize = 16;
+
+/// What a side needs before a boundary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// All of its blocks from the start of the prompt on.
+    Prefix {
+        /// Main blocks per block of the side.
+        stride: u32,
+    },
+    /// The last of its blocks, or all where there are fewer.
+    Run {
+        /// How many.
+        blocks: u32,
+        /// Main blocks per block of the side.
+        stride: u32,
+        /// Its blocks are smaller than the main ones, and the end of the main block before those is needed too.
+        tail: bool,
+    },
+}
+
+impl Need {
+    /// Main blocks per block of the side: it goes on from multiples of it alone.
+    pub fn stride(self) -> u32 {
+        match self {
+            Self::Prefix { stride } | Self::Run { stride, .. } => stride,
+        }
+    }
+}
+
+/// A group beside the main one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Side {
+    /// The engine's number of it.
+    pub group: Option<u32>,
+    /// What it is.
+    pub kind: SpecKind,
+    /// What it needs.
+    pub need: Need,
+}
+
+/// Which sides hold a main block, and where: a bit for every tier and channel. A side has two channels: it holds the *whole*
+/// block (or its own, larger block that ends with it), and it holds the *tail* of it that its need speaks of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub struct Marks(pub u64);
+
+impl Marks {
+    /// The channel of whole blocks of a side.
+    pub fn whole(side: usize) -> usize {
+        2 * side
+    }
+
+    /// The channel of tails of a side.
+    pub fn tail(side: usize) -> usize {
+        2 * side + 1
+    }
+
+    /// Adds a mark.
+    pub fn set(&mut self, tier: Tier, channel: usize) {
+        debug_assert!(channel < MARK_CHANNELS && tier != Tier::Unknown);
+        self.0 |= 1 << (tier.index() * MARK_CHANNELS + channel);
+    }
+
+    /// Whether there is a mark in a tier or a warmer one.
+    pub fn has(self, level: usize, channel: usize) -> bool {
+        (0..=level).any(|tier| self.0 >> (tier * MARK_CHANNELS + channel) & 1 == 1)
+    }
+}
+
+/// What a stream needs besides its main blocks. The default needs nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resumption {
+    /// The other groups.
+    pub sides: Vec<Side>,
+    /// Main blocks that a tier gives back at once.
+    pub units: [u32; LEVELS],
+    /// The engine gives up the last block that it finds, as with EAGLE.
+    pub drops_last: bool,
+}
+
+impl Default for Resumption {
+    fn default() -> Self {
+        Self { sides: Vec::new(), units: [1; LEVELS], drops_last: false }
+    }
+}
+
+impl Resumption {
+    /// Whether nothing but the main blocks counts.
+    pub fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Boundaries that every group has are multiples of this many main blocks.
+    pub fn alignment(&self) -> u32 {
+        self.sides.iter().map(|side| side.need.stride().max(1)).fold(1, lcm)
+    }
+
+    /// What counts of so many main blocks by level: a tier gives back whole units, and those before are there.
+    pub fn whole_units(&self, found: [u32; LEVELS]) -> [u32; LEVELS] {
+        let mut counted = 0;
+        let mut depths = [0; LEVELS];
+        for (level, depth) in depths.iter_mut().enumerate() {
+            counted = counted.max(found[level] / self.units[level].max(1) * self.units[level].max(1));
+            *depth = counted;
+        }
+        depths
+    }
+
+    /// The most main blocks, of so many, from which every group can go on. `has` says whether a block (by its position) has a mark. Slow
+    /// and plain: what is asked often has a faster way, which is held against this one.
+    pub fn resumable(&self, depth: u32, has: impl Fn(u32, usize) -> bool) -> u32 {
+        let unit = self.alignment();
+        let mut boundary = depth / unit * unit;
+        while boundary > 0 && !(0..self.sides.len()).all(|side| self.goes_on(side, boundary, &has)) {
+            boundary -= unit;
+        }
+        if self.drops_last { boundary.saturating_sub(unit) } else { boundary }
+    }
+
+    /// Whether one side can go on from a boundary.
+    pub fn goes_on(&self, side: usize, boundary: u32, has: impl Fn(u32, usize) -> bool) -> bool {
+        let need = self.sides[side].need;
+        let stride = need.stride().max(1);
+        if !boundary.is_multiple_of(stride) {
+            return false;
+        }
+        let ends = boundary / stride;
+        let (needed, tail) = match need {
+            Need::Prefix { .. } => (ends, false),
+            // What is given up is computed again, and needs as much before it.
+            Need::Run { blocks, tail, .. } => (blocks + u32::from(self.drops_last), tail),
+        };
+        let whole = (0..needed.min(ends)).all(|back| has(boundary - 1 - back * stride, Marks::whole(side)));
+        whole && (!tail || ends <= needed || has(boundary - 1 - needed * stride, Marks::tail(side)))
+    }
+}
+
+fn lcm(a: u32, b: u32) -> u32 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sliding(blocks: u32) -> Side {
+        Side { group: Some(0), kind: SpecKind::Sliding, need: Need::Run { blocks, stride: 1, tail: false } }
+    }
+
+    #[test]
+    fn a_window_needs_its_last_blocks_and_all_where_there_are_fewer() {
+        let resumption = Resumption { sides: vec![sliding(2)], ..Resumption::default() };
+        let held = [true, true, false, true, true, false];
+        let resumable = |depth| resumption.resumable(depth, |at, _| held[at as usize]);
+        assert_eq!([0, 1, 2, 3, 4, 5, 6].map(resumable), [0, 1, 2, 2, 2, 5, 5]);
+    }
+
+    #[test]
+    fn a_state_counts_exactly_where_it_is_and_strides_align() {
+        let state = Side {
+            group: Some(1),
+            kind: SpecKind::State,
+            need: Need::Run { blocks: 1, stride: 2, tail: false },
+        };
+        let resumption = Resumption { sides: vec![state], ..Resumption::default() };
+        let resumable = |depth| resumption.resumable(depth, |at, _| at == 3);
+        assert_eq!([3, 4, 5, 7].map(resumable), [0, 4, 4, 4]);
+    }
+
+    #[test]
+    fn a_prefix_has_no_hole_and_the_last_block_may_be_given_up() {
+        let all = Side { group: Some(1), kind: SpecKind::Full, need: Need::Prefix { stride: 1 } };
+        let mut resumption = Resumption { sides: vec![all], ..Resumption::default() };
+        assert_eq!(resumption.resumable(5, |at, _| at != 3), 3);
+        resumption.drops_last = true;
+        assert_eq!(resumption.resumable(5, |at, _| at != 3), 2);
+        assert_eq!(resumption.resumable(5, |_, _| false), 0);
+    }
+
+    #[test]
+    fn a_colder_tier_counts_in_whole_units() {
+        let resumption = Resumption { units: [1, 4, 4, 4], ..Resumption::default() };
+        assert_eq!(resumption.whole_units([6, 7, 7, 7]), [6, 6, 6, 6]);
+        assert_eq!(resumption.whole_units([6, 9, 13, 13]), [6, 8, 12, 12]);
+    }
+}

@@ -1,0 +1,114 @@
+//! Applying removals.
+
+use kvplane_wire::{Batch, Hash, Removed};
+use smallvec::SmallVec;
+
+use super::apply::Effects;
+use super::{Duplicates, Journal};
+use crate::change::{Change, RemovedBlock};
+use crate::state::{PlaceId, PlaceName, SlotId};
+use crate::transitions::push_removed;
+
+impl Journal {
+    pub(super) fn apply_removed(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        removed: &Removed<'_>,
+        effects: &mut Effects,
+    ) {
+        let hashes = batch.removed_hashes(removed);
+        self.counters.blocks_removed += hashes.len() as u64;
+        let name = PlaceName {
+            medium: removed.medium,
+            locality: removed.locality,
+            ownership: removed.ownership,
+            group: removed.group,
+        };
+        if removed.anywhere {
+            self.remove_anywhere(hashes, removed.group, effects);
+            return;
+        }
+        let Some(place) = self.state.places.find(name) else {
+            self.counters.unknown_removals += hashes.len() as u64;
+            return;
+        };
+        let mut blocks = Vec::with_capacity(hashes.len());
+        // Looked up together: the memory they lie in is cold, and the waits overlap.
+        let slots: SmallVec<[Option<SlotId>; 16]> =
+            hashes.iter().map(|hash| self.state.find(hash.bits)).collect();
+        let copies = match self.duplicates() {
+            Duplicates::Count => 1,
+            Duplicates::Presence => u32::MAX,
+        };
+        for (hash, slot) in hashes.iter().zip(slots) {
+            // A hash that is named twice may have gone with its first removal.
+            let known = slot.filter(|&slot| self.state.is_hash(slot, hash.bits));
+            match known.filter(|&slot| self.state.copies(slot, place) > 0) {
+                Some(slot) => blocks.push(self.take_copies(slot, hash.bits, place, copies, effects)),
+                None => self.counters.unknown_removals += 1,
+            }
+        }
+        if !blocks.is_empty() {
+            let place = self.state.places.get(place).clone();
+            effects.changes.push(Change::Removed { place, blocks });
+        }
+    }
+
+    /// Blocks leave a group, wherever it has them.
+    fn remove_anywhere(&mut self, hashes: &[Hash], group: Option<u32>, effects: &mut Effects) {
+        for hash in hashes {
+            let slot = self.state.find(hash.bits);
+            let places = slot.map(|slot| self.places_holding(slot, group)).unwrap_or_default();
+            if places.is_empty() {
+                self.counters.unknown_removals += 1;
+            }
+            for place in places {
+                // The slot may go with its last copy, and with that the list ends.
+                let Some(slot) = self.state.find(hash.bits) else { break };
+                let block = self.take_copies(slot, hash.bits, place, u32::MAX, effects);
+                let place = self.state.places.get(place);
+                match effects.changes.last_mut() {
+                    Some(Change::Removed { place: last, blocks }) if last == place => blocks.push(block),
+                    _ => {
+                        let (place, blocks) = (place.clone(), vec![block]);
+                        effects.changes.push(Change::Removed { place, blocks });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes up to `copies` copies of a block from a place; says what is left.
+    pub(super) fn take_copies(
+        &mut self,
+        slot: SlotId,
+        hash: u64,
+        place: PlaceId,
+        copies: u32,
+        effects: &mut Effects,
+    ) -> RemovedBlock {
+        let left = self.state.copies(slot, place).saturating_sub(copies);
+        self.leave_copies(slot, hash, place, left, effects)
+    }
+
+    /// A place has only so many copies of a block left.
+    pub(super) fn leave_copies(
+        &mut self,
+        slot: SlotId,
+        hash: u64,
+        place: PlaceId,
+        left: u32,
+        effects: &mut Effects,
+    ) -> RemovedBlock {
+        let tier = self.state.places.get(place).tier;
+        let was_visible = self.is_visible(slot, tier);
+        self.state.set_copies(slot, place, left);
+        if was_visible && !self.is_visible(slot, tier) {
+            push_removed(&mut effects.transitions, tier, hash);
+        }
+        if left == 0 {
+            self.state.release(slot);
+        }
+        RemovedBlock { hash, copies: left }
+    }
+}

@@ -1,0 +1,270 @@
+//! Applying a store: what its blocks are, and where they lie from now on.
+
+use std::sync::Arc;
+
+use kvplane_core::{Reason, Tier};
+use kvplane_wire::{Batch, Hash, Layout, Stored, Tokens};
+
+use super::apply::Effects;
+use super::page_hash::hidden_namespace;
+use super::{Duplicates, Journal};
+use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
+use crate::clock::Now;
+use crate::state::{Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, own_keys, salt_among};
+
+/// One block of a store.
+#[derive(Debug, Clone, Copy)]
+struct BlockAt {
+    /// Which one.
+    at: usize,
+    hash: Hash,
+    /// What comes before it; `None` when the store does not say.
+    parent: Option<Parent>,
+    place: PlaceId,
+    /// The engine's hash shows a namespace that the store does not name.
+    hidden: bool,
+}
+
+impl Journal {
+    pub(super) fn apply_stored(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        stored: &Stored<'_>,
+        effects: &mut Effects,
+        now: Now,
+    ) {
+        let hashes = batch.stored_hashes(stored);
+        let layout = batch.layout(stored);
+        self.counters.blocks_stored += hashes.len() as u64;
+        match layout {
+            Layout::Dense => {}
+            Layout::Sparse => self.counters.sparse_stores += 1,
+            Layout::HashOnly => self.counters.placeholder_stores += 1,
+        }
+        let name = PlaceName {
+            medium: stored.medium,
+            locality: stored.locality,
+            ownership: stored.ownership,
+            group: stored.group,
+        };
+        // Both may begin the state anew: before anything of it is looked up.
+        self.learn_window(stored.sliding_window, stored.group, effects, now);
+        let hidden = layout == Layout::Dense && self.has_hidden_namespace(batch, stored, effects, now);
+        let spec_kind = stored.spec_kind.or_else(|| self.kind_of_group(stored.group));
+        let Some(place) = self.state.places.place_for(name, spec_kind, stored.sliding_window) else {
+            self.refuse(Refusal::Budget, hashes.len(), now);
+            return;
+        };
+        let place_ref = self.state.places.get(place).clone();
+        self.note_place(&place_ref, now);
+        let attributes = self.attributes(batch, stored);
+        let mut change = StoredChange {
+            cause: StoreCause::Announced,
+            place: place_ref.clone(),
+            blocks: Vec::with_capacity(hashes.len()),
+            layout,
+            block_size: stored.block_size,
+            parent: stored.parent.map(|parent| parent.bits),
+            span: (layout == Layout::Sparse).then(|| Arc::from(batch.tokens(stored).ids())),
+            attributes,
+            session_id: stored.session_id.map(Box::from),
+        };
+        if layout == Layout::Dense
+            && place_ref.proves_ancestors()
+            && let Some(parent) = stored.parent
+        {
+            // What a partial block builds on is full.
+            let slot = self.state.find(parent.bits);
+            let size = slot.and_then(|slot| self.state.attached_chain(slot)).map(|chain| chain.block_size);
+            self.prove_ancestors(parent.bits, place, &place_ref, size.unwrap_or(stored.block_size), effects);
+        }
+        if layout == Layout::Dense && place_ref.is_main() {
+            if self.options.semantics.partial_blocks {
+                self.check_partial_size(stored, hashes.len(), effects, now);
+            } else {
+                self.check_block_size(stored.block_size, now);
+            }
+        }
+        for (at, &hash) in hashes.iter().enumerate() {
+            let parent = match (layout, at) {
+                (Layout::Dense, 0) => {
+                    Some(stored.parent.map_or(Parent::Root, |parent| Parent::Block(parent.bits)))
+                }
+                (Layout::Dense, _) => Some(Parent::Block(hashes[at - 1].bits)),
+                _ => None,
+            };
+            let hidden = hidden && at == 0;
+            let block = BlockAt { at, hash, parent, place, hidden };
+            match self.store_block(batch, stored, block, &change.attributes, effects) {
+                Ok(block) => change.blocks.push(block),
+                Err(refusal) => {
+                    // What follows builds on this block; recording it would only make it wait.
+                    self.refuse(refusal, hashes.len() - at, now);
+                    break;
+                }
+            }
+        }
+        change.attributes = effects.inherited.take().unwrap_or(change.attributes);
+        effects.changes.push(Change::Stored(change));
+    }
+
+    fn store_block(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        stored: &Stored<'_>,
+        BlockAt { at, hash, parent, place, hidden }: BlockAt,
+        attributes: &Arc<Attributes>,
+        effects: &mut Effects,
+    ) -> Result<StoredBlock, Refusal> {
+        let slot = self.state.slot_for(hash.bits)?;
+        let was_known = self.state.attached_chain(slot).is_some();
+        let extra_keys = batch.extra_keys(stored, at);
+        let wide = batch.wide(hash);
+        if let Some(wide) = wide {
+            self.state.set_wide(hash.bits, wide);
+        }
+        if let Some(parent) = parent {
+            let size = stored.block_size as usize;
+            let tokens = batch.tokens(stored).slice(at * size, size).unwrap_or_default();
+            let known = self.state.chain(slot, stored.block_size);
+            effects.ambiguous |=
+                known.is_some_and(|known| known.parent != parent || *known.tokens != *tokens);
+            let undefined = known.is_none();
+            let chain = || Chain {
+                block_size: stored.block_size,
+                parent,
+                tokens: Arc::from(tokens),
+                attributes: attributes.clone(),
+                extra_keys: if hidden { Some(hidden_namespace(hash)) } else { own_keys(extra_keys) },
+                attached: false,
+                content: 0,
+            };
+            if undefined && let Err(refusal) = self.state.define(slot, chain(), &mut effects.attached) {
+                self.state.release(slot);
+                return Err(refusal);
+            }
+        }
+        let before = self.state.copies(slot, place);
+        effects.shared_hash |= before > 0 && self.options.semantics.held_once;
+        let copies = match self.duplicates() {
+            Duplicates::Count => before.saturating_add(1),
+            Duplicates::Presence => 1,
+        };
+        let tier = self.state.places.get(place).tier;
+        let was_visible = was_known && self.is_visible(slot, tier);
+        let was_held = self.state.held_where(slot, |_| true);
+        self.state.set_copies(slot, place, copies);
+        if !was_visible {
+            self.became_visible(slot, tier, &mut effects.transitions);
+        }
+        if !was_known && was_held {
+            // It was held before anybody knew what it is.
+            self.tell_attached(slot, &mut effects.changes);
+            for other in Tier::ALL.into_iter().filter(|&other| other != tier) {
+                self.became_visible(slot, other, &mut effects.transitions);
+            }
+        } else if parent.is_none() && !was_held {
+            // A hash that is known from before: whoever follows need not know it any more.
+            self.tell_attached(slot, &mut effects.changes);
+        }
+        // Blocks that waited for this one can be told of now.
+        for waited in std::mem::take(&mut effects.attached) {
+            self.tell_attached(waited, &mut effects.changes);
+            for tier in Tier::ALL {
+                self.became_visible(waited, tier, &mut effects.transitions);
+            }
+        }
+        if parent.is_none() && self.state.places.get(place).proves_ancestors() {
+            effects.unresolved.push(hash.bits);
+        }
+        let chain = self.state.chain(slot, stored.block_size);
+        if let Some(chain) = chain
+            && attributes.cache_salt.is_none()
+            && chain.attributes.cache_salt.is_some()
+        {
+            effects.inherited = Some(chain.attributes.clone());
+        }
+        Ok(StoredBlock {
+            hash: hash.bits,
+            wide: wide.and_then(|_| self.state.wide(hash.bits).cloned()),
+            copies,
+            parent: chain.map(|chain| chain.parent),
+            tokens: chain.map(|chain| chain.tokens.clone()),
+            first_position: parent.is_some().then(|| at as u32 * stored.block_size),
+            content: chain.filter(|chain| chain.attached).map(|chain| chain.content),
+            extra_keys: match chain {
+                Some(chain) => chain.extra_keys.clone(),
+                None => own_keys(extra_keys),
+            },
+        })
+    }
+
+    /// What the blocks of a store have in common: the last store's, if it is the same.
+    fn attributes(&mut self, batch: &Batch<'_, '_>, stored: &Stored<'_>) -> Arc<Attributes> {
+        // The salt is among the keys of a prompt's first block, and inherited from there.
+        let salt = stored.cache_salt.or_else(|| {
+            let first_of_prompt = stored.parent.is_none();
+            if first_of_prompt { salt_among(batch.extra_keys(stored, 0), stored.lora_name) } else { None }
+        });
+        let bigrams = matches!(batch.tokens(stored), Tokens::Bigrams(_));
+        let last = &self.last_attributes;
+        let same = last.lora_id == stored.lora_id
+            && last.lora_name.as_deref() == stored.lora_name
+            && last.cache_salt.as_deref() == salt
+            && last.bigrams == bigrams;
+        if !same {
+            self.last_attributes = Arc::new(Attributes {
+                lora_id: stored.lora_id,
+                lora_name: stored.lora_name.map(Box::from),
+                cache_salt: salt.map(Box::from),
+                bigrams,
+            });
+        }
+        self.last_attributes.clone()
+    }
+
+    pub(super) fn note_place(&mut self, place: &Place, now: Now) {
+        if place.tier == Tier::Unknown {
+            self.degrade(Reason::UnknownMedium, now);
+        }
+        if place.tier != Tier::Device && std::mem::take(&mut self.other_tiers_unknown) {
+            self.degrade(Reason::TierHistory, now);
+        }
+    }
+
+    /// Blocks that others build on are full, and tell the size of all; the last one of a prompt may be smaller.
+    fn check_partial_size(&mut self, stored: &Stored<'_>, blocks: usize, effects: &mut Effects, now: Now) {
+        let parent = stored.parent.and_then(|parent| self.state.find(parent.bits));
+        let parent_size =
+            parent.and_then(|parent| self.state.attached_chain(parent)).map(|chain| chain.block_size);
+        let full = if blocks > 1 { Some(stored.block_size) } else { parent_size };
+        if let Some(full) = full {
+            self.learn_full_size(full, effects);
+            self.check_block_size(full, now);
+        }
+        if self.block_size().is_some_and(|size| stored.block_size > size) {
+            self.check_block_size(stored.block_size, now);
+        }
+    }
+
+    fn check_block_size(&mut self, block_size: u32, now: Now) {
+        let known = *self.learned_block_size.get_or_insert(block_size);
+        if self.options.block_size.unwrap_or(known) != block_size {
+            self.counters.block_size_contradictions += 1;
+            if self.options.block_size.is_some() {
+                self.degrade(Reason::BlockSize, now);
+            }
+        }
+    }
+
+    pub(super) fn refuse(&mut self, refusal: Refusal, blocks: usize, now: Now) {
+        self.counters.unrecorded_blocks += blocks as u64;
+        self.degrade(
+            match refusal {
+                Refusal::Budget => Reason::Budget,
+                Refusal::Waiting => Reason::WaitingOverflow,
+            },
+            now,
+        );
+    }
+}
