@@ -254,8 +254,8 @@ async fn recovering_and_down_are_listed_with_their_reason_and_come_back() {
     for engine in &engines {
         complete(engine, &ids, &CompletionOptions::default());
     }
-    let options =
-        PlaneOptions { down_after: std::time::Duration::from_millis(300), ..PlaneOptions::default() };
+    // Long enough to be seen on the way.
+    let options = PlaneOptions { down_after: std::time::Duration::from_secs(2), ..PlaneOptions::default() };
     let rig = Rig::with_options(&[&engines[0], &engines[1]], options).await;
     for (at, engine) in engines.iter().enumerate() {
         rig.exact(at, engine).await;

@@ -200,7 +200,7 @@ async fn an_engine_out_of_reach_is_told_to_be_empty_until_it_is_back() {
     engine.work(6);
     let options = PlaneOptions {
         down_after: std::time::Duration::from_millis(300),
-        replay_idle: std::time::Duration::from_millis(300),
+        replay_idle: std::time::Duration::from_secs(1),
         ..PlaneOptions::default()
     };
     let rig = Rig::with_options(&[&engine], options).await;
