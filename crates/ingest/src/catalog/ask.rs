@@ -1,6 +1,6 @@
 //! Who holds how much of a prompt: the look-up in the indexes, put together with what each stream's word is worth.
 
-use kvplane_core::{Continuity, Namespace, Tier, Trust};
+use kvplane_core::{Continuity, Namespace, SpecKind, Tier, Trust};
 use kvplane_index::{Buffer, Depths, LEVELS, Reader};
 
 use super::roster::{Member, Roster, Table};
@@ -42,11 +42,30 @@ pub struct Match<'a> {
     pub view: View,
     /// Tokens per block; `None` while the stream has not said.
     pub block_size: Option<u32>,
-    /// Blocks by tier, each with everything warmer.
+    /// Blocks from which the engine can go on, by tier, each with everything warmer.
+    pub depths: Depths,
+    /// Blocks that the main group holds, whatever the others do: as much as `depths`, or more.
+    pub main: Depths,
+    sides: &'a [GroupLength],
+}
+
+/// How far one group beside the main one could go on, if it were the only one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupLength {
+    /// The engine's number of it.
+    pub group: Option<u32>,
+    /// What it is.
+    pub kind: SpecKind,
+    /// Blocks of the main group, by tier, each with everything warmer.
     pub depths: Depths,
 }
 
-impl Match<'_> {
+impl<'a> Match<'a> {
+    /// The groups beside the main one, where they were asked for ([`Roster::ask_by_group`]). None for a stream that has one group.
+    pub fn sides(&self) -> &'a [GroupLength] {
+        self.sides
+    }
+
     /// Blocks in any local tier.
     pub fn blocks(&self) -> u32 {
         self.depths[LOCAL.index()]
@@ -115,7 +134,7 @@ struct Row {
 impl Row {
     fn as_match<'t>(&self, table: &'t Table) -> Match<'t> {
         let &Self { position, view, block_size, depths } = self;
-        Match { member: &table.members[position], view, block_size, depths }
+        Match { member: &table.members[position], view, block_size, depths, main: depths, sides: &[] }
     }
 }
 
@@ -167,6 +186,18 @@ impl Roster {
         let read = read(&answer);
         table.scratch.lock().push(scratch);
         read
+    }
+}
+
+impl Roster {
+    /// Asks every stream of the model, also for what each group by itself could go on from: see [`Match::sides`].
+    pub fn ask_by_group<R>(
+        &self,
+        prompt: &Prompt<'_>,
+        credit: &[Trust],
+        read: impl FnOnce(&Answer<'_>) -> R,
+    ) -> R {
+        self.ask(prompt, credit, read)
     }
 }
 

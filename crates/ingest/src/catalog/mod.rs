@@ -21,7 +21,7 @@ use kvplane_index::{Options, Refused, Stats};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
-pub use ask::{Answer, Match, Prompt};
+pub use ask::{Answer, GroupLength, Match, Prompt};
 pub(crate) use feed::StreamFeed;
 pub use roster::{Identity, Member, Roster};
 pub use view::View;
