@@ -106,12 +106,16 @@ impl Resumption {
         self.sides.iter().map(|side| side.need.stride().max(1)).fold(1, lcm)
     }
 
-    /// What counts of so many main blocks by level: a tier gives back whole units, and those before are there.
+    /// What counts of so many main blocks by level: a tier gives back whole units, and is not asked for less than one.
     pub fn whole_units(&self, found: [u32; LEVELS]) -> [u32; LEVELS] {
-        let mut counted = 0;
+        let mut counted = 0u32;
         let mut depths = [0; LEVELS];
         for (level, depth) in depths.iter_mut().enumerate() {
-            counted = counted.max(found[level] / self.units[level].max(1) * self.units[level].max(1));
+            let unit = self.units[level].max(1);
+            let whole = found[level] / unit * unit;
+            if whole >= counted.saturating_add(unit) {
+                counted = whole;
+            }
             *depth = counted;
         }
         depths
@@ -196,6 +200,7 @@ mod tests {
     fn a_colder_tier_counts_in_whole_units() {
         let resumption = Resumption { units: [1, 4, 4, 4], ..Resumption::default() };
         assert_eq!(resumption.whole_units([6, 7, 7, 7]), [6, 6, 6, 6]);
-        assert_eq!(resumption.whole_units([6, 9, 13, 13]), [6, 8, 12, 12]);
+        assert_eq!(resumption.whole_units([6, 9, 13, 13]), [6, 6, 12, 12], "two blocks are no unit");
+        assert_eq!(resumption.whole_units([4, 9, 13, 13]), [4, 8, 12, 12]);
     }
 }

@@ -21,15 +21,25 @@ impl Tier {
     /// Every tier, warmest first.
     pub const ALL: [Tier; 5] = [Tier::Device, Tier::Host, Tier::Disk, Tier::Remote, Tier::Unknown];
 
+    /// Where copies lie that an engine says to be on a medium, and here or elsewhere: what is elsewhere is remote, whatever it lies on.
+    pub fn of(medium: Option<&str>, locality: Option<&str>) -> Self {
+        match (Self::from_medium(medium), locality.map(Locality::from_wire)) {
+            (Self::Unknown, _) => Self::Unknown,
+            (_, Some(Locality::Remote)) => Self::Remote,
+            (tier, _) => tier,
+        }
+    }
+
     /// What an engine's `medium` means. Absent means device: old engines have no other pool.
     pub fn from_medium(medium: Option<&str>) -> Self {
-        const NAMES: [(&str, Tier); 16] = [
+        const NAMES: [(&str, Tier); 17] = [
             ("", Tier::Device),
             ("GPU", Tier::Device),
             ("DEVICE", Tier::Device),
             ("CPU", Tier::Host),
             ("CPU_PINNED", Tier::Host),
             ("CPU_TIER1", Tier::Host),
+            ("CXL", Tier::Host),
             ("CPU_TIER2", Tier::Disk),
             ("DISK", Tier::Disk),
             ("NVME", Tier::Disk),
@@ -46,6 +56,12 @@ impl Tier {
             .iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(medium))
             .map_or(Tier::Unknown, |&(_, tier)| tier)
+    }
+
+    /// Whether engines tell when blocks leave a medium. vLLM's storage behind the host does not, nor do the stores of Mooncake and
+    /// LMCache, which write `cpu` in lower case.
+    pub fn tells_removals(medium: Option<&str>) -> bool {
+        !matches!(medium, Some("STORAGE" | "FS" | "OBJ" | "cpu" | "CXL"))
     }
 
     /// The name used in status, metrics and JSON.
@@ -140,5 +156,20 @@ mod tests {
         assert_eq!(Tier::from_medium(Some("STORAGE")), Tier::Disk);
         assert_eq!(Tier::from_medium(Some("OBJ")), Tier::Remote);
         assert_eq!(Tier::from_medium(Some("tape")), Tier::Unknown);
+    }
+
+    #[test]
+    fn what_is_elsewhere_is_remote_and_storage_tells_no_removals() {
+        assert_eq!(Tier::of(Some("STORAGE"), None), Tier::Disk);
+        assert_eq!(Tier::of(Some("STORAGE"), Some("LOCAL")), Tier::Disk);
+        assert_eq!(Tier::of(Some("STORAGE"), Some("REMOTE")), Tier::Remote);
+        assert_eq!(Tier::of(Some("cpu"), Some("REMOTE")), Tier::Remote);
+        assert_eq!(Tier::of(Some("tape"), Some("REMOTE")), Tier::Unknown);
+        for told in [None, Some("GPU"), Some("CPU"), Some("CPU_PINNED"), Some("DISK")] {
+            assert!(Tier::tells_removals(told), "{told:?}");
+        }
+        for silent in ["STORAGE", "FS", "OBJ", "cpu"] {
+            assert!(!Tier::tells_removals(Some(silent)), "{silent}");
+        }
     }
 }

@@ -128,6 +128,9 @@ pub enum Reason {
     Presence,
     /// Blocks of a group that keeps no whole prefixes were announced again, and perhaps never held.
     Reannounced,
+    /// A copy was removed from the device that was not known to be there, in a life that is known whole: an earlier removal may have been
+    /// meant for another tier, and what it named may still be held.
+    UnknownRemoval,
     /// The plane that this one follows says `lower`, for a reason that this build does not know.
     UpstreamLower,
     /// The same with `unverified`.
@@ -138,7 +141,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that show all of them.
-    pub const ALL: [Reason; 32] = [
+    pub const ALL: [Reason; 33] = [
         Reason::Unheard,
         Reason::History,
         Reason::Gap,
@@ -168,6 +171,7 @@ impl Reason {
         Reason::OverCount,
         Reason::Presence,
         Reason::Reannounced,
+        Reason::UnknownRemoval,
         Reason::UpstreamLower,
         Reason::UpstreamUnverified,
         Reason::UpstreamUnsound,
@@ -194,6 +198,7 @@ impl Reason {
             | Self::ChunkSize
             | Self::OverCount
             | Self::Presence
+            | Self::UnknownRemoval
             | Self::UpstreamLower => Trust::Lower,
             Self::UnknownEvent
             | Self::UnknownMedium
@@ -262,6 +267,7 @@ impl Reason {
             Self::OverCount => "over_count",
             Self::Presence => "presence",
             Self::Reannounced => "reannounced",
+            Self::UnknownRemoval => "unknown_removal",
             Self::UpstreamLower => "upstream_lower",
             Self::UpstreamUnverified => "upstream_unverified",
             Self::UpstreamUnsound => "upstream_unsound",
