@@ -3,9 +3,15 @@
 //! Lanes that stop at the same depth are one stratum: a depth and a set of lanes. There are few, however many streams there are. Lanes that
 //! stop alone are named one by one.
 
+use kvplane_core::Resumption;
+
 use crate::crowd::ones;
 use crate::reader::Reader;
+use crate::sides::{Pieces, Steps, Trail, resume};
 use crate::{Depths, Match};
+
+#[cfg(doc)]
+use crate::Index;
 
 /// Room for answers, used again and again.
 #[derive(Debug, Default)]
@@ -19,6 +25,8 @@ pub struct Buffer {
     pub(crate) width: usize,
     /// Lanes that still hold everything, while the question is followed.
     pub(crate) alive: Vec<u64>,
+    pub(crate) steps: Steps,
+    pub(crate) pieces: Pieces,
 }
 
 impl Buffer {
@@ -26,6 +34,8 @@ impl Buffer {
         self.singles.clear();
         self.strata.clear();
         self.words.clear();
+        self.steps.clear();
+        self.pieces.clear();
         self.width = width;
     }
 
@@ -92,7 +102,7 @@ impl Buffer {
 #[derive(Debug)]
 pub struct Answer<'a> {
     pub(crate) reader: &'a Reader,
-    pub(crate) buffer: &'a Buffer,
+    pub(crate) buffer: &'a mut Buffer,
 }
 
 impl Drop for Answer<'_> {
@@ -104,7 +114,7 @@ impl Drop for Answer<'_> {
 impl Answer<'_> {
     /// Lanes that hold equally much: the depth, and the words of the set of lanes. A lane is in one stratum or among [`Self::singles`].
     pub fn strata(&self) -> impl Iterator<Item = (u32, &[u64])> {
-        let buffer = self.buffer;
+        let buffer = &*self.buffer;
         buffer.strata.iter().map(|(depth, start)| (*depth, &buffer.words[*start..*start + buffer.width]))
     }
 
@@ -163,7 +173,7 @@ impl Answer<'_> {
             };
             if at == matches.len() {
                 by_slot[slot] = at as u32;
-                matches.push(Match { owner: lane.owner, depths: Depths::default() });
+                matches.push(Match { owner: lane.owner, depths: Depths::default(), marker: lane.marker });
             }
             let depths = &mut matches[at].depths;
             let levels = usize::from(lane.from)..usize::from(lane.to);
@@ -179,5 +189,24 @@ impl Answer<'_> {
             }
         }
         matches
+    }
+
+    /// From how many blocks a stream of this answer can go on, by level: as [`Resumption::resumable`] of what counts of its main blocks
+    /// ([`Resumption::whole_units`]), with the marks that [`Index::set_sides`] told. Marks are read when they are asked for: of a stream that is written to meanwhile,
+    /// some may be older than others.
+    pub fn resume(&mut self, found: &Match, needs: &Resumption) -> Depths {
+        self.resume_sides(found, needs, None)
+    }
+
+    /// The same, as if one side alone counted.
+    pub fn resume_side(&mut self, found: &Match, needs: &Resumption, side: usize) -> Depths {
+        self.resume_sides(found, needs, Some(side))
+    }
+
+    fn resume_sides(&mut self, found: &Match, needs: &Resumption, side: Option<usize>) -> Depths {
+        let Buffer { steps, pieces, .. } = &mut *self.buffer;
+        pieces.lay(steps);
+        let trail = Trail::new(self.reader.sides(), pieces, found.marker);
+        resume(trail, needs, side, needs.whole_units(found.depths))
     }
 }

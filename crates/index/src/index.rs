@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::Tier;
+use kvplane_core::{Marks, Tier};
 
 use crate::reader::Reader;
 use crate::shared::Shared;
@@ -59,6 +59,15 @@ impl Index {
             return 0;
         }
         self.writer.lock().remove(slot, tier as usize, hashes)
+    }
+
+    /// Which sides hold blocks of the stream, as they do now: each block's marks and no others. They go when the stream loses the block from its last tier, and count again
+    /// when they are told again. Of a block that the stream does not hold, nothing is kept. Where two hashes name one block, what was told last counts, until either goes.
+    pub fn set_sides(&self, slot: Slot, marks: &[(u64, Marks)]) -> Result<(), Refused> {
+        if marks.is_empty() {
+            return Ok(());
+        }
+        self.writer.lock().set_sides(slot, marks)
     }
 
     /// Nothing of the stream is held any more, in no answer that is begun after this. [`Self::reclaim`] frees the memory.

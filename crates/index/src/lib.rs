@@ -15,7 +15,8 @@
 //! let mut reader = index.reader();
 //! let mut buffer = Buffer::default();
 //! let answer = reader.query(&[100, 200, 300], &mut buffer);
-//! assert_eq!(answer.matches(), [kvplane_index::Match { owner: 7, depths: [2, 2, 2, 2] }]);
+//! let matches = answer.matches();
+//! assert_eq!((matches[0].owner, matches[0].depths), (7, [2, 2, 2, 2]));
 //! # Ok::<(), kvplane_index::Refused>(())
 //! ```
 
@@ -35,6 +36,7 @@ mod pages;
 mod prompt;
 mod reader;
 mod shared;
+mod sides;
 mod snapshot;
 mod sync;
 mod trie;
@@ -76,6 +78,8 @@ pub struct Match {
     pub owner: u64,
     /// How many blocks, by level.
     pub depths: Depths,
+    /// Where its marks are found while the answer lives.
+    pub(crate) marker: u32,
 }
 
 /// What an index may use.
@@ -115,6 +119,8 @@ pub struct Stats {
     pub waiting: usize,
     /// Bytes in use (what the index asked of the allocator).
     pub bytes: usize,
+    /// Those of them that say which sides hold blocks.
+    pub mark_bytes: usize,
     /// Blocks of past generations that are still to be reclaimed. They are in no answer.
     pub unreclaimed: usize,
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use kvplane_core::Tier;
+use kvplane_core::{Marks, Resumption, Tier};
 
 use crate::{Block, Depths, LEVELS, Refused};
 
@@ -27,12 +27,15 @@ struct Waiting {
     parent: u64,
     content: u64,
     copies: [u32; LEVELS],
+    sides: Marks,
 }
 
 #[derive(Debug, Default, Clone)]
 struct Holdings {
     held: BTreeMap<u64, Held>,
     waiting: BTreeMap<u64, Waiting>,
+    /// Which sides hold a block. None is left of it when a hash that names it goes.
+    sides: BTreeMap<Node, Marks>,
 }
 
 /// Every stream's residency, kept the slow way.
@@ -102,6 +105,7 @@ impl Model {
         holdings.waiting.remove(&block.hash);
         let held = holdings.held.entry(block.hash).or_insert(Held { node, copies: [0; LEVELS] });
         if held.node != node {
+            holdings.sides.remove(&held.node);
             *held = Held { node, copies: [0; LEVELS] };
         }
         held.copies[tier as usize] += 1;
@@ -113,8 +117,10 @@ impl Model {
     fn wait(&mut self, owner: u64, tier: Tier, parent: u64, block: Block) -> bool {
         let max = self.max_waiting;
         let Some(holdings) = self.streams.get_mut(&owner) else { return true };
-        holdings.held.remove(&block.hash);
-        let fresh = Waiting { parent, content: block.content, copies: [0; LEVELS] };
+        if let Some(held) = holdings.held.remove(&block.hash) {
+            holdings.sides.remove(&held.node);
+        }
+        let fresh = Waiting { parent, content: block.content, copies: [0; LEVELS], sides: Marks::default() };
         let full = holdings.waiting.len() >= max;
         match holdings.waiting.get_mut(&block.hash) {
             Some(waiting) if waiting.parent == parent && waiting.content == block.content => {
@@ -150,6 +156,9 @@ impl Model {
                 let Some(holdings) = self.streams.get_mut(&owner) else { return };
                 holdings.waiting.remove(&hash);
                 holdings.held.insert(hash, Held { node, copies: waiting.copies });
+                if waiting.sides != Marks::default() {
+                    holdings.sides.insert(node, waiting.sides);
+                }
                 parents.push(hash);
             }
         }
@@ -182,11 +191,25 @@ impl Model {
             }
             copies[tier as usize] -= 1;
             if *copies == [0; LEVELS] {
-                holdings.held.remove(hash);
+                if let Some(held) = holdings.held.remove(hash) {
+                    holdings.sides.remove(&held.node);
+                }
                 holdings.waiting.remove(hash);
             }
         }
         unknown
+    }
+
+    /// Blocks have these marks and no others.
+    pub fn set_sides(&mut self, owner: u64, marks: &[(u64, Marks)]) {
+        let Some(holdings) = self.streams.get_mut(&owner) else { return };
+        for &(hash, marks) in marks {
+            if let Some(held) = holdings.held.get(&hash) {
+                holdings.sides.insert(held.node, marks);
+            } else if let Some(waiting) = holdings.waiting.get_mut(&hash) {
+                waiting.sides = marks;
+            }
+        }
     }
 
     /// Nothing of the stream is held any more.
@@ -234,8 +257,7 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// For every stream that holds the first block in any tier: how much of the prompt it holds.
-    pub fn query(&self, contents: &[u64]) -> BTreeMap<u64, Depths> {
+    fn path(&self, contents: &[u64]) -> Vec<Node> {
         let mut path = Vec::new();
         let mut node = ROOT;
         for content in contents {
@@ -243,6 +265,24 @@ impl View<'_> {
             path.push(next);
             node = next;
         }
+        path
+    }
+
+    /// From how much of the prompt a stream can go on that holds so much of it.
+    pub fn resume(&self, owner: u64, contents: &[u64], depths: Depths, needs: &Resumption) -> Depths {
+        let path = self.path(contents);
+        let sides = self.model.streams.get(&owner).map(|holdings| &holdings.sides);
+        let marks =
+            |at: u32| sides.and_then(|sides| sides.get(&path[at as usize])).copied().unwrap_or_default();
+        let counted = needs.whole_units(depths);
+        std::array::from_fn(|level| {
+            needs.resumable(counted[level], |at, channel| marks(at).has(level, channel))
+        })
+    }
+
+    /// For every stream that holds the first block in any tier: how much of the prompt it holds.
+    pub fn query(&self, contents: &[u64]) -> BTreeMap<u64, Depths> {
+        let path = self.path(contents);
         let depth =
             |resident: &HashSet<Node>| path.iter().take_while(|node| resident.contains(node)).count() as u32;
         let answers = self.resident.iter().map(|(owner, levels)| (*owner, levels.each_ref().map(depth)));

@@ -11,6 +11,7 @@ use crate::index::Index;
 use crate::matching::common;
 use crate::prompt::{Hashes, Prompt, Slice};
 use crate::shared::Lanes;
+use crate::sides::Sides;
 
 /// Asks an index. Each thread that asks has its own.
 #[derive(Debug)]
@@ -132,6 +133,7 @@ impl Reader {
         let mut spot = ROOT;
         while !matches!(alive, Alive::Word(0) | Alive::Few(_, 0)) {
             let Some((extent, matched)) = next(spot, base) else { break };
+            buffer.steps.push(extent.origin, matched as u32);
             alive = self.descend(extent, base as u32, matched as u32, alive, buffer);
             base += matched;
             spot = extent.origin + matched as u64 - 1;
@@ -233,6 +235,10 @@ impl Reader {
 
     pub(crate) fn lanes(&self) -> &Lanes {
         self.index.shared.lanes()
+    }
+
+    pub(crate) fn sides(&self) -> &Sides {
+        &self.index.shared.sides
     }
 
     pub(crate) fn stand_up(&self) {

@@ -6,12 +6,14 @@ use crate::LEVELS;
 use crate::crowd::Bits;
 use crate::edges::{By, Edges};
 use crate::epoch::Epochs;
-use crate::sync::{AtomicPtr, AtomicU64, Ordering};
+use crate::sides::Sides;
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Whose a lane is.
 #[derive(Debug)]
 pub(crate) struct LaneInfo {
     owner: AtomicU64,
+    marker: AtomicU32,
     /// The slot of its stream (upper half), and the levels that it stands for: from (inclusive), to (exclusive).
     place: AtomicU64,
 }
@@ -21,6 +23,8 @@ pub(crate) struct LaneInfo {
 pub(crate) struct Lane {
     pub(crate) owner: u64,
     pub(crate) slot: u32,
+    /// Under which number the marks of its stream are found: the first lane that the stream had.
+    pub(crate) marker: u32,
     pub(crate) from: u8,
     pub(crate) to: u8,
 }
@@ -31,13 +35,16 @@ pub(crate) struct Lanes(Box<[LaneInfo]>);
 
 impl Lanes {
     pub(crate) fn new(lanes: usize) -> Self {
-        Self((0..lanes).map(|_| LaneInfo { owner: AtomicU64::new(0), place: AtomicU64::new(0) }).collect())
+        let unknown =
+            |_| LaneInfo { owner: AtomicU64::new(0), marker: AtomicU32::new(0), place: AtomicU64::new(0) };
+        Self((0..lanes).map(unknown).collect())
     }
 
     pub(crate) fn set(&self, lane: u32, info: Lane) {
         debug_assert!(usize::from(info.to) <= LEVELS);
         let entry = &self.0[lane as usize];
         entry.owner.store(info.owner, Ordering::Relaxed);
+        entry.marker.store(info.marker, Ordering::Relaxed);
         let place = u64::from(info.slot) << 32 | u64::from(info.from) << 8 | u64::from(info.to);
         entry.place.store(place, Ordering::Release);
     }
@@ -47,7 +54,8 @@ impl Lanes {
         let entry = &self.0[lane as usize];
         let place = entry.place.load(Ordering::Acquire);
         let owner = entry.owner.load(Ordering::Relaxed);
-        Lane { owner, slot: (place >> 32) as u32, from: (place >> 8) as u8, to: place as u8 }
+        let marker = entry.marker.load(Ordering::Relaxed);
+        Lane { owner, slot: (place >> 32) as u32, marker, from: (place >> 8) as u8, to: place as u8 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -59,7 +67,7 @@ impl Lanes {
     }
 }
 
-/// What readers see: four tables, each replaced as a whole when it grows.
+/// What readers see: four tables, each replaced as a whole when it grows, and the marks of sides.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) epochs: Epochs,
@@ -68,6 +76,7 @@ pub(crate) struct Shared {
     /// Lanes that count. A lane that goes is in no answer as soon as its bit is gone.
     alive: AtomicPtr<Bits>,
     lanes: AtomicPtr<Lanes>,
+    pub(crate) sides: Sides,
 }
 
 fn boxed<T>(value: T) -> *mut T {
@@ -85,6 +94,7 @@ impl Shared {
             prefixes: AtomicPtr::new(boxed(Edges::new(By::Prefix, FIRST_BUCKETS))),
             alive: AtomicPtr::new(boxed(Bits::new(FIRST_LANES / 64))),
             lanes: AtomicPtr::new(boxed(Lanes::new(FIRST_LANES))),
+            sides: Sides::new(),
         }
     }
 

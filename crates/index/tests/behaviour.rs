@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use kvplane_core::Tier;
+use kvplane_core::{Marks, Need, Resumption, Side, SpecKind, Tier};
 use kvplane_index::{Block, Buffer, Depths, Index, Options, Refused, Slot};
 
 fn index() -> Arc<Index> {
@@ -294,4 +294,92 @@ fn memory_is_flat_while_what_is_held_changes() {
     let before = turn_over(1);
     let after = turn_over(5);
     assert!(after <= before * 105 / 100, "{before} bytes, then {after}");
+}
+
+/// A sliding group that needs so many blocks before a boundary.
+fn window(blocks: u32) -> Resumption {
+    let need = Need::Run { blocks, stride: 1, tail: false };
+    Resumption {
+        sides: vec![Side { group: Some(1), kind: SpecKind::Sliding, need }],
+        ..Resumption::default()
+    }
+}
+
+fn resumable(index: &Arc<Index>, owner: u64, prompt: &[u64], needs: &Resumption) -> Depths {
+    let (mut reader, mut buffer) = (index.reader(), Buffer::default());
+    let mut answer = reader.query(prompt, &mut buffer);
+    let matches = answer.matches();
+    matches.iter().find(|found| found.owner == owner).map_or([0; 4], |found| answer.resume(found, needs))
+}
+
+fn mark(index: &Index, slot: Slot, tier: Tier, contents: &[u64]) {
+    let mut marks = Marks::default();
+    marks.set(tier, Marks::whole(0));
+    let marks: Vec<(u64, Marks)> = contents.iter().map(|&hash| (hash, marks)).collect();
+    index.set_sides(slot, &marks).unwrap();
+}
+
+#[test]
+fn a_window_with_a_hole_ends_before_it_until_the_hole_is_filled() {
+    let index = index();
+    let slot = index.add_stream(1);
+    let prompt = prompt(1, 200);
+    store(&index, slot, None, &prompt);
+    assert_eq!(resumable(&index, 1, &prompt, &window(8)), [0; 4], "no side holds anything");
+    mark(&index, slot, Tier::Device, &prompt);
+    assert_eq!(resumable(&index, 1, &prompt, &window(8)), [200; 4]);
+    index.set_sides(slot, &[(prompt[195], Marks::default())]).unwrap();
+    assert_eq!(resumable(&index, 1, &prompt, &window(8)), [195; 4]);
+    assert_eq!(resumable(&index, 1, &prompt, &window(4)), [200; 4]);
+    mark(&index, slot, Tier::Host, &prompt[195..196]);
+    assert_eq!(resumable(&index, 1, &prompt, &window(8)), [195, 200, 200, 200]);
+}
+
+#[test]
+fn marks_go_with_the_block_and_do_not_come_back_with_it() {
+    let index = index();
+    let slot = index.add_stream(1);
+    let prompt = prompt(1, 10);
+    store(&index, slot, None, &prompt);
+    mark(&index, slot, Tier::Device, &prompt);
+    index.remove(slot, Tier::Device, &prompt[9..]);
+    store(&index, slot, Some(prompt[8]), &prompt[9..]);
+    assert_eq!(resumable(&index, 1, &prompt, &window(1)), [9; 4]);
+    mark(&index, slot, Tier::Device, &prompt[9..]);
+    assert_eq!(resumable(&index, 1, &prompt, &window(1)), [10; 4]);
+    index.clear(slot);
+    store(&index, slot, None, &prompt);
+    assert_eq!(resumable(&index, 1, &prompt, &window(1)), [0; 4], "another generation has none");
+    while index.reclaim(1000) {}
+    assert_eq!(index.stats().mark_bytes, 0);
+}
+
+#[test]
+fn marks_of_a_block_that_waits_count_once_it_is_placed() {
+    let index = index();
+    let slot = index.add_stream(1);
+    let prompt = prompt(1, 3);
+    store(&index, slot, Some(prompt[0]), &prompt[1..]);
+    mark(&index, slot, Tier::Device, &prompt[1..]);
+    store(&index, slot, None, &prompt[..1]);
+    assert_eq!(resumable(&index, 1, &prompt, &window(1)), [3; 4]);
+}
+
+#[test]
+fn a_budget_refuses_marks_and_takes_what_goes() {
+    let index = Index::new(&Options { max_bytes: 1 << 20, ..Options::default() });
+    let slot = index.add_stream(1);
+    let mut filler = 2;
+    let first = prompt(1, 50);
+    store(&index, slot, None, &first);
+    mark(&index, slot, Tier::Device, &first);
+    while index.store(slot, Tier::Device, None, &blocks(&prompt(filler, 1000))).is_ok() {
+        filler += 1;
+    }
+    let mut more = Marks::default();
+    more.set(Tier::Host, Marks::whole(0));
+    assert_eq!(index.set_sides(slot, &[(first[49], more)]), Err(Refused::Budget));
+    assert_eq!(resumable(&index, 1, &first, &window(1)), [49; 4], "what was told before counts no more");
+    assert_eq!(index.set_sides(slot, &[(first[48], Marks::default())]), Ok(()));
+    assert_eq!(resumable(&index, 1, &first, &window(1)), [48; 4]);
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use kvplane_core::Tier;
+use kvplane_core::{Marks, Need, Resumption, Side, SpecKind, Tier};
 use kvplane_index::{Block, Buffer, Depths, Index, Match, Options, Reader, Slot};
 
 /// Streams that nobody writes to while questions are asked. More than fit one word of a set.
@@ -65,6 +65,27 @@ impl Stream<'_> {
         let hashes: Vec<u64> = prompt[from..to].iter().rev().copied().collect();
         self.index.remove(self.slot, Tier::Device, &hashes);
     }
+
+    /// Every side holds these blocks.
+    fn set_sides(&self, prompt: &[u64], from: usize, to: usize) {
+        let marks: Vec<(u64, Marks)> = prompt[from..to].iter().map(|&hash| (hash, Marks(u64::MAX))).collect();
+        self.index.set_sides(self.slot, &marks).unwrap();
+    }
+}
+
+/// Streams with an odd number never have marks, the others have them on all of their blocks.
+fn has_sides(owner: u64) -> bool {
+    owner.is_multiple_of(2)
+}
+
+/// Three groups: a main one, and two that slide.
+fn three_groups() -> Resumption {
+    let sliding = |blocks| Side {
+        group: None,
+        kind: SpecKind::Sliding,
+        need: Need::Run { blocks, stride: 1, tail: false },
+    };
+    Resumption { sides: vec![sliding(4), sliding(70)], ..Resumption::default() }
 }
 
 /// How far writers have got: what was begun, and what had returned.
@@ -150,6 +171,9 @@ fn write_known(index: &Index, known: &Known<'_>, progress: &Progress) {
         let owner = PASSING + round;
         let passing = Stream { index, slot: index.add_stream(owner) };
         passing.store(&shared, 0, passing_depth(owner) as usize);
+        if has_sides(owner) {
+            passing.set_sides(&shared, 0, passing_depth(owner) as usize);
+        }
         index.remove_stream(passing.slot);
         progress.passed.store(owner, Ordering::SeqCst);
 
@@ -177,7 +201,8 @@ fn write_restless(index: &Index) {
         let from = random.below(SHARED);
         let to = from + 1 + random.below(SHARED - from);
         match random.below(12) {
-            0..5 => stream.store(prompt, 0, to),
+            0..4 => stream.store(prompt, 0, to),
+            4 => stream.set_sides(prompt, from, to),
             5..7 => stream.store(prompt, from, to),
             7..9 => stream.evict(prompt, from, to),
             9 => stream.evict(prompt, 0, SHARED),
@@ -202,6 +227,13 @@ impl Asking {
     fn ask(&mut self, prompt: &[u64]) -> Vec<Match> {
         self.reader.query(prompt, &mut self.buffer).matches()
     }
+
+    /// What streams hold, and from where they can go on.
+    fn ask_sides(&mut self, prompt: &[u64], needs: &Resumption) -> Vec<(Match, Depths)> {
+        let mut answer = self.reader.query(prompt, &mut self.buffer);
+        let matches = answer.matches();
+        matches.into_iter().map(|found| (found, answer.resume(&found, needs))).collect()
+    }
 }
 
 fn depths(matches: &[Match], owner: u64) -> Depths {
@@ -215,6 +247,7 @@ fn depths(matches: &[Match], owner: u64) -> Depths {
 fn read(index: &Arc<Index>, progress: &Progress, writers: u64) -> u64 {
     let (shared, long) = (prompt(0, SHARED), prompt(1, LONG));
     let mut asking = Asking { reader: index.reader(), buffer: Buffer::default() };
+    let needs = three_groups();
     let mut grown = 0;
     let mut rounds = 0;
     while progress.ended.load(Ordering::SeqCst) < writers && !progress.failed.load(Ordering::SeqCst) {
@@ -227,6 +260,16 @@ fn read(index: &Arc<Index>, progress: &Progress, writers: u64) -> u64 {
         for found in matches.iter().filter(|found| (PASSING..RESTLESS).contains(&found.owner)) {
             assert!(found.owner > passed, "{} was gone", found.owner);
             assert!(found.depths[0] <= passing_depth(found.owner));
+        }
+        for (found, resumable) in asking.ask_sides(&shared, &needs) {
+            assert!(resumable.iter().zip(&found.depths).all(|(resumable, held)| resumable <= held));
+            match found.owner {
+                0..STILL if has_sides(found.owner) => assert_eq!(resumable, found.depths),
+                0..STILL | PASSING..RESTLESS if !has_sides(found.owner) => {
+                    assert_eq!(resumable, [0; 4], "stream {} never had marks", found.owner);
+                }
+                _ => {}
+            }
         }
         let shrunk = depths(&matches, SHRINKING)[0];
         assert!((40..=100).contains(&shrunk), "{shrunk}");
@@ -270,6 +313,9 @@ fn readers_beside_writers() {
     for owner in 0..STILL {
         let stream = Stream { index: &index, slot: index.add_stream(owner) };
         stream.store(&shared, 0, still_depth(owner) as usize);
+        if has_sides(owner) {
+            stream.set_sides(&shared, 0, still_depth(owner) as usize);
+        }
     }
     let known = Known::new(&index);
     let progress = Progress::default();

@@ -136,7 +136,7 @@ impl<'a> Parsed<'a> {
                     if copies == [0; LEVELS] {
                         return None;
                     }
-                    self.waiting.push((hash, WaitingBlock { parent, content, copies }));
+                    self.waiting.push((hash, WaitingBlock::new(parent, content, copies)));
                 }
             }
         }

@@ -2,6 +2,7 @@
 //!
 //! A snapshot is of one sequence, as [`Index::mark`] told it. It is taken in steps while the stream goes on (see `writer::cut`), and loaded into an empty stream
 //! of any index. That stream then answers as the first did, and so it does after any further announcements.
+//! Which sides hold its blocks is left out ([`Index::set_sides`]): whoever loads a stream that has sides tells it again.
 //!
 //! # Format
 //!

@@ -9,6 +9,7 @@ mod split;
 mod spread;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -183,7 +184,14 @@ impl Trie {
         self.extent(block.extent).leftover(block.offset)
     }
 
-    fn spot(&self, at: Option<Block>) -> u64 {
+    /// The spots of an extent's blocks.
+    pub(crate) fn spots(&self, id: u32) -> Range<u64> {
+        let extent = self.extent(id);
+        extent.origin..extent.origin + u64::from(extent.len())
+    }
+
+    /// The spot of a block, or of what is before every first one.
+    pub(crate) fn spot(&self, at: Option<Block>) -> u64 {
         at.map_or(ROOT, |block| self.extent(block.extent).origin + u64::from(block.offset))
     }
 

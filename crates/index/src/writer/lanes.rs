@@ -39,8 +39,9 @@ impl Writer {
             stream.views[at - 1].to = view.from;
         }
         let owner = stream.owner;
+        let marker = *stream.marker.get_or_insert(view.lane);
         // The new lane first: where both stand for a level, it holds at least as much.
-        let info = |view: View| Lane { owner, slot, from: view.from, to: view.to };
+        let info = |view: View| Lane { owner, slot, marker, from: view.from, to: view.to };
         let lanes = self.shared.lanes();
         lanes.set(view.lane, info(view));
         self.shared.alive().set(view.lane);

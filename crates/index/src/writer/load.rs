@@ -248,7 +248,13 @@ impl Writer {
         if let Some(Scaffold { lane, places }) = loading.scaffold.take() {
             self.side_bytes += places.bytes();
             // Its lane was never in an answer: nobody follows it.
-            self.past.push_back(Past { map: places, lanes: smallvec![lane], table: 0, left: 0 });
+            self.past.push_back(Past {
+                map: places,
+                lanes: smallvec![lane],
+                marker: None,
+                table: 0,
+                left: 0,
+            });
         }
     }
 

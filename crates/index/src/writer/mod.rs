@@ -4,6 +4,7 @@ mod cut;
 mod lanes;
 mod load;
 mod remove;
+mod sides;
 mod store;
 mod tails;
 mod waiting;
@@ -50,6 +51,10 @@ struct Stream {
     tails: Tails,
     /// One per tier that the stream has blocks in, warmest first. Most streams have one.
     views: SmallVec<[View; 1]>,
+    /// Under which number its marks are kept: the first lane that it had.
+    marker: Option<u32>,
+    /// It had marks at some time.
+    sided: bool,
     copies: CopyCounts,
     /// Blocks that several hashes of the stream name, by lane and place: how many beyond the first.
     doubles: FxHashMap<(u32, u32), u32>,
@@ -73,6 +78,8 @@ impl Stream {
             map: Map::new(arena),
             tails: Tails::default(),
             views: SmallVec::new(),
+            marker: None,
+            sided: false,
             copies: FxHashMap::default(),
             doubles: FxHashMap::default(),
             waiting: Waiting::default(),
@@ -95,6 +102,8 @@ impl Stream {
 struct Past {
     map: Map,
     lanes: SmallVec<[u32; 1]>,
+    /// Under which number it may have marks.
+    marker: Option<u32>,
     /// The next table of the map.
     table: usize,
     /// The epoch in which its lanes left the answers. Who sat then may still follow them, and must find all or nothing.
@@ -198,7 +207,8 @@ impl Writer {
         self.side_bytes += stream.map.bytes();
         let lanes = stream.views.iter().map(|view| view.lane).collect();
         let left = self.shared.epochs.tag();
-        self.past.push_back(Past { map: stream.map, lanes, table: 0, left });
+        let marker = stream.marker.filter(|_| stream.sided);
+        self.past.push_back(Past { map: stream.map, lanes, marker, table: 0, left });
     }
 
     /// Forgets up to about so many blocks of past generations. Says whether there are more.
@@ -217,6 +227,9 @@ impl Writer {
                         let Some(block) = self.trie.locate(place) else { break };
                         // Once per extent: the first of its blocks takes the lane away, and maybe the extent with it.
                         if self.trie.knows(*lane, block.extent) {
+                            if let Some(marker) = past.marker {
+                                self.shared.sides.forget(marker, self.trie.spots(block.extent));
+                            }
                             self.trie.drop_lane(*lane, block.extent);
                         }
                     }
@@ -240,7 +253,7 @@ impl Writer {
 
     /// Bytes in use.
     pub(crate) fn bytes(&self) -> usize {
-        self.trie.bytes() + self.side_bytes
+        self.trie.bytes() + self.side_bytes + self.shared.sides.bytes()
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -250,6 +263,7 @@ impl Writer {
             blocks: streams.clone().map(|stream| stream.map.len()).sum(),
             waiting: streams.map(|stream| stream.waiting.len()).sum(),
             bytes: self.bytes(),
+            mark_bytes: self.shared.sides.bytes(),
             unreclaimed: self.past.iter().map(|past| past.map.len()).sum(),
         }
     }
@@ -260,6 +274,9 @@ impl Writer {
 
     /// A stream's block is in fewer tiers than before: the views that have none of them left lose it, unless another hash names it too.
     fn lose(trie: &mut Trie, stream: &mut Stream, place: u32, before: u8, after: u8) {
+        if after == 0 {
+            stream.unmark(trie, place);
+        }
         for view in &stream.views {
             if before & view.tiers != 0
                 && after & view.tiers == 0

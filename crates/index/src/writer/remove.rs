@@ -39,6 +39,7 @@ impl Writer {
             let after = before & !(1 << tier);
             if after == 0 {
                 stream.tails.forget(hash);
+                stream.unmark(&self.trie, place);
             }
             let mut views = 0;
             for (at, view) in stream.views.iter().enumerate() {

@@ -1,5 +1,7 @@
 //! A store: consecutive blocks got a copy in a tier.
 
+use kvplane_core::Marks;
+
 use super::{AHEAD, ALONG, Writer};
 use crate::map::Before;
 use crate::trie::{Block as Node, Run, Spread};
@@ -264,6 +266,9 @@ impl Writer {
                 }
                 let above = self.find_place(slot, parent);
                 self.place(slot, all, above, &[Block { hash, content: waiting.content }]);
+                if waiting.sides != Marks::default() {
+                    self.mark_block(slot, hash, waiting.sides);
+                }
                 parents.push(hash);
             }
         }

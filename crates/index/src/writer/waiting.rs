@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kvplane_core::Marks;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -13,6 +14,14 @@ pub(crate) struct Block {
     pub(crate) parent: u64,
     pub(crate) content: u64,
     pub(crate) copies: [u32; LEVELS],
+    /// The marks that it has once it is placed.
+    pub(crate) sides: Marks,
+}
+
+impl Block {
+    pub(crate) fn new(parent: u64, content: u64, copies: [u32; LEVELS]) -> Self {
+        Self { parent, content, copies, sides: Marks::default() }
+    }
 }
 
 /// The blocks of one stream that wait.
@@ -50,7 +59,7 @@ impl Waiting {
         }
         let mut copies = [0; LEVELS];
         copies[tier] = 1;
-        self.insert(hash, Block { parent, content, copies });
+        self.insert(hash, Block::new(parent, content, copies));
         true
     }
 
@@ -76,6 +85,13 @@ impl Waiting {
             self.remove(hash);
         }
         true
+    }
+
+    /// A block that waits will have these marks.
+    pub(super) fn set_sides(&mut self, hash: u64, sides: Marks) {
+        if let Some(block) = self.blocks.get_mut(&hash) {
+            block.sides = sides;
+        }
     }
 
     pub(super) fn get(&self, hash: u64) -> Option<Block> {

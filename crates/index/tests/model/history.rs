@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvplane_core::{Tier, chain_hash};
+use kvplane_core::{Marks, Need, Resumption, Side, SpecKind, Tier, chain_hash};
 use kvplane_index::model::Model;
-use kvplane_index::{Block, Buffer, Depths, Index, Options, Slot};
+use kvplane_index::{Block, Buffer, Depths, Index, LEVELS, Options, Slot};
 use proptest::prelude::*;
 
 const MAX_WAITING: usize = 6;
@@ -41,6 +41,20 @@ pub(crate) enum Step {
         tier: usize,
         hashes: Vec<u64>,
     },
+    /// Sides hold blocks of a prompt, as they do now.
+    Sides {
+        stream: usize,
+        prompt: usize,
+        from: usize,
+        to: usize,
+        marks: Marks,
+    },
+    /// Sides hold blocks that may make no sense.
+    OddSides {
+        stream: usize,
+        hashes: Vec<u64>,
+        marks: Marks,
+    },
     Clear {
         stream: usize,
     },
@@ -59,6 +73,8 @@ impl Step {
             | Self::Odd { stream, .. }
             | Self::Evict { stream, .. }
             | Self::Remove { stream, .. }
+            | Self::Sides { stream, .. }
+            | Self::OddSides { stream, .. }
             | Self::Clear { stream }
             | Self::Replace { stream } => *stream == wanted,
             Self::Reclaim { .. } => false,
@@ -87,6 +103,34 @@ fn hash(stream: usize, prompt: usize, at: usize) -> u64 {
     (family * 1000 + at) as u64 + 1 + if stream.is_multiple_of(2) { 0 } else { 1 << 40 }
 }
 
+/// Most blocks are held by all sides, on the device or elsewhere.
+fn marks() -> impl Strategy<Value = Marks> {
+    prop_oneof![5 => Just(u64::MAX), 2 => Just(0xffff_0000), 1 => any::<u64>(), 2 => Just(0_u64)]
+        .prop_map(Marks)
+}
+
+/// What streams may need, one after the other.
+fn needs() -> Vec<Resumption> {
+    let run = |blocks, stride, tail| Need::Run { blocks, stride, tail };
+    let prefix = |stride| Need::Prefix { stride };
+    let all: [(&[Need], [u32; LEVELS], bool); 7] = [
+        (&[run(3, 1, false), run(9, 1, false)], [1; LEVELS], false),
+        (&[run(1, 2, false)], [1; LEVELS], false),
+        (&[prefix(1), run(2, 1, true)], [1; LEVELS], false),
+        (&[prefix(3), run(2, 2, false)], [1, 4, 4, 4], false),
+        (&[run(2, 1, false), run(0, 1, true)], [1; LEVELS], true),
+        (&[], [1, 4, 8, 1], true),
+        (&[run(200, 1, false)], [1; LEVELS], false),
+    ];
+    let side = |need: &Need| Side { group: None, kind: SpecKind::Sliding, need: *need };
+    let resumption = |(sides, units, drops_last): (&[Need], _, _)| Resumption {
+        sides: sides.iter().map(side).collect(),
+        units,
+        drops_last,
+    };
+    all.into_iter().map(resumption).collect()
+}
+
 pub(crate) fn step(streams: usize) -> impl Strategy<Value = Step> {
     let stream = 0..streams;
     let tier = prop_oneof![6 => Just(0_usize), 2 => Just(1_usize), 1 => 2..4_usize];
@@ -99,6 +143,10 @@ pub(crate) fn step(streams: usize) -> impl Strategy<Value = Step> {
             .prop_map(|(stream, tier, prompt, from, len, last_first)| Step::Evict { stream, tier, prompt, from, to: from + len, last_first }),
         2 => (stream.clone(), tier, proptest::collection::vec(0..12_u64, 1..5))
             .prop_map(|(stream, tier, hashes)| Step::Remove { stream, tier, hashes }),
+        8 => (stream.clone(), 0..4_usize, 0..40_usize, 1..60_usize, marks())
+            .prop_map(|(stream, prompt, from, len, marks)| Step::Sides { stream, prompt, from, to: from + len, marks }),
+        2 => (stream.clone(), proptest::collection::vec(0..12_u64, 1..5), marks())
+            .prop_map(|(stream, hashes, marks)| Step::OddSides { stream, hashes, marks }),
         1 => stream.clone().prop_map(|stream| Step::Clear { stream }),
         1 => stream.prop_map(|stream| Step::Replace { stream }),
         1 => (0..200_usize).prop_map(|blocks| Step::Reclaim { blocks }),
@@ -158,6 +206,13 @@ impl Both {
         assert_eq!(self.index.remove(slot, tier, hashes), self.model.remove(owner, tier, hashes));
     }
 
+    fn set_sides(&mut self, stream: usize, hashes: &[u64], marks: Marks) {
+        let (slot, owner) = self.slots[stream];
+        let marks: Vec<(u64, Marks)> = hashes.iter().map(|hash| (*hash, marks)).collect();
+        self.model.set_sides(owner, &marks);
+        assert_eq!(self.index.set_sides(slot, &marks), Ok(()));
+    }
+
     pub(crate) fn apply(&mut self, step: &Step) {
         match step {
             Step::Prompt { stream, tier, prompt, from, to } => {
@@ -179,6 +234,11 @@ impl Both {
                 self.remove(*stream, *tier, &hashes);
             }
             Step::Remove { stream, tier, hashes } => self.remove(*stream, *tier, hashes),
+            Step::Sides { stream, prompt, from, to, marks } => {
+                let hashes: Vec<u64> = (*from..*to).map(|at| hash(*stream, *prompt, at)).collect();
+                self.set_sides(*stream, &hashes, *marks);
+            }
+            Step::OddSides { stream, hashes, marks } => self.set_sides(*stream, hashes, *marks),
             Step::Clear { stream } => {
                 let (slot, owner) = self.slots[*stream];
                 self.model.clear(owner);
@@ -235,6 +295,32 @@ impl Both {
         }
         let waiting: usize = self.slots.iter().map(|(_, owner)| self.model.waiting(*owner)).sum();
         assert_eq!(self.index.stats().waiting, waiting);
+    }
+}
+
+impl Both {
+    /// From where streams can go on. Snapshots know nothing of that.
+    pub(crate) fn check_sides(&self) {
+        let mut reader = self.index.reader();
+        let mut buffer = Buffer::default();
+        let view = self.model.view();
+        let needs = needs();
+        let mut ask = |contents: &[u64]| {
+            let mut answer = reader.query(contents, &mut buffer);
+            for (at, found) in answer.matches().iter().enumerate() {
+                let needs = &needs[at % needs.len()];
+                let expected = view.resume(found.owner, contents, found.depths, needs);
+                assert_eq!(answer.resume(found, needs), expected, "{contents:?} {needs:?}");
+            }
+        };
+        for prompt in 0..4 {
+            let contents: Vec<u64> = (0..100).map(|at| content(prompt, at)).collect();
+            ask(&contents);
+            ask(&contents[..15]);
+        }
+        for odd in 0..64_u64 {
+            ask(&[odd % 4, odd / 4 % 4, odd / 16]);
+        }
     }
 }
 

@@ -12,13 +12,14 @@ fn run(streams: usize, steps: &[Step]) {
     for step in steps {
         both.apply(step);
         both.check();
+        both.check_sides();
     }
     for (slot, _) in std::mem::take(&mut both.slots) {
         both.index.remove_stream(slot);
     }
     while both.index.reclaim(1000) {}
     let stats = both.index.stats();
-    assert_eq!((stats.blocks, stats.unreclaimed), (0, 0));
+    assert_eq!((stats.blocks, stats.unreclaimed, stats.mark_bytes), (0, 0, 0));
 }
 
 proptest! {
