@@ -7,8 +7,8 @@
 //! chain     : p0 = c0;  p_i = xxh3_64(p_(i-1) LE || c_i LE, seed 1337)
 //! ```
 //!
-//! A further key is anything else the engine mixed into the block: multimodal items, prompt embeddings,
-//! or a key that this build cannot name. Each is appended as one tag byte, a length and its bytes, in
+//! An adapter that is known by its number alone has the name `lora_id:<n>`. A further key is anything else the engine mixed into the
+//! block: multimodal items, prompt embeddings, or a key that this build cannot name; `keys` tells them from the names. Each is appended as one tag byte, a length and its bytes, in
 //! the engine's order, so that no two different lists give the same bytes:
 //!
 //! ```text
@@ -34,21 +34,16 @@ impl Namespace {
 
     /// The namespace of an adapter and a salt. Empty text is the same as absent.
     pub fn new(adapter: Option<&str>, salt: Option<&str>) -> Self {
-        Self(namespace_seed(adapter, salt))
+        let part = |text: Option<&str>, seed| {
+            text.filter(|t| !t.is_empty()).map_or(0, |t| xxh3_64_with_seed(t.as_bytes(), seed))
+        };
+        Self(SEED.wrapping_add(part(adapter, 0)).wrapping_add(part(salt, 1)))
     }
 
     /// The seed itself.
     pub fn seed(self) -> u64 {
         self.0
     }
-}
-
-/// The seed of a namespace; see the module's formula.
-pub fn namespace_seed(adapter: Option<&str>, salt: Option<&str>) -> u64 {
-    let part = |text: Option<&str>, seed| {
-        text.filter(|t| !t.is_empty()).map_or(0, |t| xxh3_64_with_seed(t.as_bytes(), seed))
-    };
-    SEED.wrapping_add(part(adapter, 0)).wrapping_add(part(salt, 1))
 }
 
 /// A key beside the tokens that the engine mixed into a block.

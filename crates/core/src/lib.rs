@@ -7,6 +7,7 @@ mod digest;
 mod error;
 mod hash;
 mod identity;
+mod keys;
 mod numbers;
 mod resume;
 mod sglang;
@@ -15,8 +16,9 @@ mod trust;
 
 pub use digest::{PlaceSeed, StateDigest};
 pub use error::{Blame, ErrorCode, PublicError};
-pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, hash_blocks, namespace_seed};
+pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, hash_blocks};
 pub use identity::{EngineId, EngineKind, ParseKindError, PlaneId, StreamId, default_worker_id};
+pub use keys::{MultimodalItem, Names};
 pub use numbers::{Cursor, Epoch, NumberBase};
 pub use resume::{MARK_CHANNELS, Marks, Need, Resumption, Side};
 pub use sglang::{sglang_event_hash, sglang_page_digest, sglang_salt_digest};

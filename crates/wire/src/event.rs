@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use kvplane_core::BlockKey;
+
 use crate::hash::Hash;
 
 /// A store's token ids.
@@ -60,6 +62,18 @@ pub enum ExtraKey<'f> {
     },
     /// Anything else, as its msgpack bytes.
     Other(&'f [u8]),
+}
+
+impl<'f> ExtraKey<'f> {
+    /// The key as it is hashed.
+    pub fn as_block_key(self) -> BlockKey<'f> {
+        match self {
+            Self::Text(text) => BlockKey::Text(text),
+            Self::Bytes(bytes) | Self::Other(bytes) => BlockKey::Bytes(bytes),
+            Self::Integer(number) => BlockKey::Integer(number),
+            Self::Multimodal { id, offset } => BlockKey::Multimodal { id, offset },
+        }
+    }
 }
 
 /// How a store's hashes lie on its tokens.

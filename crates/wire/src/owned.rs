@@ -1,5 +1,7 @@
 //! Events that own their parts: what encoders take. Used by the simulator, the republisher and tests.
 
+use kvplane_core::BlockKey;
+
 use crate::event::{Batch, Event, ExtraKey, Removed, Stored};
 use crate::hash::Hash;
 
@@ -27,6 +29,18 @@ pub enum OwnedExtraKey {
     Integer(i64),
     /// A multimodal item and its offset relative to the block.
     Multimodal(String, i64),
+}
+
+impl OwnedExtraKey {
+    /// The key as it is hashed.
+    pub fn as_block_key(&self) -> BlockKey<'_> {
+        match self {
+            Self::Text(text) => BlockKey::Text(text),
+            Self::Bytes(bytes) => BlockKey::Bytes(bytes),
+            Self::Integer(number) => BlockKey::Integer(*number),
+            Self::Multimodal(id, offset) => BlockKey::Multimodal { id, offset: *offset },
+        }
+    }
 }
 
 /// Blocks became resident.

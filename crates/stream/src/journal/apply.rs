@@ -22,7 +22,7 @@ pub(super) struct Effects {
     pub(super) ancestor_steps: u32,
     /// Scratch: blocks that waited and were attached.
     pub(super) attached: Vec<SlotId>,
-    /// The last store's blocks have more in common than it says: they inherited a salt.
+    /// The last store's blocks have something else in common than it says: they inherited a salt or an adapter, or are known.
     pub(super) inherited: Option<Arc<Attributes>>,
     /// One hash came for two different blocks.
     pub(super) ambiguous: bool,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Reason, Tier};
+use kvplane_core::{Names, Reason, Tier};
 use kvplane_wire::{Batch, Hash, Layout, Stored, Tokens};
 
 use super::apply::Effects;
@@ -10,7 +10,7 @@ use super::page_hash::hidden_namespace;
 use super::{Duplicates, Journal};
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
 use crate::clock::Now;
-use crate::state::{Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, own_keys, salt_among};
+use crate::state::{Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, own_keys};
 
 /// One block of a store.
 #[derive(Debug, Clone, Copy)]
@@ -179,8 +179,8 @@ impl Journal {
         }
         let chain = self.state.chain(slot, stored.block_size);
         if let Some(chain) = chain
-            && attributes.cache_salt.is_none()
-            && chain.attributes.cache_salt.is_some()
+            && !Arc::ptr_eq(&chain.attributes, attributes)
+            && chain.attributes != *attributes
         {
             effects.inherited = Some(chain.attributes.clone());
         }
@@ -201,11 +201,12 @@ impl Journal {
 
     /// What the blocks of a store have in common: the last store's, if it is the same.
     fn attributes(&mut self, batch: &Batch<'_, '_>, stored: &Stored<'_>) -> Arc<Attributes> {
+        let names =
+            Names { lora_name: stored.lora_name, lora_id: stored.lora_id, cache_salt: stored.cache_salt };
         // The salt is among the keys of a prompt's first block, and inherited from there.
-        let salt = stored.cache_salt.or_else(|| {
-            let first_of_prompt = stored.parent.is_none();
-            if first_of_prompt { salt_among(batch.extra_keys(stored, 0), stored.lora_name) } else { None }
-        });
+        let first_of_prompt = stored.parent.is_none();
+        let keys = if first_of_prompt { batch.extra_keys(stored, 0) } else { &[] };
+        let salt = names.with_salt_among(keys.iter().map(|key| key.as_block_key())).cache_salt;
         let bigrams = matches!(batch.tokens(stored), Tokens::Bigrams(_));
         let last = &self.last_attributes;
         let same = last.lora_id == stored.lora_id

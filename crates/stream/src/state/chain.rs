@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{BlockKey, Namespace};
+use kvplane_core::Names;
 use kvplane_wire::{ExtraKey, OwnedExtraKey};
 
 use super::{Refusal, SlotId, State};
@@ -33,13 +33,12 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// What separates equal tokens. An engine that names its adapter by number alone (vLLM before 0.14) still keeps its
-    /// blocks apart: the number stands in for the name.
-    pub fn namespace(&self) -> Namespace {
-        let salt = self.cache_salt.as_deref();
-        match (self.lora_name.as_deref(), self.lora_id) {
-            (None | Some(""), Some(id)) => Namespace::new(Some(&format!("lora_id:{id}")), salt),
-            (name, _) => Namespace::new(name, salt),
+    /// What separates equal tokens.
+    pub fn names(&self) -> Names<'_> {
+        Names {
+            lora_name: self.lora_name.as_deref(),
+            lora_id: self.lora_id,
+            cache_salt: self.cache_salt.as_deref(),
         }
     }
 }
@@ -195,11 +194,13 @@ impl State {
     fn attach_one(&mut self, slot: SlotId, at: usize, parent: Option<SlotId>) {
         self.link(slot, at, parent);
         let chain = &mut self.slots[slot as usize].chains[at];
-        let attributes = &chain.attributes;
-        let namespace = attributes.namespace();
+        let names = chain.attributes.names();
         chain.content = match &chain.extra_keys {
-            None => self.hasher.plain(&chain.tokens, namespace),
-            Some(keys) => self.hasher.keyed(&chain.tokens, further_keys(keys, attributes), namespace),
+            None => self.hasher.plain(&chain.tokens, names.namespace()),
+            Some(keys) => {
+                let further = names.further_keys(keys.iter().map(OwnedExtraKey::as_block_key));
+                self.hasher.keyed(&chain.tokens, further, names.namespace())
+            }
         };
     }
 
@@ -209,25 +210,11 @@ impl State {
         if let Some(parent) = parent {
             self.touch(parent);
             self.slots[parent as usize].children += 1;
-            inherited = self.attached_chain(parent).map(|chain| &chain.attributes);
-            inherited = inherited.filter(|attributes| attributes.cache_salt.is_some());
+            inherited = self.attached_chain(parent).map(|chain| chain.attributes.clone());
         }
-        let inherited = inherited.cloned();
         let chain = &mut self.slots[slot as usize].chains[at];
-        if let Some(inherited) = inherited
-            && chain.attributes.cache_salt.is_none()
-        {
-            let own = &chain.attributes;
-            chain.attributes = if inherited.lora_name == own.lora_name && inherited.lora_id == own.lora_id {
-                inherited
-            } else {
-                Arc::new(Attributes {
-                    cache_salt: inherited.cache_salt.clone(),
-                    lora_id: own.lora_id,
-                    lora_name: own.lora_name.clone(),
-                    bigrams: own.bigrams,
-                })
-            };
+        if let Some(inherited) = inherited {
+            inherit(&mut chain.attributes, &inherited);
         }
         chain.attached = true;
     }
@@ -281,23 +268,31 @@ impl State {
     }
 }
 
-/// The keys of a block that are neither its adapter nor its salt.
-fn further_keys<'k>(
-    keys: &'k [OwnedExtraKey],
-    attributes: &'k Attributes,
-) -> impl Iterator<Item = BlockKey<'k>> + use<'k> {
-    keys.iter().filter_map(|key| match key {
-        OwnedExtraKey::Text(text)
-            if Some(&**text) == attributes.lora_name.as_deref()
-                || Some(&**text) == attributes.cache_salt.as_deref() =>
-        {
-            None
-        }
-        OwnedExtraKey::Text(text) => Some(BlockKey::Text(text)),
-        OwnedExtraKey::Bytes(bytes) => Some(BlockKey::Bytes(bytes)),
-        OwnedExtraKey::Integer(number) => Some(BlockKey::Integer(*number)),
-        OwnedExtraKey::Multimodal(id, offset) => Some(BlockKey::Multimodal { id, offset: *offset }),
-    })
+/// A block belongs to the adapter and to the salt of what it builds on. vLLM tells a salt with a prompt's first block alone, and its colder
+/// tiers may leave out the adapter.
+fn inherit(own: &mut Arc<Attributes>, parents: &Arc<Attributes>) {
+    let has_adapter =
+        |attributes: &Attributes| attributes.lora_name.is_some() || attributes.lora_id.is_some();
+    let takes_salt = own.cache_salt.is_none() && parents.cache_salt.is_some();
+    let takes_adapter = !has_adapter(own) && has_adapter(parents);
+    if !takes_salt && !takes_adapter {
+        return;
+    }
+    let same_salt = takes_salt || own.cache_salt == parents.cache_salt;
+    let same_adapter =
+        takes_adapter || (own.lora_name == parents.lora_name && own.lora_id == parents.lora_id);
+    if same_salt && same_adapter && own.bigrams == parents.bigrams {
+        *own = parents.clone();
+        return;
+    }
+    let salt = if takes_salt { parents } else { &*own };
+    let adapter = if takes_adapter { parents } else { &*own };
+    *own = Arc::new(Attributes {
+        lora_id: adapter.lora_id,
+        lora_name: adapter.lora_name.clone(),
+        cache_salt: salt.cache_salt.clone(),
+        bigrams: own.bigrams,
+    });
 }
 
 /// Takes a block's extra keys out of the frame.
@@ -312,12 +307,4 @@ pub(crate) fn own_keys(keys: &[ExtraKey<'_>]) -> Option<ExtraKeys> {
         ExtraKey::Multimodal { id, offset } => OwnedExtraKey::Multimodal((*id).to_owned(), *offset),
     });
     Some(own.collect())
-}
-
-/// The cache salt among a first block's extra keys: the text that is not the adapter's name.
-pub(crate) fn salt_among<'f>(keys: &[ExtraKey<'f>], lora_name: Option<&str>) -> Option<&'f str> {
-    keys.iter().find_map(|key| match key {
-        ExtraKey::Text(text) if Some(*text) != lora_name => Some(*text),
-        _ => None,
-    })
 }

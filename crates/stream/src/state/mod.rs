@@ -15,8 +15,8 @@ mod cut;
 mod place;
 mod slot;
 
+pub(crate) use chain::own_keys;
 pub use chain::{Attributes, Chain, ExtraKeys, Parent};
-pub(crate) use chain::{own_keys, salt_among};
 pub use cut::{BlockImage, CutAborted, HoldingImage, Image};
 pub(crate) use place::PlaceName;
 pub use place::{Place, PlaceId};
