@@ -1,5 +1,7 @@
 //! Prompts: hashed no further than somebody holds them, and never twice.
 
+use std::ops::Range;
+
 use kvplane_core::{Namespace, hash_blocks};
 
 /// Where a question's hashes come from.
@@ -58,37 +60,43 @@ impl Prompt {
         &self.hashes
     }
 
-    pub(crate) fn with<'a>(&'a mut self, tokens: &'a [u32]) -> Hashing<'a> {
-        let blocks = tokens.len() / self.block_size;
+    /// The prompt with its tokens.
+    pub(crate) fn with<'a>(&'a mut self, tokens: &'a [u32]) -> impl Hashes + 'a {
+        let (namespace, size) = (self.namespace, self.block_size);
+        self.hashed_by(tokens.len() / size, move |blocks, hashes| {
+            hash_blocks(&tokens[blocks.start * size..blocks.end * size], size, namespace, hashes);
+        })
+    }
+
+    /// The prompt, of so many blocks, with somebody who appends the hashes of some of them.
+    pub(crate) fn hashed_by<'a>(
+        &'a mut self,
+        blocks: usize,
+        hash: impl FnMut(Range<usize>, &mut Vec<u64>) + 'a,
+    ) -> impl Hashes + 'a {
         // A shorter prompt than last time: nothing may be said of what it does not have.
         self.hashes.truncate(blocks);
-        Hashing { prompt: self, tokens, blocks }
+        Hashing { hashes: &mut self.hashes, blocks, hash }
     }
 }
 
-/// A prompt and its tokens.
-pub(crate) struct Hashing<'a> {
-    prompt: &'a mut Prompt,
-    tokens: &'a [u32],
+/// A prompt and what hashes its blocks.
+struct Hashing<'a, F> {
+    hashes: &'a mut Vec<u64>,
     blocks: usize,
+    hash: F,
 }
 
-impl Hashes for Hashing<'_> {
+impl<F: FnMut(Range<usize>, &mut Vec<u64>)> Hashes for Hashing<'_, F> {
     #[inline]
     fn known(&self) -> &[u64] {
-        &self.prompt.hashes
+        self.hashes
     }
 
     fn more(&mut self) -> bool {
-        let from = self.prompt.hashes.len();
+        let from = self.hashes.len();
         let to = (from + STEP).min(self.blocks);
-        let size = self.prompt.block_size;
-        hash_blocks(
-            &self.tokens[from * size..to * size],
-            size,
-            self.prompt.namespace,
-            &mut self.prompt.hashes,
-        );
+        (self.hash)(from..to, self.hashes);
         to > from
     }
 }

@@ -1,5 +1,6 @@
 //! Readers: follow a prompt down the trie. No lock, no write that anybody else reads but the writer, no waiting.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvplane_core::chain_hash;
@@ -73,6 +74,18 @@ impl Reader {
         buffer: &'a mut Buffer,
     ) -> Answer<'a> {
         self.follow(&mut prompt.with(tokens), buffer)
+    }
+
+    /// How much of a prompt every stream holds, where its blocks are made of more than tokens. `hash` appends the content hashes of
+    /// some of its blocks; it is asked as far as anybody holds them, no further, and for what `prompt` does not have yet.
+    pub fn query_hashed<'a>(
+        &'a mut self,
+        prompt: &mut Prompt,
+        blocks: usize,
+        hash: impl FnMut(Range<usize>, &mut Vec<u64>),
+        buffer: &'a mut Buffer,
+    ) -> Answer<'a> {
+        self.follow(&mut prompt.hashed_by(blocks, hash), buffer)
     }
 
     /// How much of a prompt every stream holds. The prompt is its blocks' chained hashes, each of the prefix that ends with the

@@ -29,7 +29,9 @@ mod trouble;
 mod zmq_source;
 
 pub use address::AddressError;
-pub use catalog::{Answer, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, Roster, View};
+pub use catalog::{
+    Answer, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Roster, View,
+};
 pub use check::{AddError, UnknownMember};
 pub use kvplane_source::{LinkState, LinkStatus};
 pub use plane::{Engine, Engines, Plane};

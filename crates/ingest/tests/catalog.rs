@@ -133,6 +133,7 @@ impl Source {
                     token_ids: (from..to).flat_map(|at| tokens(prompt, at, self.block_size)).collect(),
                     block_size: self.block_size,
                     medium: Some(MEDIA[medium].to_owned()),
+                    extra_keys: Some((from..to).map(|_| None).collect()),
                     group: Some(0),
                     spec_kind: Some("full_attention".to_owned()),
                     ..OwnedStored::default()

@@ -121,6 +121,13 @@ pub struct Stored<'f> {
     pub session_id: Option<&'f str>,
 }
 
+impl Stored<'_> {
+    /// Whether it says what its blocks are made of beside tokens, be it nothing. Some stores leave that out.
+    pub fn names_keys(&self) -> bool {
+        self.extra_keys.is_some()
+    }
+}
+
 /// Copies of blocks went away.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Removed<'f> {

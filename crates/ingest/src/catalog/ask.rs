@@ -3,6 +3,7 @@
 use kvplane_core::{Continuity, Namespace, SpecKind, Tier, Trust};
 use kvplane_index::{Buffer, Depths, LEVELS, Reader};
 
+use super::prompt::{Cut, Prompt};
 use super::roster::{Member, Roster, Table};
 use super::view::{Seen, View};
 
@@ -11,27 +12,6 @@ const ATTEMPTS: usize = 4;
 
 /// `blocks` and `tokens` of a match count what the engine can reach by itself: this tier and the warmer ones.
 const LOCAL: Tier = Tier::Disk;
-
-/// What is asked for.
-#[derive(Debug, Clone, Copy)]
-pub enum Prompt<'a> {
-    /// Token ids; hashed once for every block size in use.
-    Tokens {
-        /// The whole prompt.
-        ids: &'a [u32],
-        /// Its adapter and salt.
-        namespace: Namespace,
-    },
-    /// Hashes of its blocks; streams of another block size cannot answer.
-    Hashes {
-        /// From the first block on.
-        hashes: &'a [u64],
-        /// Each is of the whole prefix that ends with its block, not of the block's content alone.
-        chained: bool,
-        /// Tokens per block; `None` for callers that do not say: hashes of different block sizes never meet.
-        block_size: Option<u32>,
-    },
-}
 
 /// One stream in an answer.
 #[derive(Debug, Clone, Copy)]
@@ -235,13 +215,22 @@ impl Scratch {
         for (at, keyspace) in table.keyspaces.iter().enumerate() {
             let shape = keyspace.shape;
             let (reader, buffer) = &mut self.readers[at];
+            if prompt.block_size().is_some_and(|asked| asked != shape.size) {
+                continue;
+            }
             let answer = match *prompt {
                 Prompt::Tokens { ids, namespace } => {
                     self.hashed.restart(namespace, shape.ids());
                     let ids = if shape.bigrams { pairs(ids, &mut self.pairs) } else { ids };
                     reader.query_tokens(&mut self.hashed, ids, buffer)
                 }
-                Prompt::Hashes { block_size: Some(asked), .. } if asked != shape.size => continue,
+                Prompt::Keyed { ids, namespace, keys } => {
+                    self.hashed.restart(namespace, shape.ids());
+                    let ids = if shape.bigrams { pairs(ids, &mut self.pairs) } else { ids };
+                    let cut = Cut { ids, positions: shape.size, ids_per_block: shape.ids(), namespace };
+                    let hash = |blocks, hashes: &mut Vec<u64>| keys.hash(cut, blocks, hashes);
+                    reader.query_hashed(&mut self.hashed, cut.blocks(), hash, buffer)
+                }
                 Prompt::Hashes { hashes, chained: true, .. } => reader.query_chained(hashes, buffer),
                 Prompt::Hashes { hashes, chained: false, .. } => reader.query(hashes, buffer),
             };
@@ -281,9 +270,7 @@ impl Scratch {
             table.members.iter().zip(&self.seen).zip(&self.found).enumerate()
         {
             let block_size = if found.block_size == 0 { member.block_size() } else { Some(found.block_size) };
-            if let Prompt::Hashes { block_size: Some(asked), .. } = prompt
-                && block_size.is_some_and(|size| size != *asked)
-            {
+            if prompt.block_size().zip(block_size).is_some_and(|(asked, size)| asked != size) {
                 continue; // it could not have answered
             }
             let view = seen.view;

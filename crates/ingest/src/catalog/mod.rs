@@ -9,6 +9,7 @@
 
 mod ask;
 mod feed;
+mod prompt;
 mod roster;
 mod view;
 
@@ -21,8 +22,9 @@ use kvplane_index::{Options, Refused, Stats};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
-pub use ask::{Answer, GroupLength, Match, Prompt};
+pub use ask::{Answer, GroupLength, Match};
 pub(crate) use feed::StreamFeed;
+pub use prompt::{Prompt, PromptKeys};
 pub use roster::{Identity, Member, Roster};
 pub use view::View;
 

@@ -159,6 +159,7 @@ async fn adapters_and_salts_are_other_prompts() {
 fn on(medium: &str, hashes: std::ops::Range<u64>, parent: Option<u64>) -> OwnedEvent {
     OwnedEvent::Stored(OwnedStored {
         token_ids: prompt(hashes.start as u32 * 16, (hashes.end - hashes.start) as u32 * 16),
+        extra_keys: Some(hashes.clone().map(|_| None).collect()),
         block_hashes: hashes.map(OwnedHash::Unsigned).collect(),
         parent: parent.map(OwnedHash::Unsigned),
         block_size: 16,

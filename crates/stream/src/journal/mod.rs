@@ -66,6 +66,8 @@ pub struct Semantics {
     pub sglang_hashes: bool,
     /// A group is told by its attention window (TensorRT-LLM): the largest window is the main one.
     pub windows: bool,
+    /// Stores of the tiers behind the device name all that their blocks are made of. vLLM's leave out salts and images.
+    pub cold_stores_name_keys: bool,
 }
 
 impl Semantics {
@@ -74,19 +76,13 @@ impl Semantics {
         match kind {
             EngineKind::Vllm => Self::default(),
             EngineKind::Sglang => Self { sglang_hashes: true, ..Self::of(EngineKind::Tokenspeed) },
-            EngineKind::Tokenspeed => {
-                Self { clears: ClearScope::Everything, held_once: true, ..Self::default() }
-            }
+            EngineKind::Tokenspeed => Self { held_once: true, ..Self::of(EngineKind::Grpc) },
             EngineKind::Grpc | EngineKind::Kvplane => {
-                Self { clears: ClearScope::Everything, ..Self::default() }
+                Self { clears: ClearScope::Everything, cold_stores_name_keys: true, ..Self::default() }
             }
-            EngineKind::Trtllm => Self {
-                clears: ClearScope::Everything,
-                partial_blocks: true,
-                held_once: true,
-                windows: true,
-                ..Self::default()
-            },
+            EngineKind::Trtllm => {
+                Self { partial_blocks: true, held_once: true, windows: true, ..Self::of(EngineKind::Grpc) }
+            }
         }
     }
 }

@@ -41,6 +41,8 @@ impl Journal {
             Layout::Sparse => self.counters.sparse_stores += 1,
             Layout::HashOnly => self.counters.placeholder_stores += 1,
         }
+        let layout =
+            if layout == Layout::Dense && self.withholds_keys(stored) { Layout::HashOnly } else { layout };
         let name = PlaceName {
             medium: stored.medium,
             locality: stored.locality,
@@ -106,6 +108,15 @@ impl Journal {
         }
         change.attributes = effects.inherited.take().unwrap_or(change.attributes);
         effects.changes.push(Change::Stored(change));
+    }
+
+    /// Whether blocks may be made of more than their store says. vLLM's stores of colder tiers have tokens and no keys, whatever the
+    /// request had: then only the hash tells what a block is, by the device's store of it. A tier that never tells a removal is never believed
+    /// wholly, and is taken at its word.
+    fn withholds_keys(&self, stored: &Stored<'_>) -> bool {
+        let cold = Tier::of(stored.medium, stored.locality) != Tier::Device;
+        let names_keys = self.options.semantics.cold_stores_name_keys || stored.names_keys();
+        cold && !names_keys && Tier::tells_removals(stored.medium)
     }
 
     fn store_block(

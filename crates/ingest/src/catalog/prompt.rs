@@ -1,0 +1,102 @@
+//! What is asked for.
+
+use std::ops::Range;
+
+use kvplane_core::{ContentHasher, MultimodalItem, Namespace};
+use kvplane_wire::OwnedExtraKey;
+
+/// A prompt, in one of the ways in which it can be told.
+#[derive(Debug, Clone, Copy)]
+pub enum Prompt<'a> {
+    /// Token ids; hashed once for every block size in use.
+    Tokens {
+        /// The whole prompt.
+        ids: &'a [u32],
+        /// Its adapter and salt.
+        namespace: Namespace,
+    },
+    /// Token ids, and what some blocks are made of besides.
+    Keyed {
+        /// The whole prompt.
+        ids: &'a [u32],
+        /// Its adapter and salt.
+        namespace: Namespace,
+        /// What else its blocks are made of.
+        keys: PromptKeys<'a>,
+    },
+    /// Hashes of its blocks; streams of another block size cannot answer.
+    Hashes {
+        /// From the first block on.
+        hashes: &'a [u64],
+        /// Each is of the whole prefix that ends with its block, not of the block's content alone.
+        chained: bool,
+        /// Tokens per block; `None` for callers that do not say: hashes of different block sizes never meet.
+        block_size: Option<u32>,
+    },
+}
+
+/// What blocks of a prompt are made of besides tokens, adapter and salt.
+#[derive(Debug, Clone, Copy)]
+pub enum PromptKeys<'a> {
+    /// Items at positions of the prompt: in order, without overlap. They are keys of blocks of any size.
+    Items(&'a [MultimodalItem]),
+    /// The keys of each block, without the names of adapter and salt. Streams of another block size cannot answer.
+    Blocks {
+        /// Tokens per block.
+        block_size: u32,
+        /// From the first block on; blocks behind the last list have none.
+        lists: &'a [Vec<OwnedExtraKey>],
+    },
+}
+
+impl Prompt<'_> {
+    /// The block size of those who can answer, where it is not any.
+    pub(super) fn block_size(&self) -> Option<u32> {
+        match self {
+            Self::Hashes { block_size, .. } => *block_size,
+            Self::Keyed { keys: PromptKeys::Blocks { block_size, .. }, .. } => Some(*block_size),
+            Self::Tokens { .. } | Self::Keyed { keys: PromptKeys::Items(_), .. } => None,
+        }
+    }
+}
+
+/// The tokens of a prompt as a keyspace cuts them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cut<'a> {
+    /// All ids, as the keyspace sees them.
+    pub(super) ids: &'a [u32],
+    /// Positions per block.
+    pub(super) positions: u32,
+    /// Ids per block.
+    pub(super) ids_per_block: u32,
+    pub(super) namespace: Namespace,
+}
+
+impl Cut<'_> {
+    /// Whole blocks.
+    pub(super) fn blocks(&self) -> usize {
+        self.ids.len() / self.ids_per_block.max(1) as usize
+    }
+}
+
+impl PromptKeys<'_> {
+    /// Appends the content hashes of some blocks.
+    pub(super) fn hash(self, cut: Cut<'_>, blocks: Range<usize>, hashes: &mut Vec<u64>) {
+        let mut hasher = ContentHasher::default();
+        let size = cut.ids_per_block as usize;
+        hashes.extend(blocks.map(|block| {
+            let tokens = &cut.ids[block * size..(block + 1) * size];
+            match self {
+                Self::Items(items) => {
+                    let start = block as u64 * u64::from(cut.positions);
+                    let keys = MultimodalItem::keys_of(items, start..start + u64::from(cut.positions));
+                    hasher.keyed(tokens, keys, cut.namespace)
+                }
+                Self::Blocks { lists, .. } => {
+                    let keys = lists.get(block).map_or(&[][..], Vec::as_slice);
+                    hasher.keyed(tokens, keys.iter().map(OwnedExtraKey::as_block_key), cut.namespace)
+                }
+            }
+        }));
+    }
+}
