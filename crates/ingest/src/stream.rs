@@ -220,7 +220,7 @@ impl Stream {
         let Inner { recorder, index, .. } = inner;
         let entries = recorder.journal_mut().take_fresh();
         if let Some(index) = index {
-            index.follow(&entries, view(recorder));
+            index.follow(&entries, view(recorder), recorder.journal().resumption());
         }
         let outcome = Outcome {
             asks: recorder.take_asks(),

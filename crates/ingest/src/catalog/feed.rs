@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Continuity, Reason, StreamId, Tier, Trust};
+use kvplane_core::{Continuity, Marks, Reason, Resumption, StreamId, Tier, Trust};
 use kvplane_index::{Block, Refused, Slot};
 use kvplane_stream::{Entry, Transition, VisibleBlock};
 use tracing::warn;
@@ -24,11 +24,13 @@ struct Seat {
 pub(crate) struct StreamFeed {
     catalog: Arc<Catalog>,
     roster: Arc<Roster>,
-    member: Arc<Member>,
+    pub(super) member: Arc<Member>,
     /// Nearly always one.
     seats: Vec<Seat>,
     /// The journal's view, as last told.
     journal: View,
+    /// What the stream needs besides its main blocks, as last told.
+    needs: Arc<Resumption>,
     /// The index knows less than the journal, and why; until the next clear or life.
     lacking: Option<Reason>,
     /// A whole state is being taken over, and not all of it is here yet.
@@ -44,6 +46,7 @@ impl StreamFeed {
             member,
             seats: Vec::new(),
             journal: view,
+            needs: Arc::default(),
             lacking: None,
             loading: false,
             scratch: Vec::new(),
@@ -55,12 +58,20 @@ impl StreamFeed {
         self.lacking
     }
 
-    /// What happened to the stream, and its view after that.
-    pub(crate) fn follow(&mut self, entries: &[Arc<Entry>], view: View) {
+    /// What happened to the stream, and its view and what it needs after that.
+    pub(crate) fn follow(&mut self, entries: &[Arc<Entry>], view: View, needs: &Arc<Resumption>) {
         let quiet = |entry: &Arc<Entry>| {
             entry.trust.is_none() && entry.standing.is_none() && entry.epoch == self.journal.epoch
         };
-        let settled = view == self.journal && entries.iter().all(quiet);
+        let moves = |entry: &Arc<Entry>| !entry.transitions.is_empty() || !entry.marks.is_empty();
+        let sided = !self.needs.sides.is_empty() || !needs.sides.is_empty();
+        let settled = view == self.journal
+            && entries.iter().all(quiet)
+            && *needs == self.needs
+            // What several groups hold is not read at one moment.
+            && !(sided && entries.iter().any(moves));
+        let member = self.member.clone();
+        let _gate = (sided && !settled).then(|| member.gate.write());
         if !settled {
             self.member.cell.unsettle();
         }
@@ -75,6 +86,7 @@ impl StreamFeed {
             for transition in &entry.transitions {
                 self.apply(transition);
             }
+            self.set_sides(&entry.marks);
             for Seat { keyspace, slot } in self.seats.iter().filter(|_| !entry.transitions.is_empty()) {
                 keyspace.index.mark(*slot, entry.sequence);
             }
@@ -83,16 +95,26 @@ impl StreamFeed {
             // What was known is void, and no entry says so.
             self.vacate();
         }
+        self.need(needs);
         self.journal = view;
         if !settled || self.lacking != lacked {
             self.member.cell.settle(self.worth());
         }
     }
 
+    /// What the stream needs from now on. Its view is unsettled where that changes.
+    fn need(&mut self, needs: &Arc<Resumption>) {
+        if *needs != self.needs {
+            self.needs = needs.clone();
+            self.member.needs.set(needs.clone());
+        }
+    }
+
     /// A whole state takes the place of what was known; it comes in steps.
-    pub(crate) fn begin_load(&mut self, view: View) {
+    pub(crate) fn begin_load(&mut self, view: View, needs: &Arc<Resumption>) {
         self.member.cell.unsettle();
         self.vacate();
+        self.need(needs);
         self.loading = true;
         self.journal = view;
         self.member.cell.settle(self.worth());
@@ -102,6 +124,16 @@ impl StreamFeed {
     pub(crate) fn load(&mut self, transitions: &[Transition]) {
         for transition in transitions {
             self.apply(transition);
+        }
+    }
+
+    /// Which sides hold blocks, as they do now.
+    pub(crate) fn set_sides(&mut self, marks: &[(u64, Marks)]) {
+        for at in 0..self.seats.len() {
+            let Seat { keyspace, slot } = &self.seats[at];
+            if let Err(refused) = keyspace.index.set_sides(*slot, marks) {
+                self.lacks(refused);
+            }
         }
     }
 

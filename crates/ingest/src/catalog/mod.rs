@@ -7,8 +7,10 @@
 //! StreamFeed (under the stream's lock) writes both: its own view, its own slots
 //! ```
 
+mod answer;
 mod ask;
 mod feed;
+mod needs;
 mod prompt;
 mod roster;
 mod view;
@@ -22,7 +24,7 @@ use kvplane_index::{Options, Refused, Stats};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
-pub use ask::{Answer, GroupLength, Match};
+pub use answer::{Answer, GroupLength, Match};
 pub(crate) use feed::StreamFeed;
 pub use prompt::{Prompt, PromptKeys};
 pub use roster::{Identity, Member, Roster};
@@ -159,3 +161,6 @@ impl Drop for Catalog {
         self.to_reclaim.notify_one();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ use kvplane_index::{Index, Options, Refused};
 use parking_lot::{Mutex, RwLock};
 
 use super::ask::Scratch;
+use super::needs::NeedCell;
 use super::view::{View, ViewCell};
 
 /// Who a stream is in answers.
@@ -31,6 +32,9 @@ pub struct Member {
     pub identity: Identity,
     pub(super) seat: u32,
     pub(super) cell: ViewCell,
+    pub(super) needs: NeedCell,
+    /// Held by the stream's feed while it changes what a stream with sides holds.
+    pub(super) gate: RwLock<()>,
     /// 0 while it is not known.
     block_size: AtomicU32,
 }
@@ -169,6 +173,8 @@ impl Roster {
             identity,
             seat: seat as u32,
             cell: ViewCell::new(view),
+            needs: NeedCell::default(),
+            gate: RwLock::default(),
             block_size: AtomicU32::new(block_size.unwrap_or(0)),
         });
         let members = old.members.iter().chain([&member]).cloned().collect();

@@ -11,6 +11,8 @@ use super::{Inner, Outcome, Stream, view};
 
 /// Transitions that are written into the index while the stream's lock is held.
 const LOAD_STEP: usize = 64;
+/// Blocks whose marks are: a transition has several blocks.
+const MARKS_STEP: usize = 512;
 
 impl Stream {
     /// Whether another plane records it.
@@ -38,8 +40,9 @@ impl Stream {
         inner.recorder.load(now, state);
         let Inner { recorder, index, .. } = &mut *inner;
         if let Some(index) = index {
-            index.begin_load(view(recorder));
+            index.begin_load(view(recorder), recorder.journal().resumption());
         }
+        let marks = recorder.journal().all_marks();
         let outcome = Outcome {
             asks: Vec::new(),
             happenings: inner.recorder.take_happenings(),
@@ -50,6 +53,13 @@ impl Stream {
             let mut inner = self.inner.lock();
             if let Some(index) = &mut inner.index {
                 index.load(step);
+            }
+            MutexGuard::unlock_fair(inner);
+        }
+        for step in marks.chunks(MARKS_STEP) {
+            let mut inner = self.inner.lock();
+            if let Some(index) = &mut inner.index {
+                index.set_sides(step);
             }
             MutexGuard::unlock_fair(inner);
         }

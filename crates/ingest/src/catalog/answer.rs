@@ -1,0 +1,146 @@
+//! What is answered about a prompt.
+
+use kvplane_core::{Continuity, SpecKind, Tier, Trust};
+use kvplane_index::Depths;
+
+#[cfg(doc)]
+use super::Roster;
+use super::roster::{Member, Table};
+use super::view::View;
+
+/// `blocks` and `tokens` of a match count what the engine can reach by itself: this tier and the warmer ones.
+const LOCAL: Tier = Tier::Disk;
+
+/// One stream in an answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Match<'a> {
+    /// Which stream.
+    pub member: &'a Member,
+    /// Where it stands and what its word is worth.
+    pub view: View,
+    /// Tokens per block; `None` while the stream has not said.
+    pub block_size: Option<u32>,
+    /// Blocks from which the engine can go on, by tier, each with everything warmer.
+    pub depths: Depths,
+    /// Blocks that the main group holds, whatever the others do: as much as `depths`, or more.
+    pub main: Depths,
+    sides: &'a [GroupLength],
+}
+
+/// How far one group beside the main one could go on, if it were the only one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupLength {
+    /// The engine's number of it.
+    pub group: Option<u32>,
+    /// What it is.
+    pub kind: SpecKind,
+    /// Blocks of the main group, by tier, each with everything warmer.
+    pub depths: Depths,
+}
+
+impl<'a> Match<'a> {
+    /// The groups beside the main one, where they were asked for ([`Roster::ask_by_group`]). None for a stream that has one group.
+    pub fn sides(&self) -> &'a [GroupLength] {
+        self.sides
+    }
+
+    /// Blocks in any local tier.
+    pub fn blocks(&self) -> u32 {
+        self.depths[LOCAL.index()]
+    }
+
+    /// Tokens in any local tier.
+    pub fn tokens(&self) -> u64 {
+        self.tokens_in(LOCAL)
+    }
+
+    /// Tokens in a tier or a warmer one.
+    pub fn tokens_in(&self, tier: Tier) -> u64 {
+        let blocks = self.depths.get(tier.index()).copied().unwrap_or(0);
+        u64::from(blocks) * u64::from(self.block_size.unwrap_or(0))
+    }
+
+    /// Why the stream is not credited, in one word.
+    pub fn refusal(&self) -> &'static str {
+        match (self.view.continuity, self.view.reason) {
+            (Continuity::Live, Some(reason)) => reason.as_str(),
+            (Continuity::Live, None) => self.view.trust.as_str(),
+            (elsewhere, _) => elsewhere.as_str(),
+        }
+    }
+}
+
+/// Every stream of a model, asked for one prompt.
+#[derive(Debug)]
+pub struct Answer<'a> {
+    pub(super) table: &'a Table,
+    pub(super) credited: &'a [Row],
+    pub(super) best: usize,
+    pub(super) passed_over: &'a [Row],
+    pub(super) lengths: &'a [GroupLength],
+    /// The weakest of all streams that could have answered, credited or not.
+    pub trust: Trust,
+}
+
+impl<'a> Answer<'a> {
+    /// The credited streams: most tokens first, then by engine and rank. Streams that hold nothing are among them.
+    pub fn matches(&self) -> impl ExactSizeIterator<Item = Match<'a>> + use<'a> {
+        let (table, lengths) = (self.table, self.lengths);
+        self.credited.iter().map(move |row| row.as_match(table, lengths))
+    }
+
+    /// The credited streams that hold the most; none when nobody holds anything.
+    pub fn best(&self) -> impl ExactSizeIterator<Item = Match<'a>> + use<'a> {
+        self.matches().take(self.best)
+    }
+
+    /// The streams that are not credited, by engine and rank.
+    pub fn not_credited(&self) -> impl ExactSizeIterator<Item = Match<'a>> + use<'a> {
+        let (table, lengths) = (self.table, self.lengths);
+        self.passed_over.iter().map(move |row| row.as_match(table, lengths))
+    }
+}
+
+/// What an answer says of one stream.
+#[derive(Debug)]
+pub(super) struct Row {
+    /// Among the table's members.
+    pub(super) position: usize,
+    pub(super) view: View,
+    pub(super) block_size: Option<u32>,
+    pub(super) found: Found,
+}
+
+/// What the indexes say of one stream.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Found {
+    /// 0 while nothing was found.
+    pub(super) block_size: u32,
+    pub(super) depths: Depths,
+    pub(super) main: Depths,
+    /// Where the lengths of its groups are, if they were asked for: the first, and how many.
+    pub(super) sides: (usize, usize),
+}
+
+impl Found {
+    /// A stream that has blocks of several sizes is worth what the best of them gives.
+    pub(super) fn worth(&self) -> [u64; 3] {
+        let tokens =
+            |depths: &Depths, tier: Tier| u64::from(depths[tier.index()]) * u64::from(self.block_size);
+        [tokens(&self.depths, LOCAL), tokens(&self.depths, Tier::Remote), tokens(&self.main, Tier::Remote)]
+    }
+}
+
+impl Row {
+    /// Tokens in any local tier.
+    pub(super) fn tokens(&self) -> u64 {
+        u64::from(self.found.depths[LOCAL.index()]) * u64::from(self.block_size.unwrap_or(0))
+    }
+
+    fn as_match<'t>(&self, table: &'t Table, lengths: &'t [GroupLength]) -> Match<'t> {
+        let &Self { position, view, block_size, found: Found { depths, main, sides: (first, count), .. } } =
+            self;
+        let sides = &lengths[first..first + count];
+        Match { member: &table.members[position], view, block_size, depths, main, sides }
+    }
+}

@@ -1,0 +1,150 @@
+//! Streams with several groups in answers. Their histories are in `tests/catalog.rs`.
+
+use std::sync::Arc;
+use std::thread;
+
+use kvplane_core::{
+    Continuity, EngineId, Epoch, Marks, Need, Resumption, Side, SpecKind, StreamId, Tier, Trust,
+};
+use kvplane_index::{Depths, Options};
+use kvplane_stream::{Attributes, Transition, VisibleBlock};
+
+use super::{Catalog, GroupLength, Identity, Prompt, StreamFeed, View};
+
+const BLOCK_SIZE: u32 = 4;
+
+fn view() -> View {
+    View { epoch: Epoch::from_raw(7), continuity: Continuity::Live, trust: Trust::Exact, reason: None }
+}
+
+/// Two groups beside the main one: one that slides over two blocks, and one with a state every other block.
+fn three_groups() -> Resumption {
+    let side = |group, kind, blocks, stride| Side {
+        group: Some(group),
+        kind,
+        need: Need::Run { blocks, stride, tail: false },
+    };
+    let sides = vec![side(1, SpecKind::Sliding, 2, 1), side(2, SpecKind::State, 1, 2)];
+    Resumption { sides, ..Resumption::default() }
+}
+
+/// Which sides hold a block, on the device.
+fn marks(sides: &[usize]) -> Marks {
+    let mut marks = Marks::default();
+    for side in sides {
+        marks.set(Tier::Device, Marks::whole(*side));
+    }
+    marks
+}
+
+/// Blocks whose contents and hashes are 1, 2, 3 and so on.
+fn stored(blocks: u64) -> Transition {
+    let block = |number| VisibleBlock {
+        hash: number,
+        content: number,
+        tokens: Arc::from([0; BLOCK_SIZE as usize]),
+        block_size: BLOCK_SIZE,
+        attributes: Arc::new(Attributes::default()),
+        extra_keys: None,
+    };
+    Transition::Stored { tier: Tier::Device, parent: None, blocks: (1..=blocks).map(block).collect() }
+}
+
+struct Rig {
+    catalog: Arc<Catalog>,
+    feed: StreamFeed,
+}
+
+impl Rig {
+    /// A stream that holds so many blocks.
+    fn new(blocks: u64, needs: Resumption, marks: &[(u64, Marks)]) -> Self {
+        let catalog = Catalog::new(Options::default());
+        let identity = Identity { model: "m".to_owned(), worker_id: 1, routing_group: String::new() };
+        let id = StreamId::new(EngineId::new("e"), 0);
+        let mut feed = catalog.join(id, identity, None, view());
+        feed.begin_load(view(), &Arc::new(needs));
+        feed.load(&[stored(blocks)]);
+        feed.set_sides(marks);
+        feed.end_load(1);
+        Self { catalog, feed }
+    }
+
+    fn ask(&self) -> Vec<(Depths, Depths, Vec<GroupLength>)> {
+        ask(&self.catalog)
+    }
+}
+
+fn ask(catalog: &Catalog) -> Vec<(Depths, Depths, Vec<GroupLength>)> {
+    let hashes: Vec<u64> = (1..=20).collect();
+    let prompt = Prompt::Hashes { hashes: &hashes, chained: false, block_size: Some(BLOCK_SIZE) };
+    let roster = catalog.model("m").unwrap();
+    roster.ask_by_group(&prompt, &[Trust::Exact], |answer| {
+        answer.matches().map(|found| (found.depths, found.main, found.sides().to_vec())).collect()
+    })
+}
+
+#[test]
+fn what_counts_is_what_every_group_can_go_on_from_and_each_is_told_on_request() {
+    // Everything slides, but block 9; there are states after blocks 2 and 8.
+    let sliding = (1..=9).map(|block| (block, if block == 9 { Marks::default() } else { marks(&[0]) }));
+    let states = [(2, marks(&[0, 1])), (8, marks(&[0, 1]))];
+    let told: Vec<(u64, Marks)> = sliding.chain(states).collect();
+    let rig = Rig::new(9, three_groups(), &told);
+    let lengths = |depths| {
+        vec![
+            GroupLength { group: Some(1), kind: SpecKind::Sliding, depths },
+            GroupLength { group: Some(2), kind: SpecKind::State, depths },
+        ]
+    };
+    assert_eq!(rig.ask(), [([8; 4], [9; 4], lengths([8; 4]))]);
+
+    let mut rig = rig;
+    rig.feed.set_sides(&[(7, Marks::default())]);
+    let each = vec![
+        GroupLength { group: Some(1), kind: SpecKind::Sliding, depths: [6; 4] },
+        GroupLength { group: Some(2), kind: SpecKind::State, depths: [8; 4] },
+    ];
+    assert_eq!(rig.ask(), [([2; 4], [9; 4], each)]);
+
+    let empty = Rig::new(0, three_groups(), &[]);
+    assert_eq!(
+        empty.ask(),
+        [([0; 4], [0; 4], lengths([0; 4]))],
+        "it has its groups also when it holds nothing"
+    );
+}
+
+#[test]
+fn whole_units_and_the_last_block_count_without_other_groups() {
+    let needs = Resumption { units: [4, 1, 1, 1], drops_last: true, ..Resumption::default() };
+    let rig = Rig::new(10, needs, &[]);
+    assert_eq!(rig.ask(), [([7, 9, 9, 9], [10; 4], Vec::new())]);
+}
+
+#[test]
+fn who_asks_during_a_batch_waits_for_its_end_and_credits_the_stream() {
+    let all: Vec<(u64, Marks)> = (1..=8).map(|block| (block, marks(&[0, 1]))).collect();
+    let mut rig = Rig::new(8, three_groups(), &all);
+    let member = rig.feed.member.clone();
+    let gate = member.gate.write();
+    member.cell.unsettle();
+    rig.feed.set_sides(&[(7, Marks::default()), (8, Marks::default())]);
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| ask(&rig.catalog));
+        member.cell.settle(view());
+        drop(gate);
+        let answer = asking.join().unwrap();
+        assert_eq!(answer.iter().map(|(depths, ..)| *depths).collect::<Vec<_>>(), [[6; 4]]);
+    });
+}
+
+#[test]
+fn a_stream_that_is_loaded_or_gone_is_not_credited_however_often_it_is_asked() {
+    let mut rig = Rig::new(8, three_groups(), &[(8, marks(&[0, 1]))]);
+    rig.feed.begin_load(view(), &Arc::new(three_groups()));
+    assert!(rig.ask().is_empty());
+    rig.feed.end_load(2);
+    assert_eq!(rig.ask().len(), 1);
+    rig.feed.member.cell.unsettle();
+    assert!(rig.ask().is_empty(), "its feed is gone, and nobody waits for it");
+}
