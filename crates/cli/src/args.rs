@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
-use kvplane_sim::RelayStyle;
+use kvplane_sim::{GroupSpec, RelayStyle};
 use kvplane_wire::encode::{Profile, UnknownProfile};
 
 /// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
@@ -29,6 +29,7 @@ pub(crate) enum Command {
     /// Run a simulated engine: real wire bytes, a real prefix cache, faults on request
     #[command(after_help = "Examples:\n  \
         kvplane sim --profile sglang-0.5.22 --host-blocks 4096 --load 5\n  \
+        kvplane sim --groups sliding:128,sliding:128,full --load 5\n  \
         kvplane sim --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --http 127.0.0.1:8000\n  \
         curl -s 127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d '{\"model\":\"sim\",\"prompt\":[1,2,3,4],\"max_tokens\":64}'\n  \
         curl -s 127.0.0.1:8000/sim/fault -H 'content-type: application/json' -d '{\"drop\":1}'")]
@@ -268,7 +269,11 @@ pub(crate) struct SimArgs {
     /// grpc-live (the same without)
     #[arg(long, default_value = "vllm-0.32")]
     pub(crate) profile: SimProfile,
-    /// sglang: cache by pairs of tokens, as with EAGLE
+    /// vllm since 0.20: the cache groups of a hybrid model, in the engine's order: full, sliding:WINDOW, mamba, each with
+    /// a slash and a block size where that differs [default: full]
+    #[arg(long, value_name = "GROUP", value_delimiter = ',')]
+    pub(crate) groups: Vec<GroupSpec>,
+    /// As with EAGLE: vllm gives up the last block that it finds, sglang caches by pairs of tokens
     #[arg(long)]
     pub(crate) eagle: bool,
     /// sglang since 0.5.22: events in the dynamo format, with adapters named

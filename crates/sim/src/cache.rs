@@ -6,20 +6,21 @@ use kvplane_core::EngineKind;
 use kvplane_wire::OwnedEvent;
 
 use crate::config::SimConfig;
-use crate::pool::{self, Pool, PoolError};
+use crate::keys::Keys;
+use crate::pool::{self, Pool, PoolError, Report};
 use crate::radix::{self, Radix};
-
-/// What makes equal tokens different blocks.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Keys {
-    /// Adapter name.
-    pub lora: Option<String>,
-    /// Cache salt.
-    pub salt: Option<String>,
-}
 
 /// What is cached: each hash's 64 bits with its number of copies.
 pub type Copies = BTreeMap<u64, usize>;
+
+/// What a cache group holds on each tier. Engines without groups have one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GroupState {
+    /// On the device.
+    pub device: Copies,
+    /// On the host.
+    pub host: Copies,
+}
 
 /// When events may leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,10 +59,10 @@ impl Cache {
     }
 
     /// Starts a request: reuses what is cached of `prompt`, computes the rest.
-    pub(crate) fn begin(&mut self, prompt: &[u32], keys: Keys) -> Result<Request, PoolError> {
+    pub(crate) fn begin(&mut self, prompt: &[u32], keys: Keys, report: Report) -> Result<Request, PoolError> {
         Ok(match self {
-            Self::Pool(pool) => Request::Pool(pool.begin(prompt, keys)?),
-            Self::Radix(radix) => Request::Radix(radix.begin(prompt, keys)?),
+            Self::Pool(pool) => Request::Pool(pool.begin(prompt, keys, report)?),
+            Self::Radix(radix) => Request::Radix(radix.begin(&keys.padded(prompt), keys.without_images())?),
         })
     }
 
@@ -102,19 +103,16 @@ impl Cache {
         }
     }
 
-    /// What the device holds.
-    pub(crate) fn resident(&self) -> Copies {
+    /// What each group holds; the groups' numbers are their places.
+    pub(crate) fn groups(&self) -> Vec<GroupState> {
         match self {
-            Self::Pool(pool) => pool.resident(),
-            Self::Radix(radix) => radix.resident(),
-        }
-    }
-
-    /// What the host tier holds.
-    pub(crate) fn resident_on_host(&self) -> Copies {
-        match self {
-            Self::Pool(_) => Copies::new(),
-            Self::Radix(radix) => radix.resident_on_host(),
+            Self::Pool(pool) => {
+                let group = |device| GroupState { device, host: Copies::new() };
+                pool.resident().into_iter().map(group).collect()
+            }
+            Self::Radix(radix) => {
+                vec![GroupState { device: radix.resident(), host: radix.resident_on_host() }]
+            }
         }
     }
 
@@ -122,17 +120,17 @@ impl Cache {
     pub(crate) fn would_hit(&self, prompt: &[u32], keys: &Keys) -> usize {
         match self {
             Self::Pool(pool) => pool.would_hit(prompt, keys),
-            Self::Radix(radix) => radix.would_hit(prompt, keys),
+            Self::Radix(radix) => radix.would_hit(&keys.padded(prompt), &keys.clone().without_images()),
         }
     }
 }
 
 impl Request {
-    /// Prompt blocks that were found in the cache.
-    pub(crate) fn cached_blocks(&self) -> usize {
+    /// Prompt tokens that were found in the cache.
+    pub(crate) fn cached_tokens(&self) -> usize {
         match self {
-            Self::Pool(table) => table.cached_blocks(),
-            Self::Radix(request) => request.cached_pages(),
+            Self::Pool(table) => table.cached_tokens(),
+            Self::Radix(request) => request.cached_tokens(),
         }
     }
 

@@ -10,7 +10,7 @@ use kvplane_wire::Profile;
 
 use crate::digest::HashForm;
 use crate::fault::Fault;
-use crate::pool::{Habits, PoolConfig};
+use crate::pool::{GroupKind, GroupSpec, Groups, Habits, PoolConfig};
 use crate::radix::{PageHash, RadixConfig, Telling};
 
 /// A simulated engine's configuration. The default is a small engine on free loopback ports.
@@ -44,6 +44,8 @@ pub struct SimConfig {
     pub seed: u64,
     /// How vLLM's hashes are written. Other engines have one form each.
     pub hash_form: HashForm,
+    /// What only vLLM can be told.
+    pub vllm: VllmOptions,
     /// What only `SGLang` can be told.
     pub sglang: SglangOptions,
     /// Where HTTP is served; `None` for none.
@@ -54,6 +56,15 @@ pub struct SimConfig {
     pub faults: Vec<Fault>,
     /// The libzmq context of the sockets. Share one between many engines: each costs two threads.
     pub context: PublishContext,
+}
+
+/// Options of a simulated vLLM.
+#[derive(Debug, Clone, Default)]
+pub struct VllmOptions {
+    /// The cache groups of a hybrid model, in the engine's order; none for a model with one that keeps everything.
+    pub groups: Vec<GroupSpec>,
+    /// The last block that is found is computed again, as with EAGLE.
+    pub eagle: bool,
 }
 
 /// Options of a simulated `SGLang`.
@@ -84,6 +95,7 @@ impl Default for SimConfig {
             hwm: 100_000,
             seed: 0,
             hash_form: HashForm::default(),
+            vllm: VllmOptions::default(),
             sglang: SglangOptions::default(),
             http: None,
             token_delay: Duration::ZERO,
@@ -94,9 +106,36 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
+    /// Whether the options go together.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        let is_vllm = self.profile.engine() == EngineKind::Vllm;
+        let groups = &self.vllm.groups;
+        let size = |group: &GroupSpec| group.block_size.unwrap_or(self.block_size);
+        let is_even = groups.windows(2).all(|pair| size(&pair[0]) == size(&pair[1]));
+        if !groups.is_empty() && !self.profile.is_at_least(Profile::Vllm0_20) {
+            return Err("only vLLM since 0.20 has cache groups");
+        }
+        if self.vllm.eagle && !is_vllm {
+            return Err("this is not vLLM");
+        }
+        if self.vllm.eagle && (!is_even || groups.iter().any(|group| group.kind == GroupKind::Mamba)) {
+            return Err("EAGLE is simulated for groups of one block size, and without states");
+        }
+        Ok(())
+    }
+
+    /// Tokens between two places where a request may go on.
+    pub(crate) fn step(&self) -> usize {
+        Groups::new(&self.vllm.groups, self.block_size.max(1)).unit
+    }
+
     pub(crate) fn pool(&self) -> PoolConfig {
         PoolConfig {
             block_size: self.block_size.max(1),
+            groups: self.vllm.groups.clone(),
+            eagle: self.vllm.eagle,
+            keeps_tails_only: self.profile.is_at_least(Profile::Vllm0_22),
+            keeps_partial: self.profile.is_at_least(Profile::Vllm0_24),
             blocks: self.blocks,
             seed: self.seed,
             hash_form: self.hash_form,

@@ -1,6 +1,6 @@
 //! Block hashes as an engine makes them: a chain over tokens and extra keys.
 
-use kvplane_wire::OwnedHash;
+use kvplane_wire::{OwnedExtraKey, OwnedHash};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 /// Bytes of a digest.
@@ -26,15 +26,25 @@ pub enum HashForm {
 
 impl Digest {
     /// The digest of a block that follows `parent`. `keys` is whatever else the engine mixes in.
-    pub fn of(seed: u64, parent: Option<&Digest>, tokens: &[u32], keys: &[&str]) -> Self {
+    pub fn of(seed: u64, parent: Option<&Digest>, tokens: &[u32], keys: &[OwnedExtraKey]) -> Self {
         let mut bytes = Vec::with_capacity(WIDTH + 4 * tokens.len());
         if let Some(parent) = parent {
             bytes.extend_from_slice(&parent.0);
         }
         bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
         for key in keys {
-            bytes.extend_from_slice(key.as_bytes());
-            // No UTF-8 text holds this byte, so two keys never read as one.
+            match key {
+                OwnedExtraKey::Text(text) => bytes.extend_from_slice(text.as_bytes()),
+                OwnedExtraKey::Bytes(digest) => bytes.extend_from_slice(digest),
+                OwnedExtraKey::Integer(number) => bytes.extend_from_slice(&number.to_le_bytes()),
+                OwnedExtraKey::Multimodal(id, offset) => {
+                    bytes.extend_from_slice(id.as_bytes());
+                    // No UTF-8 text holds this byte either.
+                    bytes.push(0xfe);
+                    bytes.extend_from_slice(&offset.to_le_bytes());
+                }
+            }
+            // No UTF-8 text holds this byte, so two texts never read as one.
             bytes.push(0xff);
         }
         let mut digest = [0; WIDTH];

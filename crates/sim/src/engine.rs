@@ -11,12 +11,13 @@ use kvplane_socket::SocketError;
 use parking_lot::Mutex;
 
 pub use self::running::Running;
-use crate::cache::{Cache, Copies, Keys, Moment};
+use crate::cache::{Cache, Copies, GroupState, Moment};
 use crate::config::SimConfig;
 use crate::fault::{Fault, Restart};
 use crate::history::{History, relive};
 use crate::http;
-use crate::pool::PoolError;
+use crate::keys::{Image, Keys};
+use crate::pool::{PoolError, Report};
 use crate::publisher::{Command, PublisherHandle};
 use crate::serve::ServerThread;
 
@@ -41,6 +42,9 @@ pub enum SimError {
     /// The HTTP server could not start.
     #[error("cannot serve http: {0}")]
     Http(#[from] std::io::Error),
+    /// Options that do not go together.
+    #[error("{0}")]
+    Config(&'static str),
     /// The cache refused.
     #[error(transparent)]
     Pool(#[from] PoolError),
@@ -61,6 +65,12 @@ pub struct CompletionOptions {
     pub cache_salt: Option<String>,
     /// Adapter name.
     pub lora: Option<String>,
+    /// Images in the prompt.
+    pub images: Vec<Image>,
+    /// Digest of prompt embeddings.
+    pub embeddings: Option<Vec<u8>>,
+    /// What its events tell of what was found for it.
+    pub report: Report,
 }
 
 /// What a request got.
@@ -81,10 +91,12 @@ pub struct RankState {
     pub rank: u32,
     /// Sequence of the next batch.
     pub next_sequence: u64,
-    /// Blocks on the device: the 64 bits of each hash, and its copies.
+    /// Blocks on the device, of all groups together: the 64 bits of each hash, and its copies.
     pub blocks: Copies,
     /// The same for the host tier, where there is one.
     pub host_blocks: Copies,
+    /// The same for each group.
+    pub groups: Vec<GroupState>,
     /// Requests under way.
     pub running: usize,
 }
@@ -114,6 +126,7 @@ pub(crate) struct Life {
 impl SimEngine {
     /// Opens all sockets and starts the threads.
     pub fn start(config: SimConfig) -> Result<SimHandle, SimError> {
+        config.check().map_err(SimError::Config)?;
         let config = config.with_ports()?;
         let ranks = (0..config.ranks.max(1)).map(|rank| {
             let rank = Rank {
@@ -121,6 +134,8 @@ impl SimEngine {
                 publisher: PublisherHandle::start(&config, rank)?,
             };
             rank.publish(&mut rank.state.lock(), Moment::Idle);
+            // What an engine says when it starts, nobody can have heard.
+            rank.publisher.sync();
             Ok(rank)
         });
         let engine = Arc::new(Engine {
@@ -191,7 +206,7 @@ impl SimHandle {
     /// How many tokens of a prompt the cache would serve now.
     pub fn would_hit(&self, prompt: &[u32], options: &CompletionOptions) -> usize {
         let rank = self.engine.ranks.get(options.rank.unwrap_or(0) as usize);
-        rank.map_or(0, |rank| rank.state.lock().cache.would_hit(prompt, &keys(options)))
+        rank.map_or(0, |rank| rank.state.lock().cache.would_hit(prompt, &options.keys()))
     }
 
     /// Forgets every cached block on every rank; false when running requests hold some on any. It is told as
@@ -238,11 +253,13 @@ impl SimHandle {
         let state = |(index, rank): (usize, &Rank)| {
             let life = rank.state.lock();
             let next_sequence = rank.publisher.sync().unwrap_or(0);
+            let groups = life.cache.groups();
             RankState {
                 rank: index as u32,
                 next_sequence,
-                blocks: life.cache.resident(),
-                host_blocks: life.cache.resident_on_host(),
+                blocks: sum(groups.iter().map(|group| &group.device)),
+                host_blocks: sum(groups.iter().map(|group| &group.host)),
+                groups,
                 running: life.running,
             }
         };
@@ -335,8 +352,22 @@ impl Engine {
     }
 }
 
-fn keys(options: &CompletionOptions) -> Keys {
-    Keys { lora: options.lora.clone(), salt: options.cache_salt.clone() }
+impl CompletionOptions {
+    /// What makes its blocks differ from those of a plain request.
+    pub fn keys(&self) -> Keys {
+        Keys {
+            lora: self.lora.clone(),
+            salt: self.cache_salt.clone(),
+            images: self.images.clone(),
+            embeddings: self.embeddings.clone(),
+        }
+    }
+}
+
+fn sum<'a>(groups: impl Iterator<Item = &'a Copies>) -> Copies {
+    let mut all = Copies::new();
+    groups.flatten().for_each(|(hash, copies)| *all.entry(*hash).or_default() += copies);
+    all
 }
 
 fn now() -> f64 {

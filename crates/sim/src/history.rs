@@ -2,10 +2,12 @@
 
 use kvplane_wire::OwnedEvent;
 
-use crate::cache::{Cache, Keys, Moment, Request};
+use crate::cache::{Cache, Moment, Request};
 use crate::config::SimConfig;
 use crate::fault::Restart;
+use crate::keys::Keys;
 use crate::load::Random;
+use crate::pool::Report;
 
 /// Requests remembered per life; enough for any scenario, bounded for long demonstrations.
 const REMEMBERED: usize = 10_000;
@@ -16,6 +18,7 @@ pub(crate) struct Recorded {
     pub(crate) prompt: Vec<u32>,
     pub(crate) max_tokens: usize,
     pub(crate) keys: Keys,
+    pub(crate) report: Report,
 }
 
 /// The requests of one life, in order.
@@ -71,10 +74,11 @@ pub(crate) fn relive(
 
 fn made_up(config: &SimConfig, random: &mut Random) -> Recorded {
     // Whole blocks and one token more, but never more than the cache holds.
-    let blocks = config.blocks.saturating_sub(1).clamp(1, 2);
-    let length = if config.blocks > 1 { blocks * config.block_size + 1 } else { config.block_size };
+    let step = config.step();
+    let room = config.blocks * config.block_size / config.vllm.groups.len().max(1);
+    let length = if room > step { (room - 1).min(2 * step) / step * step + 1 } else { step };
     let prompt = (0..length).map(|_| random.below(32_000) as u32).collect();
-    Recorded { prompt, max_tokens: 1, keys: Keys::default() }
+    Recorded { prompt, max_tokens: 1, keys: Keys::default(), report: Report::New }
 }
 
 /// Serves one request, taking no more batches than wanted; false when the cache cannot serve it.
@@ -85,7 +89,9 @@ fn serve(
     wanted: usize,
     batches: &mut Vec<Vec<OwnedEvent>>,
 ) -> bool {
-    let Ok(mut running) = cache.begin(&request.prompt, request.keys.clone()) else { return false };
+    let Ok(mut running) = cache.begin(&request.prompt, request.keys.clone(), request.report) else {
+        return false;
+    };
     collect(cache, Moment::Prefill, batches);
     for _ in 1..request.max_tokens {
         if batches.len() >= wanted || !step(cache, config, &mut running) {

@@ -16,9 +16,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
-use crate::cache::Copies;
+use crate::cache::{Copies, GroupState};
 use crate::engine::{CompletionOptions, CompletionResult, SimError, SimHandle};
 use crate::fault::FaultRequest;
+use crate::keys::Image;
+use crate::pool::Report;
 
 /// Everything that the engine serves.
 pub(crate) fn router(engine: SimHandle) -> Router {
@@ -53,6 +55,27 @@ struct CompletionRequest {
     cache_salt: Option<String>,
     lora: Option<String>,
     rank: Option<u32>,
+    /// What has no name of its own in the engine's API.
+    #[serde(default)]
+    extra: Extra,
+    #[serde(default, alias = "extra_args")]
+    vllm_xargs: EngineArguments,
+}
+
+/// What stands behind tokens of the prompt. A real engine is sent the things themselves.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Extra {
+    images: Vec<Image>,
+    /// A digest, in hexadecimal digits.
+    embeddings: Option<String>,
+}
+
+/// Arguments that vLLM passes through to the engine.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct EngineArguments {
+    kv_cache_report_mode: Report,
 }
 
 /// Tokens that are generated where a request does not say how many.
@@ -87,7 +110,18 @@ async fn completions(State(engine): State<SimHandle>, Json(request): Json<Comple
     if prompt.is_empty() {
         return error(StatusCode::BAD_REQUEST, "The prompt is empty.");
     }
-    let options = CompletionOptions { rank: request.rank, cache_salt: request.cache_salt, lora };
+    let embeddings = request.extra.embeddings.as_deref().map(from_digits);
+    if embeddings == Some(None) {
+        return error(StatusCode::BAD_REQUEST, "The embeddings are no hexadecimal digits.");
+    }
+    let options = CompletionOptions {
+        rank: request.rank,
+        cache_salt: request.cache_salt,
+        lora,
+        images: request.extra.images,
+        embeddings: embeddings.flatten(),
+        report: request.vllm_xargs.kv_cache_report_mode,
+    };
     let max_tokens = request.max_tokens.unwrap_or(DEFAULT_TOKENS).max(1);
     let prompt_tokens = prompt.len();
     let pause = config.token_delay;
@@ -102,6 +136,12 @@ async fn completions(State(engine): State<SimHandle>, Json(request): Json<Comple
         Ok(Err(cause)) => error(StatusCode::SERVICE_UNAVAILABLE, &cause.to_string()),
         Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &cause.to_string()),
     }
+}
+
+/// The bytes that hexadecimal digits stand for.
+fn from_digits(digits: &str) -> Option<Vec<u8>> {
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    digits.len().is_multiple_of(2).then(|| digits.as_bytes().chunks(2).map(byte).collect())?
 }
 
 /// A completion as every engine answers it.
@@ -151,12 +191,14 @@ async fn state(State(engine): State<SimHandle>) -> Response {
         let copies = |copies: Copies| -> Map<String, Value> {
             copies.into_iter().map(|(hash, copies)| (hash.to_string(), copies.into())).collect()
         };
+        let group = |group: GroupState| json!({ "device": copies(group.device), "host": copies(group.host) });
         json!({
             "rank": rank.rank,
             "next_sequence": rank.next_sequence,
             "running": rank.running,
             "blocks": copies(rank.blocks),
             "host_blocks": copies(rank.host_blocks),
+            "groups": rank.groups.into_iter().map(group).collect::<Vec<_>>(),
         })
     };
     Json(json!({ "ranks": ranks.into_iter().map(rank).collect::<Vec<_>>() })).into_response()

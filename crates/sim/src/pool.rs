@@ -1,30 +1,52 @@
-//! A paged block pool with prefix reuse, as vLLM's `BlockPool`.
+//! A paged block pool with prefix reuse, as vLLM's.
 //!
 //! A request takes over the longest cached prefix (never its whole prompt: the last token is always
-//! computed), gets fresh blocks for the rest from the head of the free queue, and holds all of them until it
+//! computed), gets fresh blocks for the rest from the head of the free queue, and holds them until it
 //! ends. Freed blocks keep their content and go to the tail of the queue, last block first, so that of one
 //! prompt the end is evicted before the beginning. A block that is taken while it still has content is an
 //! eviction: one [`BlockRemoved`](OwnedEvent::Removed) for that one copy. Nothing is deduplicated: two
 //! requests that compute the same block hold two copies. TensorRT-LLM's cache differs in that: see [`Habits`].
+//!
+//! A hybrid model has several groups of layers, and all share the blocks: a block serves one group at a time.
+//!
+//! ```text
+//!  prompt            |  0 |  1 |  2 |  3 |  4 |  5 |  6 | .   hashes: one chain for all groups
+//!  full              | F0 | F1 | F2 | F3 | F4 | F5 | F6 | F   every block
+//!  sliding window    |    |    |    |    | S4 | S5 | S6 | S   the last few; those before were given up
+//!  mamba             |    |    |    |    |    |    | M6 | M   the state at a boundary, and the one that runs
+//! ```
+//!
+//! A request goes on from the longest prefix whose end every group can go on from: see [`Pool::would_hit`]. Windows are cached
+//! where a later request may go on, and nowhere else: see [`PoolConfig::keeps_tails_only`].
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-
-use kvplane_wire::{OwnedEvent, OwnedExtraKey, OwnedRemoved, OwnedStored};
-use rustc_hash::FxHashMap;
-
-use crate::cache::{Copies, Keys};
-use crate::digest::{Digest, HashForm};
+mod blocks;
+mod group;
+mod told;
 
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
+use kvplane_wire::OwnedEvent;
+use serde::Deserialize;
+
+use self::blocks::Blocks;
+use self::group::Group;
+pub(crate) use self::group::Groups;
+pub use self::group::{GroupKind, GroupSpec, UnknownGroup};
+use crate::cache::Copies;
+use crate::digest::{Digest, HashForm};
+use crate::keys::Keys;
+
 /// Sizes and identity of a pool.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
-    /// Tokens per block.
+    /// Tokens per block, for groups that have no size of their own.
     pub block_size: usize,
-    /// Physical blocks.
+    /// The groups, in the order in which they are told; one that keeps everything without.
+    pub groups: Vec<GroupSpec>,
+    /// Physical blocks, for all groups together.
     pub blocks: usize,
     /// What the hash chain starts from.
     pub seed: u64,
@@ -32,6 +54,13 @@ pub struct PoolConfig {
     pub hash_form: HashForm,
     /// Whose pool it is.
     pub habits: Habits,
+    /// The last block that is found is computed again, as with EAGLE.
+    pub eagle: bool,
+    /// Windows are cached only before the last boundary of a prompt that can be gone on from, and before the end of what the
+    /// groups that keep everything had of it (vLLM since 0.22). Without, every block is cached that was computed.
+    pub keeps_tails_only: bool,
+    /// The beginning of a large block is cached by the hash where it ends, until the block is full (vLLM since 0.24).
+    pub keeps_partial: bool,
 }
 
 /// Where engines with such a pool differ.
@@ -40,8 +69,20 @@ pub enum Habits {
     /// Two requests that compute the same block hold two copies. Stores tell adapter and salt.
     #[default]
     Vllm,
-    /// A block is cached once: a second copy is of no use, and not told. Stores tell no adapter and no salt.
+    /// A block is cached once: a second copy is of no use, and not told. Stores tell no adapter and no salt. One group.
     Trtllm,
+}
+
+/// What a request's events tell of what was found for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Report {
+    /// Nothing: only what is new is told.
+    #[default]
+    #[serde(alias = "default", alias = "incremental")]
+    New,
+    /// It is told again, as one store per group without a parent. Windows are told whole, also where nothing is held.
+    Full,
 }
 
 /// Why the cache refused.
@@ -59,20 +100,9 @@ pub enum PoolError {
 #[derive(Debug)]
 pub struct Pool {
     config: PoolConfig,
-    blocks: Vec<Block>,
-    /// Free blocks by the time of their release: the first is the next to be taken.
-    free: BTreeMap<u64, usize>,
-    clock: u64,
-    cached: FxHashMap<Digest, Vec<usize>>,
+    groups: Groups,
+    blocks: Blocks,
     events: Vec<OwnedEvent>,
-}
-
-#[derive(Debug, Default)]
-struct Block {
-    digest: Option<Digest>,
-    holders: u32,
-    /// Key in the free queue while nobody holds the block.
-    freed_at: u64,
 }
 
 /// The blocks of one running request. Give it back with [`Pool::finish`].
@@ -80,15 +110,38 @@ struct Block {
 pub struct Table {
     keys: Keys,
     tokens: Vec<u32>,
-    blocks: Vec<usize>,
     digests: Vec<Digest>,
-    cached_blocks: usize,
+    cached_tokens: usize,
+    /// Of each group.
+    held: Vec<Held>,
+    /// Boundaries, in tokens, before which windows are cached.
+    anchors: [usize; 2],
+}
+
+/// What a request has of a group.
+#[derive(Debug, Default)]
+struct Held {
+    /// Its blocks from the start of the prompt on; `None` where the group keeps none.
+    blocks: Vec<Option<usize>>,
+    /// How many were looked at already to be told.
+    told: usize,
+    /// How many were given up already.
+    passed: usize,
+}
+
+/// How far a prompt is cached, in tokens.
+#[derive(Debug, Clone, Copy, Default)]
+struct Found {
+    /// What every group can go on from.
+    cached: usize,
+    /// What the groups that keep everything have.
+    full: usize,
 }
 
 impl Table {
-    /// Prompt blocks that were found in the cache.
-    pub fn cached_blocks(&self) -> usize {
-        self.cached_blocks
+    /// Prompt tokens that were found in the cache.
+    pub fn cached_tokens(&self) -> usize {
+        self.cached_tokens
     }
 
     /// Everything computed so far.
@@ -100,83 +153,77 @@ impl Table {
 impl Pool {
     /// An empty pool.
     pub fn new(config: PoolConfig) -> Self {
-        let blocks: Vec<Block> =
-            (0..config.blocks).map(|index| Block { freed_at: index as u64, ..Block::default() }).collect();
-        let free = (0..config.blocks).map(|index| (index as u64, index)).collect();
         Self {
-            clock: config.blocks as u64,
-            config,
-            blocks,
-            free,
-            cached: FxHashMap::default(),
+            groups: Groups::new(&config.groups, config.block_size),
+            blocks: Blocks::new(config.blocks),
             events: Vec::new(),
+            config,
         }
     }
 
     /// Starts a request: reuses what is cached of `prompt`, computes the rest.
-    pub fn begin(&mut self, prompt: &[u32], keys: Keys) -> Result<Table, PoolError> {
-        let size = self.config.block_size;
+    pub fn begin(&mut self, prompt: &[u32], keys: Keys, report: Report) -> Result<Table, PoolError> {
         let digests = self.chain(prompt, &keys);
-        let reusable = prompt.len().saturating_sub(1) / size;
-        let hits: Vec<usize> =
-            digests.iter().take(reusable).map_while(|digest| self.lookup(digest)).collect();
-        let fresh = prompt.len().div_ceil(size) - hits.len();
-        let taken_from_free = hits.iter().filter(|&&block| self.blocks[block].holders == 0).count();
-        if self.free.len() - taken_from_free < fresh {
-            return Err(PoolError::Full);
+        let found = self.found(&digests, prompt.len());
+        let mut table = Table {
+            keys,
+            tokens: prompt.to_vec(),
+            digests,
+            cached_tokens: found.cached,
+            held: Vec::new(),
+            anchors: [self.last_boundary(prompt.len()), found.full],
+        };
+        table.held = self.groups.all.iter().enumerate().map(|group| self.hits(group, &table)).collect();
+        self.fill(&mut table)?;
+        if report == Report::Full {
+            self.repeat(&table);
         }
-        let cached_blocks = hits.len();
-        for &block in &hits {
-            self.hold(block);
-        }
-        let mut blocks = hits;
-        for _ in 0..fresh {
-            blocks.push(self.take()?);
-        }
-        let mut table = Table { keys, tokens: prompt.to_vec(), blocks, digests, cached_blocks };
-        self.commit(&mut table, cached_blocks);
+        self.commit(&mut table);
+        self.keep_partial(&table);
         Ok(table)
     }
 
     /// Computes one more token of a running request.
     pub fn append(&mut self, table: &mut Table, token: u32) -> Result<(), PoolError> {
-        let size = self.config.block_size;
-        if table.tokens.len() == table.blocks.len() * size {
-            table.blocks.push(self.take()?);
+        let computed = table.tokens.len();
+        for (group, held) in self.groups.all.iter().zip(&mut table.held) {
+            let passed = group.passed(computed).max(held.passed);
+            for block in held.blocks[held.passed..passed].iter_mut().rev().filter_map(Option::take) {
+                self.blocks.release(block);
+            }
+            held.passed = passed;
+        }
+        let is_full = |group: &Group, held: &Held| computed == held.blocks.len() * group.size;
+        let full: Vec<usize> = (0..table.held.len())
+            .filter(|number| is_full(&self.groups.all[*number], &table.held[*number]))
+            .collect();
+        if self.blocks.free_besides(std::iter::empty()) < full.len() {
+            return Err(PoolError::Full);
+        }
+        for number in full {
+            let block = self.take()?;
+            table.held[number].blocks.push(Some(block));
         }
         table.tokens.push(token);
-        if table.tokens.len().is_multiple_of(size) {
-            let from = table.tokens.len() - size;
-            let keys = block_keys(&table.keys, from == 0);
-            let digest = Digest::of(self.config.seed, table.digests.last(), &table.tokens[from..], &keys);
-            let index = table.digests.len();
+        if table.tokens.len().is_multiple_of(self.groups.fine) {
+            let start = table.tokens.len() - self.groups.fine;
+            let digest = self.digest(table.digests.last(), start, &table.tokens[start..], &table.keys);
             table.digests.push(digest);
-            self.commit(table, index);
+            self.commit(table);
         }
         Ok(())
     }
 
     /// Ends a request: its blocks become free and stay cached until they are taken.
     pub fn finish(&mut self, table: &Table) {
-        for &block in table.blocks.iter().rev() {
-            self.blocks[block].holders -= 1;
-            if self.blocks[block].holders == 0 {
-                self.clock += 1;
-                self.blocks[block].freed_at = self.clock;
-                self.free.insert(self.clock, block);
-            }
+        for block in table.held.iter().flat_map(|held| held.blocks.iter().rev().flatten()) {
+            self.blocks.release(*block);
         }
     }
 
     /// Forgets every cached block; refused while a request holds one.
     pub fn reset(&mut self) -> Result<(), PoolError> {
-        if self.free.len() < self.blocks.len() {
-            return Err(PoolError::Held);
-        }
-        self.cached.clear();
-        for block in &mut self.blocks {
-            block.digest = None;
-        }
+        self.blocks.forget_all()?;
         self.events.push(OwnedEvent::Cleared);
         Ok(())
     }
@@ -186,109 +233,189 @@ impl Pool {
         std::mem::take(&mut self.events)
     }
 
-    /// What is cached: each hash's 64 bits with its number of copies.
-    pub fn resident(&self) -> Copies {
-        self.cached.iter().map(|(digest, copies)| (digest.bits(), copies.len())).collect()
+    /// What is cached of each group: each hash's 64 bits with its number of copies.
+    pub fn resident(&self) -> Vec<Copies> {
+        (0..self.groups.all.len()).map(|group| self.blocks.copies(group)).collect()
     }
 
-    /// How many tokens of `prompt` would be found now.
+    /// How many tokens of `prompt` would be found now: the most, in steps that every group has and without the last token, from
+    /// which every group can go on.
     pub fn would_hit(&self, prompt: &[u32], keys: &Keys) -> usize {
-        let reusable = prompt.len().saturating_sub(1) / self.config.block_size;
-        let digests = self.chain(prompt, keys);
-        let hits = digests.iter().take(reusable).take_while(|digest| self.lookup(digest).is_some());
-        hits.count() * self.config.block_size
+        self.found(&self.chain(prompt, keys), prompt.len()).cached
+    }
+
+    /// The last boundary of a prompt that may be gone on from: its last token is always computed.
+    fn last_boundary(&self, length: usize) -> usize {
+        length.saturating_sub(1) / self.groups.unit * self.groups.unit
+    }
+
+    fn found(&self, digests: &[Digest], length: usize) -> Found {
+        let limit = self.last_boundary(length);
+        // A group that keeps everything has no holes worth looking behind.
+        let whole = self.groups.all.iter().enumerate().filter(|(_, group)| group.kind == GroupKind::Full);
+        let full = whole.map(|(number, group)| {
+            let blocks = 0..limit / group.size;
+            blocks.take_while(|block| self.find(number, *block, digests).is_some()).count() * group.size
+        });
+        let unit = self.groups.unit;
+        let full = full.min().unwrap_or(limit) / unit * unit;
+        let mut cached = full;
+        while !self.groups.all.iter().enumerate().all(|group| self.goes_on(group, cached, digests)) {
+            cached -= unit;
+        }
+        if self.config.eagle {
+            cached = cached.saturating_sub(unit);
+        }
+        Found { cached, full }
+    }
+
+    /// Whether a group has all that it needs before a boundary. At the start it needs nothing.
+    fn goes_on(&self, (number, group): (usize, &Group), boundary: usize, digests: &[Digest]) -> bool {
+        let mut needed = group.needed(boundary / group.size, self.config.eagle);
+        needed.all(|block| self.find(number, block, digests).is_some())
+    }
+
+    fn find(&self, group: usize, block: usize, digests: &[Digest]) -> Option<usize> {
+        self.blocks.find(&(group, digests[self.groups.all[group].hash_of(block)]))
+    }
+
+    /// What a request takes over of a group.
+    fn hits(&self, (number, group): (usize, &Group), table: &Table) -> Held {
+        let end = table.cached_tokens / group.size;
+        let needed = group.needed(end, false);
+        let block = |index: usize| {
+            if needed.contains(&index) { self.find(number, index, &table.digests) } else { None }
+        };
+        Held { blocks: (0..end).map(block).collect(), told: end, passed: 0 }
+    }
+
+    /// Holds what was found, and takes fresh blocks for the rest of a prompt. Without room for all, nothing is done.
+    fn fill(&mut self, table: &mut Table) -> Result<(), PoolError> {
+        let length = table.tokens.len();
+        let wanted: Vec<Vec<bool>> = (self.groups.all.iter().zip(&table.held))
+            .map(|(group, held)| {
+                (held.blocks.len()..length.div_ceil(group.size))
+                    .map(|block| self.is_wanted(group, block, length))
+                    .collect()
+            })
+            .collect();
+        let fresh = wanted.iter().flatten().filter(|wanted| **wanted).count();
+        let hits = || table.held.iter().flat_map(|held| held.blocks.iter().flatten().copied());
+        if self.blocks.free_besides(hits()) < fresh {
+            return Err(PoolError::Full);
+        }
+        hits().for_each(|block| self.blocks.hold(block));
+        for (held, wanted) in table.held.iter_mut().zip(wanted) {
+            for wanted in wanted {
+                let block = if wanted { Some(self.take()?) } else { None };
+                held.blocks.push(block);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a group has a block for a part of a prompt that is computed at once. States are kept at the last boundary that
+    /// every group has, and at the end.
+    fn is_wanted(&self, group: &Group, block: usize, length: usize) -> bool {
+        let boundary = length / self.groups.unit * self.groups.unit;
+        let is_end = block + 1 == length.div_ceil(group.size);
+        group.kind != GroupKind::Mamba || is_end || (block + 1) * group.size == boundary
     }
 
     fn chain(&self, tokens: &[u32], keys: &Keys) -> Vec<Digest> {
-        let mut digests: Vec<Digest> = Vec::with_capacity(tokens.len() / self.config.block_size);
-        for block in tokens.chunks_exact(self.config.block_size) {
-            let keys = block_keys(keys, digests.is_empty());
-            digests.push(Digest::of(self.config.seed, digests.last(), block, &keys));
+        let mut digests: Vec<Digest> = Vec::with_capacity(tokens.len() / self.groups.fine);
+        for block in tokens.chunks_exact(self.groups.fine) {
+            let start = digests.len() * self.groups.fine;
+            digests.push(self.digest(digests.last(), start, block, keys));
         }
         digests
     }
 
-    fn lookup(&self, digest: &Digest) -> Option<usize> {
-        self.cached.get(digest).and_then(|copies| copies.first()).copied()
-    }
-
-    fn hold(&mut self, block: usize) {
-        let entry = &mut self.blocks[block];
-        if entry.holders == 0 {
-            self.free.remove(&entry.freed_at);
-        }
-        entry.holders += 1;
+    fn digest(&self, before: Option<&Digest>, start: usize, tokens: &[u32], keys: &Keys) -> Digest {
+        Digest::of(self.config.seed, before, tokens, &keys.of_block(start, start + tokens.len()))
     }
 
     /// Takes the block that was free for longest; what it held is evicted.
     fn take(&mut self) -> Result<usize, PoolError> {
-        let (_, block) = self.free.pop_first().ok_or(PoolError::Full)?;
-        self.blocks[block].holders = 1;
-        if let Some(digest) = self.blocks[block].digest.take() {
-            if let Some(copies) = self.cached.get_mut(&digest) {
-                copies.retain(|&copy| copy != block);
-                if copies.is_empty() {
-                    self.cached.remove(&digest);
-                }
-            }
-            self.events.push(OwnedEvent::Removed(OwnedRemoved {
-                block_hashes: vec![digest.in_form(self.config.hash_form)],
-                medium: Some("GPU".to_owned()),
-                group: Some(0),
-                ..OwnedRemoved::default()
-            }));
-        }
+        let (block, evicted) = self.blocks.take()?;
+        self.events.extend(evicted.map(|name| told::removed(&self.config, name)));
         Ok(block)
     }
 
-    /// Makes the full blocks from `first` on findable, and announces them: in one event, unless some are not new.
-    fn commit(&mut self, table: &mut Table, first: usize) {
-        let once = self.config.habits == Habits::Trtllm;
-        let mut start = first;
-        for index in first..table.digests.len() {
-            if once && self.cached.contains_key(&table.digests[index]) {
-                self.announce(table, start..index);
-                start = index + 1;
+    /// Makes blocks findable that became full, and tells them, group by group.
+    fn commit(&mut self, table: &mut Table) {
+        for number in 0..self.groups.all.len() {
+            let group = self.groups.all[number];
+            let span = table.held[number].told..table.tokens.len() / group.size;
+            table.held[number].told = span.end;
+            let kept: Vec<usize> = span.clone().filter(|block| self.is_kept(table, number, *block)).collect();
+            for block in &kept {
+                self.store(table, number, *block);
+            }
+            match self.config.habits {
+                Habits::Vllm if span.is_empty() => {}
+                Habits::Vllm => self.tell(table, number, span, &kept),
+                // What another request had stored meanwhile is left out.
+                Habits::Trtllm => {
+                    for run in kept.chunk_by(|block, next| block + 1 == *next) {
+                        self.tell(table, number, run[0]..run[0] + run.len(), run);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether a full block is cached.
+    fn is_kept(&self, table: &Table, number: usize, block: usize) -> bool {
+        let group = &self.groups.all[number];
+        let is_before = |anchor: usize| group.needed(anchor / group.size, self.config.eagle).contains(&block);
+        let is_useful = match group.kind {
+            GroupKind::Sliding { .. } if self.config.keeps_tails_only => {
+                table.anchors.iter().any(|anchor| is_before(*anchor))
+            }
+            _ if self.config.habits == Habits::Trtllm => self.find(number, block, &table.digests).is_none(),
+            _ => true,
+        };
+        is_useful && table.held[number].blocks[block].is_some()
+    }
+
+    /// Makes a full block findable. If its beginning was, that is over.
+    fn store(&mut self, table: &Table, number: usize, block: usize) {
+        let Some(place) = table.held[number].blocks[block] else { return };
+        let partial = self.blocks.forget(place);
+        self.events.extend(partial.map(|name| told::removed(&self.config, name)));
+        self.blocks.name(place, (number, table.digests[self.groups.all[number].hash_of(block)]));
+    }
+
+    fn tell(&mut self, table: &Table, number: usize, span: Range<usize>, kept: &[usize]) {
+        let group = (number, &self.groups.all[number]);
+        self.events.push(told::stored(&self.config, group, table, span, kept));
+    }
+
+    /// Tells again what was found.
+    fn repeat(&mut self, table: &Table) {
+        for number in 0..self.groups.all.len() {
+            let span = 0..table.cached_tokens / self.groups.all[number].size;
+            let all: Vec<usize> = span.clone().collect();
+            if !all.is_empty() {
+                self.tell(table, number, span, &all);
+            }
+        }
+    }
+
+    /// Makes the beginning of a prompt's last block findable, where hashes are finer than blocks.
+    fn keep_partial(&mut self, table: &Table) {
+        let length = table.tokens.len();
+        for number in 0..self.groups.all.len() {
+            let group = self.groups.all[number];
+            let has_beginning = length % group.size >= self.groups.fine;
+            if !self.config.keeps_partial || group.kind != GroupKind::Full || !has_beginning {
                 continue;
             }
-            let block = table.blocks[index];
-            self.blocks[block].digest = Some(table.digests[index]);
-            self.cached.entry(table.digests[index]).or_default().push(block);
+            let Some(Some(block)) = table.held[number].blocks.last() else { continue };
+            self.blocks.name(*block, (number, table.digests[length / self.groups.fine - 1]));
+            let group = (number, &self.groups.all[number]);
+            self.events.push(told::partly_stored(&self.config, group, table, self.groups.fine));
         }
-        self.announce(table, start..table.digests.len());
     }
-
-    fn announce(&mut self, table: &Table, range: Range<usize>) {
-        if range.is_empty() {
-            return;
-        }
-        let size = self.config.block_size;
-        let form = self.config.hash_form;
-        let tells_keys = self.config.habits == Habits::Vllm;
-        let extra = |index: usize| {
-            let keys = block_keys(&table.keys, index == 0);
-            let texts = keys.iter().map(|key| OwnedExtraKey::Text((*key).to_owned())).collect::<Vec<_>>();
-            if texts.is_empty() { None } else { Some(texts) }
-        };
-        let lora = table.keys.lora.as_ref().filter(|_| tells_keys);
-        self.events.push(OwnedEvent::Stored(OwnedStored {
-            block_hashes: table.digests[range.clone()].iter().map(|digest| digest.in_form(form)).collect(),
-            parent: range.start.checked_sub(1).map(|parent| table.digests[parent].in_form(form)),
-            token_ids: table.tokens[range.start * size..range.end * size].to_vec(),
-            block_size: size as u32,
-            lora_id: lora.map(|_| 1),
-            lora_name: lora.cloned(),
-            medium: Some("GPU".to_owned()),
-            extra_keys: tells_keys.then(|| range.map(extra).collect()),
-            group: Some(0),
-            spec_kind: Some("full_attention".to_owned()),
-            ..OwnedStored::default()
-        }));
-    }
-}
-
-/// A block's extra keys in vLLM's order: the adapter, then the salt in the first block.
-fn block_keys(keys: &Keys, is_first: bool) -> Vec<&str> {
-    let salt = keys.salt.as_deref().filter(|_| is_first);
-    keys.lora.as_deref().into_iter().chain(salt).collect()
 }

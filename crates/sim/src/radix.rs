@@ -19,7 +19,8 @@ pub use self::page_hash::PageHash;
 pub use self::told::Telling;
 use self::told::{Medium, Told};
 use self::tree::{Host, Page, Tree};
-use crate::cache::{Copies, Keys, Moment};
+use crate::cache::{Copies, Moment};
+use crate::keys::Keys;
 use crate::pool::PoolError;
 
 /// Generated tokens between two looks at the events.
@@ -62,7 +63,7 @@ pub struct Radix {
 pub struct Request {
     keys: Keys,
     tokens: Vec<u32>,
-    cached_pages: usize,
+    cached_tokens: usize,
     /// The last node that it holds.
     node: usize,
     /// Device pages that it has, in the tree and beside it.
@@ -72,9 +73,9 @@ pub struct Request {
 }
 
 impl Request {
-    /// Prompt pages that were found in the cache.
-    pub fn cached_pages(&self) -> usize {
-        self.cached_pages
+    /// Prompt tokens that were found in the cache.
+    pub fn cached_tokens(&self) -> usize {
+        self.cached_tokens
     }
 
     /// Everything computed so far.
@@ -134,7 +135,8 @@ impl Radix {
         let private = total - pages.len();
         self.private += private;
         self.running += 1;
-        Ok(Request { keys, tokens: prompt.to_vec(), cached_pages, node: last, pages: total, private })
+        let cached_tokens = cached_pages * self.config.page_size;
+        Ok(Request { keys, tokens: prompt.to_vec(), cached_tokens, node: last, pages: total, private })
     }
 
     /// Computes one more token of a running request.

@@ -21,10 +21,10 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tonic::{Code, Status};
 
-use crate::cache::Keys;
 use crate::engine::{CompletionResult, SimError};
 use crate::fault::Restart;
 use crate::history::next_token;
+use crate::keys::Keys;
 use crate::serve::ServerThread;
 use life::Life;
 use serve::serve;
@@ -206,7 +206,7 @@ impl SimRelay {
             state.publish(rank);
         }
         state.ranks[rank as usize].finish(&request);
-        Ok(CompletionResult { rank, cached_tokens: request.cached_blocks() * config.block_size, output })
+        Ok(CompletionResult { rank, cached_tokens: request.cached_tokens(), output })
     }
 
     /// Forgets every cached block of a rank, and says so at once.

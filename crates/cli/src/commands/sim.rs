@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use kvplane_core::EngineKind;
 use kvplane_sim::fault::FaultRequest;
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
-use kvplane_sim::{CompletionOptions, HashForm, SglangOptions, SimConfig, SimEngine};
+use kvplane_sim::{CompletionOptions, HashForm, SglangOptions, SimConfig, SimEngine, VllmOptions};
 use kvplane_socket::Endpoint;
 use kvplane_wire::encode::Profile;
 use tokio_util::sync::CancellationToken;
@@ -73,6 +74,7 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
         let request: FaultRequest = serde_json::from_str(text).with_context(|| format!("--fault {text}"))?;
         faults.extend(request.faults());
     }
+    let is_vllm = profile.engine() == EngineKind::Vllm;
     Ok(SimConfig {
         profile,
         block_size: args.block_size as usize,
@@ -92,6 +94,7 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
             SimHash::Bytes16 => HashForm::Bytes16,
             SimHash::Bytes32 => HashForm::Bytes32,
         },
+        vllm: VllmOptions { groups: args.groups.clone(), eagle: is_vllm && args.eagle },
         sglang: SglangOptions {
             eagle: args.eagle,
             host_pages: args.host_blocks as usize,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{CompletionOptions, CompletionResult, Engine, SimError, keys};
+use super::{CompletionOptions, CompletionResult, Engine, SimError};
 use crate::cache::{Moment, Request};
 use crate::history::{Recorded, next_token};
 
@@ -24,15 +24,15 @@ impl Running {
         max_tokens: usize,
         options: &CompletionOptions,
     ) -> Result<Self, SimError> {
-        let keys = keys(options);
+        let (keys, report) = (options.keys(), options.report);
         let (request, life) = {
             let place = &engine.ranks[rank as usize];
             let mut life = place.state.lock();
-            let begun = life.cache.begin(prompt, keys.clone());
+            let begun = life.cache.begin(prompt, keys.clone(), report);
             // Also what a refused request evicted.
             place.publish(&mut life, Moment::Prefill);
             let request = begun?;
-            life.history.push(Recorded { prompt: prompt.to_vec(), max_tokens, keys });
+            life.history.push(Recorded { prompt: prompt.to_vec(), max_tokens, keys, report });
             life.running += 1;
             (request, life.number)
         };
@@ -61,7 +61,7 @@ impl Running {
 
     /// Prompt tokens that were found in the cache.
     pub fn cached_tokens(&self) -> usize {
-        self.request.cached_blocks() * self.engine.config.block_size
+        self.request.cached_tokens()
     }
 
     /// Ends the request; its blocks stay cached until they are needed.

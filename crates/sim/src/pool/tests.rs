@@ -1,11 +1,35 @@
-use std::collections::VecDeque;
+mod hybrid;
 
+use std::collections::{BTreeMap, VecDeque};
+
+use kvplane_wire::OwnedExtraKey;
 use proptest::prelude::*;
 
 use super::*;
 
 fn config(blocks: usize) -> PoolConfig {
-    PoolConfig { block_size: 4, blocks, seed: 7, hash_form: HashForm::Unsigned, habits: Habits::Vllm }
+    PoolConfig {
+        block_size: 4,
+        groups: Vec::new(),
+        blocks,
+        seed: 7,
+        hash_form: HashForm::Unsigned,
+        habits: Habits::Vllm,
+        eagle: false,
+        keeps_tails_only: true,
+        keeps_partial: true,
+    }
+}
+
+fn begin(pool: &mut Pool, prompt: &[u32]) -> Result<Table, PoolError> {
+    pool.begin(prompt, Keys::default(), Report::New)
+}
+
+/// What the only group of a pool has.
+fn resident(pool: &Pool) -> Copies {
+    let mut groups = pool.resident();
+    assert_eq!(groups.len(), 1);
+    groups.remove(0)
 }
 
 fn bits(hash: &kvplane_wire::OwnedHash) -> u64 {
@@ -139,14 +163,14 @@ proptest! {
         for (first, second, length, keep) in steps {
             let prompt: Vec<u32> = (0..length as u32).map(|i| if i < 4 { first } else { second * 10 + i }).collect();
             let expected = naive.begin(&prompt);
-            let got = pool.begin(&prompt, Keys::default());
+            let got = begin(&mut pool, &prompt);
             prop_assert_eq!(got.is_ok(), expected.is_some());
             if let (Ok(table), Some((held, hits))) = (got, expected) {
-                prop_assert_eq!(table.cached_blocks(), hits);
+                prop_assert_eq!(table.cached_tokens(), hits * 4);
                 running.push_back((table, held));
             }
             heard.hear(&pool.take_events());
-            prop_assert_eq!(&heard.0, &pool.resident());
+            prop_assert_eq!(&heard.0, &resident(&pool));
             prop_assert_eq!(sorted(&heard.0), naive.copies());
             while running.len() > usize::from(keep) {
                 let Some((table, held)) = running.pop_front() else { break };
@@ -161,12 +185,12 @@ proptest! {
 fn a_prompt_of_whole_blocks_recomputes_its_last_block_as_a_second_copy() {
     let mut pool = Pool::new(config(10));
     let prompt: Vec<u32> = (0..8).collect();
-    let first = pool.begin(&prompt, Keys::default()).unwrap();
+    let first = begin(&mut pool, &prompt).unwrap();
     pool.finish(&first);
     assert_eq!(pool.would_hit(&prompt, &Keys::default()), 4);
-    let second = pool.begin(&prompt, Keys::default()).unwrap();
-    assert_eq!(second.cached_blocks(), 1);
-    assert_eq!(sorted(&pool.resident()), [1, 2]);
+    let second = begin(&mut pool, &prompt).unwrap();
+    assert_eq!(second.cached_tokens(), 4);
+    assert_eq!(sorted(&resident(&pool)), [1, 2]);
     let OwnedEvent::Stored(stored) = pool.take_events().pop().unwrap() else { panic!("a store") };
     assert_eq!((stored.block_hashes.len(), stored.parent.is_some()), (1, true));
 }
@@ -175,10 +199,10 @@ fn a_prompt_of_whole_blocks_recomputes_its_last_block_as_a_second_copy() {
 fn the_end_of_a_prompt_is_evicted_before_its_beginning() {
     let mut pool = Pool::new(config(4));
     let old: Vec<u32> = (0..12).collect();
-    let table = pool.begin(&old, Keys::default()).unwrap();
+    let table = begin(&mut pool, &old).unwrap();
     pool.finish(&table);
     // One block was never used, so a request of two takes it and the old prompt's last.
-    let new = pool.begin(&[90, 91, 92, 93, 94, 95, 96, 97], Keys::default()).unwrap();
+    let new = begin(&mut pool, &[90, 91, 92, 93, 94, 95, 96, 97]).unwrap();
     assert_eq!(pool.would_hit(&[&old[..], &[1]].concat(), &Keys::default()), 8);
     pool.finish(&new);
 }
@@ -186,7 +210,7 @@ fn the_end_of_a_prompt_is_evicted_before_its_beginning() {
 #[test]
 fn generated_tokens_fill_and_announce_blocks_one_by_one() {
     let mut pool = Pool::new(config(4));
-    let mut table = pool.begin(&[1, 2, 3], Keys::default()).unwrap();
+    let mut table = begin(&mut pool, &[1, 2, 3]).unwrap();
     assert!(pool.take_events().is_empty());
     for token in 4..13 {
         pool.append(&mut table, token).unwrap();
@@ -200,24 +224,24 @@ fn generated_tokens_fill_and_announce_blocks_one_by_one() {
 #[test]
 fn held_blocks_are_neither_evicted_nor_reset() {
     let mut pool = Pool::new(config(3));
-    let table = pool.begin(&(0..12).collect::<Vec<_>>(), Keys::default()).unwrap();
-    assert_eq!(pool.begin(&[5], Keys::default()).unwrap_err(), PoolError::Full);
+    let table = begin(&mut pool, &(0..12).collect::<Vec<_>>()).unwrap();
+    assert_eq!(begin(&mut pool, &[5]).unwrap_err(), PoolError::Full);
     assert_eq!(pool.reset(), Err(PoolError::Held));
     pool.finish(&table);
     pool.take_events();
     assert_eq!(pool.reset(), Ok(()));
     assert_eq!(pool.take_events(), [OwnedEvent::Cleared]);
-    assert!(pool.resident().is_empty());
+    assert!(resident(&pool).is_empty());
 }
 
 #[test]
 fn adapters_and_salts_are_worlds_of_their_own() {
     let mut pool = Pool::new(config(16));
     let prompt: Vec<u32> = (0..9).collect();
-    let keyed = Keys { lora: Some("lora-a".into()), salt: Some("s".into()) };
+    let keyed = Keys { lora: Some("lora-a".into()), salt: Some("s".into()), ..Keys::default() };
     for keys in [Keys::default(), keyed.clone(), Keys { salt: None, ..keyed }] {
         assert_eq!(pool.would_hit(&prompt, &keys), 0);
-        let table = pool.begin(&prompt, keys.clone()).unwrap();
+        let table = pool.begin(&prompt, keys.clone(), Report::New).unwrap();
         pool.finish(&table);
         assert_eq!(pool.would_hit(&prompt, &keys), 8);
     }
@@ -240,18 +264,18 @@ fn every_hash_form_ends_in_the_same_bits() {
 fn tensorrt_llm_caches_a_block_once() {
     let mut pool = Pool::new(PoolConfig { habits: Habits::Trtllm, ..config(12) });
     let prompt: Vec<u32> = (0..8).collect();
-    let first = pool.begin(&prompt, Keys::default()).unwrap();
-    let second = pool.begin(&[&prompt[..], &[8, 9, 10, 11]].concat(), Keys::default()).unwrap();
-    let third = pool.begin(&prompt, Keys::default()).unwrap();
+    let first = begin(&mut pool, &prompt).unwrap();
+    let second = begin(&mut pool, &[&prompt[..], &[8, 9, 10, 11]].concat()).unwrap();
+    let third = begin(&mut pool, &prompt).unwrap();
     let mut heard = Heard::default();
     heard.hear(&pool.take_events());
-    assert_eq!(heard.0, pool.resident());
+    assert_eq!(heard.0, resident(&pool));
     assert_eq!(sorted(&heard.0), [1, 1, 1]);
     for table in [&first, &second, &third] {
         pool.finish(table);
     }
-    pool.begin(&(100..148).collect::<Vec<_>>(), Keys::default()).unwrap();
+    begin(&mut pool, &(100..148).collect::<Vec<_>>()).unwrap();
     heard.hear(&pool.take_events());
-    assert_eq!(heard.0, pool.resident());
+    assert_eq!(heard.0, resident(&pool));
     assert_eq!(heard.0.len(), 12);
 }

@@ -3,7 +3,7 @@
 use kvplane_wire::OwnedHash;
 use sha2::{Digest as _, Sha256};
 
-use crate::cache::Keys;
+use crate::keys::Keys;
 
 /// A page's place in its chain.
 pub(super) type Digest = [u8; 32];
@@ -122,7 +122,7 @@ mod tests {
     const CHAIN: PageHash = PageHash::Chain { salted: true, namespaced: false };
 
     fn keys(lora: Option<&str>, salt: Option<&str>) -> Keys {
-        Keys { lora: lora.map(str::to_owned), salt: salt.map(str::to_owned) }
+        Keys { lora: lora.map(str::to_owned), salt: salt.map(str::to_owned), ..Keys::default() }
     }
 
     fn two_pages(hash: PageHash, keys: &Keys) -> [i64; 2] {

@@ -25,7 +25,7 @@ fn tree(pages: usize) -> Radix {
 fn run(radix: &mut Radix, prompt: &[u32]) -> usize {
     let request = radix.begin(prompt, Keys::default()).unwrap();
     radix.finish(&request);
-    request.cached_pages()
+    request.cached_tokens() / PAGE
 }
 
 fn events(radix: &mut Radix) -> Vec<OwnedEvent> {
@@ -215,6 +215,7 @@ fn adapters_and_salts_have_trees_of_their_own() {
     let keys = |lora: Option<&str>, salt: Option<&str>| Keys {
         lora: lora.map(str::to_owned),
         salt: salt.map(str::to_owned),
+        ..Keys::default()
     };
     let worlds = [keys(None, None), keys(Some("a"), None), keys(None, Some("s")), keys(Some("a"), Some("s"))];
     for (namespaced, hashes) in [(false, 2), (true, 4)] {
@@ -301,9 +302,9 @@ proptest! {
                 (0..length as u32).map(|i| if i < 6 { first } else { second * 10 + i }).collect();
             let predicted = radix.would_hit(&prompt, &Keys::default());
             if let Ok(mut request) = radix.begin(&prompt, Keys::default()) {
-                prop_assert!(request.cached_pages() * PAGE <= predicted);
+                prop_assert!(request.cached_tokens() <= predicted);
                 // Only a page that does not fit onto the device is not loaded back.
-                prop_assert!(host_pages > 0 || request.cached_pages() * PAGE == predicted);
+                prop_assert!(host_pages > 0 || request.cached_tokens() == predicted);
                 for token in 0..more as u32 {
                     if radix.append(&mut request, 1000 + token).is_err() {
                         break;

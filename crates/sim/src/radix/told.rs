@@ -4,7 +4,7 @@ use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
 
 use super::page_hash::PageHash;
 use super::tree::Page;
-use crate::cache::Keys;
+use crate::keys::Keys;
 
 /// Where pages lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,8 @@
 use rustc_hash::FxHashMap;
 
 use super::page_hash::Digest;
-use crate::cache::{Copies, Keys};
+use crate::cache::Copies;
+use crate::keys::Keys;
 
 /// One page.
 #[derive(Debug, Clone)]

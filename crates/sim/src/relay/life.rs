@@ -7,11 +7,12 @@ use kvplane_wire::{OwnedEvent, OwnedStored};
 use tonic::Code;
 
 use super::{RelayConfig, RelayStyle, message};
-use crate::cache::{Cache, Copies, Keys, Moment, Request};
+use crate::cache::{Cache, Copies, Moment, Request};
 use crate::config::SimConfig;
 use crate::fault::Restart;
 use crate::history::{History, Recorded, relive};
-use crate::pool::PoolError;
+use crate::keys::Keys;
+use crate::pool::{PoolError, Report};
 
 /// A rank.
 #[derive(Debug)]
@@ -69,8 +70,8 @@ impl Life {
         max_tokens: usize,
         keys: Keys,
     ) -> Result<Request, PoolError> {
-        let request = self.cache.begin(prompt, keys.clone())?;
-        self.lived.push(Recorded { prompt: prompt.to_vec(), max_tokens, keys });
+        let request = self.cache.begin(prompt, keys.clone(), Report::New)?;
+        self.lived.push(Recorded { prompt: prompt.to_vec(), max_tokens, keys, report: Report::New });
         Ok(request)
     }
 
@@ -87,7 +88,7 @@ impl Life {
     }
 
     pub(super) fn held(&self) -> Copies {
-        self.cache.resident()
+        self.cache.groups().into_iter().next().unwrap_or_default().device
     }
 
     pub(super) fn next_sequence(&self) -> u64 {

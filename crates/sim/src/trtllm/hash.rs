@@ -1,5 +1,6 @@
 //! Block hashes as the two cache managers make them.
 
+use kvplane_wire::OwnedExtraKey;
 use kvplane_wire::trtllm::encode::{HashAlgo, TrtHash};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -29,7 +30,8 @@ impl BlockHash {
                     Some(Self::V2(parent)) => Some(parent),
                     _ => None,
                 };
-                Self::V2(Digest::of(0, parent, tokens, salt.as_slice()))
+                let keys = salt.map(|salt| OwnedExtraKey::Text(salt.to_owned()));
+                Self::V2(Digest::of(0, parent, tokens, keys.as_slice()))
             }
         }
     }

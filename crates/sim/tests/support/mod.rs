@@ -140,7 +140,16 @@ pub fn residency(messages: &[(u64, Bytes)]) -> BTreeMap<u64, usize> {
 
 /// The same for a medium. An engine that names none has the device only.
 pub fn residency_on(messages: &[(u64, Bytes)], medium: &str) -> BTreeMap<u64, usize> {
-    let mut copies: BTreeMap<u64, usize> = BTreeMap::new();
+    let mut all = BTreeMap::new();
+    for ((_, hash), copies) in group_residency(messages, medium) {
+        *all.entry(hash).or_default() += copies;
+    }
+    all
+}
+
+/// The same, by group and hash. An engine that names no group has one.
+pub fn group_residency(messages: &[(u64, Bytes)], medium: &str) -> BTreeMap<(u32, u64), usize> {
+    let mut copies: BTreeMap<(u32, u64), usize> = BTreeMap::new();
     let elsewhere = |named: Option<&str>| named.unwrap_or("GPU") != medium;
     let mut decoder = Decoder::default();
     for (_, payload) in messages {
@@ -150,14 +159,14 @@ pub fn residency_on(messages: &[(u64, Bytes)], medium: &str) -> BTreeMap<u64, us
                 Event::Stored(Stored { medium, .. }) | Event::Removed(Removed { medium, .. })
                     if elsewhere(*medium) => {}
                 Event::Stored(stored) => {
-                    batch
-                        .stored_hashes(stored)
-                        .iter()
-                        .for_each(|hash| *copies.entry(hash.bits).or_default() += 1);
+                    let group = stored.group.unwrap_or(0);
+                    let hashes = batch.stored_hashes(stored).iter();
+                    hashes.for_each(|hash| *copies.entry((group, hash.bits)).or_default() += 1);
                 }
                 Event::Removed(removed) => {
+                    let group = removed.group.unwrap_or(0);
                     for hash in batch.removed_hashes(removed) {
-                        *copies.get_mut(&hash.bits).expect("stored before") -= 1;
+                        *copies.get_mut(&(group, hash.bits)).expect("stored before") -= 1;
                     }
                 }
                 Event::Cleared { .. } => copies.clear(),
