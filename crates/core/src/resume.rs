@@ -101,6 +101,11 @@ impl Resumption {
         *self == Self::default()
     }
 
+    /// Whether a shorter prompt may be resumed from elsewhere than from where a longer one is cut off: then it must be known where it ends.
+    pub fn depends_on_the_end(&self) -> bool {
+        self.drops_last || !self.sides.is_empty()
+    }
+
     /// Boundaries that every group has are multiples of this many main blocks.
     pub fn alignment(&self) -> u32 {
         self.sides.iter().map(|side| side.need.stride().max(1)).fold(1, lcm)

@@ -166,7 +166,12 @@ impl Scratch {
                 let main = found.depths;
                 let mut here = Found { block_size: shape.size, depths: main, main, sides: (0, 0) };
                 let needs = self.needs[position].needs.as_deref();
+                let mut found = found;
                 if let Some(needs) = needs {
+                    if needs.depends_on_the_end() {
+                        let usable = question.prompt.usable_blocks(shape.size);
+                        found.depths = found.depths.map(|depth| depth.min(usable));
+                    }
                     here.depths = answer.resume(&found, needs);
                 }
                 if here.worth() <= self.found[position].worth() {

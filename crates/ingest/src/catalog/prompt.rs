@@ -60,6 +60,19 @@ impl Prompt<'_> {
     }
 }
 
+impl Prompt<'_> {
+    /// The most blocks of a size that an engine takes from its cache: it computes the last token of a prompt in any case. Whoever asks by
+    /// hashes does not say where the prompt ends.
+    pub(super) fn usable_blocks(&self, block_size: u32) -> u32 {
+        match self {
+            Self::Tokens { ids, .. } | Self::Keyed { ids, .. } => {
+                (ids.len().saturating_sub(1) / block_size.max(1) as usize) as u32
+            }
+            Self::Hashes { .. } => u32::MAX,
+        }
+    }
+}
+
 /// The tokens of a prompt as a keyspace cuts them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cut<'a> {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::thread;
 
 use kvplane_core::{
-    Continuity, EngineId, Epoch, Marks, Need, Resumption, Side, SpecKind, StreamId, Tier, Trust,
+    Continuity, EngineId, Epoch, Marks, Namespace, Need, Resumption, Side, SpecKind, StreamId, Tier, Trust,
+    hash_blocks,
 };
 use kvplane_index::{Depths, Options};
 use kvplane_stream::{Attributes, Transition, VisibleBlock};
@@ -37,17 +38,17 @@ fn marks(sides: &[usize]) -> Marks {
     marks
 }
 
-/// Blocks whose contents and hashes are 1, 2, 3 and so on.
-fn stored(blocks: u64) -> Transition {
-    let block = |number| VisibleBlock {
-        hash: number,
-        content: number,
+/// Blocks with these contents. Their hashes are 1, 2, 3 and so on.
+fn stored(contents: &[u64]) -> Transition {
+    let block = |(hash, &content)| VisibleBlock {
+        hash,
+        content,
         tokens: Arc::from([0; BLOCK_SIZE as usize]),
         block_size: BLOCK_SIZE,
         attributes: Arc::new(Attributes::default()),
         extra_keys: None,
     };
-    Transition::Stored { tier: Tier::Device, parent: None, blocks: (1..=blocks).map(block).collect() }
+    Transition::Stored { tier: Tier::Device, parent: None, blocks: (1..).zip(contents).map(block).collect() }
 }
 
 struct Rig {
@@ -56,14 +57,19 @@ struct Rig {
 }
 
 impl Rig {
-    /// A stream that holds so many blocks.
+    /// A stream that holds so many blocks, whose contents are their hashes.
     fn new(blocks: u64, needs: Resumption, marks: &[(u64, Marks)]) -> Self {
+        let contents: Vec<u64> = (1..=blocks).collect();
+        Self::of(&contents, needs, marks)
+    }
+
+    fn of(contents: &[u64], needs: Resumption, marks: &[(u64, Marks)]) -> Self {
         let catalog = Catalog::new(Options::default());
         let identity = Identity { model: "m".to_owned(), worker_id: 1, routing_group: String::new() };
         let id = StreamId::new(EngineId::new("e"), 0);
         let mut feed = catalog.join(id, identity, None, view());
         feed.begin_load(view(), &Arc::new(needs));
-        feed.load(&[stored(blocks)]);
+        feed.load(&[stored(contents)]);
         feed.set_sides(marks);
         feed.end_load(1);
         Self { catalog, feed }
@@ -119,6 +125,26 @@ fn whole_units_and_the_last_block_count_without_other_groups() {
     let needs = Resumption { units: [4, 1, 1, 1], drops_last: true, ..Resumption::default() };
     let rig = Rig::new(10, needs, &[]);
     assert_eq!(rig.ask(), [([7, 9, 9, 9], [10; 4], Vec::new())]);
+}
+
+#[test]
+fn the_last_token_is_computed_in_any_case_so_a_boundary_at_the_end_is_none() {
+    let tokens: Vec<u32> = (0..4 * BLOCK_SIZE).collect();
+    let mut contents = Vec::new();
+    hash_blocks(&tokens, BLOCK_SIZE as usize, Namespace::PLAIN, &mut contents);
+    let state =
+        Side { group: None, kind: SpecKind::State, need: Need::Run { blocks: 1, stride: 1, tail: false } };
+    let needs = Resumption { sides: vec![state], ..Resumption::default() };
+    // States after the second block and after the fourth, where this prompt ends.
+    let rig = Rig::of(&contents, needs, &[(2, marks(&[0])), (4, marks(&[0]))]);
+    let resumed = |ids: &[u32]| {
+        let prompt = Prompt::Tokens { ids, namespace: Namespace::PLAIN };
+        let roster = rig.catalog.model("m").unwrap();
+        roster.ask(&prompt, &[Trust::Exact], |answer| answer.matches().next().map(|found| found.blocks()))
+    };
+    assert_eq!(resumed(&tokens), Some(2));
+    let longer: Vec<u32> = (0..=4 * BLOCK_SIZE).collect();
+    assert_eq!(resumed(&longer), Some(4));
 }
 
 #[test]
