@@ -59,7 +59,7 @@ impl Tier {
     }
 
     /// Whether engines tell when blocks leave a medium. vLLM's storage behind the host does not, nor do the stores of Mooncake and
-    /// LMCache, which write `cpu` in lower case.
+    /// `LMCache`, which write `cpu` in lower case.
     pub fn tells_removals(medium: Option<&str>) -> bool {
         !matches!(medium, Some("STORAGE" | "FS" | "OBJ" | "cpu" | "CXL"))
     }

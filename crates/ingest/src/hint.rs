@@ -32,14 +32,21 @@ pub(crate) async fn fetch(client: &HttpClient, base: &str) -> Hint {
 
 fn parse(page: &str) -> Hint {
     let mut hint = Hint::default();
+    let mut ranks_differ = false;
     for line in page.lines() {
         if let Some(value) = line.strip_prefix("process_start_time_seconds ") {
             let seconds: Option<f64> = value.trim().parse().ok();
             hint.start_time_ms = seconds.filter(|s| s.is_finite() && *s > 0.0).map(|s| (s * 1000.0) as u64);
         } else if line.starts_with("vllm:cache_config_info{") {
             let blocks = label(line, "num_gpu_blocks").and_then(|text| text.parse::<u64>().ok());
-            hint.usable_blocks = blocks.and_then(|blocks| blocks.checked_sub(1)).filter(|&blocks| blocks > 0);
+            let usable = blocks.and_then(|blocks| blocks.checked_sub(1)).filter(|&blocks| blocks > 0);
+            ranks_differ |= hint.usable_blocks.is_some_and(|other| usable != Some(other));
+            hint.usable_blocks = usable;
         }
+    }
+    if ranks_differ {
+        // Which of them is ours is not said.
+        hint.usable_blocks = None;
     }
     hint
 }
@@ -72,5 +79,12 @@ mod tests {
         assert_eq!(hint, Hint { start_time_ms: Some(1_794_711_550_000), usable_blocks: Some(95) });
         assert_eq!(parse("nothing\nprocess_start_time_seconds NaN\n"), Hint::default());
         assert_eq!(parse("vllm:cache_config_info{num_gpu_blocks=\"None\"} 1"), Hint::default());
+        let ranks = |other: u32| {
+            parse(&format!(
+                "vllm:cache_config_info{{engine=\"0\",num_gpu_blocks=\"96\"}} 1\n\
+                 vllm:cache_config_info{{engine=\"1\",num_gpu_blocks=\"{other}\"}} 1\n"
+            ))
+        };
+        assert_eq!((ranks(96).usable_blocks, ranks(95).usable_blocks), (Some(95), None));
     }
 }

@@ -47,6 +47,8 @@ pub struct StreamStatus {
     pub digest: StateDigest,
     /// Stores that wait for their parent.
     pub waiting: usize,
+    /// Blocks of which nothing but the hash is known, in every place that holds them.
+    pub unjoined: u64,
     /// Dictionary entries, held or not.
     pub dictionary: usize,
     /// Bytes of the live state (estimated).
@@ -337,6 +339,7 @@ impl Stream {
             blocks: journal.state().blocks_by_tier(),
             digest: journal.state().digest(),
             waiting: journal.state().waiting(),
+            unjoined: journal.state().unjoined(),
             dictionary: journal.state().entries(),
             state_bytes: journal.state().bytes(),
             window_bytes: journal.window_bytes(),

@@ -155,7 +155,7 @@ impl Streams {
             }
             Ok(())
         })?;
-        let plain: [Plain; 8] = [
+        let plain: [Plain; 9] = [
             ("kvplane_stream_epoch", "The publisher's life, unix milliseconds", |s| s.epoch.as_u64()),
             ("kvplane_stream_last_sequence", "The engine's number of the last batch", |s| {
                 s.engine_sequence.unwrap_or(0)
@@ -164,6 +164,7 @@ impl Streams {
                 s.known_from.unwrap_or(0)
             }),
             ("kvplane_stream_waiting_blocks", "Blocks that wait for their parent", |s| s.waiting as u64),
+            ("kvplane_stream_unjoined_blocks", "Blocks known by their hash alone", |s| s.unjoined),
             ("kvplane_stream_dictionary_blocks", "Blocks known, held or not", |s| s.dictionary as u64),
             ("kvplane_stream_state_bytes", "Bytes of the live state", |s| s.state_bytes as u64),
             ("kvplane_stream_window_bytes", "Bytes of the replay window", |s| s.window_bytes as u64),

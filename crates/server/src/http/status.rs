@@ -95,6 +95,7 @@ struct WindowStatus {
 struct StateStatus {
     dictionary: usize,
     waiting: usize,
+    unjoined: u64,
     bytes: usize,
 }
 
@@ -172,6 +173,7 @@ fn rank(stream: &Stream) -> RankStatus {
         state: StateStatus {
             dictionary: status.dictionary,
             waiting: status.waiting,
+            unjoined: status.unjoined,
             bytes: status.state_bytes,
         },
         counters: CounterStatus {
@@ -208,7 +210,10 @@ pub(super) fn counters(status: &StreamStatus) -> Vec<(&'static str, u64)> {
         ("unknown_events", keep.unknown_events),
         ("unknown_fields", keep.unknown_fields),
         ("unknown_removals", keep.unknown_removals),
+        ("misplaced_removals", keep.misplaced_removals),
         ("proven_blocks", keep.proven_blocks),
+        ("reannounced_blocks", keep.reannounced_blocks),
+        ("over_counts", keep.over_counts),
         ("unrecorded_blocks", keep.unrecorded_blocks),
         ("sparse_stores", keep.sparse_stores),
         ("placeholder_stores", keep.placeholder_stores),

@@ -484,6 +484,9 @@ impl Continuity {
             self.counters.unproven += 1;
         }
         self.out.push_back(Action::NewEpoch(cause));
+        // How many blocks this life has is asked anew. When it began was asked before the verdict, and is not waited for.
+        self.next_id += 1;
+        self.out.push_back(Action::Hint { id: self.next_id });
         self.last = None;
         self.fresh = true;
         self.start_told = false;

@@ -6,6 +6,7 @@ use kvplane_core::Reason;
 use kvplane_wire::{Batch, Event, RejectedKind};
 
 use super::Journal;
+use super::reannounced::Telling;
 use crate::change::{Change, Transition};
 use crate::clock::Now;
 use crate::state::{Attributes, Place, SlotId};
@@ -24,12 +25,23 @@ pub(super) struct Effects {
     pub(super) attached: Vec<SlotId>,
     /// The last store's blocks have something else in common than it says: they inherited a salt or an adapter, or are known.
     pub(super) inherited: Option<Arc<Attributes>>,
-    /// One hash came for two different blocks.
-    pub(super) ambiguous: bool,
-    /// A second block with a hash that is held.
-    pub(super) shared_hash: bool,
+    /// What stores showed that makes answers worth less.
+    pub(super) doubts: Vec<Reason>,
     /// Hashes of device blocks of the main group that came without their tokens.
     pub(super) unresolved: Vec<u64>,
+    /// The device was cleared, and perhaps other tiers.
+    pub(super) cleared: bool,
+    /// What stores that may have announced nothing new said, by their number in the batch.
+    pub(super) tellings: Vec<(usize, Telling)>,
+}
+
+impl Effects {
+    /// A store shows that answers are worth less.
+    pub(super) fn doubt(&mut self, reason: Reason) {
+        if !self.doubts.contains(&reason) {
+            self.doubts.push(reason);
+        }
+    }
 }
 
 impl Journal {
@@ -45,12 +57,14 @@ impl Journal {
             self.known_from = Some(engine_sequence);
             self.trust_changed = true;
         }
-        for event in &batch.events {
+        for (at, event) in batch.events.iter().enumerate() {
             self.counters.events += 1;
             match event {
-                Event::Stored(stored) => self.apply_stored(batch, stored, &mut effects, now),
-                Event::Removed(removed) => self.apply_removed(batch, removed, &mut effects),
-                Event::Cleared { ownership } => self.apply_cleared(*ownership, engine_sequence, &mut effects),
+                Event::Stored(stored) => self.apply_stored(batch, (at, stored), &mut effects, now),
+                Event::Removed(removed) => self.apply_removed(batch, removed, &mut effects, now),
+                Event::Cleared { ownership } => {
+                    self.apply_cleared(*ownership, engine_sequence, &mut effects, now);
+                }
                 Event::Moved(moved) => self.apply_moved(moved, &mut effects, now),
                 Event::Created(created) => self.apply_created(*created, &mut effects, now),
                 Event::Unknown { .. } => {
@@ -74,15 +88,15 @@ impl Journal {
             }
         }
         self.engine_sequence = Some(engine_sequence);
-        if effects.ambiguous {
-            self.degrade(Reason::AmbiguousHash, now);
+        for reason in std::mem::take(&mut effects.doubts) {
+            self.degrade(reason, now);
         }
-        if effects.shared_hash {
-            self.degrade(Reason::SharedHash, now);
-        }
+        self.forget_beside_clear(&mut effects, now);
         self.note_unresolved(&effects);
         self.check_capacity();
+        self.note_standing_reasons(now);
         self.push(Some(engine_sequence), batch.timestamp, effects.changes, effects.transitions);
+        self.check_over_count(now);
     }
 
     /// Notes whether blocks without tokens are left at the end of a batch.

@@ -2,55 +2,108 @@
 
 use std::sync::Arc;
 
-use kvplane_core::Tier;
+use kvplane_core::{Reason, Tier, Trust};
 
 use super::apply::Effects;
 use super::{ClearScope, Journal};
 use crate::change::{Change, Transition};
+use crate::clock::Now;
 use crate::state::Place;
 
 impl Journal {
-    /// A clear empties the device for sure. What other tiers keep vLLM does not say, so they stay as they are there.
+    /// A clear empties the device for sure. Whether it reaches the other tiers vLLM does not say: what they hold is not known from
+    /// here on, so nothing of it is said to be held until it is stored again.
     pub(super) fn apply_cleared(
         &mut self,
         ownership: Option<&str>,
         engine_sequence: u64,
         effects: &mut Effects,
+        now: Now,
     ) {
         self.counters.clears += 1;
-        let scope = self.options.semantics.clears;
-        let cleared = |place: &Place| match ownership {
-            None if scope == ClearScope::Everything => true,
-            None => place.tier == Tier::Device && place.ownership.is_none(),
-            Some(owner) => place.ownership.as_deref() == Some(owner),
-        };
+        let cleared = |place: &Place| ownership.is_none_or(|owner| place.ownership.as_deref() == Some(owner));
         let places: Vec<Arc<Place>> =
             self.state.places.iter().filter(|(_, place)| cleared(place)).map(|(_, p)| p.clone()).collect();
-        let mut elsewhere = self.state.held_elsewhere();
-        elsewhere.retain(|(place, _)| cleared(place));
-        let everything = ownership.is_none() && self.state.nothing_but(cleared);
-        if everything {
-            self.untranslatable = false;
-            self.replace_state();
-            effects.transitions.push(Transition::Cleared);
-        } else {
-            self.drop_visibly(cleared, effects);
-        }
         // A clear of an owner that holds nothing is no event.
-        let nothing = ownership.is_some() && places.is_empty();
-        if !nothing {
-            effects.changes.push(Change::Cleared { places, elsewhere });
+        if ownership.is_some() && places.is_empty() {
+            return;
         }
-        if everything {
-            // The whole state is known again: it is empty. Unless another tier turns up later, of which we cannot know
-            // what it held before.
-            let restores = self.trust.level() != kvplane_core::Trust::Exact;
-            self.other_tiers_unknown = restores && scope == ClearScope::Device;
-            if restores {
-                self.restore_trust();
-                self.trust_changed = true;
-                self.known_from = Some(engine_sequence);
-            }
+        let was_exact = self.trust.level() == Trust::Exact;
+        let on_device_alone = self.options.semantics.clears == ClearScope::Device;
+        // What they held before is as unknown as what is left of it.
+        let others_unknown = ownership.is_none()
+            && on_device_alone
+            && (!self.state.nothing_but(is_device)
+                || !was_exact && self.state.places.iter().any(|(_, place)| !is_device(place)));
+        // A block that is stored there again may come without its tokens.
+        self.clear_places(places, others_unknown, effects);
+        if ownership.is_some() {
+            return;
+        }
+        // The whole state is known again: it is empty. Unless another tier turns up later, of which we cannot know what it
+        // held before.
+        effects.cleared = on_device_alone;
+        if !was_exact {
+            self.restore_trust();
+            self.trust_changed = true;
+            self.known_from = Some(engine_sequence);
+            self.other_tiers_unknown |= on_device_alone;
+        }
+        if others_unknown {
+            self.degrade(Reason::TierHistory, now);
         }
     }
+
+    /// A batch with a clear tells what other tiers did behind what the device did, whenever that was: a store there may be older than
+    /// the clear, and is not known to have outlived it.
+    pub(super) fn forget_beside_clear(&mut self, effects: &mut Effects, now: Now) {
+        if !effects.cleared || self.state.nothing_but(is_device) {
+            return;
+        }
+        self.forget_other_tiers(effects);
+        self.degrade(Reason::TierHistory, now);
+    }
+
+    /// What is held outside of the device is not known any more.
+    fn forget_other_tiers(&mut self, effects: &mut Effects) {
+        let others = self.state.places.iter().filter(|(_, place)| !is_device(place));
+        let others = others.map(|(_, place)| place.clone()).collect();
+        self.clear_places(others, true, effects);
+    }
+
+    fn clear_places(&mut self, places: Vec<Arc<Place>>, keep_dictionary: bool, effects: &mut Effects) {
+        let mut elsewhere = self.state.held_elsewhere();
+        elsewhere.retain(|(place, _)| places.contains(place));
+        self.empty_places(&places, keep_dictionary, effects);
+        effects.changes.push(Change::Cleared { places, elsewhere });
+    }
+
+    /// Drops what places hold, and tells what that takes out of sight. What blocks are stays known where others hold any; or where that
+    /// is wanted, but for blocks that waited: whoever follows would have to know that they did.
+    pub(super) fn empty_places(
+        &mut self,
+        places: &[Arc<Place>],
+        keep_dictionary: bool,
+        effects: &mut Effects,
+    ) {
+        let emptied = |place: &Place| places.iter().any(|named| named.name().names(place));
+        let of_an_owner = !places.is_empty() && places.iter().all(|place| place.ownership.is_some());
+        if of_an_owner || !self.state.nothing_but(emptied) {
+            self.drop_visibly(emptied, effects);
+            return;
+        }
+        self.untranslatable = false;
+        if keep_dictionary {
+            self.state.drop_places(emptied);
+            self.state.stop_waiting_at_all();
+        } else {
+            self.replace_state();
+        }
+        effects.transitions.push(Transition::Cleared);
+    }
+}
+
+/// Whether a place is the engine's own on its device, which every clear reaches.
+fn is_device(place: &Place) -> bool {
+    place.tier == Tier::Device && place.ownership.is_none()
 }

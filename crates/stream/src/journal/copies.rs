@@ -1,19 +1,26 @@
 //! Copies: what a second store means, and what their sum proves.
 
-use kvplane_core::Tier;
+use kvplane_core::{Reason, Tier, Trust};
 
 use super::{Duplicates, Journal};
+use crate::clock::Now;
 
 impl Journal {
-    /// Where a block is held once, a second store is another block, and a removal may mean either: neither counts after it.
+    /// Where a block is held once, a second store is another block, and a removal may mean either: neither counts after it. Where copies
+    /// were counted too often, they are not counted any more.
     pub(super) fn duplicates(&self) -> Duplicates {
-        if self.options.semantics.held_once { Duplicates::Presence } else { self.options.duplicates }
+        if self.options.semantics.held_once || self.over_counted {
+            Duplicates::Presence
+        } else {
+            self.options.duplicates
+        }
     }
 
-    /// Knowing as many copies as the device has blocks is knowing everything.
+    /// Knowing as many copies as the device has blocks is knowing everything. All groups of a cache share its blocks.
     pub(super) fn check_capacity(&mut self) {
         let Some(capacity) = self.capacity else { return };
-        if self.trust.level() == kvplane_core::Trust::Lower
+        if self.trust.level() == Trust::Lower
+            && !self.over_counted
             && !self.state.has_other_tiers()
             && self.state.copies_in(Tier::Device) == capacity
         {
@@ -22,5 +29,17 @@ impl Journal {
             // Of the device, that is.
             self.other_tiers_unknown = true;
         }
+    }
+
+    /// More copies than the device has blocks: some stores announced nothing new, and which ones cannot be told any more. What a
+    /// copy too many stands for may be gone.
+    pub(super) fn check_over_count(&mut self, now: Now) {
+        if self.capacity.is_none_or(|capacity| self.state.copies_in(Tier::Device) <= capacity) {
+            return;
+        }
+        self.over_counted = true;
+        self.counters.over_counts += 1;
+        self.pass_over("store", "over_count", self.counters.over_counts);
+        self.drop_residency(Reason::OverCount, now);
     }
 }

@@ -21,10 +21,16 @@ pub struct JournalCounters {
     pub unknown_events: u64,
     /// Unknown fields and trailing elements passed over.
     pub unknown_fields: u64,
-    /// Removals of blocks that the place did not hold.
+    /// Removals of blocks that no place held.
     pub unknown_removals: u64,
+    /// Removals of blocks that another place held, and not the one that was named.
+    pub misplaced_removals: u64,
     /// Blocks that a later store proved to be held.
     pub proven_blocks: u64,
+    /// Blocks that were announced again, without a copy.
+    pub reannounced_blocks: u64,
+    /// Lives in which more copies were told than the engine has blocks.
+    pub over_counts: u64,
     /// Blocks not recorded because a budget was used up.
     pub unrecorded_blocks: u64,
     /// Sparse stores.

@@ -1,9 +1,10 @@
-//! What the engine says of itself, held against what is configured.
+//! What the engine says of itself, held against what is configured, and reasons that hold as long as something is so.
 
-use kvplane_core::Reason;
+use kvplane_core::{Reason, Tier};
 
 use super::Journal;
 use crate::clock::Now;
+use crate::state::Place;
 
 impl Journal {
     /// The engine says that its blocks have so many tokens. True if that contradicts the configured number, and did not before.
@@ -25,11 +26,47 @@ impl Journal {
         }
     }
 
-    /// The state is known whole again. What the engine says of itself is as wrong as before.
+    /// The state is known whole again. What the engine says of itself is as wrong as before, and what is so stays so.
     pub(super) fn restore_trust(&mut self) {
+        let standing: Vec<_> =
+            self.trust.active().iter().copied().filter(|active| self.stands(active.reason)).collect();
         self.trust.restore();
+        for active in standing {
+            self.trust.degrade(active.reason, active.since_ms);
+        }
         if let Some(since_ms) = self.misdescribed_since_ms {
             self.trust.degrade(Reason::BlockSize, since_ms);
+        }
+    }
+
+    /// Reasons that describe what is, and not what happened: they come and go with it.
+    pub(super) fn note_standing_reasons(&mut self, now: Now) {
+        for reason in [Reason::UnremovedTier] {
+            if self.stands(reason) {
+                self.degrade(reason, now);
+            } else {
+                self.trust_changed |= self.trust.resolve(reason);
+            }
+        }
+    }
+
+    fn stands(&self, reason: Reason) -> bool {
+        match reason {
+            Reason::UnremovedTier => !self.state.nothing_but(|place| self.tells_removals(place)),
+            _ => false,
+        }
+    }
+
+    /// Whether what leaves a place is told: the engine is known to, or has done so.
+    fn tells_removals(&self, place: &Place) -> bool {
+        Tier::tells_removals(place.medium.as_deref())
+            || self.removed_from.iter().any(|told| told.is_beside(place))
+    }
+
+    /// The engine tells what leaves a place.
+    pub(super) fn note_removal_from(&mut self, place: &Place) {
+        if !self.tells_removals(place) {
+            self.removed_from.push(place.clone());
         }
     }
 }

@@ -13,9 +13,12 @@ use crate::clock::Now;
 use crate::mirror::{MirroredState, Misfit, ToldEntry, chain_as_told, check};
 use crate::state::{Attributes, Place, PlaceId, SlotId};
 
-/// Whether batches were lost: then it is still known what blocks are, but not where they lie.
+/// Whether batches were lost, or copies counted too often: then it is still known what blocks are, but not where they lie.
 fn is_loss(reason: Reason) -> bool {
-    matches!(reason, Reason::Gap | Reason::Undecodable | Reason::StolenDrain | Reason::SuspectedDrain)
+    matches!(
+        reason,
+        Reason::Gap | Reason::Undecodable | Reason::StolenDrain | Reason::SuspectedDrain | Reason::OverCount
+    )
 }
 
 /// A block that is said to be attached now. It was told before the block that it waited for.
@@ -323,14 +326,6 @@ impl Journal {
                 *place = self.state.places.get(id).clone();
             }
         }
-        let cleared = |place: &Place| places.iter().any(|told| told.name().names(place));
-        let of_an_owner = !places.is_empty() && places.iter().all(|place| place.ownership.is_some());
-        if !of_an_owner && self.state.nothing_but(cleared) {
-            self.untranslatable = false;
-            self.replace_state();
-            effects.transitions.push(Transition::Cleared);
-        } else {
-            self.drop_visibly(cleared, effects);
-        }
+        self.empty_places(places, false, effects);
     }
 }

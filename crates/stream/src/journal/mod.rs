@@ -9,6 +9,7 @@ mod described;
 mod levels;
 mod mirror;
 mod page_hash;
+mod reannounced;
 mod removals;
 mod sides;
 mod snapshot;
@@ -23,7 +24,7 @@ use kvplane_core::{Continuity as Standing, Cursor, EngineKind, Epoch, Reason, St
 use crate::change::{Change, Entry, Transition};
 use crate::clock::Now;
 use crate::continuity::EpochCause;
-use crate::state::{Attributes, BlockImage, CutAborted, Image, Limits, State};
+use crate::state::{Attributes, BlockImage, CutAborted, Image, Limits, Place, State};
 pub use counters::{JournalCounters, PassedOver};
 use levels::MainWindow;
 use page_hash::PageHashes;
@@ -199,8 +200,14 @@ pub struct Journal {
     learned_block_size: Option<u32>,
     /// Since when the engine's own word contradicts the configured block size.
     misdescribed_since_ms: Option<u64>,
+    /// Places of which nobody would have thought that their removals are told, and they were. One per tier, whatever its group.
+    removed_from: Vec<Place>,
     /// The engine's usable device blocks, where it says so.
     capacity: Option<u64>,
+    /// More copies were told in this life than the device has blocks.
+    over_counted: bool,
+    /// Blocks have been announced again in this life: somebody asks for full reports.
+    reports_in_full: bool,
     page_hashes: PageHashes,
     /// Where groups are told by their windows.
     main_window: Option<MainWindow>,
@@ -244,7 +251,10 @@ impl Journal {
             last_attributes: Arc::default(),
             learned_block_size: None,
             misdescribed_since_ms: None,
+            removed_from: Vec::new(),
             capacity: None,
+            over_counted: false,
+            reports_in_full: false,
             page_hashes: PageHashes::default(),
             main_window: None,
             other_tiers_unknown: false,
@@ -424,10 +434,11 @@ impl Journal {
         self.learned_block_size = None;
         self.page_hashes = PageHashes::default();
         self.main_window = None;
-        if self.options.semantics.windows {
-            // Told once, at the beginning of a life.
-            self.capacity = None;
-        }
+        // Whoever lives now has yet to say it.
+        self.capacity = None;
+        self.over_counted = false;
+        self.reports_in_full = false;
+        self.removed_from.clear();
         self.other_tiers_unknown = false;
         self.untranslatable = false;
         // Subscribers learn of the new life by an entry of its own.

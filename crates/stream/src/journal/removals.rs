@@ -1,11 +1,13 @@
 //! Applying removals.
 
+use kvplane_core::{Reason, Tier, Trust};
 use kvplane_wire::{Batch, Hash, Removed};
 use smallvec::SmallVec;
 
 use super::apply::Effects;
 use super::{Duplicates, Journal};
 use crate::change::{Change, RemovedBlock};
+use crate::clock::Now;
 use crate::state::{PlaceId, PlaceName, SlotId};
 use crate::transitions::push_removed;
 
@@ -15,6 +17,7 @@ impl Journal {
         batch: &Batch<'_, '_>,
         removed: &Removed<'_>,
         effects: &mut Effects,
+        now: Now,
     ) {
         let hashes = batch.removed_hashes(removed);
         self.counters.blocks_removed += hashes.len() as u64;
@@ -29,7 +32,9 @@ impl Journal {
             return;
         }
         let Some(place) = self.state.places.find(name) else {
-            self.counters.unknown_removals += hashes.len() as u64;
+            for hash in hashes {
+                self.note_stray_removal(hash.bits, name, now);
+            }
             return;
         };
         let mut blocks = Vec::with_capacity(hashes.len());
@@ -45,12 +50,31 @@ impl Journal {
             let known = slot.filter(|&slot| self.state.is_hash(slot, hash.bits));
             match known.filter(|&slot| self.state.copies(slot, place) > 0) {
                 Some(slot) => blocks.push(self.take_copies(slot, hash.bits, place, copies, effects)),
-                None => self.counters.unknown_removals += 1,
+                None => self.note_stray_removal(hash.bits, name, now),
             }
         }
         if !blocks.is_empty() {
             let place = self.state.places.get(place).clone();
+            self.note_removal_from(&place);
             effects.changes.push(Change::Removed { place, blocks });
+        }
+    }
+
+    /// A place is said to lose what it was not known to hold. Nothing changes; but who knows everything of the device would have known
+    /// it, so that a removal before may have been meant for another tier.
+    fn note_stray_removal(&mut self, hash: u64, name: PlaceName<'_>, now: Now) {
+        let slot = self.state.find(hash);
+        if slot.is_some_and(|slot| self.state.held_where(slot, |_| true)) {
+            self.counters.misplaced_removals += 1;
+        } else {
+            self.counters.unknown_removals += 1;
+        }
+        let counted = self.duplicates() == Duplicates::Count;
+        if counted
+            && Tier::of(name.medium, name.locality) == Tier::Device
+            && self.trust.level() == Trust::Exact
+        {
+            self.degrade(Reason::UnknownRemoval, now);
         }
     }
 

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Names, Reason, Tier};
-use kvplane_wire::{Batch, Hash, Layout, Stored, Tokens};
+use kvplane_core::{Locality, Names, Reason, Tier};
+use kvplane_wire::{Batch, Event, Hash, Layout, Stored, Tokens};
 
 use super::apply::Effects;
 use super::page_hash::hidden_namespace;
+use super::reannounced::Telling;
 use super::{Duplicates, Journal};
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
 use crate::clock::Now;
@@ -25,11 +26,21 @@ struct BlockAt {
     hidden: bool,
 }
 
+/// Where a store's blocks lie.
+pub(super) fn place_name<'f>(stored: &Stored<'f>) -> PlaceName<'f> {
+    PlaceName {
+        medium: stored.medium,
+        locality: stored.locality,
+        ownership: stored.ownership,
+        group: stored.group,
+    }
+}
+
 impl Journal {
     pub(super) fn apply_stored(
         &mut self,
         batch: &Batch<'_, '_>,
-        stored: &Stored<'_>,
+        (at, stored): (usize, &Stored<'_>),
         effects: &mut Effects,
         now: Now,
     ) {
@@ -43,12 +54,7 @@ impl Journal {
         }
         let layout =
             if layout == Layout::Dense && self.withholds_keys(stored) { Layout::HashOnly } else { layout };
-        let name = PlaceName {
-            medium: stored.medium,
-            locality: stored.locality,
-            ownership: stored.ownership,
-            group: stored.group,
-        };
+        let name = place_name(stored);
         // Both may begin the state anew: before anything of it is looked up.
         self.learn_window(stored.sliding_window, stored.group, effects, now);
         let hidden = layout == Layout::Dense && self.has_hidden_namespace(batch, stored, effects, now);
@@ -59,6 +65,9 @@ impl Journal {
         };
         let place_ref = self.state.places.get(place).clone();
         self.note_place(&place_ref, now);
+        if self.is_told_again(batch, at, &place_ref, effects) {
+            return;
+        }
         let attributes = self.attributes(batch, stored);
         let mut change = StoredChange {
             cause: StoreCause::Announced,
@@ -87,6 +96,7 @@ impl Journal {
                 self.check_block_size(stored.block_size, now);
             }
         }
+        let chained = layout == Layout::Dense;
         for (at, &hash) in hashes.iter().enumerate() {
             let parent = match (layout, at) {
                 (Layout::Dense, 0) => {
@@ -99,6 +109,7 @@ impl Journal {
             let block = BlockAt { at, hash, parent, place, hidden };
             match self.store_block(batch, stored, block, &change.attributes, effects) {
                 Ok(block) => change.blocks.push(block),
+                Err(refusal) if !chained => self.refuse(refusal, 1, now),
                 Err(refusal) => {
                     // What follows builds on this block; recording it would only make it wait.
                     self.refuse(refusal, hashes.len() - at, now);
@@ -117,6 +128,30 @@ impl Journal {
         let cold = Tier::of(stored.medium, stored.locality) != Tier::Device;
         let names_keys = self.options.semantics.cold_stores_name_keys || stored.names_keys();
         cold && !names_keys && Tier::tells_removals(stored.medium)
+    }
+
+    /// Whether a store announces what is held already, so that nothing changes.
+    fn is_told_again(
+        &mut self,
+        batch: &Batch<'_, '_>,
+        at: usize,
+        place: &Place,
+        effects: &mut Effects,
+    ) -> bool {
+        let telling = self.telling(batch, at, &effects.tellings);
+        if telling == Telling::Another {
+            return false;
+        }
+        effects.tellings.push((at, telling));
+        if let Event::Stored(stored) = &batch.events[at] {
+            self.counters.reannounced_blocks += batch.stored_hashes(stored).len() as u64;
+        }
+        match telling {
+            Telling::Either if place.proves_ancestors() => effects.doubt(Reason::Presence),
+            Telling::Either => effects.doubt(Reason::Reannounced),
+            Telling::Again | Telling::Another => self.reports_in_full = true,
+        }
+        true
     }
 
     fn store_block(
@@ -138,8 +173,9 @@ impl Journal {
             let size = stored.block_size as usize;
             let tokens = batch.tokens(stored).slice(at * size, size).unwrap_or_default();
             let known = self.state.chain(slot, stored.block_size);
-            effects.ambiguous |=
-                known.is_some_and(|known| known.parent != parent || *known.tokens != *tokens);
+            if known.is_some_and(|known| known.parent != parent || *known.tokens != *tokens) {
+                effects.doubt(Reason::AmbiguousHash);
+            }
             let undefined = known.is_none();
             let chain = || Chain {
                 block_size: stored.block_size,
@@ -156,7 +192,15 @@ impl Journal {
             }
         }
         let before = self.state.copies(slot, place);
-        effects.shared_hash |= before > 0 && self.options.semantics.held_once;
+        if before == 0 && !self.state.has_room_unjoined(slot) {
+            self.state.release(slot);
+            return Err(Refusal::Waiting);
+        }
+        if before > 0 && self.options.semantics.held_once {
+            effects.doubt(Reason::SharedHash);
+        } else if before > 0 && self.duplicates() == Duplicates::Presence {
+            effects.doubt(Reason::Presence);
+        }
         let copies = match self.duplicates() {
             Duplicates::Count => before.saturating_add(1),
             Duplicates::Presence => 1,
@@ -236,7 +280,9 @@ impl Journal {
     }
 
     pub(super) fn note_place(&mut self, place: &Place, now: Now) {
-        if place.tier == Tier::Unknown {
+        let is_elsewhere_unknown =
+            place.locality.as_deref().map(Locality::from_wire) == Some(Locality::Unknown);
+        if place.tier == Tier::Unknown || is_elsewhere_unknown {
             self.degrade(Reason::UnknownMedium, now);
         }
         if place.tier != Tier::Device && std::mem::take(&mut self.other_tiers_unknown) {

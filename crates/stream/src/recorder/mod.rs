@@ -73,6 +73,8 @@ pub struct Recorder {
     dialect: Dialect,
     decoder: Decoder,
     foreign_replays: u64,
+    /// Answers to older hints speak of another life's capacity.
+    hints_from: u64,
     last_standing: Standing,
     last_trust: (Trust, Option<Reason>),
     asks: Vec<Ask>,
@@ -99,6 +101,7 @@ impl Recorder {
         let journal = Journal::new(keep, rank, now);
         Self {
             foreign_replays: 0,
+            hints_from: 0,
             last_standing: follower.standing(),
             last_trust: trust_of(&journal),
             follower,
@@ -167,7 +170,10 @@ impl Recorder {
         while let Some(action) = self.follower.poll() {
             match action {
                 Action::Replay { id, from } => self.asks.push(Ask::Replay { id, from }),
-                Action::Hint { id } => self.asks.push(Ask::Hint { id }),
+                Action::Hint { id } => {
+                    self.hints_from = self.hints_from.min(id);
+                    self.asks.push(Ask::Hint { id });
+                }
                 Action::Resubscribe => self.asks.push(Ask::Resubscribe),
                 Action::Apply(batch) => {
                     let broken = match self.decoder.decode_as(self.dialect, &batch.payload) {
@@ -187,6 +193,7 @@ impl Recorder {
                 }
                 Action::NewEpoch(cause) => {
                     self.journal.begin_epoch(cause, now);
+                    self.hints_from = u64::MAX;
                     self.happenings.push(Happening::Epoch(self.journal.epoch(), cause));
                 }
                 Action::HeardFromStart => self.journal.heard_from_start(),

@@ -101,12 +101,8 @@ impl State {
                 parent
             }
         };
-        self.touch(slot);
-        self.bytes += chain.cost();
-        let slot_ref = &mut self.slots[slot as usize];
-        let at = slot_ref.chains.len();
-        let was_attached = slot_ref.chains.iter().any(|chain| chain.attached);
-        slot_ref.chains.push(chain);
+        let was_attached = self.attached_chain(slot).is_some();
+        let at = self.add_chain(slot, chain);
         self.attach_one(slot, at, parent);
         if !was_attached && !self.waiting.is_empty() {
             self.attach_waiting(slot, attached);
@@ -135,9 +131,9 @@ impl State {
         };
         let was_attached = self.attached_chain(slot).is_some();
         let content = told.content;
-        self.touch(slot);
-        self.bytes += told.cost();
         let at = if let Some(at) = known {
+            self.touch(slot);
+            self.bytes += told.cost();
             let old = std::mem::replace(&mut self.slots[slot as usize].chains[at], told);
             self.bytes -= old.cost();
             if let Parent::Block(parent) = old.parent {
@@ -145,8 +141,7 @@ impl State {
             }
             at
         } else {
-            self.slots[slot as usize].chains.push(told);
-            self.slots[slot as usize].chains.len() - 1
+            self.add_chain(slot, told)
         };
         self.link(slot, at, parent);
         self.slots[slot as usize].chains[at].content = content;
@@ -163,10 +158,22 @@ impl State {
         }
         self.waiting.entry(parent).or_default().push(slot);
         self.waiting_count += 1;
+        self.add_chain(slot, chain);
+        Ok(())
+    }
+
+    /// Notes what a block is; returns which of its chains that is.
+    fn add_chain(&mut self, slot: SlotId, chain: Chain) -> usize {
         self.touch(slot);
         self.bytes += chain.cost();
-        self.slots[slot as usize].chains.push(chain);
-        Ok(())
+        let (places, slot) = (&mut self.places, &mut self.slots[slot as usize]);
+        if slot.chains.is_empty() {
+            // Until now there was only its hash.
+            slot.holdings.retain(|holding| places.is_current(holding));
+            slot.holdings.iter().for_each(|holding| places.join(holding.place));
+        }
+        slot.chains.push(chain);
+        slot.chains.len() - 1
     }
 
     /// Attaches everything that waited for a block, and for that, and so on.
@@ -227,6 +234,20 @@ impl State {
             if list.is_empty() {
                 self.waiting.remove(&parent);
             }
+        }
+    }
+
+    /// Forgets what waits for blocks that are not known, where nothing is held any more. What is known up to the start of its
+    /// prompt stays.
+    pub(crate) fn stop_waiting_at_all(&mut self) {
+        self.waiting_count = 0;
+        for slot in std::mem::take(&mut self.waiting).into_values().flatten() {
+            self.touch(slot);
+            let chains = &mut self.slots[slot as usize].chains;
+            let costs: usize = chains.iter().filter(|chain| !chain.attached).map(Chain::cost).sum();
+            chains.retain(|chain| chain.attached);
+            self.bytes -= costs;
+            self.release(slot);
         }
     }
 

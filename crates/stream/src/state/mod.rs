@@ -40,7 +40,7 @@ pub(crate) type SlotId = u32;
 pub struct Limits {
     /// Estimated bytes of slots, tokens and keys.
     pub max_bytes: usize,
-    /// Stores that may wait for an unknown parent.
+    /// Blocks that may wait for an unknown parent, and as many again of which nothing but the hash is known.
     pub max_waiting: usize,
 }
 
@@ -123,6 +123,16 @@ impl State {
     /// Stores that wait for their parent.
     pub fn waiting(&self) -> usize {
         self.waiting_count
+    }
+
+    /// Blocks of which nothing but the hash is known, in every place that holds them: held, and credited to nobody.
+    pub fn unjoined(&self) -> u64 {
+        self.places.unjoined()
+    }
+
+    /// Whether one more block may be recorded of which nothing but the hash is known.
+    pub(crate) fn has_room_unjoined(&self, slot: SlotId) -> bool {
+        !self.slots[slot as usize].chains.is_empty() || self.unjoined() < self.limits.max_waiting as u64
     }
 
     /// Dictionary entries, held or not.
@@ -224,6 +234,8 @@ impl State {
                 }
             }
         }
+        // Whoever has the same blocks tells of as many runs, in whichever order it came to know them.
+        found.sort_by_key(|&(tier, _)| tier);
         found
     }
 
@@ -279,7 +291,7 @@ impl State {
                 slot.holdings.push(Holding { place, copies, generation });
             }
         }
-        places.count(place, slot.hash, old, copies);
+        places.count(place, slot.hash, old, copies, slot.chains.is_empty());
         if copies == 0 && old > 0 && slot.children > 0 {
             self.hole_version += 1;
         }

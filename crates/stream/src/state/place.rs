@@ -36,7 +36,7 @@ pub struct Place {
 impl Place {
     /// The place that a store names, with what it says of the group.
     fn new(name: PlaceName<'_>, spec_kind: Option<&str>, sliding_window: Option<u32>) -> Self {
-        Self::in_tier(Tier::from_medium(name.medium), name, spec_kind, sliding_window)
+        Self::in_tier(Tier::of(name.medium, name.locality), name, spec_kind, sliding_window)
     }
 
     fn in_tier(
@@ -50,7 +50,11 @@ impl Place {
             // Engines that name no kind have one group, or mean the first.
             None => name.group.unwrap_or(0) == 0,
         };
-        let is_local = name.locality.is_none_or(|word| Locality::from_wire(word) == Locality::Local);
+        let is_where_it_says = name.locality.is_none_or(|word| match Locality::from_wire(word) {
+            Locality::Local => true,
+            Locality::Remote => tier == Tier::Remote,
+            Locality::Unknown => false,
+        });
         let ours = name.ownership.is_none() && is_full_attention;
         Self {
             tier,
@@ -60,7 +64,7 @@ impl Place {
             group: name.group,
             spec_kind: spec_kind.map(Box::from),
             sliding_window,
-            is_main: tier != Tier::Unknown && is_local && ours,
+            is_main: tier != Tier::Unknown && is_where_it_says && ours,
             proves_ancestors: tier == Tier::Device && ours,
             seed: PlaceSeed::new(name.medium, name.locality, name.ownership, name.group),
         }
@@ -77,6 +81,11 @@ impl Place {
         Self::in_tier(tier, PlaceName { medium, locality, ownership, group }, spec_kind, sliding_window)
     }
 
+    /// Whether another place is of the same tier of the engine, whatever its group.
+    pub(crate) fn is_beside(&self, other: &Place) -> bool {
+        PlaceName { group: other.group, ..self.name() }.names(other)
+    }
+
     /// What tells it from other places.
     pub(crate) fn name(&self) -> PlaceName<'_> {
         PlaceName {
@@ -87,8 +96,8 @@ impl Place {
         }
     }
 
-    /// Whether a peer's protocol that knows neither groups nor owners may be told of it: a tier that we know, on the
-    /// engine's own machine, of the group whose blocks are whole prefixes.
+    /// Whether a peer's protocol that knows neither groups nor owners may be told of it: a tier that we know, of the
+    /// group whose blocks are whole prefixes.
     pub fn is_main(&self) -> bool {
         self.is_main
     }
@@ -123,6 +132,8 @@ struct Known {
     generation: u32,
     blocks: u64,
     copies: u64,
+    /// Blocks of which nothing but the hash is known.
+    unjoined: u64,
     digest: StateDigest,
 }
 
@@ -172,7 +183,14 @@ impl Places {
         if self.known.len() >= Self::MAX {
             return None;
         }
-        self.known.push(Known { place, generation: 0, blocks: 0, copies: 0, digest: StateDigest::default() });
+        self.known.push(Known {
+            place,
+            generation: 0,
+            blocks: 0,
+            copies: 0,
+            unjoined: 0,
+            digest: StateDigest::default(),
+        });
         Some(PlaceId((self.known.len() - 1) as u16))
     }
 
@@ -192,11 +210,24 @@ impl Places {
         self.generation(holding.place) == holding.generation
     }
 
-    pub(super) fn count(&mut self, id: PlaceId, hash: u64, old: u32, new: u32) {
+    pub(super) fn count(&mut self, id: PlaceId, hash: u64, old: u32, new: u32, unjoined: bool) {
         let known = &mut self.known[usize::from(id.0)];
+        if unjoined {
+            known.unjoined = known.unjoined - u64::from(old > 0) + u64::from(new > 0);
+        }
         known.digest.change(known.place.seed, hash, old, new);
         known.copies = known.copies - u64::from(old) + u64::from(new);
         known.blocks = known.blocks - u64::from(old > 0) + u64::from(new > 0);
+    }
+
+    /// A block of which only the hash was known has been told.
+    pub(super) fn join(&mut self, id: PlaceId) {
+        self.known[usize::from(id.0)].unjoined -= 1;
+    }
+
+    /// Blocks of which nothing but the hash is known, in every place that holds them.
+    pub(super) fn unjoined(&self) -> u64 {
+        self.known.iter().map(|known| known.unjoined).sum()
     }
 
     pub(super) fn drop_where(&mut self, gone: impl Fn(&Place) -> bool) {
@@ -204,6 +235,7 @@ impl Places {
             known.generation = known.generation.wrapping_add(1);
             known.blocks = 0;
             known.copies = 0;
+            known.unjoined = 0;
             known.digest = StateDigest::default();
         }
     }

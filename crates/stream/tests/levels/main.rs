@@ -152,6 +152,12 @@ fn a_block_moves_in_one_step_and_is_removed_from_wherever_it_is() {
     assert_eq!(entries.len(), 1);
     let [Change::Stored(to), Change::Removed { place: from, .. }] = &entries[0].changes[..] else { panic!() };
     assert_eq!((to.place.tier, from.tier, to.blocks[0].tokens.is_some()), (Host, Device, true));
+    let [Transition::Stored { tier: to, .. }, Transition::Removed { tier: from, .. }] =
+        entries[0].transitions[..]
+    else {
+        panic!("whoever follows step by step sees it in both, and never in neither");
+    };
+    assert_eq!((to, from), (Host, Device));
     assert_eq!(rig.visible(), set(&[(Device, 1), (Host, 2)]));
     rig.tell(&[moved(2, 1, 0), moved(1, 0, 1)]);
     assert_eq!(rig.visible(), set(&[(Device, 2), (Host, 1)]));

@@ -2,97 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod copies;
+mod rig;
+mod tiers;
+
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use kvplane_core::{
     ContentHasher, EngineKind, Namespace, Reason, Tier, Trust, sglang_event_hash, sglang_page_digest,
 };
-use kvplane_stream::{
-    Change, Duplicates, Entry, Journal, JournalOptions, Layout, Limits, Now, Semantics, Snapshot, StoreCause,
-    Transition,
-};
-use kvplane_wire::encode::{Profile, encode_batch};
-use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
+use kvplane_stream::{Change, JournalOptions, Layout, Limits, Semantics, StoreCause, Transition};
+use kvplane_wire::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedStored};
 
-const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
-
-struct Rig {
-    journal: Journal,
-    next: u64,
-}
-
-impl Rig {
-    fn new() -> Self {
-        Self::with(JournalOptions::default())
-    }
-
-    fn with(options: JournalOptions) -> Self {
-        let mut journal = Journal::new(options, 0, NOW);
-        journal.heard_from_start();
-        Self { journal, next: 0 }
-    }
-
-    fn apply(&mut self, events: &[OwnedEvent]) -> std::sync::Arc<Entry> {
-        let before = self.journal.cursor();
-        let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(0), events);
-        let mut decoder = Decoder::default();
-        self.journal.apply(self.next, &decoder.decode(&payload).unwrap(), NOW);
-        self.next += 1;
-        self.journal.read_after(before, 1).unwrap().remove(0)
-    }
-
-    fn held(&self) -> BTreeMap<(Option<u32>, Tier, u64), u32> {
-        let residencies = self.journal.state().residencies();
-        residencies.map(|(place, hash, copies)| ((place.group, place.tier, hash), copies)).collect()
-    }
-
-    fn device(&self) -> BTreeMap<u64, u32> {
-        self.held()
-            .into_iter()
-            .filter(|((_, tier, _), _)| *tier == Tier::Device)
-            .map(|((_, _, h), c)| (h, c))
-            .collect()
-    }
-
-    fn snapshot(&mut self) -> Snapshot {
-        let mut builder = self.journal.begin_snapshot();
-        while !builder.gather() {
-            self.journal.step_snapshot(&mut builder, 2).unwrap();
-        }
-        builder.finish()
-    }
-}
-
-fn hashes(list: &[u64]) -> Vec<OwnedHash> {
-    list.iter().map(|&hash| OwnedHash::Unsigned(hash)).collect()
-}
-
-fn stored(list: &[u64], parent: Option<u64>) -> OwnedStored {
-    OwnedStored {
-        block_hashes: hashes(list),
-        parent: parent.map(OwnedHash::Unsigned),
-        token_ids: list.iter().flat_map(|&hash| [hash as u32 * 2, hash as u32 * 2 + 1]).collect(),
-        block_size: 2,
-        medium: Some("GPU".into()),
-        group: Some(0),
-        spec_kind: Some("full_attention".into()),
-        ..OwnedStored::default()
-    }
-}
-
-fn store(list: &[u64], parent: Option<u64>) -> OwnedEvent {
-    OwnedEvent::Stored(stored(list, parent))
-}
-
-fn remove(list: &[u64]) -> OwnedEvent {
-    OwnedEvent::Removed(OwnedRemoved {
-        block_hashes: hashes(list),
-        medium: Some("GPU".into()),
-        group: Some(0),
-        ..OwnedRemoved::default()
-    })
-}
+use rig::{NOW, Rig, hashes, placeholder, remove, store, stored};
 
 #[test]
 fn two_stores_and_one_removal_still_there() {
@@ -105,14 +27,6 @@ fn two_stores_and_one_removal_still_there() {
     rig.apply(&[remove(&[2, 2])]);
     assert_eq!(rig.device(), BTreeMap::from([(1, 1)]));
     assert_eq!(rig.journal.counters().unknown_removals, 1);
-}
-
-#[test]
-fn presence_counts_no_copies() {
-    let mut rig = Rig::with(JournalOptions { duplicates: Duplicates::Presence, ..JournalOptions::default() });
-    rig.apply(&[store(&[1], None), store(&[1], None)]);
-    rig.apply(&[remove(&[1])]);
-    assert!(rig.device().is_empty());
 }
 
 #[test]
@@ -223,12 +137,6 @@ fn groups_tiers_and_owners_are_places_of_their_own() {
         .map(|t| if let Transition::Stored { tier, .. } = t { *tier } else { panic!() })
         .collect();
     assert_eq!(tiers, [Tier::Device, Tier::Host], "side groups and owners are left out");
-    // A clear empties the device and says nothing of the rest.
-    let entry = rig.apply(&[OwnedEvent::Cleared]);
-    assert_eq!(rig.journal.state().blocks_by_tier(), [1, 1, 0, 0, 0]);
-    assert_eq!(entry.transitions, [Transition::Removed { tier: Tier::Device, hashes: vec![1] }]);
-    let Change::Cleared { places, .. } = &entry.changes[0] else { panic!() };
-    assert_eq!(places.len(), 2);
 }
 
 #[test]
@@ -256,7 +164,7 @@ fn sparse_stores_and_placeholders_are_kept_as_they_are() {
     let Change::Stored(change) = &entry.changes[1] else { panic!() };
     assert_eq!(
         (change.layout, change.place.tier, change.place.locality.as_deref()),
-        (Layout::HashOnly, Tier::Disk, Some("REMOTE"))
+        (Layout::HashOnly, Tier::Remote, Some("REMOTE"))
     );
     let counters = rig.journal.counters();
     assert_eq!((counters.sparse_stores, counters.placeholder_stores), (1, 1));
@@ -384,18 +292,6 @@ fn one_hash_for_two_different_blocks_is_never_taken_as_exact() {
     assert_eq!((worst.reason, worst.reason.trust()), (Reason::AmbiguousHash, Trust::Unsound));
 }
 
-#[test]
-fn a_clear_empties_what_it_means_to_the_engine() {
-    for (kind, left) in [(EngineKind::Vllm, 1), (EngineKind::Sglang, 0)] {
-        let mut rig =
-            Rig::with(JournalOptions { semantics: Semantics::of(kind), ..JournalOptions::default() });
-        let host = OwnedStored { medium: Some("CPU".into()), ..stored(&[1], None) };
-        rig.apply(&[store(&[1], None), OwnedEvent::Stored(host)]);
-        rig.apply(&[OwnedEvent::Cleared]);
-        assert_eq!(rig.held().len(), left, "{kind}");
-    }
-}
-
 /// A rig that records an `SGLang`, and the store of its first page under the hash that it gives plain prompts.
 fn sglang() -> (Rig, OwnedEvent, u64) {
     let semantics = Semantics::of(EngineKind::Sglang);
@@ -442,17 +338,12 @@ fn two_blocks_with_one_hash_go_together_where_a_block_is_held_once() {
     assert_eq!(rig.device(), BTreeMap::new());
 }
 
-/// What is known of the block is its hash alone.
-fn placeholder(list: &[u64]) -> OwnedEvent {
-    OwnedEvent::Stored(OwnedStored { token_ids: Vec::new(), block_size: 0, ..stored(list, None) })
-}
-
 #[test]
 fn a_block_without_tokens_that_is_gone_within_its_batch_is_not_looked_at_again() {
     for gone in [OwnedEvent::Cleared, remove(&[9])] {
         let mut rig = Rig::new();
         rig.apply(&[store(&[1, 2], None)]);
-        rig.apply(&[placeholder(&[9]), gone]);
+        rig.apply(&[placeholder(&[9], "GPU"), gone]);
         assert!(!rig.journal.untranslatable(), "nothing is held that cannot be told");
     }
 }
@@ -460,9 +351,7 @@ fn a_block_without_tokens_that_is_gone_within_its_batch_is_not_looked_at_again()
 #[test]
 fn a_block_whose_tokens_come_later_is_told_once_wherever_it_is() {
     let mut rig = Rig::new();
-    let on_host = OwnedStored { medium: Some("CPU".into()), ..stored(&[1], None) };
-    let on_host = OwnedStored { token_ids: Vec::new(), block_size: 0, ..on_host };
-    rig.apply(&[placeholder(&[1]), OwnedEvent::Stored(on_host)]);
+    rig.apply(&[placeholder(&[1], "GPU"), placeholder(&[1], "CPU")]);
     let entry = rig.apply(&[store(&[1], None)]);
     let told: Vec<_> = entry
         .transitions

@@ -1,0 +1,168 @@
+//! Copies: what a second store means, and what their sum proves.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use kvplane_core::{Reason, Trust};
+use kvplane_stream::{Ask, Change, Duplicates, EpochCause, JournalOptions, Options, Recorder};
+use kvplane_wire::encode::{Profile, encode_batch};
+use kvplane_wire::{OwnedEvent, OwnedStored};
+
+use crate::rig::{NOW, Rig, hashes, remove, store, stored};
+
+fn presence() -> Rig {
+    Rig::with(JournalOptions { duplicates: Duplicates::Presence, ..JournalOptions::default() })
+}
+
+#[test]
+fn presence_counts_no_copies_and_says_so_with_the_first() {
+    let mut rig = presence();
+    rig.apply(&[store(&[1, 2], None)]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    rig.apply(&[store(&[2], Some(1))]);
+    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::Presence);
+    rig.apply(&[remove(&[2])]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 1)]));
+}
+
+#[test]
+fn what_is_announced_again_and_gone_on_with_is_no_copy() {
+    let mut rig = Rig::new();
+    rig.apply(&[store(&[1, 2], None)]);
+    let entry = rig.apply(&[store(&[1, 2], None), store(&[3], Some(2))]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 1), (2, 1), (3, 1)]));
+    assert_eq!((entry.changes.len(), rig.journal.counters().reannounced_blocks), (1, 2));
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    // Where that is asked for, it may also end with a block that is not full: a copy, or not.
+    rig.apply(&[store(&[1, 2], None)]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 1), (2, 1), (3, 1)]));
+    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::Presence);
+}
+
+#[test]
+fn a_second_copy_is_one() {
+    let mut rig = Rig::new();
+    rig.apply(&[store(&[1, 2], None)]);
+    // Nobody goes on from it in its batch, or only somewhere else.
+    rig.apply(&[store(&[1, 2], None), store(&[3], Some(1))]);
+    rig.apply(&[store(&[1, 2], None)]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 3), (2, 3), (3, 1)]));
+    // Something in it is new.
+    rig.apply(&[remove(&[2, 2, 2]), store(&[1, 2], None), store(&[4], Some(2))]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 4), (2, 1), (3, 1), (4, 1)]));
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+}
+
+#[test]
+fn a_single_block_that_is_gone_on_with_may_be_either() {
+    let mut rig = Rig::new();
+    rig.apply(&[store(&[1], None)]);
+    rig.apply(&[store(&[1], None), store(&[2], Some(1))]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 1), (2, 1)]));
+    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::Presence);
+}
+
+fn sliding(list: &[u64], parent: Option<u64>) -> OwnedEvent {
+    OwnedEvent::Stored(OwnedStored {
+        group: Some(1),
+        spec_kind: Some("sliding_window".into()),
+        sliding_window: Some(4),
+        ..stored(list, parent)
+    })
+}
+
+/// A hybrid cache in which the window has let go of the first block.
+fn hybrid() -> Rig {
+    let mut rig = Rig::new();
+    let window = OwnedStored { block_hashes: hashes(&[2, 3]), ..stored(&[1, 2, 3], None) };
+    let window = OwnedStored { group: Some(1), spec_kind: Some("sliding_window".into()), ..window };
+    rig.apply(&[OwnedEvent::Stored(window), store(&[1, 2, 3], None)]);
+    rig
+}
+
+#[test]
+fn what_a_window_announces_again_and_does_not_hold_is_not_held() {
+    let mut rig = hybrid();
+    let held = rig.held();
+    // Both orders of the groups.
+    rig.apply(&[sliding(&[1, 2, 3], None), store(&[1, 2, 3], None), store(&[4], Some(3))]);
+    rig.apply(&[store(&[1, 2, 3], None), store(&[5], Some(3)), sliding(&[1, 2, 3], None)]);
+    let old: BTreeMap<_, _> = rig.held().into_iter().filter(|((_, _, hash), _)| *hash <= 3).collect();
+    assert_eq!(old, held);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    // Nobody goes on from it: it may be a copy, but full reports are asked for.
+    rig.apply(&[sliding(&[1, 2, 3], None), store(&[1, 2, 3], None)]);
+    assert!(rig.journal.trust().has(Reason::Reannounced) && rig.journal.trust().has(Reason::Presence));
+}
+
+#[test]
+fn a_prompt_that_is_computed_again_because_of_a_window_has_copies_in_every_group() {
+    let mut rig = hybrid();
+    rig.apply(&[sliding(&[1, 2, 3], None), store(&[1, 2, 3], None)]);
+    let copies: Vec<u32> = rig.held().into_values().collect();
+    assert_eq!(copies, [2, 2, 2, 1, 2, 2]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+}
+
+#[test]
+fn more_copies_than_the_engine_has_blocks_prove_that_some_are_none() {
+    let mut rig = Rig::new();
+    rig.journal.set_capacity(Some(3));
+    rig.apply(&[store(&[1, 2], None), store(&[2], Some(1))]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    rig.apply(&[store(&[2], Some(1))]);
+    assert!(rig.device().is_empty());
+    let worst = rig.journal.trust().worst().unwrap();
+    assert_eq!((worst.reason, worst.reason.trust()), (Reason::OverCount, Trust::Lower));
+    assert_eq!(rig.journal.counters().over_counts, 1);
+    let last = rig.journal.read_after(rig.journal.cursor(), 1).unwrap();
+    assert!(last.is_empty());
+    // A store proves what came before it; copies are not counted any more.
+    let entry = rig.apply(&[store(&[3], Some(2)), store(&[3], Some(2))]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 1), (2, 1), (3, 1)]));
+    assert!(matches!(&entry.changes[0], Change::Stored(proven) if proven.blocks.len() == 2));
+    assert_eq!(
+        rig.journal.trust().worst().unwrap().reason,
+        Reason::OverCount,
+        "as many as there are prove nothing"
+    );
+}
+
+#[test]
+fn a_new_life_has_yet_to_say_how_many_blocks_it_has() {
+    let mut rig = Rig::new();
+    rig.journal.set_capacity(Some(1));
+    rig.journal.begin_epoch(EpochCause::SequenceWentBack, NOW);
+    rig.journal.heard_from_start();
+    rig.apply(&[store(&[1, 2], None)]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    rig.journal.set_capacity(Some(1));
+    rig.apply(&[]);
+    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::OverCount);
+}
+
+#[test]
+fn an_answer_that_was_asked_for_in_another_life_says_nothing_of_this_one() {
+    let follow = Options { replay: false, ..Options::default() };
+    let mut recorder = Recorder::new(follow, JournalOptions::default(), 0, NOW);
+    let hints = |recorder: &mut Recorder| -> Vec<u64> {
+        let asks = recorder.take_asks().into_iter();
+        asks.filter_map(|ask| if let Ask::Hint { id } = ask { Some(id) } else { None }).collect()
+    };
+    let batch = |events: &[OwnedEvent]| Bytes::from(encode_batch(Profile::Vllm0_32, 1.0, Some(0), events));
+    recorder.connected(NOW);
+    let first = hints(&mut recorder)[0];
+    recorder.hint(NOW, first, Some(1), None);
+    recorder.live(NOW, 0, batch(&[store(&[1, 2], None)]));
+    recorder.live(NOW, 1, batch(&[store(&[3], Some(2))]));
+    // It is back at its first number.
+    recorder.live(NOW, 0, batch(&[store(&[5, 6], None)]));
+    assert_eq!(recorder.counters().restarts, 1);
+    let asked = hints(&mut recorder);
+    recorder.hint(NOW, first, Some(1), Some(1));
+    recorder.live(NOW, 1, batch(&[]));
+    assert_eq!(recorder.journal().counters().over_counts, 0);
+    recorder.hint(NOW, *asked.last().unwrap(), Some(2), Some(1));
+    recorder.live(NOW, 2, batch(&[]));
+    assert_eq!(recorder.journal().counters().over_counts, 1);
+}
