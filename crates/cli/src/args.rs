@@ -30,6 +30,7 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  \
         kvplane sim --profile sglang-0.5.22 --host-blocks 4096 --load 5\n  \
         kvplane sim --groups sliding:128,sliding:128,full --load 5\n  \
+        kvplane sim --host-blocks 4096 --host-chunk 64 --host-events self-describing --load 5\n  \
         kvplane sim --events tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --http 127.0.0.1:8000\n  \
         curl -s 127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d '{\"model\":\"sim\",\"prompt\":[1,2,3,4],\"max_tokens\":64}'\n  \
         curl -s 127.0.0.1:8000/sim/fault -H 'content-type: application/json' -d '{\"drop\":1}'")]
@@ -291,9 +292,18 @@ pub(crate) struct SimArgs {
     /// Data-parallel ranks, at port + rank
     #[arg(long, default_value_t = 1)]
     pub(crate) ranks: u32,
-    /// Blocks of the host tier; 0 for none (sglang, `trtllm-http`)
+    /// Blocks of the host tier; 0 for none (vllm, sglang, `trtllm-http`)
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) host_blocks: u32,
+    /// vllm: what is told of the host tier
+    #[arg(long, value_enum, default_value_t = SimHostEvents::Placeholder)]
+    pub(crate) host_events: SimHostEvents,
+    /// vllm: tokens that the host tier takes and gives back together, a multiple of the block size [default: a block's]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) host_chunk: Option<u32>,
+    /// vllm since 0.26: blocks of a storage tier behind the host, which never tells a removal; 0 for none
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) storage_blocks: u32,
     /// Batches in the replay ring; events in the buffer of `trtllm-http`
     #[arg(long, default_value_t = 10_000)]
     pub(crate) buffer_steps: usize,
@@ -335,6 +345,16 @@ impl FromStr for SimProfile {
             published => published.parse().map(Self::Published),
         }
     }
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum SimHostEvents {
+    /// Hashes alone (vLLM's default)
+    Placeholder,
+    /// Hashes, tokens and parents (vLLM since 0.24, when asked to)
+    SelfDescribing,
+    /// Nothing
+    None,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

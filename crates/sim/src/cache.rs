@@ -20,6 +20,8 @@ pub struct GroupState {
     pub device: Copies,
     /// On the host.
     pub host: Copies,
+    /// In storage, which tells nothing of what it loses.
+    pub storage: Copies,
 }
 
 /// When events may leave.
@@ -37,9 +39,9 @@ pub(crate) enum Moment {
 #[derive(Debug)]
 pub(crate) enum Cache {
     /// vLLM and TensorRT-LLM.
-    Pool(Pool),
+    Pool(Box<Pool>),
     /// `SGLang` and `TokenSpeed`.
-    Radix(Radix),
+    Radix(Box<Radix>),
 }
 
 /// The blocks of one running request. Give it back with [`Cache::finish`].
@@ -53,8 +55,8 @@ impl Cache {
     /// The cache of a new life.
     pub(crate) fn new(config: &SimConfig) -> Self {
         match config.profile.engine() {
-            EngineKind::Sglang | EngineKind::Tokenspeed => Self::Radix(Radix::new(config.radix())),
-            _ => Self::Pool(Pool::new(config.pool())),
+            EngineKind::Sglang | EngineKind::Tokenspeed => Self::Radix(Box::new(Radix::new(config.radix()))),
+            _ => Self::Pool(Box::new(Pool::new(config.pool()))),
         }
     }
 
@@ -85,10 +87,11 @@ impl Cache {
         }
     }
 
-    /// Forgets everything; refused while a request holds blocks.
-    pub(crate) fn reset(&mut self) -> Result<(), PoolError> {
+    /// Forgets everything on the device; refused while a request holds blocks. Colder tiers of vLLM only if they are to be
+    /// `emptied` too, those of `SGLang` always.
+    pub(crate) fn reset(&mut self, emptied: bool) -> Result<(), PoolError> {
         match self {
-            Self::Pool(pool) => pool.reset(),
+            Self::Pool(pool) => pool.reset(emptied),
             Self::Radix(radix) => radix.reset(),
         }
     }
@@ -106,12 +109,10 @@ impl Cache {
     /// What each group holds; the groups' numbers are their places.
     pub(crate) fn groups(&self) -> Vec<GroupState> {
         match self {
-            Self::Pool(pool) => {
-                let group = |device| GroupState { device, host: Copies::new() };
-                pool.resident().into_iter().map(group).collect()
-            }
+            Self::Pool(pool) => pool.resident(),
             Self::Radix(radix) => {
-                vec![GroupState { device: radix.resident(), host: radix.resident_on_host() }]
+                let (device, host) = (radix.resident(), radix.resident_on_host());
+                vec![GroupState { device, host, ..GroupState::default() }]
             }
         }
     }

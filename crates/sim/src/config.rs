@@ -10,7 +10,7 @@ use kvplane_wire::Profile;
 
 use crate::digest::HashForm;
 use crate::fault::Fault;
-use crate::pool::{GroupKind, GroupSpec, Groups, Habits, PoolConfig};
+use crate::pool::{GroupKind, GroupSpec, Groups, Habits, HostConfig, HostTelling, PoolConfig};
 use crate::radix::{PageHash, RadixConfig, Telling};
 
 /// A simulated engine's configuration. The default is a small engine on free loopback ports.
@@ -65,6 +65,33 @@ pub struct VllmOptions {
     pub groups: Vec<GroupSpec>,
     /// The last block that is found is computed again, as with EAGLE.
     pub eagle: bool,
+    /// The host tier.
+    pub host: HostOptions,
+}
+
+/// vLLM's tiers behind the device.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HostOptions {
+    /// Blocks of the host tier; 0 for none.
+    pub blocks: usize,
+    /// Tokens that are written and given back together; a block's without.
+    pub chunk: Option<usize>,
+    /// What is told of it.
+    pub events: HostEvents,
+    /// Blocks of a storage tier behind it, which never tells a removal; 0 for none.
+    pub storage_blocks: usize,
+}
+
+/// What is told of a host tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HostEvents {
+    /// Hashes alone, as vLLM does unless it is told otherwise; see [`HostTelling`].
+    #[default]
+    Placeholder,
+    /// All that the device tells, but no extra keys (vLLM since 0.24).
+    SelfDescribing,
+    /// Nothing.
+    None,
 }
 
 /// Options of a simulated `SGLang`.
@@ -121,6 +148,31 @@ impl SimConfig {
         if self.vllm.eagle && (!is_even || groups.iter().any(|group| group.kind == GroupKind::Mamba)) {
             return Err("EAGLE is simulated for groups of one block size, and without states");
         }
+        self.check_host()
+    }
+
+    fn check_host(&self) -> Result<(), &'static str> {
+        let host = self.vllm.host;
+        let is_whole =
+            host.chunk.is_none_or(|chunk| chunk > 0 && chunk.is_multiple_of(self.block_size.max(1)));
+        if host.blocks == 0 && host.storage_blocks == 0 {
+            return Ok(());
+        }
+        if !self.profile.is_at_least(Profile::Vllm0_10) {
+            return Err("only vLLM since 0.10.2 has these tiers");
+        }
+        if host.events == HostEvents::SelfDescribing && !self.profile.is_at_least(Profile::Vllm0_24) {
+            return Err("a host tier describes itself since vLLM 0.24");
+        }
+        if host.storage_blocks > 0 && (host.blocks == 0 || !self.profile.is_at_least(Profile::Vllm0_26)) {
+            return Err("storage is behind a host tier, since vLLM 0.26");
+        }
+        if !is_whole {
+            return Err("a chunk is of whole blocks");
+        }
+        if !self.vllm.groups.is_empty() || self.vllm.eagle {
+            return Err("a host tier is simulated for a model with one group, and without EAGLE");
+        }
         Ok(())
     }
 
@@ -134,6 +186,7 @@ impl SimConfig {
             block_size: self.block_size.max(1),
             groups: self.vllm.groups.clone(),
             eagle: self.vllm.eagle,
+            host: self.host(),
             keeps_tails_only: self.profile.is_at_least(Profile::Vllm0_22),
             keeps_partial: self.profile.is_at_least(Profile::Vllm0_24),
             blocks: self.blocks,
@@ -144,6 +197,31 @@ impl SimConfig {
                 _ => Habits::Vllm,
             },
         }
+    }
+
+    fn host(&self) -> Option<HostConfig> {
+        let HostOptions { blocks, chunk, events, storage_blocks } = self.vllm.host;
+        let block_size = self.block_size.max(1);
+        let chunk = chunk.unwrap_or(block_size);
+        // What the releases before 0.24 say of a block's size.
+        let told = if self.profile.is_at_least(Profile::Vllm0_20) { 0 } else { chunk as u32 };
+        (blocks > 0).then_some(HostConfig {
+            block_size,
+            chunk,
+            chunks: blocks * block_size / chunk,
+            stored_chunks: storage_blocks * block_size / chunk,
+            storage_medium: if self.profile.is_at_least(Profile::Vllm0_29) { "STORAGE" } else { "FS" },
+            telling: match events {
+                HostEvents::None => HostTelling::Nothing,
+                HostEvents::SelfDescribing => HostTelling::SelfDescribing,
+                HostEvents::Placeholder if self.profile.is_at_least(Profile::Vllm0_24) => {
+                    HostTelling::Placeholders
+                }
+                HostEvents::Placeholder => HostTelling::Raw { block_size: told },
+            },
+            hash_form: self.hash_form,
+            seed: self.seed,
+        })
     }
 
     pub(crate) fn radix(&self) -> RadixConfig {

@@ -210,11 +210,20 @@ impl SimHandle {
     }
 
     /// Forgets every cached block on every rank; false when running requests hold some on any. It is told as
-    /// the engine tells it: vLLM with the next batch only, `SGLang` at once.
+    /// the engine tells it: vLLM with the next batch only, `SGLang` at once. vLLM's colder tiers stay as they are.
     pub fn reset_prefix_cache(&self) -> bool {
+        self.reset(false)
+    }
+
+    /// The same, for vLLM's colder tiers too. It is told alike.
+    pub fn reset_external_cache(&self) -> bool {
+        self.reset(true)
+    }
+
+    fn reset(&self, emptied: bool) -> bool {
         let reset = |rank: &Rank| {
             let mut life = rank.state.lock();
-            let done = life.cache.reset().is_ok();
+            let done = life.cache.reset(emptied).is_ok();
             rank.publish(&mut life, Moment::Idle);
             done
         };

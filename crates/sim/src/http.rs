@@ -191,7 +191,13 @@ async fn state(State(engine): State<SimHandle>) -> Response {
         let copies = |copies: Copies| -> Map<String, Value> {
             copies.into_iter().map(|(hash, copies)| (hash.to_string(), copies.into())).collect()
         };
-        let group = |group: GroupState| json!({ "device": copies(group.device), "host": copies(group.host) });
+        let group = |group: GroupState| {
+            json!({
+                "device": copies(group.device),
+                "host": copies(group.host),
+                "storage": copies(group.storage),
+            })
+        };
         json!({
             "rank": rank.rank,
             "next_sequence": rank.next_sequence,

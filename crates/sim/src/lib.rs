@@ -29,7 +29,7 @@ mod publisher;
 mod serve;
 
 pub use cache::GroupState;
-pub use config::{SglangOptions, SimConfig, VllmOptions};
+pub use config::{HostEvents, HostOptions, SglangOptions, SimConfig, VllmOptions};
 pub use digest::HashForm;
 pub use engine::{CompletionOptions, CompletionResult, RankState, Running, SimEngine, SimError, SimHandle};
 pub use fault::{Fault, ReplayMode, Restart};

@@ -20,13 +20,15 @@
 //! where a later request may go on, and nowhere else: see [`PoolConfig::keeps_tails_only`].
 
 mod blocks;
+mod commit;
 mod group;
+mod host;
+mod lookup;
+mod shelf;
 mod told;
 
 #[cfg(test)]
 mod tests;
-
-use std::ops::Range;
 
 use kvplane_wire::OwnedEvent;
 use serde::Deserialize;
@@ -35,7 +37,9 @@ use self::blocks::Blocks;
 use self::group::Group;
 pub(crate) use self::group::Groups;
 pub use self::group::{GroupKind, GroupSpec, UnknownGroup};
-use crate::cache::Copies;
+use self::host::Host;
+pub use self::host::{HostConfig, HostTelling};
+use crate::cache::GroupState;
 use crate::digest::{Digest, HashForm};
 use crate::keys::Keys;
 
@@ -61,6 +65,8 @@ pub struct PoolConfig {
     pub keeps_tails_only: bool,
     /// The beginning of a large block is cached by the hash where it ends, until the block is full (vLLM since 0.24).
     pub keeps_partial: bool,
+    /// The tiers behind the device, for a pool with one group that keeps everything.
+    pub host: Option<HostConfig>,
 }
 
 /// Where engines with such a pool differ.
@@ -102,6 +108,7 @@ pub struct Pool {
     config: PoolConfig,
     groups: Groups,
     blocks: Blocks,
+    host: Option<Host>,
     events: Vec<OwnedEvent>,
 }
 
@@ -116,6 +123,8 @@ pub struct Table {
     held: Vec<Held>,
     /// Boundaries, in tokens, before which windows are cached.
     anchors: [usize; 2],
+    /// Chunks that were looked at already to be written to the host.
+    offloaded: usize,
 }
 
 /// What a request has of a group.
@@ -127,15 +136,6 @@ struct Held {
     told: usize,
     /// How many were given up already.
     passed: usize,
-}
-
-/// How far a prompt is cached, in tokens.
-#[derive(Debug, Clone, Copy, Default)]
-struct Found {
-    /// What every group can go on from.
-    cached: usize,
-    /// What the groups that keep everything have.
-    full: usize,
 }
 
 impl Table {
@@ -156,6 +156,7 @@ impl Pool {
         Self {
             groups: Groups::new(&config.groups, config.block_size),
             blocks: Blocks::new(config.blocks),
+            host: config.host.map(Host::new),
             events: Vec::new(),
             config,
         }
@@ -172,14 +173,22 @@ impl Pool {
             cached_tokens: found.cached,
             held: Vec::new(),
             anchors: [self.last_boundary(prompt.len()), found.full],
+            offloaded: 0,
         };
-        table.held = self.groups.all.iter().enumerate().map(|group| self.hits(group, &table)).collect();
+        let groups = self.groups.all.iter().enumerate();
+        table.held = groups.map(|group| self.hits(group, found.on_device, &table.digests)).collect();
         self.fill(&mut table)?;
-        if report == Report::Full {
-            self.repeat(&table);
+        if let Some(host) = &mut self.host {
+            host.look(&table.digests);
         }
-        self.commit(&mut table);
+        if report == Report::Full {
+            self.repeat(&table, found.on_device);
+        }
+        // What is loaded is stored before what is computed.
+        self.commit(&mut table, found.cached);
+        self.commit(&mut table, prompt.len());
         self.keep_partial(&table);
+        self.write_to_host(&mut table);
         Ok(table)
     }
 
@@ -209,8 +218,9 @@ impl Pool {
             let start = table.tokens.len() - self.groups.fine;
             let digest = self.digest(table.digests.last(), start, &table.tokens[start..], &table.keys);
             table.digests.push(digest);
-            self.commit(table);
+            self.commit(table, table.tokens.len());
         }
+        self.write_to_host(table);
         Ok(())
     }
 
@@ -221,72 +231,40 @@ impl Pool {
         }
     }
 
-    /// Forgets every cached block; refused while a request holds one.
-    pub fn reset(&mut self) -> Result<(), PoolError> {
+    /// Forgets every cached block of the device, and of colder tiers if they are to be `emptied` too; refused while a request holds
+    /// one. The same is told either way.
+    pub fn reset(&mut self, emptied: bool) -> Result<(), PoolError> {
         self.blocks.forget_all()?;
         self.events.push(OwnedEvent::Cleared);
+        if let Some(host) = self.host.as_mut().filter(|_| emptied) {
+            host.clear();
+        }
         Ok(())
     }
 
-    /// The events since the last call, in order.
+    /// The events since the last call, in order: those of the device before those of colder tiers.
     pub fn take_events(&mut self) -> Vec<OwnedEvent> {
-        std::mem::take(&mut self.events)
+        let mut events = std::mem::take(&mut self.events);
+        events.extend(self.host.as_mut().map(Host::take_events).unwrap_or_default());
+        events
     }
 
-    /// What is cached of each group: each hash's 64 bits with its number of copies.
-    pub fn resident(&self) -> Vec<Copies> {
-        (0..self.groups.all.len()).map(|group| self.blocks.copies(group)).collect()
+    /// What each group holds.
+    pub fn resident(&self) -> Vec<GroupState> {
+        let device = (0..self.groups.all.len()).map(|group| self.blocks.copies(group));
+        let mut groups: Vec<_> =
+            device.map(|device| GroupState { device, ..GroupState::default() }).collect();
+        if let (Some(first), Some(host)) = (groups.first_mut(), &self.host) {
+            first.host = host.on_host();
+            first.storage = host.in_storage();
+        }
+        groups
     }
 
     /// How many tokens of `prompt` would be found now: the most, in steps that every group has and without the last token, from
     /// which every group can go on.
     pub fn would_hit(&self, prompt: &[u32], keys: &Keys) -> usize {
         self.found(&self.chain(prompt, keys), prompt.len()).cached
-    }
-
-    /// The last boundary of a prompt that may be gone on from: its last token is always computed.
-    fn last_boundary(&self, length: usize) -> usize {
-        length.saturating_sub(1) / self.groups.unit * self.groups.unit
-    }
-
-    fn found(&self, digests: &[Digest], length: usize) -> Found {
-        let limit = self.last_boundary(length);
-        // A group that keeps everything has no holes worth looking behind.
-        let whole = self.groups.all.iter().enumerate().filter(|(_, group)| group.kind == GroupKind::Full);
-        let full = whole.map(|(number, group)| {
-            let blocks = 0..limit / group.size;
-            blocks.take_while(|block| self.find(number, *block, digests).is_some()).count() * group.size
-        });
-        let unit = self.groups.unit;
-        let full = full.min().unwrap_or(limit) / unit * unit;
-        let mut cached = full;
-        while !self.groups.all.iter().enumerate().all(|group| self.goes_on(group, cached, digests)) {
-            cached -= unit;
-        }
-        if self.config.eagle {
-            cached = cached.saturating_sub(unit);
-        }
-        Found { cached, full }
-    }
-
-    /// Whether a group has all that it needs before a boundary. At the start it needs nothing.
-    fn goes_on(&self, (number, group): (usize, &Group), boundary: usize, digests: &[Digest]) -> bool {
-        let mut needed = group.needed(boundary / group.size, self.config.eagle);
-        needed.all(|block| self.find(number, block, digests).is_some())
-    }
-
-    fn find(&self, group: usize, block: usize, digests: &[Digest]) -> Option<usize> {
-        self.blocks.find(&(group, digests[self.groups.all[group].hash_of(block)]))
-    }
-
-    /// What a request takes over of a group.
-    fn hits(&self, (number, group): (usize, &Group), table: &Table) -> Held {
-        let end = table.cached_tokens / group.size;
-        let needed = group.needed(end, false);
-        let block = |index: usize| {
-            if needed.contains(&index) { self.find(number, index, &table.digests) } else { None }
-        };
-        Held { blocks: (0..end).map(block).collect(), told: end, passed: 0 }
     }
 
     /// Holds what was found, and takes fresh blocks for the rest of a prompt. Without room for all, nothing is done.
@@ -342,80 +320,10 @@ impl Pool {
         Ok(block)
     }
 
-    /// Makes blocks findable that became full, and tells them, group by group.
-    fn commit(&mut self, table: &mut Table) {
-        for number in 0..self.groups.all.len() {
-            let group = self.groups.all[number];
-            let span = table.held[number].told..table.tokens.len() / group.size;
-            table.held[number].told = span.end;
-            let kept: Vec<usize> = span.clone().filter(|block| self.is_kept(table, number, *block)).collect();
-            for block in &kept {
-                self.store(table, number, *block);
-            }
-            match self.config.habits {
-                Habits::Vllm if span.is_empty() => {}
-                Habits::Vllm => self.tell(table, number, span, &kept),
-                // What another request had stored meanwhile is left out.
-                Habits::Trtllm => {
-                    for run in kept.chunk_by(|block, next| block + 1 == *next) {
-                        self.tell(table, number, run[0]..run[0] + run.len(), run);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Whether a full block is cached.
-    fn is_kept(&self, table: &Table, number: usize, block: usize) -> bool {
-        let group = &self.groups.all[number];
-        let is_before = |anchor: usize| group.needed(anchor / group.size, self.config.eagle).contains(&block);
-        let is_useful = match group.kind {
-            GroupKind::Sliding { .. } if self.config.keeps_tails_only => {
-                table.anchors.iter().any(|anchor| is_before(*anchor))
-            }
-            _ if self.config.habits == Habits::Trtllm => self.find(number, block, &table.digests).is_none(),
-            _ => true,
-        };
-        is_useful && table.held[number].blocks[block].is_some()
-    }
-
-    /// Makes a full block findable. If its beginning was, that is over.
-    fn store(&mut self, table: &Table, number: usize, block: usize) {
-        let Some(place) = table.held[number].blocks[block] else { return };
-        let partial = self.blocks.forget(place);
-        self.events.extend(partial.map(|name| told::removed(&self.config, name)));
-        self.blocks.name(place, (number, table.digests[self.groups.all[number].hash_of(block)]));
-    }
-
-    fn tell(&mut self, table: &Table, number: usize, span: Range<usize>, kept: &[usize]) {
-        let group = (number, &self.groups.all[number]);
-        self.events.push(told::stored(&self.config, group, table, span, kept));
-    }
-
-    /// Tells again what was found.
-    fn repeat(&mut self, table: &Table) {
-        for number in 0..self.groups.all.len() {
-            let span = 0..table.cached_tokens / self.groups.all[number].size;
-            let all: Vec<usize> = span.clone().collect();
-            if !all.is_empty() {
-                self.tell(table, number, span, &all);
-            }
-        }
-    }
-
-    /// Makes the beginning of a prompt's last block findable, where hashes are finer than blocks.
-    fn keep_partial(&mut self, table: &Table) {
-        let length = table.tokens.len();
-        for number in 0..self.groups.all.len() {
-            let group = self.groups.all[number];
-            let has_beginning = length % group.size >= self.groups.fine;
-            if !self.config.keeps_partial || group.kind != GroupKind::Full || !has_beginning {
-                continue;
-            }
-            let Some(Some(block)) = table.held[number].blocks.last() else { continue };
-            self.blocks.name(*block, (number, table.digests[length / self.groups.fine - 1]));
-            let group = (number, &self.groups.all[number]);
-            self.events.push(told::partly_stored(&self.config, group, table, self.groups.fine));
+    /// What a step completed goes on to the host.
+    fn write_to_host(&mut self, table: &mut Table) {
+        if let Some(host) = &mut self.host {
+            host.write(table);
         }
     }
 }

@@ -6,14 +6,16 @@ use anyhow::Context as _;
 use kvplane_core::EngineKind;
 use kvplane_sim::fault::FaultRequest;
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
-use kvplane_sim::{CompletionOptions, HashForm, SglangOptions, SimConfig, SimEngine, VllmOptions};
+use kvplane_sim::{
+    CompletionOptions, HashForm, HostEvents, HostOptions, SglangOptions, SimConfig, SimEngine, VllmOptions,
+};
 use kvplane_socket::Endpoint;
 use kvplane_wire::encode::Profile;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::{Failure, sim_drained, sim_subscribed, stop_signal, usage};
-use crate::args::{SimArgs, SimHash, SimProfile};
+use crate::args::{SimArgs, SimHash, SimHostEvents, SimProfile};
 use crate::logging;
 
 pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
@@ -94,7 +96,7 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
             SimHash::Bytes16 => HashForm::Bytes16,
             SimHash::Bytes32 => HashForm::Bytes32,
         },
-        vllm: VllmOptions { groups: args.groups.clone(), eagle: is_vllm && args.eagle },
+        vllm: vllm_options(args, is_vllm),
         sglang: SglangOptions {
             eagle: args.eagle,
             host_pages: args.host_blocks as usize,
@@ -104,6 +106,24 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
         faults,
         ..SimConfig::default()
     })
+}
+
+/// Options that other engines have too are theirs then; the rest is refused by them.
+fn vllm_options(args: &SimArgs, is_vllm: bool) -> VllmOptions {
+    VllmOptions {
+        groups: args.groups.clone(),
+        eagle: is_vllm && args.eagle,
+        host: HostOptions {
+            blocks: if is_vllm { args.host_blocks as usize } else { 0 },
+            chunk: args.host_chunk.map(|tokens| tokens as usize),
+            events: match args.host_events {
+                SimHostEvents::Placeholder => HostEvents::Placeholder,
+                SimHostEvents::SelfDescribing => HostEvents::SelfDescribing,
+                SimHostEvents::None => HostEvents::None,
+            },
+            storage_blocks: args.storage_blocks as usize,
+        },
+    }
 }
 
 /// Where replay is served: as told, or at the port after the last rank's events.

@@ -1,11 +1,12 @@
 //! vLLM's routes.
 
 use axum::Router;
-use axum::extract::{Json, State};
+use axum::extract::{Json, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use kvplane_wire::Profile;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{prometheus, release};
@@ -71,8 +72,15 @@ async fn kv_event_sources(State(engine): State<SimHandle>) -> Response {
     Json(Value::Object(ranks)).into_response()
 }
 
-async fn reset_prefix_cache(State(engine): State<SimHandle>) -> Response {
-    let success = engine.reset_prefix_cache();
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Reset {
+    reset_external: bool,
+}
+
+async fn reset_prefix_cache(State(engine): State<SimHandle>, Query(reset): Query<Reset>) -> Response {
+    let success =
+        if reset.reset_external { engine.reset_external_cache() } else { engine.reset_prefix_cache() };
     if engine.config().profile.is_at_least(Profile::Vllm0_26) {
         Json(json!({ "success": success })).into_response()
     } else {

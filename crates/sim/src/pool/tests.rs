@@ -1,3 +1,4 @@
+mod host;
 mod hybrid;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -6,6 +7,7 @@ use kvplane_wire::OwnedExtraKey;
 use proptest::prelude::*;
 
 use super::*;
+use crate::cache::Copies;
 
 fn config(blocks: usize) -> PoolConfig {
     PoolConfig {
@@ -18,6 +20,7 @@ fn config(blocks: usize) -> PoolConfig {
         eagle: false,
         keeps_tails_only: true,
         keeps_partial: true,
+        host: None,
     }
 }
 
@@ -29,7 +32,7 @@ fn begin(pool: &mut Pool, prompt: &[u32]) -> Result<Table, PoolError> {
 fn resident(pool: &Pool) -> Copies {
     let mut groups = pool.resident();
     assert_eq!(groups.len(), 1);
-    groups.remove(0)
+    groups.remove(0).device
 }
 
 fn bits(hash: &kvplane_wire::OwnedHash) -> u64 {
@@ -226,10 +229,10 @@ fn held_blocks_are_neither_evicted_nor_reset() {
     let mut pool = Pool::new(config(3));
     let table = begin(&mut pool, &(0..12).collect::<Vec<_>>()).unwrap();
     assert_eq!(begin(&mut pool, &[5]).unwrap_err(), PoolError::Full);
-    assert_eq!(pool.reset(), Err(PoolError::Held));
+    assert_eq!(pool.reset(false), Err(PoolError::Held));
     pool.finish(&table);
     pool.take_events();
-    assert_eq!(pool.reset(), Ok(()));
+    assert_eq!(pool.reset(false), Ok(()));
     assert_eq!(pool.take_events(), [OwnedEvent::Cleared]);
     assert!(resident(&pool).is_empty());
 }

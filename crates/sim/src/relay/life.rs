@@ -84,7 +84,7 @@ impl Life {
     }
 
     pub(super) fn clear(&mut self) -> Result<(), PoolError> {
-        self.cache.reset()
+        self.cache.reset(false)
     }
 
     pub(super) fn held(&self) -> Copies {

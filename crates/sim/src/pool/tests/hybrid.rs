@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use super::{bits, config};
+use crate::cache::Copies;
 
 fn groups(text: &str) -> Vec<GroupSpec> {
     text.split(',').map(|group| group.parse().unwrap()).collect()
@@ -28,6 +29,11 @@ fn serve(pool: &mut Pool, prompt: &[u32], more: u32) -> usize {
     }
     pool.finish(&table);
     table.cached_tokens()
+}
+
+/// What each group has on the device.
+fn device(pool: &Pool) -> Vec<Copies> {
+    pool.resident().into_iter().map(|group| group.device).collect()
 }
 
 fn stores(pool: &mut Pool) -> Vec<OwnedStored> {
@@ -146,7 +152,7 @@ proptest! {
                 running.push_back(table);
             }
             heard.hear(&pool.take_events());
-            prop_assert_eq!(heard.groups(count), pool.resident());
+            prop_assert_eq!(heard.groups(count), device(&pool));
             prop_assert!(heard.0.values().sum::<usize>() <= 40);
             while running.len() > usize::from(keep) {
                 let Some(table) = running.pop_front() else { break };
@@ -156,7 +162,7 @@ proptest! {
         for table in &running {
             pool.finish(table);
         }
-        prop_assert_eq!(pool.reset(), Ok(()), "every block was given back");
+        prop_assert_eq!(pool.reset(false), Ok(()), "every block was given back");
     }
 }
 
@@ -208,7 +214,7 @@ fn blocks_that_leave_the_window_are_given_up_and_stay_cached() {
     pool.append(&mut table, 16).unwrap();
     // Of the four, only the last is in the window; a fifth was needed, in both groups.
     assert_eq!(pool.blocks.free_besides(std::iter::empty()), 9);
-    assert_eq!(pool.resident().iter().map(BTreeMap::len).collect::<Vec<_>>(), [4, 4]);
+    assert_eq!(device(&pool).iter().map(BTreeMap::len).collect::<Vec<_>>(), [4, 4]);
     pool.finish(&table);
     assert_eq!(pool.would_hit(&text(0, 9), &Keys::default()), 8);
 }
@@ -263,7 +269,7 @@ fn eagle_gives_up_the_last_block_that_is_found() {
 fn a_full_report_repeats_what_was_found_also_what_no_window_has() {
     let mut pool = pool(100, "sliding:5,full");
     serve(&mut pool, &text(0, 13), 0);
-    let before = pool.resident();
+    let before = device(&pool);
     let told = stores(&mut pool);
     let table = pool.begin(&[text(0, 12), text(50, 5)].concat(), Keys::default(), Report::Full).unwrap();
     let stored = stores(&mut pool);
@@ -272,6 +278,6 @@ fn a_full_report_repeats_what_was_found_also_what_no_window_has() {
     assert_eq!(stored[0].block_hashes, stored[1].block_hashes, "the window has only the last of them");
     assert_eq!(stored[3].parent.as_ref(), stored[1].block_hashes.last());
     pool.finish(&table);
-    let new = |group: usize| pool.resident()[group].len() - before[group].len();
+    let new = |group: usize| device(&pool)[group].len() - before[group].len();
     assert_eq!((new(0), new(1)), (1, 1));
 }
