@@ -23,8 +23,8 @@ pub use clock::Now;
 pub use continuity::{Action, Continuity, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
 pub use drain::{Drain, DrainFailure, DrainOptions, DrainedPart};
 pub use journal::{
-    ClearScope, Duplicates, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range, Semantics,
-    Snapshot, SnapshotBuilder, Window,
+    ClearScope, Duplicates, Group, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range,
+    Semantics, Snapshot, SnapshotBuilder, Window,
 };
 pub use merge::RankMerge;
 pub use mirror::{MirrorSnapshot, MirroredState, Misfit, ToldBlocks, ToldChunk, ToldEnd, ToldEntry};

@@ -7,12 +7,12 @@ use kvplane_wire::Layout;
 use super::Journal;
 use super::apply::Effects;
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
-use crate::state::{Place, PlaceId, SlotId};
+use crate::state::{Attached, Place, PlaceId};
 
 impl Journal {
-    /// A block that waited is known now: whoever follows is told what it is, in every place that holds it.
-    pub(super) fn tell_attached(&self, slot: SlotId, changes: &mut Vec<Change>) {
-        let Some(chain) = self.state.attached_chain(slot) else { return };
+    /// A block that waited is known now: whoever follows is told what it is at a block size, in every place that holds it.
+    pub(super) fn tell_attached(&self, (slot, size): Attached, changes: &mut Vec<Change>) {
+        let Some(chain) = self.state.chain(slot, size).filter(|chain| chain.attached) else { return };
         let hash = self.state.hash_of(slot);
         for (place, copies) in self.state.holdings(slot) {
             let block = StoredBlock {

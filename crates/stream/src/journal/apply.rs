@@ -9,7 +9,7 @@ use super::Journal;
 use super::reannounced::Telling;
 use crate::change::{Change, Transition};
 use crate::clock::Now;
-use crate::state::{Attributes, Place, SlotId};
+use crate::state::{Attached, Attributes, Place};
 
 /// How many ancestors one batch may look at to see whether they are held. Chains that are known to be whole cost one
 /// step, so only the first stores after a loss come near it.
@@ -22,7 +22,7 @@ pub(super) struct Effects {
     pub(super) transitions: Vec<Transition>,
     pub(super) ancestor_steps: u32,
     /// Scratch: blocks that waited and were attached.
-    pub(super) attached: Vec<SlotId>,
+    pub(super) attached: Vec<Attached>,
     /// The last store's blocks have something else in common than it says: they inherited a salt or an adapter, or are known.
     pub(super) inherited: Option<Arc<Attributes>>,
     /// What stores showed that makes answers worth less.
@@ -92,6 +92,8 @@ impl Journal {
             self.degrade(reason, now);
         }
         self.forget_beside_clear(&mut effects, now);
+        self.settle_groups(&mut effects);
+        self.doubt_groups(now);
         self.note_unresolved(&effects);
         self.check_capacity();
         self.note_standing_reasons(now);

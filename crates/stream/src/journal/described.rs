@@ -37,6 +37,7 @@ impl Journal {
         if let Some(since_ms) = self.misdescribed_since_ms {
             self.trust.degrade(Reason::BlockSize, since_ms);
         }
+        self.restore_doubts();
     }
 
     /// Reasons that describe what is, and not what happened: they come and go with it.

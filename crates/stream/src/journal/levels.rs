@@ -3,15 +3,19 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Reason, Tier, Trust};
+use kvplane_core::{Reason, Trust};
 use kvplane_wire::{Created, Layout, Moved};
 use smallvec::SmallVec;
 
 use super::Journal;
 use super::apply::Effects;
+use super::groups::ToldGroup;
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange, Transition};
 use crate::clock::Now;
-use crate::state::{Chain, Parent, Place, PlaceId, PlaceName, SlotId};
+use crate::state::{Parent, Place, PlaceId, PlaceName, SlotId};
+
+/// What the engine's device is called.
+const DEVICE: &str = "GPU";
 
 /// The group whose blocks are whole prefixes: the one with the largest window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +37,14 @@ impl Journal {
             spec.as_ref().map_or((None, None), |place| (place.spec_kind.as_deref(), place.sliding_window));
         let spec_kind = spec_kind.or_else(|| self.kind_of_group(moved.group));
         let window = window.or(moved.window);
+        let told = ToldGroup {
+            group: moved.group,
+            spec_kind,
+            sliding_window: window,
+            block_size: None,
+            on_device: true,
+        };
+        self.learn_group(told, effects);
         let Some(to) = self.state.places.place_for(name(moved.to), spec_kind, window) else {
             self.refuse(crate::state::Refusal::Budget, 1, now);
             return;
@@ -97,6 +109,28 @@ impl Journal {
         let is_all = is_first && created.device_blocks > 0 && created.other_blocks == 0;
         self.learn_window(created.window, created.group, effects, now);
         self.capacity = is_all.then_some(created.device_blocks);
+        self.note_created(created, effects);
+    }
+
+    /// A pool is there, with nothing in it. Whoever follows is told by a store of no blocks.
+    fn note_created(&mut self, created: Created, effects: &mut Effects) {
+        let (group, spec_kind) = (created.group, self.kind_of_group(created.group));
+        let told =
+            ToldGroup { group, spec_kind, sliding_window: created.window, block_size: None, on_device: true };
+        self.learn_group(told, effects);
+        let name = PlaceName { medium: Some(DEVICE), locality: None, ownership: None, group };
+        let Some(place) = self.state.places.place_for(name, spec_kind, created.window) else { return };
+        effects.changes.push(Change::Stored(StoredChange {
+            cause: StoreCause::Announced,
+            place: self.state.places.get(place).clone(),
+            blocks: Vec::new(),
+            layout: Layout::HashOnly,
+            block_size: 0,
+            parent: None,
+            span: None,
+            attributes: Arc::default(),
+            session_id: None,
+        }));
     }
 
     /// Events are lost. If none of a block came before, another pool may have been among them.
@@ -153,24 +187,11 @@ impl Journal {
         Some(if main.group == group { "full_attention" } else { "sliding_window" })
     }
 
-    /// Where blocks may be stored before they are full: whether this one counts for those who know one block size.
-    pub(super) fn is_full(&self, chain: &Chain) -> bool {
-        !self.options.semantics.partial_blocks || self.block_size() == Some(chain.block_size)
-    }
-
     /// A block that another builds on is full: the size of all blocks is known. Until then nobody has been told of any.
     pub(super) fn learn_full_size(&mut self, block_size: u32, effects: &mut Effects) {
         if self.learned_block_size.is_some() {
             return;
         }
-        self.learned_block_size = Some(block_size);
-        if self.options.block_size.is_some() {
-            return;
-        }
-        for slot in self.state.slots_parents_first() {
-            for tier in Tier::ALL {
-                self.became_visible(slot, tier, &mut effects.transitions);
-            }
-        }
+        self.retell(effects, |journal| journal.learned_block_size = Some(block_size));
     }
 }

@@ -7,6 +7,8 @@ use kvplane_core::{Continuity as Standing, Epoch, Reason, Tier, TrustState};
 
 use super::Journal;
 use super::apply::Effects;
+use super::groups::ToldGroup;
+use super::sides::Sides;
 use super::window::Notes;
 use crate::change::{Change, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition};
 use crate::clock::Now;
@@ -21,12 +23,24 @@ fn is_loss(reason: Reason) -> bool {
     )
 }
 
+/// A block that changed its level was not stored anew: it has no position in a store.
+fn has_moved(stored: &StoredChange) -> bool {
+    stored.layout == Layout::Dense
+        && stored.blocks.first().is_some_and(|block| block.first_position.is_none())
+}
+
 /// A block that is said to be attached now. It was told before the block that it waited for.
 struct Attached {
     place: Arc<Place>,
     block: StoredBlock,
     block_size: u32,
     attributes: Arc<Attributes>,
+}
+
+impl Attached {
+    fn is(&self, hash: u64, size: u32) -> bool {
+        self.block.hash == hash && self.block_size == size
+    }
 }
 
 /// What an entry has done so far.
@@ -42,6 +56,8 @@ impl Journal {
         if self.epoch != Epoch::UNKNOWN || self.state.entries() > 0 {
             self.replace_state();
         }
+        self.sides = Sides::new(self.options.eagle);
+        self.fit_state();
         self.epoch = Epoch::UNKNOWN;
         self.window.restart(self.epoch);
         self.trust = TrustState::default();
@@ -64,6 +80,7 @@ impl Journal {
         self.engine_sequence = end.engine_sequence;
         self.learned_block_size = end.block_size;
         self.untranslatable = untranslatable;
+        self.load_groups(end.groups, end.drops_last);
     }
 
     /// The stream stands elsewhere, and no entry says so.
@@ -86,7 +103,8 @@ impl Journal {
             self.apply_change(change, &mut told)?;
         }
         self.attach_the_rest(&mut told)?;
-        let effects = told.effects;
+        let mut effects = told.effects;
+        self.settle_groups(&mut effects);
         self.note_unresolved(&effects);
         let digest = self.state.digest();
         if digest != entry.digest {
@@ -158,6 +176,10 @@ impl Journal {
     }
 
     fn apply_told_store(&mut self, stored: &mut StoredChange, told: &mut Told) -> Result<(), Misfit> {
+        let announced = stored.cause == StoreCause::Announced;
+        if announced {
+            self.learn_told_group(stored, &mut told.effects);
+        }
         let place = self.state.places.place_as_told(&stored.place).ok_or(Misfit::Budget)?;
         stored.place = self.state.places.get(place).clone();
         // Most stores have the same: shared.
@@ -166,7 +188,6 @@ impl Journal {
         } else {
             self.last_attributes = stored.attributes.clone();
         }
-        let announced = stored.cause == StoreCause::Announced;
         if announced {
             self.counters.blocks_stored += stored.blocks.len() as u64;
             self.learn_told_size(stored, &mut told.effects);
@@ -176,19 +197,19 @@ impl Journal {
         let (tier, proves) = (stored.place.tier, stored.place.proves_ancestors());
         for block in &stored.blocks {
             let slot = self.state.slot_for(block.hash)?;
-            let was_known = self.state.attached_chain(slot).is_some();
+            let was_tellable = self.state.told_chain(slot, self.told_size()).is_some();
             self.define_told(slot, block, stored.block_size, &stored.attributes, &mut told.effects)?;
             if announced {
                 self.attach_first(slot, place, block, told)?;
             }
-            let was_visible = was_known && self.is_visible(slot, tier);
+            let was_visible = was_tellable && self.is_visible(slot, tier);
             let was_held = self.state.held_where(slot, |_| true);
             self.state.set_copies(slot, place, block.copies);
             if !was_visible {
                 self.became_visible(slot, tier, &mut told.effects.transitions);
             }
-            if !was_known && was_held {
-                // It was held before anybody knew what it is.
+            if !was_tellable && was_held {
+                // It was held before anybody could be told of it.
                 for other in Tier::ALL.into_iter().filter(|&other| other != tier) {
                     self.became_visible(slot, other, &mut told.effects.transitions);
                 }
@@ -223,14 +244,16 @@ impl Journal {
     /// The last store attached blocks that waited. Which of them are told, and in which order, decides the other plane.
     fn tell_attached_as_told(&mut self, told: &mut Told) -> Result<(), Misfit> {
         while let Some(next) = told.attached.front() {
-            let hash = next.block.hash;
+            let (hash, size) = (next.block.hash, next.block_size);
             let slot = self.state.find(hash);
-            let Some(slot) = slot.filter(|slot| told.effects.attached.contains(slot)) else { return Ok(()) };
+            let Some(slot) = slot.filter(|&slot| told.effects.attached.contains(&(slot, size))) else {
+                return Ok(());
+            };
             // One change for every place that holds it.
-            while let Some(next) = told.attached.pop_front_if(|next| next.block.hash == hash) {
+            while let Some(next) = told.attached.pop_front_if(|next| next.is(hash, size)) {
                 self.check_held(slot, &next)?;
             }
-            self.tell_in_every_tier(slot, &mut told.effects);
+            self.attached_visibly((slot, size), &mut told.effects.transitions);
         }
         Ok(())
     }
@@ -257,15 +280,15 @@ impl Journal {
     /// Blocks that the other plane has attached, and that did not wait for anything that is known here.
     fn attach_the_rest(&mut self, told: &mut Told) -> Result<(), Misfit> {
         while let Some(first) = told.attached.pop_front() {
-            let hash = first.block.hash;
+            let (hash, size) = (first.block.hash, first.block_size);
             let slot = self.state.find(hash).ok_or(Misfit::Malformed("an unknown block is attached"))?;
             self.check_held(slot, &first)?;
             self.define_told(slot, &first.block, first.block_size, &first.attributes, &mut told.effects)?;
             told.effects.attached.clear();
-            while let Some(next) = told.attached.pop_front_if(|next| next.block.hash == hash) {
+            while let Some(next) = told.attached.pop_front_if(|next| next.is(hash, size)) {
                 self.check_held(slot, &next)?;
             }
-            self.tell_in_every_tier(slot, &mut told.effects);
+            self.attached_visibly((slot, size), &mut told.effects.transitions);
         }
         Ok(())
     }
@@ -277,17 +300,22 @@ impl Journal {
         if copies == attached.block.copies { Ok(()) } else { Err(Misfit::Digest) }
     }
 
-    fn tell_in_every_tier(&self, slot: SlotId, effects: &mut Effects) {
-        for tier in Tier::ALL {
-            self.became_visible(slot, tier, &mut effects.transitions);
-        }
+    /// What a store says of its group.
+    fn learn_told_group(&mut self, stored: &StoredChange, effects: &mut Effects) {
+        let whole = stored.layout != Layout::HashOnly && !has_moved(stored);
+        let told = ToldGroup {
+            group: stored.place.group,
+            spec_kind: stored.place.spec_kind.as_deref(),
+            sliding_window: stored.place.sliding_window,
+            block_size: whole.then_some(stored.block_size),
+            on_device: stored.place.tier == Tier::Device,
+        };
+        self.learn_group(told, effects);
     }
 
     /// The size of all blocks, by the rules that the other plane has it by.
     fn learn_told_size(&mut self, stored: &StoredChange, effects: &mut Effects) {
-        // A block that changed its level was not stored anew: it has no position in a store.
-        let moved = stored.blocks.first().is_some_and(|block| block.first_position.is_none());
-        if stored.layout != Layout::Dense || !stored.place.is_main() || moved {
+        if stored.layout != Layout::Dense || !stored.place.is_main() || has_moved(stored) {
             return;
         }
         if !self.options.semantics.partial_blocks {

@@ -6,6 +6,7 @@ mod clears;
 mod copies;
 mod counters;
 mod described;
+mod groups;
 mod levels;
 mod mirror;
 mod page_hash;
@@ -24,8 +25,10 @@ use kvplane_core::{Continuity as Standing, Cursor, EngineKind, Epoch, Reason, St
 use crate::change::{Change, Entry, Transition};
 use crate::clock::Now;
 use crate::continuity::EpochCause;
-use crate::state::{Attributes, BlockImage, CutAborted, Image, Limits, Place, State};
+use crate::state::{Attributes, BlockImage, CutAborted, Image, Limits, Place, State, ToldSize};
 pub use counters::{JournalCounters, PassedOver};
+pub use groups::Group;
+pub(crate) use groups::Groups;
 use levels::MainWindow;
 use page_hash::PageHashes;
 use sides::Sides;
@@ -150,6 +153,10 @@ pub struct Snapshot {
     pub block_size: Option<u32>,
     /// Blocks may be smaller than that: those are not told to consumers that know one block size.
     pub partial_blocks: bool,
+    /// The groups of the engine's cache, in the order in which they were first heard of.
+    pub groups: Vec<Group>,
+    /// The engine gives up the last block that it finds.
+    pub drops_last: bool,
     /// The state.
     pub image: Image,
 }
@@ -237,6 +244,7 @@ impl Journal {
         }
         Self {
             window: Arc::new(Window::new(options.max_batches, options.max_bytes, epoch)),
+            sides: Sides::new(options.eagle),
             state: State::new(options.state),
             options,
             rank,
@@ -262,7 +270,6 @@ impl Journal {
             counters: JournalCounters::default(),
             passed_over: Vec::new(),
             cuts: 0,
-            sides: Sides::default(),
             retired: Vec::new(),
             fresh: None,
         }
@@ -394,7 +401,9 @@ impl Journal {
                 digest: self.state.digest(),
                 untranslatable: self.untranslatable,
                 block_size: self.block_size(),
-                partial_blocks: self.options.semantics.partial_blocks,
+                partial_blocks: self.told_size() != ToldSize::Any,
+                groups: self.groups().to_vec(),
+                drops_last: self.resumption().drops_last,
                 image: Image::default(),
             },
             step: Vec::new(),
@@ -425,6 +434,7 @@ impl Journal {
     pub fn begin_epoch(&mut self, cause: EpochCause, now: Now) {
         self.epoch = Epoch::mint(now.unix_ms, Some(self.epoch), self.window.highest());
         self.window.restart(self.epoch);
+        self.sides = Sides::new(self.options.eagle);
         self.replace_state();
         self.restore_trust();
         self.trust.degrade(if cause.proven() { Reason::Unheard } else { Reason::Unproven }, now.unix_ms);
@@ -526,6 +536,7 @@ impl Journal {
     fn replace_state(&mut self) {
         let old = std::mem::replace(&mut self.state, State::new(self.options.state));
         self.retired.push(old);
+        self.fit_state();
     }
 
     fn push(

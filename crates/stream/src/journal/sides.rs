@@ -1,24 +1,142 @@
 //! Groups beside the main one: what each needs to go on from a boundary, and which main blocks it holds.
+//!
+//! A block of a side has the hash of the main block that ends where it ends. So it marks that one, whenever which of the two
+//! is told first, and however little a sparse store says. Blocks that are smaller than main ones mark the main block that they
+//! are part of: that is found by going back from its end, over what is known of the smaller blocks.
 
 use std::sync::Arc;
 
-use kvplane_core::{Marks, Resumption};
+use kvplane_core::{Degradation, MARK_CHANNELS, Marks, Need, Reason, Resumption, Side, SpecKind, Tier};
+use kvplane_wire::Layout;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::Journal;
+use super::apply::Effects;
+use super::groups::{Fit, Group, Groups, ToldGroup};
+use crate::clock::Now;
+use crate::state::{MainGroup, Parent, Place, SlotId, ToldSize};
+
+/// Sides that marks have room for.
+const MAX_SIDES: usize = MARK_CHANNELS / 2;
 
 /// What is known of the other groups.
 #[derive(Debug, Default)]
 pub(super) struct Sides {
+    groups: Groups,
+    /// By the number of the side: which group it is, and how its blocks lie on main ones. Numbers stay for a life.
+    numbered: Vec<(usize, Fit)>,
+    /// Nothing may be counted: some group's need cannot be told in main blocks.
+    blocked: bool,
+    /// Main blocks may be stored before they are full.
+    partial: bool,
     resumption: Arc<Resumption>,
+    /// Since the last entry.
     changed: bool,
-    /// Blocks whose holdings changed since the last entry.
-    touched: Vec<u64>,
+    /// What `resumption` was made of: the size of main blocks, unless a group has changed since.
+    made_for: Option<u32>,
+    stale: bool,
+    /// Blocks have other marks than were told.
+    all_anew: bool,
+    parts: Parts,
+    /// What the groups keep the stream from.
+    doubts: SmallVec<[Degradation; 2]>,
+}
+
+/// The main blocks that smaller blocks are part of.
+#[derive(Debug, Default)]
+struct Parts {
+    wholes: FxHashMap<u64, SmallVec<[u64; 1]>>,
+    /// Begin anew when there are more: main blocks that are gone are not taken out one by one.
+    limit: usize,
+}
+
+impl Parts {
+    fn add(&mut self, part: u64, whole: u64) {
+        let wholes = self.wholes.entry(part).or_default();
+        if !wholes.contains(&whole) {
+            wholes.push(whole);
+        }
+    }
 }
 
 impl Sides {
+    /// Of a life that nothing is known of yet.
+    pub(super) fn new(drops_last: bool) -> Self {
+        let resumption = Resumption { drops_last, ..Resumption::default() };
+        Self { changed: !resumption.is_plain(), resumption: Arc::new(resumption), ..Self::default() }
+    }
+
+    /// Of a state that another plane tells.
+    pub(super) fn as_told(groups: Vec<Group>, drops_last: bool) -> Self {
+        Self { groups: Groups::as_told(groups), stale: true, ..Self::new(drops_last) }
+    }
+
     /// What is needed, where that changed since the last entry.
     pub(super) fn take_news(&mut self) -> Option<Arc<Resumption>> {
         std::mem::take(&mut self.changed).then(|| self.resumption.clone())
+    }
+
+    /// Which places are of the main group.
+    pub(super) fn main_group(&self) -> Option<MainGroup> {
+        self.groups.main_group()
+    }
+
+    /// Other blocks are main ones: what was told of their marks is void.
+    pub(super) fn mark_all_anew(&mut self) {
+        self.all_anew = true;
+    }
+
+    /// What keeps answers from being exact.
+    fn reasons(&self, semantics_windows: bool) -> [(Reason, bool); 3] {
+        let groups = &self.groups;
+        let main_kind = groups.main().map(Group::kind);
+        let several = groups.count() > 1;
+        let sized = |&(at, _): &(usize, Fit)| {
+            groups.known()[at].block_size == groups.main().and_then(|main| main.block_size)
+        };
+        let unknown = main_kind == Some(SpecKind::Unknown)
+            || groups.sides().any(|at| groups.known()[at].kind() == SpecKind::Unknown)
+            || groups.has_stray()
+            // The rule of engines that tell groups by windows is not proven, nor what is given up of blocks of several sizes.
+            || (several && semantics_windows)
+            || (self.resumption.drops_last && !self.numbered.iter().all(sized));
+        let no_full = !groups.known().is_empty() && main_kind != Some(SpecKind::Full);
+        [(Reason::NoFullGroup, no_full), (Reason::UnknownGroup, unknown), (Reason::GroupLayout, self.blocked)]
+    }
+
+    /// Works out what every side needs besides main blocks of so many tokens. `one_size`: all groups have blocks of that size.
+    fn make_resumption(&mut self, main_size: u32, one_size: bool) {
+        let before = self.numbered.clone();
+        for at in self.groups.sides() {
+            if before.iter().all(|&(known, _)| known != at) {
+                self.numbered.push((at, Fit::NEVER));
+            }
+        }
+        self.blocked = self.numbered.len() > MAX_SIDES;
+        for (at, fit) in &mut self.numbered {
+            let group = &self.groups.known()[*at];
+            let size = if one_size { Some(main_size) } else { group.block_size };
+            let found = if group.is_main { Some(Fit::NOTHING) } else { group.fit(size, main_size) };
+            self.blocked |= found.is_none();
+            *fit = found.unwrap_or(Fit::NEVER);
+        }
+        let never = self.blocked.then_some(Fit::NEVER.need);
+        let side = |&(at, fit): &(usize, Fit)| {
+            let group = &self.groups.known()[at];
+            Side { group: group.group, kind: group.kind(), need: never.unwrap_or(fit.need) }
+        };
+        let sides = self.numbered.iter().take(MAX_SIDES).map(side).collect();
+        let made = Resumption { sides, ..(*self.resumption).clone() };
+        if *self.resumption != made {
+            self.resumption = Arc::new(made);
+            self.changed = true;
+        }
+        self.all_anew |= self.numbered != before;
+    }
+
+    fn has_parts(&self) -> bool {
+        self.numbered.iter().any(|(_, fit)| fit.parts > 1)
     }
 }
 
@@ -28,14 +146,231 @@ impl Journal {
         &self.sides.resumption
     }
 
-    /// The marks of all main blocks that have any.
-    pub fn all_marks(&self) -> Vec<(u64, Marks)> {
-        Vec::new()
+    /// The groups of the engine's cache, in the order in which they were first heard of.
+    pub fn groups(&self) -> &[Group] {
+        self.sides.groups.known()
     }
 
-    /// The marks of what was touched since the last entry.
+    /// Which blocks are told to those who know one block size.
+    pub(super) fn told_size(&self) -> ToldSize {
+        if self.sides.partial || self.options.semantics.partial_blocks {
+            ToldSize::Only(self.block_size())
+        } else {
+            ToldSize::Any
+        }
+    }
+
+    /// An event names a group. Whether that makes another the main one shows at once, what it means for sides at the end of
+    /// the batch: the others of a batch's groups may be told after it.
+    pub(super) fn learn_group(&mut self, told: ToldGroup<'_>, effects: &mut Effects) {
+        if self.sides.groups.learn(told, self.options.semantics.windows) {
+            self.sides.stale = true;
+            self.retell(effects, |journal| {
+                journal.sides.groups.choose_main();
+                // Blocks of several sizes, and such as are not full yet, are known of caches with several groups alone.
+                journal.sides.partial |= journal.sides.groups.count() > 1;
+            });
+        }
+    }
+
+    /// Blocks came whose positions are not said. Where those are needed, less is counted than may be there.
+    pub(super) fn note_layout(&mut self, group: Option<u32>, layout: Layout, blocks: usize, now: Now) {
+        let of_group = |&&(at, _): &&(usize, Fit)| self.sides.groups.known()[at].group == group;
+        let unplaced = layout == Layout::Sparse && blocks > 0;
+        if unplaced && self.sides.numbered.iter().find(of_group).is_some_and(|(_, fit)| fit.walks()) {
+            self.degrade(Reason::GroupLayout, now);
+        }
+    }
+
+    /// Works out what all groups together need, where that may be something else than before.
+    pub(super) fn settle_groups(&mut self, effects: &mut Effects) {
+        let size = self.block_size();
+        if !self.sides.stale && self.sides.made_for == size {
+            return;
+        }
+        (self.sides.stale, self.sides.made_for) = (false, size);
+        self.retell(effects, |journal| journal.sides.groups.choose_any_main());
+        if let Some(size) = size.filter(|&size| size > 0) {
+            self.sides.make_resumption(size, self.options.semantics.windows);
+        }
+        self.state.changed.wanted = !self.sides.numbered.is_empty();
+    }
+
+    /// Says what the groups keep the stream from.
+    pub(super) fn doubt_groups(&mut self, now: Now) {
+        for (reason, holds) in self.sides.reasons(self.options.semantics.windows) {
+            let known = self.sides.doubts.iter().position(|doubt| doubt.reason == reason);
+            match (known, holds) {
+                (None, true) => {
+                    self.sides.doubts.push(Degradation { reason, since_ms: now.unix_ms });
+                    self.degrade(reason, now);
+                }
+                (Some(at), false) => {
+                    self.sides.doubts.remove(at);
+                    self.trust_changed |= self.trust.resolve(reason);
+                }
+                (Some(_), true) | (None, false) => {}
+            }
+        }
+    }
+
+    /// What the groups keep the stream from is as it was, whatever else is known again.
+    pub(super) fn restore_doubts(&mut self) {
+        for doubt in &self.sides.doubts {
+            self.trust.degrade(doubt.reason, doubt.since_ms);
+        }
+    }
+
+    /// Everything about the state is as the groups want it. After it was replaced.
+    pub(super) fn fit_state(&mut self) {
+        self.state.places.set_main(self.sides.main_group());
+        self.state.changed.wanted = !self.sides.numbered.is_empty();
+        self.sides.parts = Parts::default();
+    }
+
+    /// Takes over the groups of a state that another plane tells.
+    pub(super) fn load_groups(&mut self, groups: Vec<Group>, drops_last: bool) {
+        self.sides = Sides::as_told(groups, drops_last);
+        self.sides.partial = self.sides.groups.count() > 1;
+        self.fit_state();
+        self.settle_groups(&mut Effects::default());
+        self.sides.all_anew = false;
+        self.find_parts();
+    }
+
+    /// The marks of all main blocks that have any.
+    pub fn all_marks(&self) -> Vec<(u64, Marks)> {
+        if self.sides.numbered.is_empty() {
+            return Vec::new();
+        }
+        let blocks = self.state.hashes().into_iter();
+        let marks = blocks.filter_map(|hash| Some((hash, self.marks_of(hash, None)?)));
+        marks.filter(|(_, marks)| *marks != Marks::default()).collect()
+    }
+
+    /// The marks of what was changed since the last entry.
     pub(super) fn take_marks(&mut self) -> Vec<(u64, Marks)> {
-        self.sides.touched.clear();
-        Vec::new()
+        let mut blocks = std::mem::take(&mut self.state.changed.blocks);
+        let everything =
+            std::mem::take(&mut self.sides.all_anew) | std::mem::take(&mut self.state.changed.everything);
+        if self.sides.numbered.is_empty() {
+            return Vec::new();
+        }
+        let mut parts = std::mem::take(&mut self.sides.parts);
+        if everything {
+            blocks = self.state.hashes();
+            parts.wholes.clear();
+        } else {
+            let wholes = blocks.iter().filter_map(|hash| parts.wholes.get(hash)).flatten();
+            let wholes: Vec<u64> = wholes.copied().collect();
+            blocks.extend(wholes);
+        }
+        blocks.sort_unstable();
+        blocks.dedup();
+        let marks = |hash| Some((hash, self.marks_of(hash, Some(&mut parts))?));
+        let marks = blocks.into_iter().filter_map(marks).collect();
+        self.sides.parts = parts;
+        if self.sides.parts.wholes.len() > self.sides.parts.limit {
+            self.find_parts();
+        }
+        marks
+    }
+
+    /// Finds the main blocks of all smaller ones.
+    fn find_parts(&mut self) {
+        const LEAST: usize = 1024;
+        let mut parts = Parts::default();
+        if self.sides.has_parts() {
+            for hash in self.state.hashes() {
+                self.marks_of(hash, Some(&mut parts));
+            }
+        }
+        parts.limit = LEAST + 2 * parts.wholes.len();
+        self.sides.parts = parts;
+    }
+
+    /// Which sides hold a main block; `None` if no tier has the block itself. Notes what is part of it.
+    fn marks_of(&self, hash: u64, mut parts: Option<&mut Parts>) -> Option<Marks> {
+        let slot = self.state.find(hash)?;
+        self.state.told_chain(slot, self.told_size())?;
+        if !self.state.held_where(slot, Place::is_main) {
+            return None;
+        }
+        let mut marks = Marks::default();
+        if self.sides.blocked {
+            return Some(marks);
+        }
+        for (side, (at, fit)) in self.sides.numbered.iter().enumerate().filter(|(_, (_, fit))| fit.counts()) {
+            let group = &self.sides.groups.known()[*at];
+            if fit.parts > 1 {
+                let of_side = SmallBlocks { side, group, fit: *fit };
+                self.mark_parts(hash, of_side, &mut marks, parts.as_deref_mut());
+                continue;
+            }
+            let holds = |place: &&Arc<Place>| place.is_ours() && place.group == group.group;
+            for place in self.state.holdings(slot).map(|(place, _)| place).filter(holds) {
+                marks.set(place.tier, Marks::whole(side));
+            }
+        }
+        Some(marks)
+    }
+
+    /// Goes back over the small blocks of a main one, as far as the side holds them.
+    fn mark_parts(
+        &self,
+        whole: u64,
+        SmallBlocks { side, group, fit }: SmallBlocks<'_>,
+        marks: &mut Marks,
+        mut parts: Option<&mut Parts>,
+    ) {
+        let mut next = whole;
+        let mut coldest = Tier::Device;
+        for done in 1..=fit.parts {
+            if let Some(parts) = parts.as_deref_mut().filter(|_| next != whole) {
+                parts.add(next, whole);
+            }
+            let Some(slot) = self.state.find(next) else { return };
+            let Some(tier) = self.warmest_tier(slot, group.group) else { return };
+            coldest = coldest.max(tier);
+            if done == fit.tail_parts {
+                marks.set(coldest, Marks::tail(side));
+            }
+            if done == fit.parts {
+                marks.set(coldest, Marks::whole(side));
+                return;
+            }
+            let chain = group.block_size.and_then(|size| self.state.chain(slot, size));
+            let Some(Parent::Block(parent)) = chain.map(|chain| chain.parent) else { return };
+            next = parent;
+        }
+    }
+
+    fn warmest_tier(&self, slot: SlotId, group: Option<u32>) -> Option<Tier> {
+        let places = self.state.holdings(slot).map(|(place, _)| place);
+        places.filter(|place| place.is_ours() && place.group == group).map(|place| place.tier).min()
+    }
+}
+
+/// A side whose blocks are smaller than main ones.
+#[derive(Clone, Copy)]
+struct SmallBlocks<'a> {
+    side: usize,
+    group: &'a Group,
+    fit: Fit,
+}
+
+impl Fit {
+    /// Whether anything is asked of the group.
+    fn counts(self) -> bool {
+        self != Self::NOTHING
+    }
+
+    /// Whether more than the last of a main block's parts is asked for.
+    fn walks(self) -> bool {
+        let whole = match self.need {
+            Need::Prefix { .. } => true,
+            Need::Run { blocks, .. } => blocks > 0,
+        };
+        self.parts > 1 && (whole || self.tail_parts > 1)
     }
 }

@@ -47,14 +47,14 @@ impl Snapshot {
         for tier in Tier::ALL.into_iter().filter(|&tier| tier != Tier::Unknown) {
             let mut holes = Vec::new();
             for block in &order {
-                let Some(chain) = block.attached_chain() else { continue };
+                let Some(chain) = self.told_chain(block) else { continue };
                 let here = self.is_visible(block, tier);
                 // Only the warmest tier's index walks from the root; the others continue from it.
                 let needed = tier == Tier::Device && supports.contains(&block.hash);
                 if !here && !needed {
                     continue;
                 }
-                push_stored(&mut log, tier, block.parent(), VisibleBlock::new(block.hash, chain));
+                push_stored(&mut log, tier, parent_of(chain), VisibleBlock::new(block.hash, chain));
                 if !here {
                     holes.push(block.hash);
                 }
@@ -67,12 +67,19 @@ impl Snapshot {
     }
 
     fn is_visible(&self, block: &BlockImage, tier: Tier) -> bool {
-        let full = !self.partial_blocks
-            || block.attached_chain().is_some_and(|chain| self.block_size == Some(chain.block_size));
-        full && block.holdings.iter().any(|holding| {
-            let place = &self.image.places[usize::from(holding.place)];
-            place.tier == tier && place.is_main()
-        })
+        self.told_chain(block).is_some()
+            && block.holdings.iter().any(|holding| {
+                let place = &self.image.places[usize::from(holding.place)];
+                place.tier == tier && place.is_main()
+            })
+    }
+
+    /// What those who know one block size are told that a block is.
+    fn told_chain<'s>(&self, block: &'s BlockImage) -> Option<&'s Chain> {
+        if !self.partial_blocks {
+            return block.attached_chain();
+        }
+        block.chains.iter().find(|chain| chain.attached && self.block_size == Some(chain.block_size))
     }
 
     /// The blocks that have device blocks building on them, however far up.
@@ -80,7 +87,7 @@ impl Snapshot {
         let mut supports = FxHashSet::default();
         for block in parents_first.iter().rev() {
             if (supports.contains(&block.hash) || self.is_visible(block, Tier::Device))
-                && let Some(parent) = block.parent()
+                && let Some(parent) = self.told_chain(block).and_then(parent_of)
             {
                 supports.insert(parent);
             }
@@ -96,10 +103,13 @@ impl BlockImage {
     }
 
     fn parent(&self) -> Option<u64> {
-        let chain = self.attached_chain().or_else(|| self.chains.first())?;
-        match chain.parent {
-            Parent::Block(parent) => Some(parent),
-            Parent::Root => None,
-        }
+        self.attached_chain().or_else(|| self.chains.first()).and_then(parent_of)
+    }
+}
+
+fn parent_of(chain: &Chain) -> Option<u64> {
+    match chain.parent {
+        Parent::Block(parent) => Some(parent),
+        Parent::Root => None,
     }
 }

@@ -6,6 +6,7 @@ use kvplane_core::{Locality, Names, Reason, Tier};
 use kvplane_wire::{Batch, Event, Hash, Layout, Stored, Tokens};
 
 use super::apply::Effects;
+use super::groups::ToldGroup;
 use super::page_hash::hidden_namespace;
 use super::reannounced::Telling;
 use super::{Duplicates, Journal};
@@ -59,6 +60,15 @@ impl Journal {
         self.learn_window(stored.sliding_window, stored.group, effects, now);
         let hidden = layout == Layout::Dense && self.has_hidden_namespace(batch, stored, effects, now);
         let spec_kind = stored.spec_kind.or_else(|| self.kind_of_group(stored.group));
+        let told = ToldGroup {
+            group: stored.group,
+            spec_kind,
+            sliding_window: stored.sliding_window,
+            block_size: (layout != Layout::HashOnly).then_some(stored.block_size),
+            on_device: Tier::from_medium(stored.medium) == Tier::Device,
+        };
+        self.learn_group(told, effects);
+        self.note_layout(stored.group, layout, hashes.len(), now);
         let Some(place) = self.state.places.place_for(name, spec_kind, stored.sliding_window) else {
             self.refuse(Refusal::Budget, hashes.len(), now);
             return;
@@ -84,10 +94,8 @@ impl Journal {
             && place_ref.proves_ancestors()
             && let Some(parent) = stored.parent
         {
-            // What a partial block builds on is full.
-            let slot = self.state.find(parent.bits);
-            let size = slot.and_then(|slot| self.state.attached_chain(slot)).map(|chain| chain.block_size);
-            self.prove_ancestors(parent.bits, place, &place_ref, size.unwrap_or(stored.block_size), effects);
+            let size = self.size_of_parent(parent.bits, stored.block_size);
+            self.prove_ancestors(parent.bits, place, &place_ref, size, effects);
         }
         if layout == Layout::Dense && place_ref.is_main() {
             if self.options.semantics.partial_blocks {
@@ -164,6 +172,7 @@ impl Journal {
     ) -> Result<StoredBlock, Refusal> {
         let slot = self.state.slot_for(hash.bits)?;
         let was_known = self.state.attached_chain(slot).is_some();
+        let was_tellable = self.state.told_chain(slot, self.told_size()).is_some();
         let extra_keys = batch.extra_keys(stored, at);
         let wide = batch.wide(hash);
         if let Some(wide) = wide {
@@ -206,28 +215,31 @@ impl Journal {
             Duplicates::Presence => 1,
         };
         let tier = self.state.places.get(place).tier;
-        let was_visible = was_known && self.is_visible(slot, tier);
+        let was_visible = was_tellable && self.is_visible(slot, tier);
         let was_held = self.state.held_where(slot, |_| true);
         self.state.set_copies(slot, place, copies);
         if !was_visible {
             self.became_visible(slot, tier, &mut effects.transitions);
         }
-        if !was_known && was_held {
-            // It was held before anybody knew what it is.
-            self.tell_attached(slot, &mut effects.changes);
+        if !was_tellable && was_held {
+            // It was held before anybody could be told of it.
             for other in Tier::ALL.into_iter().filter(|&other| other != tier) {
                 self.became_visible(slot, other, &mut effects.transitions);
             }
+        }
+        if !was_known && was_held {
+            // It was held before anybody knew what it is.
+            self.tell_attached((slot, stored.block_size), &mut effects.changes);
         } else if parent.is_none() && !was_held {
             // A hash that is known from before: whoever follows need not know it any more.
-            self.tell_attached(slot, &mut effects.changes);
+            for size in self.state.attached_sizes(slot) {
+                self.tell_attached((slot, size), &mut effects.changes);
+            }
         }
         // Blocks that waited for this one can be told of now.
         for waited in std::mem::take(&mut effects.attached) {
             self.tell_attached(waited, &mut effects.changes);
-            for tier in Tier::ALL {
-                self.became_visible(waited, tier, &mut effects.transitions);
-            }
+            self.attached_visibly(waited, &mut effects.transitions);
         }
         if parent.is_none() && self.state.places.get(place).proves_ancestors() {
             effects.unresolved.push(hash.bits);
@@ -252,6 +264,14 @@ impl Journal {
                 None => own_keys(extra_keys),
             },
         })
+    }
+
+    /// The size of the blocks that one of such a size builds on: the same, unless it is not full.
+    fn size_of_parent(&self, parent: u64, block_size: u32) -> u32 {
+        let Some(parent) = self.state.find(parent) else { return block_size };
+        let attached = |size: &u32| self.state.chain(parent, *size).is_some_and(|chain| chain.attached);
+        let first = || self.state.attached_chain(parent).map(|chain| chain.block_size);
+        Some(block_size).filter(attached).or_else(first).unwrap_or(block_size)
     }
 
     /// What the blocks of a store have in common: the last store's, if it is the same.

@@ -5,21 +5,24 @@ use kvplane_core::Tier;
 use super::Journal;
 use super::apply::Effects;
 use crate::change::{Transition, VisibleBlock};
-use crate::state::{Parent, Place, SlotId};
+use crate::state::{Attached, Parent, Place, SlotId, ToldSize};
 use crate::transitions::{push_removed, push_stored};
 
 impl Journal {
     /// Whether such a consumer has been told that the block is in the tier.
     pub(super) fn is_visible(&self, slot: SlotId, tier: Tier) -> bool {
-        self.state.attached_chain(slot).is_some_and(|chain| self.is_full(chain))
-            && self.state.held_where(slot, |place| place.tier == tier && place.is_main())
+        self.state.told_chain(slot, self.told_size()).is_some() && self.is_in_main(slot, tier)
+    }
+
+    fn is_in_main(&self, slot: SlotId, tier: Tier) -> bool {
+        self.state.held_where(slot, |place| place.tier == tier && place.is_main())
     }
 
     pub(super) fn became_visible(&self, slot: SlotId, tier: Tier, log: &mut Vec<Transition>) {
-        if !self.is_visible(slot, tier) {
+        let Some(chain) = self.state.told_chain(slot, self.told_size()) else { return };
+        if !self.is_in_main(slot, tier) {
             return;
         }
-        let Some(chain) = self.state.attached_chain(slot) else { return };
         let parent = match chain.parent {
             Parent::Root => None,
             Parent::Block(parent) => Some(parent),
@@ -27,9 +30,55 @@ impl Journal {
         push_stored(log, tier, parent, VisibleBlock::new(self.state.hash_of(slot), chain));
     }
 
+    /// A block that waited is attached now, and can be told where what waited is what is told.
+    pub(super) fn attached_visibly(&self, (slot, size): Attached, log: &mut Vec<Transition>) {
+        let told = self.state.told_chain(slot, self.told_size());
+        if told.is_some_and(|chain| chain.block_size == size) {
+            for tier in Tier::ALL {
+                self.became_visible(slot, tier, log);
+            }
+        }
+    }
+
+    /// Makes another group the main one, or another size that of its blocks: tells what that puts out of sight, and what into
+    /// it. The order depends on the hashes alone.
+    pub(super) fn retell(&mut self, effects: &mut Effects, change: impl FnOnce(&mut Self)) {
+        let old_size = self.told_size();
+        change(self);
+        let (size, main) = (self.told_size(), self.sides.main_group());
+        if (size, main) == (old_size, self.state.places.main()) {
+            return;
+        }
+        let slots = self.state.slots_parents_first();
+        let told_sizes = |journal: &Self, size: ToldSize| -> Vec<[Option<u32>; Tier::ALL.len()]> {
+            let told = |slot: SlotId, tier| {
+                let chain = journal.state.told_chain(slot, size)?;
+                journal.is_in_main(slot, tier).then_some(chain.block_size)
+            };
+            slots.iter().map(|&slot| Tier::ALL.map(|tier| told(slot, tier))).collect()
+        };
+        let before = told_sizes(self, old_size);
+        self.state.places.set_main(main);
+        let after = told_sizes(self, size);
+        let changed = |at: usize, tier: Tier| before[at][tier.index()] != after[at][tier.index()];
+        for tier in Tier::ALL {
+            for (at, &slot) in slots.iter().enumerate() {
+                if changed(at, tier) && before[at][tier.index()].is_some() {
+                    push_removed(&mut effects.transitions, tier, self.state.hash_of(slot));
+                }
+            }
+        }
+        for (at, &slot) in slots.iter().enumerate() {
+            for tier in Tier::ALL.into_iter().filter(|&tier| changed(at, tier)) {
+                self.became_visible(slot, tier, &mut effects.transitions);
+            }
+        }
+        self.sides.mark_all_anew();
+    }
+
     /// Drops what some places hold, and tells what that takes out of sight.
     pub(super) fn drop_visibly(&mut self, gone: impl Fn(&Place) -> bool + Copy, effects: &mut Effects) {
-        for (tier, hash) in self.state.visible_only_in(gone) {
+        for (tier, hash) in self.state.visible_only_in(self.told_size(), gone) {
             push_removed(&mut effects.transitions, tier, hash);
         }
         self.state.drop_places(gone);

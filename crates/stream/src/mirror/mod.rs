@@ -21,6 +21,7 @@ use std::sync::Arc;
 use kvplane_core::{Continuity as Standing, Cursor, StateDigest, TrustState};
 
 use crate::change::{Change, StoredBlock};
+use crate::journal::Group;
 use crate::state::{Attributes, Chain, Place, Refusal};
 
 pub(crate) use link::Mirror;
@@ -91,6 +92,10 @@ pub struct ToldEnd {
     pub last_event_id: u64,
     /// Tokens per block.
     pub block_size: Option<u32>,
+    /// The groups of the engine's cache.
+    pub groups: Vec<Group>,
+    /// The engine gives up the last block that it finds.
+    pub drops_last: bool,
 }
 
 /// Why a copy cannot go on.

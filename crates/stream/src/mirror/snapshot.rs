@@ -4,7 +4,7 @@ use kvplane_core::Cursor;
 
 use super::{Misfit, ToldBlocks, ToldChunk, ToldEnd, chain_as_told};
 use crate::change::{StoredBlock, Transition};
-use crate::journal::{Semantics, Snapshot};
+use crate::journal::{Groups, Semantics, Snapshot};
 use crate::state::{Image, Limits, Parent, State};
 
 /// A cut of its own: no journal counts as far.
@@ -94,6 +94,8 @@ impl MirrorSnapshot {
     /// The state, once the last chunk came; `None` before. Takes its time.
     pub fn finish(mut self) -> Option<MirroredState> {
         let end = self.end?;
+        let groups = Groups::as_told(end.groups.clone());
+        self.state.places.set_main(groups.main_group());
         let mut image = Image::default();
         self.state.begin_cut(CUT);
         if let Ok(Some(places)) = self.state.step_cut(CUT, usize::MAX, &mut image.blocks) {
@@ -109,7 +111,9 @@ impl MirrorSnapshot {
             digest: end.digest,
             untranslatable: self.untranslatable,
             block_size: end.block_size,
-            partial_blocks: self.semantics.partial_blocks,
+            partial_blocks: self.semantics.partial_blocks || groups.count() > 1,
+            groups: end.groups.clone(),
+            drops_last: end.drops_last,
             image,
         };
         let transitions = snapshot.as_transitions();

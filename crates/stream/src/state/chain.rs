@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvplane_core::Names;
 use kvplane_wire::{ExtraKey, OwnedExtraKey};
+use smallvec::SmallVec;
 
 use super::{Refusal, SlotId, State};
 
@@ -71,10 +72,36 @@ impl Chain {
     }
 }
 
+/// Which blocks are told to those who know one block size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ToldSize {
+    /// All: there is one size.
+    Any,
+    /// Those of the main group's size; none while that is not known.
+    Only(Option<u32>),
+}
+
+/// A block that waited and is attached now, and the size of the chain that waited.
+pub(crate) type Attached = (SlotId, u32);
+
 impl State {
+    /// The chain of a block that is told to those who know one block size: it reaches the start of its prompt.
+    pub(crate) fn told_chain(&self, slot: SlotId, size: ToldSize) -> Option<&Chain> {
+        match size {
+            ToldSize::Any => self.attached_chain(slot),
+            ToldSize::Only(size) => self.chain(slot, size?).filter(|chain| chain.attached),
+        }
+    }
+
     /// The chain of a block at a block size, if known.
     pub(crate) fn chain(&self, slot: SlotId, block_size: u32) -> Option<&Chain> {
         self.slots[slot as usize].chains.iter().find(|chain| chain.block_size == block_size)
+    }
+
+    /// The sizes at which what comes before a block is known.
+    pub(crate) fn attached_sizes(&self, slot: SlotId) -> SmallVec<[u32; 2]> {
+        let chains = self.slots[slot as usize].chains.iter();
+        chains.filter(|chain| chain.attached).map(|chain| chain.block_size).collect()
     }
 
     /// A chain that reaches the start of its prompt, if the block has one.
@@ -88,7 +115,7 @@ impl State {
         &mut self,
         slot: SlotId,
         mut chain: Chain,
-        attached: &mut Vec<SlotId>,
+        attached: &mut Vec<Attached>,
     ) -> Result<(), Refusal> {
         chain.attached = false;
         let parent = match chain.parent {
@@ -116,7 +143,7 @@ impl State {
         &mut self,
         slot: SlotId,
         told: Chain,
-        attached: &mut Vec<SlotId>,
+        attached: &mut Vec<Attached>,
     ) -> Result<(), Refusal> {
         let chains = &self.slots[slot as usize].chains;
         let known = chains.iter().position(|chain| chain.block_size == told.block_size);
@@ -165,6 +192,7 @@ impl State {
     /// Notes what a block is; returns which of its chains that is.
     fn add_chain(&mut self, slot: SlotId, chain: Chain) -> usize {
         self.touch(slot);
+        self.note_changed(slot);
         self.bytes += chain.cost();
         let (places, slot) = (&mut self.places, &mut self.slots[slot as usize]);
         if slot.chains.is_empty() {
@@ -177,7 +205,7 @@ impl State {
     }
 
     /// Attaches everything that waited for a block, and for that, and so on.
-    fn attach_waiting(&mut self, slot: SlotId, attached: &mut Vec<SlotId>) {
+    fn attach_waiting(&mut self, slot: SlotId, attached: &mut Vec<Attached>) {
         let mut open = vec![slot];
         while let Some(parent) = open.pop() {
             let hash = self.slots[parent as usize].hash;
@@ -187,9 +215,10 @@ impl State {
                 let waits = |chain: &Chain| !chain.attached && chain.parent == Parent::Block(hash);
                 let Some(at) = chains.iter().position(waits) else { continue };
                 let was_attached = chains.iter().any(|chain| chain.attached);
+                let size = chains[at].block_size;
                 self.touch(child);
                 self.attach_one(child, at, Some(parent));
-                attached.push(child);
+                attached.push((child, size));
                 if !was_attached {
                     open.push(child);
                 }
@@ -224,6 +253,7 @@ impl State {
             inherit(&mut chain.attributes, &inherited);
         }
         chain.attached = true;
+        self.note_changed(slot);
     }
 
     pub(super) fn stop_waiting(&mut self, parent: u64, slot: SlotId) {

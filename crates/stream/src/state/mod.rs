@@ -15,10 +15,10 @@ mod cut;
 mod place;
 mod slot;
 
-pub(crate) use chain::own_keys;
+pub(crate) use chain::{Attached, ToldSize, own_keys};
 pub use chain::{Attributes, Chain, ExtraKeys, Parent};
 pub use cut::{BlockImage, CutAborted, HoldingImage, Image};
-pub(crate) use place::PlaceName;
+pub(crate) use place::{MainGroup, PlaceName};
 pub use place::{Place, PlaceId};
 
 use std::collections::hash_map::Entry;
@@ -59,6 +59,16 @@ pub(crate) enum Refusal {
     Waiting,
 }
 
+/// Blocks about which something changed, where somebody wants to know.
+#[derive(Debug, Default)]
+pub(crate) struct Changed {
+    pub(crate) wanted: bool,
+    /// Their hashes.
+    pub(crate) blocks: Vec<u64>,
+    /// All of them may have changed.
+    pub(crate) everything: bool,
+}
+
 /// The dictionary and the residency of one life of one stream.
 #[derive(Debug)]
 pub struct State {
@@ -77,6 +87,7 @@ pub struct State {
     hole_version: u32,
     sweep_at: usize,
     cut: Option<Cut>,
+    pub(crate) changed: Changed,
     pub(crate) hasher: ContentHasher,
 }
 
@@ -96,6 +107,7 @@ impl State {
             hole_version: 1,
             sweep_at: 0,
             cut: None,
+            changed: Changed::default(),
             hasher: ContentHasher::default(),
         }
     }
@@ -204,6 +216,11 @@ impl State {
         order
     }
 
+    /// All hashes of the dictionary.
+    pub(crate) fn hashes(&self) -> Vec<u64> {
+        self.index.keys().copied().collect()
+    }
+
     pub(crate) fn hash_of(&self, slot: SlotId) -> u64 {
         self.slots[slot as usize].hash
     }
@@ -219,10 +236,10 @@ impl State {
     }
 
     /// The blocks that consumers without groups see in a tier only because of the places that `these` accepts.
-    pub(crate) fn visible_only_in(&self, these: impl Fn(&Place) -> bool) -> Vec<(Tier, u64)> {
+    pub(crate) fn visible_only_in(&self, size: ToldSize, these: impl Fn(&Place) -> bool) -> Vec<(Tier, u64)> {
         let mut found = Vec::new();
         for (id, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.in_use) {
-            if self.attached_chain(id as SlotId).is_none() {
+            if self.told_chain(id as SlotId, size).is_none() {
                 continue;
             }
             for tier in Tier::ALL {
@@ -277,6 +294,7 @@ impl State {
     /// Sets how many copies a place holds. The slot stays, even with none left; see [`Self::release`].
     pub(crate) fn set_copies(&mut self, id: SlotId, place: PlaceId, copies: u32) {
         self.touch(id);
+        self.note_changed(id);
         let places = &mut self.places;
         let slot = &mut self.slots[id as usize];
         slot.holdings.retain(|h| places.is_current(h));
@@ -313,8 +331,15 @@ impl State {
     pub(crate) fn drop_places(&mut self, gone: impl Fn(&Place) -> bool) {
         self.places.drop_where(gone);
         self.hole_version += 1;
+        self.changed.everything = self.changed.wanted;
         // Holdings changed without being touched one by one: a cut under way no longer is one.
         self.cut = None;
+    }
+
+    fn note_changed(&mut self, slot: SlotId) {
+        if self.changed.wanted {
+            self.changed.blocks.push(self.slots[slot as usize].hash);
+        }
     }
 
     // --- slots -------------------------------------------------------------------------------------------

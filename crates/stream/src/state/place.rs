@@ -28,6 +28,7 @@ pub struct Place {
     /// The group's sliding window.
     pub sliding_window: Option<u32>,
     /// Worked out once: asked for every block.
+    is_ours: bool,
     is_main: bool,
     proves_ancestors: bool,
     seed: PlaceSeed,
@@ -55,7 +56,8 @@ impl Place {
             Locality::Remote => tier == Tier::Remote,
             Locality::Unknown => false,
         });
-        let ours = name.ownership.is_none() && is_full_attention;
+        let unowned = name.ownership.is_none();
+        let is_ours = tier != Tier::Unknown && is_where_it_says && unowned;
         Self {
             tier,
             medium: name.medium.map(Box::from),
@@ -64,8 +66,9 @@ impl Place {
             group: name.group,
             spec_kind: spec_kind.map(Box::from),
             sliding_window,
-            is_main: tier != Tier::Unknown && is_where_it_says && ours,
-            proves_ancestors: tier == Tier::Device && ours,
+            is_ours,
+            is_main: is_ours && is_full_attention,
+            proves_ancestors: tier == Tier::Device && unowned && is_full_attention,
             seed: PlaceSeed::new(name.medium, name.locality, name.ownership, name.group),
         }
     }
@@ -102,6 +105,11 @@ impl Place {
         self.is_main
     }
 
+    /// Whether what lies here can be reused: a tier that we know, on the engine's own machine, of no other owner.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.is_ours
+    }
+
     /// Whether a store here proves that the blocks before it are held: the request that computed it holds them.
     pub fn proves_ancestors(&self) -> bool {
         self.proves_ancestors
@@ -126,6 +134,20 @@ impl PlaceName<'_> {
     }
 }
 
+/// The group whose blocks are whole prefixes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MainGroup {
+    pub(crate) group: Option<u32>,
+    /// There is no other: events that name no group mean it too.
+    pub(crate) is_only: bool,
+}
+
+impl MainGroup {
+    fn includes(self, group: Option<u32>) -> bool {
+        group == self.group || (self.is_only && group.is_none())
+    }
+}
+
 #[derive(Debug)]
 struct Known {
     place: Arc<Place>,
@@ -141,6 +163,8 @@ struct Known {
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     known: Vec<Known>,
+    /// Until it is known, no place is a main one.
+    main: Option<MainGroup>,
 }
 
 impl Places {
@@ -151,6 +175,28 @@ impl Places {
         self.known.iter().position(|known| name.names(&known.place)).map(|at| PlaceId(at as u16))
     }
 
+    pub(crate) fn main(&self) -> Option<MainGroup> {
+        self.main
+    }
+
+    /// Another group is the main one.
+    pub(crate) fn set_main(&mut self, main: Option<MainGroup>) {
+        self.main = main;
+        for at in 0..self.known.len() {
+            let place = self.known[at].place.clone();
+            self.known[at].place = self.fitted(place);
+        }
+    }
+
+    /// A place, with what is known of its group.
+    fn fitted(&self, mut place: Arc<Place>) -> Arc<Place> {
+        let is_main = place.is_ours && self.main.is_some_and(|main| main.includes(place.group));
+        if place.is_main != is_main {
+            Arc::make_mut(&mut place).is_main = is_main;
+        }
+        place
+    }
+
     /// The place that a store names, made if need be, with what the store says of its group. `None` when there are
     /// absurdly many.
     pub(crate) fn place_for(
@@ -159,22 +205,26 @@ impl Places {
         spec_kind: Option<&str>,
         sliding_window: Option<u32>,
     ) -> Option<PlaceId> {
-        if let Some(id) = self.find(name) {
-            let place = &mut self.known[usize::from(id.0)].place;
-            if place.spec_kind.is_none() && spec_kind.is_some() {
-                *place = Arc::new(Place::new(name, spec_kind, sliding_window));
-            }
-            return Some(id);
+        let Some(id) = self.find(name) else {
+            return self.make(Arc::new(Place::new(name, spec_kind, sliding_window)));
+        };
+        let place = self.get(id);
+        if spec_kind.is_some()
+            && (place.spec_kind.as_deref() != spec_kind || place.sliding_window != sliding_window)
+        {
+            let place = self.fitted(Arc::new(Place::new(name, spec_kind, sliding_window)));
+            self.known[usize::from(id.0)].place = place;
         }
-        self.make(Arc::new(Place::new(name, spec_kind, sliding_window)))
+        Some(id)
     }
 
     /// The place that another plane names, as it describes it.
     pub(crate) fn place_as_told(&mut self, told: &Arc<Place>) -> Option<PlaceId> {
         let Some(id) = self.find(told.name()) else { return self.make(told.clone()) };
+        let told = self.fitted(told.clone());
         let place = &mut self.known[usize::from(id.0)].place;
-        if place != told {
-            *place = told.clone();
+        if *place != told {
+            *place = told;
         }
         Some(id)
     }
@@ -183,6 +233,7 @@ impl Places {
         if self.known.len() >= Self::MAX {
             return None;
         }
+        let place = self.fitted(place);
         self.known.push(Known {
             place,
             generation: 0,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvplane_core::{EngineKind, Reason, Tier, Trust};
+use kvplane_core::{EngineKind, Need, Reason, Side, SpecKind, Tier, Trust};
 use kvplane_stream::{
     Change, DrainFailure, DrainOptions, DrainedPart, Entry, JournalOptions, Now, Recorder, Semantics,
     Transition,
@@ -221,6 +221,14 @@ fn the_largest_window_is_the_main_one() {
     rig.tell(&[(512, of_small), stored(None, &[(2, 4)])]);
     assert_eq!(rig.visible(), set(&[(Device, 2)]));
     assert_eq!(rig.held().len(), 2, "the small window's block is recorded, beside");
+    let resumption = rig.recorder.journal().resumption();
+    let side = Side {
+        group: Some(512),
+        kind: SpecKind::Sliding,
+        need: Need::Run { blocks: 128, stride: 1, tail: false },
+    };
+    assert_eq!(resumption.sides, [side]);
+    assert_eq!(rig.trust(), (Trust::Unverified, Some(Reason::UnknownGroup)), "the rule is not proven");
 }
 
 #[test]
@@ -230,7 +238,8 @@ fn a_larger_window_that_turns_up_late_voids_what_was_told() {
     let (_, of_large) = stored(None, &[(2, 4)]);
     rig.tell(&[(8192, of_large)]);
     assert_eq!(rig.visible(), set(&[(Device, 2)]));
-    assert_eq!(rig.trust(), (Trust::Lower, Some(Reason::History)));
+    assert!(rig.recorder.journal().trust().has(Reason::History));
+    assert_eq!(rig.trust(), (Trust::Unverified, Some(Reason::UnknownGroup)));
 }
 
 #[test]
@@ -261,7 +270,8 @@ fn as_many_blocks_as_the_engine_has_are_all_of_them() {
     let first = stored(None, &[(1, 4)]);
     assert_eq!(after_a_loss(std::slice::from_ref(&first), &[]), Trust::Exact);
     assert_eq!(after_a_loss(&[], &[]), Trust::Lower, "another pool may have been told of in between");
-    assert_eq!(after_a_loss(&[created(512, 50), first], &[]), Trust::Lower, "another pool was told of");
+    let other_pool = after_a_loss(&[created(512, 50), first], &[]);
+    assert_eq!(other_pool, Trust::Unverified, "another pool was told of");
 }
 
 #[test]

@@ -118,6 +118,8 @@ pub fn told_chunks(snapshot: &Snapshot) -> Vec<ToldChunk> {
         digest: snapshot.digest,
         last_event_id: snapshot.last_event_id,
         block_size: snapshot.block_size,
+        groups: snapshot.groups.clone(),
+        drops_last: snapshot.drops_last,
     });
     chunks
 }

@@ -1,0 +1,227 @@
+//! The groups of an engine's cache: which there are, which of them is the main one, and what the others need.
+
+use kvplane_core::{Need, SpecKind};
+
+use crate::state::MainGroup;
+
+/// Blocks of a side that a main block may have: a walk over them is short.
+const MAX_PARTS: u32 = 64;
+
+/// A group of an engine's cache, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Group {
+    /// The engine's number of it.
+    pub group: Option<u32>,
+    /// What its blocks are, in the engine's words.
+    pub spec_kind: Option<Box<str>>,
+    /// Its sliding window, tokens.
+    pub sliding_window: Option<u32>,
+    /// Tokens per block.
+    pub block_size: Option<u32>,
+    /// Whether prompts are told in its blocks.
+    pub is_main: bool,
+    /// Kind and window are the device's word.
+    kind_of_device: bool,
+    /// So is the size.
+    size_of_device: bool,
+}
+
+impl Group {
+    /// A group as another plane knows it.
+    pub fn as_told(
+        group: Option<u32>,
+        spec_kind: Option<&str>,
+        sliding_window: Option<u32>,
+        block_size: Option<u32>,
+    ) -> Self {
+        Self {
+            group,
+            spec_kind: spec_kind.map(Box::from),
+            sliding_window,
+            block_size,
+            is_main: false,
+            kind_of_device: spec_kind.is_some(),
+            size_of_device: block_size.is_some(),
+        }
+    }
+
+    /// What its blocks are good for.
+    pub fn kind(&self) -> SpecKind {
+        match (self.spec_kind.as_deref().map(SpecKind::from_wire), self.sliding_window) {
+            (Some(SpecKind::Sliding), None) => SpecKind::Unknown,
+            (Some(kind), _) => kind,
+            // Engines that name no kind have one group, or mean the first.
+            (None, _) if self.group.unwrap_or(0) == 0 => SpecKind::Full,
+            (None, _) => SpecKind::Unknown,
+        }
+    }
+
+    /// What it needs, with blocks of such a size besides main ones of another. `None` where the sizes have no common boundary.
+    pub(super) fn fit(&self, size: Option<u32>, main_size: u32) -> Option<Fit> {
+        let size = size.filter(|&size| size > 0)?;
+        let window = self.sliding_window.unwrap_or(0);
+        let blocks = match self.kind() {
+            SpecKind::Full | SpecKind::Unknown => None,
+            SpecKind::Sliding => Some(window.saturating_sub(1).div_ceil(size)),
+            SpecKind::State => Some(1),
+        };
+        if size.is_multiple_of(main_size) {
+            let stride = size / main_size;
+            let need =
+                blocks.map_or(Need::Prefix { stride }, |blocks| Need::Run { blocks, stride, tail: false });
+            return Some(Fit { need, parts: 1, tail_parts: 0 });
+        }
+        let parts = main_size / size;
+        if !main_size.is_multiple_of(size) || parts > MAX_PARTS {
+            return None;
+        }
+        let tail_parts = blocks.map_or(0, |blocks| blocks % parts);
+        let whole = |blocks: u32| Need::Run { blocks: blocks / parts, stride: 1, tail: tail_parts > 0 };
+        Some(Fit { need: blocks.map_or(Need::Prefix { stride: 1 }, whole), parts, tail_parts })
+    }
+}
+
+/// How a side's blocks lie on main ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Fit {
+    pub(super) need: Need,
+    /// Its blocks per main block; 1 where they are as large, or larger.
+    pub(super) parts: u32,
+    /// How many of these the tail of a main block has.
+    pub(super) tail_parts: u32,
+}
+
+impl Fit {
+    /// Of a group that needs nothing: it is the main one.
+    pub(super) const NOTHING: Self =
+        Self { need: Need::Run { blocks: 0, stride: 1, tail: false }, parts: 1, tail_parts: 0 };
+    /// Of a group of which nothing may be counted, as long as it has no mark.
+    pub(super) const NEVER: Self = Self { need: Need::Prefix { stride: 1 }, parts: 1, tail_parts: 0 };
+}
+
+/// What an event says of a group.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ToldGroup<'a> {
+    pub(super) group: Option<u32>,
+    pub(super) spec_kind: Option<&'a str>,
+    pub(super) sliding_window: Option<u32>,
+    /// Where the event has whole blocks of it.
+    pub(super) block_size: Option<u32>,
+    pub(super) on_device: bool,
+}
+
+/// All groups of a stream, in the order in which they were first heard of.
+#[derive(Debug, Default)]
+pub(crate) struct Groups {
+    known: Vec<Group>,
+    main: Option<usize>,
+}
+
+impl Groups {
+    pub(crate) fn as_told(known: Vec<Group>) -> Self {
+        let mut groups = Self { known, main: None };
+        groups.choose_any_main();
+        groups
+    }
+
+    pub(super) fn known(&self) -> &[Group] {
+        &self.known
+    }
+
+    pub(super) fn main(&self) -> Option<&Group> {
+        self.main.map(|at| &self.known[at])
+    }
+
+    /// Groups of the cache: those with a number, if any has one. An event without a number may mean any of them.
+    fn numbered(&self) -> impl Iterator<Item = usize> {
+        let any = self.known.iter().any(|group| group.group.is_some());
+        (0..self.known.len()).filter(move |&at| !any || self.known[at].group.is_some())
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.numbered().count()
+    }
+
+    /// Blocks were told of a group without a number, and there are several that have one.
+    pub(super) fn has_stray(&self) -> bool {
+        self.count() > 1 && self.known.iter().any(|group| group.group.is_none())
+    }
+
+    /// The groups beside the main one.
+    pub(super) fn sides(&self) -> impl Iterator<Item = usize> {
+        self.numbered().filter(|&at| self.main != Some(at))
+    }
+
+    /// Which places are of the main group.
+    pub(crate) fn main_group(&self) -> Option<MainGroup> {
+        let is_only = self.count() == 1;
+        self.main().map(|main| MainGroup { group: main.group, is_only })
+    }
+
+    /// Takes in what an event says. True if that is new. `one_full`: there is one full group, the last that was said to be.
+    pub(super) fn learn(&mut self, told: ToldGroup<'_>, one_full: bool) -> bool {
+        let found = self.known.iter().position(|group| group.group == told.group);
+        let at = found.unwrap_or_else(|| {
+            self.known.push(Group { group: told.group, ..Group::default() });
+            self.known.len() - 1
+        });
+        let group = &mut self.known[at];
+        let mut news = found.is_none();
+        if told.spec_kind.is_some() && (told.on_device || !group.kind_of_device) {
+            group.kind_of_device = told.on_device;
+            let same =
+                group.spec_kind.as_deref() == told.spec_kind && group.sliding_window == told.sliding_window;
+            if !same {
+                group.spec_kind = told.spec_kind.map(Box::from);
+                group.sliding_window = told.sliding_window;
+                news = true;
+                if one_full && group.kind() == SpecKind::Full {
+                    self.make_only_full(at);
+                }
+            }
+        }
+        let group = &mut self.known[at];
+        if let Some(size) = told.block_size.filter(|_| told.on_device || !group.size_of_device) {
+            // A smaller one is of a block that is not full.
+            let first = told.on_device && !group.size_of_device;
+            group.size_of_device = told.on_device;
+            if first && group.block_size != Some(size) || group.block_size.is_none_or(|known| known < size) {
+                group.block_size = Some(size);
+                news = true;
+            }
+        }
+        news
+    }
+
+    fn make_only_full(&mut self, full: usize) {
+        for (at, group) in self.known.iter_mut().enumerate() {
+            if at != full && group.kind() == SpecKind::Full {
+                group.spec_kind = Some(Box::from("sliding_window"));
+            }
+        }
+    }
+
+    /// The main group is the first that keeps whole prefixes. Until there is one, it stays as it is.
+    pub(super) fn choose_main(&mut self) {
+        self.set_main(self.first_of(SpecKind::Full).or(self.main));
+    }
+
+    /// Where no group keeps whole prefixes, one is held against what it should: less is counted, and never too much.
+    pub(super) fn choose_any_main(&mut self) {
+        let full = self.first_of(SpecKind::Full);
+        let any = full.or_else(|| self.first_of(SpecKind::Sliding)).or_else(|| self.numbered().next());
+        self.set_main(any);
+    }
+
+    fn first_of(&self, kind: SpecKind) -> Option<usize> {
+        self.numbered().find(|&at| self.known[at].kind() == kind)
+    }
+
+    fn set_main(&mut self, main: Option<usize>) {
+        self.main = main;
+        for (at, group) in self.known.iter_mut().enumerate() {
+            group.is_main = main == Some(at);
+        }
+    }
+}
