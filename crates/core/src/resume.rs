@@ -7,7 +7,7 @@
 use crate::{SpecKind, Tier};
 
 /// Tiers that count, warmest first; see [`Tier::ALL`].
-const LEVELS: usize = Tier::Unknown as usize;
+pub const LEVELS: usize = Tier::Unknown as usize;
 /// Kinds of marks that a block has room for, in each tier: two per side.
 pub const MARK_CHANNELS: usize = 16;
 

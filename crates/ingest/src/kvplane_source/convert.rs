@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kvplane_core::{Continuity, Cursor, Epoch, Reason, StateDigest, Tier, Trust, TrustState};
+use kvplane_core::{
+    Continuity, Cursor, Epoch, LEVELS, Reason, Resumption, StateDigest, Tier, Trust, TrustState,
+};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_stream::{
-    Attributes, Change, ExtraKeys, Layout, Misfit, Parent, Place, RemovedBlock, StoreCause, StoredBlock,
-    StoredChange, ToldBlocks, ToldChunk, ToldEnd, ToldEntry,
+    Attributes, Change, ExtraKeys, Group, Layout, Misfit, Parent, Place, RemovedBlock, StoreCause,
+    StoredBlock, StoredChange, ToldBlocks, ToldChunk, ToldEnd, ToldEntry,
 };
 use kvplane_wire::OwnedExtraKey;
 
@@ -34,6 +36,7 @@ pub(super) fn entry(cursor: Cursor, batch: proto::Batch) -> Result<ToldEntry, Mi
         standing,
         digest: digest(batch.digest)?,
         last_event_id: batch.last_event_id,
+        units: (!batch.units.is_empty()).then(|| units(&batch.units)),
     })
 }
 
@@ -48,6 +51,12 @@ pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<ToldChunk, Misfit> {
             digest: digest(chunk.digest)?,
             last_event_id: chunk.last_event_id,
             block_size: chunk.block_size,
+            groups: chunk.groups.iter().map(group).collect(),
+            resumption: Resumption {
+                units: units(&chunk.units),
+                drops_last: chunk.drops_last,
+                ..Resumption::default()
+            },
         })
     } else {
         None
@@ -59,6 +68,15 @@ pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<ToldChunk, Misfit> {
         blocks: stored.blocks.into_iter().map(block).collect(),
     });
     Ok(ToldChunk { index: chunk.index, blocks: blocks.collect(), end })
+}
+
+fn group(told: &proto::CacheGroup) -> Group {
+    Group::as_told(told.group, told.spec_kind.as_deref(), told.sliding_window, told.block_size)
+}
+
+/// Where nothing is said, a tier gives back single blocks.
+fn units(told: &[u32]) -> [u32; LEVELS] {
+    std::array::from_fn(|tier| told.get(tier).copied().unwrap_or(1).max(1))
 }
 
 /// `None` where nothing is said.

@@ -8,7 +8,7 @@ use kvplane_ingest::Stream;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_stream::{
-    Attributes, BlockImage, Change, Entry, ExtraKeys, Layout, Parent, Place, Snapshot, StoreCause,
+    Attributes, BlockImage, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Snapshot, StoreCause,
     StoredBlock, StoredChange,
 };
 use kvplane_wire::OwnedExtraKey;
@@ -34,6 +34,7 @@ pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
             last_event_id: entry.next_event_id() - 1,
             digest: Some(state_digest(entry.digest)),
             known_from: entry.trust.as_ref().and(entry.known_from),
+            units: entry.resumption.as_ref().map_or_else(Vec::new, |needs| needs.units.to_vec()),
         };
         let cursor = Cursor { epoch: entry.epoch, sequence: entry.sequence };
         response(id, cursor, Item::Batch(batch))
@@ -181,6 +182,15 @@ fn place(place: &Place) -> proto::Place {
     }
 }
 
+fn group(group: &Group) -> proto::CacheGroup {
+    proto::CacheGroup {
+        group: group.group,
+        spec_kind: group.spec_kind.as_deref().map(str::to_owned),
+        sliding_window: group.sliding_window,
+        block_size: group.block_size,
+    }
+}
+
 pub(super) fn continuity(standing: Continuity) -> proto::Continuity {
     match standing {
         Continuity::Connecting => proto::Continuity::Connecting,
@@ -258,6 +268,9 @@ impl SnapshotChunks {
             chunk.digest = Some(state_digest(self.snapshot.digest));
             chunk.last_event_id = self.snapshot.last_event_id;
             chunk.block_size = self.snapshot.block_size;
+            chunk.groups = self.snapshot.groups.iter().map(group).collect();
+            chunk.units = self.snapshot.resumption.units.to_vec();
+            chunk.drops_last = self.snapshot.resumption.drops_last;
         }
         self.index += 1;
         Some(response(&self.id, self.snapshot.cursor, Item::Snapshot(chunk)))

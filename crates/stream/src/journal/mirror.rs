@@ -80,7 +80,7 @@ impl Journal {
         self.engine_sequence = end.engine_sequence;
         self.learned_block_size = end.block_size;
         self.untranslatable = untranslatable;
-        self.load_groups(end.groups, end.drops_last);
+        self.load_groups(end.groups, &end.resumption);
     }
 
     /// The stream stands elsewhere, and no entry says so.
@@ -104,6 +104,9 @@ impl Journal {
         }
         self.attach_the_rest(&mut told)?;
         let mut effects = told.effects;
+        if let Some(units) = entry.units {
+            self.sides.set_units(units);
+        }
         self.settle_groups(&mut effects);
         self.note_unresolved(&effects);
         let digest = self.state.digest();
@@ -177,9 +180,7 @@ impl Journal {
 
     fn apply_told_store(&mut self, stored: &mut StoredChange, told: &mut Told) -> Result<(), Misfit> {
         let announced = stored.cause == StoreCause::Announced;
-        if announced {
-            self.learn_told_group(stored, &mut told.effects);
-        }
+        self.learn_told_group(stored, &mut told.effects);
         let place = self.state.places.place_as_told(&stored.place).ok_or(Misfit::Budget)?;
         stored.place = self.state.places.get(place).clone();
         // Most stores have the same: shared.
@@ -300,9 +301,10 @@ impl Journal {
         if copies == attached.block.copies { Ok(()) } else { Err(Misfit::Digest) }
     }
 
-    /// What a store says of its group.
+    /// What a store says of its group. What it proves is told before it, and has another size if it is not full itself.
     fn learn_told_group(&mut self, stored: &StoredChange, effects: &mut Effects) {
-        let whole = stored.layout != Layout::HashOnly && !has_moved(stored);
+        let proven = stored.cause == StoreCause::Proven;
+        let whole = stored.layout != Layout::HashOnly && !has_moved(stored) && !proven;
         let told = ToldGroup {
             group: stored.place.group,
             spec_kind: stored.place.spec_kind.as_deref(),

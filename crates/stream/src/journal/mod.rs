@@ -20,7 +20,9 @@ mod window;
 
 use std::sync::Arc;
 
-use kvplane_core::{Continuity as Standing, Cursor, EngineKind, Epoch, Reason, StateDigest, TrustState};
+use kvplane_core::{
+    Continuity as Standing, Cursor, EngineKind, Epoch, Reason, Resumption, StateDigest, TrustState,
+};
 
 use crate::change::{Change, Entry, Transition};
 use crate::clock::Now;
@@ -155,8 +157,8 @@ pub struct Snapshot {
     pub partial_blocks: bool,
     /// The groups of the engine's cache, in the order in which they were first heard of.
     pub groups: Vec<Group>,
-    /// The engine gives up the last block that it finds.
-    pub drops_last: bool,
+    /// What the stream needs besides its main blocks.
+    pub resumption: Arc<Resumption>,
     /// The state.
     pub image: Image,
 }
@@ -403,7 +405,7 @@ impl Journal {
                 block_size: self.block_size(),
                 partial_blocks: self.told_size() != ToldSize::Any,
                 groups: self.groups().to_vec(),
-                drops_last: self.resumption().drops_last,
+                resumption: self.resumption().clone(),
                 image: Image::default(),
             },
             step: Vec::new(),

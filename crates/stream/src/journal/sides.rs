@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Degradation, MARK_CHANNELS, Marks, Need, Reason, Resumption, Side, SpecKind, Tier};
+use kvplane_core::{
+    Degradation, LEVELS, MARK_CHANNELS, Marks, Need, Reason, Resumption, Side, SpecKind, Tier,
+};
 use kvplane_wire::Layout;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -22,6 +24,7 @@ const MAX_SIDES: usize = MARK_CHANNELS / 2;
 
 /// What is known of the other groups.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
 pub(super) struct Sides {
     groups: Groups,
     /// By the number of the side: which group it is, and how its blocks lie on main ones. Numbers stay for a life.
@@ -63,13 +66,26 @@ impl Parts {
 impl Sides {
     /// Of a life that nothing is known of yet.
     pub(super) fn new(drops_last: bool) -> Self {
-        let resumption = Resumption { drops_last, ..Resumption::default() };
+        Self::of(Resumption { drops_last, ..Resumption::default() })
+    }
+
+    fn of(resumption: Resumption) -> Self {
         Self { changed: !resumption.is_plain(), resumption: Arc::new(resumption), ..Self::default() }
     }
 
     /// Of a state that another plane tells.
-    pub(super) fn as_told(groups: Vec<Group>, drops_last: bool) -> Self {
-        Self { groups: Groups::as_told(groups), stale: true, ..Self::new(drops_last) }
+    fn as_told(groups: Vec<Group>, told: &Resumption) -> Self {
+        let resumption = Resumption { sides: Vec::new(), ..*told };
+        let groups = Groups::as_told(groups);
+        Self { partial: groups.count() > 1, groups, stale: true, ..Self::of(resumption) }
+    }
+
+    /// So many main blocks each tier gives back at once.
+    pub(super) fn set_units(&mut self, units: [u32; LEVELS]) {
+        if self.resumption.units != units {
+            Arc::make_mut(&mut self.resumption).units = units;
+            self.changed = true;
+        }
     }
 
     /// What is needed, where that changed since the last entry.
@@ -229,9 +245,8 @@ impl Journal {
     }
 
     /// Takes over the groups of a state that another plane tells.
-    pub(super) fn load_groups(&mut self, groups: Vec<Group>, drops_last: bool) {
-        self.sides = Sides::as_told(groups, drops_last);
-        self.sides.partial = self.sides.groups.count() > 1;
+    pub(super) fn load_groups(&mut self, groups: Vec<Group>, told: &Resumption) {
+        self.sides = Sides::as_told(groups, told);
         self.fit_state();
         self.settle_groups(&mut Effects::default());
         self.sides.all_anew = false;

@@ -18,7 +18,7 @@ mod snapshot;
 
 use std::sync::Arc;
 
-use kvplane_core::{Continuity as Standing, Cursor, StateDigest, TrustState};
+use kvplane_core::{Continuity as Standing, Cursor, LEVELS, Resumption, StateDigest, TrustState};
 
 use crate::change::{Change, StoredBlock};
 use crate::journal::Group;
@@ -49,6 +49,8 @@ pub struct ToldEntry {
     pub digest: StateDigest,
     /// The number of the last transition up to here.
     pub last_event_id: u64,
+    /// Main blocks that each tier gives back at once, where anything about what the stream needs changed.
+    pub units: Option<[u32; LEVELS]>,
 }
 
 /// Blocks of a snapshot that have everything but themselves in common.
@@ -94,8 +96,8 @@ pub struct ToldEnd {
     pub block_size: Option<u32>,
     /// The groups of the engine's cache.
     pub groups: Vec<Group>,
-    /// The engine gives up the last block that it finds.
-    pub drops_last: bool,
+    /// What the stream needs besides its main blocks. What the groups need is worked out from them.
+    pub resumption: Resumption,
 }
 
 /// Why a copy cannot go on.

@@ -1,5 +1,7 @@
 //! A whole state, gathered from what another plane tells of it, apart from the stream until it is complete.
 
+use std::sync::Arc;
+
 use kvplane_core::Cursor;
 
 use super::{Misfit, ToldBlocks, ToldChunk, ToldEnd, chain_as_told};
@@ -113,7 +115,7 @@ impl MirrorSnapshot {
             block_size: end.block_size,
             partial_blocks: self.semantics.partial_blocks || groups.count() > 1,
             groups: end.groups.clone(),
-            drops_last: end.drops_last,
+            resumption: Arc::new(end.resumption.clone()),
             image,
         };
         let transitions = snapshot.as_transitions();

@@ -32,7 +32,7 @@ impl Reader {
             if self.epoch != Some(entry.epoch) {
                 *self = Self { epoch: Some(entry.epoch), ..Self::default() };
             }
-            entry.transitions.iter().for_each(|transition| self.apply(transition));
+            self.apply(&entry.transitions);
             if let Some(resumption) = &entry.resumption {
                 let numbers = |resumption: &Resumption| -> Vec<Option<u32>> {
                     resumption.sides.iter().map(|side| side.group).collect()
@@ -50,7 +50,7 @@ impl Reader {
     /// Takes over a whole state.
     pub fn load(&mut self, journal: &Journal, transitions: &[Transition]) {
         *self = Self { epoch: Some(journal.epoch()), ..Self::default() };
-        transitions.iter().for_each(|transition| self.apply(transition));
+        self.apply(transitions);
         self.resumption = journal.resumption().clone();
         for (hash, marks) in journal.all_marks() {
             self.blocks.get_mut(&hash).expect("only blocks that are there are marked").marks = marks;
@@ -68,34 +68,36 @@ impl Reader {
         assert_eq!(ours, theirs, "marks were told wherever they changed");
     }
 
-    fn apply(&mut self, transition: &Transition) {
-        match transition {
-            Transition::Stored { tier, parent, blocks } => {
-                let mut parent = *parent;
-                for block in blocks {
-                    let new = || Block {
-                        parent,
-                        content: block.content,
-                        size: block.block_size,
-                        tiers: Vec::new(),
-                        marks: Marks::default(),
-                    };
-                    let known = self.blocks.entry(block.hash).or_insert_with(new);
-                    assert!(!known.tiers.contains(tier), "what is there is not told again");
-                    known.tiers.push(*tier);
-                    parent = Some(block.hash);
-                }
-            }
-            Transition::Removed { tier, hashes } => {
-                for hash in hashes {
-                    let block = self.blocks.get_mut(hash).expect("what is removed is there");
-                    block.tiers.retain(|held| held != tier);
-                    if block.tiers.is_empty() {
-                        self.blocks.remove(hash);
+    fn apply(&mut self, transitions: &[Transition]) {
+        for transition in transitions {
+            match transition {
+                Transition::Stored { tier, parent, blocks } => {
+                    let mut parent = *parent;
+                    for block in blocks {
+                        let new = || Block {
+                            parent,
+                            content: block.content,
+                            size: block.block_size,
+                            tiers: Vec::new(),
+                            marks: Marks::default(),
+                        };
+                        let known = self.blocks.entry(block.hash).or_insert_with(new);
+                        assert!(!known.tiers.contains(tier), "what is there is not told again");
+                        known.tiers.push(*tier);
+                        parent = Some(block.hash);
                     }
                 }
+                Transition::Removed { tier, hashes } => {
+                    for hash in hashes {
+                        let block = self.blocks.get_mut(hash).expect("what is removed is there");
+                        block.tiers.retain(|held| held != tier);
+                        if block.tiers.is_empty() {
+                            self.blocks.remove(hash);
+                        }
+                    }
+                }
+                Transition::Cleared => self.blocks.clear(),
             }
-            Transition::Cleared => self.blocks.clear(),
         }
     }
 

@@ -94,6 +94,7 @@ pub fn told_entry(entry: &Entry) -> ToldEntry {
         standing: entry.standing,
         digest: entry.digest,
         last_event_id: entry.next_event_id() - 1,
+        units: entry.resumption.as_ref().map(|resumption| resumption.units),
     }
 }
 
@@ -119,7 +120,7 @@ pub fn told_chunks(snapshot: &Snapshot) -> Vec<ToldChunk> {
         last_event_id: snapshot.last_event_id,
         block_size: snapshot.block_size,
         groups: snapshot.groups.clone(),
-        drops_last: snapshot.drops_last,
+        resumption: (*snapshot.resumption).clone(),
     });
     chunks
 }
