@@ -93,7 +93,6 @@ impl Journal {
         }
         self.forget_beside_clear(&mut effects, now);
         self.settle_groups(&mut effects);
-        self.doubt_groups(now);
         self.note_unresolved(&effects);
         self.check_capacity();
         self.note_standing_reasons(now);

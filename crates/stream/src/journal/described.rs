@@ -37,12 +37,12 @@ impl Journal {
         if let Some(since_ms) = self.misdescribed_since_ms {
             self.trust.degrade(Reason::BlockSize, since_ms);
         }
-        self.restore_doubts();
     }
 
     /// Reasons that describe what is, and not what happened: they come and go with it.
     pub(super) fn note_standing_reasons(&mut self, now: Now) {
-        for reason in [Reason::UnremovedTier] {
+        for reason in [Reason::UnremovedTier, Reason::NoFullGroup, Reason::UnknownGroup, Reason::GroupLayout]
+        {
             if self.stands(reason) {
                 self.degrade(reason, now);
             } else {
@@ -54,7 +54,7 @@ impl Journal {
     fn stands(&self, reason: Reason) -> bool {
         match reason {
             Reason::UnremovedTier => !self.state.nothing_but(|place| self.tells_removals(place)),
-            _ => false,
+            _ => self.sides.stands(reason),
         }
     }
 

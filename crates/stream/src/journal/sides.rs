@@ -6,9 +6,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{
-    Degradation, LEVELS, MARK_CHANNELS, Marks, Need, Reason, Resumption, Side, SpecKind, Tier,
-};
+use kvplane_core::{LEVELS, MARK_CHANNELS, Marks, Need, Reason, Resumption, Side, SpecKind, Tier};
 use kvplane_wire::Layout;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -16,7 +14,6 @@ use smallvec::SmallVec;
 use super::Journal;
 use super::apply::Effects;
 use super::groups::{Fit, Group, Groups, ToldGroup};
-use crate::clock::Now;
 use crate::state::{MainGroup, Parent, Place, SlotId, ToldSize};
 
 /// Sides that marks have room for.
@@ -31,6 +28,10 @@ pub(super) struct Sides {
     numbered: Vec<(usize, Fit)>,
     /// Nothing may be counted: some group's need cannot be told in main blocks.
     blocked: bool,
+    /// It is not known what some group needs.
+    unknown: bool,
+    /// Small blocks are held of which it is not known where in their main block they lie.
+    unplaced: bool,
     /// Main blocks may be stored before they are full.
     partial: bool,
     resumption: Arc<Resumption>,
@@ -42,8 +43,6 @@ pub(super) struct Sides {
     /// Blocks have other marks than were told.
     all_anew: bool,
     parts: Parts,
-    /// What the groups keep the stream from.
-    doubts: SmallVec<[Degradation; 2]>,
 }
 
 /// The main blocks that smaller blocks are part of.
@@ -103,22 +102,30 @@ impl Sides {
         self.all_anew = true;
     }
 
-    /// What keeps answers from being exact.
-    fn reasons(&self, semantics_windows: bool) -> [(Reason, bool); 3] {
+    /// Whether the groups keep answers from being exact, for this reason.
+    pub(super) fn stands(&self, reason: Reason) -> bool {
+        match reason {
+            Reason::NoFullGroup => {
+                !self.groups.known().is_empty() && self.groups.main().map(Group::kind) != Some(SpecKind::Full)
+            }
+            Reason::UnknownGroup => self.unknown,
+            Reason::GroupLayout => self.blocked || self.unplaced,
+            _ => false,
+        }
+    }
+
+    /// Whether what some group needs is not known. The rule of engines that tell groups by windows is not proven, nor what is given
+    /// up of blocks of several sizes.
+    fn has_unknown(&self, windows: bool) -> bool {
         let groups = &self.groups;
-        let main_kind = groups.main().map(Group::kind);
-        let several = groups.count() > 1;
-        let sized = |&(at, _): &(usize, Fit)| {
-            groups.known()[at].block_size == groups.main().and_then(|main| main.block_size)
+        let main_size = groups.main().and_then(|main| main.block_size);
+        let mut sides = groups.sides().map(|at| &groups.known()[at]);
+        let unsure = |side: &Group| {
+            let unknown = windows || side.kind() == SpecKind::Unknown;
+            unknown || (self.resumption.drops_last && side.block_size != main_size)
         };
-        let unknown = main_kind == Some(SpecKind::Unknown)
-            || groups.sides().any(|at| groups.known()[at].kind() == SpecKind::Unknown)
-            || groups.has_stray()
-            // The rule of engines that tell groups by windows is not proven, nor what is given up of blocks of several sizes.
-            || (several && semantics_windows)
-            || (self.resumption.drops_last && !self.numbered.iter().all(sized));
-        let no_full = !groups.known().is_empty() && main_kind != Some(SpecKind::Full);
-        [(Reason::NoFullGroup, no_full), (Reason::UnknownGroup, unknown), (Reason::GroupLayout, self.blocked)]
+        let main_unknown = groups.main().is_some_and(|main| main.kind() == SpecKind::Unknown);
+        main_unknown || groups.has_stray() || sides.any(unsure)
     }
 
     /// Works out what every side needs besides main blocks of so many tokens. `one_size`: all groups have blocks of that size.
@@ -189,12 +196,12 @@ impl Journal {
         }
     }
 
-    /// Blocks came whose positions are not said. Where those are needed, less is counted than may be there.
-    pub(super) fn note_layout(&mut self, group: Option<u32>, layout: Layout, blocks: usize, now: Now) {
-        let of_group = |&&(at, _): &&(usize, Fit)| self.sides.groups.known()[at].group == group;
-        let unplaced = layout == Layout::Sparse && blocks > 0;
-        if unplaced && self.sides.numbered.iter().find(of_group).is_some_and(|(_, fit)| fit.walks()) {
-            self.degrade(Reason::GroupLayout, now);
+    /// Blocks may come without their positions. Where those are needed, less is counted than may be there.
+    pub(super) fn note_layout(&mut self, group: Option<u32>, layout: Layout, blocks: usize) {
+        let sides = &self.sides;
+        let mut fits = sides.numbered.iter().filter(|(at, _)| sides.groups.known()[*at].group == group);
+        if layout == Layout::Sparse && blocks > 0 && fits.any(|(_, fit)| fit.walks()) {
+            self.sides.unplaced = true;
         }
     }
 
@@ -209,32 +216,8 @@ impl Journal {
         if let Some(size) = size.filter(|&size| size > 0) {
             self.sides.make_resumption(size, self.options.semantics.windows);
         }
+        self.sides.unknown = self.sides.has_unknown(self.options.semantics.windows);
         self.state.changed.wanted = !self.sides.numbered.is_empty();
-    }
-
-    /// Says what the groups keep the stream from.
-    pub(super) fn doubt_groups(&mut self, now: Now) {
-        for (reason, holds) in self.sides.reasons(self.options.semantics.windows) {
-            let known = self.sides.doubts.iter().position(|doubt| doubt.reason == reason);
-            match (known, holds) {
-                (None, true) => {
-                    self.sides.doubts.push(Degradation { reason, since_ms: now.unix_ms });
-                    self.degrade(reason, now);
-                }
-                (Some(at), false) => {
-                    self.sides.doubts.remove(at);
-                    self.trust_changed |= self.trust.resolve(reason);
-                }
-                (Some(_), true) | (None, false) => {}
-            }
-        }
-    }
-
-    /// What the groups keep the stream from is as it was, whatever else is known again.
-    pub(super) fn restore_doubts(&mut self) {
-        for doubt in &self.sides.doubts {
-            self.trust.degrade(doubt.reason, doubt.since_ms);
-        }
     }
 
     /// Everything about the state is as the groups want it. After it was replaced.
@@ -242,6 +225,7 @@ impl Journal {
         self.state.places.set_main(self.sides.main_group());
         self.state.changed.wanted = !self.sides.numbered.is_empty();
         self.sides.parts = Parts::default();
+        self.sides.unplaced = false;
     }
 
     /// Takes over the groups of a state that another plane tells.

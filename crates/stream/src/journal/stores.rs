@@ -65,10 +65,10 @@ impl Journal {
             spec_kind,
             sliding_window: stored.sliding_window,
             block_size: (layout != Layout::HashOnly).then_some(stored.block_size),
-            on_device: Tier::from_medium(stored.medium) == Tier::Device,
+            on_device: Tier::of(stored.medium, stored.locality) == Tier::Device,
         };
         self.learn_group(told, effects);
-        self.note_layout(stored.group, layout, hashes.len(), now);
+        self.note_layout(stored.group, layout, hashes.len());
         let Some(place) = self.state.places.place_for(name, spec_kind, stored.sliding_window) else {
             self.refuse(Refusal::Budget, hashes.len(), now);
             return;
