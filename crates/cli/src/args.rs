@@ -313,6 +313,12 @@ pub(crate) struct SimArgs {
     /// Requests a second that it sends to itself
     #[arg(long, default_value_t = 0.0, value_name = "RATE")]
     pub(crate) load: f64,
+    /// Adapters that clients may ask for instead of the model
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) loras: Vec<String>,
+    /// The load has adapters (those of --loras), salts, images and full reports among its requests
+    #[arg(long)]
+    pub(crate) mixed: bool,
     /// Faults from the start, as the JSON that POST /sim/fault takes
     #[arg(long, value_name = "JSON")]
     pub(crate) fault: Vec<String>,

@@ -65,8 +65,8 @@ struct CompletionRequest {
 /// What stands behind tokens of the prompt. A real engine is sent the things themselves.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Extra {
-    images: Vec<Image>,
+pub(crate) struct Extra {
+    pub(crate) images: Vec<Image>,
     /// A digest, in hexadecimal digits.
     embeddings: Option<String>,
 }

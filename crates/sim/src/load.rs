@@ -1,4 +1,14 @@
-//! Seeded conversations: shared system prompts, turns that grow, replies that come back as prompt.
+//! Seeded conversations: shared system prompts, turns that grow, replies that come back as prompt; with adapters, salts and
+//! images if they are asked for.
+
+use crate::engine::CompletionOptions;
+use crate::keys::Image;
+use crate::pool::Report;
+
+/// The token that stands for an image.
+const PLACEHOLDER: u32 = 0;
+/// One turn in so many has an image, where there are any.
+const TURNS_PER_IMAGE: u64 = 3;
 
 /// A small deterministic generator (splitmix64): the same seed gives the same workload everywhere.
 #[derive(Debug, Clone)]
@@ -44,6 +54,14 @@ pub struct LoadConfig {
     pub turns: usize,
     /// Token ids are below this.
     pub vocabulary: u32,
+    /// Adapters; a conversation has one of them, or none.
+    pub adapters: Vec<String>,
+    /// Cache salts; a conversation has one of them, or none.
+    pub salts: Vec<String>,
+    /// Different images, of which turns have some.
+    pub images: u64,
+    /// One request in so many asks for a full report; 0 for none.
+    pub report_every: u64,
 }
 
 impl Default for LoadConfig {
@@ -57,6 +75,10 @@ impl Default for LoadConfig {
             output_tokens: 32,
             turns: 8,
             vocabulary: 32_000,
+            adapters: Vec::new(),
+            salts: Vec::new(),
+            images: 0,
+            report_every: 0,
         }
     }
 }
@@ -70,6 +92,8 @@ pub struct Turn {
     pub prompt: Vec<u32>,
     /// Tokens wanted.
     pub max_tokens: usize,
+    /// Adapter, salt, images and report. Whichever rank's turn it is.
+    pub options: CompletionOptions,
 }
 
 /// An endless workload.
@@ -85,6 +109,7 @@ pub struct Workload {
 struct Conversation {
     tokens: Vec<u32>,
     turns: usize,
+    options: CompletionOptions,
 }
 
 impl Workload {
@@ -110,13 +135,19 @@ impl Workload {
         if self.conversations[index].turns >= self.config.turns {
             self.conversations[index] = self.open();
         }
+        if self.config.images > 0 && self.random.below(TURNS_PER_IMAGE) == 0 {
+            self.show(index);
+        }
         let length = 1 + self.random.below(self.config.turn_tokens as u64) as usize;
         let said = self.noise(length);
         let max_tokens = 1 + self.random.below(self.config.output_tokens as u64) as usize;
+        let is_reported = self.config.report_every > 0 && self.random.below(self.config.report_every) == 0;
         let conversation = &mut self.conversations[index];
         conversation.turns += 1;
         conversation.tokens.extend(said);
-        Turn { conversation: index, prompt: conversation.tokens.clone(), max_tokens }
+        let report = if is_reported { Report::Full } else { Report::New };
+        let options = CompletionOptions { report, ..conversation.options.clone() };
+        Turn { conversation: index, prompt: conversation.tokens.clone(), max_tokens, options }
     }
 
     /// Adds an engine's reply to its conversation, so that the next turn builds on it.
@@ -128,12 +159,33 @@ impl Workload {
 
     fn open(&mut self) -> Conversation {
         let system = self.random.below(self.systems.len() as u64) as usize;
-        Conversation { tokens: self.systems[system].clone(), turns: 0 }
+        let options = CompletionOptions {
+            lora: one_of(&self.config.adapters, &mut self.random),
+            cache_salt: one_of(&self.config.salts, &mut self.random),
+            ..CompletionOptions::default()
+        };
+        Conversation { tokens: self.systems[system].clone(), turns: 0, options }
+    }
+
+    /// Puts an image behind what a conversation has so far.
+    fn show(&mut self, index: usize) {
+        let id = format!("image-{}", self.random.below(self.config.images));
+        let length = 1 + self.random.below(self.config.turn_tokens as u64) as usize;
+        let conversation = &mut self.conversations[index];
+        conversation.options.images.push(Image { id, offset: conversation.tokens.len(), length });
+        conversation.tokens.extend(std::iter::repeat_n(PLACEHOLDER, length));
     }
 
     fn noise(&mut self, length: usize) -> Vec<u32> {
         (0..length).map(|_| self.random.below(u64::from(self.config.vocabulary)) as u32).collect()
     }
+}
+
+/// One of some names, or none of them.
+fn one_of(names: &[String], random: &mut Random) -> Option<String> {
+    // Without names nothing is drawn: a plain workload stays what it is.
+    let index = if names.is_empty() { 0 } else { random.below(names.len() as u64 + 1) };
+    names.get(index.checked_sub(1)? as usize).cloned()
 }
 
 #[cfg(test)]
@@ -152,5 +204,32 @@ mod tests {
         assert_eq!((first.clone(), second.clone()), run(5));
         assert_ne!(first, run(6).0);
         assert!(second.prompt.starts_with(&[&first.prompt[..], &[1, 2, 3]].concat()));
+    }
+
+    #[test]
+    fn a_mixed_workload_has_some_of_everything() {
+        let names = |names: [&str; 2]| names.map(str::to_owned).to_vec();
+        let config = LoadConfig {
+            adapters: names(["a", "b"]),
+            salts: names(["s", "t"]),
+            images: 3,
+            report_every: 4,
+            ..LoadConfig::default()
+        };
+        let mut load = Workload::new(config);
+        let turns: Vec<Turn> = (0..100).map(|_| load.next_turn()).collect();
+        let count =
+            |has: fn(&CompletionOptions) -> bool| turns.iter().filter(|turn| has(&turn.options)).count();
+        assert!((20..90).contains(&count(|options| options.lora.is_some())));
+        assert!((20..90).contains(&count(|options| options.cache_salt.is_some())));
+        assert!((20..90).contains(&count(|options| !options.images.is_empty())));
+        assert!((10..40).contains(&count(|options| options.report == Report::Full)));
+        for turn in &turns {
+            for image in &turn.options.images {
+                assert!(
+                    turn.prompt[image.offset..image.offset + image.length].iter().all(|token| *token == 0)
+                );
+            }
+        }
     }
 }

@@ -17,6 +17,7 @@ mod buffer;
 mod cache;
 mod hash;
 mod http;
+mod keys;
 
 pub use config::TrtConfig;
 pub use engine::{TrtBlockState, TrtHandle, TrtPoolState, TrtRankState, TrtSim};

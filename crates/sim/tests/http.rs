@@ -59,6 +59,43 @@ async fn completions_tell_what_was_cached() {
 }
 
 #[tokio::test]
+async fn images_embeddings_reports_and_tiers_are_asked_for() {
+    let host = kvplane_sim::HostOptions { blocks: 100, ..Default::default() };
+    let vllm = kvplane_sim::VllmOptions { host, ..Default::default() };
+    let engine = start(SimConfig { vllm, ..SimConfig::default() });
+    let prompt: Vec<u32> = (0..10).collect();
+    let ask = |extra: Value| {
+        let mut request = json!({ "prompt": prompt, "max_tokens": 4 });
+        request.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        request
+    };
+    let image = json!({ "extra": { "images": [{ "id": "cat", "offset": 0, "length": 3 }] } });
+    for extra in [json!({}), image, json!({ "extra": { "embeddings": "00ff" } })] {
+        for found in [0, 8] {
+            let (status, body) = post(&engine, "/v1/completions", ask(extra.clone())).await;
+            let cached = &body["usage"]["prompt_tokens_details"]["cached_tokens"];
+            assert_eq!((status, cached), (StatusCode::OK, &json!(found)), "{extra}");
+        }
+    }
+    let before = engine.state()[0].next_sequence;
+    post(&engine, "/v1/completions", ask(json!({ "vllm_xargs": { "kv_cache_report_mode": "full" } }))).await;
+    assert!(engine.state()[0].next_sequence > before, "what was found is told again");
+    let bad = ask(json!({ "extra": { "embeddings": "0x" } }));
+    assert_eq!(post(&engine, "/v1/completions", bad).await.0, StatusCode::BAD_REQUEST);
+
+    let state: Value = serde_json::from_str(&get(&engine, "/sim/state").await.1).unwrap();
+    let group = &state["ranks"][0]["groups"][0];
+    assert_eq!(
+        (&group["device"], &group["host"]),
+        (&state["ranks"][0]["blocks"], &state["ranks"][0]["host_blocks"])
+    );
+    post(&engine, "/reset_prefix_cache", Value::Null).await;
+    assert!(!engine.state()[0].host_blocks.is_empty());
+    post(&engine, "/reset_prefix_cache?reset_external=true", Value::Null).await;
+    assert!(engine.state()[0].host_blocks.is_empty());
+}
+
+#[tokio::test]
 async fn state_faults_and_lives_are_served() {
     let engine = engine(Profile::Vllm0_32);
     post(&engine, "/v1/completions", json!({ "prompt": [1, 2, 3, 4, 5], "max_tokens": 1 })).await;

@@ -6,9 +6,7 @@ use anyhow::Context as _;
 use kvplane_core::EngineKind;
 use kvplane_sim::fault::FaultRequest;
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
-use kvplane_sim::{
-    CompletionOptions, HashForm, HostEvents, HostOptions, SglangOptions, SimConfig, SimEngine, VllmOptions,
-};
+use kvplane_sim::{HashForm, HostEvents, HostOptions, SglangOptions, SimConfig, SimEngine, VllmOptions};
 use kvplane_socket::Endpoint;
 use kvplane_wire::encode::Profile;
 use tokio_util::sync::CancellationToken;
@@ -43,7 +41,7 @@ async fn published(args: SimArgs, profile: Profile, stop: CancellationToken) -> 
     }
     let served = engine.clone();
     let complete = move |turn: &Turn| {
-        let result = served.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default());
+        let result = served.complete(&turn.prompt, turn.max_tokens, &turn.options);
         result.ok().map(|result| result.output)
     };
     until_stopped(&args, stop, complete, move || engine.stop()).await
@@ -56,9 +54,10 @@ pub(super) async fn until_stopped(
     complete: impl Fn(&Turn) -> Option<Vec<u32>> + Send + 'static,
     end: impl FnOnce() + Send + 'static,
 ) -> Result<(), Failure> {
-    let (rate, seed) = (args.load, args.seed);
+    let (rate, config) = (args.load, load_config(args));
     let token = stop.clone();
-    let load = (rate > 0.0).then(|| std::thread::spawn(move || generate_load(complete, rate, seed, &token)));
+    let load =
+        (rate > 0.0).then(|| std::thread::spawn(move || generate_load(complete, rate, config, &token)));
     stop.cancelled().await;
     let ended = tokio::task::spawn_blocking(move || {
         if let Some(load) = load {
@@ -81,6 +80,7 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
         profile,
         block_size: args.block_size as usize,
         blocks: args.blocks as usize,
+        loras: args.loras.clone(),
         ranks: args.ranks,
         events: match args.events.strip_prefix("connect:") {
             Some(address) => Endpoint::Connect(address.to_owned()),
@@ -141,15 +141,30 @@ fn replay_address(args: &SimArgs) -> Option<String> {
     }
 }
 
+/// What the load looks like. An engine runs what it knows of it.
+fn load_config(args: &SimArgs) -> LoadConfig {
+    let plain = LoadConfig { seed: args.seed, ..LoadConfig::default() };
+    if !args.mixed {
+        return plain;
+    }
+    LoadConfig {
+        adapters: args.loras.clone(),
+        salts: ["tenant-a", "tenant-b"].map(str::to_owned).to_vec(),
+        images: 8,
+        report_every: 16,
+        ..plain
+    }
+}
+
 /// Sends seeded conversations to an engine, `rate` requests a second. `complete` runs a turn and says what was
 /// generated.
 fn generate_load(
     complete: impl Fn(&Turn) -> Option<Vec<u32>>,
     rate: f64,
-    seed: u64,
+    config: LoadConfig,
     stop: &CancellationToken,
 ) {
-    let mut workload = Workload::new(LoadConfig { seed, ..LoadConfig::default() });
+    let mut workload = Workload::new(config);
     while !stop.is_cancelled() {
         let turn = workload.next_turn();
         if let Some(output) = complete(&turn) {

@@ -1,7 +1,6 @@
 //! `kvplane sim --profile trtllm-http`: a simulated engine that is drained.
 
 use anyhow::{Context as _, bail};
-use kvplane_sim::CompletionOptions;
 use kvplane_sim::load::Turn;
 use kvplane_sim::trtllm::{TrtConfig, TrtFaultRequest, TrtSim};
 use kvplane_wire::trtllm::encode::HashAlgo;
@@ -19,7 +18,7 @@ pub(super) async fn run(args: SimArgs, stop: CancellationToken) -> Result<(), Fa
     info!(address = %server.http_address(), "http");
     let served = server.clone();
     let complete = move |turn: &Turn| {
-        let result = served.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default());
+        let result = served.complete(&turn.prompt, turn.max_tokens, &turn.options);
         result.ok().map(|result| result.output)
     };
     until_stopped(&args, stop, complete, move || server.stop()).await

@@ -8,9 +8,12 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_wire::trtllm::encode::{HashAlgo, TrtBlock, TrtData, TrtDiff, TrtHash};
+use kvplane_wire::OwnedExtraKey;
+use kvplane_wire::trtllm::encode::{HashAlgo, TrtBlock, TrtData, TrtDiff, TrtHash, TrtMmKey};
 
 use super::hash::BlockHash;
+use super::keys::{block_keys, items};
+use crate::keys::Keys;
 use crate::pool::PoolError;
 
 #[cfg(test)]
@@ -50,6 +53,8 @@ struct Node {
     parent: Option<usize>,
     children: Vec<usize>,
     tokens: Vec<u32>,
+    /// What else makes it what it is.
+    keys: Vec<OwnedExtraKey>,
     salt: Option<String>,
     level: usize,
     priority: u32,
@@ -61,7 +66,7 @@ struct Node {
 #[derive(Debug)]
 pub(super) struct Held {
     path: Vec<usize>,
-    salt: Option<String>,
+    keys: Keys,
 }
 
 /// What a node is.
@@ -71,6 +76,7 @@ pub(super) struct Resident {
     pub(super) parent: Option<TrtHash>,
     pub(super) tokens: Vec<u32>,
     pub(super) salt: Option<String>,
+    pub(super) items: Vec<TrtMmKey>,
     pub(super) level: usize,
 }
 
@@ -94,9 +100,9 @@ impl Cache {
     }
 
     /// The full blocks of a prompt that are here. The last token is always computed.
-    pub(super) fn full_matches(&self, prompt: &[u32], salt: Option<&str>) -> usize {
+    pub(super) fn full_matches(&self, prompt: &[u32], keys: &Keys) -> usize {
         let reusable = &prompt[..prompt.len().saturating_sub(1)];
-        self.matched(reusable, salt).len()
+        self.matched(reusable, keys).len()
     }
 
     /// Starts a request that will have `length` tokens: it goes on from the first `reused` blocks, and the
@@ -104,17 +110,17 @@ impl Cache {
     pub(super) fn begin(
         &mut self,
         prompt: &[u32],
-        salt: Option<&str>,
+        keys: &Keys,
         reused: usize,
         length: usize,
     ) -> Result<(Held, usize), PoolError> {
         let size = self.shape.block_size;
         let reusable = &prompt[..prompt.len().saturating_sub(1)];
-        let path = self.matched(&reusable[..(reused * size).min(reusable.len())], salt);
+        let path = self.matched(&reusable[..(reused * size).min(reusable.len())], keys);
         for node in &path {
             self.hold(*node);
         }
-        let mut held = Held { path, salt: salt.map(str::to_owned) };
+        let mut held = Held { path, keys: keys.clone() };
         let on_device = held.path.iter().filter(|node| self.is_on_device(**node)).count();
         let free = self.shape.levels[0] - self.used[0] + self.idle[0].len();
         if length.div_ceil(size) - on_device > free {
@@ -141,8 +147,8 @@ impl Cache {
     }
 
     /// Changes how long the blocks of a prompt are kept: an update that moves nothing.
-    pub(super) fn reprioritise(&mut self, prompt: &[u32], salt: Option<&str>, priority: u32) {
-        for index in self.matched(prompt, salt) {
+    pub(super) fn reprioritise(&mut self, prompt: &[u32], keys: &Keys, priority: u32) {
+        for index in self.matched(prompt, keys) {
             let Some(node) = &mut self.nodes[index] else { continue };
             let old_value = std::mem::replace(&mut node.priority, priority);
             if old_value != priority {
@@ -163,6 +169,7 @@ impl Cache {
             parent: node.parent.and_then(|parent| self.nodes[parent].as_ref()).map(hash),
             tokens: node.tokens.clone(),
             salt: node.salt.clone(),
+            items: items(&node.keys),
             level: node.level,
         })
     }
@@ -172,10 +179,11 @@ impl Cache {
         &self.used
     }
 
-    fn matched(&self, tokens: &[u32], salt: Option<&str>) -> Vec<usize> {
-        let mut path = Vec::new();
+    fn matched(&self, tokens: &[u32], keys: &Keys) -> Vec<usize> {
+        let mut path: Vec<usize> = Vec::new();
         for block in tokens.chunks_exact(self.shape.block_size) {
-            match self.child(path.last().copied(), block, salt) {
+            let keys = block_keys(keys, path.len() * self.shape.block_size, block.len());
+            match self.child(path.last().copied(), block, &keys) {
                 Some(node) => path.push(node),
                 None => break,
             }
@@ -190,8 +198,8 @@ impl Cache {
         }
     }
 
-    fn child(&self, parent: Option<usize>, tokens: &[u32], salt: Option<&str>) -> Option<usize> {
-        let is_it = |node: &Node| node.tokens == tokens && node.salt.as_deref() == salt;
+    fn child(&self, parent: Option<usize>, tokens: &[u32], keys: &[OwnedExtraKey]) -> Option<usize> {
+        let is_it = |node: &Node| node.tokens == tokens && node.keys == keys;
         let mut children = self.children(parent).iter().copied();
         children.find(|child| self.nodes[*child].as_ref().is_some_and(is_it))
     }
@@ -204,8 +212,10 @@ impl Cache {
         }
         let common =
             |node: &Node| node.tokens.iter().zip(rest).take_while(|(one, other)| one == other).count();
+        let start = held.path.len() * self.shape.block_size;
         let parts = self.children(held.path.last().copied()).iter().filter_map(|child| {
-            let node = self.nodes[*child].as_ref().filter(|node| node.salt == held.salt)?;
+            let is_alike = |node: &&Node| node.keys == block_keys(&held.keys, start, node.tokens.len());
+            let node = self.nodes[*child].as_ref().filter(is_alike)?;
             Some((common(node), *child))
         });
         let Some((tokens, child)) = parts.max().filter(|(tokens, _)| *tokens > 0) else { return 0 };
@@ -228,7 +238,8 @@ impl Cache {
         let known = (held.path.len() * size).min(tokens.len());
         for block in tokens[known..].chunks(size) {
             let parent = held.path.last().copied();
-            if let Some(node) = self.child(parent, block, held.salt.as_deref()) {
+            let keys = block_keys(&held.keys, held.path.len() * size, block.len());
+            if let Some(node) = self.child(parent, block, &keys) {
                 self.announce(&mut new, parent_hash.take());
                 self.hold(node);
                 held.path.push(node);
@@ -239,7 +250,7 @@ impl Cache {
                 break;
             }
             let before = parent.and_then(|parent| self.nodes[parent].as_ref()).map(|node| node.hash);
-            let hash = BlockHash::of(algo, before.as_ref(), block, held.salt.as_deref());
+            let hash = BlockHash::of(algo, before.as_ref(), block, &keys);
             if new.is_empty() {
                 parent_hash = before.map(|before| before.written(algo));
             }
@@ -248,10 +259,10 @@ impl Cache {
                 tokens: block.iter().map(|token| (*token).into()).collect(),
                 cache_level: 0,
                 priority: DEFAULT_PRIORITY,
-                mm_keys: Vec::new(),
-                cache_salt: held.salt.clone(),
+                mm_keys: items(&keys),
+                cache_salt: held.keys.salt.clone(),
             });
-            held.path.push(self.insert(hash, parent, block, held.salt.clone()));
+            held.path.push(self.insert(hash, parent, block, (keys, held.keys.salt.clone())));
         }
         self.announce(&mut new, parent_hash);
     }
@@ -267,13 +278,14 @@ impl Cache {
         hash: BlockHash,
         parent: Option<usize>,
         tokens: &[u32],
-        salt: Option<String>,
+        (keys, salt): (Vec<OwnedExtraKey>, Option<String>),
     ) -> usize {
         let node = Node {
             hash,
             parent,
             children: Vec::new(),
             tokens: tokens.to_vec(),
+            keys,
             salt,
             level: 0,
             priority: DEFAULT_PRIORITY,

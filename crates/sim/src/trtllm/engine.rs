@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use kvplane_wire::trtllm::encode::{TrtData, TrtEvent, TrtHash};
+use kvplane_wire::trtllm::encode::{TrtData, TrtEvent, TrtHash, TrtMmKey};
 use parking_lot::Mutex;
 
 use super::buffer::{Buffer, Kept};
@@ -14,6 +14,7 @@ use super::fault::{TrtAnswer, TrtFault, TrtRestart};
 use super::http;
 use crate::engine::{CompletionOptions, CompletionResult, SimError};
 use crate::history::next_token;
+use crate::keys::Keys;
 use crate::load::Random;
 use crate::pool::PoolError;
 use crate::serve::ServerThread;
@@ -68,6 +69,8 @@ pub struct TrtBlockState {
     pub tokens: Vec<u32>,
     /// Cache salt.
     pub cache_salt: Option<String>,
+    /// Images that it has a part of.
+    pub mm_keys: Vec<TrtMmKey>,
     /// Where it lies: 0 is the device, 1 the host, 2 a disk.
     pub level: usize,
 }
@@ -97,7 +100,7 @@ struct Rank {
 struct Request {
     prompt: Vec<u32>,
     max_tokens: usize,
-    salt: Option<String>,
+    keys: Keys,
 }
 
 impl TrtSim {
@@ -118,7 +121,7 @@ impl TrtSim {
 }
 
 impl TrtHandle {
-    /// Runs a request to its end. Adapters do not show in events and are left out.
+    /// Runs a request to its end. Adapters keep blocks apart, but do not show in events.
     pub fn complete(
         &self,
         prompt: &[u32],
@@ -131,8 +134,8 @@ impl TrtHandle {
             Some(rank) => rank as usize,
             None => state.turn(),
         };
-        let salt = options.cache_salt.clone();
-        let request = Request { prompt: prompt.to_vec(), max_tokens: max_tokens.max(1), salt };
+        let keys = options.keys();
+        let request = Request { prompt: prompt.to_vec(), max_tokens: max_tokens.max(1), keys };
         let (cached_tokens, output) = state.serve(&self.server.config, rank, request)?;
         Ok(CompletionResult { rank: rank as u32, cached_tokens, output })
     }
@@ -142,7 +145,7 @@ impl TrtHandle {
         let mut state = self.server.state.lock();
         for rank in 0..state.ranks.len() {
             for cache in &mut state.ranks[rank].caches {
-                cache.reprioritise(prompt, options.cache_salt.as_deref(), priority);
+                cache.reprioritise(prompt, &options.keys(), priority);
             }
             state.tell(&self.server.config, rank);
         }
@@ -187,6 +190,7 @@ impl TrtHandle {
                     parent: block.parent,
                     tokens: block.tokens,
                     cache_salt: block.salt,
+                    mm_keys: block.items,
                     level: block.level,
                 };
                 (block.hash, state)
@@ -296,8 +300,7 @@ impl State {
         rank: usize,
         request: Request,
     ) -> Result<(usize, Vec<u32>), PoolError> {
-        let Request { prompt, max_tokens, salt } = &request;
-        let salt = salt.as_deref();
+        let Request { prompt, max_tokens, keys } = &request;
         let place = &mut self.ranks[rank];
         let mut tokens = prompt.clone();
         let mut output = Vec::new();
@@ -307,10 +310,10 @@ impl State {
             output.push(next_token(config.seed, &tokens));
         }
         // What one window lacks has to be computed for all.
-        let reused = place.caches.iter().map(|cache| cache.full_matches(prompt, salt)).min().unwrap_or(0);
+        let reused = place.caches.iter().map(|cache| cache.full_matches(prompt, keys)).min().unwrap_or(0);
         let mut partial = usize::MAX;
         for cache in &mut place.caches {
-            let (held, part) = cache.begin(prompt, salt, reused, tokens.len())?;
+            let (held, part) = cache.begin(prompt, keys, reused, tokens.len())?;
             cache.finish(held, &tokens);
             partial = partial.min(part);
         }
@@ -351,7 +354,7 @@ fn made_up(config: &TrtConfig, random: &mut Random) -> Request {
     let blocks = config.levels.first().map_or(0, |blocks| blocks.saturating_sub(1)).min(2);
     let length = blocks * config.block_size.max(1) + 1;
     let prompt = (0..length).map(|_| random.below(VOCABULARY) as u32).collect();
-    Request { prompt, max_tokens: 1, salt: None }
+    Request { prompt, max_tokens: 1, keys: Keys::default() }
 }
 
 impl TrtConfig {

@@ -2,7 +2,7 @@
 
 use kvplane_wire::OwnedExtraKey;
 use kvplane_wire::trtllm::encode::{HashAlgo, TrtHash};
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::digest::Digest;
 
@@ -15,23 +15,27 @@ pub(super) enum BlockHash {
 }
 
 impl BlockHash {
-    /// The hash of a block that follows `parent`.
-    pub(super) fn of(algo: HashAlgo, parent: Option<&BlockHash>, tokens: &[u32], salt: Option<&str>) -> Self {
+    /// The hash of a block that follows `parent`. `keys` is whatever else makes it what it is.
+    pub(super) fn of(
+        algo: HashAlgo,
+        parent: Option<&BlockHash>,
+        tokens: &[u32],
+        keys: &[OwnedExtraKey],
+    ) -> Self {
         match algo {
             HashAlgo::V1BlockKey => {
                 let parent = match parent {
                     Some(Self::V1(parent)) => *parent,
                     _ => 0,
                 };
-                Self::V1(v1(parent, tokens, salt))
+                Self::V1(v1(parent, tokens, keys))
             }
             HashAlgo::V2Sha256 | HashAlgo::V2Sha256Short => {
                 let parent = match parent {
                     Some(Self::V2(parent)) => Some(parent),
                     _ => None,
                 };
-                let keys = salt.map(|salt| OwnedExtraKey::Text(salt.to_owned()));
-                Self::V2(Digest::of(0, parent, tokens, keys.as_slice()))
+                Self::V2(Digest::of(0, parent, tokens, keys))
             }
         }
     }
@@ -50,9 +54,9 @@ impl BlockHash {
     }
 }
 
-/// `v1_block_key`. Salts enter as the server's standard library hashes text, which nobody can foretell:
+/// `v1_block_key`. Texts enter as the server's standard library hashes text, which nobody can foretell:
 /// any other hash of the text does as well here.
-fn v1(parent: u64, tokens: &[u32], salt: Option<&str>) -> u64 {
+fn v1(parent: u64, tokens: &[u32], keys: &[OwnedExtraKey]) -> u64 {
     const PARENT_FACTOR: u64 = 0xbf58_476d_1ce4_e5b9;
     const GOLDEN: u32 = 0x9e37_79b9;
     let spread = |seed: u64| (seed << 6).wrapping_add(seed >> 2);
@@ -62,8 +66,14 @@ fn v1(parent: u64, tokens: &[u32], salt: Option<&str>) -> u64 {
         let mixed = mix(*token).wrapping_add(GOLDEN);
         seed ^= u64::from(mixed).wrapping_add(spread(seed));
     }
-    if let Some(salt) = salt {
-        seed ^= xxh3_64(salt.as_bytes()).wrapping_add(u64::from(GOLDEN)).wrapping_add(spread(seed));
+    for key in keys {
+        let hash = match key {
+            OwnedExtraKey::Text(text) => xxh3_64(text.as_bytes()),
+            OwnedExtraKey::Bytes(bytes) => xxh3_64(bytes),
+            OwnedExtraKey::Integer(number) => number.cast_unsigned(),
+            OwnedExtraKey::Multimodal(id, offset) => xxh3_64_with_seed(id.as_bytes(), offset.cast_unsigned()),
+        };
+        seed ^= hash.wrapping_add(u64::from(GOLDEN)).wrapping_add(spread(seed));
     }
     seed
 }
@@ -81,14 +91,14 @@ mod tests {
 
     #[test]
     fn the_first_managers_hashes_are_its_own() {
-        let first = v1(0, &[0, 1, 2, 3], None);
-        assert_eq!((first, v1(first, &[4, 5, 6, 7], None)), (733_356_887_393_045, 6_310_903_394_565_074_474));
-        assert_ne!(v1(0, &[0, 1, 2, 3], Some("a")), first);
+        let first = v1(0, &[0, 1, 2, 3], &[]);
+        assert_eq!((first, v1(first, &[4, 5, 6, 7], &[])), (733_356_887_393_045, 6_310_903_394_565_074_474));
+        assert_ne!(v1(0, &[0, 1, 2, 3], &[OwnedExtraKey::Text("a".into())]), first);
     }
 
     #[test]
     fn a_digest_is_written_whole_or_by_its_head() {
-        let hash = BlockHash::of(HashAlgo::V2Sha256, None, &[1, 2], None);
+        let hash = BlockHash::of(HashAlgo::V2Sha256, None, &[1, 2], &[]);
         let TrtHash::Digest(digits) = hash.written(HashAlgo::V2Sha256) else { panic!() };
         assert_eq!(digits.len(), 64);
         let head = u64::from_str_radix(&digits[..16], 16).unwrap();

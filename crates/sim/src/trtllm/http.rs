@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::engine::{TrtHandle, TrtPoolState, TrtRankState};
 use super::fault::{TrtAnswer, TrtFaultRequest};
 use crate::engine::{CompletionOptions, SimError};
-use crate::http::{DEFAULT_TOKENS, Prompt, completion, error};
+use crate::http::{DEFAULT_TOKENS, Extra, Prompt, completion, error};
 
 /// White space behind a list that is made huge.
 const HUGE_BYTES: usize = 10 << 20;
@@ -82,7 +82,10 @@ struct CompletionRequest {
     prompt: Prompt,
     max_tokens: Option<usize>,
     cache_salt: Option<String>,
+    lora: Option<String>,
     rank: Option<u32>,
+    #[serde(default)]
+    extra: Extra,
 }
 
 async fn completions(State(server): State<TrtHandle>, Json(request): Json<CompletionRequest>) -> Response {
@@ -97,6 +100,8 @@ async fn completions(State(server): State<TrtHandle>, Json(request): Json<Comple
     let options = CompletionOptions {
         rank: request.rank,
         cache_salt: request.cache_salt,
+        lora: request.lora,
+        images: request.extra.images,
         ..CompletionOptions::default()
     };
     match server.complete(&prompt, request.max_tokens.unwrap_or(DEFAULT_TOKENS), &options) {

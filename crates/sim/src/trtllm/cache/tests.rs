@@ -2,6 +2,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::keys::Image;
 
 fn cache(block_size: usize, levels: &[usize]) -> Cache {
     let mut cache = Cache::new(Shape {
@@ -16,10 +17,14 @@ fn cache(block_size: usize, levels: &[usize]) -> Cache {
     cache
 }
 
+fn salted(salt: &str) -> Keys {
+    Keys { salt: Some(salt.to_owned()), ..Keys::default() }
+}
+
 /// Runs a request; how many tokens of it were cached, and what is said about it.
 fn run(cache: &mut Cache, prompt: &[u32], more: &[u32]) -> (usize, Vec<TrtData>) {
-    let reused = cache.full_matches(prompt, None);
-    let (held, partial) = cache.begin(prompt, None, reused, prompt.len() + more.len()).unwrap();
+    let reused = cache.full_matches(prompt, &Keys::default());
+    let (held, partial) = cache.begin(prompt, &Keys::default(), reused, prompt.len() + more.len()).unwrap();
     cache.finish(held, &[prompt, more].concat());
     (reused * cache.shape.block_size + partial, cache.take_events())
 }
@@ -99,7 +104,7 @@ fn a_request_that_never_fits_changes_nothing() {
     let mut cache = cache(2, &[2, 4]);
     run(&mut cache, &[1, 2, 3], &[]);
     let before: Vec<_> = cache.resident().collect();
-    assert_eq!(cache.begin(&[1, 2, 9, 9], None, 1, 5).map(|_| ()), Err(PoolError::Full));
+    assert_eq!(cache.begin(&[1, 2, 9, 9], &Keys::default(), 1, 5).map(|_| ()), Err(PoolError::Full));
     assert_eq!(cache.resident().collect::<Vec<_>>(), before);
     assert_eq!(cache.take_events(), []);
 }
@@ -108,8 +113,11 @@ fn a_request_that_never_fits_changes_nothing() {
 fn salts_keep_equal_prompts_apart() {
     let mut cache = cache(2, &[8]);
     run(&mut cache, &[1, 2, 3], &[]);
-    assert_eq!((cache.full_matches(&[1, 2, 3], None), cache.full_matches(&[1, 2, 3], Some("a"))), (1, 0));
-    let (held, partial) = cache.begin(&[1, 2, 3], Some("a"), 0, 3).unwrap();
+    assert_eq!(
+        (cache.full_matches(&[1, 2, 3], &Keys::default()), cache.full_matches(&[1, 2, 3], &salted("a"))),
+        (1, 0)
+    );
+    let (held, partial) = cache.begin(&[1, 2, 3], &salted("a"), 0, 3).unwrap();
     assert_eq!(partial, 0);
     cache.finish(held, &[1, 2, 3]);
     let hashes: std::collections::BTreeSet<_> = cache.resident().map(|block| block.hash).collect();
@@ -117,16 +125,32 @@ fn salts_keep_equal_prompts_apart() {
 }
 
 #[test]
+fn images_and_adapters_keep_equal_prompts_apart_and_images_are_told() {
+    let mut cache = cache(2, &[20]);
+    let image = |id: &str| Image { id: id.to_owned(), offset: 1, length: 2 };
+    let shown = |id| Keys { images: vec![image(id)], ..Keys::default() };
+    let adapted = Keys { lora: Some("a".to_owned()), ..Keys::default() };
+    for keys in [Keys::default(), shown("cat"), shown("dog"), adapted] {
+        assert_eq!(cache.full_matches(&[1, 0, 0, 2, 3, 4, 5], &keys), 0);
+        let (held, _) = cache.begin(&[1, 0, 0, 2, 3, 4, 5], &keys, 0, 7).unwrap();
+        cache.finish(held, &[1, 0, 0, 2, 3, 4, 5]);
+        assert_eq!(cache.full_matches(&[1, 0, 0, 2, 3, 4, 5], &keys), 3);
+    }
+    let cats = cache.resident().flat_map(|block| block.items).filter(|item| item.hash == "cat");
+    assert_eq!(cats.map(|item| item.start_offset).collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
 fn priorities_change_in_place() {
     let mut cache = cache(2, &[8]);
     run(&mut cache, &[1, 2, 3, 4], &[]);
-    cache.reprioritise(&[1, 2, 3, 4], None, 80);
+    cache.reprioritise(&[1, 2, 3, 4], &Keys::default(), 80);
     let events = cache.take_events();
     assert!(matches!(
         events[..],
         [TrtData::Updated { cache_level: None, priority: Some(_), .. }, TrtData::Updated { .. }]
     ));
-    cache.reprioritise(&[1, 2, 3, 4], None, 80);
+    cache.reprioritise(&[1, 2, 3, 4], &Keys::default(), 80);
     assert_eq!(cache.take_events(), []);
 }
 
@@ -141,11 +165,11 @@ proptest! {
         let shape = Shape { block_size: 2, levels: levels.clone(), algo: HashAlgo::V1BlockKey, partial_reuse };
         let mut cache = Cache::new(shape);
         let mut known: BTreeMap<TrtHash, (Option<TrtHash>, u32)> = BTreeMap::new();
-        for (prompt, more, salted) in requests {
-            let salt = salted.then_some("salt");
-            let reused = cache.full_matches(&prompt, salt);
+        for (prompt, more, is_salted) in requests {
+            let keys = if is_salted { salted("salt") } else { Keys::default() };
+            let reused = cache.full_matches(&prompt, &keys);
             let tokens = [&prompt[..], &vec![7; more]].concat();
-            let begun = cache.begin(&prompt, salt, reused, tokens.len());
+            let begun = cache.begin(&prompt, &keys, reused, tokens.len());
             if let Ok((held, partial)) = begun {
                 prop_assert!(reused * 2 + partial < prompt.len());
                 cache.finish(held, &tokens);
