@@ -87,11 +87,13 @@ pub struct Resumption {
     pub units: [u32; LEVELS],
     /// The engine gives up the last block that it finds, as with EAGLE.
     pub drops_last: bool,
+    /// The device may hold more than is known, so that less than a unit may be missing where a whole one is thought to be.
+    pub device_in_doubt: bool,
 }
 
 impl Default for Resumption {
     fn default() -> Self {
-        Self { sides: Vec::new(), units: [1; LEVELS], drops_last: false }
+        Self { sides: Vec::new(), units: [1; LEVELS], drops_last: false, device_in_doubt: false }
     }
 }
 
@@ -108,7 +110,7 @@ impl Resumption {
 
     /// Boundaries that every group has are multiples of this many main blocks.
     pub fn alignment(&self) -> u32 {
-        self.sides.iter().map(|side| side.need.stride().max(1)).fold(1, lcm)
+        self.sides.iter().map(|side| side.need.stride().max(1)).fold(1, common_multiple)
     }
 
     /// What counts of so many main blocks by level: a tier gives back whole units, and is not asked for less than one.
@@ -119,7 +121,7 @@ impl Resumption {
             let unit = self.units[level].max(1);
             let whole = found[level] / unit * unit;
             if whole >= counted.saturating_add(unit) {
-                counted = whole;
+                counted = if self.device_in_doubt { whole - (unit - 1) } else { whole };
             }
             *depth = counted;
         }
@@ -155,12 +157,18 @@ impl Resumption {
     }
 }
 
-fn lcm(a: u32, b: u32) -> u32 {
+/// The greatest common divisor; of 0 and a number, that number.
+pub fn common_divisor(a: u32, b: u32) -> u32 {
     let (mut x, mut y) = (a, b);
     while y != 0 {
         (x, y) = (y, x % y);
     }
-    (a / x).saturating_mul(b)
+    x
+}
+
+/// The least common multiple of two numbers that are not 0; the largest number where it is beyond.
+pub fn common_multiple(a: u32, b: u32) -> u32 {
+    (a / common_divisor(a, b)).saturating_mul(b)
 }
 
 #[cfg(test)]
@@ -207,5 +215,8 @@ mod tests {
         assert_eq!(resumption.whole_units([6, 7, 7, 7]), [6, 6, 6, 6]);
         assert_eq!(resumption.whole_units([6, 9, 13, 13]), [6, 6, 12, 12], "two blocks are no unit");
         assert_eq!(resumption.whole_units([4, 9, 13, 13]), [4, 8, 12, 12]);
+        // With five blocks on the device, the second unit would not be asked for.
+        let resumption = Resumption { device_in_doubt: true, ..resumption };
+        assert_eq!(resumption.whole_units([4, 9, 9, 9]), [4, 5, 5, 5]);
     }
 }

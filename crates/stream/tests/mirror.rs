@@ -176,10 +176,11 @@ struct World {
 }
 
 impl World {
-    fn new(kind: EngineKind, window: usize) -> Self {
+    fn new(kind: EngineKind, window: usize, offload_chunk: Option<u32>) -> Self {
         let now = Now { mono: Duration::from_secs(1), unix_ms: 1_700_000_000_000 };
         let semantics = Semantics::of(kind);
-        let keep = JournalOptions { max_batches: window, semantics, ..JournalOptions::default() };
+        let keep =
+            JournalOptions { max_batches: window, semantics, offload_chunk, ..JournalOptions::default() };
         let mut journal = Journal::new(keep.clone(), 0, now);
         journal.keep_fresh();
         let mut mirror = Recorder::of_mirror(Duration::from_secs(10), keep, 0, now);
@@ -445,8 +446,9 @@ proptest! {
     #[test]
     fn a_copy_is_what_was_copied(
         ops in prop::collection::vec(op(), 0..100), kind in kind(), window in 1..30usize,
+        chunk in prop::option::of(1..4u32),
     ) {
-        let mut world = World::new(kind, window);
+        let mut world = World::new(kind, window, chunk.map(|blocks| blocks * BLOCK));
         for op in ops {
             world.run(&op);
         }

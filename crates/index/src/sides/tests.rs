@@ -20,7 +20,12 @@ fn resumption() -> impl Strategy<Value = Resumption> {
     let units = [Just(1_u32).boxed(), (1..5_u32).boxed(), (1..5_u32).boxed(), Just(1_u32).boxed()];
     (vec(need(), 0..4), units, any::<bool>()).prop_map(|(needs, units, drops_last)| {
         let side = |need| Side { group: None, kind: SpecKind::Sliding, need };
-        Resumption { sides: needs.into_iter().map(side).collect(), units, drops_last }
+        Resumption {
+            sides: needs.into_iter().map(side).collect(),
+            units,
+            drops_last,
+            ..Resumption::default()
+        }
     })
 }
 

@@ -127,6 +127,7 @@ fn needs() -> Vec<Resumption> {
         sides: sides.iter().map(side).collect(),
         units,
         drops_last,
+        ..Resumption::default()
     };
     all.into_iter().map(resumption).collect()
 }

@@ -7,24 +7,14 @@ use kvplane_wire::Layout;
 use super::Journal;
 use super::apply::Effects;
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
-use crate::state::{Attached, Place, PlaceId};
+use crate::state::{Attached, Attributes, Chain, Place, PlaceId, SlotId};
 
 impl Journal {
     /// A block that waited is known now: whoever follows is told what it is at a block size, in every place that holds it.
     pub(super) fn tell_attached(&self, (slot, size): Attached, changes: &mut Vec<Change>) {
         let Some(chain) = self.state.chain(slot, size).filter(|chain| chain.attached) else { return };
-        let hash = self.state.hash_of(slot);
         for (place, copies) in self.state.holdings(slot) {
-            let block = StoredBlock {
-                hash,
-                wide: self.state.wide(hash).cloned(),
-                copies,
-                parent: Some(chain.parent),
-                tokens: Some(chain.tokens.clone()),
-                first_position: None,
-                content: Some(chain.content),
-                extra_keys: chain.extra_keys.clone(),
-            };
+            let block = self.known_block(slot, chain, copies);
             changes.push(Change::Stored(StoredChange {
                 cause: StoreCause::Attached,
                 place: place.clone(),
@@ -69,28 +59,44 @@ impl Journal {
             }
             let Some(chain) = self.state.chain(slot, block_size) else { continue };
             attributes.get_or_insert_with(|| chain.attributes.clone());
-            let hash = self.state.hash_of(slot);
-            blocks.push(StoredBlock {
-                hash,
-                wide: self.state.wide(hash).cloned(),
-                copies: 1,
-                parent: Some(chain.parent),
-                tokens: Some(chain.tokens.clone()),
-                first_position: None,
-                content: Some(chain.content),
-                extra_keys: chain.extra_keys.clone(),
-            });
+            blocks.push(self.known_block(slot, chain, 1));
         }
-        effects.changes.push(Change::Stored(StoredChange {
-            cause: StoreCause::Proven,
-            place: place_ref.clone(),
-            blocks,
-            layout: Layout::Dense,
-            block_size,
-            parent: None,
-            span: None,
-            attributes: attributes.unwrap_or_default(),
-            session_id: None,
-        }));
+        tell_proven(place_ref, blocks, block_size, attributes, effects);
     }
+
+    /// A block that is known up to the start of its prompt, with so many copies in a place.
+    pub(super) fn known_block(&self, slot: SlotId, chain: &Chain, copies: u32) -> StoredBlock {
+        let hash = self.state.hash_of(slot);
+        StoredBlock {
+            hash,
+            wide: self.state.wide(hash).cloned(),
+            copies,
+            parent: Some(chain.parent),
+            tokens: Some(chain.tokens.clone()),
+            first_position: None,
+            content: Some(chain.content),
+            extra_keys: chain.extra_keys.clone(),
+        }
+    }
+}
+
+/// Tells of blocks that a place holds because it holds one that builds on them.
+pub(super) fn tell_proven(
+    place: &Arc<Place>,
+    blocks: Vec<StoredBlock>,
+    block_size: u32,
+    attributes: Option<Arc<Attributes>>,
+    effects: &mut Effects,
+) {
+    effects.changes.push(Change::Stored(StoredChange {
+        cause: StoreCause::Proven,
+        place: place.clone(),
+        blocks,
+        layout: Layout::Dense,
+        block_size,
+        parent: None,
+        span: None,
+        attributes: attributes.unwrap_or_default(),
+        session_id: None,
+    }));
 }

@@ -9,7 +9,7 @@ use super::Journal;
 use super::reannounced::Telling;
 use crate::change::{Change, Transition};
 use crate::clock::Now;
-use crate::state::{Attached, Attributes, Place};
+use crate::state::{Attached, Attributes, Place, SlotId};
 
 /// How many ancestors one batch may look at to see whether they are held. Chains that are known to be whole cost one
 /// step, so only the first stores after a loss come near it.
@@ -29,8 +29,12 @@ pub(super) struct Effects {
     pub(super) doubts: Vec<Reason>,
     /// Hashes of device blocks of the main group that came without their tokens.
     pub(super) unresolved: Vec<u64>,
-    /// The device was cleared, and perhaps other tiers.
-    pub(super) cleared: bool,
+    /// What other tiers hold is not known: the device was cleared, and they perhaps with it, or it was misunderstood.
+    pub(super) forget_others: bool,
+    /// Hashes of blocks that left a place for good.
+    pub(super) left: Vec<u64>,
+    /// Blocks that were held before it was known what they are.
+    pub(super) joined: Vec<SlotId>,
     /// What stores that may have announced nothing new said, by their number in the batch.
     pub(super) tellings: Vec<(usize, Telling)>,
 }
@@ -91,8 +95,9 @@ impl Journal {
         for reason in std::mem::take(&mut effects.doubts) {
             self.degrade(reason, now);
         }
-        self.forget_beside_clear(&mut effects, now);
+        self.forget_others(&mut effects, now);
         self.settle_groups(&mut effects);
+        self.release_left(&mut effects);
         self.note_unresolved(&effects);
         self.check_capacity();
         self.note_standing_reasons(now);

@@ -42,7 +42,7 @@ impl Journal {
         }
         // The whole state is known again: it is empty. Unless another tier turns up later, of which we cannot know what it
         // held before.
-        effects.cleared = on_device_alone;
+        effects.forget_others = on_device_alone;
         if !was_exact {
             self.restore_trust();
             self.trust_changed = true;
@@ -56,19 +56,14 @@ impl Journal {
 
     /// A batch with a clear tells what other tiers did behind what the device did, whenever that was: a store there may be older than
     /// the clear, and is not known to have outlived it.
-    pub(super) fn forget_beside_clear(&mut self, effects: &mut Effects, now: Now) {
-        if !effects.cleared || self.state.nothing_but(is_device) {
+    pub(super) fn forget_others(&mut self, effects: &mut Effects, now: Now) {
+        if !effects.forget_others || self.state.nothing_but(is_device) {
             return;
         }
-        self.forget_other_tiers(effects);
-        self.degrade(Reason::TierHistory, now);
-    }
-
-    /// What is held outside of the device is not known any more.
-    fn forget_other_tiers(&mut self, effects: &mut Effects) {
         let others = self.state.places.iter().filter(|(_, place)| !is_device(place));
         let others = others.map(|(_, place)| place.clone()).collect();
         self.clear_places(others, true, effects);
+        self.degrade(Reason::TierHistory, now);
     }
 
     fn clear_places(&mut self, places: Vec<Arc<Place>>, keep_dictionary: bool, effects: &mut Effects) {

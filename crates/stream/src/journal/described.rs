@@ -41,8 +41,13 @@ impl Journal {
 
     /// Reasons that describe what is, and not what happened: they come and go with it.
     pub(super) fn note_standing_reasons(&mut self, now: Now) {
-        for reason in [Reason::UnremovedTier, Reason::NoFullGroup, Reason::UnknownGroup, Reason::GroupLayout]
-        {
+        for reason in [
+            Reason::UnremovedTier,
+            Reason::ChunkSize,
+            Reason::NoFullGroup,
+            Reason::UnknownGroup,
+            Reason::GroupLayout,
+        ] {
             if self.stands(reason) {
                 self.degrade(reason, now);
             } else {
@@ -54,6 +59,7 @@ impl Journal {
     fn stands(&self, reason: Reason) -> bool {
         match reason {
             Reason::UnremovedTier => !self.state.nothing_but(|place| self.tells_removals(place)),
+            Reason::ChunkSize => self.chunks_are_unclear(),
             _ => self.sides.stands(reason),
         }
     }

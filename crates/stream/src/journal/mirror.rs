@@ -81,6 +81,7 @@ impl Journal {
         self.learned_block_size = end.block_size;
         self.untranslatable = untranslatable;
         self.load_groups(end.groups, &end.resumption);
+        self.note_doubt_of_device();
     }
 
     /// The stream stands elsewhere, and no entry says so.
@@ -108,6 +109,7 @@ impl Journal {
             self.sides.set_units(units);
         }
         self.settle_groups(&mut effects);
+        self.release_left(&mut effects);
         self.note_unresolved(&effects);
         let digest = self.state.digest();
         if digest != entry.digest {
@@ -125,6 +127,7 @@ impl Journal {
             self.engine_sequence = entry.engine_sequence;
         }
         self.counters.events += changes.len() as u64;
+        self.note_doubt_of_device();
         let notes = Notes {
             trust: entry.trust,
             standing: entry.standing,

@@ -2,6 +2,7 @@
 
 mod ancestors;
 mod apply;
+mod chunks;
 mod clears;
 mod copies;
 mod counters;
@@ -28,6 +29,7 @@ use crate::change::{Change, Entry, Transition};
 use crate::clock::Now;
 use crate::continuity::EpochCause;
 use crate::state::{Attributes, BlockImage, CutAborted, Image, Limits, Place, State, ToldSize};
+use chunks::Chunks;
 pub use counters::{JournalCounters, PassedOver};
 pub use groups::Group;
 pub(crate) use groups::Groups;
@@ -217,6 +219,7 @@ pub struct Journal {
     over_counted: bool,
     /// Blocks have been announced again in this life: somebody asks for full reports.
     reports_in_full: bool,
+    chunks: Chunks,
     page_hashes: PageHashes,
     /// Where groups are told by their windows.
     main_window: Option<MainWindow>,
@@ -248,6 +251,7 @@ impl Journal {
             window: Arc::new(Window::new(options.max_batches, options.max_bytes, epoch)),
             sides: Sides::new(options.eagle),
             state: State::new(options.state),
+            chunks: Chunks::new(options.offload_chunk),
             options,
             rank,
             epoch,
@@ -450,6 +454,7 @@ impl Journal {
         self.capacity = None;
         self.over_counted = false;
         self.reports_in_full = false;
+        self.chunks = Chunks::new(self.options.offload_chunk);
         self.removed_from.clear();
         self.other_tiers_unknown = false;
         self.untranslatable = false;
@@ -548,6 +553,7 @@ impl Journal {
         changes: Vec<Change>,
         transitions: Vec<Transition>,
     ) {
+        self.note_units();
         let notes = Notes {
             trust: std::mem::take(&mut self.trust_changed).then(|| self.trust.clone()),
             standing: std::mem::take(&mut self.standing_changed).then_some(self.standing),

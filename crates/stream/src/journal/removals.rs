@@ -49,7 +49,14 @@ impl Journal {
             // A hash that is named twice may have gone with its first removal.
             let known = slot.filter(|&slot| self.state.is_hash(slot, hash.bits));
             match known.filter(|&slot| self.state.copies(slot, place) > 0) {
-                Some(slot) => blocks.push(self.take_copies(slot, hash.bits, place, copies, effects)),
+                Some(slot) => {
+                    let covered = self.covered_with(slot, place);
+                    blocks.push(self.take_copies(slot, hash.bits, place, copies, effects));
+                    for before in covered {
+                        let hash = self.state.hash_of(before);
+                        blocks.push(self.take_copies(before, hash, place, 1, effects));
+                    }
+                }
                 None => self.note_stray_removal(hash.bits, name, now),
             }
         }
@@ -87,8 +94,7 @@ impl Journal {
                 self.counters.unknown_removals += 1;
             }
             for place in places {
-                // The slot may go with its last copy, and with that the list ends.
-                let Some(slot) = self.state.find(hash.bits) else { break };
+                let Some(slot) = slot else { break };
                 let block = self.take_copies(slot, hash.bits, place, u32::MAX, effects);
                 let place = self.state.places.get(place);
                 match effects.changes.last_mut() {
@@ -98,6 +104,16 @@ impl Journal {
                         effects.changes.push(Change::Removed { place, blocks });
                     }
                 }
+            }
+        }
+    }
+
+    /// Lets go of blocks that nothing holds any more, at the end of a batch: what other tiers have got is told behind what the device
+    /// lost, perhaps by the hash alone.
+    pub(super) fn release_left(&mut self, effects: &mut Effects) {
+        for hash in std::mem::take(&mut effects.left) {
+            if let Some(slot) = self.state.find(hash) {
+                self.state.release(slot);
             }
         }
     }
@@ -131,7 +147,7 @@ impl Journal {
             push_removed(&mut effects.transitions, tier, hash);
         }
         if left == 0 {
-            self.state.release(slot);
+            effects.left.push(hash);
         }
         RemovedBlock { hash, copies: left }
     }

@@ -87,6 +87,15 @@ impl Sides {
         }
     }
 
+    /// Whether the device may hold more than is known, which matters where tiers behind it give back several blocks at once.
+    pub(super) fn set_device_in_doubt(&mut self, in_doubt: bool) {
+        let in_doubt = in_doubt && self.resumption.units.iter().any(|&unit| unit > 1);
+        if self.resumption.device_in_doubt != in_doubt {
+            Arc::make_mut(&mut self.resumption).device_in_doubt = in_doubt;
+            self.changed = true;
+        }
+    }
+
     /// What is needed, where that changed since the last entry.
     pub(super) fn take_news(&mut self) -> Option<Arc<Resumption>> {
         std::mem::take(&mut self.changed).then(|| self.resumption.clone())

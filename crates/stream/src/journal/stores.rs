@@ -12,7 +12,7 @@ use super::reannounced::Telling;
 use super::{Duplicates, Journal};
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
 use crate::clock::Now;
-use crate::state::{Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, own_keys};
+use crate::state::{Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys};
 
 /// One block of a store.
 #[derive(Debug, Clone, Copy)]
@@ -104,7 +104,9 @@ impl Journal {
                 self.check_block_size(stored.block_size, now);
             }
         }
+        let ends_chunks = self.note_chunks(batch, stored, &place_ref, effects);
         let chained = layout == Layout::Dense;
+        let mut ended: Vec<SlotId> = Vec::new();
         for (at, &hash) in hashes.iter().enumerate() {
             let parent = match (layout, at) {
                 (Layout::Dense, 0) => {
@@ -116,7 +118,13 @@ impl Journal {
             let hidden = hidden && at == 0;
             let block = BlockAt { at, hash, parent, place, hidden };
             match self.store_block(batch, stored, block, &change.attributes, effects) {
-                Ok(block) => change.blocks.push(block),
+                Ok((slot, block)) => {
+                    change.blocks.push(block);
+                    if ends_chunks {
+                        self.end_chunk(slot, place, effects);
+                        ended.push(slot);
+                    }
+                }
                 Err(refusal) if !chained => self.refuse(refusal, 1, now),
                 Err(refusal) => {
                     // What follows builds on this block; recording it would only make it wait.
@@ -127,6 +135,13 @@ impl Journal {
         }
         change.attributes = effects.inherited.take().unwrap_or(change.attributes);
         effects.changes.push(Change::Stored(change));
+        ended.sort_unstable();
+        for same in ended.chunk_by(|a, b| a == b) {
+            self.count_chunks(same[0], place, same.len(), effects);
+        }
+        for slot in std::mem::take(&mut effects.joined) {
+            self.count_joined(slot, effects);
+        }
     }
 
     /// Whether blocks may be made of more than their store says. vLLM's stores of colder tiers have tokens and no keys, whatever the
@@ -169,7 +184,7 @@ impl Journal {
         BlockAt { at, hash, parent, place, hidden }: BlockAt,
         attributes: &Arc<Attributes>,
         effects: &mut Effects,
-    ) -> Result<StoredBlock, Refusal> {
+    ) -> Result<(SlotId, StoredBlock), Refusal> {
         let slot = self.state.slot_for(hash.bits)?;
         let was_known = self.state.attached_chain(slot).is_some();
         let was_tellable = self.state.told_chain(slot, self.told_size()).is_some();
@@ -223,6 +238,7 @@ impl Journal {
         }
         if !was_tellable && was_held {
             // It was held before anybody could be told of it.
+            effects.joined.push(slot);
             for other in Tier::ALL.into_iter().filter(|&other| other != tier) {
                 self.became_visible(slot, other, &mut effects.transitions);
             }
@@ -238,6 +254,7 @@ impl Journal {
         }
         // Blocks that waited for this one can be told of now.
         for waited in std::mem::take(&mut effects.attached) {
+            effects.joined.push(waited.0);
             self.tell_attached(waited, &mut effects.changes);
             self.attached_visibly(waited, &mut effects.transitions);
         }
@@ -251,7 +268,7 @@ impl Journal {
         {
             effects.inherited = Some(chain.attributes.clone());
         }
-        Ok(StoredBlock {
+        let block = StoredBlock {
             hash: hash.bits,
             wide: wide.and_then(|_| self.state.wide(hash.bits).cloned()),
             copies,
@@ -263,7 +280,8 @@ impl Journal {
                 Some(chain) => chain.extra_keys.clone(),
                 None => own_keys(extra_keys),
             },
-        })
+        };
+        Ok((slot, block))
     }
 
     /// The size of the blocks that one of such a size builds on: the same, unless it is not full.

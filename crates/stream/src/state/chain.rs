@@ -256,6 +256,21 @@ impl State {
         self.note_changed(slot);
     }
 
+    /// The blocks before a block, nearest first, as far as `wanted`; fewer where its prompt begins earlier, or where they are not known.
+    pub(crate) fn ancestors(&self, slot: SlotId, block_size: u32, wanted: usize) -> Vec<SlotId> {
+        let mut found = Vec::new();
+        let mut at = slot;
+        while found.len() < wanted {
+            let Some(Parent::Block(parent)) = self.chain(at, block_size).map(|chain| chain.parent) else {
+                break;
+            };
+            let Some(parent) = self.find(parent) else { break };
+            found.push(parent);
+            at = parent;
+        }
+        found
+    }
+
     pub(super) fn stop_waiting(&mut self, parent: u64, slot: SlotId) {
         if let Some(list) = self.waiting.get_mut(&parent) {
             let before = list.len();

@@ -268,6 +268,21 @@ impl State {
         slot.holdings.iter().find(|h| h.place == place && self.places.is_current(h)).map_or(0, |h| h.copies)
     }
 
+    /// How many blocks a copy in a place counts for; see [`Self::set_covers`].
+    pub(crate) fn covers(&self, slot: SlotId, place: PlaceId) -> u16 {
+        let holdings = &self.slots[slot as usize].holdings;
+        holdings.iter().find(|h| h.place == place && self.places.is_current(h)).map_or(0, |h| h.covers)
+    }
+
+    /// Copies in a place stand for chunks that end with the block, of which so many blocks are counted.
+    pub(crate) fn set_covers(&mut self, slot: SlotId, place: PlaceId, blocks: u16) {
+        let places = &self.places;
+        let mut holdings = self.slots[slot as usize].holdings.iter_mut();
+        if let Some(holding) = holdings.find(|h| h.place == place && places.is_current(h)) {
+            holding.covers = blocks;
+        }
+    }
+
     /// The places that hold a block.
     pub(crate) fn held_in(&self, slot: SlotId) -> impl Iterator<Item = PlaceId> {
         let holdings = self.slots[slot as usize].holdings.iter();
@@ -306,7 +321,7 @@ impl State {
             (None, 0) => {}
             (None, _) => {
                 let generation = places.generation(place);
-                slot.holdings.push(Holding { place, copies, generation });
+                slot.holdings.push(Holding { place, copies, covers: 0, generation });
             }
         }
         places.count(place, slot.hash, old, copies, slot.chains.is_empty());

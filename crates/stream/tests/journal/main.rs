@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod chunks;
 mod copies;
 mod rig;
 mod tiers;

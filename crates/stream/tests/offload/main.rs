@@ -1,0 +1,171 @@
+//! Any history of an engine with a host behind its device: what is predicted is what it serves, or trust says otherwise.
+
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
+
+mod engine;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kvplane_core::{Reason, Tier, Trust};
+use kvplane_stream::{Journal, JournalOptions, Now, Transition};
+use kvplane_wire::Decoder;
+use kvplane_wire::encode::{Profile, encode_batch};
+use proptest::prelude::*;
+
+use engine::{BLOCK, Engine, Prompt, Telling, hash, tokens};
+
+const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
+
+#[derive(Debug, Clone)]
+enum Op {
+    Request(Prompt),
+    Offload { prompt: Prompt, backwards: bool },
+    Clear { external: bool },
+    Publish,
+    Lose,
+}
+
+/// A journal, and what a consumer that counts nothing makes of its transitions.
+struct World {
+    engine: Engine,
+    journal: Journal,
+    seen: BTreeMap<Tier, BTreeSet<u64>>,
+    next: u64,
+    /// Whether anything of the host has ever been heard: of a tier that never was, nobody can say that it is not known.
+    heard_of_host: bool,
+}
+
+impl World {
+    fn new(engine: Engine, offload_chunk: Option<u32>) -> Self {
+        let options = JournalOptions { offload_chunk, ..JournalOptions::default() };
+        let mut journal = Journal::new(options, 0, NOW);
+        journal.heard_from_start();
+        journal.keep_fresh();
+        Self { engine, journal, seen: BTreeMap::new(), next: 0, heard_of_host: false }
+    }
+
+    fn run(&mut self, op: &Op) {
+        match op {
+            Op::Request(prompt) => self.engine.request(prompt),
+            Op::Offload { prompt, backwards } => self.engine.offload(prompt, *backwards),
+            Op::Clear { external } => self.engine.clear(*external),
+            Op::Publish => self.publish(),
+            Op::Lose => {
+                drop(self.engine.take_events());
+                self.next += 1;
+                self.journal.drop_residency(Reason::Gap, NOW);
+                self.look();
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        let events = self.engine.take_events();
+        self.heard_of_host |= events.iter().any(engine::is_of_host);
+        let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(0), &events);
+        self.journal.apply(self.next, &Decoder::default().decode(&payload).unwrap(), NOW);
+        self.next += 1;
+        self.look();
+    }
+
+    fn look(&mut self) {
+        for entry in self.journal.take_fresh() {
+            for transition in &entry.transitions {
+                match transition {
+                    Transition::Stored { tier, blocks, .. } => {
+                        self.seen.entry(*tier).or_default().extend(blocks.iter().map(|block| block.hash));
+                    }
+                    Transition::Removed { tier, hashes } => {
+                        self.seen.entry(*tier).or_default().retain(|hash| !hashes.contains(hash));
+                    }
+                    Transition::Cleared => self.seen.clear(),
+                }
+            }
+        }
+    }
+
+    fn predicted(&self, prompt: &[u8]) -> usize {
+        let held = |at: usize, level: usize| {
+            let tiers = &Tier::ALL[..=level];
+            tiers.iter().any(|tier| self.seen.get(tier).is_some_and(|seen| seen.contains(&hash(prompt, at))))
+        };
+        let found =
+            std::array::from_fn(|level| (0..prompt.len()).take_while(|&at| held(at, level)).count() as u32);
+        *self.journal.resumption().whole_units(found).last().unwrap() as usize
+    }
+
+    fn check(&mut self, prompts: &[Prompt]) {
+        self.publish();
+        let trust = self.journal.trust();
+        for prompt in prompts {
+            let (predicted, served) = (self.predicted(prompt), self.engine.served(prompt));
+            match trust.level() {
+                Trust::Exact if self.heard_of_host => assert_eq!(predicted, served, "{prompt:?}"),
+                Trust::Exact | Trust::Lower => {
+                    assert!(predicted <= served, "{prompt:?}: {predicted} > {served}, {trust:?}");
+                }
+                level => panic!("{level}: {trust:?}"),
+            }
+        }
+    }
+}
+
+fn prompt() -> impl Strategy<Value = Prompt> {
+    prop::collection::vec(0..2u8, 1..9)
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        8 => prompt().prop_map(Op::Request),
+        8 => (prompt(), any::<bool>()).prop_map(|(prompt, backwards)| Op::Offload { prompt, backwards }),
+        4 => Just(Op::Publish),
+        1 => any::<bool>().prop_map(|external| Op::Clear { external }),
+        1 => Just(Op::Lose),
+    ]
+}
+
+fn telling() -> impl Strategy<Value = Telling> {
+    prop_oneof![Just(Telling::Placeholder), Just(Telling::OldPlaceholder), Just(Telling::SelfDescribing)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn what_is_predicted_is_served_or_trust_says_otherwise(
+        telling in telling(),
+        chunk in 1..5usize,
+        configured in any::<bool>(),
+        (device_room, host_room) in (9..24usize, 1..8usize),
+        ops in prop::collection::vec(op(), 1..60),
+        asked in prop::collection::vec(prompt(), 1..12),
+    ) {
+        let offload_chunk = configured.then_some(chunk as u32 * BLOCK);
+        let mut world = World::new(Engine::new(telling, chunk, device_room, host_room), offload_chunk);
+        for op in &ops {
+            world.run(op);
+            if matches!(op, Op::Publish) {
+                world.check(&asked);
+            }
+        }
+        world.check(&asked);
+    }
+}
+
+#[test]
+fn a_chunk_of_the_host_serves_what_the_device_let_go_of() {
+    let mut world = World::new(Engine::new(Telling::Placeholder, 2, 9, 8), Some(2 * BLOCK));
+    let prompt: Prompt = vec![0, 1, 0, 1, 1];
+    for op in [
+        Op::Request(prompt.clone()),
+        Op::Offload { prompt: prompt.clone(), backwards: true },
+        Op::Request(vec![1; 8]),
+    ] {
+        world.run(&op);
+    }
+    world.check(&[prompt.clone(), vec![1; 8], vec![0, 1, 0]]);
+    assert_eq!(world.journal.trust().level(), Trust::Exact);
+    assert_eq!((world.engine.served(&prompt), world.predicted(&prompt)), (4, 4));
+    assert_eq!(tokens(&prompt, 0).len(), BLOCK as usize);
+}
