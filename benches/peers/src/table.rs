@@ -35,6 +35,9 @@ struct Row {
     cells: BTreeMap<Column, Cell>,
 }
 
+/// Columns of caches that are more than one tier and one group: what that costs is told beside.
+const VARIANTS: [Column; 2] = [Column::KvplaneTiers, Column::KvplaneGroups];
+
 /// All results of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
@@ -90,8 +93,13 @@ impl Results {
         for column in &columns {
             let _ = write!(table, " {} |", column.title());
         }
-        table.push_str(" × ChainIndex | × CRTC |\n|---|---|");
-        table.push_str(&"---:|".repeat(columns.len() + 2));
+        let variants: Vec<Column> = VARIANTS.into_iter().filter(|column| columns.contains(column)).collect();
+        table.push_str(" × ChainIndex | × CRTC |");
+        for variant in &variants {
+            let _ = write!(table, " {}, × the plain cost |", variant.title().trim_start_matches("… "));
+        }
+        table.push_str("\n|---|---|");
+        table.push_str(&"---:|".repeat(columns.len() + 2 + variants.len()));
         table.push('\n');
         let mut measures: Vec<&str> = Vec::new();
         for row in &self.rows {
@@ -101,7 +109,7 @@ impl Results {
         }
         for measure in measures {
             for row in self.rows.iter().filter(|row| row.measure.title == measure) {
-                row.write(&columns, &mut table);
+                row.write(&columns, &variants, &mut table);
             }
         }
         table
@@ -109,15 +117,16 @@ impl Results {
 }
 
 impl Row {
-    fn write(&self, columns: &[Column], table: &mut String) {
+    fn write(&self, columns: &[Column], variants: &[Column], table: &mut String) {
         let _ = write!(table, "| {} | {} |", self.measure.title, self.workload);
         for column in columns {
             let text = self.cells.get(column).map_or_else(|| "–".to_owned(), Cell::show);
             let _ = write!(table, " {text} |");
         }
-        for peer in [Column::ChainIndex, Column::Crtc] {
+        // How much better than a peer, and how much worse than itself with nothing but one tier and one group: the same ratio.
+        for other in [Column::ChainIndex, Column::Crtc].iter().chain(variants) {
             let ratio =
-                self.ratio(peer).map_or_else(|| "–".to_owned(), |ratio| format!("**{}**", digits(ratio)));
+                self.ratio(*other).map_or_else(|| "–".to_owned(), |ratio| format!("**{}**", digits(ratio)));
             let _ = write!(table, " {ratio} |");
         }
         table.push('\n');

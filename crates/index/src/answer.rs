@@ -7,8 +7,8 @@ use kvplane_core::Resumption;
 
 use crate::crowd::ones;
 use crate::reader::Reader;
-use crate::sides::{Pieces, Steps, Trail, resume};
-use crate::{Depths, Match};
+use crate::sides::{Resuming, Steps};
+use crate::{Depths, LEVELS, Match};
 
 #[cfg(doc)]
 use crate::Index;
@@ -26,7 +26,7 @@ pub struct Buffer {
     /// Lanes that still hold everything, while the question is followed.
     pub(crate) alive: Vec<u64>,
     pub(crate) steps: Steps,
-    pub(crate) pieces: Pieces,
+    resuming: Resuming,
 }
 
 impl Buffer {
@@ -35,7 +35,6 @@ impl Buffer {
         self.strata.clear();
         self.words.clear();
         self.steps.clear();
-        self.pieces.clear();
         self.width = width;
     }
 
@@ -154,9 +153,10 @@ impl Answer<'_> {
 
     /// Every stream that holds the first block in any tier, in no particular order.
     pub fn matches(&self) -> Vec<Match> {
-        let mut matches: Vec<Match> = Vec::new();
+        let mut matches: Vec<Match> = Vec::with_capacity(self.lanes());
         let lanes = self.reader.lanes();
-        let mut by_slot: Vec<u32> = Vec::new();
+        let mut by_slot: Vec<u32> = Vec::with_capacity(lanes.len());
+        let mut several = false;
         self.for_each_lane(|lane, depth| {
             let lane = lanes.get(lane);
             let slot = lane.slot as usize;
@@ -171,42 +171,50 @@ impl Answer<'_> {
                 }
                 None => matches.len(),
             };
+            let levels = usize::from(lane.from)..usize::from(lane.to);
             if at == matches.len() {
                 by_slot[slot] = at as u32;
-                matches.push(Match { owner: lane.owner, depths: Depths::default(), marker: lane.marker });
+                let depths = if levels == (0..LEVELS) { [depth; LEVELS] } else { [0; LEVELS] };
+                matches.push(Match { owner: lane.owner, depths, marker: lane.marker });
+                if depths[0] == depth {
+                    return;
+                }
             }
-            let depths = &mut matches[at].depths;
-            let levels = usize::from(lane.from)..usize::from(lane.to);
-            for level in depths.get_mut(levels).into_iter().flatten() {
+            several = true;
+            for level in matches[at].depths.get_mut(levels).into_iter().flatten() {
                 *level = depth.max(*level);
             }
         });
-        // A level counts everything warmer. Its lane may have been looked at before the warmer one's was written to, or be younger than the
-        // question.
-        for found in &mut matches {
-            for level in 1..found.depths.len() {
-                found.depths[level] = found.depths[level].max(found.depths[level - 1]);
+        if several {
+            // A level counts everything warmer. Its lane may have been looked at before the warmer one's was written to, or be younger than
+            // the question.
+            for found in &mut matches {
+                for level in 1..found.depths.len() {
+                    found.depths[level] = found.depths[level].max(found.depths[level - 1]);
+                }
             }
         }
         matches
     }
 
-    /// From how many blocks a stream of this answer can go on, by level: as [`Resumption::resumable`] of what counts of its main blocks
-    /// ([`Resumption::whole_units`]), with the marks that [`Index::set_sides`] told. Marks are read when they are asked for: of a stream that is written to meanwhile,
-    /// some may be older than others.
-    pub fn resume(&mut self, found: &Match, needs: &Resumption) -> Depths {
-        self.resume_sides(found, needs, None)
+    /// Lanes that hold something.
+    fn lanes(&self) -> usize {
+        let words = self.buffer.words.iter();
+        self.buffer.singles.len() + words.map(|word| word.count_ones() as usize).sum::<usize>()
     }
 
-    /// The same, as if one side alone counted.
-    pub fn resume_side(&mut self, found: &Match, needs: &Resumption, side: usize) -> Depths {
-        self.resume_sides(found, needs, Some(side))
-    }
-
-    fn resume_sides(&mut self, found: &Match, needs: &Resumption, side: Option<usize>) -> Depths {
-        let Buffer { steps, pieces, .. } = &mut *self.buffer;
-        pieces.lay(steps);
-        let trail = Trail::new(self.reader.sides(), pieces, found.marker);
-        resume(trail, needs, side, needs.whole_units(found.depths))
+    /// From how many blocks streams of this answer can go on that have equal needs, by level: as [`Resumption::resumable`] of what counts of their main blocks
+    /// ([`Resumption::whole_units`]), with the marks that [`Index::set_sides`] told. With a `side`, as if that one alone counted. `depths` gets one for each, in order.
+    ///
+    /// Marks are read when they are asked for: of a stream that is written to meanwhile, some may be older than others.
+    pub fn resume(
+        &mut self,
+        found: &[Match],
+        needs: &Resumption,
+        side: Option<usize>,
+        depths: &mut Vec<Depths>,
+    ) {
+        let Buffer { steps, resuming, .. } = &mut *self.buffer;
+        resuming.resume(self.reader.sides(), steps, found, needs, side, depths);
     }
 }

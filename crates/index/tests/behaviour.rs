@@ -309,7 +309,10 @@ fn resumable(index: &Arc<Index>, owner: u64, prompt: &[u64], needs: &Resumption)
     let (mut reader, mut buffer) = (index.reader(), Buffer::default());
     let mut answer = reader.query(prompt, &mut buffer);
     let matches = answer.matches();
-    matches.iter().find(|found| found.owner == owner).map_or([0; 4], |found| answer.resume(found, needs))
+    let mut depths = Vec::new();
+    answer.resume(&matches, needs, None, &mut depths);
+    let mut all = matches.iter().zip(depths);
+    all.find(|(found, _)| found.owner == owner).map_or([0; 4], |(_, depths)| depths)
 }
 
 fn mark(index: &Index, slot: Slot, tier: Tier, contents: &[u64]) {

@@ -232,7 +232,9 @@ impl Asking {
     fn ask_sides(&mut self, prompt: &[u64], needs: &Resumption) -> Vec<(Match, Depths)> {
         let mut answer = self.reader.query(prompt, &mut self.buffer);
         let matches = answer.matches();
-        matches.into_iter().map(|found| (found, answer.resume(&found, needs))).collect()
+        let mut depths = Vec::new();
+        answer.resume(&matches, needs, None, &mut depths);
+        matches.into_iter().zip(depths).collect()
     }
 }
 

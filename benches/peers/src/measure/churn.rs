@@ -15,8 +15,12 @@ const BYTES: [Measure; 4] = [
     Measure { title: "bytes per (engine, block) after 3 turnovers", better: Better::Lower },
 ];
 
+const BYTES_BY_GROUP: Measure =
+    Measure { title: "bytes per (engine, block, group), after the last turnover", better: Better::Lower };
+
 impl Contender {
-    /// Applies a slice; says how many million blocks per CPU second, until the last of them is visible.
+    /// Applies a slice; says how many million blocks per CPU second, until the last of them is visible. A block that two tiers announce is
+    /// two; in how many groups it is does not count.
     fn apply_timed(&mut self, slice: &Slice, blocks: &Blocks) -> f64 {
         let seconds = self.with(slice, blocks, |subject| {
             process_seconds(|| {
@@ -24,7 +28,7 @@ impl Contender {
                 subject.drain();
             })
         });
-        slice.block_operations() as f64 / seconds / 1e6
+        (slice.block_operations() * self.subject.tiers()) as f64 / seconds / 1e6
     }
 }
 
@@ -62,6 +66,11 @@ impl Race<'_> {
                 }
             }
             self.weigh(BYTES[turnover.min(BYTES.len() - 1)]);
+        }
+        let resident = self.world.resident();
+        for contender in self.contenders.iter().filter(|contender| contender.subject.groups() > 1) {
+            let bytes = contender.bytes as f64 / (resident * contender.subject.groups()) as f64;
+            self.results.sample(BYTES_BY_GROUP, self.workload, contender.column(), bytes);
         }
     }
 

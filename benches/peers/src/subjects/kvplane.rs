@@ -5,35 +5,77 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_core::{Namespace, Tier, chain_hash};
-use kvplane_index::{Answer, Block, Buffer, Index, Options, Prompt, Slot};
+use kvplane_core::{Marks, Namespace, Need, Resumption, Side, SpecKind, Tier, chain_hash};
+use kvplane_index::{Answer, Block, Buffer, Depths, Index, Options, Prompt, Slot};
 
 use super::staged::{Staged, Step};
 use super::{Column, Reader, Saved, Subject};
 use crate::clock::process_seconds;
-use crate::workload::{BLOCK_TOKENS, Blocks, EngineHashes, Slice};
+use crate::workload::{BLOCK_TOKENS, BlockId, Blocks, EngineHashes, Kind, Slice};
 
 /// Blocks that are reclaimed at a time when an engine has left.
 const RECLAIM_BLOCKS: usize = 4096;
+
+/// What the caches of engines are like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Caches {
+    /// One tier and one group.
+    Plain,
+    /// Every block is on the device and, by an event of its own, on the host; it leaves both.
+    TwoTiers,
+    /// Two sliding groups beside the main one. Each lacks one block in a hundred, others on every engine.
+    ThreeGroups,
+}
+
+/// Blocks that the sliding groups need before a boundary: windows of 128 and of 1,024 tokens.
+const WINDOWS: [u32; 2] = [8, 64];
+/// Of so many blocks, a sliding group lacks one.
+const LACKING: u64 = 100;
+
+/// What an engine with three groups needs.
+fn three_groups() -> Resumption {
+    let sliding = |blocks| Side {
+        group: None,
+        kind: SpecKind::Sliding,
+        need: Need::Run { blocks, stride: 1, tail: false },
+    };
+    Resumption { sides: WINDOWS.map(sliding).to_vec(), ..Resumption::default() }
+}
+
+/// Which sliding groups of an engine hold a block.
+fn marks(engine: u32, id: BlockId) -> Marks {
+    let mut marks = Marks::default();
+    for side in 0..WINDOWS.len() {
+        let seed = u64::from(engine) << 8 | side as u64;
+        if !chain_hash(Some(seed), u64::from(id)).is_multiple_of(LACKING) {
+            marks.set(Tier::Device, Marks::whole(side));
+        }
+    }
+    marks
+}
 
 pub(super) struct Kvplane {
     index: Arc<Index>,
     streams: Vec<Slot>,
     hashes: EngineHashes,
+    caches: Caches,
     staged: Staged<Block, u64>,
+    /// The marks of staged blocks, in their order, where there are several groups.
+    marks: Vec<(u64, Marks)>,
 }
 
 impl Kvplane {
-    pub(super) fn new(engines: usize, hashes: EngineHashes) -> Self {
+    pub(super) fn new(engines: usize, hashes: EngineHashes, caches: Caches) -> Self {
         let index = Index::new(&Options::default());
         let streams = (0..engines as u64).map(|engine| index.add_stream(engine)).collect();
-        Self { index, streams, hashes, staged: Staged::default() }
+        Self { index, streams, hashes, caches, staged: Staged::default(), marks: Vec::new() }
     }
 
     fn asker(&self, column: Column) -> Asker {
         let form = match column {
             Column::KvplaneDense => Form::Dense,
             Column::KvplaneChained => Form::Chained,
+            Column::KvplaneGroups => Form::Groups,
             _ => Form::Strata,
         };
         Asker::new(&self.index, self.streams.len(), form)
@@ -42,10 +84,22 @@ impl Kvplane {
 
 impl Subject for Kvplane {
     fn columns(&self) -> &'static [Column] {
-        match self.hashes {
-            EngineHashes::Equal => &[Column::Kvplane, Column::KvplaneDense, Column::KvplaneChained],
-            EngineHashes::Different => &[Column::KvplaneOwnHashes],
+        match (self.caches, self.hashes) {
+            (Caches::TwoTiers, _) => &[Column::KvplaneTiers],
+            (Caches::ThreeGroups, _) => &[Column::KvplaneGroups],
+            (Caches::Plain, EngineHashes::Equal) => {
+                &[Column::Kvplane, Column::KvplaneDense, Column::KvplaneChained]
+            }
+            (Caches::Plain, EngineHashes::Different) => &[Column::KvplaneOwnHashes],
         }
+    }
+
+    fn groups(&self) -> usize {
+        if self.caches == Caches::ThreeGroups { 1 + WINDOWS.len() } else { 1 }
+    }
+
+    fn tiers(&self) -> usize {
+        if self.caches == Caches::TwoTiers { 2 } else { 1 }
     }
 
     fn stage(&mut self, slice: &Slice, blocks: &Blocks) {
@@ -55,20 +109,37 @@ impl Subject for Kvplane {
             |engine, id| Block { hash: hashes.of(engine, id), content: blocks.content(id) },
             |engine, id| hashes.of(engine, id),
         );
+        if self.caches == Caches::ThreeGroups {
+            for event in slice.events.iter().filter(|event| matches!(event.kind, Kind::Store { .. })) {
+                let engine = event.engine;
+                let told = slice.blocks(event).iter().map(|&id| (hashes.of(engine, id), marks(engine, id)));
+                self.marks.extend(told);
+            }
+        }
     }
 
     fn apply(&mut self, events: Range<usize>) {
+        let tiers: &[Tier] =
+            if self.caches == Caches::TwoTiers { &[Tier::Device, Tier::Host] } else { &[Tier::Device] };
         for step in &self.staged.steps[events] {
             match step {
-                Step::Store { engine, parent, blocks } => {
-                    let blocks = &self.staged.blocks[blocks.clone()];
-                    let stored =
-                        self.index.store(self.streams[*engine as usize], Tier::Device, *parent, blocks);
-                    debug_assert!(stored.is_ok());
+                Step::Store { engine, parent, blocks: range } => {
+                    let stream = self.streams[*engine as usize];
+                    for tier in tiers {
+                        let blocks = &self.staged.blocks[range.clone()];
+                        let stored = self.index.store(stream, *tier, *parent, blocks);
+                        debug_assert!(stored.is_ok());
+                    }
+                    if self.caches == Caches::ThreeGroups {
+                        let marked = self.index.set_sides(stream, &self.marks[range.clone()]);
+                        debug_assert!(marked.is_ok());
+                    }
                 }
                 Step::Remove { engine, hashes } => {
                     let hashes = &self.staged.hashes[hashes.clone()];
-                    self.index.remove(self.streams[*engine as usize], Tier::Device, hashes);
+                    for tier in tiers {
+                        self.index.remove(self.streams[*engine as usize], *tier, hashes);
+                    }
                 }
             }
         }
@@ -76,6 +147,7 @@ impl Subject for Kvplane {
 
     fn unstage(&mut self) {
         self.staged = Staged::default();
+        self.marks = Vec::new();
     }
 
     fn reader(&self, column: Column) -> Box<dyn Reader> {
@@ -117,6 +189,8 @@ enum Form {
     Dense,
     /// By hashes of prefixes, where whoever asks has them.
     Chained,
+    /// By hashes of blocks; the answer is from where each engine can go on.
+    Groups,
 }
 
 struct Asker {
@@ -126,6 +200,8 @@ struct Asker {
     prompts: Vec<Vec<u64>>,
     prompt: Prompt,
     depths: Vec<u32>,
+    needs: Resumption,
+    resumable: Vec<Depths>,
 }
 
 impl Asker {
@@ -136,8 +212,10 @@ impl Asker {
             buffer: Buffer::default(),
             prompts: Vec::new(),
             prompt: Prompt::new(Namespace::PLAIN, BLOCK_TOKENS as u32),
-            // Every engine has one tier here, and so one lane.
+            // An engine that is asked for this has one tier, and so one lane.
             depths: vec![0; engines],
+            needs: three_groups(),
+            resumable: Vec::new(),
         }
     }
 }
@@ -145,25 +223,21 @@ impl Asker {
 impl Reader for Asker {
     fn load(&mut self, prompts: &[Vec<u64>]) {
         self.prompts = match self.form {
-            Form::Strata | Form::Dense => prompts.to_vec(),
+            Form::Strata | Form::Dense | Form::Groups => prompts.to_vec(),
             Form::Chained => prompts.iter().map(|prompt| chained(prompt)).collect(),
         };
     }
 
     fn lookup(&mut self, prompt: usize) {
-        let answer = ask(&mut self.reader, self.form, &self.prompts[prompt], &mut self.buffer);
-        if self.form == Form::Dense {
-            answer.depths_into(&mut self.depths);
-        }
+        let mut answer = ask(&mut self.reader, self.form, &self.prompts[prompt], &mut self.buffer);
+        spread(&mut answer, self.form, &self.needs, &mut self.resumable, &mut self.depths);
         black_box((&answer, &self.depths));
     }
 
     fn lookup_tokens(&mut self, tokens: &[u32]) {
         self.prompt.restart(Namespace::PLAIN, BLOCK_TOKENS as u32);
-        let answer = self.reader.query_tokens(&mut self.prompt, tokens, &mut self.buffer);
-        if self.form == Form::Dense {
-            answer.depths_into(&mut self.depths);
-        }
+        let mut answer = self.reader.query_tokens(&mut self.prompt, tokens, &mut self.buffer);
+        spread(&mut answer, self.form, &self.needs, &mut self.resumable, &mut self.depths);
         black_box((&answer, &self.depths));
     }
 
@@ -176,6 +250,28 @@ impl Reader for Asker {
     }
 }
 
+/// What is done with an answer.
+fn spread(
+    answer: &mut Answer<'_>,
+    form: Form,
+    needs: &Resumption,
+    resumable: &mut Vec<Depths>,
+    depths: &mut [u32],
+) {
+    match form {
+        Form::Strata | Form::Chained => {}
+        Form::Dense => answer.depths_into(depths),
+        Form::Groups => {
+            depths.fill(0);
+            let matches = answer.matches();
+            answer.resume(&matches, needs, None, resumable);
+            for (found, resumable) in matches.iter().zip(resumable) {
+                depths[found.owner as usize] = resumable[Tier::Device as usize];
+            }
+        }
+    }
+}
+
 fn ask<'a>(
     reader: &'a mut kvplane_index::Reader,
     form: Form,
@@ -183,7 +279,7 @@ fn ask<'a>(
     buffer: &'a mut Buffer,
 ) -> Answer<'a> {
     match form {
-        Form::Strata | Form::Dense => reader.query(prompt, buffer),
+        Form::Strata | Form::Dense | Form::Groups => reader.query(prompt, buffer),
         Form::Chained => reader.query_chained(prompt, buffer),
     }
 }

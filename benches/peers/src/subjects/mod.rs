@@ -14,6 +14,8 @@ use std::ops::Range;
 
 use crate::workload::{Blocks, EngineHashes, Slice};
 
+use kvplane::{Caches, Kvplane};
+
 /// A column of the table: a subject, and where it can be asked in several ways, one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Column {
@@ -25,6 +27,10 @@ pub(crate) enum Column {
     KvplaneChained,
     /// kvplane, with engines that name the same blocks by different hashes.
     KvplaneOwnHashes,
+    /// kvplane, with every block on the device and on the host.
+    KvplaneTiers,
+    /// kvplane, with three groups that must all be able to go on.
+    KvplaneGroups,
     /// SMG's `ChainIndex` by `score_into`, its fastest call.
     ChainIndex,
     /// `ChainIndex` by `find_matches`, which returns a map.
@@ -36,11 +42,13 @@ pub(crate) enum Column {
 }
 
 impl Column {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Kvplane,
         Self::KvplaneDense,
         Self::KvplaneChained,
         Self::KvplaneOwnHashes,
+        Self::KvplaneTiers,
+        Self::KvplaneGroups,
         Self::ChainIndex,
         Self::ChainIndexMap,
         Self::Crtc,
@@ -54,6 +62,8 @@ impl Column {
             Self::KvplaneDense => "… dense answer",
             Self::KvplaneChained => "… chained hashes",
             Self::KvplaneOwnHashes => "… engines' hashes differ",
+            Self::KvplaneTiers => "… two tiers",
+            Self::KvplaneGroups => "… three groups",
             Self::ChainIndex => "ChainIndex",
             Self::ChainIndexMap => "… by map",
             Self::Crtc => "CRTC",
@@ -69,6 +79,10 @@ pub(crate) enum Name {
     Kvplane,
     /// kvplane's index, every engine has hashes of its own.
     KvplaneOwnHashes,
+    /// kvplane's index, every block on the device and on the host.
+    KvplaneTiers,
+    /// kvplane's index, two sliding groups beside the main one.
+    KvplaneGroups,
     /// SMG's index, kv-index 2.0.0.
     ChainIndex,
     /// Dynamo's concurrent tree, dynamo-kv-router 1.6.1.
@@ -81,8 +95,10 @@ impl Name {
     /// An empty subject for so many engines. `None` if it cannot serve as many.
     pub(crate) fn make(self, engines: usize) -> Option<Box<dyn Subject>> {
         Some(match self {
-            Self::Kvplane => Box::new(kvplane::Kvplane::new(engines, EngineHashes::Equal)),
-            Self::KvplaneOwnHashes => Box::new(kvplane::Kvplane::new(engines, EngineHashes::Different)),
+            Self::Kvplane => Box::new(Kvplane::new(engines, EngineHashes::Equal, Caches::Plain)),
+            Self::KvplaneOwnHashes => Box::new(Kvplane::new(engines, EngineHashes::Different, Caches::Plain)),
+            Self::KvplaneTiers => Box::new(Kvplane::new(engines, EngineHashes::Equal, Caches::TwoTiers)),
+            Self::KvplaneGroups => Box::new(Kvplane::new(engines, EngineHashes::Equal, Caches::ThreeGroups)),
             Self::ChainIndex => Box::new(chain_index::Chain::new(engines)?),
             Self::Crtc => Box::new(crtc::Crtc::new()),
             Self::RadixTree => Box::new(radix_tree::Radix::new()),
@@ -94,6 +110,16 @@ impl Name {
 pub(crate) trait Subject {
     /// Its columns: ways to ask it. The first also stands for everything else that is measured of it.
     fn columns(&self) -> &'static [Column];
+
+    /// Groups that hold every block, or nearly.
+    fn groups(&self) -> usize {
+        1
+    }
+
+    /// Tiers that announce every block.
+    fn tiers(&self) -> usize {
+        1
+    }
 
     /// Makes its own form of a slice's events. Not timed.
     fn stage(&mut self, slice: &Slice, blocks: &Blocks);

@@ -7,10 +7,11 @@
 //! page (spot >> 6) ──> columns, ascending:  marker of the stream | tier, channel | 64 bits
 //! ```
 //!
-//! Streams without sides have no columns, and nobody looks for any. Pages are behind locks: a reader holds one for as long as it copies some hundred bytes, the
+//! Streams without sides have no columns, and nobody looks for any. Pages are behind locks: a reader holds one for as long as it goes through a page, the
 //! writer for as long as it changes one word.
 
 mod resume;
+mod walk;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +22,7 @@ use rustc_hash::FxHashMap;
 
 use crate::LEVELS;
 
-pub(crate) use resume::{Pieces, Steps, Trail, resume};
+pub(crate) use resume::{Resuming, Steps};
 
 /// Spots of a page, as a power of two.
 const BITS: u32 = 6;
@@ -162,10 +163,10 @@ impl Sides {
         self.bytes.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    /// Adds a page's columns to others.
-    fn copy_into(&self, number: u64, columns: &mut Vec<Column>) {
+    /// Reads a page's columns, if there are any.
+    fn read(&self, number: u64, read: impl FnOnce(&[Column])) {
         if let Some(page) = self.shard(number).read().get(&number) {
-            columns.extend_from_slice(&page.0);
+            read(&page.0);
         }
     }
 

@@ -4,8 +4,8 @@ use kvplane_core::{Marks, Need, Resumption, Side, SpecKind, Tier};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Pieces, Sides, Steps, Trail, resume};
-use crate::LEVELS;
+use super::{Resuming, Sides, Steps};
+use crate::{Depths, LEVELS, Match};
 
 fn need() -> impl Strategy<Value = Need> {
     let stride = prop_oneof![3 => Just(1_u32), 2 => 2..4_u32, 1 => Just(16_u32)];
@@ -67,16 +67,24 @@ proptest! {
             so_far = depth.min(at as u32).max(so_far);
             so_far
         });
-        let mut pieces = Pieces::default();
-        pieces.lay(&steps);
-        let got = resume(Trail::new(&sides, &mut pieces, 5), &needs, None, held);
+        // Between others, and twice, so that each finds what is its own.
+        let all = Match { owner: 4, depths: held, marker: 4 };
+        let asked = [all, Match { owner: 5, depths: held, marker: 5 }, Match { owner: 6, ..all }];
+        let mut resuming = Resuming::default();
+        let mut resume = |side| {
+            let mut depths = Vec::new();
+            resuming.resume(&sides, &steps, &asked, &needs, side, &mut depths);
+            depths[1]
+        };
+        let counted = needs.whole_units(held);
+        let got: Depths = resume(None);
         let has = |level| { let marks = &marks; move |at: u32, channel| marks[at as usize].has(level, channel) };
-        let expected = std::array::from_fn(|level| needs.resumable(held[level], has(level)));
+        let expected = std::array::from_fn(|level| needs.resumable(counted[level], has(level)));
         prop_assert_eq!(got, expected);
         for side in 0..needs.sides.len() {
-            let got = resume(Trail::new(&sides, &mut pieces, 5), &needs, Some(side), held);
+            let got = resume(Some(side));
             let stride = needs.sides[side].need.stride();
-            let highest = |level: usize| (0..=held[level] / stride).rev().map(|ends| ends * stride).find(|boundary| needs.goes_on(side, *boundary, has(level)));
+            let highest = |level: usize| (0..=counted[level] / stride).rev().map(|ends| ends * stride).find(|boundary| needs.goes_on(side, *boundary, has(level)));
             let expected = std::array::from_fn(|level| {
                 highest(level).unwrap_or(0).saturating_sub(if needs.drops_last { stride } else { 0 })
             });
@@ -104,7 +112,7 @@ fn nothing_is_left_of_marks_that_went() {
     sides.forget(7, 4290..4300);
     let mut columns = Vec::new();
     for page in 0..100 {
-        sides.copy_into(page, &mut columns);
+        sides.read(page, |page| columns.extend_from_slice(page));
     }
     assert!(columns.iter().all(|column| column.marker() == 8));
     assert_eq!(columns.iter().map(|column| column.bits.count_ones()).sum::<u32>(), 4 * 210);

@@ -300,19 +300,21 @@ impl Both {
 }
 
 impl Both {
-    /// From where streams can go on. Snapshots know nothing of that.
-    pub(crate) fn check_sides(&self) {
+    /// From where streams can go on, with needs that are chosen by a number. Snapshots know nothing of that.
+    pub(crate) fn check_sides(&self, number: usize) {
         let mut reader = self.index.reader();
         let mut buffer = Buffer::default();
         let view = self.model.view();
-        let needs = needs();
+        let all = needs();
+        let needs = &all[number % all.len()];
         let mut ask = |contents: &[u64]| {
             let mut answer = reader.query(contents, &mut buffer);
-            for (at, found) in answer.matches().iter().enumerate() {
-                let needs = &needs[at % needs.len()];
-                let expected = view.resume(found.owner, contents, found.depths, needs);
-                assert_eq!(answer.resume(found, needs), expected, "{contents:?} {needs:?}");
-            }
+            let matches = answer.matches();
+            let mut depths = Vec::new();
+            answer.resume(&matches, needs, None, &mut depths);
+            let expected: Vec<Depths> =
+                matches.iter().map(|found| view.resume(found.owner, contents, found.depths, needs)).collect();
+            assert_eq!(depths, expected, "{contents:?} {needs:?}");
         };
         for prompt in 0..4 {
             let contents: Vec<u64> = (0..100).map(|at| content(prompt, at)).collect();

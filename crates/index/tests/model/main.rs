@@ -9,10 +9,10 @@ use history::{Both, Step, cases, step};
 
 fn run(streams: usize, steps: &[Step]) {
     let mut both = Both::new(streams);
-    for step in steps {
+    for (number, step) in steps.iter().enumerate() {
         both.apply(step);
         both.check();
-        both.check_sides();
+        both.check_sides(number);
     }
     for (slot, _) in std::mem::take(&mut both.slots) {
         both.index.remove_stream(slot);

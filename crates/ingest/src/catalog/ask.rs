@@ -1,5 +1,7 @@
 //! Who holds how much of a prompt: the look-up in the indexes, put together with what each stream's word is worth.
 
+use std::sync::Arc;
+
 use kvplane_core::{Namespace, Resumption, Trust};
 use kvplane_index::{Buffer, Depths, LEVELS, Reader};
 
@@ -36,6 +38,7 @@ pub(super) struct Scratch {
     seen: Vec<Seen>,
     found: Vec<Found>,
     lengths: Vec<GroupLength>,
+    alike: Vec<Alike>,
     credited: Vec<Row>,
     passed_over: Vec<Row>,
 }
@@ -87,6 +90,7 @@ impl Table {
             seen: Vec::new(),
             found: Vec::new(),
             lengths: Vec::new(),
+            alike: Vec::new(),
             credited: Vec::new(),
             passed_over: Vec::new(),
         })
@@ -99,6 +103,42 @@ fn pairs<'p>(ids: &[u32], out: &'p mut Vec<u32>) -> &'p [u32] {
         out.extend(ids.array_windows::<2>().flatten());
     }
     out
+}
+
+/// Streams of one look-up that need the same: they are asked together.
+#[derive(Debug)]
+struct Alike {
+    needs: Arc<Resumption>,
+    /// Their positions, and what their main group holds.
+    streams: Vec<(usize, Depths)>,
+    /// What of that the prompt can use.
+    found: Vec<kvplane_index::Match>,
+}
+
+impl Alike {
+    /// Those who need this.
+    fn of<'a>(all: &'a mut Vec<Self>, needs: &Arc<Resumption>) -> &'a mut Self {
+        let at = all.iter().position(|alike| alike.needs == *needs).unwrap_or(all.len());
+        if at == all.len() {
+            all.push(Self { needs: needs.clone(), streams: Vec::new(), found: Vec::new() });
+        }
+        &mut all[at]
+    }
+
+    fn add(&mut self, position: usize, mut found: kvplane_index::Match, usable: u32) {
+        self.streams.push((position, found.depths));
+        if self.needs.depends_on_the_end() {
+            found.depths = found.depths.map(|depth| depth.min(usable));
+        }
+        self.found.push(found);
+    }
+
+    /// From where each can go on, or where one side could.
+    fn resume(&self, answer: &mut kvplane_index::Answer<'_>, side: Option<usize>) -> Vec<Depths> {
+        let mut depths = Vec::new();
+        answer.resume(&self.found, &self.needs, side, &mut depths);
+        depths
+    }
 }
 
 /// What is said of the sides of a stream, each for itself.
@@ -156,32 +196,40 @@ impl Scratch {
                 Prompt::Hashes { hashes, chained: true, .. } => reader.query_chained(hashes, buffer),
                 Prompt::Hashes { hashes, chained: false, .. } => reader.query(hashes, buffer),
             };
+            let usable = question.prompt.usable_blocks(shape.size);
             for found in answer.matches() {
-                let position = table.positions.get(found.owner as usize).copied().flatten();
                 // A stream that came after the table was read is in the next answer.
+                let position = table.positions.get(found.owner as usize).copied().flatten();
                 let Some(position) = position.map(|position| position as usize) else { continue };
                 if only.is_some_and(|only| only != position) {
                     continue;
                 }
-                let main = found.depths;
-                let mut here = Found { block_size: shape.size, depths: main, main, sides: (0, 0) };
-                let needs = self.needs[position].needs.as_deref();
-                let mut found = found;
-                if let Some(needs) = needs {
-                    if needs.depends_on_the_end() {
-                        let usable = question.prompt.usable_blocks(shape.size);
-                        found.depths = found.depths.map(|depth| depth.min(usable));
-                    }
-                    here.depths = answer.resume(&found, needs);
-                }
-                if here.worth() <= self.found[position].worth() {
+                if let Some(needs) = &self.needs[position].needs {
+                    Alike::of(&mut self.alike, needs).add(position, found, usable);
                     continue;
                 }
-                if let Some(needs) = needs.filter(|_| question.by_group) {
-                    here.sides = (self.lengths.len(), needs.sides.len());
-                    self.lengths.extend(lengths(needs, |side| answer.resume_side(&found, needs, side)));
+                let main = found.depths;
+                let here = Found { block_size: shape.size, depths: main, main, sides: (0, 0) };
+                if here.worth() > self.found[position].worth() {
+                    self.found[position] = here;
                 }
-                self.found[position] = here;
+            }
+            for alike in self.alike.drain(..) {
+                let resumable = alike.resume(&mut answer, None);
+                let sides = 0..if question.by_group { alike.needs.sides.len() } else { 0 };
+                let by_side: Vec<_> = sides.map(|side| alike.resume(&mut answer, Some(side))).collect();
+                for (at, &(position, main)) in alike.streams.iter().enumerate() {
+                    let mut here =
+                        Found { block_size: shape.size, depths: resumable[at], main, sides: (0, 0) };
+                    if here.worth() <= self.found[position].worth() {
+                        continue;
+                    }
+                    if question.by_group {
+                        here.sides = (self.lengths.len(), by_side.len());
+                        self.lengths.extend(lengths(&alike.needs, |side| by_side[side][at]));
+                    }
+                    self.found[position] = here;
+                }
             }
         }
     }
