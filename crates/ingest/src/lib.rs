@@ -33,7 +33,7 @@ pub use catalog::{
     Answer, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Roster, View,
 };
 pub use check::{AddError, UnknownMember};
-pub use kvplane_source::{LinkState, LinkStatus};
+pub use kvplane_source::{LinkState, LinkStatus, told_keys};
 pub use plane::{Engine, Engines, Plane};
 pub use spec::{
     CacheSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, LinkSpec,

@@ -1,7 +1,8 @@
 //! Who holds how much of a prompt: what is asked, checked once for every protocol.
 
-use kvplane_core::{Namespace, PublicError};
-use kvplane_ingest::{Answer, Prompt};
+use kvplane_core::{MultimodalItem, Names, PublicError};
+use kvplane_ingest::{Answer, Match, Prompt, PromptKeys};
+use kvplane_wire::OwnedExtraKey;
 
 use crate::service::Shared;
 
@@ -15,7 +16,13 @@ pub(crate) struct Question {
     pub(crate) chained: Option<bool>,
     pub(crate) block_size: Option<u32>,
     pub(crate) lora_name: Option<String>,
+    pub(crate) lora_id: Option<i64>,
     pub(crate) cache_salt: Option<String>,
+    /// One list per block.
+    pub(crate) extra_keys: Option<Vec<Vec<OwnedExtraKey>>>,
+    pub(crate) multimodal: Option<Vec<MultimodalItem>>,
+    /// Each group of a cache is asked for.
+    pub(crate) groups: Option<bool>,
     /// Empty lists, kept for the next question.
     pub(crate) token_room: Vec<u32>,
     pub(crate) hash_room: Vec<u64>,
@@ -40,7 +47,12 @@ impl Question {
         let prompt = self.prompt(shared.options.max_tokens)?;
         let roster = catalog.model(model);
         let roster = roster.ok_or_else(|| if model.is_empty() { missing() } else { unknown() })?;
-        Ok(roster.ask(&prompt, &shared.options.credit, read))
+        let credit = &shared.options.credit;
+        Ok(if self.groups == Some(true) {
+            roster.ask_by_group(&prompt, credit, read)
+        } else {
+            roster.ask(&prompt, credit, read)
+        })
     }
 
     fn prompt(&self, max_tokens: usize) -> Result<Prompt<'_>, PublicError> {
@@ -51,24 +63,22 @@ impl Question {
                 "is missing; give token_ids, or block_hashes with block_size",
             )),
             (Some(ids), None) => {
-                for (field, given) in
-                    [("block_size", self.block_size.is_some()), ("chained", self.chained.is_some())]
-                {
-                    if given {
-                        return Err(PublicError::field(field, "goes with block_hashes, not with token_ids"));
-                    }
+                if self.chained.is_some() {
+                    return Err(PublicError::field("chained", "goes with block_hashes, not with token_ids"));
                 }
                 check_length("token_ids", ids.len(), max_tokens)?;
-                Ok(Prompt::Tokens { ids, namespace: self.namespace() })
+                self.tokens(ids)
             }
             (None, Some(hashes)) => {
-                let missing = || PublicError::field("block_size", "is missing beside block_hashes");
-                let block_size = self.block_size.ok_or_else(missing)?;
-                if block_size == 0 {
-                    return Err(PublicError::field("block_size", "must not be 0"));
-                }
-                for (field, value) in [("lora_name", &self.lora_name), ("cache_salt", &self.cache_salt)] {
-                    if value.is_some() {
+                let block_size = self.block_size_beside("block_hashes")?;
+                for (field, given) in [
+                    ("lora_name", self.lora_name.is_some()),
+                    ("lora_id", self.lora_id.is_some()),
+                    ("cache_salt", self.cache_salt.is_some()),
+                    ("extra_keys", self.extra_keys.is_some()),
+                    ("multimodal", self.multimodal.is_some()),
+                ] {
+                    if given {
                         return Err(PublicError::field(field, "is part of block_hashes already"));
                     }
                 }
@@ -79,9 +89,45 @@ impl Question {
         }
     }
 
+    /// A prompt of tokens, with whatever else its blocks are made of.
+    fn tokens<'a>(&'a self, ids: &'a [u32]) -> Result<Prompt<'a>, PublicError> {
+        let names = self.names();
+        match (&self.extra_keys, &self.multimodal) {
+            (Some(_), Some(_)) => Err(PublicError::field("multimodal", "and extra_keys exclude each other")),
+            (Some(lists), None) => {
+                let block_size = self.block_size_beside("extra_keys")?;
+                check_lists(lists.len(), ids.len(), block_size)?;
+                let first = lists.first().into_iter().flatten().map(OwnedExtraKey::as_block_key);
+                let names = names.with_salt_among(first);
+                Ok(Prompt::Keyed { ids, names, keys: PromptKeys::Blocks { block_size, lists } })
+            }
+            (None, _) if self.block_size.is_some() => Err(PublicError::field(
+                "block_size",
+                "goes with block_hashes or extra_keys, not with token_ids alone",
+            )),
+            (None, Some(items)) => {
+                check_items(items, ids.len())?;
+                Ok(Prompt::Keyed { ids, names, keys: PromptKeys::Items(items) })
+            }
+            (None, None) => Ok(Prompt::Tokens { ids, namespace: names.namespace() }),
+        }
+    }
+
+    fn block_size_beside(&self, field: &str) -> Result<u32, PublicError> {
+        match self.block_size {
+            Some(0) => Err(PublicError::field("block_size", "must not be 0")),
+            Some(size) => Ok(size),
+            None => Err(PublicError::field("block_size", format!("is missing beside {field}"))),
+        }
+    }
+
     /// What separates its tokens from equal ones.
-    pub(crate) fn namespace(&self) -> Namespace {
-        Namespace::new(self.lora_name.as_deref(), self.cache_salt.as_deref())
+    pub(crate) fn names(&self) -> Names<'_> {
+        Names {
+            lora_name: self.lora_name.as_deref(),
+            lora_id: self.lora_id,
+            cache_salt: self.cache_salt.as_deref(),
+        }
     }
 
     /// Empties the question but keeps the room of its lists.
@@ -120,6 +166,42 @@ impl Question {
     pub(crate) fn set_block_hashes(&mut self, hashes: Vec<u64>, given: bool) {
         if given { self.block_hashes = Some(hashes) } else { self.hash_room = hashes }
     }
+}
+
+/// What a match says of its main group: where that is not what counts, or where groups were asked for.
+pub(crate) fn told_main<'a>(found: &Match<'a>, groups: bool) -> Option<Match<'a>> {
+    (groups || found.main != found.depths).then(|| found.with_depths(found.main))
+}
+
+/// Every whole block has a list of keys. One that is not full may have, or not: it is asked for by nobody.
+fn check_lists(lists: usize, tokens: usize, block_size: u32) -> Result<(), PublicError> {
+    let size = block_size as usize;
+    let (whole, begun) = (tokens / size, tokens.div_ceil(size));
+    if (whole..=begun).contains(&lists) {
+        return Ok(());
+    }
+    let message =
+        format!("has {lists} lists for a prompt of {whole} blocks of {size}; one per block, or null");
+    Err(PublicError::field("extra_keys", message))
+}
+
+/// Items follow one another within the prompt.
+fn check_items(items: &[MultimodalItem], tokens: usize) -> Result<(), PublicError> {
+    let mut from = 0;
+    for (at, item) in items.iter().enumerate() {
+        let wrong = if item.length == 0 {
+            "has no length"
+        } else if item.offset < from {
+            "begins before the one in front of it ends"
+        } else if item.end() > tokens as u64 {
+            "goes on behind the end of the prompt"
+        } else {
+            from = item.end();
+            continue;
+        };
+        return Err(PublicError::field("multimodal", format!("item {at} {wrong}")));
+    }
+    Ok(())
 }
 
 /// A list may be as long as the longest prompt. Whoever reads one stops there.

@@ -44,6 +44,12 @@ impl<'a> Match<'a> {
         self.sides
     }
 
+    /// The same stream with another length: that of its main group, or of a side.
+    #[must_use]
+    pub fn with_depths(&self, depths: Depths) -> Self {
+        Self { depths, ..*self }
+    }
+
     /// Blocks in any local tier.
     pub fn blocks(&self) -> u32 {
         self.depths[LOCAL.index()]

@@ -184,12 +184,12 @@ impl Scratch {
                     let ids = if shape.bigrams { pairs(ids, &mut self.pairs) } else { ids };
                     reader.query_tokens(&mut self.hashed, ids, buffer)
                 }
-                Prompt::Keyed { ids, namespace, keys } => {
+                Prompt::Keyed { ids, names, keys } => {
                     if afresh {
-                        self.hashed.restart(namespace, shape.ids());
+                        self.hashed.restart(names.namespace(), shape.ids());
                     }
                     let ids = if shape.bigrams { pairs(ids, &mut self.pairs) } else { ids };
-                    let cut = Cut { ids, positions: shape.size, ids_per_block: shape.ids(), namespace };
+                    let cut = Cut { ids, positions: shape.size, ids_per_block: shape.ids(), names };
                     let hash = |blocks, hashes: &mut Vec<u64>| keys.hash(cut, blocks, hashes);
                     reader.query_hashed(&mut self.hashed, cut.blocks(), hash, buffer)
                 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvplane_core::{ContentHasher, MultimodalItem, Namespace};
+use kvplane_core::{ContentHasher, MultimodalItem, Names, Namespace};
 use kvplane_wire::OwnedExtraKey;
 
 /// A prompt, in one of the ways in which it can be told.
@@ -20,7 +20,7 @@ pub enum Prompt<'a> {
         /// The whole prompt.
         ids: &'a [u32],
         /// Its adapter and salt.
-        namespace: Namespace,
+        names: Names<'a>,
         /// What else its blocks are made of.
         keys: PromptKeys<'a>,
     },
@@ -40,7 +40,7 @@ pub enum Prompt<'a> {
 pub enum PromptKeys<'a> {
     /// Items at positions of the prompt: in order, without overlap. They are keys of blocks of any size.
     Items(&'a [MultimodalItem]),
-    /// The keys of each block, without the names of adapter and salt. Streams of another block size cannot answer.
+    /// The keys of each block, as vLLM tells them: adapter and salt may be among them. Streams of another block size cannot answer.
     Blocks {
         /// Tokens per block.
         block_size: u32,
@@ -82,7 +82,7 @@ pub(super) struct Cut<'a> {
     pub(super) positions: u32,
     /// Ids per block.
     pub(super) ids_per_block: u32,
-    pub(super) namespace: Namespace,
+    pub(super) names: Names<'a>,
 }
 
 impl Cut<'_> {
@@ -96,6 +96,7 @@ impl PromptKeys<'_> {
     /// Appends the content hashes of some blocks.
     pub(super) fn hash(self, cut: Cut<'_>, blocks: Range<usize>, hashes: &mut Vec<u64>) {
         let mut hasher = ContentHasher::default();
+        let namespace = cut.names.namespace();
         let size = cut.ids_per_block as usize;
         hashes.extend(blocks.map(|block| {
             let tokens = &cut.ids[block * size..(block + 1) * size];
@@ -103,11 +104,12 @@ impl PromptKeys<'_> {
                 Self::Items(items) => {
                     let start = block as u64 * u64::from(cut.positions);
                     let keys = MultimodalItem::keys_of(items, start..start + u64::from(cut.positions));
-                    hasher.keyed(tokens, keys, cut.namespace)
+                    hasher.keyed(tokens, keys, namespace)
                 }
                 Self::Blocks { lists, .. } => {
                     let keys = lists.get(block).map_or(&[][..], Vec::as_slice);
-                    hasher.keyed(tokens, keys.iter().map(OwnedExtraKey::as_block_key), cut.namespace)
+                    let further = cut.names.further_keys(keys.iter().map(OwnedExtraKey::as_block_key));
+                    hasher.keyed(tokens, further, namespace)
                 }
             }
         }));

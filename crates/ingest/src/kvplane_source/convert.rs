@@ -181,17 +181,18 @@ fn block(told: proto::Block) -> StoredBlock {
 }
 
 fn extra_keys(told: Vec<proto::ExtraKey>) -> Option<ExtraKeys> {
+    if told.is_empty() { None } else { Some(told_keys(told).collect()) }
+}
+
+/// A block's extra keys as `kvplane.v1` has them. One of a kind that this build does not know is passed over.
+pub fn told_keys(told: Vec<proto::ExtraKey>) -> impl Iterator<Item = OwnedExtraKey> {
     use proto::extra_key::Key;
-    if told.is_empty() {
-        return None;
-    }
-    let one = |key: Key| match key {
+    told.into_iter().filter_map(|told| told.key).map(|key| match key {
         Key::Text(text) => OwnedExtraKey::Text(text),
         Key::Blob(bytes) => OwnedExtraKey::Bytes(Bytes::into(bytes)),
         Key::Number(number) => OwnedExtraKey::Integer(number),
         Key::Multimodal(item) => OwnedExtraKey::Multimodal(item.id, item.offset),
-    };
-    Some(told.into_iter().filter_map(|told| told.key).map(one).collect())
+    })
 }
 
 fn place(told: &proto::Place) -> Arc<Place> {

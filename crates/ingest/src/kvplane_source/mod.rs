@@ -28,6 +28,7 @@ use tracing::error;
 use crate::plane::Plane;
 use crate::spec::LinkSpec;
 
+pub use convert::told_keys;
 use session::Session;
 pub use status::{LinkState, LinkStatus};
 

@@ -4,15 +4,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _};
-use kvplane_core::{ErrorCode, PublicError, Tier, Trust};
-use kvplane_ingest::{Answer, Match};
+use kvplane_core::{ErrorCode, MultimodalItem, PublicError, Tier, Trust};
+use kvplane_ingest::{Answer, GroupLength, Match, told_keys};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::query_result::Outcome;
 use tonic::{Status, Streaming};
 
 use super::encode;
 use crate::error::ApiError;
-use crate::query::Question;
+use crate::query::{Question, told_main};
 use crate::service::Shared;
 
 /// Tokens of one message that are hashed at once: some hundred microseconds. More is done where it delays nobody.
@@ -82,21 +82,41 @@ fn answer(shared: &Shared, request: proto::QueryRequest) -> Result<proto::QueryR
         chained,
         block_size,
         lora_name,
+        lora_id,
         cache_salt,
+        extra_keys,
+        multimodal,
+        groups,
         id: _,
     } = request;
-    let mut question =
-        Question { model: Some(model), chained, block_size, lora_name, cache_salt, ..Question::default() };
+    if extra_keys.iter().flat_map(|block| &block.keys).any(|key| key.key.is_none()) {
+        return Err(PublicError::field("extra_keys", "has a key of a kind that is not known here"));
+    }
+    let keys = |block: proto::BlockKeys| told_keys(block.keys).collect();
+    let item =
+        |proto::MultimodalItem { id, offset, length }| MultimodalItem { id: id.into(), offset, length };
+    let mut question = Question {
+        model: Some(model),
+        chained,
+        block_size,
+        lora_name,
+        lora_id,
+        cache_salt,
+        extra_keys: (!extra_keys.is_empty()).then(|| extra_keys.into_iter().map(keys).collect()),
+        multimodal: (!multimodal.is_empty()).then(|| multimodal.into_iter().map(item).collect()),
+        groups: Some(groups),
+        ..Question::default()
+    };
     // On the wire an empty list is no list.
     let (tokens_given, hashes_given) = (!token_ids.is_empty(), !block_hashes.is_empty());
     question.set_token_ids(token_ids, tokens_given);
     question.set_block_hashes(block_hashes, hashes_given);
-    question.ask(shared, response)
+    question.ask(shared, |answer| response(answer, groups))
 }
 
-fn response(answer: &Answer<'_>) -> proto::QueryResponse {
+fn response(answer: &Answer<'_>, groups: bool) -> proto::QueryResponse {
     proto::QueryResponse {
-        matches: answer.matches().map(|found| found_in(&found)).collect(),
+        matches: answer.matches().map(|found| found_in(&found, groups)).collect(),
         best: answer.best().map(|found| name(&found)).collect(),
         trust: level(answer.trust),
         not_credited: answer.not_credited().map(|found| passed_over(&found)).collect(),
@@ -111,8 +131,14 @@ fn level(trust: Trust) -> i32 {
     encode::level(trust).into()
 }
 
-fn found_in(found: &Match<'_>) -> proto::Match {
+fn found_in(found: &Match<'_>, groups: bool) -> proto::Match {
     let proto::StreamName { engine, rank } = name(found);
+    let group = |side: &GroupLength| proto::GroupLength {
+        group: side.group,
+        kind: side.kind.as_str().to_owned(),
+        length: Some(length(&found.with_depths(side.depths))),
+    };
+    let proto::Length { blocks, tokens, tiers } = length(found);
     proto::Match {
         engine,
         rank,
@@ -120,6 +146,16 @@ fn found_in(found: &Match<'_>) -> proto::Match {
         trust: level(found.view.trust),
         reason: found.view.reason.map(|reason| reason.as_str().to_owned()),
         block_size: found.block_size,
+        blocks,
+        tokens,
+        tiers,
+        main: told_main(found, groups).as_ref().map(length),
+        groups: if groups { found.sides().iter().map(group).collect() } else { Vec::new() },
+    }
+}
+
+fn length(found: &Match<'_>) -> proto::Length {
+    proto::Length {
         blocks: found.blocks(),
         tokens: found.tokens(),
         tiers: Some(proto::TierTokens {

@@ -3,6 +3,7 @@
 mod fields;
 mod index_metrics;
 mod indexer;
+mod keys;
 mod link_metrics;
 mod members;
 mod metrics;

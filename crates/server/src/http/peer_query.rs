@@ -84,7 +84,7 @@ fn respond(shared: &Shared, body: &[u8], by: By) -> Result<Response, Refusal> {
             return Err(Refusal(StatusCode::NOT_FOUND, message));
         };
         let prompt = match (by, &question.token_ids, &question.block_hashes) {
-            (By::Tokens, Some(ids), _) => Prompt::Tokens { ids, namespace: question.namespace() },
+            (By::Tokens, Some(ids), _) => Prompt::Tokens { ids, namespace: question.names().namespace() },
             (By::Hashes, _, Some(hashes)) => Prompt::Hashes { hashes, chained: false, block_size: None },
             (By::Tokens, None, _) => {
                 return Err(Refusal(StatusCode::BAD_REQUEST, "token_ids is missing".to_owned()));

@@ -9,13 +9,14 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use http_body::Body as _;
 use kvplane_core::{ErrorCode, PublicError, Tier};
-use kvplane_ingest::{Answer, Match};
+use kvplane_ingest::{Answer, GroupLength, Match};
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
 use super::fields::{Fields, ListError, Malformed};
+use super::keys::{ItemJson, KeyLists};
 use crate::error::ApiError;
-use crate::query::{Question, check_length};
+use crate::query::{Question, check_length, told_main};
 use crate::service::Shared;
 
 /// A token id and its comma in the widest form that people write.
@@ -81,7 +82,8 @@ pub(super) fn with_question<R>(run: impl FnOnce(&mut Question) -> R) -> R {
 fn respond(shared: &Shared, body: &[u8]) -> Result<Response, ApiError> {
     let json = with_question(|question| {
         read(body, shared.options.max_tokens, question)?;
-        question.ask(shared, |answer| serde_json::to_vec(&AnswerJson(answer)))
+        let groups = question.groups == Some(true);
+        question.ask(shared, |answer| serde_json::to_vec(&AnswerJson { answer, groups }))
     })?;
     let json = json.map_err(|_| PublicError::new(ErrorCode::Internal, "the answer cannot be written"))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
@@ -113,14 +115,39 @@ fn read(body: &[u8], max_tokens: usize, question: &mut Question) -> Result<(), P
             "chained" => question.chained = fields.value().map_err(|_| not("chained", "true or false"))?,
             "model" => question.model = fields.value().map_err(|_| not("model", "text"))?,
             "lora_name" => question.lora_name = fields.value().map_err(|_| not("lora_name", "text"))?,
-            _ => question.cache_salt = fields.value().map_err(|_| not("cache_salt", "text"))?,
+            "lora_id" => {
+                question.lora_id = fields.value().map_err(|_| not("lora_id", "a whole number"))?;
+            }
+            "cache_salt" => question.cache_salt = fields.value().map_err(|_| not("cache_salt", "text"))?,
+            "extra_keys" => {
+                let what = "a list per block, or null for each without keys; a key is text, a whole number, [id, offset] or {\"bytes\": hexadecimal}";
+                let lists: Option<KeyLists> = fields.value().map_err(|_| not("extra_keys", what))?;
+                question.extra_keys = lists.map(|lists| lists.0);
+            }
+            "multimodal" => {
+                let what = "a list of items with id, offset and length";
+                let items: Option<Vec<ItemJson>> = fields.value().map_err(|_| not("multimodal", what))?;
+                question.multimodal = items.map(|items| items.into_iter().map(Into::into).collect());
+            }
+            _ => question.groups = fields.value().map_err(|_| not("groups", "true or false"))?,
         }
     }
     Ok(())
 }
 
-const FIELDS: [&str; 7] =
-    ["model", "token_ids", "lora_name", "cache_salt", "block_hashes", "block_size", "chained"];
+const FIELDS: [&str; 11] = [
+    "model",
+    "token_ids",
+    "lora_name",
+    "lora_id",
+    "cache_salt",
+    "extra_keys",
+    "multimodal",
+    "block_hashes",
+    "block_size",
+    "chained",
+    "groups",
+];
 
 fn not(field: &'static str, what: &str) -> PublicError {
     PublicError::field(field, format!("is not {what}"))
@@ -173,13 +200,20 @@ fn list_error(field: &'static str, error: &ListError, max: usize, what: &str) ->
     }
 }
 
-struct AnswerJson<'a>(&'a Answer<'a>);
+struct AnswerJson<'a> {
+    answer: &'a Answer<'a>,
+    /// Groups were asked for.
+    groups: bool,
+}
 
 impl Serialize for AnswerJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let answer = self.0;
+        let Self { answer, groups } = *self;
         let mut out = serializer.serialize_struct("Answer", 4)?;
-        out.serialize_field("matches", &List(|| answer.matches().map(MatchJson::new)))?;
+        out.serialize_field(
+            "matches",
+            &List(|| answer.matches().map(|found| MatchJson::new(&found, groups))),
+        )?;
         out.serialize_field("best", &List(|| answer.best().map(|best| StreamJson::new(&best))))?;
         out.serialize_field("trust", answer.trust.as_str())?;
         out.serialize_field("not_credited", &List(|| answer.not_credited().map(NotCreditedJson::new)))?;
@@ -220,9 +254,27 @@ struct MatchJson<'a> {
     trust: &'static str,
     reason: Option<&'static str>,
     block_size: Option<u32>,
+    #[serde(flatten)]
+    length: LengthJson,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    main: Option<LengthJson>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    groups: Option<Vec<GroupJson>>,
+}
+
+#[derive(Serialize)]
+struct LengthJson {
     blocks: u32,
     tokens: u64,
     tiers: TiersJson,
+}
+
+#[derive(Serialize)]
+struct GroupJson {
+    group: Option<u32>,
+    kind: &'static str,
+    #[serde(flatten)]
+    length: LengthJson,
 }
 
 #[derive(Serialize)]
@@ -233,16 +285,9 @@ struct TiersJson {
     remote: u64,
 }
 
-impl<'a> MatchJson<'a> {
-    fn new(found: Match<'a>) -> Self {
-        let StreamJson { engine, rank } = StreamJson::new(&found);
+impl LengthJson {
+    fn new(found: &Match<'_>) -> Self {
         Self {
-            engine,
-            rank,
-            epoch: found.view.epoch.as_u64(),
-            trust: found.view.trust.as_str(),
-            reason: found.view.reason.map(kvplane_core::Reason::as_str),
-            block_size: found.block_size,
             blocks: found.blocks(),
             tokens: found.tokens(),
             tiers: TiersJson {
@@ -251,6 +296,28 @@ impl<'a> MatchJson<'a> {
                 disk: found.tokens_in(Tier::Disk),
                 remote: found.tokens_in(Tier::Remote),
             },
+        }
+    }
+}
+
+impl<'a> MatchJson<'a> {
+    fn new(found: &Match<'a>, groups: bool) -> Self {
+        let StreamJson { engine, rank } = StreamJson::new(found);
+        let group = |side: &GroupLength| GroupJson {
+            group: side.group,
+            kind: side.kind.as_str(),
+            length: LengthJson::new(&found.with_depths(side.depths)),
+        };
+        Self {
+            engine,
+            rank,
+            epoch: found.view.epoch.as_u64(),
+            trust: found.view.trust.as_str(),
+            reason: found.view.reason.map(kvplane_core::Reason::as_str),
+            block_size: found.block_size,
+            length: LengthJson::new(found),
+            main: told_main(found, groups).as_ref().map(LengthJson::new),
+            groups: groups.then(|| found.sides().iter().map(group).collect()),
         }
     }
 }
