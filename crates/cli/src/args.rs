@@ -1,5 +1,7 @@
 //! The command line, as clap reads it.
 
+mod query;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,6 +9,8 @@ use std::str::FromStr;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use kvplane_sim::{GroupSpec, RelayStyle};
 use kvplane_wire::encode::{Profile, UnknownProfile};
+
+pub(crate) use query::QueryArgs;
 
 /// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
 /// stands, and gives the state to any router. Every answer is exact, or says how it is not.
@@ -57,6 +61,7 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  \
         echo '[1, 2, 3, 4]' | kvplane query --model llama\n  \
         kvplane query --model llama --cache-salt tenant-a prompt.json -o json\n  \
+        kvplane query --model llama --multimodal image-1:3:200 prompt.json\n  \
         kvplane query --model llama --hashes --block-size 16 hashes.txt")]
     Query(QueryArgs),
     /// See it work: three simulated engines, load, a lost frame and a restart
@@ -210,36 +215,6 @@ pub(crate) struct DumpArgs {
     /// How to print
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
-}
-
-#[derive(Debug, ClapArgs)]
-pub(crate) struct QueryArgs {
-    #[command(flatten)]
-    pub(crate) server: ServerArgs,
-    /// Token ids: a JSON list, or numbers separated by commas or white space; "-" is standard input
-    #[arg(default_value = "-", value_name = "FILE")]
-    pub(crate) file: PathBuf,
-    /// The model
-    #[arg(long)]
-    pub(crate) model: String,
-    /// Adapter of the prompt
-    #[arg(long, value_name = "NAME", conflicts_with = "hashes")]
-    pub(crate) lora_name: Option<String>,
-    /// Cache salt of the prompt
-    #[arg(long, value_name = "SALT", conflicts_with = "hashes")]
-    pub(crate) cache_salt: Option<String>,
-    /// The numbers are content hashes of blocks, not tokens
-    #[arg(long, requires = "block_size")]
-    pub(crate) hashes: bool,
-    /// Tokens per block of the hashes
-    #[arg(long, value_name = "N", requires = "hashes")]
-    pub(crate) block_size: Option<u32>,
-    /// Each hash is of the whole prefix that ends with its block
-    #[arg(long, requires = "hashes")]
-    pub(crate) chained: bool,
-    /// How to print
-    #[arg(long, short, value_enum, default_value_t = TableOutput::Table)]
-    pub(crate) output: TableOutput,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

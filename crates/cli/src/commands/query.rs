@@ -14,7 +14,8 @@ use crate::args::{QueryArgs, TableOutput};
 
 pub(crate) async fn run(args: QueryArgs) -> Result<(), Failure> {
     let text = read(&args.file)?;
-    let question = question(&args, &text).map_err(usage)?;
+    let keys = args.extra_keys.as_deref().map(read).transpose()?;
+    let question = question(&args, &text, keys.as_deref()).map_err(usage)?;
     let answer = ask(&args.server.server, Method::POST, "/v1/query", Some(&question)).await?;
     print(&match args.output {
         TableOutput::Json => format!("{answer}\n"),
@@ -31,21 +32,31 @@ fn read(file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
-fn question(args: &QueryArgs, text: &str) -> anyhow::Result<Value> {
+/// The question: fields that were not given are not in it.
+fn question(args: &QueryArgs, text: &str, keys: Option<&str>) -> anyhow::Result<Value> {
     let numbers = numbers(text)?;
-    if args.hashes {
-        let mut question =
-            json!({ "model": args.model, "block_hashes": numbers, "block_size": args.block_size });
-        if args.chained {
-            question["chained"] = json!(true);
+    let mut question = json!({ "model": args.model });
+    let mut add = |field: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            question[field] = value;
         }
-        return Ok(question);
-    }
-    if let Some(at) = numbers.iter().position(|&number| u32::try_from(number).is_err()) {
+    };
+    if !args.hashes
+        && let Some(at) = numbers.iter().position(|&number| u32::try_from(number).is_err())
+    {
         bail!("number {at} is not a token id (0 to {})", u32::MAX);
     }
-    let (lora_name, cache_salt) = (&args.lora_name, &args.cache_salt);
-    Ok(json!({ "model": args.model, "token_ids": numbers, "lora_name": lora_name, "cache_salt": cache_salt }))
+    add(if args.hashes { "block_hashes" } else { "token_ids" }, Some(json!(numbers)));
+    add("block_size", args.block_size.map(Value::from));
+    add("chained", args.chained.then_some(Value::Bool(true)));
+    add("lora_name", args.lora_name.clone().map(Value::from));
+    add("lora_id", args.lora_id.map(Value::from));
+    add("cache_salt", args.cache_salt.clone().map(Value::from));
+    add("multimodal", (!args.multimodal.is_empty()).then(|| json!(args.multimodal)));
+    let keys = keys.map(serde_json::from_str).transpose();
+    add("extra_keys", keys.context("the extra keys are not JSON")?);
+    add("groups", args.groups.then_some(Value::Bool(true)));
+    Ok(question)
 }
 
 /// Whole numbers: a JSON list, or separated by commas or white space.
@@ -62,37 +73,46 @@ fn numbers(text: &str) -> anyhow::Result<Vec<u64>> {
         .collect()
 }
 
-/// One line per stream, those that are not credited last, and what the whole is worth.
+/// One line per stream, below it one per group where there are any; those that are not credited last, and what the whole is worth.
 fn table(answer: &Value) -> String {
     let text = |value: &Value| match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
-    let list = |name: &str| answer[name].as_array().map_or(&[][..], Vec::as_slice);
+    let list = |of: &Value, name: &str| of[name].as_array().cloned().unwrap_or_default();
+    // A stream, or a group of it: what it is called, its length, and what that is worth.
+    let row = |name: String, rank: &Value, length: &Value, worth: &Value| {
+        let tiers = &length["tiers"];
+        let [rank, blocks, tokens, device, host, trust, reason] = [
+            rank,
+            &length["blocks"],
+            &length["tokens"],
+            &tiers["device"],
+            &tiers["host"],
+            &worth["trust"],
+            &worth["reason"],
+        ]
+        .map(text);
+        [name, rank, blocks, tokens, device, host, trust, reason]
+    };
+    let none = Value::Null;
     let mut rows =
         vec![["ENGINE", "RANK", "BLOCKS", "TOKENS", "DEVICE", "HOST", "TRUST", "REASON"].map(str::to_owned)];
-    rows.extend(list("matches").iter().map(|found| {
-        let tiers = &found["tiers"];
-        let (device, host) = (&tiers["device"], &tiers["host"]);
-        [
-            &found["engine"],
-            &found["rank"],
-            &found["blocks"],
-            &found["tokens"],
-            device,
-            host,
-            &found["trust"],
-            &found["reason"],
-        ]
-        .map(text)
-    }));
-    rows.extend(list("not_credited").iter().map(|passed| {
-        let none = &Value::Null;
-        [&passed["engine"], &passed["rank"], none, none, none, none, &passed["trust"], &passed["reason"]]
-            .map(text)
-    }));
-    let best: Vec<String> = list("best")
+    for found in list(answer, "matches") {
+        rows.push(row(text(&found["engine"]), &found["rank"], &found, &found));
+        if found["main"].is_object() {
+            rows.push(row("  main group".to_owned(), &none, &found["main"], &none));
+        }
+        for group in list(&found, "groups") {
+            let name = format!("  group {} ({})", text(&group["group"]), text(&group["kind"]));
+            rows.push(row(name, &none, &group, &none));
+        }
+    }
+    for passed in list(answer, "not_credited") {
+        rows.push(row(text(&passed["engine"]), &passed["rank"], &none, &passed));
+    }
+    let best: Vec<String> = list(answer, "best")
         .iter()
         .map(|best| format!("{}/{}", text(&best["engine"]), text(&best["rank"])))
         .collect();
@@ -132,6 +152,26 @@ mod tests {
             a       0     2       32      16      32    exact  -\n\
             b       1     -       -       -       -     exact  down\n\
             best: a/0; trust of the answer: lower\n";
+        assert_eq!(table(&answer), expected);
+    }
+
+    #[test]
+    fn the_table_has_a_line_per_group() {
+        let length = |tokens: u64| json!({ "blocks": tokens / 16, "tokens": tokens, "tiers": { "device": tokens, "host": tokens } });
+        let mut found = length(32);
+        found["engine"] = json!("a");
+        found["rank"] = json!(0);
+        found["trust"] = json!("exact");
+        found["main"] = length(64);
+        found["groups"] = json!([length(32)]);
+        found["groups"][0]["group"] = json!(1);
+        found["groups"][0]["kind"] = json!("sliding");
+        let answer = json!({ "matches": [found], "best": [], "trust": "exact", "not_credited": [] });
+        let expected = "ENGINE               RANK  BLOCKS  TOKENS  DEVICE  HOST  TRUST  REASON\n\
+            a                    0     2       32      32      32    exact  -\n  \
+            main group         -     4       64      64      64    -      -\n  \
+            group 1 (sliding)  -     2       32      32      32    -      -\n\
+            best: nobody; trust of the answer: exact\n";
         assert_eq!(table(&answer), expected);
     }
 }

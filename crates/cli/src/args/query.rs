@@ -1,0 +1,89 @@
+//! The arguments of `kvplane query`.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args as ClapArgs;
+use serde::Serialize;
+
+use super::{ServerArgs, TableOutput};
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct QueryArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Token ids: a JSON list, or numbers separated by commas or white space; "-" is standard input
+    #[arg(default_value = "-", value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// The model
+    #[arg(long)]
+    pub(crate) model: String,
+    /// Adapter of the prompt
+    #[arg(long, value_name = "NAME", conflicts_with = "hashes")]
+    pub(crate) lora_name: Option<String>,
+    /// Number of the prompt's adapter, for engines that tell no name
+    #[arg(long, value_name = "N", conflicts_with = "hashes")]
+    pub(crate) lora_id: Option<i64>,
+    /// Cache salt of the prompt
+    #[arg(long, value_name = "SALT", conflicts_with = "hashes")]
+    pub(crate) cache_salt: Option<String>,
+    /// An image or other item in the prompt: its id, the position of its first token, how many positions it takes; again for each, in order
+    #[arg(long, value_name = "ID:OFFSET:LENGTH", conflicts_with = "hashes")]
+    pub(crate) multimodal: Vec<Item>,
+    /// What each block is made of besides tokens, as vLLM tells it: JSON, a list per block or null
+    #[arg(long, value_name = "FILE", requires = "block_size", conflicts_with_all = ["hashes", "multimodal"])]
+    pub(crate) extra_keys: Option<PathBuf>,
+    /// The numbers are content hashes of blocks, not tokens
+    #[arg(long, requires = "block_size")]
+    pub(crate) hashes: bool,
+    /// Tokens per block of the hashes or the extra keys
+    #[arg(long, value_name = "N")]
+    pub(crate) block_size: Option<u32>,
+    /// Each hash is of the whole prefix that ends with its block
+    #[arg(long, requires = "hashes")]
+    pub(crate) chained: bool,
+    /// Show also how far each group of a cache could go on
+    #[arg(long)]
+    pub(crate) groups: bool,
+    /// How to print
+    #[arg(long, short, value_enum, default_value_t = TableOutput::Table)]
+    pub(crate) output: TableOutput,
+}
+
+/// An item in a prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Item {
+    id: String,
+    offset: u64,
+    length: u64,
+}
+
+impl FromStr for Item {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // Identities may have colons themselves.
+        let mut parts = text.rsplitn(3, ':');
+        let mut number = || parts.next().and_then(|part| part.parse().ok());
+        let (length, offset) = (number(), number());
+        match (parts.next(), offset, length) {
+            (Some(id), Some(offset), Some(length)) => Ok(Self { id: id.to_owned(), offset, length }),
+            _ => Err("an item is ID:OFFSET:LENGTH, for example image-1:3:200"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_item_has_an_identity_of_any_form() {
+        let item = |id: &str, offset, length| Ok(Item { id: id.to_owned(), offset, length });
+        assert_eq!("image-1:3:200".parse(), item("image-1", 3, 200));
+        assert_eq!("sha256:ff:0:1".parse(), item("sha256:ff", 0, 1));
+        for wrong in ["", "image", "image:3", "image:3:", "image:-1:2", "image:3:x"] {
+            assert!(wrong.parse::<Item>().is_err(), "{wrong}");
+        }
+    }
+}
