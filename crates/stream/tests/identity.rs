@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_core::{BlockKey, ContentHasher, Names, Tier};
-use kvplane_stream::{Change, Entry, Journal, JournalOptions, Now, Transition};
+use kvplane_stream::{Entry, Journal, JournalOptions, Now, Transition};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedHash, OwnedStored};
 
@@ -115,18 +115,6 @@ fn a_numbered_adapter_is_no_plain_one_and_a_named_one_goes_by_its_name() {
     let by_number = Names { lora_id: Some(3), ..Names::default() };
     assert_eq!(credited(&numbered, Tier::Device), [content(by_number, &[])]);
     assert_eq!(credited(&named, Tier::Device), [content(by_name, &[])]);
-}
-
-#[test]
-fn a_block_belongs_to_the_adapter_of_what_it_builds_on() {
-    let mut engine = Engine::new();
-    engine.stores(OwnedStored { lora_name: Some("a".into()), ..block(1, None) });
-    // It says that there are no keys, and nothing of an adapter.
-    let entry = engine.stores(OwnedStored { medium: Some("CPU".into()), ..block(2, Some(1)) });
-    let names = Names { lora_name: Some("a"), ..Names::default() };
-    assert_eq!(credited(&entry, Tier::Host), [content(names, &[])]);
-    let Change::Stored(change) = &entry.changes[0] else { panic!("{entry:?}") };
-    assert_eq!(change.attributes.lora_name.as_deref(), Some("a"));
 }
 
 #[test]

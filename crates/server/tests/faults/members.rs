@@ -25,7 +25,7 @@ use tonic::Code;
 use crate::rig::{DEADLINE, Engine, Rig, held};
 
 /// Asks the plane over HTTP.
-async fn ask(rig: &Rig, method: &str, path: &str, body: &Value) -> (u16, Value) {
+pub async fn ask(rig: &Rig, method: &str, path: &str, body: &Value) -> (u16, Value) {
     let client = Client::builder(TokioExecutor::new()).build_http();
     let request = http::Request::builder()
         .method(method)

@@ -34,7 +34,10 @@ impl Rig {
     }
 
     /// Asks over gRPC.
-    async fn grpc_query(&self, request: proto::QueryRequest) -> Result<proto::QueryResponse, tonic::Status> {
+    pub async fn grpc_query(
+        &self,
+        request: proto::QueryRequest,
+    ) -> Result<proto::QueryResponse, tonic::Status> {
         let mut client = PlaneClient::connect(format!("http://{}", self.grpc)).await.unwrap();
         client.query(request).await.map(tonic::Response::into_inner)
     }
@@ -386,6 +389,52 @@ async fn what_cannot_be_answered_is_refused_with_field_and_reason() {
         ),
         (r#"{"model":"sim","block_hashes":[1],"block_size":16,"lora_name":"l"}"#, "lora_name", "is part of"),
         (r#"{"model":"sim","token_ids":[1],"chained":true}"#, "chained", "goes with block_hashes"),
+        (r#"{"model":"sim","block_hashes":[1],"block_size":16,"lora_id":1}"#, "lora_id", "is part of"),
+        (r#"{"model":"sim","block_hashes":[1],"block_size":16,"extra_keys":[]}"#, "extra_keys", "is part of"),
+        (r#"{"model":"sim","block_hashes":[1],"block_size":16,"multimodal":[]}"#, "multimodal", "is part of"),
+        (r#"{"model":"sim","token_ids":[1],"lora_id":"x"}"#, "lora_id", "is not a whole number"),
+        (r#"{"model":"sim","token_ids":[1],"groups":1}"#, "groups", "is not true or false"),
+        (
+            r#"{"model":"sim","token_ids":[1],"extra_keys":[null]}"#,
+            "block_size",
+            "is missing beside extra_keys",
+        ),
+        (
+            r#"{"model":"sim","token_ids":[1],"extra_keys":[1],"block_size":1}"#,
+            "extra_keys",
+            "is not a list per",
+        ),
+        (r#"{"model":"sim","token_ids":[1],"extra_keys":[],"block_size":1}"#, "extra_keys", "has 0 lists"),
+        (
+            r#"{"model":"sim","token_ids":[1],"extra_keys":[null,null],"block_size":1}"#,
+            "extra_keys",
+            "has 2 lists",
+        ),
+        (
+            r#"{"model":"sim","token_ids":[1],"extra_keys":[null],"block_size":1,"multimodal":[]}"#,
+            "multimodal",
+            "exclude each other",
+        ),
+        (
+            r#"{"model":"sim","token_ids":[1],"multimodal":[{"id":"x"}]}"#,
+            "multimodal",
+            "is not a list of items",
+        ),
+        (
+            r#"{"model":"sim","token_ids":[1,2],"multimodal":[{"id":"x","offset":0,"length":0}]}"#,
+            "multimodal",
+            "item 0 has no length",
+        ),
+        (
+            r#"{"model":"sim","token_ids":[1,2],"multimodal":[{"id":"x","offset":1,"length":2}]}"#,
+            "multimodal",
+            "item 0 goes on behind",
+        ),
+        (
+            r#"{"model":"sim","token_ids":[1,2],"multimodal":[{"id":"x","offset":0,"length":2},{"id":"x","offset":1,"length":1}]}"#,
+            "multimodal",
+            "item 1 begins before",
+        ),
         (r#"{"model":"sim","token_ids":[1],"colour":"red"}"#, "body", "unknown field \"colour\""),
         (r#"{"model":"sim","model":"sim","token_ids":[1]}"#, "model", "is given twice"),
         (

@@ -23,7 +23,7 @@ pub(super) struct Effects {
     pub(super) ancestor_steps: u32,
     /// Scratch: blocks that waited and were attached.
     pub(super) attached: Vec<Attached>,
-    /// The last store's blocks have something else in common than it says: they inherited a salt or an adapter, or are known.
+    /// The last store's blocks have something else in common than it says: they inherited a salt, or are known.
     pub(super) inherited: Option<Arc<Attributes>>,
     /// What stores showed that makes answers worth less.
     pub(super) doubts: Vec<Reason>,

@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Reason, sglang_event_hash, sglang_page_digest, sglang_salt_digest};
+use kvplane_core::{
+    Reason, sglang_event_hash, sglang_namespaced_hash, sglang_page_digest, sglang_salt_digest,
+};
 use kvplane_wire::{Batch, Hash, OwnedExtraKey, Stored};
 
 use super::Journal;
@@ -43,7 +45,11 @@ impl Journal {
         let page = batch.tokens(stored).slice(0, stored.block_size as usize);
         let (Some(page), Some(hash)) = (page, batch.stored_hashes(stored).first()) else { return false };
         let salt = stored.cache_salt.map(sglang_salt_digest);
-        let same = sglang_event_hash(&sglang_page_digest(salt.as_ref(), page)) == hash.bits as i64;
+        let computed = sglang_event_hash(&sglang_page_digest(salt.as_ref(), page));
+        let told = hash.bits.cast_signed();
+        // In the dynamo format a salt is mixed in once more.
+        let namespaced = || sglang_namespaced_hash(computed, None, stored.cache_salt);
+        let same = computed == told || (salt.is_some() && namespaced() == told);
         match (self.page_hashes, same) {
             (PageHashes::Proven, same) => !same,
             (PageHashes::Unknown, true) => {

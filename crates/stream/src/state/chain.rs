@@ -250,7 +250,7 @@ impl State {
         }
         let chain = &mut self.slots[slot as usize].chains[at];
         if let Some(inherited) = inherited {
-            inherit(&mut chain.attributes, &inherited);
+            inherit_salt(&mut chain.attributes, &inherited);
         }
         chain.attached = true;
         self.note_changed(slot);
@@ -334,31 +334,22 @@ impl State {
     }
 }
 
-/// A block belongs to the adapter and to the salt of what it builds on. vLLM tells a salt with a prompt's first block alone, and its colder
-/// tiers may leave out the adapter.
-fn inherit(own: &mut Arc<Attributes>, parents: &Arc<Attributes>) {
-    let has_adapter =
-        |attributes: &Attributes| attributes.lora_name.is_some() || attributes.lora_id.is_some();
-    let takes_salt = own.cache_salt.is_none() && parents.cache_salt.is_some();
-    let takes_adapter = !has_adapter(own) && has_adapter(parents);
-    if !takes_salt && !takes_adapter {
+/// A block has the salt of what it builds on: vLLM tells it with a prompt's first block alone.
+fn inherit_salt(own: &mut Arc<Attributes>, parents: &Arc<Attributes>) {
+    if own.cache_salt.is_some() || parents.cache_salt.is_none() {
         return;
     }
-    let same_salt = takes_salt || own.cache_salt == parents.cache_salt;
-    let same_adapter =
-        takes_adapter || (own.lora_name == parents.lora_name && own.lora_id == parents.lora_id);
-    if same_salt && same_adapter && own.bigrams == parents.bigrams {
-        *own = parents.clone();
-        return;
-    }
-    let salt = if takes_salt { parents } else { &*own };
-    let adapter = if takes_adapter { parents } else { &*own };
-    *own = Arc::new(Attributes {
-        lora_id: adapter.lora_id,
-        lora_name: adapter.lora_name.clone(),
-        cache_salt: salt.cache_salt.clone(),
-        bigrams: own.bigrams,
-    });
+    let same_adapter = own.lora_name == parents.lora_name && own.lora_id == parents.lora_id;
+    *own = if same_adapter && own.bigrams == parents.bigrams {
+        parents.clone()
+    } else {
+        Arc::new(Attributes {
+            lora_id: own.lora_id,
+            lora_name: own.lora_name.clone(),
+            cache_salt: parents.cache_salt.clone(),
+            bigrams: own.bigrams,
+        })
+    };
 }
 
 /// Takes a block's extra keys out of the frame.
