@@ -3,7 +3,7 @@
 //! A request takes over the longest cached prefix (never its whole prompt: the last token is always
 //! computed), gets fresh blocks for the rest from the head of the free queue, and holds them until it
 //! ends. Freed blocks keep their content and go to the tail of the queue, last block first, so that of one
-//! prompt the end is evicted before the beginning. A block that is taken while it still has content is an
+//! prompt the end is evicted before the beginning; those without content go to its head. A block that is taken while it still has content is an
 //! eviction: one [`BlockRemoved`](OwnedEvent::Removed) for that one copy. Nothing is deduplicated: two
 //! requests that compute the same block hold two copies. TensorRT-LLM's cache differs in that: see [`Habits`].
 //!
@@ -313,7 +313,7 @@ impl Pool {
         Digest::of(self.config.seed, before, tokens, &keys.of_block(start, start + tokens.len()))
     }
 
-    /// Takes the block that was free for longest; what it held is evicted.
+    /// Takes the next free block; what it held is evicted.
     fn take(&mut self) -> Result<usize, PoolError> {
         let (block, evicted) = self.blocks.take()?;
         self.events.extend(evicted.map(|name| told::removed(&self.config, name)));

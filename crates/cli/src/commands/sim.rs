@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use kvplane_core::EngineKind;
 use kvplane_sim::fault::FaultRequest;
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
-use kvplane_sim::{HashForm, HostEvents, HostOptions, SglangOptions, SimConfig, SimEngine, VllmOptions};
+use kvplane_sim::{
+    HashForm, HostEvents, HostOptions, SglangOptions, SimConfig, SimEngine, SimError, VllmOptions,
+};
 use kvplane_socket::Endpoint;
 use kvplane_wire::encode::Profile;
 use tokio_util::sync::CancellationToken;
@@ -30,6 +32,9 @@ async fn published(args: SimArgs, profile: Profile, stop: CancellationToken) -> 
     let config = config(&args, profile).map_err(usage)?;
     let engine =
         tokio::task::spawn_blocking(move || SimEngine::start(config)).await.context("the simulator")?;
+    if let Err(SimError::Config(cause)) = engine {
+        return Err(usage(anyhow!(cause)));
+    }
     let engine = engine.context("cannot start the simulated engine")?;
     for (rank, (events, replay)) in engine.event_endpoints().iter().zip(engine.replay_endpoints()).enumerate()
     {

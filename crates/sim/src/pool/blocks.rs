@@ -15,9 +15,9 @@ pub(super) type Name = (usize, Digest);
 #[derive(Debug)]
 pub(super) struct Blocks {
     all: Vec<Block>,
-    /// Free blocks by the time of their release: the first is the next to be taken.
-    free: BTreeMap<u64, usize>,
-    clock: u64,
+    /// Free blocks by the time of their release, empty ones first: the first is the next to be taken.
+    free: BTreeMap<i64, usize>,
+    clock: i64,
     cached: FxHashMap<Name, Vec<usize>>,
 }
 
@@ -26,16 +26,16 @@ struct Block {
     name: Option<Name>,
     holders: u32,
     /// Key in the free queue while nobody holds the block.
-    freed_at: u64,
+    freed_at: i64,
 }
 
 impl Blocks {
     pub(super) fn new(count: usize) -> Self {
-        let block = |index: usize| Block { freed_at: index as u64, ..Block::default() };
+        let block = |index: usize| Block { freed_at: index as i64, ..Block::default() };
         Self {
             all: (0..count).map(block).collect(),
-            free: (0..count).map(|index| (index as u64, index)).collect(),
-            clock: count as u64,
+            free: (0..count).map(|index| (index as i64, index)).collect(),
+            clock: count as i64,
             cached: FxHashMap::default(),
         }
     }
@@ -63,12 +63,13 @@ impl Blocks {
         entry.holders -= 1;
         if entry.holders == 0 {
             self.clock += 1;
-            entry.freed_at = self.clock;
-            self.free.insert(self.clock, block);
+            // What holds nothing is taken before anything else.
+            entry.freed_at = if entry.name.is_some() { self.clock } else { -self.clock };
+            self.free.insert(entry.freed_at, block);
         }
     }
 
-    /// Takes the block that was free for longest, and says what it held until now.
+    /// Takes the block that is next, and says what it held until now.
     pub(super) fn take(&mut self) -> Result<(usize, Option<Name>), PoolError> {
         let (_, block) = self.free.pop_first().ok_or(PoolError::Full)?;
         self.all[block].holders = 1;

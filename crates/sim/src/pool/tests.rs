@@ -1,3 +1,4 @@
+mod capture;
 mod host;
 mod hybrid;
 
@@ -132,8 +133,10 @@ impl Naive {
     fn finish(&mut self, held: &[usize]) {
         for &block in held.iter().rev() {
             self.holders[block] -= 1;
-            if self.holders[block] == 0 {
+            if self.holders[block] == 0 && self.content[block].is_some() {
                 self.queue.push_back(block);
+            } else if self.holders[block] == 0 {
+                self.queue.push_front(block);
             }
         }
     }
