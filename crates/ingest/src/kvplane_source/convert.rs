@@ -71,7 +71,8 @@ pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<ToldChunk, Misfit> {
 }
 
 fn group(told: &proto::CacheGroup) -> Group {
-    Group::as_told(told.group, told.spec_kind.as_deref(), told.sliding_window, told.block_size)
+    let size = told.block_size.map(|size| (size, told.block_size_sure));
+    Group::as_told(told.group, told.spec_kind.as_deref(), told.sliding_window, size)
 }
 
 /// Where nothing is said, a tier gives back single blocks.

@@ -8,8 +8,8 @@ use kvplane_ingest::Stream;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_stream::{
-    Attributes, BlockImage, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Snapshot, StoreCause,
-    StoredBlock, StoredChange,
+    Attributes, BlockImage, Chain, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Snapshot,
+    StoreCause, StoredBlock, StoredChange,
 };
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
@@ -188,6 +188,7 @@ fn group(group: &Group) -> proto::CacheGroup {
         spec_kind: group.spec_kind.as_deref().map(str::to_owned),
         sliding_window: group.sliding_window,
         block_size: group.block_size,
+        block_size_sure: group.size_is_sure,
     }
 }
 
@@ -293,16 +294,25 @@ impl Groups {
     }
 
     fn add(&mut self, snapshot: &Snapshot, image: &BlockImage) {
+        let (chain, others) = snapshot.chains_of(image);
+        for other in others {
+            self.add_in(snapshot, (image, Some(other)), None, 0);
+        }
         if image.holdings.is_empty() {
-            self.add_in(snapshot, image, None, 0);
+            self.add_in(snapshot, (image, chain), None, 0);
         }
         for holding in &image.holdings {
-            self.add_in(snapshot, image, Some(holding.place), holding.copies);
+            self.add_in(snapshot, (image, chain), Some(holding.place), holding.copies);
         }
     }
 
-    fn add_in(&mut self, snapshot: &Snapshot, image: &BlockImage, place: Option<u16>, copies: u32) {
-        let chain = image.attached_chain().or_else(|| image.chains.first());
+    fn add_in(
+        &mut self,
+        snapshot: &Snapshot,
+        (image, chain): (&BlockImage, Option<&Chain>),
+        place: Option<u16>,
+        copies: u32,
+    ) {
         let block_size = chain.map_or(0, |chain| chain.block_size);
         let attributes = chain.map(|chain| &chain.attributes);
         let same = self.last.as_ref().is_some_and(|(last_place, last_size, last_attributes)| {

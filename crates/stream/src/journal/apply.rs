@@ -35,7 +35,7 @@ pub(super) struct Effects {
     pub(super) left: Vec<u64>,
     /// Blocks that were held before it was known what they are.
     pub(super) joined: Vec<SlotId>,
-    /// What stores that may have announced nothing new said, by their number in the batch.
+    /// What stores of the main group that begin a prompt say of it, by their number in the batch.
     pub(super) tellings: Vec<(usize, Telling)>,
 }
 

@@ -2,6 +2,7 @@
 
 use kvplane_core::{Need, SpecKind};
 
+use crate::change::Layout;
 use crate::state::MainGroup;
 
 /// Blocks of a side that a main block may have: a walk over them is short.
@@ -18,6 +19,8 @@ pub struct Group {
     pub sliding_window: Option<u32>,
     /// Tokens per block.
     pub block_size: Option<u32>,
+    /// Blocks that are full for sure told that size. vLLM stores the last block of a prompt before it is full, alone.
+    pub size_is_sure: bool,
     /// Whether prompts are told in its blocks.
     pub is_main: bool,
     /// Kind and window are the device's word.
@@ -32,13 +35,14 @@ impl Group {
         group: Option<u32>,
         spec_kind: Option<&str>,
         sliding_window: Option<u32>,
-        block_size: Option<u32>,
+        block_size: Option<(u32, bool)>,
     ) -> Self {
         Self {
             group,
             spec_kind: spec_kind.map(Box::from),
             sliding_window,
-            block_size,
+            block_size: block_size.map(|(size, _)| size),
+            size_is_sure: block_size.is_some_and(|(_, sure)| sure),
             is_main: false,
             kind_of_device: spec_kind.is_some(),
             size_of_device: block_size.is_some(),
@@ -54,6 +58,23 @@ impl Group {
             (None, _) if self.group.unwrap_or(0) == 0 => SpecKind::Full,
             (None, _) => SpecKind::Unknown,
         }
+    }
+
+    /// Takes in what an event says of its block size. True if that is new.
+    fn learn_size(&mut self, told: ToldGroup<'_>) -> bool {
+        let Some(size) = told.block_size.filter(|_| told.on_device || !self.size_of_device) else {
+            return false;
+        };
+        let first = told.on_device && !self.size_of_device;
+        let known = if first { None } else { self.block_size };
+        let known_sure = self.size_is_sure && !first;
+        let before = (self.block_size, self.size_is_sure);
+        // A smaller one is of a block that is not full.
+        if !known_sure && (told.is_full || known.is_none_or(|known| known < size)) {
+            (self.block_size, self.size_is_sure) = (Some(size), told.is_full);
+        }
+        self.size_of_device = told.on_device;
+        before != (self.block_size, self.size_is_sure)
     }
 
     /// What it needs, with blocks of such a size besides main ones of another. `None` where the sizes have no common boundary.
@@ -107,7 +128,18 @@ pub(super) struct ToldGroup<'a> {
     pub(super) sliding_window: Option<u32>,
     /// Where the event has whole blocks of it.
     pub(super) block_size: Option<u32>,
+    /// None of them can be one that is not full.
+    pub(super) is_full: bool,
     pub(super) on_device: bool,
+}
+
+/// Whether the blocks of a store are full for sure: what is stored before it is full is stored alone, with its own tokens.
+pub(super) fn is_full(layout: Layout, blocks: usize) -> bool {
+    match layout {
+        Layout::Dense => blocks > 1,
+        Layout::Sparse => true,
+        Layout::HashOnly => false,
+    }
 }
 
 /// All groups of a stream, in the order in which they were first heard of.
@@ -181,17 +213,7 @@ impl Groups {
                 }
             }
         }
-        let group = &mut self.known[at];
-        if let Some(size) = told.block_size.filter(|_| told.on_device || !group.size_of_device) {
-            // A smaller one is of a block that is not full.
-            let first = told.on_device && !group.size_of_device;
-            group.size_of_device = told.on_device;
-            if first && group.block_size != Some(size) || group.block_size.is_none_or(|known| known < size) {
-                group.block_size = Some(size);
-                news = true;
-            }
-        }
-        news
+        news | self.known[at].learn_size(told)
     }
 
     fn make_only_full(&mut self, full: usize) {

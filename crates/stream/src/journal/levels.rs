@@ -42,6 +42,7 @@ impl Journal {
             spec_kind,
             sliding_window: window,
             block_size: None,
+            is_full: false,
             on_device: true,
         };
         self.learn_group(told, effects);
@@ -115,8 +116,14 @@ impl Journal {
     /// A pool is there, with nothing in it. Whoever follows is told by a store of no blocks.
     fn note_created(&mut self, created: Created, effects: &mut Effects) {
         let (group, spec_kind) = (created.group, self.kind_of_group(created.group));
-        let told =
-            ToldGroup { group, spec_kind, sliding_window: created.window, block_size: None, on_device: true };
+        let told = ToldGroup {
+            group,
+            spec_kind,
+            sliding_window: created.window,
+            block_size: None,
+            is_full: false,
+            on_device: true,
+        };
         self.learn_group(told, effects);
         let name = PlaceName { medium: Some(DEVICE), locality: None, ownership: None, group };
         let Some(place) = self.state.places.place_for(name, spec_kind, created.window) else { return };

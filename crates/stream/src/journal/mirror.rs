@@ -7,7 +7,7 @@ use kvplane_core::{Continuity as Standing, Epoch, Reason, Tier, TrustState};
 
 use super::Journal;
 use super::apply::Effects;
-use super::groups::ToldGroup;
+use super::groups::{ToldGroup, is_full};
 use super::sides::Sides;
 use super::window::Notes;
 use crate::change::{Change, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition};
@@ -313,6 +313,7 @@ impl Journal {
             spec_kind: stored.place.spec_kind.as_deref(),
             sliding_window: stored.place.sliding_window,
             block_size: whole.then_some(stored.block_size),
+            is_full: is_full(stored.layout, stored.blocks.len()),
             on_device: stored.place.tier == Tier::Device,
         };
         self.learn_group(told, effects);
@@ -324,7 +325,7 @@ impl Journal {
             return;
         }
         if !self.options.semantics.partial_blocks {
-            self.learned_block_size.get_or_insert(stored.block_size);
+            self.learn_main_size(stored.block_size, stored.blocks.len(), effects);
             return;
         }
         let parent = stored.parent.and_then(|parent| self.state.find(parent));

@@ -14,6 +14,7 @@ mod page_hash;
 mod reannounced;
 mod removals;
 mod sides;
+mod sizes;
 mod snapshot;
 mod stores;
 mod visible;

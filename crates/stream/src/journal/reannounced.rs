@@ -5,8 +5,10 @@
 //! the request computed. In a hybrid cache the other groups announce the same span, with blocks that they do not hold.
 //!
 //! A second copy of the beginning of a prompt looks the same but for what follows it: nobody goes on from it within its batch,
-//! except where a prompt of a single block was computed again beside a longer one.
+//! except where a prompt was computed again beside a longer one. That happens to prompts of a single block, and to longer ones of
+//! which some group has lost what it needs to go on.
 
+use kvplane_core::{Marks, Tier};
 use kvplane_wire::{Batch, Event, Hash, Layout, Stored};
 
 use super::Journal;
@@ -24,83 +26,124 @@ pub(super) enum Telling {
 }
 
 impl Journal {
-    /// What the `at`th event of a batch, a store, says of blocks that are held. `told` has what was found of the stores before it.
-    pub(super) fn telling(&self, batch: &Batch<'_, '_>, at: usize, told: &[(usize, Telling)]) -> Telling {
+    /// What the `at`th event of a batch, a store, says of blocks that are held. `told` has what was found of the main group's stores: that
+    /// is found before any other group's store of the same prompt changes what is held.
+    pub(super) fn telling(
+        &self,
+        batch: &Batch<'_, '_>,
+        at: usize,
+        told: &mut Vec<(usize, Telling)>,
+    ) -> Telling {
         if self.options.semantics.held_once {
             return Telling::Another;
         }
-        let Some(begun) = Beginning::of(batch, at).filter(|begun| self.are_held(begun.hashes)) else {
-            return Telling::Another;
-        };
-        if self.is_of_main(begun.stored) {
-            return self.main_telling(batch, at, &begun);
+        let Some(begun) = Beginning::of(batch, at) else { return Telling::Another };
+        let main =
+            if self.is_of_main(&begun) { Some((at, begun)) } else { self.main_beside(batch, at, &begun) };
+        let Some((main_at, main)) = main else { return Telling::Another };
+        let known = told.iter().find(|(known, _)| *known == main_at).map(|&(_, telling)| telling);
+        let telling = known.unwrap_or_else(|| self.main_telling(batch, main_at, &main));
+        if known.is_none() {
+            told.push((main_at, telling));
         }
-        // Whatever the main group says of the same span.
-        let main = (0..batch.events.len()).find_map(|other| {
-            let main = Beginning::of(batch, other).filter(|main| self.is_of_main(main.stored))?;
-            main.hashes.iter().any(|hash| hash.bits == begun.last.bits).then_some((other, main))
-        });
-        match main {
-            Some((other, main)) if other > at => self.main_telling(batch, other, &main),
-            Some((other, _)) => told
-                .iter()
-                .find(|(index, _)| *index == other)
-                .map_or(Telling::Another, |&(_, telling)| telling),
-            None => Telling::Another,
+        // Of other groups, whole stretches that the main one holds are reported.
+        let reported = main_at == at || (begun.is_dense && self.are_held(&begun, Place::is_main));
+        if reported { telling } else { Telling::Another }
+    }
+
+    /// The main group's store of the same prompt. The groups of a request are told in their order.
+    fn main_beside<'b, 'f>(
+        &self,
+        batch: &'b Batch<'_, 'f>,
+        at: usize,
+        begun: &Beginning<'_, '_>,
+    ) -> Option<(usize, Beginning<'b, 'f>)> {
+        let main = |other: usize| {
+            let main = Beginning::of(batch, other)?;
+            (self.is_of_main(&main) && main.is_of_prompt(begun)).then_some((other, main))
+        };
+        let before = (0..at).rev().find_map(main);
+        let after = || (at + 1..batch.events.len()).find_map(main);
+        match before {
+            Some((_, main)) if main.stored.group < begun.stored.group => before,
+            before => after().or(before),
         }
     }
 
-    fn main_telling(&self, batch: &Batch<'_, '_>, at: usize, begun: &Beginning<'_, '_, '_>) -> Telling {
+    fn main_telling(&self, batch: &Batch<'_, '_>, at: usize, begun: &Beginning<'_, '_>) -> Telling {
+        let Some(last) = begun.hashes.last().filter(|_| self.are_held(begun, Place::is_main)) else {
+            return Telling::Another;
+        };
         let goes_on = batch.events[at + 1..].iter().any(|event| match event {
             Event::Stored(next) => {
-                next.parent.is_some_and(|parent| parent.bits == begun.last.bits)
-                    && (next.medium, next.locality, next.ownership, next.group)
-                        == (
-                            begun.stored.medium,
-                            begun.stored.locality,
-                            begun.stored.ownership,
-                            begun.stored.group,
-                        )
+                let same_place = next.medium == begun.stored.medium
+                    && next.locality == begun.stored.locality
+                    && next.ownership == begun.stored.ownership
+                    && next.group == begun.stored.group;
+                same_place && next.parent.is_some_and(|parent| parent.bits == last.bits)
             }
             _ => false,
         });
-        match (goes_on, begun.hashes.len()) {
-            (true, 2..) => Telling::Again,
-            (true, _) => Telling::Either,
+        match (self.could_be_told_again(begun.hashes), goes_on) {
+            (Telling::Another, _) => Telling::Another,
+            (telling, true) => telling,
             // Where full reports are asked for, they may also end with a block that is not full, and are not gone on with.
-            (false, _) if self.reports_in_full => Telling::Either,
-            (false, _) => Telling::Another,
+            (_, false) if self.reports_in_full => Telling::Either,
+            (_, false) => Telling::Another,
         }
     }
 
-    fn are_held(&self, hashes: &[Hash]) -> bool {
-        hashes.iter().all(|hash| {
-            self.state
-                .find(hash.bits)
-                .is_some_and(|slot| self.state.held_where(slot, Place::proves_ancestors))
-        })
+    /// Whether a request that is served these blocks of a prompt could announce them, or one that is not could compute them. A request
+    /// computes from the start only if it can go on from nowhere within its prompt, of which it never takes the last token.
+    fn could_be_told_again(&self, hashes: &[Hash]) -> Telling {
+        if !self.sides.are_known() {
+            return Telling::Either;
+        }
+        let marks: Vec<Marks> =
+            hashes.iter().map(|hash| self.marks_of(hash.bits, None).unwrap_or_default()).collect();
+        let has = |at: u32, channel| marks[at as usize].has(Tier::Device.index(), channel);
+        let served = |blocks: usize| self.resumption().resumable(blocks as u32, has);
+        match (served(hashes.len().saturating_sub(1)), served(hashes.len())) {
+            (1.., _) => Telling::Again,
+            (0, 1..) => Telling::Either,
+            (0, 0) => Telling::Another,
+        }
     }
 
-    fn is_of_main(&self, stored: &Stored<'_>) -> bool {
-        let place = self.state.places.find(super::stores::place_name(stored));
-        place.is_some_and(|place| self.state.places.get(place).proves_ancestors())
+    fn are_held(&self, begun: &Beginning<'_, '_>, here: impl Fn(&Place) -> bool) -> bool {
+        let held = |slot| self.state.held_where(slot, |place| place.tier == Tier::Device && here(place));
+        begun.hashes.iter().all(|hash| self.state.find(hash.bits).is_some_and(held))
+    }
+
+    fn is_of_main(&self, begun: &Beginning<'_, '_>) -> bool {
+        let place = self.state.places.find(super::stores::place_name(begun.stored));
+        begun.is_dense && place.is_some_and(|place| self.state.places.get(place).is_main())
     }
 }
 
 /// A store that begins a prompt on the device.
-struct Beginning<'b, 'd, 'f> {
+#[derive(Clone, Copy)]
+struct Beginning<'b, 'f> {
     stored: &'b Stored<'f>,
-    hashes: &'d [Hash],
-    last: Hash,
+    hashes: &'b [Hash],
+    tokens: &'b [u32],
+    is_dense: bool,
 }
 
-impl<'b, 'd, 'f> Beginning<'b, 'd, 'f> {
-    fn of(batch: &'b Batch<'d, 'f>, at: usize) -> Option<Self> {
+impl<'b, 'f> Beginning<'b, 'f> {
+    fn of(batch: &'b Batch<'_, 'f>, at: usize) -> Option<Self> {
         let Event::Stored(stored) = &batch.events[at] else { return None };
-        let begins = stored.parent.is_none() && batch.layout(stored) == Layout::Dense;
-        let on_device = kvplane_core::Tier::of(stored.medium, stored.locality) == kvplane_core::Tier::Device;
-        let hashes = batch.stored_hashes(stored);
-        let last = *hashes.last()?;
-        (begins && on_device).then_some(Self { stored, hashes, last })
+        let layout = batch.layout(stored);
+        let begins = stored.parent.is_none() && layout != Layout::HashOnly;
+        let on_device = Tier::of(stored.medium, stored.locality) == Tier::Device;
+        let (hashes, tokens) = (batch.stored_hashes(stored), batch.tokens(stored).ids());
+        let begun = Self { stored, hashes, tokens, is_dense: layout == Layout::Dense };
+        (begins && on_device).then_some(begun)
+    }
+
+    /// Whether another store may be of the same prompt: groups with larger blocks store less of its end.
+    fn is_of_prompt(&self, other: &Self) -> bool {
+        let common = self.tokens.len().min(other.tokens.len());
+        self.tokens[..common] == other.tokens[..common]
     }
 }

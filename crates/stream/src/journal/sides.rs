@@ -30,10 +30,14 @@ pub(super) struct Sides {
     blocked: bool,
     /// It is not known what some group needs.
     unknown: bool,
-    /// Small blocks are held of which it is not known where in their main block they lie.
-    unplaced: bool,
-    /// Main blocks may be stored before they are full.
-    partial: bool,
+    /// There are several groups, and the size of main blocks is not known.
+    unsized_blocks: bool,
+    /// Groups of which blocks came without their positions.
+    sparse: SmallVec<[Option<u32>; 4]>,
+    /// Blocks have several sizes, or main blocks are stored before they are full.
+    pub(super) has_partial: bool,
+    /// The size of main blocks was contradicted, but only by a block that may not be full.
+    pub(super) suspects_size: bool,
     resumption: Arc<Resumption>,
     /// Since the last entry.
     changed: bool,
@@ -47,7 +51,7 @@ pub(super) struct Sides {
 
 /// The main blocks that smaller blocks are part of.
 #[derive(Debug, Default)]
-struct Parts {
+pub(super) struct Parts {
     wholes: FxHashMap<u64, SmallVec<[u64; 1]>>,
     /// Begin anew when there are more: main blocks that are gone are not taken out one by one.
     limit: usize,
@@ -76,7 +80,7 @@ impl Sides {
     fn as_told(groups: Vec<Group>, told: &Resumption) -> Self {
         let resumption = Resumption { sides: Vec::new(), ..*told };
         let groups = Groups::as_told(groups);
-        Self { partial: groups.count() > 1, groups, stale: true, ..Self::of(resumption) }
+        Self { has_partial: groups.count() > 1, groups, stale: true, ..Self::of(resumption) }
     }
 
     /// So many main blocks each tier gives back at once.
@@ -106,6 +110,21 @@ impl Sides {
         self.groups.main_group()
     }
 
+    /// The size of the main group's blocks, sure or not.
+    pub(super) fn told_main_size(&self) -> Option<u32> {
+        self.groups.main()?.block_size
+    }
+
+    /// Whether the engine says what the main group is: releases before that store whole blocks alone.
+    pub(super) fn main_has_kind(&self) -> bool {
+        self.groups.main().is_some_and(|main| main.spec_kind.is_some())
+    }
+
+    /// Whether it is known what each group needs.
+    pub(super) fn are_known(&self) -> bool {
+        self.groups.sides().all(|at| self.numbered.iter().any(|&(known, _)| known == at))
+    }
+
     /// Other blocks are main ones: what was told of their marks is void.
     pub(super) fn mark_all_anew(&mut self) {
         self.all_anew = true;
@@ -118,9 +137,21 @@ impl Sides {
                 !self.groups.known().is_empty() && self.groups.main().map(Group::kind) != Some(SpecKind::Full)
             }
             Reason::UnknownGroup => self.unknown,
-            Reason::GroupLayout => self.blocked || self.unplaced,
+            Reason::GroupLayout => self.blocked || self.unsized_blocks || self.is_unplaced(),
             _ => false,
         }
+    }
+
+    /// The size of main blocks, as far as the main group told it; where blocks may not be full, only what is sure.
+    fn main_size(&self) -> Option<u32> {
+        let main = self.groups.main()?;
+        main.block_size.filter(|_| main.size_is_sure || !self.has_partial)
+    }
+
+    /// Whether small blocks may be held of which it is not known where in their main block they lie.
+    fn is_unplaced(&self) -> bool {
+        let sparse = |at: usize| self.sparse.contains(&self.groups.known()[at].group);
+        self.numbered.iter().any(|&(at, fit)| fit.walks() && sparse(at))
     }
 
     /// Whether what some group needs is not known. The rule of engines that tell groups by windows is not proven, nor what is given
@@ -148,7 +179,8 @@ impl Sides {
         self.blocked = self.numbered.len() > MAX_SIDES;
         for (at, fit) in &mut self.numbered {
             let group = &self.groups.known()[*at];
-            let size = if one_size { Some(main_size) } else { group.block_size };
+            let sure = group.block_size.filter(|_| group.size_is_sure);
+            let size = if one_size { Some(main_size) } else { sure };
             let found = if group.is_main { Some(Fit::NOTHING) } else { group.fit(size, main_size) };
             self.blocked |= found.is_none();
             *fit = found.unwrap_or(Fit::NEVER);
@@ -185,32 +217,42 @@ impl Journal {
 
     /// Which blocks are told to those who know one block size.
     pub(super) fn told_size(&self) -> ToldSize {
-        if self.sides.partial || self.options.semantics.partial_blocks {
+        if self.sides.has_partial || self.options.semantics.partial_blocks {
             ToldSize::Only(self.block_size())
         } else {
             ToldSize::Any
         }
     }
 
-    /// An event names a group. Whether that makes another the main one shows at once, what it means for sides at the end of
-    /// the batch: the others of a batch's groups may be told after it.
+    /// An event names a group. That none of them keeps whole prefixes shows at the end of the batch: one that does may be told after
+    /// the others.
     pub(super) fn learn_group(&mut self, told: ToldGroup<'_>, effects: &mut Effects) {
         if self.sides.groups.learn(told, self.options.semantics.windows) {
             self.sides.stale = true;
             self.retell(effects, |journal| {
                 journal.sides.groups.choose_main();
                 // Blocks of several sizes, and such as are not full yet, are known of caches with several groups alone.
-                journal.sides.partial |= journal.sides.groups.count() > 1;
+                journal.sides.has_partial |= journal.sides.groups.count() > 1;
+                journal.fit_main_size();
             });
+            if self.sides.groups.main().is_some() {
+                self.work_out_needs();
+            }
+        }
+    }
+
+    /// Another group may be the main one, or its blocks not be what they were taken for.
+    fn fit_main_size(&mut self) {
+        let semantics = self.options.semantics;
+        if self.sides.has_partial && !semantics.partial_blocks {
+            self.learned_block_size = self.sides.main_size();
         }
     }
 
     /// Blocks may come without their positions. Where those are needed, less is counted than may be there.
     pub(super) fn note_layout(&mut self, group: Option<u32>, layout: Layout, blocks: usize) {
-        let sides = &self.sides;
-        let mut fits = sides.numbered.iter().filter(|(at, _)| sides.groups.known()[*at].group == group);
-        if layout == Layout::Sparse && blocks > 0 && fits.any(|(_, fit)| fit.walks()) {
-            self.sides.unplaced = true;
+        if layout == Layout::Sparse && blocks > 0 && !self.sides.sparse.contains(&group) {
+            self.sides.sparse.push(group);
         }
     }
 
@@ -220,12 +262,23 @@ impl Journal {
         if !self.sides.stale && self.sides.made_for == size {
             return;
         }
-        (self.sides.stale, self.sides.made_for) = (false, size);
-        self.retell(effects, |journal| journal.sides.groups.choose_any_main());
+        self.sides.stale = false;
+        self.retell(effects, |journal| {
+            journal.sides.groups.choose_any_main();
+            journal.fit_main_size();
+        });
+        self.work_out_needs();
+    }
+
+    fn work_out_needs(&mut self) {
+        let size = self.block_size();
+        let windows = self.options.semantics.windows;
+        self.sides.made_for = size;
+        self.sides.unsized_blocks = self.sides.groups.count() > 1 && size.is_none();
         if let Some(size) = size.filter(|&size| size > 0) {
-            self.sides.make_resumption(size, self.options.semantics.windows);
+            self.sides.make_resumption(size, windows);
         }
-        self.sides.unknown = self.sides.has_unknown(self.options.semantics.windows);
+        self.sides.unknown = self.sides.has_unknown(windows);
         self.state.changed.wanted = !self.sides.numbered.is_empty();
     }
 
@@ -234,7 +287,7 @@ impl Journal {
         self.state.places.set_main(self.sides.main_group());
         self.state.changed.wanted = !self.sides.numbered.is_empty();
         self.sides.parts = Parts::default();
-        self.sides.unplaced = false;
+        self.sides.sparse.clear();
     }
 
     /// Takes over the groups of a state that another plane tells.
@@ -298,7 +351,7 @@ impl Journal {
     }
 
     /// Which sides hold a main block; `None` if no tier has the block itself. Notes what is part of it.
-    fn marks_of(&self, hash: u64, mut parts: Option<&mut Parts>) -> Option<Marks> {
+    pub(super) fn marks_of(&self, hash: u64, mut parts: Option<&mut Parts>) -> Option<Marks> {
         let slot = self.state.find(hash)?;
         self.state.told_chain(slot, self.told_size())?;
         if !self.state.held_where(slot, Place::is_main) {
@@ -308,7 +361,7 @@ impl Journal {
         if self.sides.blocked {
             return Some(marks);
         }
-        for (side, (at, fit)) in self.sides.numbered.iter().enumerate().filter(|(_, (_, fit))| fit.counts()) {
+        for (side, (at, fit)) in self.sides.numbered.iter().enumerate() {
             let group = &self.sides.groups.known()[*at];
             if fit.parts > 1 {
                 let of_side = SmallBlocks { side, group, fit: *fit };
@@ -368,11 +421,6 @@ struct SmallBlocks<'a> {
 }
 
 impl Fit {
-    /// Whether anything is asked of the group.
-    fn counts(self) -> bool {
-        self != Self::NOTHING
-    }
-
     /// Whether more than the last of a main block's parts is asked for.
     fn walks(self) -> bool {
         let whole = match self.need {

@@ -74,6 +74,13 @@ impl Snapshot {
             })
     }
 
+    /// What a block is, and what else it is at other block sizes.
+    pub fn chains_of<'s>(&self, block: &'s BlockImage) -> (Option<&'s Chain>, Vec<&'s Chain>) {
+        let told = self.told_chain(block).or_else(|| block.attached_chain()).or_else(|| block.chains.first());
+        let is_told = |chain: &&Chain| told.is_some_and(|told| std::ptr::eq(*chain, told));
+        (told, block.chains.iter().filter(|chain| !is_told(chain)).collect())
+    }
+
     /// What those who know one block size are told that a block is.
     fn told_chain<'s>(&self, block: &'s BlockImage) -> Option<&'s Chain> {
         if !self.partial_blocks {

@@ -6,7 +6,7 @@ use kvplane_core::{Locality, Names, Reason, Tier};
 use kvplane_wire::{Batch, Event, Hash, Layout, Stored, Tokens};
 
 use super::apply::Effects;
-use super::groups::ToldGroup;
+use super::groups::{ToldGroup, is_full};
 use super::page_hash::hidden_namespace;
 use super::reannounced::Telling;
 use super::{Duplicates, Journal};
@@ -65,6 +65,7 @@ impl Journal {
             spec_kind,
             sliding_window: stored.sliding_window,
             block_size: (layout != Layout::HashOnly).then_some(stored.block_size),
+            is_full: is_full(layout, hashes.len()),
             on_device: Tier::of(stored.medium, stored.locality) == Tier::Device,
         };
         self.learn_group(told, effects);
@@ -98,11 +99,7 @@ impl Journal {
             self.prove_ancestors(parent.bits, place, &place_ref, size, effects);
         }
         if layout == Layout::Dense && place_ref.is_main() {
-            if self.options.semantics.partial_blocks {
-                self.check_partial_size(stored, hashes.len(), effects, now);
-            } else {
-                self.check_block_size(stored.block_size, now);
-            }
+            self.check_size(stored, hashes.len(), effects, now);
         }
         let ends_chunks = self.note_chunks(batch, stored, &place_ref, effects);
         let chained = layout == Layout::Dense;
@@ -161,11 +158,10 @@ impl Journal {
         place: &Place,
         effects: &mut Effects,
     ) -> bool {
-        let telling = self.telling(batch, at, &effects.tellings);
+        let telling = self.telling(batch, at, &mut effects.tellings);
         if telling == Telling::Another {
             return false;
         }
-        effects.tellings.push((at, telling));
         if let Event::Stored(stored) = &batch.events[at] {
             self.counters.reannounced_blocks += batch.stored_hashes(stored).len() as u64;
         }
@@ -325,31 +321,6 @@ impl Journal {
         }
         if place.tier != Tier::Device && std::mem::take(&mut self.other_tiers_unknown) {
             self.degrade(Reason::TierHistory, now);
-        }
-    }
-
-    /// Blocks that others build on are full, and tell the size of all; the last one of a prompt may be smaller.
-    fn check_partial_size(&mut self, stored: &Stored<'_>, blocks: usize, effects: &mut Effects, now: Now) {
-        let parent = stored.parent.and_then(|parent| self.state.find(parent.bits));
-        let parent_size =
-            parent.and_then(|parent| self.state.attached_chain(parent)).map(|chain| chain.block_size);
-        let full = if blocks > 1 { Some(stored.block_size) } else { parent_size };
-        if let Some(full) = full {
-            self.learn_full_size(full, effects);
-            self.check_block_size(full, now);
-        }
-        if self.block_size().is_some_and(|size| stored.block_size > size) {
-            self.check_block_size(stored.block_size, now);
-        }
-    }
-
-    fn check_block_size(&mut self, block_size: u32, now: Now) {
-        let known = *self.learned_block_size.get_or_insert(block_size);
-        if self.options.block_size.unwrap_or(known) != block_size {
-            self.counters.block_size_contradictions += 1;
-            if self.options.block_size.is_some() {
-                self.degrade(Reason::BlockSize, now);
-            }
         }
     }
 

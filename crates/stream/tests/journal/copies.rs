@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kvplane_core::{Reason, Trust};
 use kvplane_stream::{Ask, Change, Duplicates, EpochCause, JournalOptions, Options, Recorder};
 use kvplane_wire::encode::{Profile, encode_batch};
-use kvplane_wire::{OwnedEvent, OwnedStored};
+use kvplane_wire::{OwnedEvent, OwnedRemoved, OwnedStored};
 
 use crate::rig::{NOW, Rig, hashes, remove, store, stored};
 
@@ -74,9 +74,9 @@ fn sliding(list: &[u64], parent: Option<u64>) -> OwnedEvent {
 /// A hybrid cache in which the window has let go of the first block.
 fn hybrid() -> Rig {
     let mut rig = Rig::new();
-    let window = OwnedStored { block_hashes: hashes(&[2, 3]), ..stored(&[1, 2, 3], None) };
-    let window = OwnedStored { group: Some(1), spec_kind: Some("sliding_window".into()), ..window };
-    rig.apply(&[OwnedEvent::Stored(window), store(&[1, 2, 3], None)]);
+    let OwnedEvent::Stored(window) = sliding(&[1, 2, 3, 4], None) else { panic!() };
+    let window = OwnedStored { block_hashes: hashes(&[2, 3, 4]), ..window };
+    rig.apply(&[OwnedEvent::Stored(window), store(&[1, 2, 3, 4], None)]);
     rig
 }
 
@@ -85,23 +85,48 @@ fn what_a_window_announces_again_and_does_not_hold_is_not_held() {
     let mut rig = hybrid();
     let held = rig.held();
     // Both orders of the groups.
-    rig.apply(&[sliding(&[1, 2, 3], None), store(&[1, 2, 3], None), store(&[4], Some(3))]);
-    rig.apply(&[store(&[1, 2, 3], None), store(&[5], Some(3)), sliding(&[1, 2, 3], None)]);
-    let old: BTreeMap<_, _> = rig.held().into_iter().filter(|((_, _, hash), _)| *hash <= 3).collect();
+    rig.apply(&[sliding(&[1, 2, 3, 4], None), store(&[1, 2, 3, 4], None), store(&[5], Some(4))]);
+    rig.apply(&[store(&[1, 2, 3, 4], None), store(&[6], Some(4)), sliding(&[1, 2, 3, 4], None)]);
+    let old: BTreeMap<_, _> = rig.held().into_iter().filter(|((_, _, hash), _)| *hash <= 4).collect();
     assert_eq!(old, held);
     assert_eq!(rig.journal.trust().level(), Trust::Exact);
     // Nobody goes on from it: it may be a copy, but full reports are asked for.
-    rig.apply(&[sliding(&[1, 2, 3], None), store(&[1, 2, 3], None)]);
+    rig.apply(&[sliding(&[1, 2, 3, 4], None), store(&[1, 2, 3, 4], None)]);
     assert!(rig.journal.trust().has(Reason::Reannounced) && rig.journal.trust().has(Reason::Presence));
 }
 
 #[test]
 fn a_prompt_that_is_computed_again_because_of_a_window_has_copies_in_every_group() {
+    // The window needs two blocks: from its two last ones a longer prompt goes on, but not this one.
     let mut rig = hybrid();
-    rig.apply(&[sliding(&[1, 2, 3], None), store(&[1, 2, 3], None)]);
+    rig.apply(&[sliding(&[1, 2], None), store(&[1, 2], None)]);
     let copies: Vec<u32> = rig.held().into_values().collect();
-    assert_eq!(copies, [2, 2, 2, 1, 2, 2]);
+    assert_eq!(copies, [2, 2, 1, 1, 1, 2, 1, 1]);
     assert_eq!(rig.journal.trust().level(), Trust::Exact);
+}
+
+#[test]
+fn a_prompt_of_which_a_window_is_lost_may_be_computed_again_beside_a_longer_one() {
+    let lost = |hash: u64| {
+        OwnedEvent::Removed(OwnedRemoved {
+            block_hashes: hashes(&[hash]),
+            medium: Some("GPU".into()),
+            group: Some(1),
+            ..OwnedRemoved::default()
+        })
+    };
+    let again = [sliding(&[1, 2, 3, 4], None), store(&[1, 2, 3, 4], None), store(&[5], Some(4))];
+    // From its end one can go on, from before it one cannot: it was reported, or computed and then gone on from.
+    let mut rig = hybrid();
+    rig.apply(&[lost(2)]);
+    rig.apply(&again);
+    assert!(rig.journal.trust().has(Reason::Reannounced) && rig.journal.trust().has(Reason::Presence));
+    // Nobody could go on from any of it: it was computed.
+    let mut rig = hybrid();
+    rig.apply(&[lost(3)]);
+    rig.apply(&again);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.held().into_values().sum::<u32>(), 4 + 2 + 4 + 4 + 1);
 }
 
 #[test]

@@ -121,7 +121,7 @@ fn groups_tiers_and_owners_are_places_of_their_own() {
             group: Some(group),
             ownership: owner.map(str::to_owned),
             spec_kind: Some(if group == 0 { "full_attention" } else { "sliding_window" }.into()),
-            ..stored(&[1], None)
+            ..stored(&[1, 2], None)
         })
     };
     let mut rig = Rig::new();
@@ -131,7 +131,7 @@ fn groups_tiers_and_owners_are_places_of_their_own() {
         place(0, "CPU", None),
         place(0, "GPU", Some("kvcr")),
     ]);
-    assert_eq!(rig.journal.state().blocks_by_tier(), [3, 1, 0, 0, 0]);
+    assert_eq!(rig.journal.state().blocks_by_tier(), [6, 2, 0, 0, 0]);
     let tiers: Vec<Tier> = entry
         .transitions
         .iter()

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kvplane_core::{Cursor, EngineKind};
 use kvplane_stream::{
-    Change, Entry, Journal, JournalOptions, Loss, MirrorSnapshot, Misfit, Now, Recorder, Semantics, Snapshot,
-    StoredBlock, ToldBlocks, ToldChunk, ToldEnd, ToldEntry,
+    Chain, Change, Entry, Journal, JournalOptions, Loss, MirrorSnapshot, Misfit, Now, Recorder, Semantics,
+    Snapshot, StoredBlock, ToldBlocks, ToldChunk, ToldEnd, ToldEntry,
 };
 
 const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
@@ -24,6 +24,14 @@ impl Copy {
         let keep = JournalOptions { semantics, ..JournalOptions::default() };
         let mirror = Recorder::of_mirror(Duration::from_secs(10), keep, 0, NOW);
         Self { mirror, semantics, forgot: false }
+    }
+
+    pub fn journal(&self) -> &Journal {
+        self.mirror.journal()
+    }
+
+    pub fn journal_mut(&mut self) -> &mut Journal {
+        self.mirror.journal_mut()
     }
 
     pub fn follow(&mut self, recorder: &mut Recorder) {
@@ -127,10 +135,10 @@ pub fn told_chunks(snapshot: &Snapshot) -> Vec<ToldChunk> {
 
 fn told_block(snapshot: &Snapshot, at: u32) -> Vec<ToldBlocks> {
     let image = &snapshot.image.blocks[at as usize];
-    let chain = image.attached_chain().or_else(|| image.chains.first());
+    let (chain, others) = snapshot.chains_of(image);
     let holdings = image.holdings.iter().map(|holding| (Some(holding.place), holding.copies));
     let hole = image.holdings.is_empty().then_some((None, 0));
-    let one = |(place, copies): (Option<u16>, u32)| ToldBlocks {
+    let one = |chain: Option<&Chain>, (place, copies): (Option<u16>, u32)| ToldBlocks {
         place: place.map(|place| snapshot.image.places[usize::from(place)].clone()),
         block_size: chain.map_or(0, |chain| chain.block_size),
         attributes: chain.map_or_else(Arc::default, |chain| chain.attributes.clone()),
@@ -145,5 +153,6 @@ fn told_block(snapshot: &Snapshot, at: u32) -> Vec<ToldBlocks> {
             extra_keys: chain.and_then(|chain| chain.extra_keys.clone()),
         }],
     };
-    holdings.chain(hole).map(one).collect()
+    let others = others.into_iter().map(|other| one(Some(other), (None, 0)));
+    others.chain(holdings.chain(hole).map(|held| one(chain, held))).collect()
 }

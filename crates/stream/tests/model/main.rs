@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
+#[allow(dead_code, reason = "shared with the other models")]
 mod copy;
 mod engine;
 mod followers;

@@ -1,0 +1,1 @@
+//! What is made of groups, case by case.
