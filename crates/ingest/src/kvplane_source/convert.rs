@@ -51,6 +51,7 @@ pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<ToldChunk, Misfit> {
             digest: digest(chunk.digest)?,
             last_event_id: chunk.last_event_id,
             block_size: chunk.block_size,
+            partial_blocks: chunk.partial_blocks,
             groups: chunk.groups.iter().map(group).collect(),
             resumption: Resumption {
                 units: units(&chunk.units),

@@ -269,6 +269,7 @@ impl SnapshotChunks {
             chunk.digest = Some(state_digest(self.snapshot.digest));
             chunk.last_event_id = self.snapshot.last_event_id;
             chunk.block_size = self.snapshot.block_size;
+            chunk.partial_blocks = self.snapshot.partial_blocks;
             chunk.groups = self.snapshot.groups.iter().map(group).collect();
             chunk.units = self.snapshot.resumption.units.to_vec();
             chunk.drops_last = self.snapshot.resumption.drops_last;

@@ -29,6 +29,18 @@ fn has_moved(stored: &StoredChange) -> bool {
         && stored.blocks.first().is_some_and(|block| block.first_position.is_none())
 }
 
+/// Where changes begin with blocks that a store proves: that store, which is told after them. What it says of its group was known
+/// before.
+fn proving_store(changes: &[Change]) -> Option<&StoredChange> {
+    let mut stores = changes.iter().map_while(|change| match change {
+        Change::Stored(stored) => Some(stored),
+        _ => None,
+    });
+    let proven = stores.next().filter(|stored| stored.cause == StoreCause::Proven)?;
+    let store = stores.find(|stored| stored.cause == StoreCause::Announced)?;
+    store.place.name().names(&proven.place).then_some(store)
+}
+
 /// A block that is said to be attached now. It was told before the block that it waited for.
 struct Attached {
     place: Arc<Place>,
@@ -80,7 +92,7 @@ impl Journal {
         self.engine_sequence = end.engine_sequence;
         self.learned_block_size = end.block_size;
         self.untranslatable = untranslatable;
-        self.load_groups(end.groups, &end.resumption);
+        self.load_groups(end.groups, &end.resumption, end.partial_blocks);
         self.note_doubt_of_device();
     }
 
@@ -100,8 +112,11 @@ impl Journal {
             return Err(Misfit::Order);
         }
         let mut told = Told::default();
-        for change in &mut changes {
-            self.apply_change(change, &mut told)?;
+        for at in 0..changes.len() {
+            if let Some(store) = proving_store(&changes[at..]) {
+                self.learn_told_group(store, &mut told.effects);
+            }
+            self.apply_change(&mut changes[at], &mut told)?;
         }
         self.attach_the_rest(&mut told)?;
         let mut effects = told.effects;
@@ -183,7 +198,9 @@ impl Journal {
 
     fn apply_told_store(&mut self, stored: &mut StoredChange, told: &mut Told) -> Result<(), Misfit> {
         let announced = stored.cause == StoreCause::Announced;
-        self.learn_told_group(stored, &mut told.effects);
+        if announced {
+            self.learn_told_group(stored, &mut told.effects);
+        }
         let place = self.state.places.place_as_told(&stored.place).ok_or(Misfit::Budget)?;
         stored.place = self.state.places.get(place).clone();
         // Most stores have the same: shared.
@@ -304,10 +321,9 @@ impl Journal {
         if copies == attached.block.copies { Ok(()) } else { Err(Misfit::Digest) }
     }
 
-    /// What a store says of its group. What it proves is told before it, and has another size if it is not full itself.
+    /// What a store says of its group.
     fn learn_told_group(&mut self, stored: &StoredChange, effects: &mut Effects) {
-        let proven = stored.cause == StoreCause::Proven;
-        let whole = stored.layout != Layout::HashOnly && !has_moved(stored) && !proven;
+        let whole = stored.layout != Layout::HashOnly && !has_moved(stored);
         let told = ToldGroup {
             group: stored.place.group,
             spec_kind: stored.place.spec_kind.as_deref(),

@@ -80,7 +80,7 @@ impl Sides {
     fn as_told(groups: Vec<Group>, told: &Resumption) -> Self {
         let resumption = Resumption { sides: Vec::new(), ..*told };
         let groups = Groups::as_told(groups);
-        Self { has_partial: groups.count() > 1, groups, stale: true, ..Self::of(resumption) }
+        Self { groups, stale: true, ..Self::of(resumption) }
     }
 
     /// So many main blocks each tier gives back at once.
@@ -291,8 +291,8 @@ impl Journal {
     }
 
     /// Takes over the groups of a state that another plane tells.
-    pub(super) fn load_groups(&mut self, groups: Vec<Group>, told: &Resumption) {
-        self.sides = Sides::as_told(groups, told);
+    pub(super) fn load_groups(&mut self, groups: Vec<Group>, told: &Resumption, partial_blocks: bool) {
+        self.sides = Sides { has_partial: partial_blocks, ..Sides::as_told(groups, told) };
         self.fit_state();
         self.settle_groups(&mut Effects::default());
         self.sides.all_anew = false;

@@ -48,20 +48,23 @@ impl Journal {
     /// seems to have one group, a block is taken for full; what it said is taken back with the first larger one.
     pub(super) fn learn_main_size(&mut self, size: u32, blocks: usize, effects: &mut Effects) -> SizeTold {
         let told = self.sides.told_main_size();
-        match self.block_size() {
+        let Some(known) = self.block_size() else {
             // Where several groups are known, they say what the size is.
-            None if self.sides.has_partial => return SizeTold::NotFull,
-            None => {
-                self.learned_block_size = Some(size);
-                return SizeTold::Same;
+            if self.sides.has_partial {
+                return SizeTold::NotFull;
             }
-            Some(known) if size == known => return SizeTold::Same,
-            Some(_) => {}
+            self.learned_block_size = Some(size);
+            return SizeTold::Same;
+        };
+        self.learned_block_size.get_or_insert(size);
+        if size == known {
+            return SizeTold::Same;
         }
         if self.sides.has_partial && self.is_fraction(size, blocks) {
             return SizeTold::NotFull;
         }
-        if self.options.block_size.is_none() && told == Some(size) && self.sides.main_has_kind() {
+        let larger = told == Some(size) && size.is_multiple_of(known);
+        if larger && self.options.block_size.is_none() && self.sides.main_has_kind() {
             // What was known is of a block that was not full: the group did not take it for sure.
             self.retell(effects, |journal| {
                 journal.learned_block_size = Some(size);

@@ -94,6 +94,8 @@ pub struct ToldEnd {
     pub last_event_id: u64,
     /// Tokens per block.
     pub block_size: Option<u32>,
+    /// Blocks may be smaller than that.
+    pub partial_blocks: bool,
     /// The groups of the engine's cache.
     pub groups: Vec<Group>,
     /// What the stream needs besides its main blocks. What the groups need is worked out from them.

@@ -113,7 +113,7 @@ impl MirrorSnapshot {
             digest: end.digest,
             untranslatable: self.untranslatable,
             block_size: end.block_size,
-            partial_blocks: self.semantics.partial_blocks || groups.count() > 1,
+            partial_blocks: self.semantics.partial_blocks || end.partial_blocks,
             groups: end.groups.clone(),
             resumption: Arc::new(end.resumption.clone()),
             image,

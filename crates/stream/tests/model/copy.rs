@@ -127,6 +127,7 @@ pub fn told_chunks(snapshot: &Snapshot) -> Vec<ToldChunk> {
         digest: snapshot.digest,
         last_event_id: snapshot.last_event_id,
         block_size: snapshot.block_size,
+        partial_blocks: snapshot.partial_blocks,
         groups: snapshot.groups.clone(),
         resumption: (*snapshot.resumption).clone(),
     });
