@@ -118,7 +118,8 @@ pub enum Reason {
     UnknownGroup,
     /// No group of the cache is known to keep whole prefixes: only those that one of them has kept whole are counted.
     NoFullGroup,
-    /// The groups' block sizes fit no common boundary, or there are too many groups: nothing is counted.
+    /// The groups' block sizes fit no common boundary or are not known yet, or there are too many groups: nothing is counted. Or where
+    /// small blocks lie is not known: less is counted than may be there.
     GroupLayout,
     /// How many blocks a colder tier gives back at once is not known: less is counted than may be there.
     ChunkSize,

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use kvplane_core::{Continuity, Cursor, Epoch, PlaneId, Reason, StateDigest, StreamId, Tier, TrustState};
 use kvplane_stream::{
-    Ask, Counters, Entry, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Range, Recorder,
-    Snapshot, SnapshotBuilder, Window,
+    Ask, Counters, Entry, Group, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Range,
+    Recorder, Snapshot, SnapshotBuilder, Window,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -61,6 +61,8 @@ pub struct StreamStatus {
     pub untranslatable: bool,
     /// Block size, configured or learned.
     pub block_size: Option<u32>,
+    /// The groups of the engine's cache, in the order in which they were first heard of.
+    pub groups: Vec<Group>,
     /// What continuity counted.
     pub counters: Counters,
     /// What the journal counted.
@@ -346,6 +348,7 @@ impl Stream {
             window_entries: journal.window_entries(),
             untranslatable: journal.untranslatable(),
             block_size: journal.block_size(),
+            groups: journal.groups().to_vec(),
             counters: inner.recorder.counters(),
             journal: journal.counters().clone(),
             malformed_frames: inner.malformed_frames,

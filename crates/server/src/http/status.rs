@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kvplane_core::{Continuity, Tier, Trust};
 use kvplane_ingest::{Engine, Events, Feed, Plane, RankSpec, Stream, StreamStatus};
+use kvplane_stream::Group;
 use serde::Serialize;
 
 /// Everything, at one moment per stream.
@@ -73,10 +74,24 @@ struct RankStatus {
     digest: String,
     blocks: BTreeMap<&'static str, u64>,
     block_size: Option<u32>,
+    groups: Vec<GroupStatus>,
     seconds_since_last_event: Option<f64>,
     window: WindowStatus,
     state: StateStatus,
     counters: CounterStatus,
+}
+
+/// A group of the engine's cache.
+#[derive(Debug, Serialize)]
+struct GroupStatus {
+    group: Option<u32>,
+    kind: &'static str,
+    /// The engine's word for the kind.
+    spec_kind: Option<String>,
+    sliding_window: Option<u32>,
+    block_size: Option<u32>,
+    /// Prompts are told in its blocks.
+    main: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -168,6 +183,7 @@ fn rank(stream: &Stream) -> RankStatus {
         digest: status.digest.to_string(),
         blocks: Tier::ALL.iter().map(|tier| (tier.as_str(), status.blocks[tier.index()])).collect(),
         block_size: status.block_size,
+        groups: status.groups.iter().map(group).collect(),
         seconds_since_last_event: status.since_last_event.map(|since| since.as_secs_f64()),
         window: WindowStatus { batches: status.window_entries, bytes: status.window_bytes },
         state: StateStatus {
@@ -181,6 +197,17 @@ fn rank(stream: &Stream) -> RankStatus {
             rejected: rejected(&status),
             troubles: status.troubles.iter().copied().collect(),
         },
+    }
+}
+
+fn group(group: &Group) -> GroupStatus {
+    GroupStatus {
+        group: group.group,
+        kind: group.kind().as_str(),
+        spec_kind: group.spec_kind.as_deref().map(str::to_owned),
+        sliding_window: group.sliding_window,
+        block_size: group.block_size,
+        main: group.is_main,
     }
 }
 

@@ -10,6 +10,7 @@ const MAX_PARTS: u32 = 64;
 
 /// A group of an engine's cache, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
 pub struct Group {
     /// The engine's number of it.
     pub group: Option<u32>,
@@ -113,6 +114,15 @@ pub(super) struct Fit {
 }
 
 impl Fit {
+    /// Whether more than the last of a main block's parts is asked for.
+    pub(super) fn walks(self) -> bool {
+        let whole = match self.need {
+            Need::Prefix { .. } => true,
+            Need::Run { blocks, .. } => blocks > 0,
+        };
+        self.parts > 1 && (whole || self.tail_parts > 1)
+    }
+
     /// Of a group that needs nothing: it is the main one.
     pub(super) const NOTHING: Self =
         Self { need: Need::Run { blocks: 0, stride: 1, tail: false }, parts: 1, tail_parts: 0 };

@@ -9,6 +9,7 @@ mod counters;
 mod described;
 mod groups;
 mod levels;
+mod marks;
 mod mirror;
 mod page_hash;
 mod reannounced;

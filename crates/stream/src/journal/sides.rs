@@ -1,20 +1,16 @@
-//! Groups beside the main one: what each needs to go on from a boundary, and which main blocks it holds.
-//!
-//! A block of a side has the hash of the main block that ends where it ends. So it marks that one, whenever which of the two
-//! is told first, and however little a sparse store says. Blocks that are smaller than main ones mark the main block that they
-//! are part of: that is found by going back from its end, over what is known of the smaller blocks.
+//! Groups beside the main one: what each needs to go on from a boundary, and what they keep answers from.
 
 use std::sync::Arc;
 
-use kvplane_core::{LEVELS, MARK_CHANNELS, Marks, Need, Reason, Resumption, Side, SpecKind, Tier};
+use kvplane_core::{LEVELS, MARK_CHANNELS, Reason, Resumption, Side, SpecKind};
 use kvplane_wire::Layout;
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::Journal;
 use super::apply::Effects;
 use super::groups::{Fit, Group, Groups, ToldGroup};
-use crate::state::{MainGroup, Parent, Place, SlotId, ToldSize};
+use super::marks::Parts;
+use crate::state::{MainGroup, ToldSize};
 
 /// Sides that marks have room for.
 const MAX_SIDES: usize = MARK_CHANNELS / 2;
@@ -23,14 +19,14 @@ const MAX_SIDES: usize = MARK_CHANNELS / 2;
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
 pub(super) struct Sides {
-    groups: Groups,
+    pub(super) groups: Groups,
     /// By the number of the side: which group it is, and how its blocks lie on main ones. Numbers stay for a life.
-    numbered: Vec<(usize, Fit)>,
+    pub(super) numbered: Vec<(usize, Fit)>,
     /// Nothing may be counted: some group's need cannot be told in main blocks.
-    blocked: bool,
+    pub(super) blocked: bool,
     /// It is not known what some group needs.
     unknown: bool,
-    /// There are several groups, and the size of main blocks is not known.
+    /// Blocks may not be full, and the size of main blocks is not known.
     unsized_blocks: bool,
     /// Groups of which blocks came without their positions.
     sparse: SmallVec<[Option<u32>; 4]>,
@@ -45,25 +41,8 @@ pub(super) struct Sides {
     made_for: Option<u32>,
     stale: bool,
     /// Blocks have other marks than were told.
-    all_anew: bool,
-    parts: Parts,
-}
-
-/// The main blocks that smaller blocks are part of.
-#[derive(Debug, Default)]
-pub(super) struct Parts {
-    wholes: FxHashMap<u64, SmallVec<[u64; 1]>>,
-    /// Begin anew when there are more: main blocks that are gone are not taken out one by one.
-    limit: usize,
-}
-
-impl Parts {
-    fn add(&mut self, part: u64, whole: u64) {
-        let wholes = self.wholes.entry(part).or_default();
-        if !wholes.contains(&whole) {
-            wholes.push(whole);
-        }
-    }
+    pub(super) all_anew: bool,
+    pub(super) parts: Parts,
 }
 
 impl Sides {
@@ -199,7 +178,8 @@ impl Sides {
         self.all_anew |= self.numbered != before;
     }
 
-    fn has_parts(&self) -> bool {
+    /// Whether some side's blocks are smaller than main ones.
+    pub(super) fn has_parts(&self) -> bool {
         self.numbered.iter().any(|(_, fit)| fit.parts > 1)
     }
 }
@@ -242,7 +222,7 @@ impl Journal {
     }
 
     /// Another group may be the main one, or its blocks not be what they were taken for.
-    fn fit_main_size(&mut self) {
+    pub(super) fn fit_main_size(&mut self) {
         let semantics = self.options.semantics;
         if self.sides.has_partial && !semantics.partial_blocks {
             self.learned_block_size = self.sides.main_size();
@@ -274,7 +254,7 @@ impl Journal {
         let size = self.block_size();
         let windows = self.options.semantics.windows;
         self.sides.made_for = size;
-        self.sides.unsized_blocks = self.sides.groups.count() > 1 && size.is_none();
+        self.sides.unsized_blocks = self.sides.has_partial && size.is_none();
         if let Some(size) = size.filter(|&size| size > 0) {
             self.sides.make_resumption(size, windows);
         }
@@ -297,136 +277,5 @@ impl Journal {
         self.settle_groups(&mut Effects::default());
         self.sides.all_anew = false;
         self.find_parts();
-    }
-
-    /// The marks of all main blocks that have any.
-    pub fn all_marks(&self) -> Vec<(u64, Marks)> {
-        if self.sides.numbered.is_empty() {
-            return Vec::new();
-        }
-        let blocks = self.state.hashes().into_iter();
-        let marks = blocks.filter_map(|hash| Some((hash, self.marks_of(hash, None)?)));
-        marks.filter(|(_, marks)| *marks != Marks::default()).collect()
-    }
-
-    /// The marks of what was changed since the last entry.
-    pub(super) fn take_marks(&mut self) -> Vec<(u64, Marks)> {
-        let mut blocks = std::mem::take(&mut self.state.changed.blocks);
-        let everything =
-            std::mem::take(&mut self.sides.all_anew) | std::mem::take(&mut self.state.changed.everything);
-        if self.sides.numbered.is_empty() {
-            return Vec::new();
-        }
-        let mut parts = std::mem::take(&mut self.sides.parts);
-        if everything {
-            blocks = self.state.hashes();
-            parts.wholes.clear();
-        } else {
-            let wholes = blocks.iter().filter_map(|hash| parts.wholes.get(hash)).flatten();
-            let wholes: Vec<u64> = wholes.copied().collect();
-            blocks.extend(wholes);
-        }
-        blocks.sort_unstable();
-        blocks.dedup();
-        let marks = |hash| Some((hash, self.marks_of(hash, Some(&mut parts))?));
-        let marks = blocks.into_iter().filter_map(marks).collect();
-        self.sides.parts = parts;
-        if self.sides.parts.wholes.len() > self.sides.parts.limit {
-            self.find_parts();
-        }
-        marks
-    }
-
-    /// Finds the main blocks of all smaller ones.
-    fn find_parts(&mut self) {
-        const LEAST: usize = 1024;
-        let mut parts = Parts::default();
-        if self.sides.has_parts() {
-            for hash in self.state.hashes() {
-                self.marks_of(hash, Some(&mut parts));
-            }
-        }
-        parts.limit = LEAST + 2 * parts.wholes.len();
-        self.sides.parts = parts;
-    }
-
-    /// Which sides hold a main block; `None` if no tier has the block itself. Notes what is part of it.
-    pub(super) fn marks_of(&self, hash: u64, mut parts: Option<&mut Parts>) -> Option<Marks> {
-        let slot = self.state.find(hash)?;
-        self.state.told_chain(slot, self.told_size())?;
-        if !self.state.held_where(slot, Place::is_main) {
-            return None;
-        }
-        let mut marks = Marks::default();
-        if self.sides.blocked {
-            return Some(marks);
-        }
-        for (side, (at, fit)) in self.sides.numbered.iter().enumerate() {
-            let group = &self.sides.groups.known()[*at];
-            if fit.parts > 1 {
-                let of_side = SmallBlocks { side, group, fit: *fit };
-                self.mark_parts(hash, of_side, &mut marks, parts.as_deref_mut());
-                continue;
-            }
-            let holds = |place: &&Arc<Place>| place.is_ours() && place.group == group.group;
-            for place in self.state.holdings(slot).map(|(place, _)| place).filter(holds) {
-                marks.set(place.tier, Marks::whole(side));
-            }
-        }
-        Some(marks)
-    }
-
-    /// Goes back over the small blocks of a main one, as far as the side holds them.
-    fn mark_parts(
-        &self,
-        whole: u64,
-        SmallBlocks { side, group, fit }: SmallBlocks<'_>,
-        marks: &mut Marks,
-        mut parts: Option<&mut Parts>,
-    ) {
-        let mut next = whole;
-        let mut coldest = Tier::Device;
-        for done in 1..=fit.parts {
-            if let Some(parts) = parts.as_deref_mut().filter(|_| next != whole) {
-                parts.add(next, whole);
-            }
-            let Some(slot) = self.state.find(next) else { return };
-            let Some(tier) = self.warmest_tier(slot, group.group) else { return };
-            coldest = coldest.max(tier);
-            if done == fit.tail_parts {
-                marks.set(coldest, Marks::tail(side));
-            }
-            if done == fit.parts {
-                marks.set(coldest, Marks::whole(side));
-                return;
-            }
-            let chain = group.block_size.and_then(|size| self.state.chain(slot, size));
-            let Some(Parent::Block(parent)) = chain.map(|chain| chain.parent) else { return };
-            next = parent;
-        }
-    }
-
-    fn warmest_tier(&self, slot: SlotId, group: Option<u32>) -> Option<Tier> {
-        let places = self.state.holdings(slot).map(|(place, _)| place);
-        places.filter(|place| place.is_ours() && place.group == group).map(|place| place.tier).min()
-    }
-}
-
-/// A side whose blocks are smaller than main ones.
-#[derive(Clone, Copy)]
-struct SmallBlocks<'a> {
-    side: usize,
-    group: &'a Group,
-    fit: Fit,
-}
-
-impl Fit {
-    /// Whether more than the last of a main block's parts is asked for.
-    fn walks(self) -> bool {
-        let whole = match self.need {
-            Need::Prefix { .. } => true,
-            Need::Run { blocks, .. } => blocks > 0,
-        };
-        self.parts > 1 && (whole || self.tail_parts > 1)
     }
 }

@@ -67,8 +67,8 @@ impl Journal {
         if larger && self.options.block_size.is_none() && self.sides.main_has_kind() {
             // What was known is of a block that was not full: the group did not take it for sure.
             self.retell(effects, |journal| {
-                journal.learned_block_size = Some(size);
                 journal.sides.has_partial = true;
+                journal.fit_main_size();
             });
             return SizeTold::Same;
         }

@@ -74,7 +74,7 @@ impl Engine {
     /// Lengths at which every group has a boundary are multiples of this.
     fn unit(&self) -> usize {
         let all = |unit: usize| self.groups.iter().all(|group| unit.is_multiple_of(group.size));
-        (1..).find(|&unit| all(unit)).unwrap()
+        (1..1_000).find(|&unit| all(unit)).unwrap()
     }
 
     fn holds(&self, coldest: Pool, group: usize, conversation: u8, end: usize) -> bool {

@@ -9,6 +9,9 @@ mod copy;
 mod engine;
 mod groups;
 mod reader;
+#[path = "../journal/rig.rs"]
+#[allow(dead_code, reason = "shared with the tests of the journal")]
+mod rig;
 
 use std::time::Duration;
 
