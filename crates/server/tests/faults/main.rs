@@ -14,6 +14,7 @@ mod republish;
 mod rig;
 mod smg;
 mod subscribers;
+mod tiers;
 
 use kvplane_core::{Continuity, Trust};
 use kvplane_proto::kvplane::v1::ResetReason;

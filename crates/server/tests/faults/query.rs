@@ -16,7 +16,7 @@ fn prompt(first: u32, tokens: u32) -> Vec<u32> {
     (first..first + tokens).collect()
 }
 
-fn ask(ids: &[u32]) -> Value {
+pub fn ask(ids: &[u32]) -> Value {
     json!({ "model": "sim", "token_ids": ids })
 }
 
@@ -27,7 +27,7 @@ fn complete(engine: &Engine, ids: &[u32], options: &CompletionOptions) {
 }
 
 impl Rig {
-    async fn query(&self, question: &Value) -> Value {
+    pub async fn query(&self, question: &Value) -> Value {
         let (status, body) = call(self.http, "POST", "/v1/query", question).await;
         assert_eq!(status, 200, "{body}");
         body

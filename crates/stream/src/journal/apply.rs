@@ -31,6 +31,8 @@ pub(super) struct Effects {
     pub(super) unresolved: Vec<u64>,
     /// What other tiers hold is not known: the device was cleared, and they perhaps with it, or it was misunderstood.
     pub(super) forget_others: bool,
+    /// Copies were counted that are none, and which is not known.
+    pub(super) over_counted: bool,
     /// Hashes of blocks that left a place for good.
     pub(super) left: Vec<u64>,
     /// Blocks that were held before it was known what they are.
@@ -101,8 +103,9 @@ impl Journal {
         self.note_unresolved(&effects);
         self.check_capacity();
         self.note_standing_reasons(now);
+        let over_counted = effects.over_counted;
         self.push(Some(engine_sequence), batch.timestamp, effects.changes, effects.transitions);
-        self.check_over_count(now);
+        self.check_over_count(over_counted, now);
     }
 
     /// Notes whether blocks without tokens are left at the end of a batch.

@@ -90,6 +90,7 @@ impl Journal {
         self.untranslatable = false;
         if keep_dictionary {
             self.state.drop_places(emptied);
+            self.reports.forget_all();
             self.state.stop_waiting_at_all();
         } else {
             self.replace_state();

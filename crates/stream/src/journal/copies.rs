@@ -21,6 +21,7 @@ impl Journal {
         let Some(capacity) = self.capacity else { return };
         if self.trust.level() == Trust::Lower
             && !self.over_counted
+            && self.reports.are_out_of_question()
             && !self.state.has_other_tiers()
             && self.state.copies_in(Tier::Device) == capacity
         {
@@ -31,10 +32,11 @@ impl Journal {
         }
     }
 
-    /// More copies than the device has blocks: some stores announced nothing new, and which ones cannot be told any more. What a
-    /// copy too many stands for may be gone.
-    pub(super) fn check_over_count(&mut self, now: Now) {
-        if self.capacity.is_none_or(|capacity| self.state.copies_in(Tier::Device) <= capacity) {
+    /// More copies than the device has blocks, or more that may be none than are remembered: some stores announced nothing new, and which
+    /// ones cannot be told any more. What a copy too many stands for may be gone.
+    pub(super) fn check_over_count(&mut self, is_certain: bool, now: Now) {
+        let copies = self.state.copies_in(Tier::Device);
+        if !is_certain && self.capacity.is_none_or(|capacity| copies <= capacity) {
             return;
         }
         self.over_counted = true;

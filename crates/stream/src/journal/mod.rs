@@ -37,6 +37,7 @@ pub use groups::Group;
 pub(crate) use groups::Groups;
 use levels::MainWindow;
 use page_hash::PageHashes;
+use reannounced::Reports;
 use sides::Sides;
 use window::Notes;
 pub use window::{Loss, Range, Window};
@@ -219,8 +220,7 @@ pub struct Journal {
     capacity: Option<u64>,
     /// More copies were told in this life than the device has blocks.
     over_counted: bool,
-    /// Blocks have been announced again in this life: somebody asks for full reports.
-    reports_in_full: bool,
+    reports: Reports,
     chunks: Chunks,
     page_hashes: PageHashes,
     /// Where groups are told by their windows.
@@ -270,7 +270,7 @@ impl Journal {
             removed_from: Vec::new(),
             capacity: None,
             over_counted: false,
-            reports_in_full: false,
+            reports: Reports::default(),
             page_hashes: PageHashes::default(),
             main_window: None,
             other_tiers_unknown: false,
@@ -455,7 +455,7 @@ impl Journal {
         // Whoever lives now has yet to say it.
         self.capacity = None;
         self.over_counted = false;
-        self.reports_in_full = false;
+        self.reports = Reports::default();
         self.chunks = Chunks::new(self.options.offload_chunk);
         self.removed_from.clear();
         self.other_tiers_unknown = false;
@@ -495,6 +495,7 @@ impl Journal {
         self.doubt_capacity();
         let elsewhere = self.state.held_elsewhere();
         self.state.drop_places(|_| true);
+        self.reports.forget_all();
         self.untranslatable = false;
         self.trust_changed |= self.trust.degrade(reason, now.unix_ms);
         self.known_from = None;
@@ -543,6 +544,7 @@ impl Journal {
     }
 
     fn replace_state(&mut self) {
+        self.reports.forget_all();
         let old = std::mem::replace(&mut self.state, State::new(self.options.state));
         self.retired.push(old);
         self.fit_state();

@@ -6,19 +6,29 @@
 //!
 //! A second copy of the beginning of a prompt looks the same but for what follows it: nobody goes on from it within its batch,
 //! except where a prompt was computed again beside a longer one. That happens to prompts of a single block, and to longer ones of
-//! which some group has lost what it needs to go on.
+//! which some group has lost what it needs to go on. And nobody goes on from a report either that ends with a block that is not full.
+//! Such a store counts as a copy until reports are known to be asked for; then it is taken back.
 
-use kvplane_core::{Marks, Tier};
+use kvplane_core::{Marks, Reason, Tier};
 use kvplane_wire::{Batch, Event, Hash, Layout, Stored};
 
+use rustc_hash::FxHashMap;
+
 use super::Journal;
-use crate::state::Place;
+use super::apply::Effects;
+use crate::change::Change;
+use crate::state::{Place, PlaceId};
+
+/// Copies that may be none and are remembered one by one. Whoever computes so many prompts twice does it all the time.
+const MAX_DOUBTFUL: usize = 16_384;
 
 /// What a store says of blocks that are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Telling {
     /// Another copy of each.
     Another,
+    /// Another copy of each, unless reports are asked for.
+    Copy,
     /// Nothing new.
     Again,
     /// One or the other.
@@ -88,8 +98,8 @@ impl Journal {
             (Telling::Another, _) => Telling::Another,
             (telling, true) => telling,
             // Where full reports are asked for, they may also end with a block that is not full, and are not gone on with.
-            (_, false) if self.reports_in_full => Telling::Either,
-            (_, false) => Telling::Another,
+            (_, false) if self.reports.seen => Telling::Either,
+            (_, false) => Telling::Copy,
         }
     }
 
@@ -110,6 +120,35 @@ impl Journal {
         }
     }
 
+    /// Copies are counted that may be none.
+    pub(super) fn doubt_copies(&mut self, place: PlaceId, hashes: &[Hash]) {
+        for hash in hashes {
+            if self.reports.doubtful.len() >= MAX_DOUBTFUL {
+                self.reports.overflowed = true;
+                return;
+            }
+            *self.reports.doubtful.entry((place, hash.bits)).or_default() += 1;
+        }
+    }
+
+    /// Reports are asked for: what may have been one before was no copy. False if that is more than was remembered.
+    pub(super) fn see_report(&mut self, effects: &mut Effects) -> bool {
+        if std::mem::replace(&mut self.reports.seen, true) {
+            return true;
+        }
+        let mut doubtful: Vec<_> = std::mem::take(&mut self.reports.doubtful).into_iter().collect();
+        doubtful.sort_unstable();
+        for ((place, hash), copies) in doubtful {
+            let slot = self.state.find(hash).filter(|&slot| self.state.copies(slot, place) > 0);
+            let Some(slot) = slot else { continue };
+            let left = self.take_copies(slot, hash, place, copies, effects);
+            let place = self.state.places.get(place).clone();
+            effects.changes.push(Change::Removed { place, blocks: vec![left] });
+            effects.doubt(Reason::Presence);
+        }
+        !std::mem::take(&mut self.reports.overflowed)
+    }
+
     fn are_held(&self, begun: &Beginning<'_, '_>, here: impl Fn(&Place) -> bool) -> bool {
         let held = |slot| self.state.held_where(slot, |place| place.tier == Tier::Device && here(place));
         begun.hashes.iter().all(|hash| self.state.find(hash.bits).is_some_and(held))
@@ -118,6 +157,37 @@ impl Journal {
     fn is_of_main(&self, begun: &Beginning<'_, '_>) -> bool {
         let place = self.state.places.find(super::stores::place_name(begun.stored));
         begun.is_dense && place.is_some_and(|place| self.state.places.get(place).is_main())
+    }
+}
+
+/// What is known of full reports.
+#[derive(Debug, Default)]
+pub(super) struct Reports {
+    /// There has been one in this life.
+    pub(super) seen: bool,
+    /// Copies that were counted and may be none, of each block in each place.
+    doubtful: FxHashMap<(PlaceId, u64), u32>,
+    /// There were more than are remembered.
+    overflowed: bool,
+}
+
+impl Reports {
+    /// Whether every copy that was counted is one.
+    pub(super) fn are_out_of_question(&self) -> bool {
+        !self.seen && self.doubtful.is_empty() && !self.overflowed
+    }
+
+    /// A place holds no copy of a block any more.
+    pub(super) fn forget(&mut self, place: PlaceId, hash: u64) {
+        if !self.doubtful.is_empty() {
+            self.doubtful.remove(&(place, hash));
+        }
+    }
+
+    /// Nothing is held any more.
+    pub(super) fn forget_all(&mut self) {
+        self.doubtful.clear();
+        self.overflowed = false;
     }
 }
 

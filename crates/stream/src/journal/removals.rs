@@ -147,6 +147,7 @@ impl Journal {
             push_removed(&mut effects.transitions, tier, hash);
         }
         if left == 0 {
+            self.reports.forget(place, hash);
             effects.left.push(hash);
         }
         RemovedBlock { hash, copies: left }

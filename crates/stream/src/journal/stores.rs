@@ -76,7 +76,7 @@ impl Journal {
         };
         let place_ref = self.state.places.get(place).clone();
         self.note_place(&place_ref, now);
-        if self.is_told_again(batch, at, &place_ref, effects) {
+        if self.is_told_again(batch, at, place, effects) {
             return;
         }
         let attributes = self.attributes(batch, stored);
@@ -155,21 +155,25 @@ impl Journal {
         &mut self,
         batch: &Batch<'_, '_>,
         at: usize,
-        place: &Place,
+        place: PlaceId,
         effects: &mut Effects,
     ) -> bool {
         let telling = self.telling(batch, at, &mut effects.tellings);
-        if telling == Telling::Another {
+        let Event::Stored(stored) = &batch.events[at] else { return false };
+        let hashes = batch.stored_hashes(stored);
+        match telling {
+            Telling::Another => return false,
+            Telling::Copy => self.doubt_copies(place, hashes),
+            Telling::Again => effects.over_counted |= !self.see_report(effects),
+            Telling::Either if self.state.places.get(place).proves_ancestors() => {
+                effects.doubt(Reason::Presence);
+            }
+            Telling::Either => effects.doubt(Reason::Reannounced),
+        }
+        if telling == Telling::Copy {
             return false;
         }
-        if let Event::Stored(stored) = &batch.events[at] {
-            self.counters.reannounced_blocks += batch.stored_hashes(stored).len() as u64;
-        }
-        match telling {
-            Telling::Either if place.proves_ancestors() => effects.doubt(Reason::Presence),
-            Telling::Either => effects.doubt(Reason::Reannounced),
-            Telling::Again | Telling::Another => self.reports_in_full = true,
-        }
+        self.counters.reannounced_blocks += hashes.len() as u64;
         true
     }
 

@@ -62,6 +62,24 @@ fn a_single_block_that_is_gone_on_with_may_be_either() {
     assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::Presence);
 }
 
+#[test]
+fn what_may_have_been_a_report_is_no_copy_once_reports_are_seen() {
+    let mut rig = Rig::new();
+    rig.apply(&[store(&[1, 2, 3], None)]);
+    rig.apply(&[store(&[1, 2], None)]);
+    rig.apply(&[store(&[1, 2], None), remove(&[1])]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 2), (2, 3), (3, 1)]));
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    rig.journal.set_capacity(Some(4));
+    rig.apply(&[store(&[1, 2, 3], None), store(&[4], Some(3))]);
+    let held = BTreeMap::from([(1, 1), (2, 1), (3, 1), (4, 1)]);
+    assert_eq!(rig.device(), held, "all that is left of the first is what the fourth proves");
+    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::Presence);
+    // As many copies as there are blocks prove nothing any more.
+    rig.apply(&[]);
+    assert_eq!(rig.journal.trust().level(), Trust::Lower);
+}
+
 fn sliding(list: &[u64], parent: Option<u64>) -> OwnedEvent {
     OwnedEvent::Stored(OwnedStored {
         group: Some(1),
