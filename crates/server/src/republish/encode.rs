@@ -89,7 +89,8 @@ fn announced(change: &StoredChange) -> OwnedStored {
         parent: change.parent.map(OwnedHash::Unsigned),
         token_ids: if change.layout == Layout::HashOnly { Vec::new() } else { tokens },
         block_size: change.block_size,
-        extra_keys: keys.iter().any(Option::is_some).then_some(keys),
+        // Also where there are none: a store that does not name them is taken for one that leaves them out.
+        extra_keys: (change.layout != Layout::HashOnly).then_some(keys),
         session_id: change.session_id.as_ref().map(ToString::to_string),
         ..frame(&change.place, &change.attributes)
     }
@@ -123,7 +124,8 @@ fn removed(place: &Place, hashes: impl Iterator<Item = u64>) -> OwnedEvent {
     })
 }
 
-/// A whole state as batches: first a clear, then every copy of every block, parents first. A hole that others build on is
+/// A whole state as batches: first a clear, by itself where there may be several, since what a vLLM tells of its colder tiers beside a
+/// clear may be older than that; then every copy of every block, parents first. A hole that others build on is
 /// stored and then removed. At most `max_batches`, however large they become: their numbers end at the snapshot's, and
 /// all of them must be above what the listener has.
 pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<Bytes> {
@@ -146,8 +148,7 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<
             (true, None) => {}
         }
     }
-    let mut events = vec![OwnedEvent::Cleared];
-    events.extend(runs.finish());
+    let mut events = runs.finish();
     if let (false, Some(main)) = (holes.is_empty(), main) {
         events.push(removed(main, holes.into_iter()));
     }
@@ -157,10 +158,14 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<
     });
     let total: usize = stored.sum();
     // One less than allowed: blocks that hang together are not cut, so that the last batch may be a small rest.
-    let allowed = usize::try_from(max_batches.saturating_sub(1)).unwrap_or(usize::MAX).max(1);
-    let batch_blocks = if max_batches <= 1 { usize::MAX } else { BATCH_BLOCKS.max(total.div_ceil(allowed)) };
+    let after_clear = max_batches.saturating_sub(1);
+    let allowed = usize::try_from(after_clear.saturating_sub(1)).unwrap_or(usize::MAX).max(1);
+    let batch_blocks = if after_clear <= 1 { usize::MAX } else { BATCH_BLOCKS.max(total.div_ceil(allowed)) };
     let mut batches = Vec::new();
-    let mut open = Vec::new();
+    let mut open = vec![OwnedEvent::Cleared];
+    if after_clear > 0 {
+        batches.push(encode_batch(PROFILE, 0.0, Some(rank), &std::mem::take(&mut open)).into());
+    }
     let mut blocks = 0;
     for event in events {
         if let OwnedEvent::Stored(stored) = &event {
@@ -208,6 +213,8 @@ struct Link<'l> {
 #[derive(Default)]
 struct Runs {
     done: Vec<OwnedEvent>,
+    /// Further copies.
+    further: Vec<OwnedEvent>,
     open: Option<(OwnedStored, u32, u64)>,
 }
 
@@ -254,20 +261,20 @@ impl Runs {
     }
 
     fn close(&mut self) {
-        if let Some((mut stored, copies, _)) = self.open.take() {
-            if stored.extra_keys.as_ref().is_some_and(|keys| keys.iter().all(Option::is_none)) {
-                stored.extra_keys = None;
-            }
+        if let Some((stored, copies, _)) = self.open.take() {
             // One announcement a copy: whoever counts must arrive at the same number.
             for _ in 1..copies {
-                self.done.push(OwnedEvent::Stored(stored.clone()));
+                self.further.push(OwnedEvent::Stored(stored.clone()));
             }
             self.done.push(OwnedEvent::Stored(stored));
         }
     }
 
+    /// All stores. Further copies come last, and children before their parents: a store of what is held, from which the same batch goes
+    /// on, would be taken for one that announces nothing new.
     fn finish(mut self) -> Vec<OwnedEvent> {
         self.close();
+        self.done.extend(self.further.into_iter().rev());
         self.done
     }
 }
