@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use kvplane_ingest::PlaneOptions;
 use kvplane_proto::kvplane::v1 as proto;
-use kvplane_sim::config::SglangOptions;
+use kvplane_sim::config::{HostEvents, SglangOptions};
 use kvplane_sim::trtllm::{TrtConfig, TrtSim};
 use kvplane_sim::{CompletionOptions, Image, Keys, SimConfig};
 use kvplane_wire::encode::{Profile, encode_batch};
-use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
+use kvplane_wire::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
 use serde_json::{Value, json};
 
 use crate::rig::{DEADLINE, Engine, Rig, call};
@@ -175,6 +175,50 @@ async fn followed(rig: &Rig, behind: &Rig) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_tier_that_leaves_out_keys_holds_what_the_device_told() {
+    let told: Vec<Identity> = named().into_iter().chain(pictured()).collect();
+    let engine = engine(Profile::Vllm0_32, |config| {
+        config.blocks = 40;
+        config.vllm.host.blocks = 600;
+        config.vllm.host.events = HostEvents::SelfDescribing;
+    });
+    serve(&engine, &told);
+    let rig = Rig::over(&[&engine]).await;
+    rig.exact(0, &engine).await;
+    each_finds_its_own(&rig, &told).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_on_the_host_of_which_the_device_told_nothing_may_be_anybodys() {
+    let engine = engine(Profile::Vllm0_32, |_| {});
+    let rig = Rig::over(&[&engine]).await;
+    rig.live(0).await;
+    let on = |medium: &str, keys: Option<Vec<OwnedExtraKey>>| {
+        OwnedEvent::Stored(OwnedStored {
+            block_hashes: vec![OwnedHash::Unsigned(7)],
+            token_ids: (1..=BLOCK as u32).collect(),
+            block_size: BLOCK as u32,
+            medium: Some(medium.to_owned()),
+            extra_keys: keys.map(|keys| vec![Some(keys)]),
+            group: Some(0),
+            spec_kind: Some("full_attention".to_owned()),
+            ..OwnedStored::default()
+        })
+    };
+    let publish = async |sequence: u64, event: OwnedEvent| {
+        engine.sim.publish_raw(None, &encode_batch(Profile::Vllm0_32, sequence as f64, Some(0), &[event]));
+        rig.until(0, "heard", |status| status.engine_sequence == Some(sequence)).await;
+    };
+    let ids: Vec<u32> = (1..=BLOCK as u32).collect();
+    let plain = question(&ids, &json!({}));
+    let salted = question(&ids, &json!({ "cache_salt": "tenant-a" }));
+    publish(0, on("CPU", None)).await;
+    assert_eq!((tokens(&rig, &plain).await, tokens(&rig, &salted).await), (0, 0));
+    publish(1, on("GPU", Some(vec![OwnedExtraKey::Text("tenant-a".to_owned())]))).await;
+    assert_eq!((tokens(&rig, &plain).await, tokens(&rig, &salted).await), (0, BLOCK));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn vllm_that_numbers_its_adapters() {
     let engine = engine(Profile::Vllm0_10, |_| {});
     let rig = Rig::over(&[&engine]).await;
@@ -249,7 +293,7 @@ fn as_tensorrt_llm_tells(images: &[(&str, usize, usize)]) -> Identity {
     let block = |at: usize| -> Value {
         let items = keys.items_of_block(at * BLOCK as usize, (at + 1) * BLOCK as usize);
         let items = items.into_iter().map(|item| match item {
-            kvplane_wire::OwnedExtraKey::Multimodal(id, before) => json!([id, before]),
+            OwnedExtraKey::Multimodal(id, before) => json!([id, before]),
             other => panic!("{other:?}"),
         });
         items.collect()
@@ -280,7 +324,10 @@ async fn tensorrt_llm_pushed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tensorrt_llm_drained() {
-    let told = [none(), none().salt("tenant-a"), none().salt("tenant-b")];
+    let mut told = vec![none(), none().salt("tenant-a"), none().salt("tenant-b")];
+    told.push(as_tensorrt_llm_tells(&[("aa", 0, 20)]));
+    told.push(as_tensorrt_llm_tells(&[("bb", 0, 20)]));
+    told.push(as_tensorrt_llm_tells(&[("aa", 0, 20)]).salt("tenant-a"));
     let config = TrtConfig { levels: vec![600, 0], block_size: BLOCK as usize, ..TrtConfig::default() };
     let sim = TrtSim::start(config).unwrap();
     for (at, identity) in told.iter().enumerate() {
@@ -318,7 +365,7 @@ async fn extra_keys_name_what_an_event_does_and_items_what_a_prompt_has() {
             .chunks(BLOCK as usize)
             .enumerate()
             .map(|(block, _)| keys.of_block(block * BLOCK as usize, (block + 1) * BLOCK as usize));
-        let lists: Vec<Vec<kvplane_wire::OwnedExtraKey>> = lists.collect();
+        let lists: Vec<Vec<OwnedExtraKey>> = lists.collect();
         // As an event has it: the adapter is named beside, the salt is among the keys of the first block.
         let json: Vec<Value> = lists.iter().map(|list| list.iter().map(key_json).collect()).collect();
         let asks = json!({ "lora_name": lora, "extra_keys": json, "block_size": BLOCK });
@@ -364,8 +411,7 @@ async fn over_grpc(rig: &Rig, request: proto::QueryRequest) -> u64 {
     rig.grpc_query(request).await.unwrap().matches[0].tokens
 }
 
-fn key_json(key: &kvplane_wire::OwnedExtraKey) -> Value {
-    use kvplane_wire::OwnedExtraKey;
+fn key_json(key: &OwnedExtraKey) -> Value {
     match key {
         OwnedExtraKey::Text(text) => json!(text),
         OwnedExtraKey::Integer(number) => json!(number),
@@ -376,8 +422,7 @@ fn key_json(key: &kvplane_wire::OwnedExtraKey) -> Value {
     }
 }
 
-fn proto_keys(list: &[kvplane_wire::OwnedExtraKey]) -> proto::BlockKeys {
-    use kvplane_wire::OwnedExtraKey;
+fn proto_keys(list: &[OwnedExtraKey]) -> proto::BlockKeys {
     use proto::extra_key::Key;
     let key = |key: &OwnedExtraKey| match key {
         OwnedExtraKey::Text(text) => Key::Text(text.clone()),

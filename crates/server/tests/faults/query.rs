@@ -4,7 +4,7 @@ use kvplane_core::{Continuity, Trust};
 use kvplane_ingest::PlaneOptions;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
-use kvplane_sim::{CompletionOptions, Fault, ReplayMode, Restart};
+use kvplane_sim::{CompletionOptions, Fault, GroupSpec, ReplayMode, Restart};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
 use serde_json::{Value, json};
@@ -343,6 +343,62 @@ async fn answers_beside_a_busy_engine_are_those_of_the_engine() {
         let tokens = rig.query(&ask(&ids)).await["matches"][0]["tokens"].as_u64().unwrap();
         assert_eq!(tokens.min((ids.len() as u64 - 1) / 16 * 16), hit, "round {round}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_are_told_on_request_and_the_main_one_where_it_holds_more() {
+    let engine = Engine::start(|config| {
+        config.vllm.groups = vec![GroupSpec::sliding(64), GroupSpec::FULL];
+        config.blocks = 80;
+    });
+    let ids = prompt(1, 320);
+    let rig = Rig::over(&[&engine]).await;
+    rig.live(0).await;
+    let length = |tokens: u64| {
+        let tiers = json!({ "device": tokens, "host": tokens, "disk": tokens, "remote": tokens });
+        json!({ "blocks": tokens / 16, "tokens": tokens, "tiers": tiers })
+    };
+    // What is asked for is the last block but one at most.
+    complete(&engine, &ids[..160], &CompletionOptions::default());
+    complete(&engine, &ids, &CompletionOptions::default());
+    rig.caught_up(0, &engine).await;
+    let found = rig.query(&ask(&ids)).await["matches"][0].clone();
+    assert_eq!(
+        (&found["tokens"], &found["main"], &found["groups"]),
+        (&json!(304), &length(320), &Value::Null)
+    );
+    // Another prompt takes the window's end: what is left of it is what the first request had.
+    complete(&engine, &prompt(5_000, 401), &CompletionOptions::default());
+    rig.caught_up(0, &engine).await;
+    let mut question = ask(&ids);
+    question["groups"] = json!(true);
+    let found = rig.query(&question).await["matches"][0].clone();
+    assert_eq!(found["tokens"], engine.sim.would_hit(&ids, &CompletionOptions::default()));
+    assert_eq!((&found["tokens"], &found["main"]), (&json!(160), &length(320)));
+    let mut sliding = length(160);
+    (sliding["group"], sliding["kind"]) = (json!(0), json!("sliding"));
+    assert_eq!(found["groups"], json!([sliding]));
+    let request = proto::QueryRequest {
+        model: "sim".to_owned(),
+        token_ids: ids,
+        groups: true,
+        ..proto::QueryRequest::default()
+    };
+    let found = rig.grpc_query(request).await.unwrap().matches.remove(0);
+    let main = found.main.unwrap();
+    assert_eq!((found.tokens, main.tokens, main.blocks, main.tiers.unwrap().host), (160, 320, 20, 320));
+    let group = &found.groups[0];
+    assert_eq!((group.group, group.kind.as_str()), (Some(0), "sliding"));
+    assert_eq!(group.length.as_ref().unwrap().tokens, 160);
+    // Of a cache with one group there is nothing more to say.
+    let plain = Engine::plain();
+    complete(&plain, &prompt(1, 64), &CompletionOptions::default());
+    let rig = Rig::over(&[&plain]).await;
+    rig.exact(0, &plain).await;
+    let found =
+        rig.query(&json!({ "model": "sim", "token_ids": prompt(1, 64), "groups": true })).await["matches"][0]
+            .clone();
+    assert_eq!((&found["main"], &found["groups"]), (&length(64), &json!([])));
 }
 
 #[tokio::test(flavor = "multi_thread")]
