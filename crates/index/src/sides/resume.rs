@@ -34,7 +34,12 @@ impl Steps {
             while left > 0 {
                 let (shift, at) = ((spot & ((1 << BITS) - 1)) as u32, position % WORD);
                 let count = left.min((1 << BITS) - shift).min(WORD - at);
-                pieces.push(Piece { word: position / WORD, at, count, page: spot >> BITS, shift });
+                let piece = Piece { word: position / WORD, at, count, page: spot >> BITS, shift };
+                // Spots go on where an extent was split.
+                match pieces.last_mut().filter(|last| last.goes_on_with(&piece)) {
+                    Some(last) => last.count += count,
+                    None => pieces.push(piece),
+                }
                 position += count;
                 spot += u64::from(count);
                 left -= count;
@@ -53,6 +58,13 @@ pub(super) struct Piece {
     /// Where they are among the spots.
     pub(super) page: u64,
     pub(super) shift: u32,
+}
+
+impl Piece {
+    fn goes_on_with(&self, next: &Self) -> bool {
+        (self.word, self.at + self.count) == (next.word, next.at)
+            && (self.page, self.shift + self.count) == (next.page, next.shift)
+    }
 }
 
 /// Room for one question about many streams, used again and again.
@@ -83,7 +95,12 @@ impl Resuming {
         let kinds = self.take_rules(needs, chosen);
         steps.cut(&mut self.pieces);
         self.held.clear();
-        self.held.extend(found.iter().map(|found| counted(found, needs, unit)));
+        if unit == 1 && needs.units == [1; LEVELS] {
+            self.held.extend(found.iter().map(|found| found.depths));
+        } else {
+            let aligned = |held: Depths| held.map(|held| held / unit * unit);
+            self.held.extend(found.iter().map(|found| aligned(needs.whole_units(found.depths))));
+        }
         self.walk.begin(found.len(), unit);
         for (stream, (held, index)) in found.iter().zip(self.held.iter().zip(0..)) {
             push(&mut self.pending, Asked { index, marker: stream.marker, depth: held[0] });
@@ -92,9 +109,7 @@ impl Resuming {
         depths.clear();
         depths.extend(self.walk.best.iter().map(|best| [best.saturating_sub(given_up); LEVELS]));
         // Most streams have one tier.
-        if self.walk.colder.iter().all(|colder| !colder)
-            && self.held.iter().all(|held| *held == [held[0]; LEVELS])
-        {
+        if !self.walk.found_colder && self.held.iter().all(|held| *held == [held[0]; LEVELS]) {
             return;
         }
         for level in 1..LEVELS {
@@ -115,7 +130,7 @@ impl Resuming {
 
     /// Notes what sides need. Says which kinds of marks that asks for.
     fn take_rules(&mut self, needs: &Resumption, chosen: Range<usize>) -> Kinds {
-        let mut kinds = Kinds::default();
+        let mut kinds = Kinds::none();
         let rules = &mut self.walk.rules;
         rules.clear();
         for side in chosen {
@@ -137,9 +152,9 @@ impl Resuming {
 
     /// Asks those who are pending, together where they hold equally many words.
     fn ask_pending(&mut self, sides: &Sides, level: usize, kinds: Kinds) {
-        // A window, and the tail before it.
-        let longest = self.walk.rules.iter().map(|rule| rule.window).max().unwrap_or(0);
-        let enough = longest.div_ceil(WORD).saturating_add(1);
+        // As many words before the last one as a window reaches into, and the tail before it.
+        let kinds = kinds.up_to(level);
+        let enough = self.walk.rules.iter().map(|rule| rule.window).max().unwrap_or(0).div_ceil(WORD);
         while let Some(top) = self.pending.first().map(Asked::top) {
             let together = &mut self.walk.asked;
             together.clear();
@@ -152,13 +167,16 @@ impl Resuming {
             loop {
                 let first = top.saturating_sub(words);
                 let from = self.pieces.partition_point(|piece| piece.word < first);
-                self.walk.run(sides, &self.pieces[from..], first..top + 1, level, kinds);
-                let best = &self.walk.best;
-                self.walk.asked.retain(|asked| best[asked.index as usize] == 0);
-                if first == 0 || self.walk.asked.is_empty() {
+                self.walk.run(sides, &self.pieces[from..], first..top + 1, &kinds);
+                if first == 0 {
                     break;
                 }
-                words = words.saturating_mul(4);
+                let best = &self.walk.best;
+                self.walk.asked.retain(|asked| best[asked.index as usize] == 0);
+                if self.walk.asked.is_empty() {
+                    break;
+                }
+                words = words.saturating_mul(4).max(1);
             }
         }
     }
@@ -169,11 +187,4 @@ fn push(pending: &mut Vec<Asked>, asked: Asked) {
     if asked.depth > 0 {
         pending.push(asked);
     }
-}
-
-/// What counts of a stream's main blocks, by level.
-fn counted(found: &Match, needs: &Resumption, unit: u32) -> Depths {
-    // Most have no units, and a division takes longer than all the rest.
-    let held = if needs.units == [1; LEVELS] { found.depths } else { needs.whole_units(found.depths) };
-    if unit == 1 { held } else { held.map(|held| held / unit * unit) }
 }

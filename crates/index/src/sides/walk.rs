@@ -8,7 +8,8 @@ use std::ops::Range;
 use kvplane_core::MARK_CHANNELS;
 
 use super::resume::Piece;
-use super::{Column, Sides, low};
+use super::{Sides, low};
+use crate::LEVELS;
 
 /// Positions of a word.
 pub(super) const WORD: u32 = u64::BITS;
@@ -27,19 +28,37 @@ pub(super) struct Rule {
     pub(super) tail: Option<usize>,
 }
 
+/// What is done with the marks of a column.
+const NOT_NEEDED: u8 = u8::MAX;
+const TOO_COLD: u8 = u8::MAX - 1;
+
 /// Which kinds of marks are asked for.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Kinds {
-    /// Where their words are, by channel, and one more; 0 where they are not needed.
-    slots: [u8; MARK_CHANNELS],
+    /// Where their words are, by tier and channel.
+    slots: [u8; LEVELS * MARK_CHANNELS],
     count: u8,
 }
 
 impl Kinds {
+    pub(super) fn none() -> Self {
+        Self { slots: [NOT_NEEDED; LEVELS * MARK_CHANNELS], count: 0 }
+    }
+
+    /// The marks of a channel are needed: where their words are.
     pub(super) fn slot(&mut self, channel: usize) -> usize {
+        for tier in 0..LEVELS {
+            self.slots[tier * MARK_CHANNELS + channel] = self.count;
+        }
         self.count += 1;
-        self.slots[channel] = self.count;
         usize::from(self.count) - 1
+    }
+
+    /// The same, of a tier and the warmer ones.
+    pub(super) fn up_to(mut self, level: usize) -> Self {
+        let colder = self.slots[(level + 1) * MARK_CHANNELS..].iter_mut();
+        colder.filter(|slot| **slot != NOT_NEEDED).for_each(|slot| *slot = TOO_COLD);
+        self
     }
 }
 
@@ -72,6 +91,8 @@ pub(super) struct Walk {
     pub(super) best: Vec<u32>,
     /// Which of them have marks in colder tiers than were asked for.
     pub(super) colder: Vec<bool>,
+    /// Whether there was one at all.
+    pub(super) found_colder: bool,
     /// Where a stream is among those who are asked, by its marker; one more than that.
     by_marker: Vec<u32>,
     /// The marks of a word: by kind, then by stream.
@@ -94,17 +115,11 @@ impl Walk {
         self.best.resize(streams, 0);
         self.colder.clear();
         self.colder.resize(streams, false);
+        self.found_colder = false;
     }
 
     /// Finds the last suitable boundary in these words. What comes before them counts as missing, unless it is the start of the prompt.
-    pub(super) fn run(
-        &mut self,
-        sides: &Sides,
-        mut pieces: &[Piece],
-        words: Range<u32>,
-        level: usize,
-        kinds: Kinds,
-    ) {
+    pub(super) fn run(&mut self, sides: &Sides, mut pieces: &[Piece], words: Range<u32>, kinds: &Kinds) {
         let needs_history = self.rules.iter().any(|rule| rule.tail.is_some());
         self.history.clear();
         self.carries.clear();
@@ -112,7 +127,7 @@ impl Walk {
         self.enter_markers();
         for word in words.clone() {
             let here = pieces.partition_point(|piece| piece.word == word);
-            self.read(sides, &pieces[..here], level, kinds);
+            self.read(sides, &pieces[..here], kinds);
             pieces = &pieces[here..];
             if needs_history {
                 self.history.extend_from_slice(&self.words);
@@ -147,25 +162,25 @@ impl Walk {
     }
 
     /// The marks of a word.
-    fn read(&mut self, sides: &Sides, pieces: &[Piece], level: usize, kinds: Kinds) {
-        let Self { asked, colder, by_marker, words, .. } = self;
+    fn read(&mut self, sides: &Sides, pieces: &[Piece], kinds: &Kinds) {
+        let Self { asked, colder, found_colder, by_marker, words, .. } = self;
         words.clear();
         words.resize(usize::from(kinds.count) * asked.len(), 0);
         for piece in pieces {
             let mask = low(piece.count);
             sides.read(piece.page, |columns| {
                 for column in columns {
-                    let number = by_marker.get(column.marker() as usize).copied().unwrap_or(0);
-                    let slot = kinds.slots[column.channel()];
-                    if number == 0 || slot == 0 {
+                    let number = by_marker.get(column.marker() as usize).copied().unwrap_or(0) as usize;
+                    let slot = kinds.slots[column.kind() as usize];
+                    if number == 0 || slot == NOT_NEEDED {
                         continue;
                     }
-                    let (at, slot) = (number as usize - 1, usize::from(slot) - 1);
                     let marks = (column.bits >> piece.shift & mask) << piece.at;
-                    if column.tier() <= level {
-                        words[slot * asked.len() + at] |= marks;
-                    } else {
-                        colder[asked[at].index as usize] |= marks != 0;
+                    if slot != TOO_COLD {
+                        words[usize::from(slot) * asked.len() + number - 1] |= marks;
+                    } else if marks != 0 {
+                        colder[asked[number - 1].index as usize] = true;
+                        *found_colder = true;
                     }
                 }
             });
@@ -178,8 +193,9 @@ impl Walk {
         let streams = self.asked.len();
         // Positions within a block of the side count as held: what its last one says is what matters.
         let within = !ends(word * WORD, stride);
+        let marks = &self.words[whole * streams..][..streams];
         self.held.clear();
-        self.held.extend(self.words[whole * streams..][..streams].iter().map(|marks| marks | within));
+        self.held.extend(marks.iter().map(|marks| marks | within));
         self.suits.clear();
         self.suits.extend_from_slice(&self.held);
         erode(&mut self.suits, window);
@@ -223,16 +239,6 @@ impl Walk {
     }
 }
 
-impl Column {
-    fn tier(self) -> usize {
-        self.kind() as usize / MARK_CHANNELS
-    }
-
-    fn channel(self) -> usize {
-        self.kind() as usize % MARK_CHANNELS
-    }
-}
-
 /// The ones up to the first zero.
 #[inline]
 fn first_ones(word: u64) -> u64 {
@@ -241,7 +247,8 @@ fn first_ones(word: u64) -> u64 {
 
 /// Leaves those bits that end so many ones in a row. One shift is for all words, so that the compiler uses vectors.
 fn erode(words: &mut [u64], window: u32) {
-    if window == 0 || window > WORD {
+    if window == 0 || window >= WORD {
+        // A whole word is held from its first position on, which its carry knows too.
         words.fill(if window == 0 { u64::MAX } else { 0 });
         return;
     }
