@@ -2,166 +2,22 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod groups;
+mod source;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use bytes::Bytes;
-use kvplane_core::{
-    ContentHasher, Continuity, EngineId, Namespace, Reason, StreamId, Tier, Trust, chain_hash,
-};
+use kvplane_core::{ContentHasher, Continuity, Namespace, Reason, Resumption, Tier, Trust, chain_hash};
 use kvplane_index::{LEVELS, Options as IndexOptions, Refused};
-use kvplane_ingest::{Catalog, Identity, Prompt, Stream};
-use kvplane_stream::{Ask, JournalOptions, Now, Options, Parent, Recorder, Snapshot};
-use kvplane_wire::encode::{Profile, encode_batch};
-use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
+use kvplane_ingest::{Catalog, Prompt};
+use kvplane_stream::{Parent, Snapshot};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-const CREDIT: [Trust; 3] = [Trust::Exact, Trust::Lower, Trust::Unverified];
-const MEDIA: [&str; 4] = ["GPU", "CPU", "DISK", "REMOTE"];
-/// Prompts share their first blocks in pairs.
-const PROMPTS: u8 = 4;
-const DEPTH: u8 = 6;
-
-/// What may happen to an engine and to the way to it.
-#[derive(Debug, Clone)]
-enum Step {
-    /// Blocks `from..to` of a prompt are stored.
-    Store {
-        prompt: u8,
-        from: u8,
-        to: u8,
-        medium: usize,
-    },
-    Remove {
-        prompt: u8,
-        at: u8,
-        medium: usize,
-    },
-    Clear,
-    /// A batch is lost.
-    Lose,
-    Restart,
-    Disconnect,
-    /// The connection is back, in the same life.
-    Return,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let range = (0..DEPTH, 1..=DEPTH).prop_map(|(from, more)| (from, (from + more).min(DEPTH)));
-    prop_oneof![
-        8 => (0..PROMPTS, range, 0..MEDIA.len())
-            .prop_map(|(prompt, (from, to), medium)| Step::Store { prompt, from, to, medium }),
-        6 => (0..PROMPTS, 0..DEPTH, 0..MEDIA.len())
-            .prop_map(|(prompt, at, medium)| Step::Remove { prompt, at, medium }),
-        1 => Just(Step::Clear),
-        1 => Just(Step::Lose),
-        1 => Just(Step::Restart),
-        1 => Just(Step::Disconnect),
-        2 => Just(Step::Return),
-    ]
-}
-
-fn tokens(prompt: u8, at: u8, block_size: u32) -> impl Iterator<Item = u32> {
-    let family = if at < 2 { prompt / 2 } else { prompt + 10 };
-    (0..block_size).map(move |i| u32::from(family) * 1_000 + u32::from(at) * 50 + i)
-}
-
-/// An engine and the stream that follows it. Hashes differ between engines.
-struct Source {
-    stream: Stream,
-    block_size: u32,
-    salt: u64,
-    next_sequence: u64,
-    clock: f64,
-    /// What can be replayed.
-    ring: Vec<(u64, Bytes)>,
-}
-
-impl Source {
-    fn start(catalog: &Arc<Catalog>, number: u64, block_size: u32) -> Self {
-        let id = StreamId::new(EngineId::new(&format!("e{number}")), 0);
-        let stream = Stream::in_process(id, Options::default(), JournalOptions::default());
-        let identity =
-            Identity { model: "m".to_owned(), worker_id: number, routing_group: "default".to_owned() };
-        stream.join(catalog, identity);
-        let mut source =
-            Self { stream, block_size, salt: number, next_sequence: 0, clock: 1.0, ring: Vec::new() };
-        source.feed(Recorder::connected);
-        source
-    }
-
-    /// Feeds the stream and answers whatever it asks.
-    fn feed(&mut self, input: impl FnOnce(&mut Recorder, Now)) {
-        let mut asks = self.stream.feed(input).asks;
-        while let Some(ask) = asks.pop() {
-            let outcome = match ask {
-                Ask::Hint { id } => self.stream.feed(|recorder, now| recorder.hint(now, id, None, None)),
-                Ask::Resubscribe => unreachable!("sockets are not subscribed to"),
-                Ask::Replay { id, from } => self.stream.feed(|recorder, now| {
-                    for (sequence, payload) in self.ring.iter().filter(|(sequence, _)| *sequence >= from) {
-                        recorder.replayed(now, id, *sequence, payload.clone());
-                    }
-                    recorder.replay_ended(now, id, true);
-                }),
-            };
-            asks.extend(outcome.asks);
-        }
-    }
-
-    fn hash(&self, prompt: u8, at: u8) -> OwnedHash {
-        let family = if at < 2 { prompt / 2 } else { prompt + 10 };
-        OwnedHash::Unsigned((self.salt + 1) << 32 | u64::from(family) << 8 | u64::from(at))
-    }
-
-    fn publish(&mut self, events: &[OwnedEvent]) {
-        self.clock += 1.0;
-        let payload = Bytes::from(encode_batch(Profile::Vllm0_32, self.clock, Some(0), events));
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
-        self.ring.push((sequence, payload.clone()));
-        self.feed(|recorder, now| recorder.live(now, sequence, payload));
-    }
-
-    fn run(&mut self, step: &Step) {
-        match *step {
-            Step::Store { prompt, from, to, medium } => {
-                let stored = OwnedEvent::Stored(OwnedStored {
-                    block_hashes: (from..to).map(|at| self.hash(prompt, at)).collect(),
-                    parent: from.checked_sub(1).map(|at| self.hash(prompt, at)),
-                    token_ids: (from..to).flat_map(|at| tokens(prompt, at, self.block_size)).collect(),
-                    block_size: self.block_size,
-                    medium: Some(MEDIA[medium].to_owned()),
-                    extra_keys: Some((from..to).map(|_| None).collect()),
-                    group: Some(0),
-                    spec_kind: Some("full_attention".to_owned()),
-                    ..OwnedStored::default()
-                });
-                self.publish(&[stored]);
-            }
-            Step::Remove { prompt, at, medium } => {
-                let removed = OwnedEvent::Removed(OwnedRemoved {
-                    block_hashes: vec![self.hash(prompt, at)],
-                    medium: Some(MEDIA[medium].to_owned()),
-                    group: Some(0),
-                    ..OwnedRemoved::default()
-                });
-                self.publish(&[removed]);
-            }
-            Step::Clear => self.publish(&[OwnedEvent::Cleared]),
-            Step::Lose => self.next_sequence += 1,
-            Step::Restart => {
-                self.feed(Recorder::disconnected);
-                self.ring.clear();
-                self.next_sequence = 0;
-                self.feed(Recorder::connected);
-            }
-            Step::Disconnect => self.feed(Recorder::disconnected),
-            Step::Return => self.feed(Recorder::connected),
-        }
-    }
-}
+use groups::Told;
+use source::{CREDIT, DEPTH, PROMPTS, Source, Step, step, tokens};
 
 /// By level, the prefixes whose last block lies in that tier or a warmer one.
 fn held(snapshot: &Snapshot) -> [BTreeSet<u64>; LEVELS] {
@@ -186,7 +42,13 @@ fn held(snapshot: &Snapshot) -> [BTreeSet<u64>; LEVELS] {
     held
 }
 
-fn expected(held: &[BTreeSet<u64>; LEVELS], prompt: &[u32], block_size: u32) -> [u64; LEVELS] {
+/// Tokens that a stream gives back, by level.
+fn expected(
+    held: &[BTreeSet<u64>; LEVELS],
+    prompt: &[u32],
+    block_size: u32,
+    needs: &Resumption,
+) -> [u64; LEVELS] {
     let mut hasher = ContentHasher::default();
     let mut previous = None;
     let prefixes: Vec<u64> = prompt
@@ -197,14 +59,17 @@ fn expected(held: &[BTreeSet<u64>; LEVELS], prompt: &[u32], block_size: u32) -> 
             prefix
         })
         .collect();
-    let depth = |held: &BTreeSet<u64>| prefixes.iter().take_while(|prefix| held.contains(prefix)).count();
-    held.each_ref().map(|held| depth(held) as u64 * u64::from(block_size))
+    let depth =
+        |held: &BTreeSet<u64>| prefixes.iter().take_while(|prefix| held.contains(prefix)).count() as u32;
+    let counted = needs.whole_units(held.each_ref().map(depth));
+    counted.map(|blocks| u64::from(blocks) * u64::from(block_size))
 }
 
 fn check(catalog: &Arc<Catalog>, sources: &[Source], runtime: &tokio::runtime::Runtime) {
     let Some(roster) = catalog.model("m") else { panic!("the model is gone") };
     let states: Vec<_> = sources.iter().map(|source| runtime.block_on(source.stream.snapshot())).collect();
     let states: Vec<_> = states.iter().map(|snapshot| held(snapshot)).collect();
+    let needs: Vec<_> = sources.iter().map(|source| Told::by(source).needs).collect();
     for prompt in 0..PROMPTS {
         for size in [4, 8] {
             let ids: Vec<u32> = (0..DEPTH).flat_map(|at| tokens(prompt, at, size)).collect();
@@ -218,7 +83,11 @@ fn check(catalog: &Arc<Catalog>, sources: &[Source], runtime: &tokio::runtime::R
                     assert_eq!(told, (status.epoch, Continuity::Live, status.trust.level()));
                     let tokens =
                         [Tier::Device, Tier::Host, Tier::Disk, Tier::Remote].map(|t| found.tokens_in(t));
-                    assert_eq!(tokens, expected(&states[at], &ids, sources[at].block_size), "e{at}");
+                    assert_eq!(
+                        tokens,
+                        expected(&states[at], &ids, sources[at].block_size, &needs[at]),
+                        "e{at}"
+                    );
                 }
                 for passed in answer.not_credited() {
                     let status = sources[passed.member.identity.worker_id as usize].stream.status();
@@ -233,7 +102,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn answers_are_what_the_journals_hold(steps in vec((0_usize..3, step()), 1..60)) {
+    fn answers_are_what_the_journals_hold(steps in vec((0_usize..3, step(1)), 1..60)) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let catalog = Catalog::new(IndexOptions::default());
         let mut sources: Vec<Source> =
@@ -259,17 +128,17 @@ fn what_an_index_does_not_take_makes_its_stream_lower_until_the_next_clear() {
         let view = catalog.model("m").unwrap().members()[0].view();
         (view.trust, view.reason, source.stream.status().trust.level())
     };
-    source.run(&Step::Store { prompt: 0, from: 0, to: 3, medium: 0 });
-    source.run(&Step::Remove { prompt: 0, at: 1, medium: 0 });
-    source.run(&Step::Remove { prompt: 0, at: 0, medium: 0 });
+    source.run(&Step::Store { group: 0, prompt: 1, from: 0, to: DEPTH, medium: 0 });
     assert_eq!(worth(&source), (Trust::Exact, None, Trust::Exact));
-    // The journal knows what these blocks build on. In the index, nobody holds it: they wait, and only two may.
-    source.run(&Step::Store { prompt: 1, from: 2, to: 6, medium: 1 });
+    // In the index, nobody holds what these blocks build on: they wait, and only two may.
+    let gone = (0..DEPTH).rev().map(|at| source.removed(0, 1, at, 0));
+    let events: Vec<_> = gone.chain([source.stored(0, 1, 2..6, 1)]).collect();
+    source.publish(&events);
     assert_eq!(worth(&source), (Trust::Lower, Some(Reason::WaitingOverflow), Trust::Exact));
     assert_eq!(source.stream.status().index_lacking, Some(Reason::WaitingOverflow));
     assert_eq!(catalog.refused()[0].1, [(Refused::Budget, 0), (Refused::Waiting, 1)]);
     source.run(&Step::Restart);
-    source.run(&Step::Store { prompt: 0, from: 0, to: 2, medium: 0 });
+    source.run(&Step::Store { group: 0, prompt: 0, from: 0, to: 2, medium: 0 });
     assert_eq!(worth(&source), (Trust::Exact, None, Trust::Exact));
     assert_eq!(source.stream.status().index_lacking, None);
 }
@@ -279,7 +148,7 @@ fn a_stream_that_leaves_is_in_no_answer() {
     let catalog = Catalog::new(IndexOptions::default());
     let mut sources: Vec<Source> = (0..2).map(|number| Source::start(&catalog, number, 4)).collect();
     for source in &mut sources {
-        source.run(&Step::Store { prompt: 0, from: 0, to: 3, medium: 0 });
+        source.run(&Step::Store { group: 0, prompt: 0, from: 0, to: 3, medium: 0 });
     }
     let roster = catalog.model("m").unwrap();
     let ids: Vec<u32> = (0..DEPTH).flat_map(|at| tokens(0, at, 4)).collect();
@@ -296,7 +165,7 @@ fn a_stream_that_leaves_is_in_no_answer() {
     sources[0].stream.leave_index();
     assert_eq!(ask(), [(1, 12)]);
     // Somebody may still feed it: to no effect.
-    sources[0].run(&Step::Store { prompt: 0, from: 0, to: 3, medium: 0 });
+    sources[0].run(&Step::Store { group: 0, prompt: 0, from: 0, to: 3, medium: 0 });
     assert_eq!(ask(), [(1, 12)]);
     let again = Source::start(&catalog, 7, 4);
     assert_eq!(ask(), [(1, 12), (7, 0)], "its seat is free for another, who holds nothing");
@@ -336,7 +205,7 @@ fn no_answer_mixes_two_lives() {
         while truth.len() < LIVES || answers.load(Ordering::Relaxed) < ANSWERS {
             source.run(&Step::Restart);
             let at = truth.len() % 2;
-            source.run(&Step::Store { prompt: at as u8 * 2, from: 0, to: DEPTH, medium: 0 });
+            source.run(&Step::Store { group: 0, prompt: at as u8 * 2, from: 0, to: DEPTH, medium: 0 });
             truth.insert((source.stream.status().epoch, at));
         }
         over.store(true, Ordering::Relaxed);
