@@ -31,6 +31,8 @@ pub(super) struct Effects {
     pub(super) unresolved: Vec<u64>,
     /// What other tiers hold is not known: the device was cleared, and they perhaps with it, or it was misunderstood.
     pub(super) forget_others: bool,
+    /// The blocks of a store may be held already: they have no further copy.
+    pub(super) uncounted: bool,
     /// Copies were counted that are none, and which is not known.
     pub(super) over_counted: bool,
     /// Hashes of blocks that left a place for good.

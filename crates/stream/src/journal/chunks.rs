@@ -222,11 +222,16 @@ impl Journal {
 
     /// Says whether blocks may be on the device that are not known.
     pub(super) fn note_doubt_of_device(&mut self) {
-        let mut reasons = self.trust.active().iter().map(|active| active.reason);
-        let in_doubt = reasons.any(|reason| {
-            reason.trust() == Trust::Lower && !matches!(reason, Reason::TierHistory | Reason::ChunkSize)
-        });
+        let in_doubt = self.is_device_in_doubt();
         self.sides.set_device_in_doubt(in_doubt);
+    }
+
+    /// Whether blocks may be on the device that are not known.
+    pub(super) fn is_device_in_doubt(&self) -> bool {
+        let mut reasons = self.trust.active().iter().map(|active| active.reason);
+        reasons.any(|reason| {
+            reason.trust() == Trust::Lower && !matches!(reason, Reason::TierHistory | Reason::ChunkSize)
+        })
     }
 
     /// Whether more may be held in chunks than counts.

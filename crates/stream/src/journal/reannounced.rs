@@ -29,6 +29,8 @@ pub(super) enum Telling {
     Another,
     /// Another copy of each, unless reports are asked for.
     Copy,
+    /// One copy of each, or none: it may be a report of blocks of which only some are known.
+    Partly,
     /// Nothing new.
     Again,
     /// One or the other.
@@ -57,8 +59,8 @@ impl Journal {
             told.push((main_at, telling));
         }
         // Of other groups, whole stretches that the main one holds are reported.
-        let reported = main_at == at || (begun.is_dense && self.are_held(&begun, Place::is_main));
-        if reported { telling } else { Telling::Another }
+        let reported = begun.is_dense && telling != Telling::Partly && self.are_held(&begun, Place::is_main);
+        if main_at == at || reported { telling } else { Telling::Another }
     }
 
     /// The main group's store of the same prompt. The groups of a request are told in their order.
@@ -81,9 +83,7 @@ impl Journal {
     }
 
     fn main_telling(&self, batch: &Batch<'_, '_>, at: usize, begun: &Beginning<'_, '_>) -> Telling {
-        let Some(last) = begun.hashes.last().filter(|_| self.are_held(begun, Place::is_main)) else {
-            return Telling::Another;
-        };
+        let Some(last) = begun.hashes.last() else { return Telling::Another };
         let goes_on = batch.events[at + 1..].iter().any(|event| match event {
             Event::Stored(next) => {
                 let same_place = next.medium == begun.stored.medium
@@ -94,6 +94,10 @@ impl Journal {
             }
             _ => false,
         });
+        if !self.are_held(begun, Place::is_main) {
+            let may_be_report = self.is_device_in_doubt() && (goes_on || self.reports.seen);
+            return if may_be_report { Telling::Partly } else { Telling::Another };
+        }
         match (self.could_be_told_again(begun.hashes), goes_on) {
             (Telling::Another, _) => Telling::Another,
             (telling, true) => telling,

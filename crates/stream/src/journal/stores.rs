@@ -132,6 +132,7 @@ impl Journal {
         }
         change.attributes = effects.inherited.take().unwrap_or(change.attributes);
         effects.changes.push(Change::Stored(change));
+        effects.uncounted = false;
         ended.sort_unstable();
         for same in ended.chunk_by(|a, b| a == b) {
             self.count_chunks(same[0], place, same.len(), effects);
@@ -164,13 +165,14 @@ impl Journal {
         match telling {
             Telling::Another => return false,
             Telling::Copy => self.doubt_copies(place, hashes),
+            Telling::Partly => effects.uncounted = true,
             Telling::Again => effects.over_counted |= !self.see_report(effects),
             Telling::Either if self.state.places.get(place).proves_ancestors() => {
                 effects.doubt(Reason::Presence);
             }
             Telling::Either => effects.doubt(Reason::Reannounced),
         }
-        if telling == Telling::Copy {
+        if matches!(telling, Telling::Copy | Telling::Partly) {
             return false;
         }
         self.counters.reannounced_blocks += hashes.len() as u64;
@@ -226,6 +228,7 @@ impl Journal {
             effects.doubt(Reason::Presence);
         }
         let copies = match self.duplicates() {
+            _ if effects.uncounted => before.max(1),
             Duplicates::Count => before.saturating_add(1),
             Duplicates::Presence => 1,
         };

@@ -77,14 +77,18 @@ impl Engine {
         if end >= on_device + self.chunk { end } else { on_device }
     }
 
-    /// Serves a prompt: what is not served from either is computed, and all of it is on the device then.
-    pub fn request(&mut self, prompt: &Prompt) {
+    /// Serves a prompt: what is not served from either is computed, and all of it is on the device then. What is reused is announced
+    /// once more where a `report` is asked for.
+    pub fn request(&mut self, prompt: &Prompt, report: bool) {
         self.used.retain(|old| old != prompt);
         self.used.push_back(prompt.clone());
         let on_device =
             (0..prompt.len()).take_while(|&at| self.device.contains_key(&hash(prompt, at))).count();
         // A prompt of whole blocks computes its last one again.
         let first = on_device.min(prompt.len() - 1);
+        if report && first > 0 {
+            self.store("GPU", prompt, 0..first, true);
+        }
         for at in first..prompt.len() {
             *self.device.entry(hash(prompt, at)).or_default() += 1;
         }

@@ -1,4 +1,4 @@
-//! Any history of an engine with a host behind its device: what is predicted is what it serves, or trust says otherwise.
+//! Any history of an engine with a host behind its device, copies and full reports: what is predicted is what it serves, or trust says otherwise.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
@@ -19,7 +19,7 @@ const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
 
 #[derive(Debug, Clone)]
 enum Op {
-    Request(Prompt),
+    Request { prompt: Prompt, report: bool },
     Offload { prompt: Prompt, backwards: bool },
     Clear { external: bool },
     Publish,
@@ -47,7 +47,7 @@ impl World {
 
     fn run(&mut self, op: &Op) {
         match op {
-            Op::Request(prompt) => self.engine.request(prompt),
+            Op::Request { prompt, report } => self.engine.request(prompt, *report),
             Op::Offload { prompt, backwards } => self.engine.offload(prompt, *backwards),
             Op::Clear { external } => self.engine.clear(*external),
             Op::Publish => self.publish(),
@@ -117,7 +117,8 @@ fn prompt() -> impl Strategy<Value = Prompt> {
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        8 => prompt().prop_map(Op::Request),
+        8 => prompt().prop_map(|prompt| Op::Request { prompt, report: false }),
+        1 => prompt().prop_map(|prompt| Op::Request { prompt, report: true }),
         8 => (prompt(), any::<bool>()).prop_map(|(prompt, backwards)| Op::Offload { prompt, backwards }),
         4 => Just(Op::Publish),
         1 => any::<bool>().prop_map(|external| Op::Clear { external }),
@@ -158,9 +159,9 @@ fn a_chunk_of_the_host_serves_what_the_device_let_go_of() {
     let mut world = World::new(Engine::new(Telling::Placeholder, 2, 9, 8), Some(2 * BLOCK));
     let prompt: Prompt = vec![0, 1, 0, 1, 1];
     for op in [
-        Op::Request(prompt.clone()),
+        Op::Request { prompt: prompt.clone(), report: false },
         Op::Offload { prompt: prompt.clone(), backwards: true },
-        Op::Request(vec![1; 8]),
+        Op::Request { prompt: vec![1; 8], report: false },
     ] {
         world.run(&op);
     }
