@@ -91,7 +91,7 @@ proptest! {
 /// Blocks of the sliding group go and others come, in one batch: answers know the blocks before or those after it, and the stream is in every one of them.
 #[test]
 fn a_busy_stream_is_answered_as_it_was_between_two_batches() {
-    const ENOUGH: usize = 200;
+    const ENOUGH: usize = 50_000;
     let catalog = Catalog::new(Options::default());
     let mut source = Source::start(&catalog, 0, BLOCK_SIZE);
     let all = |group, from, to| Step::Store { group, prompt: 0, from, to, medium: 0 };
