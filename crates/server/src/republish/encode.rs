@@ -2,10 +2,12 @@
 //!
 //! Hashes go out as 64-bit integers, whatever the engine sent: one form for stores, parents and removals.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use kvplane_core::Tier;
 use kvplane_stream::{
-    Attributes, BlockImage, Change, Entry, ExtraKeys, Layout, Parent, Place, Snapshot, StoreCause,
+    Attributes, BlockImage, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Snapshot, StoreCause,
     StoredChange, Transition,
 };
 use kvplane_wire::encode::{Profile, encode_batch};
@@ -138,17 +140,20 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<
             (false, _) => {
                 for holding in &block.holdings {
                     let place = &snapshot.image.places[usize::from(holding.place)];
-                    add_image(&mut runs, block, place, holding.copies);
+                    add_image(&mut runs, snapshot, (block, place), holding.copies);
                 }
             }
             (true, Some(main)) => {
-                add_image(&mut runs, block, main, 1);
+                add_image(&mut runs, snapshot, (block, main), 1);
                 holes.push(block.hash);
             }
             (true, None) => {}
         }
     }
-    let mut events = runs.finish();
+    let several = snapshot.groups.len() > 1;
+    let groups = snapshot.groups.iter().filter(|_| several);
+    let mut events: Vec<OwnedEvent> = groups.map(|group| describe(group, main)).collect();
+    events.extend(runs.finish());
     if let (false, Some(main)) = (holes.is_empty(), main) {
         events.push(removed(main, holes.into_iter()));
     }
@@ -183,8 +188,27 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<
     batches
 }
 
-fn add_image(runs: &mut Runs, block: &BlockImage, place: &Place, copies: u32) {
-    match block.attached_chain().or_else(|| block.chains.first()) {
+/// A store of no blocks, as an engine tells one that keeps none: it says what the group is, also if it holds nothing now.
+fn describe(group: &Group, main: Option<&Arc<Place>>) -> OwnedEvent {
+    let block_size = group.block_size.filter(|_| group.size_is_sure).unwrap_or(0);
+    OwnedEvent::Stored(OwnedStored {
+        token_ids: vec![0; block_size as usize],
+        block_size,
+        medium: main.and_then(|main| main.medium.as_deref()).map(str::to_owned),
+        group: group.group,
+        spec_kind: group.spec_kind.as_deref().map(str::to_owned),
+        sliding_window: group.sliding_window,
+        ..OwnedStored::default()
+    })
+}
+
+fn add_image(runs: &mut Runs, snapshot: &Snapshot, (block, place): (&BlockImage, &Place), copies: u32) {
+    let group = snapshot.groups.iter().find(|group| group.group == place.group);
+    let of_group = |size: u32| block.chains.iter().find(|chain| chain.block_size == size);
+    let own = group.and_then(|group| group.block_size).and_then(of_group);
+    // Blocks of other groups may be known by what the main group says of them, which is not what they are.
+    let any = || snapshot.chains_of(block).0.filter(|_| place.is_main() || snapshot.groups.len() < 2);
+    match own.or_else(any) {
         Some(chain) => {
             let keys = chain.extra_keys.as_ref();
             let link = Link {
@@ -307,4 +331,66 @@ fn same_frame(stored: &OwnedStored, template: &OwnedStored) -> bool {
         && stored.lora_id == template.lora_id
         && stored.lora_name == template.lora_name
         && stored.bigrams == template.bigrams
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::time::Duration;
+
+    use kvplane_stream::{Journal, JournalOptions, Now};
+    use kvplane_wire::Decoder;
+
+    use super::*;
+
+    const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
+
+    fn journal(batches: &[Bytes]) -> Journal {
+        let mut journal = Journal::new(JournalOptions::default(), 0, NOW);
+        journal.heard_from_start();
+        for (sequence, payload) in batches.iter().enumerate() {
+            let mut decoder = Decoder::default();
+            journal.apply(sequence as u64, &decoder.decode(payload).unwrap(), NOW);
+        }
+        journal
+    }
+
+    #[test]
+    fn a_listener_to_a_snapshot_knows_the_groups() {
+        let store = |group: u32, kind: &str, size: u32, ends: &[u64]| {
+            OwnedEvent::Stored(OwnedStored {
+                block_hashes: ends.iter().map(|&end| OwnedHash::Unsigned(end)).collect(),
+                token_ids: (0..32).collect(),
+                block_size: size,
+                medium: Some("GPU".into()),
+                group: Some(group),
+                spec_kind: Some(kind.into()),
+                sliding_window: (kind == "sliding_window").then_some(9),
+                ..OwnedStored::default()
+            })
+        };
+        // Smaller blocks, larger ones, and a group that holds nothing.
+        let events = [
+            store(0, "sliding_window", 4, &[4, 8, 12, 16, 20, 24, 28, 32]),
+            store(1, "mamba", 16, &[32]),
+            store(2, "sliding_window", 8, &[]),
+            store(3, "full_attention", 8, &[8, 16, 24, 32]),
+        ];
+        let mut first = journal(&[encode_batch(PROFILE, 1.0, Some(0), &events).into()]);
+        let mut builder = first.begin_snapshot();
+        while !builder.gather() {
+            first.step_snapshot(&mut builder, 9).unwrap();
+        }
+        let second = journal(&snapshot(0, &builder.finish(), 9));
+        assert_eq!(second.groups(), first.groups());
+        assert_eq!(second.resumption(), first.resumption());
+        let sorted = |journal: &Journal| {
+            let mut marks = journal.all_marks();
+            marks.sort_unstable_by_key(|(hash, _)| *hash);
+            marks
+        };
+        assert_eq!(sorted(&first).len(), 4);
+        assert_eq!(sorted(&second), sorted(&first));
+        assert_eq!(second.state().digest(), first.state().digest());
+    }
 }

@@ -159,7 +159,7 @@ impl Window {
         transitions: Vec<Transition>,
     ) -> Arc<Entry> {
         let Notes { trust, standing, digest, untranslatable, known_from, resumption, marks } = notes;
-        let cost = Entry::estimate(&changes, &transitions);
+        let cost = Entry::estimate(&changes, &transitions) + std::mem::size_of_val(&marks[..]);
         // Freed after the lock.
         let mut expired: SmallVec<[Arc<Entry>; 4]> = SmallVec::new();
         let mut kept = self.kept.lock();
