@@ -7,6 +7,7 @@ use kvplane_core::Resumption;
 
 use crate::crowd::ones;
 use crate::reader::Reader;
+use crate::shared::Lane;
 use crate::sides::{Resuming, Steps};
 use crate::{Depths, LEVELS, Match};
 
@@ -138,6 +139,7 @@ impl Answer<'_> {
         singles.chain(self.buffer.strata.iter().map(|(depth, _)| *depth)).max().unwrap_or(0)
     }
 
+    #[inline]
     fn for_each_lane(&self, mut each: impl FnMut(u32, u32)) {
         for (lane, depth) in &self.buffer.singles {
             each(*lane, *depth);
@@ -153,48 +155,14 @@ impl Answer<'_> {
 
     /// Every stream that holds the first block in any tier, in no particular order.
     pub fn matches(&self) -> Vec<Match> {
-        let mut matches: Vec<Match> = Vec::with_capacity(self.lanes());
         let lanes = self.reader.lanes();
-        let mut by_slot: Vec<u32> = Vec::with_capacity(lanes.len());
-        let mut several = false;
-        self.for_each_lane(|lane, depth| {
-            let lane = lanes.get(lane);
-            let slot = lane.slot as usize;
-            if slot >= by_slot.len() {
-                by_slot.resize(slot + 1, u32::MAX);
-            }
-            let at = match matches.get(by_slot[slot] as usize) {
-                Some(found) if found.owner == lane.owner => by_slot[slot] as usize,
-                // One stream went and another got its slot while the question was followed.
-                Some(_) => {
-                    matches.iter().position(|found| found.owner == lane.owner).unwrap_or(matches.len())
-                }
-                None => matches.len(),
-            };
-            let levels = usize::from(lane.from)..usize::from(lane.to);
-            if at == matches.len() {
-                by_slot[slot] = at as u32;
-                let depths = if levels == (0..LEVELS) { [depth; LEVELS] } else { [0; LEVELS] };
-                matches.push(Match { owner: lane.owner, depths, marker: lane.marker });
-                if depths[0] == depth {
-                    return;
-                }
-            }
-            several = true;
-            for level in matches[at].depths.get_mut(levels).into_iter().flatten() {
-                *level = depth.max(*level);
-            }
-        });
-        if several {
-            // A level counts everything warmer. Its lane may have been looked at before the warmer one's was written to, or be younger than
-            // the question.
-            for found in &mut matches {
-                for level in 1..found.depths.len() {
-                    found.depths[level] = found.depths[level].max(found.depths[level - 1]);
-                }
-            }
-        }
-        matches
+        let mut gathered = Gathered {
+            matches: Vec::with_capacity(self.lanes()),
+            by_slot: vec![u32::MAX; lanes.len()],
+            several: false,
+        };
+        self.for_each_lane(|lane, depth| gathered.add(lanes.get(lane), depth));
+        gathered.finish()
     }
 
     /// Lanes that hold something.
@@ -216,5 +184,68 @@ impl Answer<'_> {
     ) {
         let Buffer { steps, resuming, .. } = &mut *self.buffer;
         resuming.resume(self.reader.sides(), steps, found, needs, side, depths);
+    }
+}
+
+/// Streams, put together from their lanes.
+struct Gathered {
+    matches: Vec<Match>,
+    /// Where the stream of a slot is among them.
+    by_slot: Vec<u32>,
+    /// Some stream has several lanes.
+    several: bool,
+}
+
+impl Gathered {
+    #[inline]
+    fn add(&mut self, lane: Lane, depth: u32) {
+        let slot = lane.slot as usize;
+        if slot >= self.by_slot.len() {
+            self.by_slot.resize(slot + 1, u32::MAX);
+        }
+        let next = self.matches.len();
+        if self.by_slot[slot] == u32::MAX {
+            self.by_slot[slot] = next as u32;
+            let whole = (lane.from, usize::from(lane.to)) == (0, LEVELS);
+            let depths = if whole { [depth; LEVELS] } else { [0; LEVELS] };
+            self.matches.push(Match { owner: lane.owner, depths, marker: lane.marker });
+            if whole {
+                return;
+            }
+        }
+        self.add_level(lane, depth);
+    }
+
+    /// A lane of a stream that may have others.
+    fn add_level(&mut self, lane: Lane, depth: u32) {
+        self.several = true;
+        let mut at = self.by_slot[lane.slot as usize] as usize;
+        if self.matches[at].owner != lane.owner {
+            // One stream went and another got its slot while the question was followed.
+            let known = self.matches.iter().position(|found| found.owner == lane.owner);
+            at = known.unwrap_or(self.matches.len());
+            if known.is_none() {
+                let fresh = Match { owner: lane.owner, depths: Depths::default(), marker: lane.marker };
+                self.matches.push(fresh);
+                self.by_slot[lane.slot as usize] = at as u32;
+            }
+        }
+        let levels = usize::from(lane.from)..usize::from(lane.to);
+        for level in self.matches[at].depths.get_mut(levels).into_iter().flatten() {
+            *level = depth.max(*level);
+        }
+    }
+
+    fn finish(mut self) -> Vec<Match> {
+        if self.several {
+            // A level counts everything warmer. Its lane may have been looked at before the warmer one's was written to, or be younger than the
+            // question.
+            for found in &mut self.matches {
+                for level in 1..found.depths.len() {
+                    found.depths[level] = found.depths[level].max(found.depths[level - 1]);
+                }
+            }
+        }
+        self.matches
     }
 }

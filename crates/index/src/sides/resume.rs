@@ -95,33 +95,38 @@ impl Resuming {
         let kinds = self.take_rules(needs, chosen);
         steps.cut(&mut self.pieces);
         self.held.clear();
-        if unit == 1 && needs.units == [1; LEVELS] {
-            self.held.extend(found.iter().map(|found| found.depths));
-        } else {
+        let has_units = unit != 1 || needs.units != [1; LEVELS];
+        if has_units {
             let aligned = |held: Depths| held.map(|held| held / unit * unit);
             self.held.extend(found.iter().map(|found| aligned(needs.whole_units(found.depths))));
         }
+        let counts = &self.held;
+        let held = |at: usize| if has_units { counts[at] } else { found[at].depths };
+        let asked = |at: usize, level: usize| Asked {
+            index: at as u32,
+            marker: found[at].marker,
+            depth: held(at)[level],
+        };
         self.walk.begin(found.len(), unit);
-        for (stream, (held, index)) in found.iter().zip(self.held.iter().zip(0..)) {
-            push(&mut self.pending, Asked { index, marker: stream.marker, depth: held[0] });
-        }
-        self.ask_pending(sides, 0, kinds);
+        self.pending.clear();
+        self.pending.extend((0..found.len()).map(|at| asked(at, 0)));
+        ask(&mut self.pending, &mut self.walk, &self.pieces, sides, &kinds.up_to(0));
         depths.clear();
         depths.extend(self.walk.best.iter().map(|best| [best.saturating_sub(given_up); LEVELS]));
         // Most streams have one tier.
-        if !self.walk.found_colder && self.held.iter().all(|held| *held == [held[0]; LEVELS]) {
+        let uniform = |at: usize| held(at)[1..].iter().all(|level| *level == held(at)[0]);
+        if !self.walk.found_colder && (0..found.len()).all(uniform) {
             return;
         }
         for level in 1..LEVELS {
-            for (stream, (held, index)) in found.iter().zip(self.held.iter().zip(0..)) {
+            for at in 0..found.len() {
                 // A colder tier does not change anything if it has no more main blocks, and no marks.
-                let at = index as usize;
-                if held[level] != held[level - 1] || self.walk.colder[at] {
+                if held(at)[level] != held(at)[level - 1] || self.walk.colder[at] {
                     (self.walk.best[at], self.walk.colder[at]) = (0, false);
-                    push(&mut self.pending, Asked { index, marker: stream.marker, depth: held[level] });
+                    self.pending.push(asked(at, level));
                 }
             }
-            self.ask_pending(sides, level, kinds);
+            ask(&mut self.pending, &mut self.walk, &self.pieces, sides, &kinds.up_to(level));
             for (depths, best) in depths.iter_mut().zip(&self.walk.best) {
                 depths[level] = best.saturating_sub(given_up);
             }
@@ -149,42 +154,33 @@ impl Resuming {
         }
         kinds
     }
-
-    /// Asks those who are pending, together where they hold equally many words.
-    fn ask_pending(&mut self, sides: &Sides, level: usize, kinds: Kinds) {
-        // As many words before the last one as a window reaches into, and the tail before it.
-        let kinds = kinds.up_to(level);
-        let enough = self.walk.rules.iter().map(|rule| rule.window).max().unwrap_or(0).div_ceil(WORD);
-        while let Some(top) = self.pending.first().map(Asked::top) {
-            let together = &mut self.walk.asked;
-            together.clear();
-            if self.pending.iter().all(|asked| asked.top() == top) {
-                std::mem::swap(&mut self.pending, together);
-            } else {
-                together.extend(self.pending.extract_if(.., |asked| asked.top() == top));
-            }
-            let mut words = enough;
-            loop {
-                let first = top.saturating_sub(words);
-                let from = self.pieces.partition_point(|piece| piece.word < first);
-                self.walk.run(sides, &self.pieces[from..], first..top + 1, &kinds);
-                if first == 0 {
-                    break;
-                }
-                let best = &self.walk.best;
-                self.walk.asked.retain(|asked| best[asked.index as usize] == 0);
-                if self.walk.asked.is_empty() {
-                    break;
-                }
-                words = words.saturating_mul(4).max(1);
-            }
-        }
-    }
 }
 
-/// Somebody who holds nothing is not asked.
-fn push(pending: &mut Vec<Asked>, asked: Asked) {
-    if asked.depth > 0 {
-        pending.push(asked);
+/// Asks those who are pending, together where they hold equally many words.
+fn ask(pending: &mut Vec<Asked>, walk: &mut Walk, pieces: &[Piece], sides: &Sides, kinds: &Kinds) {
+    // As many words before the last one as a window reaches into, and the tail before it.
+    let enough = walk.rules.iter().map(|rule| rule.window).max().unwrap_or(0).div_ceil(WORD);
+    while let Some(top) = pending.first().map(Asked::top) {
+        walk.asked.clear();
+        if pending.iter().all(|asked| asked.top() == top) {
+            std::mem::swap(pending, &mut walk.asked);
+        } else {
+            walk.asked.extend(pending.extract_if(.., |asked| asked.top() == top));
+        }
+        let mut words = enough;
+        loop {
+            let first = top.saturating_sub(words);
+            let from = pieces.partition_point(|piece| piece.word < first);
+            walk.run(sides, &pieces[from..], first..top + 1, kinds);
+            if first == 0 {
+                break;
+            }
+            let best = &walk.best;
+            walk.asked.retain(|asked| best[asked.index as usize] == 0);
+            if walk.asked.is_empty() {
+                break;
+            }
+            words = words.saturating_mul(4).max(1);
+        }
     }
 }

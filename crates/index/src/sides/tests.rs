@@ -67,9 +67,9 @@ proptest! {
             so_far = depth.min(at as u32).max(so_far);
             so_far
         });
-        // Between others, and twice, so that each finds what is its own.
+        // Between others, so that each finds what is its own.
         let all = Match { owner: 4, depths: held, marker: 4 };
-        let asked = [all, Match { owner: 5, depths: held, marker: 5 }, Match { owner: 6, ..all }];
+        let asked = [all, Match { owner: 5, depths: held, marker: 5 }, Match { owner: 6, depths: held, marker: 6 }];
         let mut resuming = Resuming::default();
         let mut resume = |side| {
             let mut depths = Vec::new();

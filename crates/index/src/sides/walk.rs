@@ -68,14 +68,14 @@ pub(super) struct Asked {
     /// Which one of those that were given.
     pub(super) index: u32,
     pub(super) marker: u32,
-    /// How many blocks count; at least one.
+    /// How many blocks count.
     pub(super) depth: u32,
 }
 
 impl Asked {
     /// The last word of which it holds something.
     pub(super) fn top(&self) -> u32 {
-        (self.depth - 1) / WORD
+        self.depth.saturating_sub(1) / WORD
     }
 }
 
