@@ -5,9 +5,8 @@ use kvplane_core::{Reason, Trust};
 use kvplane_sim::config::SglangOptions;
 use kvplane_sim::{CompletionOptions, SimConfig};
 use kvplane_wire::Profile;
-use serde_json::json;
 
-use crate::rig::{Engine, Rig, call, speaking};
+use crate::rig::{Engine, Rig, speaking};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_profile_is_recorded_as_it_is() {
@@ -42,25 +41,13 @@ async fn predicts(profile: Profile, salted: bool, change: impl FnOnce(&mut SimCo
     });
     engine.work(3);
     let rig = Rig::over(&[&engine]).await;
-    let block_size = engine.sim.config().block_size as u64;
     let mut hits = 0;
     for turn in 0..60 {
         rig.exact(0, &engine).await;
         let salt = (salted && turn % 3 == 0).then(|| format!("tenant-{}", turn % 2));
-        let options = CompletionOptions { cache_salt: salt.clone(), ..CompletionOptions::default() };
-        let turn_ahead = engine.next_turn();
-        let prompt = &turn_ahead.prompt;
-        let question = json!({"model": "sim", "token_ids": prompt, "cache_salt": salt});
-        let (code, answer) = call(rig.http, "POST", "/v1/query", &question).await;
-        assert_eq!(code, 200, "{answer}");
-        let tokens = answer["matches"][0]["tokens"].as_u64().unwrap();
-        // The engine computes at least one token itself.
-        let predicted = tokens.min((prompt.len() as u64 - 1) / block_size * block_size);
-        assert_eq!(
-            predicted,
-            engine.run(&turn_ahead, &options).cached_tokens as u64,
-            "{profile}, turn {turn}"
-        );
+        let options = CompletionOptions { cache_salt: salt, ..CompletionOptions::default() };
+        let (predicted, served) = rig.predict_and_run(&mut engine, &options).await;
+        assert_eq!(predicted, served, "{profile}, turn {turn}");
         hits += u64::from(predicted > 0);
     }
     hits

@@ -5,6 +5,7 @@
 mod dialects;
 mod drain;
 mod frames;
+mod hybrid;
 mod identity;
 mod members;
 mod query;

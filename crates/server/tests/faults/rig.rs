@@ -21,7 +21,7 @@ use kvplane_server::{Fleet, Options, Service};
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
 use kvplane_sim::{CompletionOptions, CompletionResult, SimConfig, SimEngine, SimHandle};
 use kvplane_wire::Profile;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
@@ -277,6 +277,29 @@ impl Rig {
         let status = self.caught_up(at, engine).await;
         assert_eq!(status.trust.level(), Trust::Exact, "{:?}", status.trust);
         status
+    }
+
+    /// Asks what the first engine holds of its next request, and runs that: tokens that were predicted, and those that the engine found.
+    pub async fn predict_and_run(&self, engine: &mut Engine, options: &CompletionOptions) -> (u64, u64) {
+        let turn = engine.next_turn();
+        let items = options
+            .images
+            .iter()
+            .map(|item| json!({"id": item.id, "offset": item.offset, "length": item.length}));
+        let mut question = json!({"model": "sim", "token_ids": turn.prompt});
+        question["cache_salt"] = json!(options.cache_salt);
+        question["lora_name"] = json!(options.lora);
+        if !options.images.is_empty() {
+            question["multimodal"] = items.collect();
+        }
+        let (code, answer) = call(self.http, "POST", "/v1/query", &question).await;
+        assert_eq!(code, 200, "{answer}");
+        let found = &answer["matches"][0];
+        assert_eq!(found["engine"], "e0", "{answer}");
+        // The engine computes at least one token itself.
+        let size = found["block_size"].as_u64().unwrap_or(1);
+        let predicted = found["tokens"].as_u64().unwrap().min((turn.prompt.len() as u64 - 1) / size * size);
+        (predicted, engine.run(&turn, options).cached_tokens as u64)
     }
 
     /// A subscriber over gRPC.
