@@ -120,14 +120,16 @@ async fn what_cannot_be_known_is_not_claimed_and_said() {
         let mut engine = engine(layout, false);
         engine.work(3);
         let rig = rig(&engine, false).await;
-        let last = engine.next_sequence().checked_sub(1);
-        let status = rig.until(0, "heard", |status| status.engine_sequence == last).await;
-        assert!(status.trust.has(reason), "{layout}: {:?}", status.trust);
-        assert_eq!(status.trust.level(), Trust::Lower, "{layout}: {:?}", status.trust);
         for turn in 0..20 {
-            rig.caught_up(0, &engine).await;
+            let trust = rig.caught_up(0, &engine).await.trust.level();
             let (predicted, served) = rig.predict_and_run(&mut engine, &options(turn)).await;
             assert!(predicted <= served, "{layout}, turn {turn}: {predicted} of {served}");
+            assert!(
+                trust == Trust::Lower || predicted == served,
+                "{layout}, turn {turn}: too little is exact"
+            );
         }
+        let status = rig.caught_up(0, &engine).await;
+        assert!(status.trust.has(reason), "{layout}: {:?}", status.trust);
     }
 }
