@@ -129,8 +129,8 @@ pub enum Reason {
     Presence,
     /// Blocks of a group that keeps no whole prefixes were announced again, and perhaps never held.
     Reannounced,
-    /// A copy was removed from the device that was not known to be there, in a life that is known whole: an earlier removal may have been
-    /// meant for another tier, and what it named may still be held.
+    /// A block left the device that had left it before, in a life that is known whole: the earlier removal was meant for another tier, and
+    /// others may have been too.
     UnknownRemoval,
     /// The plane that this one follows says `lower`, for a reason that this build does not know.
     UpstreamLower,

@@ -100,6 +100,6 @@ impl Journal {
 }
 
 /// Whether a place is the engine's own on its device, which every clear reaches.
-fn is_device(place: &Place) -> bool {
+pub(super) fn is_device(place: &Place) -> bool {
     place.tier == Tier::Device && place.ownership.is_none()
 }

@@ -3,6 +3,7 @@
 use kvplane_core::{Reason, Tier};
 
 use super::Journal;
+use super::clears::is_device;
 use crate::clock::Now;
 use crate::state::Place;
 
@@ -60,6 +61,8 @@ impl Journal {
         match reason {
             Reason::UnremovedTier => !self.state.nothing_but(|place| self.tells_removals(place)),
             Reason::ChunkSize => self.chunks_are_unclear(),
+            // How an engine looks for windows and states behind its device is not proven.
+            Reason::UnknownGroup if self.sides.are_there() && !self.state.nothing_but(is_device) => true,
             _ => self.sides.stands(reason),
         }
     }

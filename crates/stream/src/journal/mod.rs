@@ -38,6 +38,7 @@ pub(crate) use groups::Groups;
 use levels::MainWindow;
 use page_hash::PageHashes;
 use reannounced::Reports;
+use removals::Departed;
 use sides::Sides;
 use window::Notes;
 pub use window::{Loss, Range, Window};
@@ -234,6 +235,7 @@ pub struct Journal {
     /// Numbers snapshots, over all states: a cut of one must not be taken for a cut of the next.
     cuts: u32,
     sides: Sides,
+    departed: Departed,
     /// States of lives that are over, to be dropped where it delays nobody.
     retired: Vec<State>,
     /// Entries that nobody has taken yet, where somebody takes them. The window may be too small for all of them.
@@ -252,6 +254,7 @@ impl Journal {
         Self {
             window: Arc::new(Window::new(options.max_batches, options.max_bytes, epoch)),
             sides: Sides::new(options.eagle),
+            departed: Departed::default(),
             state: State::new(options.state),
             chunks: Chunks::new(options.offload_chunk),
             options,
@@ -545,6 +548,7 @@ impl Journal {
 
     fn replace_state(&mut self) {
         self.reports.forget_all();
+        self.departed = Departed::default();
         let old = std::mem::replace(&mut self.state, State::new(self.options.state));
         self.retired.push(old);
         self.fit_state();

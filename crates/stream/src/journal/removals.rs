@@ -11,6 +11,30 @@ use crate::clock::Now;
 use crate::state::{PlaceId, PlaceName, SlotId};
 use crate::transitions::push_removed;
 
+/// Blocks that left the device, the latest of those that share a slot. Enough to notice one that leaves it twice; nothing depends on more.
+#[derive(Debug, Default)]
+pub(super) struct Departed(Vec<u64>);
+
+impl Departed {
+    const SLOTS: usize = 4096;
+
+    fn note(&mut self, hash: u64, group: Option<u32>) {
+        self.0.resize(Self::SLOTS, 0);
+        let key = Self::key(hash, group);
+        self.0[key as usize % Self::SLOTS] = key;
+    }
+
+    fn has(&self, hash: u64, group: Option<u32>) -> bool {
+        let key = Self::key(hash, group);
+        self.0.get(key as usize % Self::SLOTS).is_some_and(|&departed| departed == key)
+    }
+
+    /// Groups of a cache share hashes.
+    fn key(hash: u64, group: Option<u32>) -> u64 {
+        hash.rotate_left(group.unwrap_or(0))
+    }
+}
+
 impl Journal {
     pub(super) fn apply_removed(
         &mut self,
@@ -63,12 +87,16 @@ impl Journal {
         if !blocks.is_empty() {
             let place = self.state.places.get(place).clone();
             self.note_removal_from(&place);
+            if place.tier == Tier::Device {
+                let gone = blocks.iter().filter(|block| block.copies == 0);
+                gone.for_each(|block| self.departed.note(block.hash, place.group));
+            }
             effects.changes.push(Change::Removed { place, blocks });
         }
     }
 
-    /// A place is said to lose what it was not known to hold. Nothing changes; but who knows everything of the device would have known
-    /// it, so that a removal before may have been meant for another tier.
+    /// A place is said to lose what it was not known to hold. Nothing changes; but what the device loses twice, of which everything is
+    /// known, it had not lost the first time: that removal was meant for another tier.
     fn note_stray_removal(&mut self, hash: u64, name: PlaceName<'_>, now: Now) {
         let slot = self.state.find(hash);
         if slot.is_some_and(|slot| self.state.held_where(slot, |_| true)) {
@@ -80,6 +108,7 @@ impl Journal {
         if counted
             && Tier::of(name.medium, name.locality) == Tier::Device
             && self.trust.level() == Trust::Exact
+            && self.departed.has(hash, name.group)
         {
             self.degrade(Reason::UnknownRemoval, now);
         }

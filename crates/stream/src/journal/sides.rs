@@ -156,9 +156,12 @@ impl Sides {
             }
         }
         self.blocked = self.numbered.len() > MAX_SIDES;
+        let sizes = self.groups.known().iter().filter_map(|group| group.block_size);
+        let finest = sizes.min().unwrap_or(u32::MAX);
         for (at, fit) in &mut self.numbered {
             let group = &self.groups.known()[*at];
-            let sure = group.block_size.filter(|_| group.size_is_sure);
+            // A block that is not full has the size of the finest steps that there are.
+            let sure = group.block_size.filter(|&size| group.size_is_sure || size > finest);
             let size = if one_size { Some(main_size) } else { sure };
             let found = if group.is_main { Some(Fit::NOTHING) } else { group.fit(size, main_size) };
             self.blocked |= found.is_none();
@@ -176,6 +179,11 @@ impl Sides {
             self.changed = true;
         }
         self.all_anew |= self.numbered != before;
+    }
+
+    /// Whether there are groups beside the main one.
+    pub(super) fn are_there(&self) -> bool {
+        !self.numbered.is_empty()
     }
 
     /// Whether some side's blocks are smaller than main ones.

@@ -173,9 +173,11 @@ fn removals_from_the_wrong_place_change_nothing_and_are_counted_apart() {
     let counted =
         |rig: &Rig| (rig.journal.counters().misplaced_removals, rig.journal.counters().unknown_removals);
     assert_eq!((counted(&rig), worst(&rig)), ((1, 1), None));
-    // From the device of which everything is known: something before it was not meant as it was told.
+    rig.apply(&[remove(&[8])]);
+    assert_eq!((counted(&rig), worst(&rig)), ((1, 2), None));
+    // It left the device before: that was not meant as it was told.
     rig.apply(&[remove(&[1])]);
-    assert_eq!((counted(&rig), worst(&rig)), ((2, 1), Some(Reason::UnknownRemoval)));
+    assert_eq!((counted(&rig), worst(&rig)), ((2, 2), Some(Reason::UnknownRemoval)));
     assert_eq!(rig.held(), held);
     rig.apply(&[OwnedEvent::Removed(OwnedRemoved {
         block_hashes: hashes(&[2]),
@@ -183,5 +185,5 @@ fn removals_from_the_wrong_place_change_nothing_and_are_counted_apart() {
         group: Some(3),
         ..OwnedRemoved::default()
     })]);
-    assert_eq!((counted(&rig), rig.held()), ((3, 1), held), "another group's");
+    assert_eq!((counted(&rig), rig.held()), ((3, 2), held), "another group's");
 }
