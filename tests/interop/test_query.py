@@ -18,9 +18,8 @@ def served(tokens, prompt):
     return min(tokens, (len(prompt) - 1) // BLOCK * BLOCK)
 
 
-def test_answers_predict_what_the_engine_then_did(engine, plane):
-    """A recorded engine's own word: before every request, the answer says what it will find in its cache."""
-    capture = Capture("vllm-0.32.0-oracle")
+def predict(engine, plane, capture):
+    """Before every request of a recording: what the answer says, and what the engine then found. The misses, and how many were asked."""
     one = engine(NEWEST, topic=capture.topic)
     p = plane(one, model="m")
     p.wait_live()
@@ -40,11 +39,24 @@ def test_answers_predict_what_the_engine_then_did(engine, plane):
         asked += 1
         if predicted != cached:
             wrong.append((request["step"], predicted, cached))
+    return wrong, asked
+
+
+def test_answers_predict_what_the_engine_then_did(engine, plane):
+    """A recorded engine's own word: before every request, the answer says what it will find in its cache."""
+    capture = Capture("vllm-0.32.0-oracle")
+    wrong, asked = predict(engine, plane, capture)
     assert asked == 129
     # The engine had emptied its cache before this request, and said so only with the batch that followed it.
     assert wrong == [(130, 128, 0)]
     after_reset = [line["cause"] for line in capture.live if line["step"] == 130]
     assert after_reset == ["probe after reset"]
+
+
+def test_answers_predict_what_a_hybrid_engine_then_did(engine, plane):
+    """Two sliding windows beside full attention: an answer counts what all of them can go on from."""
+    wrong, asked = predict(engine, plane, Capture("vllm-0.32.0-hybrid-oracle"))
+    assert (wrong, asked) == ([], 58)
 
 
 @pytest.fixture
