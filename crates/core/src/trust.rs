@@ -132,6 +132,8 @@ pub enum Reason {
     /// A block left the device that had left it before, in a life that is known whole: the earlier removal was meant for another tier, and
     /// others may have been too.
     UnknownRemoval,
+    /// The engine serves adapters, and its events do not say which blocks are theirs: they look like plain ones.
+    UntoldAdapters,
     /// The plane that this one follows says `lower`, for a reason that this build does not know.
     UpstreamLower,
     /// The same with `unverified`.
@@ -142,7 +144,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that show all of them.
-    pub const ALL: [Reason; 33] = [
+    pub const ALL: [Reason; 34] = [
         Reason::Unheard,
         Reason::History,
         Reason::Gap,
@@ -173,6 +175,7 @@ impl Reason {
         Reason::Presence,
         Reason::Reannounced,
         Reason::UnknownRemoval,
+        Reason::UntoldAdapters,
         Reason::UpstreamLower,
         Reason::UpstreamUnverified,
         Reason::UpstreamUnsound,
@@ -209,6 +212,7 @@ impl Reason {
             | Self::UnremovedTier
             | Self::UnknownGroup
             | Self::Reannounced
+            | Self::UntoldAdapters
             | Self::UpstreamUnverified => Trust::Unverified,
             Self::MalformedRemoval | Self::GapKept | Self::AmbiguousHash | Self::UpstreamUnsound => {
                 Trust::Unsound
@@ -269,6 +273,7 @@ impl Reason {
             Self::Presence => "presence",
             Self::Reannounced => "reannounced",
             Self::UnknownRemoval => "unknown_removal",
+            Self::UntoldAdapters => "untold_adapters",
             Self::UpstreamLower => "upstream_lower",
             Self::UpstreamUnverified => "upstream_unverified",
             Self::UpstreamUnsound => "upstream_unsound",

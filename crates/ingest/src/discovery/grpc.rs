@@ -116,7 +116,7 @@ fn of_sizes(Sizes { ranks, block_size }: Sizes) -> Result<Description, Refusal> 
         return bad(format!("{ranks} ranks are more than {MAX_RANKS}"));
     }
     let publishers = (0..ranks).map(|rank| (rank, Publisher::default())).collect();
-    Ok(Description { publishers, block_size })
+    Ok(Description { publishers, block_size, ..Description::default() })
 }
 
 /// The arguments that a server was started with.

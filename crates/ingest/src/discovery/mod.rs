@@ -40,6 +40,8 @@ struct Description {
     publishers: BTreeMap<u32, Publisher>,
     /// Tokens per block.
     block_size: Option<u32>,
+    /// It serves adapters, and its events do not name them.
+    untold_adapters: bool,
 }
 
 /// One rank's publisher, with addresses as the engine has them: perhaps with a wildcard for a host.

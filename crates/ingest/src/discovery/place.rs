@@ -14,6 +14,8 @@ pub(crate) struct Placed {
     pub(crate) topic: String,
     /// What the engine says its block size is.
     pub(crate) block_size: Option<u32>,
+    /// The engine serves adapters, and its events do not name them.
+    pub(crate) untold_adapters: bool,
     /// Ranks that cannot be heard, or not whole, as they are described.
     pub(crate) troubles: BTreeMap<u32, &'static str>,
     /// The same in words, for the log.
@@ -26,7 +28,8 @@ pub(super) fn place(told: &Told, host: &str, found: &Description) -> Placed {
         Some(ranks) => (0..ranks).collect(),
         None => found.publishers.keys().copied().collect(),
     };
-    let mut placed = Placed { block_size: found.block_size, ..Placed::default() };
+    let (block_size, untold_adapters) = (found.block_size, found.untold_adapters);
+    let mut placed = Placed { block_size, untold_adapters, ..Placed::default() };
     placed.topic = told.topic.clone().unwrap_or_else(|| common_topic(found));
     let mut taken = BTreeSet::new();
     for rank in wanted {
@@ -127,7 +130,7 @@ mod tests {
             };
             (rank, publisher)
         });
-        Description { publishers: publishers.collect(), block_size: Some(16) }
+        Description { publishers: publishers.collect(), block_size: Some(16), ..Description::default() }
     }
 
     fn rank(rank: u32, events: &str, replay: Option<&str>) -> RankSpec {

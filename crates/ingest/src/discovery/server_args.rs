@@ -61,7 +61,25 @@ pub(super) fn parse(answer: &Map<String, Value>, unsaid: Unsaid) -> Result<Descr
     Ok(Description {
         publishers: counted(events, replay, topic, ranks)?,
         block_size: page.and_then(|page| page.checked_mul(parts)),
+        untold_adapters: adapters_are_untold(args),
     })
+}
+
+/// Whether the server has adapters, and events that do not name them: only those of the dynamo format do.
+pub(super) fn adapters_are_untold(args: &Map<String, Value>) -> bool {
+    let enabled = args.get("enable_lora") == Some(&Value::Bool(true));
+    let given = match args.get("lora_paths") {
+        Some(Value::Array(paths)) => !paths.is_empty(),
+        Some(Value::Object(paths)) => !paths.is_empty(),
+        _ => false,
+    };
+    let format = |config: &Value| config.get("format").and_then(Value::as_str) == Some("dynamo");
+    let named = match args.get("kv_events_config") {
+        Some(Value::String(text)) => serde_json::from_str(text).is_ok_and(|config| format(&config)),
+        Some(config) => format(config),
+        None => false,
+    };
+    (enabled || given) && !named
 }
 
 #[cfg(test)]
@@ -80,7 +98,7 @@ mod tests {
         let flat = json!({"dp_size": 2, "page_size": 64, "dcp_size": 2, "kv_events_config": config});
         let nested = json!({"server_args": {"dp_size": 2.0, "page_size": 64.0, "dcp_size": 2.0, "kv_events_config": config}});
         for answer in [flat, nested] {
-            let Description { publishers, block_size } = read(&answer, Unsaid::IsOff).unwrap();
+            let Description { publishers, block_size, .. } = read(&answer, Unsaid::IsOff).unwrap();
             assert_eq!(block_size, Some(128));
             assert_eq!(publishers[&1].events.as_deref(), Some("tcp://*:6001"));
             assert_eq!(publishers[&1].replay.as_deref(), Some("tcp://*:7001"));

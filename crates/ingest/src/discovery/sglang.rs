@@ -35,7 +35,10 @@ fn read(answer: &Value, unsaid: Unsaid) -> Result<Description, Refusal> {
     match answer.get("kv_events") {
         None => server_args::parse(answer, unsaid),
         Some(Value::Null) => Err(Refusal::Disabled),
-        Some(Value::Object(events)) => described(events),
+        Some(Value::Object(events)) => {
+            let untold_adapters = server_args::adapters_are_untold(answer);
+            Ok(Description { untold_adapters, ..described(events)? })
+        }
         Some(_) => bad("kv_events is not an object"),
     }
 }
@@ -60,6 +63,7 @@ fn described(events: &Map<String, Value>) -> Result<Description, Refusal> {
     Ok(Description {
         publishers: counted(&at(port), replay.as_deref(), topic, ranks)?,
         block_size: block_size(events, "block_size")?,
+        ..Description::default()
     })
 }
 
@@ -75,13 +79,29 @@ mod tests {
             "kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv",
                 "block_size": 16, "dp_size": 2, "load_endpoint_port_base": 5559, "replay_endpoint_port_base": 5657},
         });
-        let Description { publishers, block_size } = parse(&answer).unwrap();
+        let Description { publishers, block_size, untold_adapters } = parse(&answer).unwrap();
+        assert!(!untold_adapters);
         assert_eq!(block_size, Some(16));
         assert_eq!(publishers.len(), 2);
         let second = &publishers[&1];
         assert_eq!(second.events.as_deref(), Some("tcp://*:5558"));
         assert_eq!(second.replay.as_deref(), Some("tcp://*:5658"));
         assert_eq!(second.topic, "kv");
+    }
+
+    #[test]
+    fn adapters_are_told_in_the_dynamo_format_alone() {
+        let untold = |arguments: Value| {
+            let mut answer = json!({"kv_events": {"publisher": "zmq", "endpoint_port_base": 5557}});
+            answer.as_object_mut().unwrap().extend(arguments.as_object().unwrap().clone());
+            parse(&answer).unwrap().untold_adapters
+        };
+        let dynamo = r#"{"publisher": "zmq", "format": "dynamo"}"#;
+        assert!(untold(json!({"enable_lora": true, "kv_events_config": r#"{"publisher": "zmq"}"#})));
+        assert!(untold(json!({"enable_lora": null, "lora_paths": ["french=/models/french"]})));
+        assert!(!untold(json!({"enable_lora": true, "kv_events_config": dynamo})));
+        assert!(!untold(json!({"enable_lora": false, "lora_paths": null})));
+        assert!(!untold(json!({"lora_paths": []})));
     }
 
     #[test]

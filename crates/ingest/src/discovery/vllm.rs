@@ -45,7 +45,7 @@ pub(super) fn parse(answer: &Value) -> Result<Description, Refusal> {
         return Err(Refusal::Disabled);
     }
     spread(&mut publishers)?;
-    Ok(Description { publishers, block_size: None })
+    Ok(Description { publishers, ..Description::default() })
 }
 
 type Listed<'v> = Vec<(u32, &'v Map<String, Value>)>;

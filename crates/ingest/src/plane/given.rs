@@ -39,7 +39,7 @@ impl Plane {
         let engine = find(&engines, id.as_str())
             .filter(|engine| matches!(&engine.spec.feed, Feed::Discovered(spec) if spec == asked))
             .ok_or_else(|| UnknownMember::Engine(id.to_string()))?;
-        let Placed { ranks, topic, block_size, mut troubles, .. } = placed;
+        let Placed { ranks, topic, block_size, untold_adapters, mut troubles, .. } = placed;
         let spec = EngineSpec { ranks, topic, ..engine.spec.clone() };
         let others: Vec<_> = engines.iter().filter(|other| !Arc::ptr_eq(other, engine)).cloned().collect();
         check(&others, std::slice::from_ref(&spec), self.options.max_engines)?;
@@ -54,6 +54,7 @@ impl Plane {
             let trouble =
                 troubles.get(&stream.id().rank).copied().or_else(|| contradicts.then_some(BLOCK_SIZE));
             stream.set_discovery_trouble(trouble);
+            self.describe_adapters(stream, untold_adapters);
         }
         Ok(changed)
     }
@@ -117,6 +118,16 @@ impl Plane {
             info!(stream = %stream.id(), %events, replay, "the engine publishes here");
         }
         Ok(rank.clone())
+    }
+
+    /// Takes the engine's word on adapters that its events do not name.
+    fn describe_adapters(&self, stream: &Arc<Stream>, untold: bool) {
+        let mut news = false;
+        let feeder = Feeder::new(stream.clone(), self.runtime.clone());
+        feeder.tell(|recorder, now| news = recorder.describe_adapters(untold, now));
+        if news {
+            warn!(stream = %stream.id(), "the engine serves adapters, and its events do not name them: use the dynamo format");
+        }
     }
 
     /// Holds the engine's word on its block size against the configured one. True if it contradicts.

@@ -273,6 +273,36 @@ async fn a_block_size_that_contradicts_the_configured_one_is_an_error_state() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn adapters_that_events_do_not_name_are_told_as_trust() {
+    let mut engine = Engine::start(|config| config.profile = Profile::Sglang0_5_22);
+    engine.work(3);
+    let [events, replay] =
+        [engine.sim.event_endpoints().remove(0), engine.sim.replay_endpoints().remove(0).unwrap()]
+            .map(|address| address.rsplit_once(':').unwrap().1.parse::<u16>().unwrap());
+    let said = |format: &str| {
+        let config = json!({ "publisher": "zmq", "format": format }).to_string();
+        let events = json!({"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": events,
+            "replay_endpoint_port_base": replay, "topic": "", "block_size": 16, "dp_size": 1});
+        Answer::says(
+            json!({ "kv_events": events, "enable_lora": true, "kv_events_config": config }).to_string(),
+        )
+    };
+    let teller = Teller::start(said("default")).await;
+    let rig = asking().await;
+    add(&rig, json!({"id": "e", "kind": "sglang", "model": "sim", "http": teller.url})).await;
+    let untold = |ranks: &[StreamStatus]| ranks[0].trust.has(Reason::UntoldAdapters);
+    let last = engine.next_sequence().checked_sub(1);
+    let heard = |ranks: &[StreamStatus]| all_live(ranks) && ranks[0].engine_sequence == last;
+    let ranks = until(&rig, "e", "doubted", |ranks| heard(ranks) && untold(ranks)).await;
+    assert_eq!(ranks[0].trust.level(), Trust::Unverified);
+    // Asked again after a reconnect, it says that it names them.
+    teller.say(said("dynamo"));
+    engine.sim.fault(None, kvplane_sim::Fault::Disconnect);
+    let ranks = until(&rig, "e", "believed", |ranks| heard(ranks) && !untold(ranks)).await;
+    assert_eq!(ranks[0].trust.level(), Trust::Exact);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bad_answers_are_named_and_never_disturb_a_stream_that_is_heard() {
     let mut engine = Engine::plain();
     engine.work(5);

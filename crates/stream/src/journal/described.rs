@@ -27,6 +27,18 @@ impl Journal {
         }
     }
 
+    /// The engine says whether it serves adapters that its events do not name. True if it does, and did not before.
+    pub fn describe_adapters(&mut self, untold: bool, now: Now) -> bool {
+        let news = untold && !self.untold_adapters;
+        self.untold_adapters = untold;
+        if untold {
+            self.degrade_source(Reason::UntoldAdapters, now);
+        } else {
+            self.resolve_source(Reason::UntoldAdapters);
+        }
+        news
+    }
+
     /// The state is known whole again. What the engine says of itself is as wrong as before, and what is so stays so.
     pub(super) fn restore_trust(&mut self) {
         let standing: Vec<_> =
@@ -45,6 +57,7 @@ impl Journal {
         for reason in [
             Reason::UnremovedTier,
             Reason::ChunkSize,
+            Reason::UntoldAdapters,
             Reason::NoFullGroup,
             Reason::UnknownGroup,
             Reason::GroupLayout,
@@ -61,6 +74,7 @@ impl Journal {
         match reason {
             Reason::UnremovedTier => !self.state.nothing_but(|place| self.tells_removals(place)),
             Reason::ChunkSize => self.chunks_are_unclear(),
+            Reason::UntoldAdapters => self.untold_adapters,
             // How an engine looks for windows and states behind its device is not proven.
             Reason::UnknownGroup if self.sides.are_there() && !self.state.nothing_but(is_device) => true,
             _ => self.sides.stands(reason),

@@ -215,6 +215,8 @@ pub struct Journal {
     learned_block_size: Option<u32>,
     /// Since when the engine's own word contradicts the configured block size.
     misdescribed_since_ms: Option<u64>,
+    /// The engine says that it serves adapters, and not which blocks are theirs.
+    untold_adapters: bool,
     /// Places of which nobody would have thought that their removals are told, and they were. One per tier, whatever its group.
     removed_from: Vec<Place>,
     /// The engine's usable device blocks, where it says so.
@@ -270,6 +272,7 @@ impl Journal {
             last_attributes: Arc::default(),
             learned_block_size: None,
             misdescribed_since_ms: None,
+            untold_adapters: false,
             removed_from: Vec::new(),
             capacity: None,
             over_counted: false,

@@ -155,6 +155,13 @@ impl Recorder {
         news
     }
 
+    /// The engine says whether it serves adapters that its events do not name. True if it does, and did not before.
+    pub fn describe_adapters(&mut self, untold: bool, now: Now) -> bool {
+        let news = self.journal.describe_adapters(untold, now);
+        self.settle(now);
+        news
+    }
+
     /// Time passed.
     pub fn tick(&mut self, now: Now) {
         self.follower.tick(now);
