@@ -139,7 +139,6 @@ impl Answer<'_> {
         singles.chain(self.buffer.strata.iter().map(|(depth, _)| *depth)).max().unwrap_or(0)
     }
 
-    #[inline]
     fn for_each_lane(&self, mut each: impl FnMut(u32, u32)) {
         for (lane, depth) in &self.buffer.singles {
             each(*lane, *depth);
@@ -161,7 +160,15 @@ impl Answer<'_> {
             by_slot: vec![u32::MAX; lanes.len()],
             several: false,
         };
-        self.for_each_lane(|lane, depth| gathered.add(lanes.get(lane), depth));
+        for (lane, depth) in &self.buffer.singles {
+            gathered.add(lanes.get(*lane), *depth);
+        }
+        for (depth, words) in self.strata() {
+            for (at, word) in words.iter().enumerate() {
+                // Most lanes are here.
+                ones(*word, at).for_each(|lane| gathered.add_inline(lanes.get(lane), depth));
+            }
+        }
         gathered.finish()
     }
 
@@ -197,8 +204,13 @@ struct Gathered {
 }
 
 impl Gathered {
-    #[inline]
     fn add(&mut self, lane: Lane, depth: u32) {
+        self.add_inline(lane, depth);
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "it takes less time than a call")]
+    fn add_inline(&mut self, lane: Lane, depth: u32) {
         let slot = lane.slot as usize;
         if slot >= self.by_slot.len() {
             self.by_slot.resize(slot + 1, u32::MAX);

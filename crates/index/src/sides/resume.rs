@@ -113,8 +113,8 @@ impl Resuming {
         ask(&mut self.pending, &mut self.walk, &self.pieces, sides, &kinds.up_to(0));
         depths.clear();
         depths.extend(self.walk.best.iter().map(|best| [best.saturating_sub(given_up); LEVELS]));
-        // Most streams have one tier.
-        let uniform = |at: usize| held(at)[1..].iter().all(|level| *level == held(at)[0]);
+        // Most streams have one tier. A level never has less than the one before.
+        let uniform = |at: usize| held(at)[0] == held(at)[LEVELS - 1];
         if !self.walk.found_colder && (0..found.len()).all(uniform) {
             return;
         }
