@@ -186,6 +186,9 @@ impl EngineConfig {
         if self.block_size == Some(0) {
             return wrong("block_size", "must not be 0".to_owned());
         }
+        if self.offload_chunk == Some(0) {
+            return wrong("offload_chunk", "must not be 0".to_owned());
+        }
         if let Some(http) = &self.http {
             let uri = http.parse::<Uri>().ok();
             if !uri.is_some_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some()) {

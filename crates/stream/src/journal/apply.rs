@@ -15,12 +15,17 @@ use crate::state::{Attached, Attributes, Place, SlotId};
 /// step, so only the first stores after a loss come near it.
 const ANCESTOR_STEPS: u32 = 4096;
 
+/// How many blocks the chunks of one batch may cover: those of a prompt of a million tokens.
+const CHUNK_STEPS: u32 = 65_536;
+
 /// What one batch has done so far.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
     pub(super) changes: Vec<Change>,
     pub(super) transitions: Vec<Transition>,
     pub(super) ancestor_steps: u32,
+    /// Blocks that chunks of this batch may still cover.
+    pub(super) chunk_steps: u32,
     /// Scratch: blocks that waited and were attached.
     pub(super) attached: Vec<Attached>,
     /// The last store's blocks have something else in common than it says: they inherited a salt, or are known.
@@ -55,7 +60,8 @@ impl Effects {
 impl Journal {
     /// Applies one batch. Batches come in order, once: that is continuity's business.
     pub fn apply(&mut self, engine_sequence: u64, batch: &Batch<'_, '_>, now: Now) {
-        let mut effects = Effects { ancestor_steps: ANCESTOR_STEPS, ..Effects::default() };
+        let mut effects =
+            Effects { ancestor_steps: ANCESTOR_STEPS, chunk_steps: CHUNK_STEPS, ..Effects::default() };
         self.counters.batches += 1;
         self.counters.unknown_fields += u64::from(batch.unknown_fields);
         if batch.rank.is_some_and(|rank| rank != i64::from(self.rank)) {

@@ -32,7 +32,7 @@ pub(super) struct Chunks {
 
 impl Chunks {
     pub(super) fn new(configured: Option<u32>) -> Self {
-        Self { tokens: configured, ..Self::default() }
+        Self { tokens: configured.filter(|&tokens| tokens > 0), ..Self::default() }
     }
 
     /// A store shows the size of a chunk. False if that contradicts what was known.
@@ -177,9 +177,12 @@ impl Journal {
     fn count_covered(&mut self, slot: SlotId, place: PlaceId, covers: u16, effects: &mut Effects) {
         let Some(block_size) = self.block_size() else { return };
         let wanted = usize::from(covers) - 1;
-        let before = self.state.ancestors(slot, block_size, wanted);
+        let within = effects.chunk_steps.checked_sub(wanted as u32);
+        effects.chunk_steps = within.unwrap_or(0);
+        let before =
+            if within.is_some() { self.state.ancestors(slot, block_size, wanted) } else { Vec::new() };
         if before.len() < wanted {
-            // A chunk that ends so early is smaller.
+            // A chunk that ends so early is smaller; and no engine stores so many at once.
             self.contradict_chunks(effects);
             return;
         }

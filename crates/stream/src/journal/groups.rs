@@ -8,6 +8,9 @@ use crate::state::MainGroup;
 /// Blocks of a side that a main block may have: a walk over them is short.
 const MAX_PARTS: u32 = 64;
 
+/// Groups that are kept apart: far more than are counted.
+const MAX_GROUPS: usize = 64;
+
 /// A group of an engine's cache, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
@@ -204,6 +207,10 @@ impl Groups {
     /// Takes in what an event says. True if that is new. `one_full`: there is one full group, the last that was said to be.
     pub(super) fn learn(&mut self, told: ToldGroup<'_>, one_full: bool) -> bool {
         let found = self.known.iter().position(|group| group.group == told.group);
+        if found.is_none() && self.known.len() >= MAX_GROUPS {
+            // Nothing is counted of so many.
+            return false;
+        }
         let at = found.unwrap_or_else(|| {
             self.known.push(Group { group: told.group, ..Group::default() });
             self.known.len() - 1

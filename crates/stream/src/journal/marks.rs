@@ -18,6 +18,8 @@ use crate::state::{Parent, Place, SlotId};
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     wholes: FxHashMap<u64, SmallVec<[u64; 1]>>,
+    /// All main blocks in there.
+    pairs: usize,
     /// Begin anew when there are more: main blocks that are gone are not taken out one by one.
     limit: usize,
 }
@@ -27,6 +29,7 @@ impl Parts {
         let wholes = self.wholes.entry(part).or_default();
         if !wholes.contains(&whole) {
             wholes.push(whole);
+            self.pairs += 1;
         }
     }
 }
@@ -54,6 +57,7 @@ impl Journal {
         if everything {
             blocks = self.state.hashes();
             parts.wholes.clear();
+            parts.pairs = 0;
         } else {
             let wholes = blocks.iter().filter_map(|hash| parts.wholes.get(hash)).flatten();
             let wholes: Vec<u64> = wholes.copied().collect();
@@ -64,7 +68,7 @@ impl Journal {
         let marks = |hash| Some((hash, self.marks_of(hash, Some(&mut parts))?));
         let marks = blocks.into_iter().filter_map(marks).collect();
         self.sides.parts = parts;
-        if self.sides.parts.wholes.len() > self.sides.parts.limit {
+        if self.sides.parts.pairs > self.sides.parts.limit {
             self.find_parts();
         }
         marks
@@ -79,7 +83,7 @@ impl Journal {
                 self.marks_of(hash, Some(&mut parts));
             }
         }
-        parts.limit = LEAST + 2 * parts.wholes.len();
+        parts.limit = LEAST + 2 * parts.pairs;
         self.sides.parts = parts;
     }
 

@@ -60,7 +60,17 @@ impl Journal {
         }
         // Of other groups, whole stretches that the main one holds are reported.
         let reported = begun.is_dense && telling != Telling::Partly && self.are_held(&begun, Place::is_main);
-        if main_at == at || reported { telling } else { Telling::Another }
+        if main_at == at {
+            return telling;
+        }
+        match telling {
+            _ if !reported => Telling::Another,
+            // A report tells windows whole, also where nothing is held; whoever computes a prompt keeps the end of it.
+            Telling::Copy if !self.are_held(&begun, |place| place.group == begun.stored.group) => {
+                Telling::Either
+            }
+            telling => telling,
+        }
     }
 
     /// The main group's store of the same prompt. The groups of a request are told in their order.

@@ -114,6 +114,17 @@ fn what_a_window_announces_again_and_does_not_hold_is_not_held() {
 }
 
 #[test]
+fn a_first_report_that_is_not_gone_on_with_gives_a_window_nothing_that_it_does_not_hold() {
+    let mut rig = hybrid();
+    let window =
+        |rig: &Rig| rig.held().into_keys().filter(|(group, _, _)| *group == Some(1)).collect::<Vec<_>>();
+    let held = window(&rig);
+    rig.apply(&[sliding(&[1, 2, 3, 4], None), store(&[1, 2, 3, 4], None)]);
+    assert_eq!(window(&rig), held);
+    assert!(rig.journal.trust().has(Reason::Reannounced), "it may have been computed again");
+}
+
+#[test]
 fn a_prompt_that_is_computed_again_because_of_a_window_has_copies_in_every_group() {
     // The window needs two blocks: from its two last ones a longer prompt goes on, but not this one.
     let mut rig = hybrid();
