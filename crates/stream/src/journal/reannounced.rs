@@ -66,9 +66,7 @@ impl Journal {
         match telling {
             _ if !reported => Telling::Another,
             // A report tells windows whole, also where nothing is held; whoever computes a prompt keeps the end of it.
-            Telling::Copy if !self.are_held(&begun, |place| place.group == begun.stored.group) => {
-                Telling::Either
-            }
+            Telling::Copy if self.are_partly_held(&begun) => Telling::Either,
             telling => telling,
         }
     }
@@ -166,6 +164,14 @@ impl Journal {
     fn are_held(&self, begun: &Beginning<'_, '_>, here: impl Fn(&Place) -> bool) -> bool {
         let held = |slot| self.state.held_where(slot, |place| place.tier == Tier::Device && here(place));
         begun.hashes.iter().all(|hash| self.state.find(hash.bits).is_some_and(held))
+    }
+
+    /// Whether a group holds some of a store's blocks, and not all.
+    fn are_partly_held(&self, begun: &Beginning<'_, '_>) -> bool {
+        let here = |place: &Place| place.tier == Tier::Device && place.group == begun.stored.group;
+        let slots = begun.hashes.iter().map(|hash| self.state.find(hash.bits));
+        let held = slots.filter(|slot| slot.is_some_and(|slot| self.state.held_where(slot, here))).count();
+        held > 0 && held < begun.hashes.len()
     }
 
     fn is_of_main(&self, begun: &Beginning<'_, '_>) -> bool {
