@@ -78,10 +78,10 @@ def test_a_medium_that_nobody_knows(engine, plane):
     last = one.publish_payload(payload({**STORE, "medium": "BUBBLE"}))
     status = p.wait_at(last)
     assert (status["trust"], status["reason"], status["blocks"]["unknown"]) == ("unverified", "unknown_medium", 1)
-    # A clear says nothing about a place that nobody knows.
+    # A clear does not say whether it reaches a place that nobody knows: nothing is said to be there until it is stored again.
     last = one.publish(V.cleared())
     status = p.wait_at(last)
-    assert (status["trust"], status["blocks"]["device"], status["blocks"]["unknown"]) == ("unverified", 0, 1)
+    assert (status["trust"], status["reason"], status["blocks"]["device"], status["blocks"]["unknown"]) == ("lower", "tier_history", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,8 @@ def test_odd_stores_that_engines_do_send(engine, plane):
     sliding = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 4}
     last = one.publish(root(1), V.stored([1, 4], None, [1] * 16, 4, **sliding))
     status = p.wait_at(last)
-    assert (status["trust"], status["counters"]["rejected"]) == ("exact", {})
+    # Nothing ever tells what leaves such a storage.
+    assert (status["trust"], status["reason"], status["counters"]["rejected"]) == ("unverified", "unremoved_tier", {})
     copies = p.copies()
     assert copies[("device", 1, 4)] == 1 and copies[("device", 0, 1)] == 1
     assert 7 in p.held()
