@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeMap;
 
 use kvplane_sim::load::{LoadConfig, Workload};
-use kvplane_sim::{CompletionOptions, Fault, GroupSpec, Restart, SimConfig, SimEngine, VllmOptions};
+use kvplane_sim::{Fault, GroupSpec, Restart, SimConfig, SimEngine, VllmOptions};
 use kvplane_wire::Profile;
 use support::{Scene, group_residency};
 
@@ -29,13 +29,7 @@ fn truth(scene: &Scene) -> BTreeMap<(u32, u64), usize> {
 fn work(scene: &Scene, load: &mut Workload, turns: usize) -> usize {
     let mut hits = 0;
     for _ in 0..turns {
-        let turn = load.next_turn();
-        let options = CompletionOptions::default();
-        let predicted = scene.engine.would_hit(&turn.prompt, &options);
-        let result = scene.engine.complete(&turn.prompt, turn.max_tokens, &options).unwrap();
-        assert_eq!(result.cached_tokens, predicted);
-        hits += usize::from(predicted > 0);
-        load.replied(turn.conversation, &result.output);
+        hits += usize::from(scene.next_request(load) > 0);
     }
     hits
 }

@@ -23,13 +23,7 @@ fn host(events: HostEvents) -> HostOptions {
 fn work(scene: &Scene, load: &mut Workload, turns: usize) -> usize {
     let mut found = 0;
     for _ in 0..turns {
-        let turn = load.next_turn();
-        let options = CompletionOptions::default();
-        let predicted = scene.engine.would_hit(&turn.prompt, &options);
-        let result = scene.engine.complete(&turn.prompt, turn.max_tokens, &options).unwrap();
-        assert_eq!(result.cached_tokens, predicted);
-        found += predicted;
-        load.replied(turn.conversation, &result.output);
+        found += scene.next_request(load);
     }
     found
 }

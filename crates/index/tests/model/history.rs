@@ -283,19 +283,24 @@ impl Both {
                 .collect();
             assert_eq!(got, expected, "chained {contents:?}");
         };
-        for prompt in 0..4 {
-            let contents: Vec<u64> = (0..100).map(|at| content(prompt, at)).collect();
-            ask(&contents);
-            ask(&contents[..15]);
-        }
-        for odd in 0..64_u64 {
-            ask(&[odd % 4, odd / 4 % 4, odd / 16]);
-        }
+        for_every_prompt(&mut ask);
         for (slot, owner) in &self.slots {
             assert_eq!(self.index.blocks(*slot), self.model.blocks(*owner));
         }
         let waiting: usize = self.slots.iter().map(|(_, owner)| self.model.waiting(*owner)).sum();
         assert_eq!(self.index.stats().waiting, waiting);
+    }
+}
+
+/// Whole prompts, beginnings of them, and such as nobody stored.
+fn for_every_prompt(ask: &mut impl FnMut(&[u64])) {
+    for prompt in 0..4 {
+        let contents: Vec<u64> = (0..100).map(|at| content(prompt, at)).collect();
+        ask(&contents);
+        ask(&contents[..15]);
+    }
+    for odd in 0..64_u64 {
+        ask(&[odd % 4, odd / 4 % 4, odd / 16]);
     }
 }
 
@@ -316,14 +321,7 @@ impl Both {
                 matches.iter().map(|found| view.resume(found.owner, contents, found.depths, needs)).collect();
             assert_eq!(depths, expected, "{contents:?} {needs:?}");
         };
-        for prompt in 0..4 {
-            let contents: Vec<u64> = (0..100).map(|at| content(prompt, at)).collect();
-            ask(&contents);
-            ask(&contents[..15]);
-        }
-        for odd in 0..64_u64 {
-            ask(&[odd % 4, odd / 4 % 4, odd / 16]);
-        }
+        for_every_prompt(&mut ask);
     }
 }
 

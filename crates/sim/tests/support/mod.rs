@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kvplane_sim::{SimConfig, SimEngine, SimHandle};
+use kvplane_sim::load::Workload;
+use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
 use kvplane_socket::{
     Endpoint, Options, ReplayEnd, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler, Subscription,
     SubscriptionHandle,
@@ -98,6 +99,17 @@ pub struct Scene {
 }
 
 impl Scene {
+    /// Runs the next request of a load, which finds what was to be expected. How many tokens that is.
+    pub fn next_request(&self, load: &mut Workload) -> usize {
+        let turn = load.next_turn();
+        let options = CompletionOptions::default();
+        let predicted = self.engine.would_hit(&turn.prompt, &options);
+        let result = self.engine.complete(&turn.prompt, turn.max_tokens, &options).unwrap();
+        assert_eq!(result.cached_tokens, predicted);
+        load.replied(turn.conversation, &result.output);
+        predicted
+    }
+
     pub fn start(config: SimConfig) -> Self {
         let engine = SimEngine::start(config).unwrap();
         let sockets = Sockets::start(&Options::default()).unwrap();
