@@ -292,8 +292,10 @@ fn memory_is_flat_while_what_is_held_changes() {
     };
     turn_over(1);
     let before = turn_over(1);
+    // The map's seed differs by process, and with it which segments ever grow full enough to
+    // split: 300 processes saw 1 to 5 % in five turns. A leak of one block in fifty would be 10.
     let after = turn_over(5);
-    assert!(after <= before * 105 / 100, "{before} bytes, then {after}");
+    assert!(after <= before * 110 / 100, "{before} bytes, then {after}");
 }
 
 /// A sliding group that needs so many blocks before a boundary.
