@@ -26,8 +26,10 @@ ROOMS = {
         "kvplane-core", "kvplane-index", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-proto": set(),
+    "kvplane-hints": {"kvplane-core"},
+    "kvplane-report": {"kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-stream"},
     "kvplane-server": {
-        "kvplane-core", "kvplane-index", "kvplane-ingest", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
+        "kvplane-core", "kvplane-hints", "kvplane-report", "kvplane-index", "kvplane-ingest", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-socket", "kvplane-wire"},
@@ -39,6 +41,7 @@ ROOMS_IN_TESTS = {
     "kvplane-wire": {"kvplane-proto"},
     "kvplane-stream": {"kvplane-proto"},
     "kvplane-ingest": {"kvplane-sim"},
+    "kvplane-report": {"kvplane-sim"},
     "kvplane-server": {"kvplane-sim"},
     "kvplane-client": "*",
 }
@@ -55,7 +58,7 @@ ONLY = {
 
 # A library, the rooms that may not use it (in tests neither), and why.
 NEVER = {
-    "tokio": ({"kvplane-core", "kvplane-wire", "kvplane-stream"}, "these rooms are free of IO: time and bytes are passed in"),
+    "tokio": ({"kvplane-core", "kvplane-wire", "kvplane-stream", "kvplane-hints"}, "these rooms are free of IO: time and bytes are passed in"),
 }
 
 LINES_MAX = 600

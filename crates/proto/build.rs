@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const CONTRACTS: [&str; 6] = [
+const CONTRACTS: [&str; 7] = [
     "kvplane/v1/plane.proto",
+    "inferencecache/v1alpha1/inferencecache.proto",
     "smg/common.proto",
     "engines/vllm.proto",
     "engines/sglang.proto",
@@ -44,6 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_client(false)
         .extern_path(".kvplane.v1.SubscribeResponse", "crate::Encoded")
         .extern_path(".kvplane.v1", "crate::kvplane::v1")
+        .extern_path(".inferencecache.v1alpha1", "crate::inferencecache")
         .extern_path(".smg.grpc.common.KvEventBatch", "crate::Encoded")
         .extern_path(".smg.grpc.common", "crate::smg")
         .out_dir(&server)

@@ -35,6 +35,12 @@ pub mod kvplane {
     );
 }
 
+package!(
+    /// inference-cache: hints for gateways, fed by reports.
+    inferencecache,
+    "inferencecache.v1alpha1.rs"
+);
+
 /// SMG's messages for KV events.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod smg {

@@ -1,0 +1,54 @@
+//! Where notes go.
+
+use kvplane_hints::Note;
+
+/// Takes what changed for one replica, in order. It never waits: whoever is slow keeps what it still owes by itself.
+pub trait Sink: Send + 'static {
+    /// What changed.
+    fn tell(&mut self, notes: &[Note]);
+}
+
+/// Why blocks are not told: the protocol has no way to say what would make them right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Withheld {
+    /// Their salt is not part of a fingerprint: another tenant's prompt would match.
+    Salted,
+    /// Neither are images and other further keys, nor is what builds on them.
+    Keyed,
+    /// Their positions are pairs of tokens.
+    Bigrams,
+    /// Their adapter has no name.
+    UnnamedAdapter,
+    /// Other groups decide with them how much can be reused.
+    Hybrid,
+    /// The stream is not trusted enough, or the tier does not tell what leaves it.
+    NotExact,
+    /// They lie where nobody can say.
+    UnknownTier,
+}
+
+impl Withheld {
+    /// Every reason, for metrics that show all of them.
+    pub const ALL: [Withheld; 7] = [
+        Self::Salted,
+        Self::Keyed,
+        Self::Bigrams,
+        Self::UnnamedAdapter,
+        Self::Hybrid,
+        Self::NotExact,
+        Self::UnknownTier,
+    ];
+
+    /// The name used in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Salted => "salted",
+            Self::Keyed => "keyed",
+            Self::Bigrams => "bigrams",
+            Self::UnnamedAdapter => "unnamed_adapter",
+            Self::Hybrid => "hybrid",
+            Self::NotExact => "not_exact",
+            Self::UnknownTier => "unknown_tier",
+        }
+    }
+}
