@@ -22,12 +22,33 @@ const HOT_RATE: f32 = 0.1;
 pub struct Limits {
     /// Reported (replica, prefix) pairs. Engines that are heard do not count: what they hold is bounded elsewhere.
     pub max_entries: usize,
+    /// Names of tenants, models, schemes, adapters and replicas that reports bring. Engines that are heard do not count.
+    pub max_names: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_entries: 1_000_000 }
+        Self { max_entries: 1_000_000, max_names: 65_536 }
     }
+}
+
+/// Why something was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// One more name would be too many.
+    #[error("too many tenants, models, schemes, adapters and replicas: at most {max} names are kept")]
+    TooManyNames {
+        /// The bound.
+        max: usize,
+    },
+    /// A name is too long.
+    #[error("a name has {bytes} bytes: at most {max} are allowed")]
+    NameTooLong {
+        /// Its length.
+        bytes: usize,
+        /// The bound.
+        max: usize,
+    },
 }
 
 /// A replica of a tenant's model.
@@ -174,16 +195,22 @@ impl Book {
 
     /// A replica holds these, as of `at_us`. Returns how many were taken: none of a reserved tenant, of an empty scheme, or of a
     /// replica that is heard here.
-    pub fn report(&self, whose: Whose<'_>, scheme: &str, at_us: i64, entries: &[Entry]) -> usize {
+    pub fn report(
+        &self,
+        whose: Whose<'_>,
+        scheme: &str,
+        at_us: i64,
+        entries: &[Entry],
+    ) -> Result<usize, Refused> {
         let mut known = self.known.write();
         if whose.tenant == RESERVED_TENANT || scheme.is_empty() || known.heard.contains(&owned(whose)) {
-            return 0;
+            return Ok(0);
         }
         for entry in entries {
             known.put(whose, scheme, entry, Some(at_us));
         }
         known.keep_within(&self.limits, &self.policies.read());
-        entries.len()
+        Ok(entries.len())
     }
 
     /// A replica does not hold this any more, in any scheme; with an empty adapter in none. Returns how many went.
@@ -206,9 +233,9 @@ impl Book {
     }
 
     /// What a replica says of itself.
-    pub fn set_stats(&self, whose: Whose<'_>, stats: Stats, at_us: i64) {
+    pub fn set_stats(&self, whose: Whose<'_>, stats: Stats, at_us: i64) -> Result<(), Refused> {
         if whose.tenant == RESERVED_TENANT {
-            return;
+            return Ok(());
         }
         let number = |value: f32| if value.is_finite() { value } else { 0.0 };
         let stats = Stats { hit_rate: number(stats.hit_rate), pressure: number(stats.pressure), ..stats };
@@ -216,6 +243,7 @@ impl Book {
         if let Some(observer) = self.observer.as_ref().filter(|observer| observer.listens()) {
             observer.happened(whose, Happened::Updated);
         }
+        Ok(())
     }
 
     /// A replica is alive: what it said of itself still holds.
