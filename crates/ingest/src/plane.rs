@@ -371,6 +371,7 @@ mod tests {
             kind: EngineKind::Vllm,
             model: String::new(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            tenant: None,
             ranks,
             feed: Feed::Published,
             topic: String::new(),

@@ -218,6 +218,8 @@ pub struct EngineSpec {
     pub model: String,
     /// Among which engines prompts of this model are routed; [`DEFAULT_ROUTING_GROUP`] unless somebody said so.
     pub routing_group: String,
+    /// Whose prompts it serves, where hints are asked for by tenant; absent where nobody said so.
+    pub tenant: Option<String>,
     /// Its data-parallel ranks, in the order of their numbers, which may have holes.
     pub ranks: Vec<RankSpec>,
     /// How their events come.

@@ -107,6 +107,7 @@ fn spec(at: usize, engine: &SimHandle) -> anyhow::Result<EngineSpec> {
         kind: EngineKind::Vllm,
         model: "sim".to_owned(),
         routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+        tenant: None,
         ranks: RankSpec::at_ports(&events, replay.as_deref(), 1)?,
         feed: kvplane_ingest::Feed::Published,
         topic: String::new(),

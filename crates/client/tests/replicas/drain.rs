@@ -26,6 +26,7 @@ fn spec(sim: &TrtHandle) -> EngineSpec {
         kind: EngineKind::Trtllm,
         model: "sim".to_owned(),
         routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+        tenant: None,
         ranks: vec![RankSpec::shared(0, &url)],
         feed: Feed::Drained(DrainSpec { url, buffer: None }),
         topic: String::new(),

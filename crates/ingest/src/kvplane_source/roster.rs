@@ -141,6 +141,7 @@ impl Roster {
             kind: told.kind.parse().unwrap_or(EngineKind::Kvplane),
             model: told.model.clone(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            tenant: None,
             ranks: told.ranks.iter().map(|rank| RankSpec::shared(rank.rank, &self.spec.url)).collect(),
             feed: Feed::Mirrored(MirrorSpec {
                 link: self.link.clone(),

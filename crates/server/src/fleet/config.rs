@@ -57,6 +57,9 @@ pub struct EngineConfig {
     /// The `worker_id` in Dynamo-shaped JSON; a stable hash of the id when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_id: Option<u64>,
+    /// Whose prompts it serves, where hints are asked for by tenant; `hints.default_tenant` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// What a second store of a held hash means.
     #[serde(default)]
     pub duplicates: DuplicatesName,
@@ -186,6 +189,12 @@ impl EngineConfig {
         if self.block_size == Some(0) {
             return wrong("block_size", "must not be 0".to_owned());
         }
+        if self.tenant.as_deref() == Some("") {
+            return wrong("tenant", "must not be empty: leave it out".to_owned());
+        }
+        if self.tenant.as_deref() == Some(kvplane_hints::RESERVED_TENANT) {
+            return wrong("tenant", "is reserved for probes".to_owned());
+        }
         if self.offload_chunk == Some(0) {
             return wrong("offload_chunk", "must not be 0".to_owned());
         }
@@ -203,6 +212,7 @@ impl EngineConfig {
             kind: self.kind,
             model: self.model.clone(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            tenant: self.tenant.clone(),
             ranks,
             feed,
             topic: self.topic.clone(),

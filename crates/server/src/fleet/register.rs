@@ -73,6 +73,7 @@ impl Fleet {
             kind: EngineKind::Vllm,
             model,
             routing_group,
+            tenant: None,
             ranks: vec![at.clone()],
             feed: kvplane_ingest::Feed::Published,
             topic: String::new(),

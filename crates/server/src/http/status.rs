@@ -275,6 +275,7 @@ pub(super) fn described(engine: &Engine) -> serde_json::Value {
         "topic": spec.topic,
         "block_size": spec.block_size,
         "worker_id": spec.worker_id,
+        "tenant": spec.tenant,
         "http": spec.http,
         "grpc": match &spec.feed { Feed::Linked(link) => Some(&link.url), _ => None },
         "added_by": engine.origin.as_str(),

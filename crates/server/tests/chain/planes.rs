@@ -209,6 +209,7 @@ pub fn config(id: &str, kind: EngineKind) -> EngineConfig {
         discover: None,
         block_size: None,
         worker_id: None,
+        tenant: None,
         duplicates: DuplicatesName::default(),
         eagle: false,
         offload_chunk: None,

@@ -58,6 +58,7 @@ impl Server {
             kind: EngineKind::Trtllm,
             model: "sim".to_owned(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            tenant: None,
             ranks,
             feed: Feed::Drained(DrainSpec { url, buffer: self.buffer }),
             topic: String::new(),

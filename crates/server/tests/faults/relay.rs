@@ -65,6 +65,7 @@ fn spec(address: SocketAddr) -> EngineSpec {
         kind: EngineKind::Grpc,
         model: "sim".to_owned(),
         routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+        tenant: None,
         ranks: vec![RankSpec::shared(0, &url)],
         feed: Feed::Subscribed(GrpcSpec {
             url,

@@ -37,6 +37,7 @@ impl Chain {
             kind: EngineKind::Vllm,
             model: String::new(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            tenant: None,
             ranks: RankSpec::at_ports(&Events::Connect(events), replay.as_deref(), 1).unwrap(),
             feed: kvplane_ingest::Feed::Published,
             topic: "kv@".to_owned(),

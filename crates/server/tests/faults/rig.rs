@@ -160,6 +160,7 @@ impl Engine {
             kind: self.sim.config().profile.engine(),
             model: "sim".to_owned(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            tenant: None,
             ranks: RankSpec::at_ports(&events, replay.as_deref(), self.sim.config().ranks).unwrap(),
             feed: kvplane_ingest::Feed::Published,
             topic: String::new(),

@@ -75,6 +75,7 @@ impl Engine {
             kind: EngineKind::Vllm,
             model: "sim".to_owned(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            tenant: None,
             ranks: RankSpec::at_ports(&events, replay.as_deref(), 1).unwrap(),
             feed: kvplane_ingest::Feed::Published,
             topic: String::new(),

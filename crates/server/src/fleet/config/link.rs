@@ -17,6 +17,7 @@ impl EngineConfig {
             ("ranks", self.ranks.is_some()),
             ("discover", self.discover.is_some()),
             ("block_size", self.block_size.is_some()),
+            ("tenant", self.tenant.is_some()),
             ("worker_id", self.worker_id.is_some()),
             ("http", self.http.is_some()),
             ("grpc_ca", self.grpc_ca.is_some()),
