@@ -1,5 +1,6 @@
 """Fixtures: the binary, planes, engines and simulators that end with their test."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.engine import Engine
+from harness.inference_cache.server import Server
+from harness.inference_cache.subscriber import Subscriber
 from harness.plane import Plane, Sim
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,19 +35,38 @@ def binary():
 
 
 @pytest.fixture(scope="session")
-def stubs(tmp_path_factory):
-    """Python code for kvplane.v1, generated from proto/ now."""
+def generated(tmp_path_factory):
+    """Makes Python code of a contract in proto/, now: the messages and, in the same module, the stub and the servicer."""
     out = tmp_path_factory.mktemp("stubs")
-    command = [
-        sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}",
-        f"--python_out={out}", f"--grpc_python_out={out}", str(ROOT / "proto/kvplane/v1/plane.proto"),
-    ]
-    subprocess.run(command, check=True)
     sys.path.insert(0, str(out))
-    from kvplane.v1 import plane_pb2, plane_pb2_grpc
 
-    plane_pb2.PlaneStub = plane_pb2_grpc.PlaneStub
-    return plane_pb2
+    def make(contract):
+        command = [
+            sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}",
+            f"--python_out={out}", f"--grpc_python_out={out}", str(ROOT / "proto" / f"{contract}.proto"),
+        ]
+        subprocess.run(command, check=True)
+        importlib.invalidate_caches()
+        module = contract.replace("/", ".")
+        messages = importlib.import_module(f"{module}_pb2")
+        for name, thing in vars(importlib.import_module(f"{module}_pb2_grpc")).items():
+            if not name.startswith("_") and not hasattr(messages, name):
+                setattr(messages, name, thing)
+        return messages
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def stubs(generated):
+    """Python code for kvplane.v1."""
+    return generated("kvplane/v1/plane")
+
+
+@pytest.fixture(scope="session")
+def pb(generated):
+    """Python code for inferencecache.v1alpha1."""
+    return generated("inferencecache/v1alpha1/inferencecache")
 
 
 class _Closing:
@@ -116,6 +138,30 @@ def sim(binary):
 
     def make(*words, **options):
         return made.add(Sim(binary, *words, **options))
+
+    yield make
+    made.close()
+
+
+@pytest.fixture
+def original_server(pb):
+    """Makes servers that behave as inference-cache's does."""
+    made = _Closing(lambda server: server.stop())
+
+    def make(**options):
+        return made.add(Server(pb, **options))
+
+    yield make
+    made.close()
+
+
+@pytest.fixture
+def original_subscriber(pb):
+    """Makes subscribers that behave as inference-cache's does."""
+    made = _Closing(lambda subscriber: subscriber.close())
+
+    def make(engine, server, **options):
+        return made.add(Subscriber(pb, engine, server, **options))
 
     yield make
     made.close()
