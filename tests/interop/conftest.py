@@ -12,7 +12,8 @@ import pytest
 from harness.engine import Engine
 from harness.inference_cache.server import Server
 from harness.inference_cache.subscriber import Subscriber
-from harness.plane import Plane, Sim
+from harness.metrics import Metrics
+from harness.plane import Plane, Report, Sim
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,6 +139,26 @@ def sim(binary):
 
     def make(*words, **options):
         return made.add(Sim(binary, *words, **options))
+
+    yield make
+    made.close()
+
+
+@pytest.fixture
+def metrics():
+    """The metrics page of an engine."""
+    server = Metrics(1_700_000_000.5)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def reporter(binary):
+    """Makes running `kvplane report`s: an engine, a server, and further words."""
+    made = _Closing(lambda report: report.close())
+
+    def make(engine, server, *words, **options):
+        return made.add(Report(binary, engine, server, *words, **options))
 
     yield make
     made.close()

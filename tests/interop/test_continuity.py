@@ -1,7 +1,5 @@
 """What happens when frames, connections and engines go missing: every row of the fault table, with a Python engine."""
 
-import http.server
-import threading
 import time
 
 import pytest
@@ -274,41 +272,6 @@ def test_without_replay_a_reconnect_proves_nothing(engine, plane):
     assert after["epoch"] > before["epoch"]
     assert (after["trust"], after["reason"], after["known_from"]) == ("lower", "unproven", 1)
     assert p.held() == {2}
-
-
-class Metrics:
-    """An engine's front end that knows when it started."""
-
-    def __init__(self, start_time):
-        self.start_time, self.asked, self.more = start_time, 0, ""
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                outer.asked += 1
-                body = f"process_start_time_seconds {outer.start_time}\n{outer.more}".encode()
-                self.send_response(200)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-
-@pytest.fixture
-def metrics():
-    server = Metrics(1_700_000_000.5)
-    yield server
-    server.close()
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["unchanged", "changed"])

@@ -180,6 +180,24 @@ class Plane(Process):
         return {hash for _, _, hash in self.copies(engine)}
 
 
+class Report(Process):
+    """`kvplane report`: what an engine holds, told to a server."""
+
+    def __init__(self, binary, engine, server, *words, replica="r", model="m", tenant="t", window="50ms"):
+        events, replay = engine.events, engine.replay
+        if isinstance(engine, Sim):
+            events, replay = events[0], replay[0]
+        elif not engine.has_replay:
+            replay = "off"
+        known = ["--engine-endpoint", events, "--server", server, "--topic", "", "--window", window]
+        named = ["--replica-id", replica, "--model-id", model, "--tenant-id", tenant]
+        ours = ["--metrics-listen", "127.0.0.1:0", "--log-format", "json"]
+        if replay != "off":
+            ours += ["--replay", replay]
+        super().__init__(binary, "report", *known, *named, *ours, *words)
+        self.whose = (tenant, model, replica)
+
+
 class Sim(Process):
     """`kvplane sim` on free ports; those of several ranks follow each other."""
 
