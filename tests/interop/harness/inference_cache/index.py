@@ -166,6 +166,8 @@ class Index:
         """(chain, tokens of its blocks, (hash, tokens)) to look for; None for what cannot be used."""
         hashes, counts = list(request.block_hashes), list(request.block_token_counts)
         exact = (request.prefix_hash, request.prefix_token_count)
+        if request.prefix_hash and not self.policy.chain_matching:
+            return [], [], exact
         if hashes or counts or request.prefix_hash:
             if len(hashes) != len(counts):
                 return None
