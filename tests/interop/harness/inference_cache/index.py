@@ -87,7 +87,11 @@ class Index:
                 key = (update.tenant_id, update.model_id, update.hash_scheme, adapter, hash)
                 self.entries.setdefault(key, {})[update.replica_id] = Held(tokens, at, entry.tier or T1)
         if update.HasField("stats"):
-            self.stats[update.tenant_id, update.model_id, update.replica_id] = (update.stats, at, at)
+            statistics = type(update.stats)()
+            statistics.CopyFrom(update.stats)
+            statistics.replica_id, statistics.client_version = update.replica_id, ""
+            statistics.hit_rate, statistics.pressure = number(statistics.hit_rate), number(statistics.pressure)
+            self.stats[update.tenant_id, update.model_id, update.replica_id] = (statistics, at, at)
 
     def event(self, event):
         """A CacheEvent. It has no scheme: an eviction counts in all."""
@@ -242,11 +246,11 @@ class Index:
         for replica in self._in_scope(request):
             statistics, told, _ = self.stats.get((request.tenant_id, request.model_id, replica), (None, 0.0, 0.0))
             age = max(0.0, self.clock() - told)
-            if statistics is None or age >= HOT_SECONDS or number(statistics.hit_rate) < HOT_RATE:
+            if statistics is None or age >= HOT_SECONDS or statistics.hit_rate < HOT_RATE:
                 continue
-            rate, recent = number(statistics.hit_rate), 1.0 - age / HOT_SECONDS
-            score = rate * recent * room(statistics.pressure) * self._urgency(request, recent)
-            scores.append(Score(replica, score, 0, rate))
+            recent = 1.0 - age / HOT_SECONDS
+            score = statistics.hit_rate * recent * room(statistics.pressure) * self._urgency(request, recent)
+            scores.append(Score(replica, score, 0, statistics.hit_rate))
         return best_first(scores)
 
     def _urgency(self, request, freshness):
@@ -273,7 +277,7 @@ def number(value):
 
 
 def room(pressure):
-    return min(1.0, max(0.0, 1.0 - number(pressure)))
+    return min(1.0, max(0.0, 1.0 - pressure))
 
 
 def best_first(scores):
