@@ -21,6 +21,7 @@ mod hint;
 mod http_client;
 mod kvplane_source;
 mod plane;
+mod ranks;
 mod shared_source;
 mod sources;
 mod spec;
@@ -35,6 +36,7 @@ pub use catalog::{
 pub use check::{AddError, UnknownMember};
 pub use kvplane_source::{LinkState, LinkStatus, told_keys};
 pub use plane::{Engine, Engines, Plane};
+pub use ranks::{RankReader, follow_ranks};
 pub use spec::{
     CacheSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, LinkSpec,
     MirrorSpec, Origin, PlaneOptions, RankSpec, Told,

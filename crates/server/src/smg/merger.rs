@@ -5,26 +5,21 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, EngineId, Epoch, Trust};
-use kvplane_ingest::{Engine, Engines, News, Plane, Stream};
-use kvplane_stream::{Entry, RankMerge, Transition};
+use kvplane_ingest::{Plane, RankReader, Stream, StreamStatus, follow_ranks};
+use kvplane_stream::{Entry, RankMerge, Snapshot, Transition};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use super::encode;
 
 /// Entries kept for those who come back; the same as a stream keeps by default.
 const WINDOW_ENTRIES: usize = 10_000;
 const WINDOW_BYTES: usize = 64 << 20;
-/// Entries read from a rank at a time.
-const READ: usize = 256;
-/// How soon a rank that is not credited is looked at again.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The mergers of a plane's engines.
 #[derive(Debug, Default)]
@@ -52,24 +47,22 @@ impl Mergers {
         }
         let merger = Arc::new(Merger::new(running.last));
         running.by_engine.insert(engine.clone(), merger.clone());
-        let supervisor = Supervisor {
-            merger: merger.clone(),
-            engine: engine.clone(),
-            engines: plane.watch(),
-            credit: credit.to_vec(),
-            ranks: HashMap::new(),
-        };
         let (mergers, stop) = (self.0.clone(), stop.clone());
+        let (engine, engines, credit, of) = (engine.clone(), plane.watch(), credit.to_vec(), merger.clone());
         tokio::spawn(async move {
-            let (merger, engine) = (supervisor.merger.clone(), supervisor.engine.clone());
-            stop.run_until_cancelled(supervisor.run()).await;
+            let begin = |stream: &Arc<Stream>| Rank {
+                merger: of.clone(),
+                stream: stream.clone(),
+                credit: credit.clone(),
+            };
+            stop.run_until_cancelled(follow_ranks(&engine, engines, begin)).await;
             let mut running = mergers.lock();
             running.by_engine.remove(&engine);
-            let highest = merger.merged.lock().next_sequence - 1;
-            if running.last.is_none_or(|(epoch, _)| epoch < merger.epoch) {
-                running.last = Some((merger.epoch, highest));
+            let highest = of.merged.lock().next_sequence - 1;
+            if running.last.is_none_or(|(epoch, _)| epoch < of.epoch) {
+                running.last = Some((of.epoch, highest));
             }
-            merger.ended.cancel();
+            of.ended.cancel();
         });
         merger
     }
@@ -184,100 +177,31 @@ impl Merger {
     }
 }
 
-/// Keeps a follower for every rank that the engine has, until it is removed.
-struct Supervisor {
-    merger: Arc<Merger>,
-    engine: EngineId,
-    engines: watch::Receiver<Engines>,
-    credit: Vec<Trust>,
-    ranks: HashMap<u32, (Arc<Stream>, AbortOnDropHandle<()>)>,
-}
-
-impl Supervisor {
-    async fn run(mut self) {
-        loop {
-            let engines = self.engines.borrow_and_update().clone();
-            let Some(engine) = engines.iter().find(|engine| engine.spec.id == self.engine) else { return };
-            self.reconcile(engine).await;
-            if self.engines.changed().await.is_err() {
-                return;
-            }
-        }
-    }
-
-    async fn reconcile(&mut self, engine: &Engine) {
-        let stays = |rank: &u32, stream: &Arc<Stream>| {
-            engine.stream(*rank).is_some_and(|now| Arc::ptr_eq(now, stream))
-        };
-        let gone = self.ranks.extract_if(|rank, (stream, _)| !stays(rank, stream));
-        for (rank, (_, follower)) in gone.collect::<Vec<_>>() {
-            follower.abort();
-            // Only when it has ended, nothing of the rank can come behind this.
-            let _ = follower.await;
-            self.merger.apply(rank, 0.0, &[], true);
-        }
-        for stream in &engine.streams {
-            self.ranks.entry(stream.id().rank).or_insert_with(|| {
-                let (merger, credit) = (self.merger.clone(), self.credit.clone());
-                let follower = RankFollower { merger, stream: stream.clone(), credit };
-                (stream.clone(), AbortOnDropHandle::new(tokio::spawn(follower.run())))
-            });
-        }
-    }
-}
-
 /// Brings one rank into the merged stream.
-struct RankFollower {
+struct Rank {
     merger: Arc<Merger>,
     stream: Arc<Stream>,
     credit: Vec<Trust>,
 }
 
-impl RankFollower {
-    async fn run(self) {
-        let rank = self.stream.id().rank;
-        loop {
-            // From here on what the rank holds is what its next snapshot says; until then it holds nothing.
-            if !self.is_credited() {
-                self.merger.apply(rank, 0.0, &[], true);
-                while !self.is_credited() {
-                    tokio::time::sleep(LOOK_AGAIN).await;
-                }
-            }
-            let snapshot = self.stream.snapshot().await;
-            // Holes are told as stored and removed at once: nothing of them is left.
-            self.merger.apply(rank, 0.0, &snapshot.as_transitions(), true);
-            let (mut cursor, mut standing) = (snapshot.cursor, snapshot.standing);
-            drop(snapshot);
-            // A loss or another life: begin again.
-            while let Ok(news) = self.stream.news_after(cursor, standing, READ).await {
-                let entries = match news {
-                    News::Entries(entries) => entries,
-                    News::Standing(Continuity::Down) => break,
-                    News::Standing(now) => {
-                        standing = now;
-                        continue;
-                    }
-                };
-                for entry in &entries {
-                    self.merger.apply(rank, entry.timestamp, &entry.transitions, false);
-                    cursor.sequence = entry.sequence;
-                    standing = entry.standing.unwrap_or(standing);
-                }
-                if entries.iter().any(|entry| self.ends_credit(entry)) && !self.is_credited() {
-                    break;
-                }
-            }
-        }
-    }
-
-    fn is_credited(&self) -> bool {
-        let status = self.stream.status();
+impl RankReader for Rank {
+    fn wants(&self, status: &StreamStatus) -> bool {
         status.continuity == Continuity::Live && self.credit.contains(&status.trust.level())
     }
 
-    fn ends_credit(&self, entry: &Entry) -> bool {
-        entry.standing == Some(Continuity::Down)
-            || entry.trust.as_ref().is_some_and(|trust| !self.credit.contains(&trust.level()))
+    fn load(&mut self, snapshot: &Snapshot) {
+        // Holes are told as stored and removed at once: nothing of them is left.
+        self.merger.apply(self.stream.id().rank, 0.0, &snapshot.as_transitions(), true);
+    }
+
+    fn follow(&mut self, entry: &Entry) -> bool {
+        self.merger.apply(self.stream.id().rank, entry.timestamp, &entry.transitions, false);
+        let ends_credit = entry.standing == Some(Continuity::Down)
+            || entry.trust.as_ref().is_some_and(|trust| !self.credit.contains(&trust.level()));
+        !ends_credit || self.wants(&self.stream.status())
+    }
+
+    fn forget(&mut self) {
+        self.merger.apply(self.stream.id().rank, 0.0, &[], true);
     }
 }
