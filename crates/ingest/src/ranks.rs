@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvplane_core::{Continuity, EngineId};
+use kvplane_core::Continuity;
 use kvplane_stream::{Entry, Snapshot, Transition};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -40,17 +40,17 @@ pub trait RankReader: Send + 'static {
     fn forget(&mut self);
 }
 
-/// Keeps a reader for every rank that an engine has. Ends when the engine is removed, and then leaves what readers hold to their end; a
-/// rank that goes alone is forgotten.
+/// Keeps a reader for every rank of an engine, for as long as there `is_it`. A rank that goes is forgotten; when the engine does, its readers
+/// are just let go of.
 pub async fn follow_ranks<R: RankReader>(
-    engine: &EngineId,
     mut engines: watch::Receiver<Engines>,
+    is_it: impl Fn(&Engine) -> bool,
     begin: impl Fn(&Arc<Stream>) -> R,
 ) {
     let mut ranks: HashMap<u32, Following<R>> = HashMap::new();
     loop {
         let all = engines.borrow_and_update().clone();
-        let Some(now) = all.iter().find(|known| known.spec.id == *engine) else { break };
+        let Some(now) = all.iter().find(|engine| is_it(engine)) else { break };
         for mut gone in ranks.extract_if(|_, following| !following.is_of(now)).map(|(_, gone)| gone) {
             // Only when it has ended, nothing of the rank can come behind this.
             if let Some(reader) = gone.end().await {

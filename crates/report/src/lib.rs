@@ -7,6 +7,8 @@
 //!
 //! Beyond the feed nothing can carry a token: a note is a hash and counts.
 
+mod feed;
 mod sink;
 
+pub use feed::{AdapterNames, Feeds, Rules, Told, WithheldCounts, hear};
 pub use sink::{Sink, Withheld};

@@ -17,11 +17,15 @@ pub enum Withheld {
     Keyed,
     /// Their positions are pairs of tokens.
     Bigrams,
+    /// They are not full.
+    Partial,
     /// Their adapter has no name.
     UnnamedAdapter,
     /// Other groups decide with them how much can be reused.
     Hybrid,
-    /// The stream is not trusted enough, or the tier does not tell what leaves it.
+    /// The engine gives up the last block that it finds: every prefix would be said to be a block longer than it is.
+    GivesUpLast,
+    /// The stream is not trusted enough, or the tier does not say exactly what it would give back.
     NotExact,
     /// They lie where nobody can say.
     UnknownTier,
@@ -29,12 +33,14 @@ pub enum Withheld {
 
 impl Withheld {
     /// Every reason, for metrics that show all of them.
-    pub const ALL: [Withheld; 7] = [
+    pub const ALL: [Withheld; 9] = [
         Self::Salted,
         Self::Keyed,
         Self::Bigrams,
+        Self::Partial,
         Self::UnnamedAdapter,
         Self::Hybrid,
+        Self::GivesUpLast,
         Self::NotExact,
         Self::UnknownTier,
     ];
@@ -45,8 +51,10 @@ impl Withheld {
             Self::Salted => "salted",
             Self::Keyed => "keyed",
             Self::Bigrams => "bigrams",
+            Self::Partial => "partial",
             Self::UnnamedAdapter => "unnamed_adapter",
             Self::Hybrid => "hybrid",
+            Self::GivesUpLast => "gives_up_last",
             Self::NotExact => "not_exact",
             Self::UnknownTier => "unknown_tier",
         }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, Epoch, Marks, Reason, Resumption, StateDigest, Tier, TrustState};
+use kvplane_wire::OwnedExtraKey;
 
 use crate::state::{Attributes, Chain, ExtraKeys, Parent, Place};
 
@@ -133,6 +134,13 @@ impl VisibleBlock {
             attributes: chain.attributes.clone(),
             extra_keys: chain.extra_keys.clone(),
         }
+    }
+
+    /// Whether it is more than its tokens, its adapter and its salt: an image or a prompt embedding is part of it, or a key that
+    /// has no name.
+    pub fn has_further_keys(&self) -> bool {
+        let keys = self.extra_keys.iter().flat_map(|keys| keys.iter().map(OwnedExtraKey::as_block_key));
+        self.attributes.names().further_keys(keys).next().is_some()
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, EngineId, Epoch, Trust};
-use kvplane_ingest::{Plane, RankReader, Stream, StreamStatus, follow_ranks};
+use kvplane_ingest::{Engine, Plane, RankReader, Stream, StreamStatus, follow_ranks};
 use kvplane_stream::{Entry, RankMerge, Snapshot, Transition};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -55,7 +55,8 @@ impl Mergers {
                 stream: stream.clone(),
                 credit: credit.clone(),
             };
-            stop.run_until_cancelled(follow_ranks(&engine, engines, begin)).await;
+            let is_it = |known: &Engine| known.spec.id == engine;
+            stop.run_until_cancelled(follow_ranks(engines, is_it, begin)).await;
             let mut running = mergers.lock();
             running.by_engine.remove(&engine);
             let highest = of.merged.lock().next_sequence - 1;

@@ -1,0 +1,133 @@
+//! A feed for every engine that there is.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use kvplane_core::{EngineId, EngineKind};
+use kvplane_ingest::{Engine, Feed, Plane, Stream, follow_ranks};
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::rank::{Common, RankFeed};
+use super::replica::Replica;
+use super::settled::Settled;
+use super::{Rules, WithheldCounts};
+use crate::sink::Sink;
+
+/// How an engine is told, and to whom.
+pub struct Told {
+    /// How.
+    pub rules: Rules,
+    /// To whom. It is dropped when the engine is gone, before another one takes its name.
+    pub sink: Box<dyn Sink>,
+}
+
+/// Feeds of a plane's engines. They end when this is dropped.
+#[derive(Debug)]
+pub struct Feeds {
+    plane: Arc<Plane>,
+    counts: Arc<WithheldCounts>,
+    settled: Settled,
+    _running: AbortOnDropHandle<()>,
+}
+
+impl Feeds {
+    /// Feeds every engine for which `told` says how, those that come later too. Must be called within a tokio runtime.
+    pub fn start(plane: &Arc<Plane>, told: impl Fn(&Engine) -> Option<Told> + Send + 'static) -> Self {
+        let (counts, settled) = (Arc::<WithheldCounts>::default(), Settled::default());
+        let supervisor = Supervisor {
+            plane: plane.clone(),
+            counts: counts.clone(),
+            settled: settled.clone(),
+            told,
+            engines: HashMap::new(),
+        };
+        let running = AbortOnDropHandle::new(tokio::spawn(supervisor.run()));
+        Self { plane: plane.clone(), counts, settled, _running: running }
+    }
+
+    /// Waits until all is told that every engine holds; those that are not heard now are not waited for.
+    pub async fn ready(&self) {
+        let streams = || self.plane.streams().map(|stream| stream.id().clone()).collect();
+        self.settled.all(streams).await;
+    }
+
+    /// Blocks that were not told, and why.
+    pub fn withheld(&self) -> &Arc<WithheldCounts> {
+        &self.counts
+    }
+}
+
+/// What must not change while an engine is fed: with any of it, it is another replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Identity {
+    id: EngineId,
+    kind: EngineKind,
+    model: String,
+    tenant: Option<String>,
+}
+
+impl Identity {
+    fn of(engine: &Engine) -> Self {
+        let spec = &engine.spec;
+        Self { id: spec.id.clone(), kind: spec.kind, model: spec.model.clone(), tenant: spec.tenant.clone() }
+    }
+}
+
+struct Supervisor<F> {
+    plane: Arc<Plane>,
+    counts: Arc<WithheldCounts>,
+    settled: Settled,
+    told: F,
+    engines: HashMap<EngineId, (Identity, AbortOnDropHandle<()>)>,
+}
+
+impl<F: Fn(&Engine) -> Option<Told> + Send + 'static> Supervisor<F> {
+    async fn run(mut self) {
+        let mut engines = self.plane.watch();
+        loop {
+            let now = engines.borrow_and_update().clone();
+            let stays = |identity: &Identity| now.iter().any(|engine| Identity::of(engine) == *identity);
+            let gone = self.engines.extract_if(|_, (identity, _)| !stays(identity));
+            for (_, (_, feed)) in gone.collect::<Vec<_>>() {
+                // It ends by itself. Only then its name is free.
+                let _ = feed.await;
+            }
+            for engine in now.iter().filter(|engine| !matches!(engine.spec.feed, Feed::Linked(_))) {
+                self.begin(engine);
+            }
+            if engines.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn begin(&mut self, engine: &Engine) {
+        if self.engines.contains_key(&engine.spec.id) {
+            return;
+        }
+        let Some(Told { rules, sink }) = (self.told)(engine) else {
+            // Nobody waits for it.
+            engine.streams.iter().for_each(|stream| self.settled.add(stream.id()));
+            return;
+        };
+        let common = Common {
+            rules: Arc::new(rules),
+            replica: Arc::new(Mutex::new(Replica::new(sink))),
+            counts: self.counts.clone(),
+            settled: self.settled.clone(),
+        };
+        let identity = Identity::of(engine);
+        let feed = AbortOnDropHandle::new(self.spawn(identity.clone(), common));
+        self.engines.insert(identity.id.clone(), (identity, feed));
+    }
+
+    fn spawn(&self, identity: Identity, common: Common) -> JoinHandle<()> {
+        let engines = self.plane.watch();
+        tokio::spawn(async move {
+            let begin = |stream: &Arc<Stream>| RankFeed::new(common.clone(), stream.id().clone());
+            follow_ranks(engines, |engine| Identity::of(engine) == identity, begin).await;
+        })
+    }
+}

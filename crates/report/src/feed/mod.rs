@@ -1,0 +1,44 @@
+//! From the journals of an engine's ranks to notes.
+//!
+//! ```text
+//! Stream ── snapshot, entries ──> RankFeed ── Ledger ──┐
+//!                                 (describe: the last  ├── shares ──> Replica ── notes ──> Sink
+//! Stream ───────────────────────>  place with tokens)  ┘
+//! ```
+//!
+//! A peer cannot be told what an answer is worth, so what cannot be vouched for is not told (`share.rs`), nor is what a fingerprint cannot
+//! say (`describe.rs`). Both are counted. While a stream is being recovered, what was told of it stays; once it is out of reach,
+//! or another life has begun, nothing does.
+
+mod book;
+mod describe;
+mod feeds;
+mod ledger;
+mod rank;
+mod replica;
+mod settled;
+mod share;
+mod withheld;
+
+pub use book::hear;
+pub use describe::AdapterNames;
+pub use feeds::{Feeds, Told};
+use ledger::Ledger;
+use share::Share;
+pub use withheld::WithheldCounts;
+
+/// How an engine is told of.
+#[derive(Debug, Clone, Default)]
+pub struct Rules {
+    /// Names of adapters that the engine knows by their numbers alone.
+    pub adapter_names: AdapterNames,
+    /// For engines that keep what leaves their device, and do not say so: so many blocks of each rank that left it are told to lie behind it.
+    /// The one that left first is the first to be given up. 0: what is removed is gone.
+    pub keep_left: usize,
+}
+
+impl Rules {
+    fn ledger(&self, share: Share) -> Ledger {
+        Ledger::new(share, self.keep_left)
+    }
+}
