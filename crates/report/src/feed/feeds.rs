@@ -1,6 +1,6 @@
 //! A feed for every engine that there is.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kvplane_core::{EngineId, EngineKind};
@@ -53,6 +53,12 @@ impl Feeds {
         self.settled.all(streams).await;
     }
 
+    /// Tokens per block of the engines of a model, each size once: prompts that are given as tokens are cut into these.
+    pub fn block_sizes(&self, model: &str) -> BTreeSet<u32> {
+        let members = self.plane.catalog().model(model).map(|roster| roster.members()).unwrap_or_default();
+        members.iter().filter_map(|member| member.block_size()).collect()
+    }
+
     /// Blocks that were not told, and why.
     pub fn withheld(&self) -> &Arc<WithheldCounts> {
         &self.counts
@@ -94,6 +100,8 @@ impl<F: Fn(&Engine) -> Option<Told> + Send + 'static> Supervisor<F> {
                 // It ends by itself. Only then its name is free.
                 let _ = feed.await;
             }
+            let streams = || now.iter().flat_map(|engine| &engine.streams);
+            self.settled.retain(|settled| streams().any(|stream| stream.id() == settled));
             for engine in now.iter().filter(|engine| !matches!(engine.spec.feed, Feed::Linked(_))) {
                 self.begin(engine);
             }

@@ -4,6 +4,8 @@
 //! hole is worth nothing until the hole is filled, and whoever asks for one hash cannot see the hole. So a block that is
 //! stored or removed may tell, or take back, what builds on it.
 
+mod slot;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -15,104 +17,7 @@ use super::describe::Described;
 use super::share::Share;
 use super::withheld::Tally;
 use crate::sink::Withheld;
-
-/// No block.
-const NONE: u32 = u32::MAX;
-
-/// Where a block lies: a bit for every tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Places(u8);
-
-impl Places {
-    /// It left the device, and the operator says that what does is kept behind it.
-    const LEFT: u8 = 1 << Tier::ALL.len();
-    const DEVICE: u8 = 1 << Tier::Device as u8;
-    const BEHIND: u8 = 1 << Tier::Host as u8 | 1 << Tier::Disk as u8 | Self::LEFT;
-
-    fn add(&mut self, tier: Tier) {
-        self.0 |= 1 << tier as u8;
-        if tier == Tier::Device {
-            self.0 &= !Self::LEFT;
-        }
-    }
-
-    /// True if it was there.
-    fn remove(&mut self, bit: u8) -> bool {
-        let was = self.0;
-        self.0 &= !bit;
-        self.0 != was
-    }
-
-    fn warmest(self) -> Option<CacheTier> {
-        match self.0 {
-            0 => None,
-            bits if bits & Self::DEVICE != 0 => Some(CacheTier::T1),
-            bits if bits & Self::BEHIND != 0 => Some(CacheTier::T2),
-            _ => Some(CacheTier::T3),
-        }
-    }
-}
-
-/// What is known of a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
-    /// Its hash: something builds on it.
-    Hash,
-    /// What it is, and not all that comes before it.
-    Itself,
-    /// Everything: `fingerprint`, `tokens` and `withheld` are right.
-    Whole,
-}
-
-#[derive(Debug)]
-struct Slot {
-    hash: u64,
-    content: u64,
-    fingerprint: u64,
-    /// From the start of the prompt.
-    tokens: u32,
-    size: u32,
-    /// [`NONE`] at the start of a prompt.
-    parent: u32,
-    first_child: u32,
-    next_sibling: u32,
-    previous_sibling: u32,
-    adapter: u32,
-    known: Known,
-    /// Why nothing is told of the block itself.
-    own_reason: Option<Withheld>,
-    /// Why nothing is told of it, because of itself or of what comes before it.
-    reason: Option<Withheld>,
-    places: Places,
-    told: Option<CacheTier>,
-}
-
-impl Slot {
-    fn named(hash: u64) -> Self {
-        Self {
-            hash,
-            content: 0,
-            fingerprint: 0,
-            tokens: 0,
-            size: 0,
-            parent: NONE,
-            first_child: NONE,
-            next_sibling: NONE,
-            previous_sibling: NONE,
-            adapter: 0,
-            known: Known::Hash,
-            own_reason: None,
-            reason: None,
-            places: Places::default(),
-            told: None,
-        }
-    }
-
-    /// What its descendants depend on.
-    fn footing(&self) -> (Known, u64, u32, Option<Withheld>) {
-        (self.known, self.fingerprint, self.tokens, self.reason)
-    }
-}
+use slot::{Known, NONE, Slot};
 
 /// A prefix of one rank came, went, or lies elsewhere.
 #[derive(Debug)]
@@ -217,7 +122,7 @@ impl Ledger {
             let at = self.find_or_name(block.hash);
             self.describe(at, parent, &block, tell);
             let slot = &mut self.slots[at as usize];
-            let came = slot.places == Places::default();
+            let came = slot.places.is_empty();
             slot.places.add(tier);
             self.settle(at, tell);
             if let Some(reason) = self.slots[at as usize].reason.filter(|_| came) {
@@ -233,8 +138,8 @@ impl Ledger {
             let leaves = tier == Tier::Device && self.keep_left > 0;
             let Some(&at) = self.by_hash.get(&hash) else { continue };
             let places = &mut self.slots[at as usize].places;
-            if places.remove(1 << tier as u8) && leaves {
-                places.0 |= Places::LEFT;
+            if places.remove(tier) && leaves {
+                places.leave();
                 self.left.push_back(hash);
             }
             self.settle(at, tell);
@@ -243,7 +148,7 @@ impl Ledger {
         while self.left.len() > self.keep_left {
             let Some(hash) = self.left.pop_front() else { return };
             let Some(&at) = self.by_hash.get(&hash) else { continue };
-            self.slots[at as usize].places.remove(Places::LEFT);
+            self.slots[at as usize].places.give_up();
             self.settle(at, tell);
             self.release(at);
         }
@@ -415,7 +320,7 @@ impl Ledger {
         let mut at = at;
         while at != NONE {
             let slot = &self.slots[at as usize];
-            if slot.places != Places::default() || slot.first_child != NONE {
+            if !slot.places.is_empty() || slot.first_child != NONE {
                 return;
             }
             let (hash, parent) = (slot.hash, slot.parent);
@@ -426,6 +331,3 @@ impl Ledger {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

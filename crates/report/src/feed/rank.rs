@@ -58,12 +58,10 @@ impl RankFeed {
         if share != self.share {
             let stream = &self.stream;
             match share {
-                Ok(Share::All) => info!(%stream, "what the engine holds is told as metadata"),
-                Ok(Share::Device) => {
-                    info!(%stream, "what lies on the engine's device is told as metadata; what lies behind it is in doubt")
-                }
+                Ok(share) => info!(%stream, ?share, "what the engine holds is told as metadata"),
                 Err(reason) => {
-                    info!(%stream, reason = reason.as_str(), "nothing of what the engine holds is told as metadata")
+                    let reason = reason.as_str();
+                    info!(%stream, reason, "nothing of what the engine holds is told as metadata");
                 }
             }
             self.share = share;

@@ -18,6 +18,14 @@ impl Settled {
         self.0.send_if_modified(|settled| settled.remove(stream));
     }
 
+    /// Streams that are gone are not settled any more.
+    pub(super) fn retain(&self, stays: impl Fn(&StreamId) -> bool) {
+        self.0.send_if_modified(|settled| {
+            settled.retain(stays);
+            false
+        });
+    }
+
     /// Waits until every one of these is.
     pub(super) async fn all(&self, streams: impl Fn() -> Vec<StreamId>) {
         let mut settled = self.0.subscribe();
