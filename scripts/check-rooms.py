@@ -23,13 +23,15 @@ ROOMS = {
     "kvplane-socket": set(),
     "kvplane-index": {"kvplane-core"},
     "kvplane-ingest": {
-        "kvplane-core", "kvplane-index", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
+        "kvplane-core", "kvplane-index", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
+    "kvplane-transport": set(),
+    "kvplane-ops": {"kvplane-core", "kvplane-proto", "kvplane-transport"},
     "kvplane-proto": set(),
     "kvplane-hints": {"kvplane-core"},
     "kvplane-report": {"kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-stream"},
     "kvplane-server": {
-        "kvplane-core", "kvplane-hints", "kvplane-report", "kvplane-index", "kvplane-ingest", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
+        "kvplane-core", "kvplane-hints", "kvplane-report", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-socket", "kvplane-wire"},

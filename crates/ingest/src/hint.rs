@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::http_client::HttpClient;
+use kvplane_transport::HttpClient;
 
 /// What an engine says about itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

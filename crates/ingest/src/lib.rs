@@ -18,7 +18,6 @@ mod drain;
 mod feeder;
 mod grpc_source;
 mod hint;
-mod http_client;
 mod kvplane_source;
 mod plane;
 mod ranks;

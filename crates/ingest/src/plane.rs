@@ -20,12 +20,12 @@ use crate::check::{AddError, UnknownMember, check};
 use crate::clock::Clock;
 use crate::discovery::Asker;
 use crate::feeder::Feeder;
-use crate::http_client::HttpClient;
 use crate::kvplane_source::LinkState;
 use crate::sources::Sources;
 use crate::spec::{EngineSpec, Events, Feed, Origin, PlaneOptions, RankSpec};
 use crate::stream::Stream;
 use crate::zmq_source::Driver;
+use kvplane_transport::HttpClient;
 
 /// One engine and its streams, as they were when the plane was asked. It does not change: when a rank comes or goes, the
 /// plane has another one under the same name.

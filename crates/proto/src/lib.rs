@@ -41,13 +41,13 @@ package!(
     "inferencecache.v1alpha1.rs"
 );
 
-/// SMG's messages for KV events.
+/// SMG's messages for KV events and for operations.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod smg {
     include!(concat!(env!("OUT_DIR"), "/client/smg.grpc.common.rs"));
 }
 
-/// The engines' own services, as far as kvplane answers them.
+/// The engines' own services, as far as kvplane answers or asks them.
 pub mod engines {
     package!(
         /// vLLM.
@@ -68,5 +68,10 @@ pub mod engines {
         /// TensorRT-LLM.
         trtllm,
         "trtllm.rs"
+    );
+    package!(
+        /// MLX.
+        mlx,
+        "mlx.grpc.engine.rs"
     );
 }

@@ -51,8 +51,6 @@ macro_rules! front_under {
     ($($service:ident, $client:ident);*) => {$(
         #[tonic::async_trait]
         impl $service for Fronted {
-            type SubscribeKvEventsStream = Batches;
-
             async fn subscribe_kv_events(
                 &self,
                 request: Request<SubscribeKvEventsRequest>,

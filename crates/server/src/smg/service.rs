@@ -127,8 +127,6 @@ macro_rules! subscribe_under {
     ($($service:ident),*) => {$(
         #[tonic::async_trait]
         impl $service for SmgService {
-            type SubscribeKvEventsStream = Batches;
-
             async fn subscribe_kv_events(
                 &self,
                 request: Request<SubscribeKvEventsRequest>,

@@ -13,6 +13,7 @@ use kvplane_proto::engines::trtllm::server::trtllm_service_server::{TrtllmServic
 use kvplane_proto::engines::vllm::server::vllm_engine_server::{VllmEngine, VllmEngineServer};
 use kvplane_proto::smg::SubscribeKvEventsRequest;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::codegen::BoxStream;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
@@ -44,13 +45,13 @@ struct Relay {
     shared: Arc<Shared>,
 }
 
-type Messages = ReceiverStream<Result<Encoded, Status>>;
+type Messages = BoxStream<Encoded>;
 
 impl Relay {
     async fn subscribe(&self, start: u64) -> Result<Response<Messages>, Status> {
         let (answer, messages) = self.shared.subscribe(start);
         match answer {
-            Answer::Serve | Answer::Hang => Ok(Response::new(ReceiverStream::new(messages))),
+            Answer::Serve | Answer::Hang => Ok(Response::new(Box::pin(ReceiverStream::new(messages)))),
             Answer::Refuse(code) => Err(Status::new(code, "simulated")),
             Answer::Mute => std::future::pending().await,
         }
@@ -62,8 +63,6 @@ macro_rules! subscribe_under {
     ($($service:ident),*) => {$(
         #[tonic::async_trait]
         impl $service for Relay {
-            type SubscribeKvEventsStream = Messages;
-
             async fn subscribe_kv_events(
                 &self,
                 request: Request<SubscribeKvEventsRequest>,

@@ -1,0 +1,155 @@
+//! Asking one backend: its ways in turn, and a busy one again, within a deadline that always holds.
+
+use std::time::Duration;
+
+use kvplane_transport::{HttpClient, HttpQuestion, Sent, grpc};
+use tokio::time::Instant;
+
+use crate::answer::{Answer, Meaning, Read};
+use crate::backend::Backend;
+use crate::forms;
+use crate::request::{Ask, Request, plan};
+use crate::support::Speaker;
+use crate::verb::Verb;
+
+/// What an answer may weigh. `SGLang` says everything about itself: some hundred kilobytes.
+const MAX_ANSWER: usize = 1 << 20;
+/// How long until a busy engine that cannot wait by itself is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Bounds of asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Backends that are asked at the same time.
+    pub in_flight: usize,
+    /// How long a connection may take to be made.
+    pub connect: Duration,
+    /// How long one backend may take in all.
+    pub deadline: Duration,
+}
+
+impl Limits {
+    /// The usual ones: 32 backends, 2 s for a connection, and what the verb needs.
+    pub fn of(verb: &Verb) -> Self {
+        Self { in_flight: 32, connect: Duration::from_secs(2), deadline: verb.usual_deadline() }
+    }
+}
+
+/// Whether a backend would be asked: what would be asked first, or why nothing would. Sends nothing.
+pub fn dry_run(backend: &Backend, verb: &Verb) -> Result<String, String> {
+    let asks = plan(backend, verb)?;
+    asks.first().map(|ask| ask.way.call.to_string()).ok_or_else(String::new)
+}
+
+/// Asks one backend. Always ends within the deadline, whatever the backend does. `sent` is marked before anything leaves, and
+/// tells whoever drops this whether the engine may act on it.
+pub async fn ask(backend: &Backend, verb: &Verb, limits: &Limits, sent: &Sent) -> Answer {
+    let asks = match plan(backend, verb) {
+        Ok(asks) => asks,
+        Err(why) => {
+            let read = Read::closed(Meaning::Unsupported, why);
+            return answer(read, None, false);
+        }
+    };
+    let deadline = Instant::now() + limits.deadline;
+    let mut asker = Asker { backend, limits, sent, deadline, last: None };
+    // Beside the deadlines of its parts: nothing in here may take longer, not even what is in error.
+    match tokio::time::timeout_at(deadline, asker.in_turn(&asks, verb)).await {
+        Ok(read) => answer(read, asker.last, sent.get()),
+        Err(_) => {
+            let open = sent.get() && verb.name().changes();
+            let why = if sent.get() { "no answer in time" } else { "no connection in time" };
+            let read = Read { open, ..Read::closed(Meaning::Timeout, why) };
+            answer(read, asker.last, sent.get())
+        }
+    }
+}
+
+fn answer(read: Read, last: Option<&Ask>, sent: bool) -> Answer {
+    let Read { meaning, mut why, open, detail } = read;
+    let accepted = matches!(meaning, Meaning::Accepted { .. });
+    if let Some(note) = last.and_then(|ask| ask.note).filter(|_| accepted) {
+        why = format!("{why} ({note})");
+    }
+    let asked = last.map(|ask| ask.way.call.to_string());
+    Answer { meaning, why, asked, sent, open: open && sent, detail }
+}
+
+struct Asker<'a> {
+    backend: &'a Backend,
+    limits: &'a Limits,
+    sent: &'a Sent,
+    deadline: Instant,
+    /// What was asked last.
+    last: Option<&'a Ask>,
+}
+
+impl<'a> Asker<'a> {
+    /// Asks in every way until one exists.
+    async fn in_turn(&mut self, asks: &'a [Ask], verb: &Verb) -> Read {
+        let mut reasons: Vec<String> = Vec::new();
+        for ask in asks {
+            self.last = Some(ask);
+            let mut read = self.until_idle(ask, verb).await;
+            // What a question changes nothing by cannot be open.
+            read.open &= verb.name().changes();
+            if read.meaning != Meaning::Unsupported {
+                return read;
+            }
+            if !reasons.contains(&read.why) {
+                reasons.push(read.why);
+            }
+        }
+        Read::closed(Meaning::Unsupported, reasons.join("; "))
+    }
+
+    /// Asks an engine that is busy again, as long as the verb says.
+    async fn until_idle(&self, ask: &Ask, verb: &Verb) -> Read {
+        let wait = match verb {
+            Verb::Flush(flush) if !ask.waits => flush.timeout,
+            _ => Duration::ZERO,
+        };
+        let give_up = Instant::now() + wait;
+        loop {
+            let read = self.once(ask).await;
+            let again = Instant::now() + ASK_AGAIN;
+            if read.meaning != Meaning::Refused || again > give_up.min(self.deadline) {
+                return read;
+            }
+            tokio::time::sleep_until(again).await;
+        }
+    }
+
+    async fn once(&self, ask: &Ask) -> Read {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match &ask.request {
+            Request::Http { method, path, json } => {
+                let base = self.backend.http.as_deref().unwrap_or_default();
+                let question = HttpQuestion { method: method.clone(), base, path, json: json.clone() };
+                let client = HttpClient::with_connect_timeout(self.limits.connect);
+                match client.ask(question, MAX_ANSWER, left, self.sent).await {
+                    Ok((status, body)) => forms::read_http(ask.way, status, &body),
+                    Err(error) => forms::read_no_http(error),
+                }
+            }
+            Request::Grpc { path, message } => self.call(ask, path, message, left).await,
+        }
+    }
+
+    async fn call(&self, ask: &Ask, path: &str, message: &bytes::Bytes, left: Duration) -> Read {
+        let (Speaker::Grpc(service), Some(server)) = (ask.speaker, &self.backend.grpc) else {
+            return Read::closed(Meaning::Unsupported, "the engine has no gRPC server");
+        };
+        let within = self.limits.connect.min(left);
+        let channel = match grpc::connect(&server.url, server.ca.as_deref(), within).await {
+            Ok(channel) => channel,
+            Err(error) => return forms::read_no_connection(&error),
+        };
+        // The engine is told how long we wait, so that it does not go on for nobody.
+        let mut request = tonic::Request::new(message.clone());
+        request.set_timeout(self.deadline.saturating_duration_since(Instant::now()));
+        self.sent.mark();
+        let answer = grpc::unary(channel, path, request, MAX_ANSWER).await;
+        forms::read_grpc(service, ask.way, answer.as_deref())
+    }
+}
