@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".")
         .extern_path(".smg.grpc.common", "crate::smg")
         .out_dir(&client)
-        .compile_fds(contracts.clone())?;
+        .compile_fds(contracts)?;
     tonic_prost_build::configure()
         .build_server(false)
         .build_client(false)

@@ -54,15 +54,12 @@ pub async fn ask(backend: &Backend, verb: &Verb, limits: &Limits, sent: &Sent) -
     let deadline = Instant::now() + limits.deadline;
     let mut asker = Asker { backend, limits, sent, deadline, last: None };
     // Beside the deadlines of its parts: nothing in here may take longer, not even what is in error.
-    match tokio::time::timeout_at(deadline, asker.in_turn(&asks, verb)).await {
-        Ok(read) => answer(read, asker.last, sent.get()),
-        Err(_) => {
-            let open = sent.get() && verb.name().changes();
-            let why = if sent.get() { "no answer in time" } else { "no connection in time" };
-            let read = Read { open, ..Read::closed(Meaning::Timeout, why) };
-            answer(read, asker.last, sent.get())
-        }
-    }
+    let read = tokio::time::timeout_at(deadline, asker.in_turn(&asks, verb)).await;
+    let read = read.unwrap_or_else(|_| {
+        let why = if sent.get() { "no answer in time" } else { "no connection in time" };
+        Read { open: verb.name().changes(), ..Read::closed(Meaning::Timeout, why) }
+    });
+    answer(read, asker.last, sent.get())
 }
 
 fn answer(read: Read, last: Option<&Ask>, sent: bool) -> Answer {

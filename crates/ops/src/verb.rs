@@ -49,7 +49,7 @@ impl Verb {
         /// Engines ask their schedulers first, which answer between steps.
         const ROOM: Duration = Duration::from_secs(10);
         /// Traces are written before the answer, which takes minutes; SMG's servicers allow as much.
-        const TRACES: Duration = Duration::from_secs(600);
+        const TRACES: Duration = Duration::from_mins(10);
         match self {
             Self::Flush(flush) => flush.timeout.saturating_add(ROOM),
             Self::StopProfile => TRACES + ROOM,

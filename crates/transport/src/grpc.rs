@@ -76,8 +76,8 @@ pub async fn unary(
     request: Request<Bytes>,
     max: usize,
 ) -> Result<Bytes, Status> {
-    let method = PathAndQuery::from_maybe_shared(path.to_owned())
-        .map_err(|_| Status::unimplemented(format!("{path:?} is no method")))?;
+    let method: PathAndQuery =
+        path.parse().map_err(|_| Status::unimplemented(format!("{path:?} is no method")))?;
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(max);
     client.ready().await.map_err(|error| Status::unavailable(innermost(&error)))?;
     client.unary(request, method, Raw).await.map(tonic::Response::into_inner)
