@@ -40,4 +40,4 @@ pub use spec::{
     CacheSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, LinkSpec,
     MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
 };
-pub use stream::{News, Outcome, Stream, StreamStatus};
+pub use stream::{FlushWatch, News, Outcome, Stream, StreamStatus};

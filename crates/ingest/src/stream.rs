@@ -1,5 +1,6 @@
 //! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
 
+mod flush;
 mod mirrored;
 mod news;
 
@@ -21,6 +22,7 @@ use tracing::error;
 use crate::catalog::{Catalog, Identity, StreamFeed, View};
 use crate::clock::Clock;
 use crate::trouble::{DEFECT, Teller, Troubles};
+pub use flush::FlushWatch;
 pub use news::News;
 
 /// Slots that a snapshot visits while it holds the stream's lock: some tens of microseconds.

@@ -29,7 +29,9 @@ pub struct View {
 impl View {
     /// Whether an answer may credit the stream.
     pub fn is_credited(&self, credit: &[Trust]) -> bool {
-        self.continuity == Continuity::Live && credit.contains(&self.trust)
+        self.continuity == Continuity::Live
+            && credit.contains(&self.trust)
+            && !self.reason.is_some_and(Reason::forbids_credit)
     }
 
     /// The view of a stream that is between two others: nothing is credited until it is settled.

@@ -78,14 +78,17 @@ async fn answer(shared: &Shared, engine: &Engine, stream: &Stream, question: &Qu
 
 pub(super) fn not_worth_crediting(shared: &Shared, stream: &Stream) -> Option<String> {
     let status = stream.status();
-    let level = status.trust.level();
     if status.trust.has(Reason::Unheard) {
         return Some("nothing is known yet".to_owned());
     }
     if status.continuity != Continuity::Live {
         return Some(format!("continuity is {}", status.continuity));
     }
-    (!shared.options.credit.contains(&level)).then(|| format!("trust is {level}, which is not credited"))
+    if status.trust.is_credited(&shared.options.credit) {
+        return None;
+    }
+    let reason = status.trust.worst().map_or("none", |worst| worst.reason.as_str());
+    Some(format!("trust is {}, reason {reason}, which is not credited", status.trust.level()))
 }
 
 async fn dump(stream: &Stream, worker: Worker) -> Answer {

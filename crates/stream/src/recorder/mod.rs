@@ -4,6 +4,7 @@
 //! emptied by whoever reads it, [`relayed`] a server that keeps a stream of numbered batches, [`mirrored`] another plane.
 
 mod drained;
+mod flushes;
 mod follower;
 mod mirrored;
 mod published;
@@ -50,6 +51,8 @@ pub enum Happening {
     Epoch(Epoch, EpochCause),
     /// Batches were lost for good.
     Lost(Reason),
+    /// The stream did not show a flush in time; what it held was dropped.
+    UnprovenFlush,
     /// A batch could not be decoded.
     Undecodable {
         /// Its number.
