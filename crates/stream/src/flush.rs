@@ -188,6 +188,7 @@ impl Fence {
     /// Nobody watches a flush any more. If it is open, it was refused: returns how many are proven by there being one fewer to be shown.
     pub(crate) fn forget(&mut self, id: FlushId) -> usize {
         self.flushes.retain(|flush| flush.id != id);
+        self.let_go();
         self.prove()
     }
 

@@ -155,6 +155,14 @@ mod tests {
     }
 
     #[test]
+    fn what_is_being_flushed_is_credited_at_no_level() {
+        let (epoch, continuity) = (Epoch::from_raw(7), Continuity::Live);
+        let view = |reason: Reason| View { epoch, continuity, trust: reason.trust(), reason: Some(reason) };
+        assert!(view(Reason::GapKept).is_credited(&Trust::ALL));
+        assert!(!view(Reason::Flushing).is_credited(&Trust::ALL));
+    }
+
+    #[test]
     fn a_change_is_noticed_also_when_the_view_is_the_same_again() {
         let epoch = Epoch::from_raw(7);
         let view = View { epoch, continuity: Continuity::Live, trust: Trust::Exact, reason: None };

@@ -301,6 +301,19 @@ fn flushes_at_once_are_shown_by_as_many_clears() {
 }
 
 #[test]
+fn a_clear_that_never_came_is_not_waited_for_later() {
+    let mut world = following(Semantics::default());
+    run(&mut world, 0, &[FlushStep::Ask]);
+    run(&mut world, 1, &[FlushStep::Ask]);
+    run(&mut world, 0, &[FlushStep::Leave]);
+    run(&mut world, 1, &[FlushStep::Refuse]);
+    run(&mut world, 2, &TO_ACCEPT);
+    world.run(&PUBLISH);
+    assert_eq!(trust(&world), EXACT);
+    assert_eq!(world.flushes.outcomes, [proven(FlushSign::Clear, &[Tier::Device], &[])]);
+}
+
+#[test]
 fn a_restart_ends_the_fence_and_leaves_nothing_in_memory() {
     let mut world = following(Semantics::default());
     run(&mut world, 0, &TO_ACCEPT);
@@ -316,18 +329,22 @@ fn a_restart_ends_the_fence_and_leaves_nothing_in_memory() {
 
 #[test]
 fn a_life_that_may_have_done_the_flush_itself_is_fenced() {
-    let mut world = following(Semantics::default());
-    run(&mut world, 0, &[FlushStep::Ask]);
-    world.run(&Op::Restart { publishes: 2 });
-    run(&mut world, 0, &[FlushStep::Do]);
-    for op in [Op::Reconnect, Op::Answer(AnswerKind::Whole), Op::Answer(AnswerKind::Whole)] {
-        world.run(&op);
+    // The answer is read before the restart is proven, or after that.
+    for is_early in [true, false] {
+        let mut world = following(Semantics::default());
+        run(&mut world, 0, &[FlushStep::Ask]);
+        world.run(&Op::Restart { publishes: 2 });
+        run(&mut world, 0, if is_early { &TO_ACCEPT[1..] } else { &TO_ACCEPT[1..2] });
+        for op in [Op::Reconnect, Op::Answer(AnswerKind::Whole), Op::Answer(AnswerKind::Whole)] {
+            world.run(&op);
+        }
+        assert_eq!(world.recorder.counters().restarts, 1);
+        run(&mut world, 0, &[FlushStep::Accept]);
+        assert_eq!(trust(&world), FENCED);
+        world.run(&PUBLISH);
+        assert_eq!(trust(&world), EXACT);
+        assert_eq!(world.flushes.outcomes, [proven(FlushSign::Clear, &[Tier::Device], &[])]);
     }
-    run(&mut world, 0, &[FlushStep::Accept]);
-    assert_eq!(trust(&world), FENCED);
-    world.run(&PUBLISH);
-    assert_eq!(trust(&world), EXACT);
-    assert_eq!(world.flushes.outcomes, [proven(FlushSign::Clear, &[Tier::Device], &[])]);
 }
 
 #[test]
