@@ -35,10 +35,13 @@ impl Limits {
     }
 }
 
-/// Whether a backend would be asked: what would be asked first, or why nothing would. Sends nothing.
+/// How a backend would be asked, in words; or why it would not be. Sends nothing.
 pub fn dry_run(backend: &Backend, verb: &Verb) -> Result<String, String> {
     let asks = plan(backend, verb)?;
-    asks.first().map(|ask| ask.way.call.to_string()).ok_or_else(String::new)
+    let mut calls: Vec<_> = asks.iter().map(|ask| ask.way.call.to_string()).collect();
+    // A relay is asked for the same under several names.
+    calls.dedup();
+    Ok(calls.join(", else "))
 }
 
 /// Asks one backend. Always ends within the deadline, whatever the backend does. `sent` is marked before anything leaves, and
@@ -142,9 +145,9 @@ impl<'a> Asker<'a> {
             Ok(channel) => channel,
             Err(error) => return forms::read_no_connection(&error),
         };
-        // The engine is told how long we wait, so that it does not go on for nobody.
-        let mut request = tonic::Request::new(message.clone());
-        request.set_timeout(self.deadline.saturating_duration_since(Instant::now()));
+        // Without a time in its head: tonic would end the call itself then, as if the engine had cancelled it. That we have gone,
+        // the engine sees by the reset of the call.
+        let request = tonic::Request::new(message.clone());
         self.sent.mark();
         let answer = grpc::unary(channel, path, request, MAX_ANSWER).await;
         forms::read_grpc(service, ask.way, answer.as_deref())

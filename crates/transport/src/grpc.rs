@@ -68,8 +68,7 @@ fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, tonic::transport::
     endpoint.tls_config(tls)
 }
 
-/// One question and one answer of at most `max` bytes. The time that the request names is the server's; a caller
-/// that must not wait longer than that sees to it itself.
+/// One question and one answer of at most `max` bytes. It has no deadline: a caller that cannot wait for ever drops it.
 pub async fn unary(
     channel: Channel,
     path: &str,
