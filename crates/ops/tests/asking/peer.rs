@@ -61,8 +61,14 @@ impl Seen {
     }
 
     fn came(&self, number: usize, socket: &TcpStream) {
-        self.open.lock().insert(number, SockRef::from(socket).try_clone().unwrap());
-        self.most_open.fetch_max(self.open(), Ordering::SeqCst);
+        let socket = SockRef::from(socket).try_clone().unwrap();
+        let mut open = self.open.lock();
+        open.insert(number, socket);
+        // Connections are looked at only when there could be more than ever: on a busy machine it takes long.
+        if open.len() > self.most_open() {
+            open.retain(|_, socket| !closed(socket));
+            self.most_open.fetch_max(open.len(), Ordering::SeqCst);
+        }
     }
 
     fn went(&self, number: usize) {
