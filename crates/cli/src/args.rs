@@ -111,6 +111,9 @@ pub(crate) struct ServeArgs {
     /// gRPC address [default: 127.0.0.1:50090]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) grpc: Option<SocketAddr>,
+    /// Let listeners beyond loopback be open to everybody who reaches them, where [auth] has no keys
+    #[arg(long)]
+    pub(crate) insecure: bool,
     /// Print the resolved configuration and exit
     #[arg(long)]
     pub(crate) dump_config: bool,
@@ -123,6 +126,8 @@ pub(crate) struct PlaneArgs {
     /// The kvplane to ask (its gRPC address)
     #[arg(long, default_value = "http://127.0.0.1:50090", value_name = "URL")]
     pub(crate) plane: String,
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -130,6 +135,25 @@ pub(crate) struct ServerArgs {
     /// The kvplane to ask (its HTTP address)
     #[arg(long, global = true, default_value = "http://127.0.0.1:8090", value_name = "URL")]
     pub(crate) server: String,
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
+}
+
+/// Who asks, and who is believed to answer.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct KeyArgs {
+    /// File with the bearer token that the kvplane wants [default: the environment's `KVPLANE_TOKEN`]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Certificates (PEM) to trust for an https address, instead of the public ones
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// A certificate (PEM) to show at an https address
+    #[arg(long, global = true, value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, global = true, value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]

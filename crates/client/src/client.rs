@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use kvplane_proto::Bearer;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
-use tonic::transport::{Channel, Endpoint};
+use tonic::Code;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::error::ClientError;
 use crate::following::Following;
@@ -14,47 +17,72 @@ use crate::options::{Options, Selection};
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_WITHIN: Duration = Duration::from_secs(5);
 
+/// Calls to a plane, with the token that it wants.
+pub type Calls = PlaneClient<InterceptedService<Channel, Bearer>>;
+
 /// A client of one plane. Cheap to clone; all that it starts shares one connection.
 #[derive(Debug, Clone)]
 pub struct Client {
-    plane: PlaneClient<Channel>,
+    plane: Calls,
     options: Options,
 }
 
 impl Client {
-    /// Connects to a plane's gRPC address (`http://host:port`), and asks it something: an error says that nobody, or
+    /// Connects to a plane's gRPC address (`http://host:port` or `https://host:port`), and asks it something: an error says that nobody, or
     /// somebody else, answers there.
     pub async fn connect(url: &str, options: Options) -> Result<Self, ClientError> {
         let client = Self::lazy(url, options)?;
         let mut request = tonic::Request::new(proto::StatusRequest::default());
         request.set_timeout(client.options.answer_within);
-        client
-            .plane
-            .clone()
-            .status(request)
-            .await
-            .map_err(|status| ClientError::Unreachable { url: url.to_owned(), reason: reason(&status) })?;
+        client.plane.clone().status(request).await.map_err(|status| {
+            let (url, reason) = (url.to_owned(), reason(&status));
+            match status.code() {
+                Code::Unauthenticated | Code::PermissionDenied => ClientError::Refused { url, reason },
+                _ => ClientError::Unreachable { url, reason },
+            }
+        })?;
         Ok(client)
     }
 
     /// A client of a plane that need not be there yet.
     pub fn lazy(url: &str, options: Options) -> Result<Self, ClientError> {
         let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-        let endpoint = Endpoint::from_shared(with_scheme)
-            .map_err(|_| ClientError::Address { url: url.to_owned() })?
+        let wrong = |_| ClientError::Address { url: url.to_owned() };
+        let mut endpoint = Endpoint::from_shared(with_scheme)
+            .map_err(wrong)?
             .connect_timeout(options.answer_within)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE_WITHIN)
             .keep_alive_while_idle(true);
-        let plane =
-            PlaneClient::new(endpoint.connect_lazy()).max_decoding_message_size(options.message_bytes);
+        if url.starts_with("https://") {
+            let refused = |error| ClientError::Tls { url: url.to_owned(), reason: format!("{error:?}") };
+            endpoint = endpoint.tls_config(tls(&options)).map_err(refused)?;
+        }
+        let plane = PlaneClient::with_interceptor(endpoint.connect_lazy(), options.bearer.clone())
+            .max_decoding_message_size(options.message_bytes);
         Ok(Self { plane, options })
+    }
+
+    /// Calls of one's own, over the same connection.
+    pub fn calls(&self) -> Calls {
+        self.plane.clone()
     }
 
     /// Follows streams until the result is closed or dropped. Needs a tokio runtime.
     pub fn follow(&self, selection: Selection) -> Following {
         Following::start(self.plane.clone(), selection, self.options.clone())
+    }
+}
+
+fn tls(options: &Options) -> ClientTlsConfig {
+    let config = match &options.ca {
+        Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
+        None => ClientTlsConfig::new().with_webpki_roots(),
+    };
+    match &options.certificate {
+        Some((certificate, key)) => config.identity(Identity::from_pem(certificate, key)),
+        None => config,
     }
 }
 

@@ -25,6 +25,7 @@ mod shared_source;
 mod sources;
 mod spec;
 mod stream;
+mod token_file;
 mod trouble;
 mod zmq_source;
 
@@ -41,3 +42,4 @@ pub use spec::{
     MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
 };
 pub use stream::{FlushWatch, News, Outcome, Stream, StreamStatus};
+pub use token_file::{TokenFileError, read_token};

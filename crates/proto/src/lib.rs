@@ -1,10 +1,12 @@
-//! Contracts: code generated from `proto/`, and nothing else.
+//! Contracts: code generated from `proto/`, and what every client and server of them shares.
 //!
 //! A server's streamed responses have the type [`Encoded`]: bytes that somebody encoded once and that every
 //! subscriber is sent as they are. Clients see the real messages.
 
+mod bearer;
 mod encoded;
 
+pub use bearer::{Bearer, UnfitToken};
 pub use encoded::Encoded;
 
 /// All contracts as a descriptor set, for reflection.

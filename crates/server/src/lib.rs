@@ -3,11 +3,14 @@
 //! Servers take listeners that somebody else bound, so that a taken port is known before anything starts. They never
 //! see an engine's bytes.
 
+mod auth;
 mod error;
 mod fleet;
 mod front;
 mod grpc;
 mod http;
+mod listen;
+mod pem;
 mod publishers;
 mod query;
 mod readiness;
@@ -16,6 +19,9 @@ mod select;
 mod service;
 mod smg;
 
+pub use auth::{
+    Access, Caller, CertificateKey, Exposed, Keys, KeysError, Proof, Role, Roles, Subject, TokenKey,
+};
 pub use fleet::{
     DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, Fleet, FleetError, Registration, Reloaded,
     RepublishConfig,
@@ -23,5 +29,6 @@ pub use fleet::{
 pub use front::{
     Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset,
 };
+pub use listen::{Tls, TlsError, TlsFiles, TlsRead};
 pub use republish::{BoundOutlets, OutletEndpoints, RepublishError, RepublishSpec, Republisher};
 pub use service::{Options, Service};

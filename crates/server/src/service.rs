@@ -1,7 +1,6 @@
 //! Both servers, started and stopped together.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +8,13 @@ use kvplane_core::Trust;
 use kvplane_ingest::Plane;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::TcpIncoming;
 use tracing::error;
 
+use crate::auth::{Access, Port};
 use crate::fleet::{Fleet, Parts};
 use crate::grpc;
 use crate::http;
+use crate::listen::{Door, Peer, Tls};
 use crate::readiness::Readiness;
 use crate::smg::Mergers;
 
@@ -27,6 +27,10 @@ pub struct Options {
     pub max_tokens: usize,
     /// After this `/readyz` says yes even if an engine was never heard.
     pub ready_deadline: Duration,
+    /// Who may ask.
+    pub access: Arc<Access>,
+    /// TLS of both listeners.
+    pub tls: Option<Arc<Tls>>,
 }
 
 impl Default for Options {
@@ -35,6 +39,8 @@ impl Default for Options {
             credit: vec![Trust::Exact, Trust::Lower, Trust::Unverified],
             max_tokens: 1 << 20,
             ready_deadline: Duration::from_secs(30),
+            access: Arc::default(),
+            tls: None,
         }
     }
 }
@@ -93,12 +99,18 @@ impl Service {
             stop.cancelled().await;
             ends.cancel();
         };
-        // Handlers that change something look at the caller's address.
-        let pages = http::router(shared.clone()).into_make_service_with_connect_info::<SocketAddr>();
+        let tls = &shared.options.tls;
+        let doors = Door::open(http, Port::Http, tls.clone())
+            .and_then(|http| Ok((http, Door::open(grpc, Port::Grpc, tls.clone())?)));
+        let (http, grpc) = match doors {
+            Ok(doors) => doors,
+            Err(error) => return error!(%error, "the servers cannot listen"),
+        };
+        let pages = http::router(shared.clone()).into_make_service_with_connect_info::<Peer>();
         let http = axum::serve(http, pages).with_graceful_shutdown(shared.stop.clone().cancelled_owned());
         let grpc_server = grpc::server(&shared);
-        let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
-        let grpc = grpc_server.serve_with_incoming_shutdown(incoming, shared.stop.clone().cancelled_owned());
+        let grpc =
+            grpc_server.serve_with_incoming_shutdown(grpc.incoming(), shared.stop.clone().cancelled_owned());
         let (http, grpc, ()) = tokio::join!(std::future::IntoFuture::into_future(http), grpc, watch);
         shared.fleet.fronts.ended().await;
         if let Err(error) = http {

@@ -51,13 +51,19 @@ fn innermost(error: &tonic::transport::Error) -> String {
 }
 
 fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, tonic::transport::Error> {
-    let endpoint = Endpoint::from_shared(url.to_owned())?
+    let endpoint = server(url, ca)?
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE_WITHIN)
         .keep_alive_while_idle(true)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW);
+    Ok(endpoint)
+}
+
+/// A server at an address, with TLS where that says so. `ca` is as for [`connect`].
+pub fn server(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, tonic::transport::Error> {
+    let endpoint = Endpoint::from_shared(url.to_owned())?;
     if !url.starts_with("https://") {
         return Ok(endpoint);
     }

@@ -11,7 +11,7 @@ use crate::args::{EnginesArgs, EnginesCommand, Output};
 use crate::config::engine_flag;
 
 pub(crate) async fn run(args: EnginesArgs) -> Result<(), Failure> {
-    let server = &args.server.server;
+    let server = &args.server;
     let json = args.output == Output::Json;
     match args.command {
         None | Some(EnginesCommand::List) => {

@@ -5,6 +5,7 @@ mod demo_view;
 pub(crate) mod dump;
 pub(crate) mod engines;
 mod http_client;
+mod key;
 mod page;
 pub(crate) mod query;
 pub(crate) mod serve;
@@ -13,11 +14,13 @@ mod sim_drained;
 mod sim_subscribed;
 pub(crate) mod tail;
 
-use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use std::time::Duration;
+
+use kvplane_client::{Client, ClientError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint};
+
+use crate::args::PlaneArgs;
 
 /// Why a command ended, and the exit code that says so: 1 failed, 2 wrong usage, 3 partly done.
 #[derive(Debug)]
@@ -67,22 +70,22 @@ pub(crate) fn stop_signal(seconds: Option<u64>) -> anyhow::Result<CancellationTo
 
 /// What a kvplane refused, with the exit code that says whose mistake it is.
 pub(crate) fn refused(status: &tonic::Status) -> Failure {
-    let mistake = matches!(status.code(), tonic::Code::NotFound | tonic::Code::InvalidArgument);
+    let mistake = matches!(
+        status.code(),
+        tonic::Code::NotFound
+            | tonic::Code::InvalidArgument
+            | tonic::Code::Unauthenticated
+            | tonic::Code::PermissionDenied
+    );
     Failure { code: if mistake { 2 } else { 1 }, error: anyhow::anyhow!("{}", status.message()) }
 }
 
-/// Snapshot chunks stay below 1 MiB; a batch is as large as the engine made it.
-const MAX_MESSAGE: usize = 256 << 20;
-
 /// A client of a running kvplane.
-pub(crate) async fn connect(url: &str) -> anyhow::Result<PlaneClient<Channel>> {
-    let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-    let endpoint = Endpoint::from_shared(with_scheme)
-        .map_err(|_| anyhow::anyhow!("--plane {url:?} is not an address like http://127.0.0.1:50090"))?
-        .connect_timeout(Duration::from_secs(5));
-    let channel = endpoint.connect().await.map_err(|error| {
-        let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-        anyhow::anyhow!("no kvplane answers at {url}: {cause}; is `kvplane serve` running?")
-    })?;
-    Ok(PlaneClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
+pub(crate) async fn connect(args: &PlaneArgs) -> Result<Client, Failure> {
+    let client = Client::connect(&args.plane, args.key.client_options().map_err(usage)?).await;
+    client.map_err(|error| match error {
+        ClientError::Address { .. } => usage(anyhow::anyhow!("--plane {error}")),
+        ClientError::Refused { .. } => usage(anyhow::anyhow!("{error}")),
+        _ => anyhow::anyhow!("{error}; is `kvplane serve` running?").into(),
+    })
 }

@@ -88,6 +88,12 @@ pub struct EngineConfig {
     /// Where a transparent gRPC front of this engine listens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<SocketAddr>,
+    /// Callers of the front are not asked who they are: for gateways that cannot send a token, on a network that is trusted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub front_open: bool,
+    /// File with the bearer token that another kvplane wants. It is read again with every connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
     /// Publish this engine's events again, in vLLM's framing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub republish: Option<RepublishConfig>,
@@ -105,6 +111,9 @@ pub struct RepublishConfig {
     /// Topic of every message.
     #[serde(default)]
     pub topic: String,
+    /// Whoever reaches an address beyond loopback may read: `ZeroMQ` asks nobody.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub open: bool,
 }
 
 /// What a second store of a held hash means.
@@ -169,7 +178,7 @@ impl EngineConfig {
     pub fn plan(self) -> Result<EnginePlan, EngineConfigError> {
         let spec = self.spec()?;
         let front = self.front()?;
-        let republish = self.republish.clone().map(|RepublishConfig { events, replay, topic }| {
+        let republish = self.republish.clone().map(|RepublishConfig { events, replay, topic, .. }| {
             RepublishSpec { engine: self.id.clone(), ranks: self.rank_count(), events, replay, topic }
         });
         if let Some(republish) = &republish {
@@ -239,6 +248,9 @@ impl EngineConfig {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         if self.kind == EngineKind::Kvplane {
             return Ok((Feed::Linked(self.link()?), Vec::new()));
+        }
+        if self.token_file.is_some() {
+            return wrong("token_file", format!("is for another kvplane, not for kind {}", self.kind));
         }
         if self.upstream.is_some() {
             return wrong("upstream", format!("is for another kvplane, not for kind {}", self.kind));
@@ -344,6 +356,9 @@ impl EngineConfig {
     fn front(&self) -> Result<Option<(SocketAddr, Front)>, EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         let Some(address) = self.front else {
+            if self.front_open {
+                return wrong("front_open", "there is no front".to_owned());
+            }
             if self.kind == EngineKind::Kvplane {
                 return Ok(None);
             }

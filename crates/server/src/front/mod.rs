@@ -19,6 +19,8 @@
 //! | the engine cannot be reached | a response of nothing but trailers, `UNAVAILABLE` |
 //! | the connection to the engine breaks during a call | `UNAVAILABLE` in trailers |
 //!
+//! Where keys are configured, callers need a role, unless the front is open. A token of ours is not passed on.
+//!
 //! Nothing is kept for later: a call that finds no connection waits for one dial, and is answered either way. Both
 //! directions of a call are held back by flow control alone, so that a slow reader costs at most its window.
 
@@ -47,6 +49,7 @@ pub use upstream::{Upstream, UpstreamReset};
 
 pub(crate) use target::check_upstream;
 
+use crate::auth::Gate;
 use target::Target;
 
 /// The method that a front answers itself, on the engine's own service only: gateways probe the services of all engine
@@ -89,6 +92,8 @@ pub struct Front {
     service: String,
     owned_path: String,
     grace: Duration,
+    /// Asks who calls; absent: nobody is asked.
+    gate: Option<Gate>,
 }
 
 impl Front {
@@ -102,7 +107,13 @@ impl Front {
         let target = Target::new(&upstream, ca.as_deref(), connect_timeout)?;
         let upstream = Upstream::new(target, counters.clone());
         let owned_path = format!("/{service}/{OWNED_METHOD}");
-        Ok(Self { upstream, counters, service, owned_path, grace })
+        Ok(Self { upstream, counters, service, owned_path, grace, gate: None })
+    }
+
+    /// Has callers asked who they are, where keys are configured.
+    pub(crate) fn guarded(mut self, gate: Gate) -> Self {
+        self.gate = Some(gate);
+        self
     }
 
     /// The engine, for calls of our own. It shares the front's connections.

@@ -9,15 +9,18 @@ mod query;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::middleware::from_fn_with_state;
 use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangSchedulerServer;
 use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedSchedulerServer;
 use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmServiceServer;
 use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngineServer;
 use kvplane_proto::kvplane::v1::server::plane_server::PlaneServer;
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
 use tracing::error;
 
+use crate::auth::{Port, guard_calls};
 use crate::service::Shared;
 use crate::smg::{SmgService, SubscribeTo};
 
@@ -34,17 +37,23 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         .build_v1();
     let reflection = reflection.inspect_err(|error| error!(%error, "no gRPC reflection")).ok();
     let smg = SmgService::new(shared.clone(), SubscribeTo::Named);
-    Server::builder()
-        // A subscriber behind a dead link is noticed and let go.
-        .http2_keepalive_interval(Some(Duration::from_secs(30)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
-        .add_service(health_service)
-        .add_optional_service(reflection)
-        .add_service(
-            PlaneServer::new(plane::PlaneService::new(shared.clone())).max_decoding_message_size(MAX_MESSAGE),
-        )
+    let mut routes = Routes::new(health_service);
+    if let Some(reflection) = reflection {
+        routes = routes.add_service(reflection);
+    }
+    let plane = PlaneServer::new(plane::PlaneService::new(shared.clone()));
+    let routes = routes
+        .add_service(plane.max_decoding_message_size(MAX_MESSAGE))
         .add_service(VllmEngineServer::new(smg.clone()))
         .add_service(SglangSchedulerServer::new(smg.clone()))
         .add_service(TokenSpeedSchedulerServer::new(smg.clone()))
         .add_service(TrtllmServiceServer::new(smg))
+        .into_axum_router();
+    let gate = shared.options.access.gate(Port::Grpc);
+    let guarded = routes.layer(from_fn_with_state(gate, guard_calls));
+    Server::builder()
+        // A subscriber behind a dead link is noticed and let go.
+        .http2_keepalive_interval(Some(Duration::from_secs(30)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .add_routes(guarded.into())
 }
