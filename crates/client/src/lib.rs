@@ -37,7 +37,6 @@
 //! - [`ReplicaView`] reads a replica while it is being fed. It says what the state is worth, and whether it is still
 //!   being followed.
 
-mod backoff;
 mod client;
 mod error;
 mod following;

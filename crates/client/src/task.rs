@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kvplane_core::{Cursor, EngineId, StreamId};
+use kvplane_core::{Backoff, Cursor, EngineId, StreamId};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use parking_lot::RwLock;
@@ -15,7 +15,6 @@ use tonic::transport::Channel;
 use tonic::{Code, Streaming};
 use tracing::{debug, warn};
 
-use crate::backoff::Backoff;
 use crate::client::reason;
 use crate::error::ReplicaError;
 use crate::following::{Change, Connection, Health, Shared, Slot};

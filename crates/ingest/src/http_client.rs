@@ -9,27 +9,41 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 
+/// A metrics page is some hundred kilobytes; what is larger is not one.
+pub const MAX_PAGE: usize = 16 << 20;
+
 /// Why there is no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoAnswer {
+pub enum NoAnswer {
+    /// It was not asked.
     #[error("the address is none")]
     Address,
+    /// There is no connection.
     #[error("nobody answers")]
     Unreachable,
+    /// It takes too long.
     #[error("no answer in time")]
     Timeout,
+    /// There is a part of it.
     #[error("the answer broke off, or is too large")]
     Body,
 }
 
 /// Asks engines. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct HttpClient {
+pub struct HttpClient {
     client: Client<HttpConnector, Empty<Bytes>>,
 }
 
+impl Default for HttpClient {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl HttpClient {
-    pub(crate) fn new() -> Self {
+    /// A client without connections.
+    pub fn new() -> Self {
         // Engines close idle connections after 5 s: keep none that long.
         let client =
             Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(4)).build_http();
@@ -37,7 +51,7 @@ impl HttpClient {
     }
 
     /// The status and at most `max` bytes of a page.
-    pub(crate) async fn get(
+    pub async fn get(
         &self,
         base: &str,
         path: &str,

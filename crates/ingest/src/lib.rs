@@ -20,6 +20,7 @@ mod grpc_source;
 mod hint;
 mod http_client;
 mod kvplane_source;
+mod metrics_page;
 mod plane;
 mod ranks;
 mod shared_source;
@@ -34,7 +35,9 @@ pub use catalog::{
     Answer, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Roster, View,
 };
 pub use check::{AddError, UnknownMember};
+pub use http_client::{HttpClient, MAX_PAGE, NoAnswer};
 pub use kvplane_source::{LinkState, LinkStatus, told_keys};
+pub use metrics_page::{Sample, samples};
 pub use plane::{Engine, Engines, Plane};
 pub use ranks::{RankReader, follow_ranks};
 pub use spec::{
