@@ -1,5 +1,6 @@
 //! The decision: gates, scores and ties, in the order in which they count.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
@@ -14,9 +15,11 @@ const URGENT_TTFT_MS: i32 = 200;
 
 /// A replica that holds something of the prompt.
 #[derive(Debug, Clone)]
-pub(crate) struct Candidate {
-    pub(crate) replica: Arc<str>,
+pub(crate) struct Candidate<Who> {
+    pub(crate) who: Who,
     pub(crate) matched_tokens: u32,
+    /// Entries that matched: blocks of a chain, else 1.
+    pub(crate) depth: usize,
     /// Of the oldest entry that matched.
     pub(crate) freshness: f32,
     /// Of the coldest entry that matched.
@@ -35,20 +38,38 @@ pub(crate) enum Unknown {
     Scheme,
 }
 
-/// What the decision is made from. All of it is about one moment.
+/// What the decision is made from. All of it is about one moment. Replicas are in scope while they have at least one entry of
+/// the tenant, model and scheme, with any adapter.
 pub(crate) trait Knowledge {
+    /// Stands for a replica.
+    type Who: Copy;
+    /// Its name.
+    fn name(&self, who: Self::Who) -> &Arc<str>;
     /// The outermost part of the question that nothing is known of.
     fn unknown(&self) -> Option<Unknown>;
-    /// Replicas with at least one entry in scope: any adapter.
+    /// How many replicas are in scope.
     fn replicas(&self) -> usize;
-    /// Their names, sorted.
-    fn names(&self) -> Vec<Arc<str>>;
+    /// The name of one of them, in the order of names.
+    fn nth(&self, at: usize) -> Option<Arc<str>>;
     /// Who holds the first block, and for how long a run from there; one candidate each.
-    fn chain(&self, hashes: &[PrefixHash], counts: &[u32]) -> Vec<Candidate>;
+    fn chain(&self, hashes: &[PrefixHash], counts: &[u32]) -> Vec<Candidate<Self::Who>>;
     /// Who holds the hash.
-    fn exact(&self, hash: &PrefixHash) -> Vec<Candidate>;
+    fn exact(&self, hash: &PrefixHash) -> Vec<Candidate<Self::Who>>;
     /// Replicas in scope that serve the tenant well, and their hit rate and pressure.
     fn hot(&self) -> Vec<(Arc<str>, f32, f32)>;
+}
+
+/// An answer, and what it was made from.
+pub(crate) struct Decision<Who> {
+    pub(crate) verdict: Verdict,
+    /// Replicas that were named because they match, and how many entries of each did.
+    pub(crate) delivered: Vec<(Who, usize)>,
+}
+
+impl<Who> From<Verdict> for Decision<Who> {
+    fn from(verdict: Verdict) -> Self {
+        Self { verdict, delivered: Vec::new() }
+    }
 }
 
 /// Answers what needs no knowledge, or says how the prompt is to be looked up.
@@ -65,7 +86,7 @@ pub(crate) fn before_lookup<'a>(question: &Question<'a>, policy: &Policy) -> Res
     let (asked, tokens) = match question.asked {
         Asked::Nothing => return Err(ReasonCode::NoHint),
         Asked::Chain { hashes, counts } => {
-            let tokens = counts.iter().fold(0_u32, |sum, count| sum.saturating_add(*count));
+            let tokens = sum(counts);
             match hashes.last() {
                 None => return Err(ReasonCode::NoHint),
                 Some(hash) if !policy.strategy.chain_matching => (Asked::Exact { hash, tokens }, tokens),
@@ -84,54 +105,62 @@ pub(crate) fn before_lookup<'a>(question: &Question<'a>, policy: &Policy) -> Res
 }
 
 /// The answer from what is known.
-pub(crate) fn decide(
+pub(crate) fn decide<K: Knowledge>(
     question: &Question<'_>,
     asked: Asked<'_>,
     policy: &Policy,
-    known: &impl Knowledge,
-) -> Verdict {
+    known: &K,
+) -> Decision<K::Who> {
     let (candidates, tokens) = match asked {
-        Asked::Chain { hashes, counts } => {
-            let tokens = counts.iter().fold(0_u32, |sum, count| sum.saturating_add(*count));
-            (known.chain(hashes, counts), tokens)
-        }
+        Asked::Chain { hashes, counts } => (known.chain(hashes, counts), sum(counts)),
         Asked::Exact { hash, tokens } => (known.exact(hash), tokens),
-        Asked::Nothing => return Verdict::nobody(ReasonCode::NoHint),
+        Asked::Nothing => return Verdict::nobody(ReasonCode::NoHint).into(),
     };
     let long_enough = tokens >= policy.minimum_prefix_tokens;
     if candidates.is_empty() {
         if let Some(unknown) = known.unknown() {
-            return Verdict::nobody(match unknown {
+            let reason = match unknown {
                 Unknown::Everything => ReasonCode::NoHint,
                 Unknown::Tenant => ReasonCode::UnknownTenant,
                 Unknown::Model => ReasonCode::UnknownModel,
                 Unknown::Scheme => ReasonCode::UnknownHashScheme,
-            });
+            };
+            return Verdict::nobody(reason).into();
         }
         // A chain that nobody holds says more than that somebody is warm.
         if matches!(asked, Asked::Exact { .. }) && policy.strategy.tenant_hot && long_enough {
             let scores = hot(known);
             if !scores.is_empty() {
-                return Verdict { scores, reason: ReasonCode::TenantHot };
+                return Verdict { scores, reason: ReasonCode::TenantHot }.into();
             }
         }
     } else if long_enough {
-        let mut scores = scored(candidates, known.replicas(), question.ttft_ms);
-        scores.retain(|score| score.matched_tokens >= policy.minimum_matched_tokens);
-        if scores.first().is_some_and(|best| best.score >= policy.routing_floor_score) {
-            return Verdict { scores, reason: ReasonCode::PrefixMatch };
+        let scored = scored(candidates, known, question.ttft_ms, policy.minimum_matched_tokens);
+        if scored.first().is_some_and(|(best, _)| best.score >= policy.routing_floor_score) {
+            let (scores, delivered) = scored.into_iter().unzip();
+            return Decision { verdict: Verdict { scores, reason: ReasonCode::PrefixMatch }, delivered };
         }
     }
-    affinity(asked, policy, known)
+    affinity(asked, policy, known).into()
 }
 
-/// Scores, best first; equals by name.
-fn scored(mut candidates: Vec<Candidate>, in_scope: usize, ttft_ms: i32) -> Vec<Score> {
+/// Scores, best first; equals by name. Those that match too little are left out, but they count: what they hold tells others
+/// apart no more.
+fn scored<K: Knowledge>(
+    mut candidates: Vec<Candidate<K::Who>>,
+    known: &K,
+    ttft_ms: i32,
+    minimum_matched_tokens: u32,
+) -> Vec<(Score, (K::Who, usize))> {
     candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.matched_tokens));
     let urgent = (1..URGENT_TTFT_MS).contains(&ttft_ms);
+    let in_scope = known.replicas();
     let mut scores = Vec::with_capacity(candidates.len());
     let mut deeper = 0;
     for equals in candidates.chunk_by(|a, b| a.matched_tokens == b.matched_tokens) {
+        if equals[0].matched_tokens < minimum_matched_tokens {
+            break;
+        }
         deeper += equals.len();
         // What everybody holds tells nobody apart.
         let distinction = if in_scope <= 1 { 1.0 } else { 1.0 - deeper as f32 / in_scope as f32 };
@@ -139,16 +168,17 @@ fn scored(mut candidates: Vec<Candidate>, in_scope: usize, ttft_ms: i32) -> Vec<
             let freshness = candidate.freshness;
             let urgency = if urgent { 1.0 + freshness } else { 1.0 };
             let room = (1.0 - candidate.pressure).max(0.0);
-            Score {
-                replica: candidate.replica.clone(),
+            let score = Score {
+                replica: known.name(candidate.who).clone(),
                 score: candidate.matched_tokens as f32 * freshness * room * urgency * distinction,
                 matched_tokens: candidate.matched_tokens,
                 freshness,
                 tier: Some(candidate.tier),
-            }
+            };
+            (score, (candidate.who, candidate.depth))
         }));
     }
-    best_first(&mut scores);
+    scores.sort_by(|(a, _), (b, _)| best_first(a, b));
     scores
 }
 
@@ -164,35 +194,41 @@ fn hot(known: &impl Knowledge) -> Vec<Score> {
             tier: None,
         })
         .collect();
-    best_first(&mut scores);
+    scores.sort_by(best_first);
     scores
 }
 
-fn best_first(scores: &mut [Score]) {
-    scores.sort_by(|a, b| b.score.total_cmp(&a.score).then_with(|| a.replica.cmp(&b.replica)));
+fn best_first(a: &Score, b: &Score) -> Ordering {
+    b.score.total_cmp(&a.score).then_with(|| a.replica.cmp(&b.replica))
+}
+
+fn sum(counts: &[u32]) -> u32 {
+    counts.iter().fold(0, |sum: u32, count| sum.saturating_add(*count))
 }
 
 /// One replica for one prompt, as long as the replicas stay the same.
 fn affinity(asked: Asked<'_>, policy: &Policy, known: &impl Knowledge) -> Verdict {
-    let names = if policy.affinity_routing { known.names() } else { Vec::new() };
+    let replicas = if policy.affinity_routing { known.replicas() } else { 0 };
+    let chosen = seed(asked).checked_rem(replicas as u64).and_then(|at| known.nth(at as usize));
+    let Some(replica) = chosen else { return Verdict::nobody(ReasonCode::NoHint) };
+    let score = Score { replica, score: 0.0, matched_tokens: 0, freshness: 0.0, tier: None };
+    Verdict { scores: vec![score], reason: ReasonCode::AffinityHint }
+}
+
+/// A number that depends on the whole prompt.
+fn seed(asked: Asked<'_>) -> u64 {
     let mut seed = Sha256::new();
     match asked {
         Asked::Chain { hashes, .. } => {
             for hash in hashes {
-                let bytes = hash.to_bytes();
-                seed.update((bytes.len() as u32).to_be_bytes());
-                seed.update(bytes);
+                hash.with_bytes(|bytes| {
+                    seed.update((bytes.len() as u32).to_be_bytes());
+                    seed.update(bytes);
+                });
             }
         }
-        Asked::Exact { hash, .. } => seed.update(hash.to_bytes()),
+        Asked::Exact { hash, .. } => hash.with_bytes(|bytes| seed.update(bytes)),
         Asked::Nothing => {}
     }
-    let digest = seed.finalize();
-    let number = digest.iter().take(8).fold(0_u64, |number, &byte| number << 8 | u64::from(byte));
-    let Some(at) = number.checked_rem(names.len() as u64) else {
-        return Verdict::nobody(ReasonCode::NoHint);
-    };
-    let replica = names[at as usize].clone();
-    let score = Score { replica, score: 0.0, matched_tokens: 0, freshness: 0.0, tier: None };
-    Verdict { scores: vec![score], reason: ReasonCode::AffinityHint }
+    seed.finalize().iter().take(8).fold(0, |number, &byte| number << 8 | u64::from(byte))
 }

@@ -1,0 +1,104 @@
+//! Readers and writers at once: nothing false is answered, and in the end all is as if they had come one by one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::oracle::Oracle;
+use super::*;
+
+const WRITERS: u64 = 4;
+const ROUNDS: u64 = 30;
+const BLOCKS: u64 = 600;
+
+/// What a writer does, a round at a time. Each has a replica of its own; they share prefixes.
+fn round(book: &Book, replica: &str, round: u64) {
+    let at_us = NOW + round as i64 * SECOND;
+    if replica.ends_with('0') {
+        let notes: Vec<Note> = (0..BLOCKS).map(|number| held(number, number as u32 * 16 + 16)).collect();
+        book.hear(whose(replica), "s", &notes);
+    } else {
+        book.told(replica, at_us, &entries(0..BLOCKS));
+        for number in (round..BLOCKS).step_by(7) {
+            book.evict(whose(replica), &hash(number), "");
+        }
+    }
+    if round % 5 == 3 {
+        book.hear(whose(replica).elsewhere(), "s", &[held(1, 16), Note::Nothing]);
+        book.clear(whose(replica));
+        book.told("passing", at_us, &entries(0..100));
+        book.forget(whose("passing"));
+    }
+    book.set_stats(whose(replica), Stats { pressure: 0.5, ..Stats::default() }, at_us).unwrap();
+}
+
+impl<'a> Whose<'a> {
+    fn elsewhere(self) -> Whose<'a> {
+        Whose { model: "elsewhere", ..self }
+    }
+}
+
+#[test]
+fn in_the_end_all_is_as_if_they_had_come_one_by_one() {
+    let book = book(Policy { minimum_matched_tokens: 0, routing_floor_score: 0.0, ..Policy::default() });
+    book.told("anchor", NOW, &entries(0..BLOCKS));
+    book.told("other", NOW, &entries(90_000..90_001));
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut answers = 0_u64;
+                    while !done.load(Ordering::Relaxed) || answers == 0 {
+                        let verdict = book.ask_chain(0..BLOCKS);
+                        let anchor = verdict.scores.iter().find(|score| &*score.replica == "anchor");
+                        assert_eq!(anchor.map(|score| score.matched_tokens), Some(BLOCKS as u32 * 16));
+                        assert!(
+                            verdict.scores.iter().all(|score| score.matched_tokens <= BLOCKS as u32 * 16)
+                        );
+                        let census = book.census();
+                        assert!(census.models.iter().all(|model| model.prefixes <= model.entries));
+                        book.expire(NOW);
+                        answers += 1;
+                    }
+                })
+            })
+            .collect();
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                let book = &book;
+                scope.spawn(move || (0..ROUNDS).for_each(|number| round(book, &format!("r{writer}"), number)))
+            })
+            .collect();
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    });
+    // "passing" is told and forgotten by everybody: what is left of it depends on who was last.
+    book.forget(whose("passing"));
+
+    let one_by_one = Book::new(Limits::default(), (*book.policies()).clone(), None);
+    one_by_one.told("anchor", NOW, &entries(0..BLOCKS));
+    one_by_one.told("other", NOW, &entries(90_000..90_001));
+    for writer in 0..WRITERS {
+        (0..ROUNDS).for_each(|number| round(&one_by_one, &format!("r{writer}"), number));
+    }
+    assert_eq!(book.census(), one_by_one.census());
+    for first in 0..BLOCKS {
+        assert_eq!(book.ask_chain(first..first + 9), one_by_one.ask_chain(first..first + 9));
+    }
+    book.known.read().assert_counts();
+
+    // And the plain book says the same of the last round.
+    let mut oracle = Oracle::new(Limits::default(), (*book.policies()).clone());
+    let at_us = NOW + (ROUNDS - 1) as i64 * SECOND;
+    let fresh = Book::new(Limits::default(), (*book.policies()).clone(), None);
+    for replica in ["r1", "r2"] {
+        fresh.told(replica, at_us, &entries(0..50));
+        oracle.report(whose(replica), "s", at_us, &entries(0..50), &fresh);
+    }
+    assert_eq!(fresh.census(), oracle.census());
+}
