@@ -93,6 +93,12 @@ impl Ledger {
         self.told
     }
 
+    /// Whether nothing is remembered.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_hash.is_empty() && self.free.len() == self.slots.len()
+    }
+
     /// Blocks that were not told since the last call.
     pub(super) fn take_withheld(&mut self) -> Tally {
         std::mem::take(&mut self.withheld)

@@ -187,3 +187,6 @@ fn stored(transition: &Transition) -> usize {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests;
