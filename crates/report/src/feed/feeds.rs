@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::progress::{Progress, Reached};
 use super::rank::{Common, RankFeed};
 use super::replica::Replica;
-use super::settled::Settled;
 use super::{Rules, WithheldCounts};
 use crate::sink::Sink;
 
@@ -28,29 +28,28 @@ pub struct Told {
 pub struct Feeds {
     plane: Arc<Plane>,
     counts: Arc<WithheldCounts>,
-    settled: Settled,
+    progress: Progress,
     _running: AbortOnDropHandle<()>,
 }
 
 impl Feeds {
     /// Feeds every engine for which `told` says how, those that come later too. Must be called within a tokio runtime.
     pub fn start(plane: &Arc<Plane>, told: impl Fn(&Engine) -> Option<Told> + Send + 'static) -> Self {
-        let (counts, settled) = (Arc::<WithheldCounts>::default(), Settled::default());
+        let (counts, progress) = (Arc::<WithheldCounts>::default(), Progress::default());
         let supervisor = Supervisor {
             plane: plane.clone(),
             counts: counts.clone(),
-            settled: settled.clone(),
+            progress: progress.clone(),
             told,
             engines: HashMap::new(),
         };
         let running = AbortOnDropHandle::new(tokio::spawn(supervisor.run()));
-        Self { plane: plane.clone(), counts, settled, _running: running }
+        Self { plane: plane.clone(), counts, progress, _running: running }
     }
 
-    /// Waits until all is told that every engine holds; those that are not heard now are not waited for.
+    /// Waits until all is told that the engines' journals have now. Engines that are not heard are not waited for.
     pub async fn ready(&self) {
-        let streams = || self.plane.streams().map(|stream| stream.id().clone()).collect();
-        self.settled.all(streams).await;
+        self.progress.catch_up(self.plane.streams()).await;
     }
 
     /// Tokens per block of the engines of a model, each size once: prompts that are given as tokens are cut into these.
@@ -84,7 +83,7 @@ impl Identity {
 struct Supervisor<F> {
     plane: Arc<Plane>,
     counts: Arc<WithheldCounts>,
-    settled: Settled,
+    progress: Progress,
     told: F,
     engines: HashMap<EngineId, (Identity, AbortOnDropHandle<()>)>,
 }
@@ -101,7 +100,7 @@ impl<F: Fn(&Engine) -> Option<Told> + Send + 'static> Supervisor<F> {
                 let _ = feed.await;
             }
             let streams = || now.iter().flat_map(|engine| &engine.streams);
-            self.settled.retain(|settled| streams().any(|stream| stream.id() == settled));
+            self.progress.retain(|known| streams().any(|stream| stream.id() == known));
             for engine in now.iter().filter(|engine| !matches!(engine.spec.feed, Feed::Linked(_))) {
                 self.begin(engine);
             }
@@ -117,14 +116,14 @@ impl<F: Fn(&Engine) -> Option<Told> + Send + 'static> Supervisor<F> {
         }
         let Some(Told { rules, sink }) = (self.told)(engine) else {
             // Nobody waits for it.
-            engine.streams.iter().for_each(|stream| self.settled.add(stream.id()));
+            engine.streams.iter().for_each(|stream| self.progress.set(stream.id(), Reached::Unwanted));
             return;
         };
         let common = Common {
             rules: Arc::new(rules),
             replica: Arc::new(Mutex::new(Replica::new(sink))),
             counts: self.counts.clone(),
-            settled: self.settled.clone(),
+            progress: self.progress.clone(),
         };
         let identity = Identity::of(engine);
         let feed = AbortOnDropHandle::new(self.spawn(identity.clone(), common));

@@ -14,9 +14,9 @@ mod book;
 mod describe;
 mod feeds;
 mod ledger;
+mod progress;
 mod rank;
 mod replica;
-mod settled;
 mod share;
 mod withheld;
 

@@ -54,7 +54,7 @@ fn common(reader: &Reader, rules: Rules) -> Common {
         rules: Arc::new(rules),
         replica: Arc::new(Mutex::new(Replica::new(Box::new(reader.clone())))),
         counts: Arc::default(),
-        settled: Settled::default(),
+        progress: Progress::default(),
     }
 }
 
