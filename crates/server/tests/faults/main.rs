@@ -5,6 +5,7 @@
 mod dialects;
 mod drain;
 mod frames;
+mod heard;
 mod hybrid;
 mod identity;
 mod members;
