@@ -55,8 +55,18 @@ pub(crate) trait Knowledge {
     fn chain(&self, hashes: &[PrefixHash], counts: &[u32]) -> Vec<Candidate<Self::Who>>;
     /// Who holds the hash.
     fn exact(&self, hash: &PrefixHash) -> Vec<Candidate<Self::Who>>;
-    /// Replicas in scope that serve the tenant well, and their hit rate and pressure.
-    fn hot(&self) -> Vec<(Arc<str>, f32, f32)>;
+    /// Replicas in scope that serve the tenant well.
+    fn hot(&self) -> Vec<Warm>;
+}
+
+/// A replica that serves the tenant well.
+#[derive(Debug, Clone)]
+pub(crate) struct Warm {
+    pub(crate) replica: Arc<str>,
+    pub(crate) hit_rate: f32,
+    pub(crate) pressure: f32,
+    /// How recent these numbers are: 1 when they were just told, 0 when they say nothing any more.
+    pub(crate) freshness: f32,
 }
 
 /// An answer, and what it was made from.
@@ -129,7 +139,7 @@ pub(crate) fn decide<K: Knowledge>(
         }
         // A chain that nobody holds says more than that somebody is warm.
         if matches!(asked, Asked::Exact { .. }) && policy.strategy.tenant_hot && long_enough {
-            let scores = hot(known);
+            let scores = hot(known, question.ttft_ms);
             if !scores.is_empty() {
                 return Verdict { scores, reason: ReasonCode::TenantHot }.into();
             }
@@ -153,7 +163,6 @@ fn scored<K: Knowledge>(
     minimum_matched_tokens: u32,
 ) -> Vec<(Score, (K::Who, usize))> {
     candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.matched_tokens));
-    let urgent = (1..URGENT_TTFT_MS).contains(&ttft_ms);
     let in_scope = known.replicas();
     let mut scores = Vec::with_capacity(candidates.len());
     let mut deeper = 0;
@@ -166,11 +175,10 @@ fn scored<K: Knowledge>(
         let distinction = if in_scope <= 1 { 1.0 } else { 1.0 - deeper as f32 / in_scope as f32 };
         scores.extend(equals.iter().map(|candidate| {
             let freshness = candidate.freshness;
-            let urgency = if urgent { 1.0 + freshness } else { 1.0 };
-            let room = (1.0 - candidate.pressure).max(0.0);
+            let fits = freshness * room(candidate.pressure) * urgency(ttft_ms, freshness);
             let score = Score {
                 replica: known.name(candidate.who).clone(),
-                score: candidate.matched_tokens as f32 * freshness * room * urgency * distinction,
+                score: candidate.matched_tokens as f32 * fits * distinction,
                 matched_tokens: candidate.matched_tokens,
                 freshness,
                 tier: Some(candidate.tier),
@@ -182,18 +190,25 @@ fn scored<K: Knowledge>(
     scores
 }
 
-fn hot(known: &impl Knowledge) -> Vec<Score> {
-    let mut scores: Vec<Score> = known
-        .hot()
-        .into_iter()
-        .map(|(replica, hit_rate, pressure)| Score {
-            replica,
-            score: hit_rate * (1.0 - pressure).max(0.0),
-            matched_tokens: 0,
-            freshness: hit_rate,
-            tier: None,
-        })
-        .collect();
+/// What a busy replica has left.
+fn room(pressure: f32) -> f32 {
+    (1.0 - pressure).clamp(0.0, 1.0)
+}
+
+/// Whoever is in a hurry values what is fresh.
+fn urgency(ttft_ms: i32, freshness: f32) -> f32 {
+    if (1..URGENT_TTFT_MS).contains(&ttft_ms) { 1.0 + freshness } else { 1.0 }
+}
+
+fn hot(known: &impl Knowledge, ttft_ms: i32) -> Vec<Score> {
+    let score = |Warm { replica, hit_rate, pressure, freshness }| Score {
+        replica,
+        score: hit_rate * freshness * room(pressure) * urgency(ttft_ms, freshness),
+        matched_tokens: 0,
+        freshness: hit_rate,
+        tier: None,
+    };
+    let mut scores: Vec<Score> = known.hot().into_iter().map(score).collect();
     scores.sort_by(best_first);
     scores
 }

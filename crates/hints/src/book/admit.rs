@@ -56,7 +56,7 @@ impl Known {
             tenant,
             model,
             name: name.clone(),
-            stats: None,
+            told: None,
             last_event_us: 0,
             heard: false,
             ghost: false,
@@ -136,7 +136,7 @@ impl Known {
     pub(super) fn detach(&mut self, replica: u32) {
         let owner = &mut self.replicas[replica];
         owner.ghost = true;
-        owner.stats = None;
+        owner.told = None;
         let model = &mut self.models[owner.model];
         model.replicas.remove(&owner.name);
         model.ghosts += 1;

@@ -70,6 +70,16 @@ pub struct Stats {
     pub t2_query_tokens: i64,
 }
 
+/// What a replica said of itself, and when.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Told {
+    pub(super) stats: Stats,
+    /// When it said so.
+    pub(super) at_us: i64,
+    /// When it was last known to be alive: its word is kept, but it gets no younger.
+    pub(super) alive_us: i64,
+}
+
 impl Stats {
     /// The same with 0 where a number is none.
     pub(crate) fn finite(self) -> Self {

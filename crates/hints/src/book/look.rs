@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::cells::{Holders, Row, Seen};
+use super::census::{Stats, Told};
 use super::known::Known;
 use super::names::{Model, Scheme};
 use super::table::Table;
-use crate::decide::{Candidate, Knowledge, Unknown};
+use crate::decide::{Candidate, Knowledge, Unknown, Warm};
 use crate::prefix::{CacheTier, PrefixHash};
 use crate::question::Question;
 
@@ -74,7 +75,11 @@ impl<'a> View<'a> {
 
     fn freshness(&self, seen: Seen) -> f32 {
         let Some(at_us) = seen.at_us() else { return 1.0 };
-        1.0 - self.now_us.saturating_sub(at_us).max(0) as f32 / self.ttl_us as f32
+        1.0 - self.age(at_us) as f32 / self.ttl_us as f32
+    }
+
+    fn age(&self, at_us: i64) -> i64 {
+        self.now_us.saturating_sub(at_us).max(0)
     }
 
     fn candidate(
@@ -85,7 +90,9 @@ impl<'a> View<'a> {
         oldest: Seen,
         tier: CacheTier,
     ) -> Candidate<u32> {
-        let pressure = self.known.replicas[who].stats.map_or(0.0, |(stats, _)| stats.pressure);
+        // A word that is older than entries last says nothing of how busy somebody is now.
+        let told = self.known.replicas[who].told.filter(|told| self.age(told.at_us) < self.ttl_us);
+        let pressure = told.map_or(0.0, |told| told.stats.pressure);
         Candidate { who, matched_tokens, depth, freshness: self.freshness(oldest), tier, pressure }
     }
 
@@ -225,12 +232,15 @@ impl Knowledge for View<'_> {
             .collect()
     }
 
-    fn hot(&self) -> Vec<(Arc<str>, f32, f32)> {
+    fn hot(&self) -> Vec<Warm> {
         let scope = self.scheme.map(|scheme| scheme.scope.iter()).into_iter().flatten();
         let hot = |(name, (number, _)): (&Arc<str>, &(u32, u32))| {
-            let (stats, at_us) = self.known.replicas[*number].stats?;
-            let hot = self.now_us.saturating_sub(at_us) <= HOT_FOR_US && stats.hit_rate >= HOT_RATE;
-            hot.then(|| (name.clone(), stats.hit_rate, stats.pressure))
+            let Told { stats: Stats { hit_rate, pressure, .. }, at_us, .. } =
+                self.known.replicas[*number].told?;
+            let age = self.age(at_us);
+            let freshness = 1.0 - age as f32 / HOT_FOR_US as f32;
+            let hot = age < HOT_FOR_US && hit_rate >= HOT_RATE;
+            hot.then(|| Warm { replica: name.clone(), hit_rate, pressure, freshness })
         };
         scope.filter_map(hot).collect()
     }

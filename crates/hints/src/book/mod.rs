@@ -34,6 +34,7 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 use self::cells::{Cell, Seen};
+use self::census::Told;
 use self::known::{Known, Listener};
 use self::look::View;
 use self::names::Tenant;
@@ -231,7 +232,7 @@ impl Book {
         }
         let mut known = self.known.write();
         let replica = known.admit(whose, Some(&self.limits))?;
-        known.replicas[replica].stats = Some((stats.finite(), at_us));
+        known.replicas[replica].told = Some(Told { stats: stats.finite(), at_us, alive_us: at_us });
         if let Some(listener) = self.listener() {
             listener.happened(whose, Happened::Updated);
         }
@@ -242,8 +243,8 @@ impl Book {
     pub fn alive(&self, whose: Whose<'_>, at_us: i64) {
         let mut known = self.known.write();
         let Some(replica) = known.find(whose) else { return };
-        if let Some((_, at)) = &mut known.replicas[replica].stats {
-            *at = at_us;
+        if let Some(told) = &mut known.replicas[replica].told {
+            told.alive_us = at_us;
         }
         if let Some(listener) = self.listener() {
             listener.happened(whose, Happened::Updated);
@@ -307,8 +308,8 @@ impl Book {
         let Some(model) = known.model(tenant, model) else { return (Vec::new(), 0) };
         let model = &known.models[model];
         let stats = |(name, number): (&Arc<str>, &u32)| {
-            let (stats, _) = known.replicas[*number].stats?;
-            Some((name.clone(), stats))
+            let told = known.replicas[*number].told?;
+            Some((name.clone(), told.stats))
         };
         (model.replicas.iter().filter_map(stats).collect(), model.keys)
     }
@@ -334,7 +335,7 @@ impl Book {
                         tenant: tenant.clone(),
                         model: model.clone(),
                         replica: replica.clone(),
-                        stats: of.stats,
+                        stats: of.told.map(|told| (told.stats, told.alive_us)),
                         prefixes: of.entries(),
                         last_event_us: of.last_event_us,
                         heard: of.heard,

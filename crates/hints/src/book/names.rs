@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
-use super::census::Stats;
+use super::census::Told;
 use super::filing::{Bucket, Filed, Rank};
 use super::table::Table;
 
@@ -136,7 +136,7 @@ pub(super) struct Replica {
     pub(super) tenant: u32,
     pub(super) model: u32,
     pub(super) name: Arc<str>,
-    pub(super) stats: Option<(Stats, i64)>,
+    pub(super) told: Option<Told>,
     pub(super) last_event_us: i64,
     pub(super) heard: bool,
     /// It is forgotten: nobody finds it by name, its cells are not matched, and they are about to go.
@@ -154,6 +154,6 @@ impl Replica {
 
     /// Nothing is left to remember.
     pub(super) fn is_idle(&self) -> bool {
-        self.places.is_empty() && (self.ghost || (self.stats.is_none() && !self.heard))
+        self.places.is_empty() && (self.ghost || (self.told.is_none() && !self.heard))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::census::{Dropped, Limits};
+use super::census::{Dropped, Limits, Told};
 use super::filing::{Filed, Rank};
 use super::known::{Known, Listener};
 use crate::policy::{Eviction, Policies};
@@ -182,11 +182,12 @@ impl Known {
     pub(super) fn expire_stats(&mut self, now_us: i64, policies: &Policies) {
         let old = |(number, replica): (u32, &super::names::Replica)| {
             let ttl_us = policies.of(&self.tenants[replica.tenant].name).ttl_us();
-            replica.stats.is_some_and(|(_, at_us)| now_us.saturating_sub(at_us) >= ttl_us).then_some(number)
+            let old = |told: Told| now_us.saturating_sub(told.alive_us) >= ttl_us;
+            replica.told.is_some_and(old).then_some(number)
         };
         let old: Vec<u32> = self.replicas.iter().filter_map(old).collect();
         for replica in old {
-            self.replicas[replica].stats = None;
+            self.replicas[replica].told = None;
             self.settle(replica);
         }
     }

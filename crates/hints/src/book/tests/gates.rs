@@ -251,6 +251,7 @@ fn scores_are_the_product_of_what_counts() {
     assert_eq!(score(30, 0.0, 0), None, "too old to be matched");
     assert_eq!(score(0, 0.25, 0), Some(24.0), "busy");
     assert_eq!(score(0, 1.5, 0), Some(0.0), "busier than possible");
+    assert_eq!(score(0, -1.0, 0), Some(32.0), "and less busy than possible");
     assert_eq!(score(0, f32::NAN, 0), Some(32.0), "no number is 0");
     assert_eq!(score(0, f32::INFINITY, 0), Some(32.0), "no number is 0");
     assert_eq!(score(0, 0.0, 199), Some(64.0), "urgent");
@@ -305,8 +306,8 @@ fn a_hash_that_nobody_holds_names_those_who_serve_well() {
     for (replica, hit_rate, pressure, at_us) in [
         ("good", 0.5, 0.0, NOW),
         ("busy", 0.9, 0.9, NOW),
-        ("just", 0.1, 0.0, NOW - 5 * MINUTE),
-        ("stale", 0.9, 0.0, NOW - 5 * MINUTE - 1),
+        ("earlier", 0.8, 0.0, NOW - 4 * MINUTE),
+        ("stale", 0.9, 0.0, NOW - 5 * MINUTE),
         ("bad", 0.09, 0.0, NOW),
         ("none", f32::NAN, 0.0, NOW),
     ] {
@@ -316,11 +317,15 @@ fn a_hash_that_nobody_holds_names_those_who_serve_well() {
     book.set_stats(whose("elsewhere"), Stats { hit_rate: 1.0, ..Stats::default() }, NOW).unwrap();
     let verdict = book.ask_exact(77, 64);
     assert_eq!(verdict.reason, ReasonCode::TenantHot);
-    assert_eq!(named(&verdict), [("good", 0), ("just", 0), ("busy", 0)]);
+    assert_eq!(
+        named(&verdict),
+        [("good", 0), ("earlier", 0), ("busy", 0)],
+        "by hit rate, what is old counts less"
+    );
     assert!(verdict.scores.iter().all(|score| score.tier.is_none()));
     assert_eq!(book.ask_chain(70..74).reason, ReasonCode::AffinityHint, "a chain never does");
     book.alive(whose("stale"), NOW);
-    assert_eq!(named(&book.ask_exact(77, 64))[0].0, "stale", "alive again");
+    assert_eq!(named(&book.ask_exact(77, 64)), named(&verdict), "a sign of life makes no number younger");
     book.set_policies(Policies {
         default: Policy { strategy: Strategy { tenant_hot: false, ..Strategy::default() }, ..open() },
         ..Policies::default()

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::book::look::{HOT_FOR_US, HOT_RATE};
 use crate::book::{Book, Census, Expired, Limits, ModelCensus, ReplicaCensus, Stats, Whose};
-use crate::decide::{self, Candidate, Knowledge, Unknown};
+use crate::decide::{self, Candidate, Knowledge, Unknown, Warm};
 use crate::policy::{Eviction, Policies};
 use crate::prefix::{CacheTier, Entry, Note, PrefixHash};
 use crate::question::{Question, Verdict};
@@ -31,7 +31,8 @@ pub(super) struct Oracle {
     limits: Limits,
     policies: Policies,
     entries: BTreeMap<Key, BTreeMap<Arc<str>, Held>>,
-    stats: BTreeMap<Name, (Stats, i64)>,
+    /// With when they were told, and when the replica was last known to be alive.
+    stats: BTreeMap<Name, (Stats, i64, i64)>,
     heard: BTreeSet<Name>,
     last_event: BTreeMap<Name, i64>,
 }
@@ -92,13 +93,13 @@ impl Oracle {
 
     pub(super) fn set_stats(&mut self, whose: Whose<'_>, stats: Stats, at_us: i64) {
         if whose.tenant != RESERVED_TENANT {
-            self.stats.insert(owned(whose), (stats.finite(), at_us));
+            self.stats.insert(owned(whose), (stats.finite(), at_us, at_us));
         }
     }
 
     pub(super) fn alive(&mut self, whose: Whose<'_>, at_us: i64) {
-        if let Some((_, at)) = self.stats.get_mut(&owned(whose)) {
-            *at = at_us;
+        if let Some((_, _, alive)) = self.stats.get_mut(&owned(whose)) {
+            *alive = at_us;
         }
     }
 
@@ -149,7 +150,7 @@ impl Oracle {
             entries += before - holders.len();
             !holders.is_empty()
         });
-        self.stats.retain(|name, (_, at_us)| now_us - *at_us < policies.of(&name.0).ttl_us());
+        self.stats.retain(|name, (.., alive)| now_us - *alive < policies.of(&name.0).ttl_us());
         self.follow(book, &|_| true);
         Expired { entries }
     }
@@ -181,7 +182,7 @@ impl Oracle {
     }
 
     pub(super) fn state(&self, tenant: &str, model: &str) -> (Vec<(Arc<str>, Stats)>, usize) {
-        let of = |((of_tenant, of_model, replica), (stats, _)): (&Name, &(Stats, i64))| {
+        let of = |((of_tenant, of_model, replica), (stats, ..)): (&Name, &(Stats, i64, i64))| {
             (**of_tenant == *tenant && **of_model == *model).then(|| (replica.clone(), *stats))
         };
         let replicas = self.stats.iter().filter_map(of).collect();
@@ -203,7 +204,7 @@ impl Oracle {
             replicas.entry(name.clone()).or_default();
         }
         let replicas = replicas.into_iter().map(|(name, prefixes)| ReplicaCensus {
-            stats: self.stats.get(&name).copied(),
+            stats: self.stats.get(&name).map(|(stats, _, alive)| (*stats, *alive)),
             heard: self.heard.contains(&name),
             prefixes,
             last_event_us: self.last_event.get(&name).copied().unwrap_or(0),
@@ -347,7 +348,8 @@ struct View<'a> {
 impl View<'_> {
     fn stats(&self, replica: &Arc<str>) -> Option<(Stats, i64)> {
         let Question { tenant, model, .. } = *self.question;
-        self.oracle.stats.get(&(tenant.into(), model.into(), replica.clone())).copied()
+        let (stats, at, _) = self.oracle.stats.get(&(tenant.into(), model.into(), replica.clone()))?;
+        Some((*stats, *at))
     }
 
     fn holders(&self, hash: &PrefixHash) -> Vec<Candidate<usize>> {
@@ -360,7 +362,10 @@ impl View<'_> {
                 depth: 1,
                 freshness: 1.0 - age as f32 / self.ttl_us as f32,
                 tier: held.tier,
-                pressure: self.stats(replica).map_or(0.0, |(stats, _)| stats.pressure),
+                pressure: self
+                    .stats(replica)
+                    .filter(|(_, at)| self.now_us - at < self.ttl_us)
+                    .map_or(0.0, |(stats, _)| stats.pressure),
             })
         };
         holders.iter().filter_map(candidate).collect()
@@ -420,11 +425,16 @@ impl Knowledge for View<'_> {
         self.holders(hash)
     }
 
-    fn hot(&self) -> Vec<(Arc<str>, f32, f32)> {
+    fn hot(&self) -> Vec<Warm> {
         let hot = |replica: &Arc<str>| {
             let (stats, at) = self.stats(replica)?;
-            let fresh = self.now_us - at <= HOT_FOR_US && stats.hit_rate >= HOT_RATE;
-            fresh.then(|| (replica.clone(), stats.hit_rate, stats.pressure))
+            let age = (self.now_us - at).max(0);
+            (age < HOT_FOR_US && stats.hit_rate >= HOT_RATE).then(|| Warm {
+                replica: replica.clone(),
+                hit_rate: stats.hit_rate,
+                pressure: stats.pressure,
+                freshness: 1.0 - age as f32 / HOT_FOR_US as f32,
+            })
         };
         self.names.iter().filter_map(hot).collect()
     }
