@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kvplane_core::Trust;
 use kvplane_ingest::Plane;
+use kvplane_report::Reports;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
@@ -47,6 +48,7 @@ pub(crate) struct Shared {
     pub(crate) readiness: Readiness,
     pub(crate) mergers: Mergers,
     pub(crate) fleet: Parts,
+    pub(crate) reports: Arc<Reports>,
     /// Other indexers that somebody told us of.
     pub(crate) peers: parking_lot::Mutex<BTreeSet<String>>,
     pub(crate) stop: CancellationToken,
@@ -69,6 +71,7 @@ impl Service {
             readiness,
             mergers: Mergers::default(),
             fleet: Parts::default(),
+            reports: Arc::default(),
             peers: parking_lot::Mutex::default(),
             stop,
         });
@@ -83,6 +86,19 @@ impl Service {
     /// The plane's engines, to be changed.
     pub fn fleet(&self) -> Fleet {
         Fleet::new(self.shared.clone())
+    }
+
+    /// What is reported to others.
+    pub fn reports(&self) -> Arc<Reports> {
+        self.shared.reports.clone()
+    }
+
+    /// Serves health, readiness, status and metrics, and nothing else, until `stop` is cancelled.
+    pub async fn run_pages(self, http: TcpListener, stop: CancellationToken) {
+        let pages = http::pages(self.shared);
+        if let Err(error) = axum::serve(http, pages).with_graceful_shutdown(stop.cancelled_owned()).await {
+            error!(%error, "HTTP server failed");
+        }
     }
 
     /// Serves until `stop` is cancelled, then ends every subscription with a status and waits for connections to close.

@@ -7,6 +7,7 @@ pub(crate) mod engines;
 mod http_client;
 mod page;
 pub(crate) mod query;
+pub(crate) mod report;
 pub(crate) mod serve;
 pub(crate) mod sim;
 mod sim_drained;

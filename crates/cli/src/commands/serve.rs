@@ -1,10 +1,12 @@
 //! `kvplane serve`.
 
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use kvplane_ingest::{Origin, Plane};
+use kvplane_report::Reports;
 use kvplane_server::{Fleet, Reloaded, Service};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -26,6 +28,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let plans = config.plans().map_err(usage)?;
+    let reported = config.reports().map_err(usage)?;
     logging::start(&args.log).map_err(usage)?;
     let stop = stop_signal(None)?;
     let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
@@ -41,7 +44,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let plane =
         Plane::start(Vec::new(), &config.plane_options()).context("cannot start the socket threads")?;
     let service = Service::new(plane.clone(), config.server_options());
-    let fleet = service.fleet();
+    let (fleet, reports) = (service.fleet(), service.reports());
     if plans.is_empty() {
         warn!("no engine is configured: add one with `kvplane engines add`, or let engines register");
     }
@@ -50,6 +53,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         let code = if error.is_mistake() { 2 } else { 1 };
         Failure { code, error: anyhow::Error::new(error) }
     })?;
+    reports.set(&plane, reported);
     info!(
         http = %http.local_addr().context("listen.http")?,
         grpc = %grpc.local_addr().context("listen.grpc")?,
@@ -57,16 +61,24 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         streams = plane.streams().count(),
         "serving"
     );
-    tokio::spawn(stop.clone().run_until_cancelled_owned(reload_on(hangup, args, config, fleet.clone())));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(reload_on(
+        hangup,
+        args,
+        config,
+        Running { fleet: fleet.clone(), reports: reports.clone(), plane: plane.clone() },
+    )));
     let serving = service.run(http, grpc, stop.clone());
     tokio::pin!(serving);
     let stopped_early = tokio::select! {
         () = &mut serving => true,
         () = stop.cancelled() => false,
     };
-    if !stopped_early {
+    if stopped_early {
+        reports.shutdown().await;
+    } else {
         info!("stopping: ending subscriptions");
-        if tokio::time::timeout(GRACE, &mut serving).await.is_err() {
+        let (served, ()) = tokio::join!(tokio::time::timeout(GRACE, &mut serving), reports.shutdown());
+        if served.is_err() {
             warn!("connections did not end within {} s", GRACE.as_secs());
         }
     }
@@ -85,27 +97,46 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     }
 }
 
-/// Reads the configuration again at every SIGHUP, and applies what it says about engines.
-async fn reload_on(mut hangup: Signal, args: ServeArgs, started: Config, fleet: Fleet) {
+/// What a new configuration changes.
+struct Running {
+    fleet: Fleet,
+    reports: Arc<Reports>,
+    plane: Arc<Plane>,
+}
+
+/// Reads the configuration again at every SIGHUP, and applies what it says about engines and reports.
+async fn reload_on(mut hangup: Signal, args: ServeArgs, started: Config, running: Running) {
     while hangup.recv().await.is_some() {
-        if let Err(error) = reload(&args, &started, &fleet).await {
+        if let Err(error) = reload(&args, &started, &running).await {
             error!(error = format!("{error:#}"), "configuration not reloaded: nothing has changed");
         }
     }
 }
 
-async fn reload(args: &ServeArgs, started: &Config, fleet: &Fleet) -> anyhow::Result<()> {
+async fn reload(args: &ServeArgs, started: &Config, running: &Running) -> anyhow::Result<()> {
     let config = config::load(args, std::env::vars())?;
     // A file that is just being written looks like this, too.
     if config.engine.is_empty() && !started.engine.is_empty() {
         bail!("no engine is configured any more; `kvplane engines remove` removes the last one");
     }
     let restart = config.differs_in(started)?;
-    let Reloaded { added, removed, changed, unchanged, failed } = fleet.reload(config.plans()?).await?;
+    let reported = config.reports()?;
+    let Reloaded { added, removed, changed, unchanged, failed } =
+        running.fleet.reload(config.plans()?).await?;
+    let reports = running.reports.set(&running.plane, reported);
     if !restart.is_empty() {
         warn!(keys = restart.join(", "), "changed in the configuration, and needs a restart");
     }
-    info!(added, removed, changed, unchanged, failed, "configuration reloaded");
+    info!(
+        added,
+        removed,
+        changed,
+        unchanged,
+        failed,
+        reports_begun = reports.begun,
+        reports_ended = reports.ended,
+        "configuration reloaded"
+    );
     Ok(())
 }
 

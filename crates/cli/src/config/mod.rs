@@ -1,6 +1,7 @@
 //! The configuration: one typed tree, from a file, then the environment, then flags. Nothing else reads either.
 
 mod layers;
+mod report;
 mod units;
 
 use std::net::SocketAddr;
@@ -8,11 +9,14 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, bail};
 use kvplane_core::Trust;
 use kvplane_ingest::PlaneOptions;
+use kvplane_report::ReportSpec;
 use kvplane_server::{EngineConfig, EnginePlan};
 use kvplane_stream::{Limits, OnGap};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use layers::{engine_flag, load};
+use report::ReportConfig;
+pub(crate) use report::{CacheTierName, check_times};
 use units::{ByteSize, Span};
 
 /// Everything that can be configured.
@@ -27,6 +31,7 @@ pub(crate) struct Config {
     pub(crate) trust: TrustConfig,
     pub(crate) members: MembersConfig,
     pub(crate) engine: Vec<EngineConfig>,
+    pub(crate) report: Vec<ReportConfig>,
 }
 
 /// Where kvplane listens. Loopback unless told otherwise.
@@ -189,11 +194,17 @@ impl Config {
         Ok(plans)
     }
 
-    /// The keys, engines aside, that have another value in `other`.
+    /// What is reported to others. Finds every mistake that can be found without touching the network.
+    pub(crate) fn reports(&self) -> anyhow::Result<Vec<ReportSpec>> {
+        let reports = self.report.iter().enumerate();
+        reports.map(|(at, report)| report.spec().with_context(|| format!("report[{at}]"))).collect()
+    }
+
+    /// The keys, engines and reports aside, that have another value in `other`.
     pub(crate) fn differs_in(&self, other: &Self) -> anyhow::Result<Vec<String>> {
         let (mine, theirs) = (toml::Table::try_from(self)?, toml::Table::try_from(other)?);
         let mut keys = Vec::new();
-        for (section, values) in mine.iter().filter(|(section, _)| *section != "engine") {
+        for (section, values) in mine.iter().filter(|(_, values)| values.is_table()) {
             for (key, value) in values.as_table().into_iter().flatten() {
                 if theirs.get(section).and_then(|section| section.get(key)) != Some(value) {
                     keys.push(format!("{section}.{key}"));

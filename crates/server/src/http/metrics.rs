@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kvplane_core::Tier;
 use kvplane_ingest::{Engine, Plane, Stream, StreamStatus};
+use kvplane_report::Reports;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, text};
 use prometheus_client::metrics::MetricType;
@@ -17,6 +18,7 @@ use crate::front::FrontCounters;
 
 use super::index_metrics::Indexes;
 use super::link_metrics::Links;
+use super::report_metrics::ReportMetrics;
 use super::source_metrics::Sources;
 use super::status::{STANDINGS, TRUSTS, counters, rejected};
 
@@ -32,7 +34,11 @@ struct Row {
 struct Streams(Vec<Row>);
 
 /// The whole page.
-pub(super) fn page(plane: &Plane, fronts: &[(String, Arc<FrontCounters>)]) -> Result<String, Error> {
+pub(super) fn page(
+    plane: &Plane,
+    fronts: &[(String, Arc<FrontCounters>)],
+    reports: &Reports,
+) -> Result<String, Error> {
     let engines = plane.engines();
     let rows = engines.iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
     let mut registry = Registry::default();
@@ -42,6 +48,7 @@ pub(super) fn page(plane: &Plane, fronts: &[(String, Arc<FrontCounters>)]) -> Re
     registry.register_collector(Box::new(Links::of(&engines)));
     let (stats, refused) = (plane.catalog().stats(), plane.catalog().refused());
     registry.register_collector(Box::new(Indexes { stats, refused }));
+    registry.register_collector(Box::new(ReportMetrics::of(reports)));
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
     Ok(page)

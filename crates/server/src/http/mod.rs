@@ -10,6 +10,7 @@ mod metrics;
 mod peer_query;
 mod query;
 mod recover;
+mod report_metrics;
 mod short_numbers;
 mod source_metrics;
 mod status;
@@ -30,18 +31,29 @@ use crate::publishers::Publishers;
 use crate::service::Shared;
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
-    Router::new()
+    let more = Router::new()
         .route("/v1/query", post(query::query))
         .route("/query", post(peer_query::query))
         .route("/query_by_hash", post(peer_query::query_by_hash))
+        .route("/kv_recover", get(recover::kv_recover))
+        .route("/dump", get(peer_query::dump))
+        .merge(members::routes())
+        .merge(indexer::routes());
+    serving(more, shared)
+}
+
+/// The pages that say how the process is, and nothing about prompts.
+pub(crate) fn pages(shared: Arc<Shared>) -> Router {
+    serving(Router::new(), shared)
+}
+
+fn serving(more: Router<Arc<Shared>>, shared: Arc<Shared>) -> Router {
+    Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
         .route("/v1/status", get(status_page))
-        .route("/kv_recover", get(recover::kv_recover))
-        .route("/dump", get(peer_query::dump))
-        .merge(members::routes())
-        .merge(indexer::routes())
+        .merge(more)
         .method_not_allowed_fallback(async || {
             let message = "this path does not take that method";
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message))
@@ -69,13 +81,14 @@ async fn readyz(State(shared): State<Arc<Shared>>, Query(query): Query<ReadyQuer
 }
 
 async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, ApiError> {
-    let page = metrics::page(&shared.plane, &shared.fleet.fronts.counters()).map_err(|error| {
-        ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
-    })?;
+    let page =
+        metrics::page(&shared.plane, &shared.fleet.fronts.counters(), &shared.reports).map_err(|error| {
+            ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
+        })?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], page).into_response())
 }
 
 async fn status_page(State(shared): State<Arc<Shared>>) -> Json<status::PlaneStatus> {
-    Json(status::plane(&shared.plane))
+    Json(status::plane(&shared.plane, &shared.reports))
 }
