@@ -92,6 +92,27 @@ impl Row {
     }
 }
 
+/// What a chain is matched by, of one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run<'a> {
+    /// As plain numbers, which are compared many at a time.
+    seen: &'a [u64],
+    pub(super) who: &'a [u32],
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn seen(self) -> impl Iterator<Item = Seen> + 'a {
+        self.seen.iter().copied().map(Seen)
+    }
+
+    /// A load from each line of the processor's cache, and nothing that has to wait for it.
+    pub(super) fn touch(self) -> u64 {
+        const LINE: usize = 64;
+        let seen = self.seen.iter().step_by(LINE / size_of::<u64>()).fold(0, |all, seen| all ^ seen);
+        self.who.iter().step_by(LINE / size_of::<u32>()).fold(seen, |all, who| all ^ u64::from(*who))
+    }
+}
+
 /// A cell to be written.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cell {
@@ -102,7 +123,7 @@ pub(super) struct Cell {
 /// The cells of a row, sorted by who.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Holders<'a> {
-    pub(super) seen: &'a [Seen],
+    seen: &'a [u64],
     pub(super) who: &'a [u32],
     pub(super) tokens: &'a [u32],
     hits: &'a [AtomicU32],
@@ -110,6 +131,10 @@ pub(super) struct Holders<'a> {
 }
 
 impl Holders<'_> {
+    pub(super) fn seen(&self, at: usize) -> Seen {
+        Seen(self.seen[at])
+    }
+
     pub(super) fn position(&self, who: u32) -> Option<usize> {
         self.who.binary_search(&who).ok()
     }
@@ -138,7 +163,7 @@ impl Holders<'_> {
 
     /// Somebody reported it.
     pub(super) fn any_reported(&self) -> bool {
-        self.seen.iter().any(|seen| !seen.is_heard())
+        self.seen.iter().any(|seen| !Seen(*seen).is_heard())
     }
 }
 
@@ -150,7 +175,7 @@ struct Chunk {
     fresh: u32,
     /// Rows that were used, linked through their first `who`.
     free: u32,
-    seen: Box<[Seen]>,
+    seen: Box<[u64]>,
     who: Box<[u32]>,
     tokens: Box<[u32]>,
     hits: Box<[AtomicU32]>,
@@ -165,7 +190,7 @@ impl Chunk {
             rows: 0,
             fresh: 0,
             free: NONE,
-            seen: vec![Seen(0); cells].into(),
+            seen: vec![0; cells].into(),
             who: vec![0; cells].into(),
             tokens: vec![0; cells].into(),
             hits: (0..cells).map(|_| AtomicU32::new(0)).collect(),
@@ -245,11 +270,21 @@ impl Cells {
         }
     }
 
+    /// Less of the same.
+    pub(super) fn run(&self, row: Row) -> Run<'_> {
+        let (chunk, at) = row.at();
+        let Some(Some(chunk)) = self.chunks.get(chunk).filter(|_| !row.is_nowhere()) else {
+            return Run { seen: &[], who: &[] };
+        };
+        let cells = at..at + row.len as usize;
+        Run { seen: &chunk.seen[cells.clone()], who: &chunk.who[cells] }
+    }
+
     /// Writes a cell that is there.
     pub(super) fn rewrite(&mut self, row: Row, at: usize, cell: Cell) {
         let (chunk, first) = row.at();
         if let Some(chunk) = &mut self.chunks[chunk] {
-            chunk.seen[first + at] = cell.seen;
+            chunk.seen[first + at] = cell.seen.0;
             chunk.tokens[first + at] = cell.tokens;
         }
     }
@@ -274,7 +309,7 @@ impl Cells {
         if let Some(chunk) = &mut self.chunks[chunk] {
             let place = first + at;
             chunk.shift(place, row.len as usize - at, place + 1);
-            chunk.seen[place] = cell.seen;
+            chunk.seen[place] = cell.seen.0;
             chunk.who[place] = who;
             chunk.tokens[place] = cell.tokens;
             chunk.hits[place] = AtomicU32::new(0);

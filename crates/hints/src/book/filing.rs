@@ -31,7 +31,7 @@ impl Rank {
 
     /// The rank of a cell as it is filed.
     pub(super) fn filed(holders: &Holders<'_>, at: usize) -> Self {
-        Self::of(holders.seen[at], holders.filed(at))
+        Self::of(holders.seen(at), holders.filed(at))
     }
 
     /// Everything in this step was reported at this time or later.

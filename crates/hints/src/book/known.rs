@@ -161,7 +161,7 @@ impl Known {
         let holders = self.cells.holders(row);
         let at = holders.position(replica)?;
         let rank = Rank::filed(&holders, at);
-        let heard = holders.seen[at].is_heard();
+        let heard = holders.seen(at).is_heard();
         let shorter = self.cells.remove(row, at);
         let last_report = !heard && !self.cells.holders(shorter).any_reported();
         self.set(place, key, shorter);

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::cells::{Holders, Row, Seen};
+use super::cells::{Holders, Row, Run, Seen};
 use super::census::{Stats, Told};
 use super::known::Known;
 use super::names::{Model, Scheme};
-use super::table::Table;
+use super::table::{Spot, Table};
 use crate::decide::{Candidate, Knowledge, Unknown, Warm};
 use crate::prefix::{CacheTier, PrefixHash};
 use crate::question::Question;
@@ -52,13 +52,36 @@ impl<'a> View<'a> {
         table.zip(self.known.find_key(hash)).map_or(Row::NOWHERE, |(table, key)| table.get(key))
     }
 
+    /// Rows of several hashes, no more than [`TOGETHER`]. What has to come from memory is asked for first, all of it: a
+    /// comparison that has to wait for it would hold up the next.
+    fn rows(&self, hashes: &[PrefixHash]) -> [Row; TOGETHER] {
+        let mut spots = [Spot::default(); TOGETHER];
+        let mut touched = 0;
+        for (spot, hash) in spots.iter_mut().zip(hashes) {
+            if let (PrefixHash::Fingerprint(fingerprint), Some(table)) = (hash, self.narrow) {
+                *spot = table.spot(*fingerprint);
+                touched ^= table.touch(*spot);
+            }
+        }
+        let mut rows = [Row::NOWHERE; TOGETHER];
+        for ((row, spot), hash) in rows.iter_mut().zip(spots).zip(hashes) {
+            *row = match (hash, self.narrow) {
+                (PrefixHash::Fingerprint(fingerprint), Some(table)) => table.get_at(spot, *fingerprint),
+                _ => self.row(hash),
+            };
+            touched ^= self.known.cells.run(*row).touch();
+        }
+        std::hint::black_box(touched);
+        rows
+    }
+
     /// Everybody who holds the first block.
-    fn start(&self, holders: &Holders<'_>) -> Going {
+    fn start<'b>(&self, first: Run<'b>) -> Going<'b> {
         let mut going = Going::default();
-        for (who, seen) in holders.who.iter().zip(holders.seen) {
-            if self.counts(*who, *seen) {
+        for (who, seen) in first.who.iter().zip(first.seen()) {
+            if self.counts(*who, seen) {
                 going.who.push(*who);
-                going.oldest.push(*seen);
+                going.oldest.push(seen);
                 going.coldest.push(seen.tier());
             }
         }
@@ -116,41 +139,43 @@ impl<'a> View<'a> {
 
 /// Replicas that hold everything so far, sorted, and the oldest and the coldest of what each holds.
 #[derive(Default)]
-struct Going {
+struct Going<'a> {
     who: Vec<u32>,
     oldest: Vec<Seen>,
     coldest: Vec<CacheTier>,
+    /// The last block, if these and nobody else hold it.
+    last: Option<Run<'a>>,
 }
 
-impl Going {
-    /// Nearly always the next block has the same holders. Returns whether that was so; otherwise nothing was done.
-    fn all_go_on(&mut self, holders: &Holders<'_>, valid_from: Seen) -> bool {
-        if holders.who != self.who || holders.seen.iter().any(|seen| *seen < valid_from) {
+impl<'a> Going<'a> {
+    /// Nearly always the next block has the same holders, and mostly it was reported together with the last one. Returns
+    /// whether all hold it; otherwise nothing was done.
+    fn all_go_on(&mut self, next: Run<'a>, valid_from: Seen) -> bool {
+        if self.last == Some(next) {
+            return true;
+        }
+        if next.who != self.who || next.seen().any(|seen| seen < valid_from) {
             return false;
         }
         let mine = self.oldest.iter_mut().zip(&mut self.coldest);
-        for ((oldest, coldest), seen) in mine.zip(holders.seen) {
-            *oldest = (*oldest).min(*seen);
+        for ((oldest, coldest), seen) in mine.zip(next.seen()) {
+            *oldest = (*oldest).min(seen);
             *coldest = (*coldest).max(seen.tier());
         }
+        self.last = Some(next);
         true
     }
 
     /// Goes on with those that hold the next block too; `ended` gets the others.
-    fn go_on(
-        &mut self,
-        holders: &Holders<'_>,
-        valid_from: Seen,
-        mut ended: impl FnMut(u32, Seen, CacheTier),
-    ) {
-        let (mut kept, mut next) = (0, 0);
+    fn go_on(&mut self, next: Run<'a>, valid_from: Seen, mut ended: impl FnMut(u32, Seen, CacheTier)) {
+        self.last = None;
+        let mut kept = 0;
+        let mut holders = next.who.iter().zip(next.seen()).peekable();
         for at in 0..self.who.len() {
             let who = self.who[at];
-            while holders.who.get(next).is_some_and(|other| *other < who) {
-                next += 1;
-            }
-            let seen = holders.who.get(next).filter(|other| **other == who).map(|_| holders.seen[next]);
-            let Some(seen) = seen.filter(|seen| *seen >= valid_from) else {
+            while holders.next_if(|(other, _)| **other < who).is_some() {}
+            let held = holders.next_if(|(other, _)| **other == who);
+            let Some((_, seen)) = held.filter(|(_, seen)| *seen >= valid_from) else {
                 ended(who, self.oldest[at], self.coldest[at]);
                 continue;
             };
@@ -197,16 +222,12 @@ impl Knowledge for View<'_> {
         let mut runs = Vec::new();
         let (mut going, mut depth, mut tokens) = (Going::default(), 0, 0_u32);
         for (hashes, counts) in hashes.chunks(TOGETHER).zip(counts.chunks(TOGETHER)) {
-            let mut rows = [Row::NOWHERE; TOGETHER];
-            for (row, hash) in rows.iter_mut().zip(hashes) {
-                *row = self.row(hash);
-            }
-            for (row, count) in rows.iter().zip(counts) {
-                let holders = self.known.cells.holders(*row);
+            for (row, count) in self.rows(hashes).iter().zip(counts) {
+                let next = self.known.cells.run(*row);
                 if depth == 0 {
-                    going = self.start(&holders);
-                } else if !going.all_go_on(&holders, self.valid_from) {
-                    going.go_on(&holders, self.valid_from, |who, oldest, coldest| {
+                    going = self.start(next);
+                } else if !going.all_go_on(next, self.valid_from) {
+                    going.go_on(next, self.valid_from, |who, oldest, coldest| {
                         runs.push(self.candidate(who, tokens, depth, oldest, coldest));
                     });
                 }
@@ -225,11 +246,11 @@ impl Knowledge for View<'_> {
 
     fn exact(&self, hash: &PrefixHash) -> Vec<Candidate<u32>> {
         let holders = self.holders(hash);
-        let cells = holders.who.iter().zip(holders.seen).zip(holders.tokens);
-        cells
-            .filter(|((who, seen), _)| self.counts(**who, **seen))
-            .map(|((who, seen), tokens)| self.candidate(*who, *tokens, 1, *seen, seen.tier()))
-            .collect()
+        let candidate = |(at, who): (usize, &u32)| {
+            let seen = holders.seen(at);
+            self.counts(*who, seen).then(|| self.candidate(*who, holders.tokens[at], 1, seen, seen.tier()))
+        };
+        holders.who.iter().enumerate().filter_map(candidate).collect()
     }
 
     fn hot(&self) -> Vec<Warm> {

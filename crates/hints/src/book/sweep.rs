@@ -162,7 +162,7 @@ impl Known {
             let policy = policies.of(&self.tenants[owner.tenant].name);
             let holders = self.cells.holders(self.places[place].table.get(key));
             let position = holders.position(replica).filter(|at| Rank::filed(&holders, *at) == rank);
-            let seen = position.and_then(|at| holders.seen[at].at_us());
+            let seen = position.and_then(|at| holders.seen(at).at_us());
             if seen.is_some_and(|seen| now_us.saturating_sub(seen) < policy.ttl_us()) {
                 continue;
             }

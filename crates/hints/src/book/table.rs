@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! key ── mixed ──┬─ upper bits ──> directory ──> segment (up to 1,024 slots)
-//!                └─ lower bits ─────────────────────┴──> slot, or one behind it
+//!                └─ lower bits ─────────────────────┴──> group of four slots, or one behind it
 //! ```
+//!
+//! A group is a line of the processor's cache, and all of it is compared at once.
 //!
 //! A full segment is split in two by the next upper bit; the directory doubles when no bit is left in it. Keys are chosen by
 //! others, so they are mixed with a number that nobody outside knows.
@@ -25,12 +27,27 @@ struct Slot {
 
 const FREE: Slot = Slot { key: 0, row: Row::NOWHERE };
 
+const GROUP: usize = 4;
+
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+struct Group([Slot; GROUP]);
+
+/// Slots in a row, and around to the first again. A key is in the first group that its lower bits name, unless that was
+/// full; before it no slot is free from there on.
 #[derive(Debug)]
 struct Segment {
-    slots: Box<[Slot]>,
+    groups: Box<[Group]>,
     used: usize,
     /// How many upper bits its keys share.
     depth: u32,
+}
+
+/// Where a key is looked for first, as long as the table does not change.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Spot {
+    segment: u32,
+    group: u32,
 }
 
 /// Rows by key.
@@ -62,9 +79,23 @@ impl Table {
     }
 
     pub(super) fn get(&self, key: u64) -> Row {
+        self.get_at(self.spot(key), key)
+    }
+
+    /// Where a key is looked for first.
+    pub(super) fn spot(&self, key: u64) -> Spot {
         let mixed = self.mix(key);
-        let segment = &self.segments[self.segment_of(mixed)];
-        segment.slots[segment.slot(mixed, key)].row
+        let segment = self.segment_of(mixed);
+        Spot { segment: segment as u32, group: self.segments[segment].home(mixed) as u32 }
+    }
+
+    /// A load from there, and nothing that has to wait for it: many of them go on at once.
+    pub(super) fn touch(&self, spot: Spot) -> u64 {
+        self.segments[spot.segment as usize].groups[spot.group as usize].0[0].key
+    }
+
+    pub(super) fn get_at(&self, spot: Spot, key: u64) -> Row {
+        self.segments[spot.segment as usize].get(spot.group as usize, key)
     }
 
     /// Where the key was or was not, there is this row now. A row that is nowhere takes the key out.
@@ -72,9 +103,9 @@ impl Table {
         let mixed = self.mix(key);
         let mut at = self.segment_of(mixed);
         let segment = &mut self.segments[at];
-        let slot = segment.slot(mixed, key);
-        match (segment.slots[slot].row.is_nowhere(), row.is_nowhere()) {
-            (false, false) => segment.slots[slot].row = row,
+        let slot = segment.find(mixed, key);
+        match (segment.slot(slot).row.is_nowhere(), row.is_nowhere()) {
+            (false, false) => segment.slot_mut(slot).row = row,
             (true, true) => {}
             (true, false) => {
                 while self.segments[at].is_full() {
@@ -87,8 +118,8 @@ impl Table {
             (false, true) => {
                 segment.take(slot, self.seed);
                 self.keys -= 1;
-                if segment.used * 8 < segment.slots.len() && segment.slots.len() > SEGMENT_MIN {
-                    self.resize(at, self.segments[at].slots.len() / 2);
+                if segment.used * 8 < segment.slots() && segment.slots() > SEGMENT_MIN {
+                    self.resize(at, self.segments[at].slots() / 2);
                 }
             }
         }
@@ -108,21 +139,21 @@ impl Table {
 
     fn add(&mut self, slots: usize, depth: u32) {
         self.slots += slots;
-        self.segments.push(Segment { slots: vec![FREE; slots].into(), used: 0, depth });
+        self.segments.push(Segment { groups: free(slots), used: 0, depth });
     }
 
     fn widen(&mut self, at: usize) {
-        let Segment { ref slots, depth, .. } = self.segments[at];
-        if slots.len() < SEGMENT_MAX || depth == DEPTH_MAX {
-            self.resize(at, slots.len() * 2);
+        let (slots, depth) = (self.segments[at].slots(), self.segments[at].depth);
+        if slots < SEGMENT_MAX || depth == DEPTH_MAX {
+            self.resize(at, slots * 2);
         } else {
             self.split(at);
         }
     }
 
     fn resize(&mut self, at: usize, slots: usize) {
-        let old = std::mem::replace(&mut self.segments[at].slots, vec![FREE; slots].into());
-        self.slots = self.slots - old.len() + slots;
+        let old = std::mem::replace(&mut self.segments[at].groups, free(slots));
+        self.slots = self.slots - old.len() * GROUP + slots;
         self.refill(&[at], &old);
     }
 
@@ -131,7 +162,7 @@ impl Table {
         if depth > self.depth() {
             self.directory = self.directory.iter().flat_map(|segment| [*segment; 2]).collect();
         }
-        let slots = self.segments[at].slots.len();
+        let slots = self.segments[at].slots();
         let other = self.segments.len();
         self.add(slots, depth);
         self.segments[at].depth = depth;
@@ -142,15 +173,15 @@ impl Table {
                 *segment = other as u32;
             }
         }
-        let old = std::mem::replace(&mut self.segments[at].slots, vec![FREE; slots].into());
+        let old = std::mem::replace(&mut self.segments[at].groups, free(slots));
         self.refill(&[at, other], &old);
     }
 
-    fn refill(&mut self, segments: &[usize], old: &[Slot]) {
+    fn refill(&mut self, segments: &[usize], old: &[Group]) {
         for at in segments {
             self.segments[*at].used = 0;
         }
-        for slot in old.iter().filter(|slot| !slot.row.is_nowhere()) {
+        for slot in old.iter().flat_map(|group| &group.0).filter(|slot| !slot.row.is_nowhere()) {
             let mixed = self.mix(slot.key);
             let at = self.segment_of(mixed);
             self.segments[at].put(mixed, *slot);
@@ -158,45 +189,84 @@ impl Table {
     }
 }
 
+fn free(slots: usize) -> Box<[Group]> {
+    vec![Group([FREE; GROUP]); slots / GROUP].into()
+}
+
 impl Segment {
-    /// At four fifths, rows of taken slots get long.
-    fn is_full(&self) -> bool {
-        self.used * 5 >= self.slots.len() * 4
+    fn slots(&self) -> usize {
+        self.groups.len() * GROUP
     }
 
-    /// Where the key is, or the free slot where it would be. One is always free.
-    fn slot(&self, mixed: u64, key: u64) -> usize {
-        let mask = self.slots.len() - 1;
-        let mut at = mixed as usize & mask;
-        while !self.slots[at].row.is_nowhere() && self.slots[at].key != key {
+    /// At four fifths, ways to a free slot get long. One is always free.
+    fn is_full(&self) -> bool {
+        self.used * 5 >= self.slots() * 4
+    }
+
+    /// The group where a key is looked for first.
+    fn home(&self, mixed: u64) -> usize {
+        mixed as usize & (self.groups.len() - 1)
+    }
+
+    fn get(&self, home: usize, key: u64) -> Row {
+        let mut at = home;
+        loop {
+            let group = &self.groups[at].0;
+            let mut row = Row::NOWHERE;
+            for slot in group {
+                // Free slots have a key too, but their row is nowhere.
+                if slot.key == key && !slot.row.is_nowhere() {
+                    row = slot.row;
+                }
+            }
+            if !row.is_nowhere() || group[GROUP - 1].row.is_nowhere() {
+                return row;
+            }
+            at = (at + 1) & (self.groups.len() - 1);
+        }
+    }
+
+    /// The slot where the key is, or the free one where it would be.
+    fn find(&self, mixed: u64, key: u64) -> usize {
+        let mask = self.slots() - 1;
+        let mut at = self.home(mixed) * GROUP;
+        while !self.slot(at).row.is_nowhere() && self.slot(at).key != key {
             at = (at + 1) & mask;
         }
         at
     }
 
+    fn slot(&self, at: usize) -> Slot {
+        self.groups[at / GROUP].0[at % GROUP]
+    }
+
+    fn slot_mut(&mut self, at: usize) -> &mut Slot {
+        &mut self.groups[at / GROUP].0[at % GROUP]
+    }
+
     fn put(&mut self, mixed: u64, slot: Slot) {
-        let at = self.slot(mixed, slot.key);
-        self.slots[at] = slot;
+        let at = self.find(mixed, slot.key);
+        *self.slot_mut(at) = slot;
         self.used += 1;
     }
 
     /// Frees a slot; those behind it move up, so that none is cut off from where it is looked for.
     fn take(&mut self, at: usize, seed: u64) {
-        let mask = self.slots.len() - 1;
+        let mask = self.slots() - 1;
         let (mut free, mut next) = (at, at);
         loop {
             next = (next + 1) & mask;
-            let slot = self.slots[next];
+            let slot = self.slot(next);
             if slot.row.is_nowhere() {
                 break;
             }
-            let home = mix(slot.key, seed) as usize & mask;
+            let home = self.home(mix(slot.key, seed)) * GROUP;
             if next.wrapping_sub(home) & mask >= next.wrapping_sub(free) & mask {
-                self.slots[free] = slot;
+                *self.slot_mut(free) = slot;
                 free = next;
             }
         }
-        self.slots[free] = FREE;
+        *self.slot_mut(free) = FREE;
         self.used -= 1;
     }
 }
