@@ -62,6 +62,8 @@ pub(super) struct Ledger {
     /// Blocks that left the device, the first to leave first. Some may have come back.
     left: VecDeque<u64>,
     told: usize,
+    /// Scratch space of [`Self::settle`].
+    unsettled: Vec<u32>,
     /// Blocks that were stored and not told.
     withheld: Tally,
 }
@@ -79,6 +81,7 @@ impl Ledger {
             adapter_numbers: FxHashMap::default(),
             left: VecDeque::new(),
             told: 0,
+            unsettled: Vec::new(),
             withheld: Tally::default(),
         }
     }
@@ -177,18 +180,17 @@ impl Ledger {
     /// back.
     fn describe(&mut self, at: u32, parent: u32, block: &Described<'_>, tell: &mut impl FnMut(Shift<'_>)) {
         let adapter = self.adapter_number(block.adapter.unwrap_or_default());
-        let mut own_reason = block.adapter.err();
-        let mut parent = parent;
-        if self.is_same_or_below(parent, at) {
-            // No hash is made of itself: nothing that is said of it can be believed.
-            (own_reason, parent) = (Some(Withheld::NotExact), NONE);
-        }
+        let (mut parent, mut own_reason) = (parent, block.adapter.err());
         let slot = &self.slots[at as usize];
         let same = slot.known != Known::Hash
             && (slot.parent, slot.content, slot.size, slot.adapter, slot.own_reason)
                 == (parent, block.content, block.size, adapter, own_reason);
         if same {
             return;
+        }
+        if self.is_same_or_below(parent, at) {
+            // No hash is made of itself: nothing that is said of it can be believed.
+            (parent, own_reason) = (NONE, Some(Withheld::NotExact));
         }
         if slot.told.is_some() {
             self.tell(at, None, tell);
@@ -206,7 +208,8 @@ impl Ledger {
     /// Works out anew what follows for a block from itself and from what comes before it, and then for all that builds on it, as far
     /// as anything is different there.
     fn settle(&mut self, at: u32, tell: &mut impl FnMut(Shift<'_>)) {
-        let mut open = vec![at];
+        let mut open = std::mem::take(&mut self.unsettled);
+        open.push(at);
         while let Some(at) = open.pop() {
             let (footing, told) = self.follow_from(at);
             let slot = &self.slots[at as usize];
@@ -228,6 +231,7 @@ impl Ledger {
                 }
             }
         }
+        self.unsettled = open;
     }
 
     /// What a block is and whether it is told, by itself and its parent.
