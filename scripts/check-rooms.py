@@ -26,7 +26,7 @@ ROOMS = {
         "kvplane-core", "kvplane-index", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-proto": set(),
-    "kvplane-hints": {"kvplane-core"},
+    "kvplane-hints": set(),
     "kvplane-report": {"kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-stream"},
     "kvplane-server": {
         "kvplane-core", "kvplane-hints", "kvplane-report", "kvplane-index", "kvplane-ingest", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
