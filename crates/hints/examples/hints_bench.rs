@@ -76,7 +76,7 @@ impl Load {
                 taken += book.report(self.whose(*replica), "vllm", at_us, entries).unwrap();
             }
         }
-        (taken, cpu_time() - start)
+        (taken, cpu_time().saturating_sub(start))
     }
 
     fn whose(&self, replica: usize) -> Whose<'_> {

@@ -121,17 +121,15 @@ impl<'a> View<'a> {
 
     /// Counts what was delivered for those that are kept longer the more they answer.
     pub(super) fn credit(&self, hashes: &[PrefixHash], delivered: &[(u32, usize)]) {
-        for (at, hash) in hashes.iter().enumerate() {
-            let holders = self.holders(hash);
-            let mut any = false;
-            for (who, _) in delivered.iter().filter(|(_, depth)| at < *depth) {
-                any = true;
-                if let Some(position) = holders.position(*who) {
-                    holders.hit(position);
+        let deepest = delivered.iter().map(|(_, depth)| *depth).max().unwrap_or(0);
+        for (nth, hashes) in hashes[..deepest.min(hashes.len())].chunks(TOGETHER).enumerate() {
+            for ((row, _), at) in self.rows(hashes).into_iter().zip(hashes).zip(nth * TOGETHER..) {
+                let holders = self.known.cells.holders(row);
+                for (who, _) in delivered.iter().filter(|(_, depth)| at < *depth) {
+                    if let Some(position) = holders.position(*who) {
+                        holders.hit(position);
+                    }
                 }
-            }
-            if !any {
-                return;
             }
         }
     }
