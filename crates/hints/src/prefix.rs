@@ -51,6 +51,9 @@ pub enum PrefixHash {
 }
 
 impl PrefixHash {
+    /// Longer hashes are kept nowhere: no hash is, and they would be a way to fill memory.
+    pub const MAX_BYTES: usize = 256;
+
     /// From the wire.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         match <[u8; 8]>::try_from(bytes) {

@@ -103,7 +103,8 @@ impl Book {
     }
 
     /// A replica holds these, as of `at_us`. Returns how many were taken: none of a reserved tenant, of an empty scheme, or of a
-    /// replica that is heard here. What was taken before one was refused stays.
+    /// replica that is heard here, and none with a hash of more than [`PrefixHash::MAX_BYTES`]. What was taken before one was
+    /// refused stays.
     pub fn report(
         &self,
         whose: Whose<'_>,
@@ -145,8 +146,13 @@ impl Book {
         let listener = self.listener();
         let model = known.replicas[replica].model;
         let mut last: Option<(&Arc<str>, bool, u32)> = None;
+        let mut taken = 0;
         for entry in entries {
             let wide = matches!(entry.hash, PrefixHash::Wide(_));
+            if matches!(&entry.hash, PrefixHash::Wide(bytes) if bytes.len() > PrefixHash::MAX_BYTES) {
+                continue;
+            }
+            taken += 1;
             // Entries of one report mostly go to one place.
             let place = match last {
                 Some((adapter, was_wide, place)) if was_wide == wide && **adapter == *entry.adapter => place,
@@ -161,7 +167,7 @@ impl Book {
             let owner = &mut known.replicas[replica];
             owner.last_event_us = owner.last_event_us.max(at_us);
         }
-        Ok(entries.len())
+        Ok(taken)
     }
 
     fn keep_within(&self, known: &mut RwLockWriteGuard<'_, Known>, policies: &Policies, tenant: Option<u32>) {

@@ -213,3 +213,14 @@ fn keys_that_come_and_go_in_one_step_leave_no_trail() {
     assert!(book.bytes() < before + 20_000, "{} grew to {}", before, book.bytes());
     book.known.read().assert_counts();
 }
+
+#[test]
+fn hashes_that_are_none_are_not_taken() {
+    let book = book(Policy::default());
+    let wide = |bytes| Entry { hash: PrefixHash::Wide(vec![1; bytes].into()), ..entry(0, 16) };
+    let longest = PrefixHash::MAX_BYTES;
+    assert_eq!(book.report(whose("r"), "s", NOW, &[wide(longest + 1)]), Ok(0));
+    assert_eq!(book.census(), Census::default());
+    assert_eq!(book.report(whose("r"), "s", NOW, &[wide(longest), wide(longest + 1), entry(1, 16)]), Ok(2));
+    assert_eq!(book.census().models[0].entries, 2);
+}
