@@ -72,17 +72,6 @@ impl ReportSpec {
             replica: or(&self.replica, spec.id.as_str()),
         }
     }
-
-    fn stats_source(&self, engine: &Engine) -> Option<StatsSource> {
-        let spec = &engine.spec;
-        let page = || spec.http.as_ref().map(|http| format!("{}/metrics", http.trim_end_matches('/')));
-        let url = self.metrics_url.clone().or_else(page)?;
-        StatsSource::is_known(spec.kind).then(|| StatsSource {
-            engine: spec.id.to_string(),
-            kind: spec.kind,
-            url,
-        })
-    }
 }
 
 /// What a change of the reports did.
@@ -211,7 +200,8 @@ impl Replicas {
         let ended = CancellationToken::new();
         let reported = Reported { report: report.clone(), ended: ended.clone() };
         let previous = self.by_name.lock().insert(name.clone(), reported);
-        let stats = spec.stats_source(engine).map(|source| (source, spec.stats.clone()));
+        let stats = StatsSource::of(&engine.spec, spec.metrics_url.as_deref())
+            .map(|source| (source, spec.stats.clone()));
         let this = self.clone();
         self.tasks.spawn(async move {
             // What it still withdraws must not hit what is told now.

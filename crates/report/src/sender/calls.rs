@@ -138,7 +138,7 @@ impl Identity {
 }
 
 /// The wall clock: a server's freshness is counted by it.
-fn unix_us() -> i64 {
+pub(crate) fn unix_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
 }

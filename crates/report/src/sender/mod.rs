@@ -12,6 +12,7 @@ mod reporter;
 mod tally;
 
 pub use calls::Identity;
+pub(crate) use calls::unix_us;
 pub use connection::{ServerAddress, ServerAddressError};
 pub use link::Link;
 pub use reporter::{ReportSink, Reporter, ReporterOptions, begin};

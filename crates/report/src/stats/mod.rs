@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvplane_core::EngineKind;
 use kvplane_hints::Stats;
-use kvplane_ingest::{HttpClient, MAX_PAGE};
+use kvplane_ingest::{EngineSpec, HttpClient, MAX_PAGE};
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
@@ -70,9 +70,13 @@ pub struct StatsSource {
 }
 
 impl StatsSource {
-    /// Whether the software's numbers are known.
-    pub fn is_known(kind: EngineKind) -> bool {
-        matches!(kind, EngineKind::Vllm | EngineKind::Sglang)
+    /// Where an engine's statistics are: at the page that is given, or else at its HTTP server's. Nowhere, if there is neither, or nobody knows
+    /// how such an engine calls its numbers.
+    pub fn of(spec: &EngineSpec, page: Option<&str>) -> Option<Self> {
+        let own = || spec.http.as_ref().map(|http| format!("{}/metrics", http.trim_end_matches('/')));
+        let url = page.map(str::to_owned).or_else(own)?;
+        let known = matches!(spec.kind, EngineKind::Vllm | EngineKind::Sglang);
+        known.then(|| Self { engine: spec.id.to_string(), kind: spec.kind, url })
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+mod reports;
 mod script;
 mod stats;
 
@@ -79,13 +80,13 @@ impl Reporting {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_earlier_life_told_is_cleared_before_anything_is_added() {
     let script = Script::start();
-    script.shared.state.lock().entries.insert((String::new(), 99), (16, 1));
+    script.shared.state.lock().entries.insert((String::new(), 99), (16, 1, "t".to_owned()));
     let mut reporting = Reporting::to(&script, |_| {});
     reporting.tell(&[held(1), held_in(2, "sql", CacheTier::T2)]);
     script.until("both are told", |state| state.entries.len() == 2).await;
     let state = script.shared.state.lock();
-    assert_eq!(state.entries[&(String::new(), 1)], (16, 1));
-    assert_eq!(state.entries[&("sql".to_owned(), 2)], (32, 2));
+    assert_eq!(state.entries[&(String::new(), 1)], (16, 1, "t".to_owned()));
+    assert_eq!(state.entries[&("sql".to_owned(), 2)], (32, 2, "t".to_owned()));
     let (clear, update) = (state.events()[0], state.updates()[0]);
     assert_eq!(clear.r#type(), Type::AllCleared);
     assert_eq!(
@@ -210,7 +211,7 @@ async fn what_a_call_says_is_not_lost_with_it() {
     script.set_mood(Mood::Refuses);
     let calls = script.shared.state.lock().calls;
     reporting.tell(&[gone(2)]);
-    script.until("it is tried twice", |state| state.calls >= calls + 2).await;
+    script.until("it is tried three times", |state| state.calls >= calls + 3).await;
     script.set_mood(Mood::Takes);
     script.until_holds(&[1]).await;
     assert!(reporting.report.calls(1, 1) >= 2, "refusals are counted");

@@ -50,8 +50,8 @@ pub(crate) enum Mood {
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// (adapter, hash) to tokens and tier.
-    pub(crate) entries: BTreeMap<(String, u64), (i32, i32)>,
+    /// (adapter, hash) to tokens, tier, and the tenant who said so last.
+    pub(crate) entries: BTreeMap<(String, u64), (i32, i32, String)>,
     pub(crate) has_stats: bool,
     pub(crate) log: Vec<Said>,
     pub(crate) calls: usize,
@@ -77,13 +77,14 @@ impl State {
             Said::Update(update) => {
                 for prefix in &update.prefixes {
                     let hash = u64::from_be_bytes(prefix.prefix_hash[..].try_into().unwrap());
-                    self.entries.insert((prefix.adapter_id.clone(), hash), (prefix.token_count, prefix.tier));
+                    let said = (prefix.token_count, prefix.tier, update.tenant_id.clone());
+                    self.entries.insert((prefix.adapter_id.clone(), hash), said);
                 }
                 self.has_stats |= update.stats.is_some();
             }
             Said::Event(event) => match event.r#type() {
                 Type::AllCleared => {
-                    self.entries.clear();
+                    self.entries.retain(|_, (_, _, tenant)| *tenant != event.tenant_id);
                     self.has_stats = false;
                 }
                 Type::PrefixEvicted => {
