@@ -64,7 +64,8 @@ pub(crate) enum Command {
         echo '[1, 2, 3, 4]' | kvplane query --model llama\n  \
         kvplane query --model llama --cache-salt tenant-a prompt.json -o json\n  \
         kvplane query --model llama --multimodal image-1:3:200 prompt.json\n  \
-        kvplane query --model llama --hashes --block-size 16 hashes.txt")]
+        kvplane query --model llama --hashes --block-size 16 hashes.txt\n  \
+        kvplane query --model llama --tenant default --scheme vllm --block-size 16 prompt.json")]
     Query(QueryArgs),
     /// Report one engine to an inference-cache server, in place of its subscriber
     #[command(after_help = "Flags may have one dash, as in Go.\n\nExamples:\n  \

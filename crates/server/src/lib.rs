@@ -3,10 +3,12 @@
 //! Servers take listeners that somebody else bound, so that a taken port is known before anything starts. They never
 //! see an engine's bytes.
 
+mod callers;
 mod error;
 mod fleet;
 mod front;
 mod grpc;
+mod hints;
 mod http;
 mod publishers;
 mod query;
@@ -23,5 +25,6 @@ pub use fleet::{
 pub use front::{
     Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset,
 };
+pub use hints::{AcceptReports, HintsOptions};
 pub use republish::{BoundOutlets, OutletEndpoints, RepublishError, RepublishSpec, Republisher};
 pub use service::{Options, Service};

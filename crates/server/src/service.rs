@@ -15,6 +15,7 @@ use tracing::error;
 
 use crate::fleet::{Fleet, Parts};
 use crate::grpc;
+use crate::hints::{Hints, HintsOptions};
 use crate::http;
 use crate::readiness::Readiness;
 use crate::smg::Mergers;
@@ -28,6 +29,8 @@ pub struct Options {
     pub max_tokens: usize,
     /// After this `/readyz` says yes even if an engine was never heard.
     pub ready_deadline: Duration,
+    /// Hints for gateways.
+    pub hints: HintsOptions,
 }
 
 impl Default for Options {
@@ -36,6 +39,7 @@ impl Default for Options {
             credit: vec![Trust::Exact, Trust::Lower, Trust::Unverified],
             max_tokens: 1 << 20,
             ready_deadline: Duration::from_secs(30),
+            hints: HintsOptions::default(),
         }
     }
 }
@@ -49,6 +53,8 @@ pub(crate) struct Shared {
     pub(crate) mergers: Mergers,
     pub(crate) fleet: Parts,
     pub(crate) reports: Arc<Reports>,
+    /// Absent where no hints are given.
+    pub(crate) hints: Option<Arc<Hints>>,
     /// Other indexers that somebody told us of.
     pub(crate) peers: parking_lot::Mutex<BTreeSet<String>>,
     pub(crate) stop: CancellationToken,
@@ -65,8 +71,10 @@ impl Service {
     pub fn new(plane: Arc<Plane>, options: Options) -> Self {
         let readiness = Readiness::new(options.ready_deadline);
         let stop = CancellationToken::new();
+        let hints = options.hints.enabled.then(|| Arc::new(Hints::new(plane.clone(), options.hints.clone())));
         let shared = Arc::new(Shared {
             plane,
+            hints,
             options,
             readiness,
             mergers: Mergers::default(),
@@ -109,6 +117,9 @@ impl Service {
             stop.cancelled().await;
             ends.cancel();
         };
+        if let Some(hints) = &shared.hints {
+            tokio::spawn(hints.clone().forget_old(shared.stop.clone()));
+        }
         // Handlers that change something look at the caller's address.
         let pages = http::router(shared.clone()).into_make_service_with_connect_info::<SocketAddr>();
         let http = axum::serve(http, pages).with_graceful_shutdown(shared.stop.clone().cancelled_owned());

@@ -7,6 +7,7 @@ pub(crate) mod engines;
 mod http_client;
 mod page;
 pub(crate) mod query;
+mod query_hints;
 pub(crate) mod report;
 pub(crate) mod serve;
 pub(crate) mod sim;
@@ -77,13 +78,18 @@ const MAX_MESSAGE: usize = 256 << 20;
 
 /// A client of a running kvplane.
 pub(crate) async fn connect(url: &str) -> anyhow::Result<PlaneClient<Channel>> {
+    let channel = dial("--plane", url, "no kvplane answers", "is `kvplane serve` running?").await?;
+    Ok(PlaneClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
+}
+
+/// A connection to a gRPC server at the address that a flag gave, or what to say when there is none.
+async fn dial(flag: &str, url: &str, nobody: &str, advice: &str) -> anyhow::Result<Channel> {
     let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
     let endpoint = Endpoint::from_shared(with_scheme)
-        .map_err(|_| anyhow::anyhow!("--plane {url:?} is not an address like http://127.0.0.1:50090"))?
+        .map_err(|_| anyhow::anyhow!("{flag} {url:?} is not an address like http://127.0.0.1:50090"))?
         .connect_timeout(Duration::from_secs(5));
-    let channel = endpoint.connect().await.map_err(|error| {
+    endpoint.connect().await.map_err(|error| {
         let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-        anyhow::anyhow!("no kvplane answers at {url}: {cause}; is `kvplane serve` running?")
-    })?;
-    Ok(PlaneClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
+        anyhow::anyhow!("{nobody} at {url}: {cause}; {advice}")
+    })
 }

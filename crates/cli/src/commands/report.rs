@@ -10,7 +10,7 @@ use kvplane_ingest::{Origin, Plane, PlaneOptions};
 use kvplane_report::{
     AdapterNames, OutboxOptions, ReportSpec, ReporterOptions, Rules, ServerAddress, StatsOptions,
 };
-use kvplane_server::{EngineConfig, EnginePlan, Options, Service};
+use kvplane_server::{EngineConfig, EnginePlan, HintsOptions, Options, Service};
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
@@ -41,7 +41,9 @@ pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
     }
     let plane =
         Plane::start(Vec::new(), &PlaneOptions::default()).context("cannot start the socket threads")?;
-    let service = Service::new(plane.clone(), Options::default());
+    // It reports, and answers nobody.
+    let hints = HintsOptions { enabled: false, ..HintsOptions::default() };
+    let service = Service::new(plane.clone(), Options { hints, ..Options::default() });
     let (fleet, reports) = (service.fleet(), service.reports());
     fleet.add(vec![plan], Origin::Config).await.map_err(|error| {
         let code = if error.is_mistake() { 2 } else { 1 };

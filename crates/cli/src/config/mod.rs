@@ -1,5 +1,6 @@
 //! The configuration: one typed tree, from a file, then the environment, then flags. Nothing else reads either.
 
+mod hints;
 mod layers;
 mod report;
 mod units;
@@ -14,6 +15,7 @@ use kvplane_server::{EngineConfig, EnginePlan};
 use kvplane_stream::{Limits, OnGap};
 use serde::{Deserialize, Serialize};
 
+use hints::HintsConfig;
 pub(crate) use layers::{engine_flag, load};
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
@@ -30,6 +32,7 @@ pub(crate) struct Config {
     pub(crate) query: QueryConfig,
     pub(crate) trust: TrustConfig,
     pub(crate) members: MembersConfig,
+    pub(crate) hints: HintsConfig,
     pub(crate) engine: Vec<EngineConfig>,
     pub(crate) report: Vec<ReportConfig>,
 }
@@ -183,6 +186,7 @@ impl Default for MembersConfig {
 impl Config {
     /// The engines. Finds every mistake that can be found without touching the network.
     pub(crate) fn plans(&self) -> anyhow::Result<Vec<EnginePlan>> {
+        self.hints.check()?;
         let mut plans: Vec<EnginePlan> = Vec::new();
         for (at, engine) in self.engine.iter().enumerate() {
             let plan = engine.clone().plan().with_context(|| format!("engine[{at}] ({:?})", engine.id))?;
@@ -246,6 +250,7 @@ impl Config {
             credit: credit.collect(),
             max_tokens: self.query.max_tokens,
             ready_deadline: self.follow.ready_deadline.0,
+            hints: self.hints.options(),
         }
     }
 }

@@ -13,11 +13,13 @@ use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangSched
 use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedSchedulerServer;
 use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmServiceServer;
 use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngineServer;
+use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCacheServer;
 use kvplane_proto::kvplane::v1::server::plane_server::PlaneServer;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
 use tracing::error;
 
+use crate::hints::{self, Bounded, HintsService};
 use crate::service::Shared;
 use crate::smg::{SmgService, SubscribeTo};
 
@@ -27,7 +29,18 @@ const MAX_MESSAGE: usize = 64 << 20;
 /// All services on one port.
 pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     let (health, health_service) = tonic_health::server::health_reporter();
-    tokio::spawn(async move { health.set_serving::<PlaneServer<plane::PlaneService>>().await });
+    let hints = shared.hints.clone();
+    let gives_hints = hints.is_some();
+    tokio::spawn(async move {
+        health.set_serving::<PlaneServer<plane::PlaneService>>().await;
+        if gives_hints {
+            health.set_serving::<InferenceCacheServer<HintsService>>().await;
+        }
+    });
+    let hints = hints.map(|hints| {
+        let service = InferenceCacheServer::new(HintsService::new(shared.clone(), hints.clone()));
+        Bounded::new(service.max_decoding_message_size(hints::MAX_MESSAGE), hints)
+    });
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(kvplane_proto::DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -43,6 +56,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         .add_service(
             PlaneServer::new(plane::PlaneService::new(shared.clone())).max_decoding_message_size(MAX_MESSAGE),
         )
+        .add_optional_service(hints)
         .add_service(VllmEngineServer::new(smg.clone()))
         .add_service(SglangSchedulerServer::new(smg.clone()))
         .add_service(TokenSpeedSchedulerServer::new(smg.clone()))

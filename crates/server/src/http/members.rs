@@ -15,6 +15,7 @@ use kvplane_ingest::Origin;
 use serde_json::{Value, json};
 
 use super::status;
+use crate::callers::on_this_machine;
 use crate::error::ApiError;
 use crate::fleet::{EngineConfig, Fleet, FleetError};
 use crate::service::Shared;
@@ -33,15 +34,18 @@ pub(super) fn changing(route: MethodRouter<Arc<Shared>>) -> MethodRouter<Arc<Sha
     route.layer(DefaultBodyLimit::max(MAX_BODY)).layer(from_fn(loopback_only))
 }
 
-/// Lets pass who connected from this machine. It is the connection's other end that counts: a listener on all addresses
-/// has callers from everywhere.
+/// Lets pass who connected from this machine.
 async fn loopback_only(request: Request, next: Next) -> Response {
-    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| *peer);
-    if peer.is_some_and(|peer| peer.ip().to_canonical().is_loopback()) {
+    if on_this_machine(peer(&request)) {
         return next.run(request).await;
     }
     let message = "engines are changed from this machine only: connect over loopback";
     ApiError(PublicError::new(ErrorCode::Forbidden, message)).into_response()
+}
+
+/// Where a request came from.
+pub(super) fn peer(request: &Request) -> Option<SocketAddr> {
+    request.extensions().get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| *peer)
 }
 
 async fn list(State(shared): State<Arc<Shared>>) -> Json<Value> {

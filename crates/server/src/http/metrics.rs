@@ -15,7 +15,9 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::front::FrontCounters;
+use crate::hints::Hints;
 
+use super::hints_metrics::HintMetrics;
 use super::index_metrics::Indexes;
 use super::link_metrics::Links;
 use super::report_metrics::ReportMetrics;
@@ -38,6 +40,7 @@ pub(super) fn page(
     plane: &Plane,
     fronts: &[(String, Arc<FrontCounters>)],
     reports: &Reports,
+    hints: Option<Arc<Hints>>,
 ) -> Result<String, Error> {
     let engines = plane.engines();
     let rows = engines.iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
@@ -49,6 +52,9 @@ pub(super) fn page(
     let (stats, refused) = (plane.catalog().stats(), plane.catalog().refused());
     registry.register_collector(Box::new(Indexes { stats, refused }));
     registry.register_collector(Box::new(ReportMetrics::of(reports)));
+    if let Some(hints) = hints {
+        registry.register_collector(Box::new(HintMetrics::of(hints)));
+    }
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
     Ok(page)

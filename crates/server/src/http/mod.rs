@@ -1,6 +1,8 @@
 //! The HTTP server.
 
 mod fields;
+mod hints;
+mod hints_metrics;
 mod index_metrics;
 mod indexer;
 mod keys;
@@ -8,6 +10,8 @@ mod link_metrics;
 mod members;
 mod metrics;
 mod peer_query;
+mod policy;
+mod probe;
 mod query;
 mod recover;
 mod report_metrics;
@@ -38,7 +42,8 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/kv_recover", get(recover::kv_recover))
         .route("/dump", get(peer_query::dump))
         .merge(members::routes())
-        .merge(indexer::routes());
+        .merge(indexer::routes())
+        .merge(shared.hints.clone().map(hints::routes).unwrap_or_default());
     serving(more, shared)
 }
 
@@ -81,10 +86,10 @@ async fn readyz(State(shared): State<Arc<Shared>>, Query(query): Query<ReadyQuer
 }
 
 async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, ApiError> {
-    let page =
-        metrics::page(&shared.plane, &shared.fleet.fronts.counters(), &shared.reports).map_err(|error| {
-            ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
-        })?;
+    let (fronts, hints) = (shared.fleet.fronts.counters(), shared.hints.clone());
+    let page = metrics::page(&shared.plane, &fronts, &shared.reports, hints).map_err(|error| {
+        ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
+    })?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], page).into_response())
 }
