@@ -10,19 +10,13 @@ import grpc
 import pytest
 
 from harness.inference_cache.index import fingerprints
-from harness.inference_cache.truth import truth
+from harness.inference_cache.truth import load, truth
 from harness.plane import http
 from harness.wait import eventually
 from harness.wire import NEWEST
 
 WHOSE = ("t", "m", "r")
 _markers = itertools.count(50_000)
-
-
-def load(sim, prompts, seed):
-    """Prompts with common beginnings, on a cache that is too small for all of them."""
-    for at in range(prompts):
-        sim.complete([seed + at % 3] * 48 + [seed * 31 + at] * 40, 8)
 
 
 def restart(sim, server):
