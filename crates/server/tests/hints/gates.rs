@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use kvplane_hints::{Policy, RESERVED_TENANT, Strategy};
 use kvplane_proto::inferencecache as proto;
+use prost::Message as _;
 
 use crate::talk::{Hints, ask, bytes, chain, entries, event, exact, now_us, update};
 
@@ -283,4 +286,35 @@ async fn tenants_models_schemes_and_adapters_do_not_see_each_other() {
     hints.publish(event(proto::cache_event::Type::AllCleared, "elsewhere", None)).await;
     let other = Request { tenant_id: "other".to_owned(), ..chain(&HELD) };
     assert_eq!(hints.route(other).await, ("PREFIX_MATCH".to_owned(), own(&["elsewhere"])));
+}
+
+/// The reason code that a caller gets who sends this header, whatever its library would make of it.
+async fn reason_within(hints: &Hints, timeout: &str, request: &Request) -> String {
+    let socket = tokio::net::TcpStream::connect(hints.rig.grpc).await.unwrap();
+    let (mut send, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(socket)).await.unwrap();
+    tokio::spawn(connection);
+    let message = request.encode_to_vec();
+    let mut body = vec![0];
+    body.extend((message.len() as u32).to_be_bytes());
+    body.extend(message);
+    let call = http::Request::post(format!(
+        "http://{}/inferencecache.v1alpha1.InferenceCache/LookupRoute",
+        hints.rig.grpc
+    ))
+    .header("content-type", "application/grpc")
+    .header("te", "trailers")
+    .header("grpc-timeout", timeout)
+    .body(Full::<bytes::Bytes>::from(body));
+    let response = send.send_request(call.unwrap()).await.unwrap();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    proto::LookupRouteResponse::decode(&body[5..]).unwrap().reason_code
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_callers_time_counts_too() {
+    let mut hints = Hints::serve().await;
+    hints.hold("a", &HELD).await;
+    assert_eq!(reason_within(&hints, "1n", &chain(&HELD)).await, "TIMEOUT");
+    assert_eq!(reason_within(&hints, "20S", &chain(&HELD)).await, "PREFIX_MATCH");
 }

@@ -5,6 +5,7 @@
 mod bounds;
 mod events;
 mod gates;
+mod heard;
 mod pages;
 #[allow(dead_code, reason = "most of it is the fault matrix's")]
 #[path = "../faults/rig.rs"]

@@ -27,6 +27,11 @@ impl Hints {
         let mut options = Options::default();
         change(&mut options.hints);
         let rig = Rig::serving(Vec::new(), PlaneOptions::default(), options).await;
+        Self::of(rig).await
+    }
+
+    /// A client of what is served.
+    pub async fn of(rig: Rig) -> Self {
         let client = InferenceCacheClient::connect(format!("http://{}", rig.grpc)).await.unwrap();
         Self { rig, client }
     }
