@@ -101,6 +101,8 @@ counted! {
         TooManyEntries = "too_many_entries",
         /// Too many reports at the same time.
         TooManyReports = "too_many_reports",
+        /// A report stream on which nothing came for too long.
+        SilentReport = "silent_report",
         /// Too many names, or one that is too long.
         Names = "names",
         /// Too many listeners.

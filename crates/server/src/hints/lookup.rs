@@ -19,6 +19,8 @@ const MAX_BLOCKS: usize = MAX_TOKENS / 8;
 const TOKENS_AT_ONCE: usize = 128 << 10;
 /// Blocks that are looked up on a thread that serves others.
 const BLOCKS_AT_ONCE: usize = 8 << 10;
+/// A long lookup of a caller with all the time in the world waits this long for its turn.
+const LONGEST_QUEUE: Duration = Duration::from_secs(5);
 /// What a thread keeps for the next lookup.
 const KEEP_BLOCKS: usize = 8 << 10;
 
@@ -37,17 +39,14 @@ pub(super) async fn route(
     let started = Instant::now();
     let policies = hints.book.policies();
     let timeouts = [timeout, policies.of(&request.tenant_id).lookup_timeout];
-    let deadline = timeouts.into_iter().flatten().min().map(|timeout| started + timeout);
+    let deadline = timeouts.into_iter().flatten().min().and_then(|timeout| started.checked_add(timeout));
     if request.tenant_id != RESERVED_TENANT {
         hints.engines_are_heard(deadline).await;
     }
     let long = request.token_ids.len() > TOKENS_AT_ONCE || request.block_hashes.len() > BLOCKS_AT_ONCE;
     let request = Arc::new(request);
     let (verdict, unusable) = if long {
-        let (hints, request) = (hints.clone(), request.clone());
-        let done = tokio::task::spawn_blocking(move || answer(&hints, &request, deadline)).await;
-        // It does not fail unless the process ends.
-        done.unwrap_or_else(|_| (Verdict::nobody(ReasonCode::NoHint), None))
+        look_aside(hints, request.clone(), deadline).await
     } else {
         answer(hints, &request, deadline)
     };
@@ -64,6 +63,24 @@ pub(super) async fn route(
         adapter_id: request.adapter_id.clone(),
     };
     Answer { response, unusable }
+}
+
+/// A long lookup, on a thread that serves nobody. Few at a time: what else needs such threads is not shut out by a flood.
+async fn look_aside(
+    hints: &Arc<Hints>,
+    request: Arc<proto::LookupRouteRequest>,
+    deadline: Option<Instant>,
+) -> (Verdict, Option<Unusable>) {
+    let until = deadline.unwrap_or_else(|| Instant::now() + LONGEST_QUEUE);
+    let permit = tokio::time::timeout_at(until.into(), hints.long_lookups.clone().acquire_owned()).await;
+    let Ok(Ok(permit)) = permit else { return (Verdict::nobody(ReasonCode::Timeout), None) };
+    let hints = hints.clone();
+    let done = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        answer(&hints, &request, deadline)
+    });
+    // It does not fail unless the process ends.
+    done.await.unwrap_or_else(|_| (Verdict::nobody(ReasonCode::NoHint), None))
 }
 
 fn replica_score(score: &Score) -> proto::ReplicaScore {
@@ -149,7 +166,7 @@ fn input<'a>(request: &'a proto::LookupRouteRequest, policy: &Policy) -> Input<'
     if block_hashes.len() != block_token_counts.len() {
         return Input::Unusable(Unusable::UnequalArrays);
     }
-    if block_hashes.len() > MAX_BLOCKS || token_ids.len() > MAX_TOKENS {
+    if block_hashes.len() > MAX_BLOCKS {
         return Input::Unusable(Unusable::TooLong);
     }
     if !block_hashes.is_empty() {
@@ -157,6 +174,9 @@ fn input<'a>(request: &'a proto::LookupRouteRequest, policy: &Policy) -> Input<'
     }
     if !prefix_hash.is_empty() {
         return exact();
+    }
+    if token_ids.len() > MAX_TOKENS {
+        return Input::Unusable(Unusable::TooLong);
     }
     if !token_ids.is_empty() {
         return Input::Tokens(token_ids);

@@ -49,6 +49,8 @@ use heard::Heard;
 pub(crate) const MAX_MESSAGE: usize = 4 << 20;
 /// Report streams at the same time. Peers open one per flush, for milliseconds.
 const MAX_REPORT_STREAMS: usize = 1024;
+/// Long lookups at the same time, on threads that expiry and feeds need too.
+const MAX_LONG_LOOKUPS: usize = 4;
 /// Old entries are looked for at least so often.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// … and at most so often, however short they live: lookups do not see them meanwhile.
@@ -64,6 +66,7 @@ pub(crate) struct Hints {
     heard: Heard,
     events: Arc<Events>,
     report_streams: Arc<Semaphore>,
+    long_lookups: Arc<Semaphore>,
 }
 
 impl Hints {
@@ -79,6 +82,7 @@ impl Hints {
             heard: Heard::default(),
             events,
             report_streams: Arc::new(Semaphore::new(MAX_REPORT_STREAMS)),
+            long_lookups: Arc::new(Semaphore::new(MAX_LONG_LOOKUPS)),
         }
     }
 

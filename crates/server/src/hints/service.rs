@@ -8,6 +8,7 @@ use futures::stream::{self, BoxStream};
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::Stats;
 use kvplane_proto::inferencecache as proto;
+use kvplane_proto::inferencecache::cache_event::Type as CacheEventType;
 use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCache;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
@@ -20,6 +21,9 @@ use crate::service::Shared;
 
 /// Where a response says why a lookup could not be used.
 const REASON: &str = "kvplane-reason";
+
+/// A report stream that says nothing for so long is ended: others may want its place.
+const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 
 /// The service.
 #[derive(Debug, Clone)]
@@ -43,16 +47,16 @@ fn not_here(what: &str) -> Status {
     Status::unimplemented(format!("kvplane {what}"))
 }
 
-/// How long the caller waits, as its headers say; nonsense is as long as it takes.
+/// How long the caller waits, as its headers say; nonsense is as long as it takes. Eight digits are as many as gRPC has, so nothing
+/// overflows that is added to it.
 fn timeout(metadata: &MetadataMap) -> Option<Duration> {
     let told = metadata.get("grpc-timeout")?.to_str().ok()?;
     let (number, unit) = told.split_at_checked(told.len().checked_sub(1)?)?;
-    let number: u64 = number.parse().ok()?;
-    let times = |seconds: u64| number.checked_mul(seconds).map(Duration::from_secs);
+    let number: u64 = number.parse().ok().filter(|_| number.len() <= 8)?;
     match unit {
-        "H" => times(3600),
-        "M" => times(60),
-        "S" => times(1),
+        "H" => Some(Duration::from_hours(number)),
+        "M" => Some(Duration::from_mins(number)),
+        "S" => Some(Duration::from_secs(number)),
         "m" => Some(Duration::from_millis(number)),
         "u" => Some(Duration::from_micros(number)),
         "n" => Some(Duration::from_nanos(number)),
@@ -98,9 +102,15 @@ impl InferenceCache for HintsService {
         };
         let mut updates = request.into_inner();
         let stop = self.shared.stop.clone();
-        while let Some(update) =
-            stop.run_until_cancelled(updates.message()).await.ok_or_else(shutting_down)??
-        {
+        loop {
+            let update = tokio::time::timeout(LONGEST_SILENCE, updates.message());
+            let update = stop.run_until_cancelled(update).await.ok_or_else(shutting_down)?;
+            let Ok(update) = update else {
+                counters.refused.count(Refusal::SilentReport);
+                let message = format!("nothing came for {} s: report again", LONGEST_SILENCE.as_secs());
+                return Err(ApiError(PublicError::new(ErrorCode::LimitReached, message)).into());
+            };
+            let Some(update) = update? else { break };
             reports::take_update(book, counters, update, now_us()).await.map_err(ApiError)?;
         }
         Ok(accepted())
@@ -112,7 +122,14 @@ impl InferenceCache for HintsService {
     ) -> Result<Response<proto::Ack>, Status> {
         self.hints.check_writer(request.remote_addr()).map_err(ApiError)?;
         self.hints.listen_to_engines();
-        reports::take_event(&self.hints.book, &self.hints.counters, request.get_ref(), now_us());
+        let (hints, event) = (self.hints.clone(), request.into_inner());
+        if event.r#type == CacheEventType::AllCleared as i32 {
+            // As much as the replica held: not on a thread that serves others.
+            let clear = move || reports::take_event(&hints.book, &hints.counters, &event, now_us());
+            tokio::task::spawn_blocking(clear).await.map_err(|_| shutting_down())?;
+        } else {
+            reports::take_event(&hints.book, &hints.counters, &event, now_us());
+        }
         Ok(accepted())
     }
 
@@ -194,7 +211,8 @@ mod tests {
         assert_eq!(told("2H"), Some(Duration::from_hours(2)));
         assert_eq!(told("1n"), Some(Duration::from_nanos(1)));
         assert_eq!(told("250m"), Some(Duration::from_millis(250)));
-        for nonsense in ["", "5", "S", "-1S", "1x", "99999999999999999999S"] {
+        assert_eq!(told("99999999H"), Some(Duration::from_hours(99_999_999)));
+        for nonsense in ["", "5", "S", "-1S", "1x", "9223372036854775807S", "99999999999999999999S"] {
             assert_eq!(told(nonsense), None, "{nonsense}");
         }
         assert_eq!(timeout(&MetadataMap::new()), None);

@@ -55,7 +55,9 @@ async fn policy_page(State(hints): State<Arc<Hints>>, request: Request) -> Resul
     let told: policy::PolicySnapshot = read(request, MAX_POLICY).await?;
     let policies = told.policies(&hints.options.policies.default)?;
     let (tenants, quotas) = (policies.by_tenant.len(), policies.quotas.len());
-    hints.book.set_policies(policies);
+    // What entries were asked for so far may have to be forgotten, one by one.
+    let replaced = tokio::task::spawn_blocking(move || hints.book.set_policies(policies)).await;
+    replaced.map_err(|_| PublicError::new(ErrorCode::Internal, "the policies could not be replaced"))?;
     tracing::info!(tenants, quotas, "policies for hints replaced");
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,4 +1,5 @@
-//! `/policy`: how tenants are treated, told whole. What is not in it is as configured.
+//! `/policy`: how tenants are treated, told whole. Tenants that are not in it are treated as configured; of those that are, a minimum or
+//! timeout that is not told is none, as the peer's form has it, and everything else is as configured.
 
 use std::collections::HashMap;
 use std::time::Duration;
