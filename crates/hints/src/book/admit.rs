@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::census::{Limits, Refused, Whose};
 use super::known::Known;
-use super::names::{Model, Place, Replica, Tenant};
+use super::names::{Ghost, Model, Place, Replica, Tenant};
 use super::table::Table;
 
 impl Known {
@@ -59,7 +59,7 @@ impl Known {
             told: None,
             last_event_us: 0,
             heard: false,
-            ghost: false,
+            ghost: None,
             places: BTreeMap::new(),
             filing: BTreeMap::new(),
         });
@@ -133,9 +133,11 @@ impl Known {
     }
 
     /// From now on nobody finds the replica by its name, nor is it matched. Its cells go with [`Self::drain`].
-    pub(super) fn detach(&mut self, replica: u32) {
+    pub(super) fn detach(&mut self, replica: u32) -> Ghost {
+        self.ghosts += 1;
         let owner = &mut self.replicas[replica];
-        owner.ghost = true;
+        let ghost = Ghost { replica, nth: self.ghosts, entries: owner.entries() };
+        owner.ghost = Some(ghost.nth);
         owner.told = None;
         let model = &mut self.models[owner.model];
         model.replicas.remove(&owner.name);
@@ -144,6 +146,7 @@ impl Known {
         for place in places {
             self.leave_scope(replica, place);
         }
+        ghost
     }
 
     /// Forgets a replica of which nothing is left, and its model and tenant if it was the last.
@@ -154,7 +157,7 @@ impl Known {
         let Some(Replica { tenant, model, name, ghost, .. }) = self.replicas.remove(replica) else { return };
         self.letters -= name.len();
         let of = &mut self.models[model];
-        if ghost {
+        if ghost.is_some() {
             of.ghosts -= 1;
         } else {
             of.replicas.remove(&name);

@@ -180,8 +180,8 @@ impl Known {
     pub(super) fn refile_by_time(&mut self, tenant: u32, steps: usize) -> Progress {
         for _ in 0..steps {
             // By hits first: what has any is last.
-            let last = self.tenants.get(tenant).and_then(|tenant| tenant.order.last().copied());
-            let Some(filed) = last.filter(|(rank, ..)| rank.hits > 0) else {
+            let Some(of) = self.tenants.get(tenant) else { return Progress::Done };
+            let Some(filed) = of.order.last().copied().filter(|(rank, ..)| rank.hits > 0) else {
                 self.tenants[tenant].by_hits = false;
                 return Progress::Done;
             };

@@ -44,12 +44,12 @@ impl Book {
     /// Nothing of a heard engine is left but its statistics.
     fn start_over(&self, known: &mut RwLockWriteGuard<'_, Known>, whose: Whose<'_>, replica: u32) {
         let told = known.replicas[replica].told;
-        self.detach(known, whose, replica);
+        let ghost = self.detach(known, whose, replica);
         if let Ok(again) = known.admit(whose, None) {
             known.replicas[again].heard = true;
             known.replicas[again].told = told;
         }
-        Self::drain(known, replica);
+        Self::drain(known, &ghost);
     }
 
     fn note(

@@ -40,6 +40,8 @@ pub(super) struct Known {
     pub(super) reported: usize,
     /// Pairs of a scheme and a replica in its scope.
     pub(super) scoped: usize,
+    /// Replicas that were ever forgotten.
+    pub(super) ghosts: u64,
     pub(super) drops: Drops,
     pub(super) buckets: usize,
     /// Keys that all buckets have room for.
@@ -64,6 +66,7 @@ impl Known {
             order: BTreeSet::new(),
             reported: 0,
             scoped: 0,
+            ghosts: 0,
             drops: Drops::default(),
             buckets: 0,
             filed_room: 0,
@@ -179,7 +182,7 @@ impl Known {
             *held -= 1;
             if *held == 0 {
                 owner.places.remove(&place);
-                if !owner.ghost {
+                if owner.ghost.is_none() {
                     self.leave_scope(replica, place);
                 }
             }

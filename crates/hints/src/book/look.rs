@@ -89,7 +89,7 @@ impl<'a> View<'a> {
     }
 
     fn counts(&self, who: u32, seen: Seen) -> bool {
-        seen >= self.valid_from && !self.known.replicas[who].ghost
+        seen >= self.valid_from && self.known.replicas[who].ghost.is_none()
     }
 
     fn holders(&self, hash: &PrefixHash) -> Holders<'a> {

@@ -37,7 +37,7 @@ use self::cells::{Cell, Seen};
 use self::census::Told;
 use self::known::{Known, Listener};
 use self::look::View;
-use self::names::Tenant;
+use self::names::{Ghost, Tenant};
 use self::sweep::Progress;
 use crate::RESERVED_TENANT;
 use crate::decide;
@@ -208,25 +208,21 @@ impl Book {
         let Some(replica) = known.find(whose).filter(|replica| !known.replicas[*replica].heard) else {
             return 0;
         };
-        self.detach(&mut known, whose, replica);
-        Self::drain(&mut known, replica)
+        let ghost = self.detach(&mut known, whose, replica);
+        Self::drain(&mut known, &ghost);
+        ghost.entries
     }
 
-    fn detach(&self, known: &mut Known, whose: Whose<'_>, replica: u32) {
-        known.detach(replica);
+    fn detach(&self, known: &mut Known, whose: Whose<'_>, replica: u32) -> Ghost {
+        let ghost = known.detach(replica);
         if let Some(listener) = self.listener() {
             listener.happened(whose, Happened::Cleared);
         }
+        ghost
     }
 
-    fn drain(known: &mut RwLockWriteGuard<'_, Known>, ghost: u32) -> usize {
-        let mut drained = 0;
-        loop {
-            let (taken, progress) = known.drain(ghost, AT_ONCE);
-            drained += taken;
-            if progress == Progress::Done {
-                return drained;
-            }
+    fn drain(known: &mut RwLockWriteGuard<'_, Known>, ghost: &Ghost) {
+        while known.drain(ghost, AT_ONCE) == Progress::More {
             RwLockWriteGuard::bump(known);
         }
     }
@@ -261,8 +257,8 @@ impl Book {
     pub fn forget(&self, whose: Whose<'_>) {
         let mut known = self.known.write();
         if let Some(replica) = known.find(whose) {
-            self.detach(&mut known, whose, replica);
-            Self::drain(&mut known, replica);
+            let ghost = self.detach(&mut known, whose, replica);
+            Self::drain(&mut known, &ghost);
         }
     }
 

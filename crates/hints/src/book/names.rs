@@ -139,12 +139,24 @@ pub(super) struct Replica {
     pub(super) told: Option<Told>,
     pub(super) last_event_us: i64,
     pub(super) heard: bool,
-    /// It is forgotten: nobody finds it by name, its cells are not matched, and they are about to go.
-    pub(super) ghost: bool,
+    /// It is forgotten: nobody finds it by name, its cells are not matched, and they are about to go. No two ghosts have the
+    /// same number here.
+    pub(super) ghost: Option<u64>,
     /// Where it holds how many.
     pub(super) places: BTreeMap<u32, usize>,
     /// What it holds, by when it is dropped.
     pub(super) filing: BTreeMap<(Rank, u32), Bucket>,
+}
+
+/// A replica that is being forgotten. Its number may be somebody else's by now: others take its cells too, while nobody holds
+/// the lock for it.
+#[derive(Debug)]
+pub(super) struct Ghost {
+    pub(super) replica: u32,
+    /// As in [`Replica::ghost`].
+    pub(super) nth: u64,
+    /// What it held.
+    pub(super) entries: usize,
 }
 
 impl Replica {
@@ -154,6 +166,6 @@ impl Replica {
 
     /// Nothing is left to remember.
     pub(super) fn is_idle(&self) -> bool {
-        self.places.is_empty() && (self.ghost || (self.told.is_none() && !self.heard))
+        self.places.is_empty() && (self.ghost.is_some() || (self.told.is_none() && !self.heard))
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::census::{Dropped, Limits, Told};
 use super::filing::{Filed, Rank};
 use super::known::{Known, Listener};
+use super::names::Ghost;
 use crate::policy::{Eviction, Policies};
 
 /// Drops are told apart by tenant for so many tenants; what others lose is counted under [`OTHERS`]. Tenants come and go,
@@ -114,7 +115,7 @@ impl Known {
         algorithm: Eviction,
         listener: Listener<'_>,
     ) {
-        if !self.replicas[replica].ghost {
+        if self.replicas[replica].ghost.is_none() {
             self.tell(listener, replica, place, key, false);
             self.drops.count(&self.tenants[self.replicas[replica].tenant].name, reason, algorithm);
         }
@@ -192,22 +193,22 @@ impl Known {
         }
     }
 
-    /// Takes away what a forgotten replica held, no more than `steps` cells.
-    pub(super) fn drain(&mut self, ghost: u32, steps: usize) -> (usize, Progress) {
-        let mut taken = 0;
+    /// Takes away what is left of a forgotten replica, no more than `steps` cells.
+    pub(super) fn drain(&mut self, ghost: &Ghost, steps: usize) -> Progress {
+        let Ghost { replica, nth, .. } = *ghost;
         for _ in 0..steps {
-            let Some((rank, place)) =
-                self.replicas.get(ghost).and_then(|replica| replica.filing.keys().next().copied())
-            else {
-                self.settle(ghost);
-                return (taken, Progress::Done);
+            let owner = self.replicas.get(replica).filter(|owner| owner.ghost == Some(nth));
+            let Some(owner) = owner else { return Progress::Done };
+            let Some((rank, place)) = owner.filing.keys().next().copied() else {
+                self.settle(replica);
+                return Progress::Done;
             };
-            if let Some(key) = self.pop((rank, ghost, place))
-                && self.is_filed((rank, ghost, place), key)
+            if let Some(key) = self.pop((rank, replica, place))
+                && self.is_filed((rank, replica, place), key)
             {
-                taken += usize::from(self.take(ghost, place, key).is_some());
+                self.take(replica, place, key);
             }
         }
-        (taken, Progress::More)
+        Progress::More
     }
 }

@@ -111,3 +111,57 @@ fn in_the_end_all_is_as_if_they_had_come_one_by_one() {
     }
     assert_eq!(book.census(), oracle.census());
 }
+
+/// Whoever is cleared is a ghost for a while. Others take its cells too, where the cap makes them, and a new name takes its
+/// number once all are gone: it must not be taken for the ghost.
+#[test]
+fn a_clear_takes_nothing_of_those_that_come_after() {
+    const ROUNDS: u64 = 100;
+    const KEPT: u64 = 4;
+    // What is kept is younger than the rest and fits: the cap never takes any of it.
+    let limits = Limits { max_entries: (WRITERS * ROUNDS * KEPT) as usize, ..Limits::default() };
+    let book = Book::new(limits.clone(), Policies::default(), None);
+    let kept = |writer: u64, number: u64| (format!("kept-{writer}-{number}"), entries(0..KEPT));
+    thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let book = &book;
+            scope.spawn(move || {
+                for number in 0..ROUNDS {
+                    let passing = format!("passing-{writer}-{number}");
+                    book.told(&passing, NOW - MINUTE, &entries(0..BLOCKS));
+                    book.clear(whose(&passing));
+                    let (replica, entries) = kept(writer, number);
+                    book.told(&replica, NOW, &entries);
+                }
+            });
+        }
+    });
+    let mut oracle = Oracle::new(limits, Policies::default());
+    for (writer, number) in (0..WRITERS).flat_map(|writer| (0..ROUNDS).map(move |number| (writer, number))) {
+        let (replica, entries) = kept(writer, number);
+        oracle.report(whose(&replica), "s", NOW, &entries, &book);
+    }
+    assert_eq!(book.census(), oracle.census());
+    book.known.read().assert_counts();
+}
+
+/// The same, step by step.
+#[test]
+fn a_ghost_is_not_mistaken_for_whoever_has_its_number_next() {
+    let book = book(Policy::default());
+    book.told("old", NOW - MINUTE, &entries(0..BLOCKS));
+    let mut known = book.known.write();
+    let number = known.find(whose("old")).unwrap();
+    let ghost = known.detach(number);
+    assert_eq!(known.drain(&ghost, 10), Progress::More);
+    let limits = Limits { max_entries: 0, ..Limits::default() };
+    while known.keep_within(None, &limits, &Policies::default(), AT_ONCE, None) == Progress::More {}
+    drop(known);
+    book.told("new", NOW, &entries(0..BLOCKS));
+    let mut known = book.known.write();
+    assert_eq!(known.find(whose("new")), Some(number), "it has the same number");
+    assert_eq!(known.drain(&ghost, 10), Progress::Done);
+    drop(known);
+    assert_eq!(book.census().models[0].entries, BLOCKS as usize);
+    assert_eq!(book.known.read().drops.all(), [], "what a ghost loses is not dropped: it was cleared");
+}
