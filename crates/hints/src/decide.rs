@@ -162,11 +162,13 @@ fn scored<K: Knowledge>(
     ttft_ms: i32,
     minimum_matched_tokens: u32,
 ) -> Vec<(Score, (K::Who, usize))> {
-    candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.matched_tokens));
+    // Runs of a chain by their blocks, which may have no tokens; exact matches, one entry each, by their tokens.
+    let reach = |candidate: &Candidate<K::Who>| (candidate.depth, candidate.matched_tokens);
+    candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(reach(candidate)));
     let in_scope = known.replicas();
     let mut scores = Vec::with_capacity(candidates.len());
     let mut deeper = 0;
-    for equals in candidates.chunk_by(|a, b| a.matched_tokens == b.matched_tokens) {
+    for equals in candidates.chunk_by(|a, b| reach(a) == reach(b)) {
         if equals[0].matched_tokens < minimum_matched_tokens {
             break;
         }
@@ -178,7 +180,7 @@ fn scored<K: Knowledge>(
             let fits = freshness * room(candidate.pressure) * urgency(ttft_ms, freshness);
             let score = Score {
                 replica: known.name(candidate.who).clone(),
-                score: candidate.matched_tokens as f32 * fits * distinction,
+                score: finite(candidate.matched_tokens as f32 * fits * distinction),
                 matched_tokens: candidate.matched_tokens,
                 freshness,
                 tier: Some(candidate.tier),
@@ -190,9 +192,14 @@ fn scored<K: Knowledge>(
     scores
 }
 
-/// What a busy replica has left.
+/// What a busy replica has left; more than 1 if it says that it is less busy than possible.
 fn room(pressure: f32) -> f32 {
-    (1.0 - pressure).clamp(0.0, 1.0)
+    (1.0 - pressure).max(0.0)
+}
+
+/// A product of numbers that replicas tell may be beyond all bounds. Where another factor is 0, all is 0.
+fn finite(score: f32) -> f32 {
+    if score.is_nan() { 0.0 } else { score.min(f32::MAX) }
 }
 
 /// Whoever is in a hurry values what is fresh.
@@ -203,7 +210,7 @@ fn urgency(ttft_ms: i32, freshness: f32) -> f32 {
 fn hot(known: &impl Knowledge, ttft_ms: i32) -> Vec<Score> {
     let score = |Warm { replica, hit_rate, pressure, freshness }| Score {
         replica,
-        score: hit_rate * freshness * room(pressure) * urgency(ttft_ms, freshness),
+        score: finite(hit_rate * freshness * room(pressure) * urgency(ttft_ms, freshness)),
         matched_tokens: 0,
         freshness: hit_rate,
         tier: None,

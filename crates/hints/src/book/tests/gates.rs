@@ -251,7 +251,8 @@ fn scores_are_the_product_of_what_counts() {
     assert_eq!(score(30, 0.0, 0), None, "too old to be matched");
     assert_eq!(score(0, 0.25, 0), Some(24.0), "busy");
     assert_eq!(score(0, 1.5, 0), Some(0.0), "busier than possible");
-    assert_eq!(score(0, -1.0, 0), Some(32.0), "and less busy than possible");
+    assert_eq!(score(0, -1.0, 0), Some(64.0), "and less busy than possible");
+    assert_eq!(score(0, f32::MIN, 199), Some(f32::MAX), "a number all the same");
     assert_eq!(score(0, f32::NAN, 0), Some(32.0), "no number is 0");
     assert_eq!(score(0, f32::INFINITY, 0), Some(32.0), "no number is 0");
     assert_eq!(score(0, 0.0, 199), Some(64.0), "urgent");
@@ -288,6 +289,31 @@ fn the_oldest_and_the_coldest_of_a_run_count() {
     assert_eq!((best.freshness, best.tier), (1.0, Some(CacheTier::T1)));
     book.told("r0", NOW, &[Entry { tier: CacheTier::from_wire(-7), ..entry(2, 32) }]);
     assert_eq!(book.ask_chain(1..9).scores[0].tier.unwrap().to_wire(), 0, "coldest of all, told as none");
+}
+
+#[test]
+fn runs_are_told_apart_by_their_blocks_even_if_those_have_no_tokens() {
+    let book = book(open());
+    book.told("r0", NOW, &entries(1..4));
+    book.told("r1", NOW, &entries(1..3));
+    book.told("r2", NOW, &entries(1..2));
+    book.told("r3", NOW, &entries(50..51));
+    let hashes = hashes(1..4);
+    let verdict = book.ask(Asked::Chain { hashes: &hashes, counts: &[16, 0, 0] });
+    let scores: Vec<(&str, f32)> =
+        verdict.scores.iter().map(|score| (&*score.replica, score.score)).collect();
+    assert_eq!(scores, [("r0", 12.0), ("r1", 8.0), ("r2", 4.0)]);
+}
+
+#[test]
+fn a_score_without_bounds_is_still_nothing_for_what_everybody_holds() {
+    let book = book(open());
+    for replica in ["r0", "r1"] {
+        book.told(replica, NOW, &entries(1..2));
+        book.set_stats(whose(replica), Stats { pressure: f32::MIN, ..Stats::default() }, NOW).unwrap();
+    }
+    let verdict = book.ask_chain(1..2);
+    assert!(verdict.scores.iter().all(|score| score.score == 0.0), "{verdict:?}");
 }
 
 #[test]
