@@ -69,16 +69,17 @@ pub(crate) struct Warm {
     pub(crate) freshness: f32,
 }
 
-/// An answer, and what it was made from.
+/// What was found.
 pub(crate) struct Decision<Who> {
-    pub(crate) verdict: Verdict,
+    /// The answer; `None` where nobody matches well enough, so that [`affinity`] has the last word.
+    pub(crate) verdict: Option<Verdict>,
     /// Replicas that were named because they match, and how many entries of each did.
     pub(crate) delivered: Vec<(Who, usize)>,
 }
 
 impl<Who> From<Verdict> for Decision<Who> {
     fn from(verdict: Verdict) -> Self {
-        Self { verdict, delivered: Vec::new() }
+        Self { verdict: Some(verdict), delivered: Vec::new() }
     }
 }
 
@@ -148,10 +149,11 @@ pub(crate) fn decide<K: Knowledge>(
         let scored = scored(candidates, known, question.ttft_ms, policy.minimum_matched_tokens);
         if scored.first().is_some_and(|(best, _)| best.score >= policy.routing_floor_score) {
             let (scores, delivered) = scored.into_iter().unzip();
-            return Decision { verdict: Verdict { scores, reason: ReasonCode::PrefixMatch }, delivered };
+            let verdict = Some(Verdict { scores, reason: ReasonCode::PrefixMatch });
+            return Decision { verdict, delivered };
         }
     }
-    affinity(asked, policy, known).into()
+    Decision { verdict: None, delivered: Vec::new() }
 }
 
 /// Scores, best first; equals by name. Those that match too little are left out, but they count: what they hold tells others
@@ -229,16 +231,15 @@ fn sum(counts: &[u32]) -> u32 {
 }
 
 /// One replica for one prompt, as long as the replicas stay the same.
-fn affinity(asked: Asked<'_>, policy: &Policy, known: &impl Knowledge) -> Verdict {
-    let replicas = if policy.affinity_routing { known.replicas() } else { 0 };
-    let chosen = seed(asked).checked_rem(replicas as u64).and_then(|at| known.nth(at as usize));
+pub(crate) fn affinity(seed: u64, known: &impl Knowledge) -> Verdict {
+    let chosen = seed.checked_rem(known.replicas() as u64).and_then(|at| known.nth(at as usize));
     let Some(replica) = chosen else { return Verdict::nobody(ReasonCode::NoHint) };
     let score = Score { replica, score: 0.0, matched_tokens: 0, freshness: 0.0, tier: None };
     Verdict { scores: vec![score], reason: ReasonCode::AffinityHint }
 }
 
-/// A number that depends on the whole prompt.
-fn seed(asked: Asked<'_>) -> u64 {
+/// A number that depends on the whole prompt, and takes a while for a long one.
+pub(crate) fn seed(asked: Asked<'_>) -> u64 {
     let mut seed = Sha256::new();
     match asked {
         Asked::Chain { hashes, .. } => {

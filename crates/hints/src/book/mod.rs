@@ -44,7 +44,7 @@ use crate::decide;
 use crate::observer::{Happened, Observer};
 use crate::policy::{Eviction, Policies};
 use crate::prefix::{Entry, PrefixHash};
-use crate::question::{Question, Verdict};
+use crate::question::{Question, ReasonCode, Verdict};
 
 pub use self::census::{Census, Dropped, Expired, Limits, ModelCensus, Refused, ReplicaCensus, Stats, Whose};
 
@@ -295,13 +295,24 @@ impl Book {
             Ok(asked) => asked,
             Err(reason) => return Verdict::nobody(reason),
         };
-        let known = self.known.read();
-        let view = View::new(&known, question, now_us, policy.ttl_us());
-        let decision = decide::decide(question, asked, policy, &view);
-        if policy.eviction == Eviction::Lfu {
-            view.credit(asked.hashes(), &decision.delivered);
-        }
-        decision.verdict
+        let matched = {
+            let known = self.known.read();
+            let view = View::new(&known, question, now_us, policy.ttl_us());
+            let decision = decide::decide(question, asked, policy, &view);
+            if policy.eviction == Eviction::Lfu {
+                view.credit(asked.hashes(), &decision.delivered);
+            }
+            decision.verdict
+        };
+        matched.unwrap_or_else(|| {
+            if !policy.affinity_routing {
+                return Verdict::nobody(ReasonCode::NoHint);
+            }
+            // Writers need not wait for the hash of a long prompt.
+            let seed = decide::seed(asked);
+            let known = self.known.read();
+            decide::affinity(seed, &View::new(&known, question, now_us, policy.ttl_us()))
+        })
     }
 
     /// The replicas of a tenant's model with their statistics, and how many distinct prefixes they hold.

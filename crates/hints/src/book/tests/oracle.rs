@@ -10,7 +10,7 @@ use crate::book::{Book, Census, Expired, Limits, ModelCensus, ReplicaCensus, Sta
 use crate::decide::{self, Candidate, Knowledge, Unknown, Warm};
 use crate::policy::{Eviction, Policies};
 use crate::prefix::{CacheTier, Entry, Note, PrefixHash};
-use crate::question::{Question, Verdict};
+use crate::question::{Question, ReasonCode, Verdict};
 use crate::{Asked, RESERVED_TENANT};
 
 type Name = (Arc<str>, Arc<str>, Arc<str>);
@@ -178,7 +178,13 @@ impl Oracle {
                 }
             }
         }
-        decision.verdict
+        decision.verdict.unwrap_or_else(|| {
+            if !policy.affinity_routing {
+                return Verdict::nobody(ReasonCode::NoHint);
+            }
+            let view = View { oracle: self, names: &names, question, now_us, ttl_us: policy.ttl_us() };
+            decide::affinity(decide::seed(asked), &view)
+        })
     }
 
     pub(super) fn state(&self, tenant: &str, model: &str) -> (Vec<(Arc<str>, Stats)>, usize) {
