@@ -241,7 +241,7 @@ impl Outbox {
         let outcome = if link == self.link.number { outcome } else { Outcome::Failed };
         let ours = life == self.life;
         let failed = match &issued {
-            // Of an add that is not taken nothing false follows, and it is told again in due time.
+            // Of an add that is refused nothing false follows: it waits for its refresh, and holds up no eviction.
             Issued::Adds(_) => outcome == Outcome::Failed,
             _ => outcome != Outcome::Taken,
         };
@@ -255,8 +255,10 @@ impl Outbox {
             Issued::Clear => self.cleared(failed),
             Issued::Adds(adds) => {
                 self.adds_in_flight = false;
-                if outcome == Outcome::Taken {
-                    self.counts.told_blocks += adds.len() as u64;
+                match outcome {
+                    Outcome::Taken => self.counts.told_blocks += adds.len() as u64,
+                    Outcome::Refused => self.counts.refused_blocks += adds.len() as u64,
+                    Outcome::Failed => {}
                 }
                 for (id, tier) in adds.into_iter().filter(|_| ours) {
                     self.holdings.slot_mut(id).in_flight = false;

@@ -99,7 +99,7 @@ pub(super) enum Issued {
 pub enum Outcome {
     /// The server took it.
     Taken,
-    /// The server answered, and says that it did not take it.
+    /// The server answered that it will not take it.
     Refused,
     /// No answer, or an error: it may have been taken.
     Failed,
@@ -123,6 +123,8 @@ pub struct OutboxCounts {
     pub evicted_blocks: u64,
     /// Adds that were only told so that they are not forgotten.
     pub refreshed_blocks: u64,
+    /// Adds that the server refused: they wait for their refresh.
+    pub refused_blocks: u64,
     /// Times that everything was cleared.
     pub clears: u64,
     /// Times that everything was told again, because the connection was new.

@@ -9,7 +9,7 @@ use kvplane_hints::{CacheTier, Stats};
 use kvplane_proto::inferencecache::cache_event::Type;
 use kvplane_proto::inferencecache::inference_cache_client::InferenceCacheClient;
 use kvplane_proto::inferencecache::{Ack, CacheEvent, CacheStateUpdate, PrefixEntry, ReplicaStats};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::connection::Connection;
 use crate::outbox::{Add, Outcome, Saying};
@@ -42,8 +42,18 @@ pub(super) async fn say(
     match answer {
         Ok(Ok(ack)) if ack.get_ref().accepted => (Outcome::Taken, None),
         Ok(Ok(ack)) => (Outcome::Refused, Some(Status::aborted(ack.into_inner().reason_code))),
-        Ok(Err(status)) => (Outcome::Failed, Some(status)),
+        Ok(Err(status)) => (outcome_of(&status), Some(status)),
         Err(_) => (Outcome::Failed, Some(Status::deadline_exceeded("no answer in time"))),
+    }
+}
+
+/// A server that finds fault with what is said finds it again; other errors pass.
+fn outcome_of(error: &Status) -> Outcome {
+    match error.code() {
+        Code::InvalidArgument | Code::ResourceExhausted | Code::FailedPrecondition | Code::OutOfRange => {
+            Outcome::Refused
+        }
+        _ => Outcome::Failed,
     }
 }
 

@@ -192,7 +192,15 @@ impl Reporter {
         let (call, outcome) =
             (SAYINGS[saying], CALL_OUTCOMES[if outcome == Outcome::Refused { 1 } else { 2 }]);
         let (code, message) = (format!("{:?}", status.code()), status.message());
-        warn!(server, engine, call, outcome, code, message, "reports are not taken: they are tried again");
+        warn!(
+            server,
+            engine,
+            call,
+            outcome,
+            code,
+            message,
+            "reports are not taken: they are tried again, blocks that are refused when they would be refreshed"
+        );
     }
 
     /// Returns until when the last things may be told.

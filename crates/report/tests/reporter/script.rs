@@ -44,6 +44,8 @@ pub(crate) enum Mood {
     Refuses,
     /// An error, before anything is applied.
     Fails,
+    /// An error that says that adds will never be taken.
+    RejectsAdds,
     /// An error, after it was applied.
     LosesAnswers,
 }
@@ -124,8 +126,9 @@ impl Shared {
         let mut state = self.state.lock();
         match state.mood {
             Mood::Refuses => return Ok(Response::new(Ack { accepted: false, reason_code: "NO".into() })),
-            Mood::Fails => return Err(Status::resource_exhausted("too much")),
-            Mood::Takes | Mood::LosesAnswers => state.apply(said),
+            Mood::Fails => return Err(Status::unavailable("not now")),
+            Mood::RejectsAdds if said.update().is_some() => return Err(Status::invalid_argument("never")),
+            Mood::Takes | Mood::RejectsAdds | Mood::LosesAnswers => state.apply(said),
         }
         if state.mood == Mood::LosesAnswers {
             return Err(Status::internal("lost"));

@@ -78,13 +78,16 @@ impl Collector for ReportMetrics {
                 gauge(value(row), metric.encode_family(&row.labels())?)?;
             }
         }
-        let counters: [Count; 7] = [
+        let counters: [Count; 8] = [
             ("kvplane_report_told_blocks", "Blocks that the server took, repeated ones too", |c| {
                 c.told_blocks
             }),
             ("kvplane_report_evicted_blocks", "Evictions that the server took", |c| c.evicted_blocks),
             ("kvplane_report_refreshed_blocks", "Blocks told again so that they are not forgotten", |c| {
                 c.refreshed_blocks
+            }),
+            ("kvplane_report_refused_blocks", "Blocks refused, which wait for their refresh", |c| {
+                c.refused_blocks
             }),
             ("kvplane_report_clears", "Times that everything was cleared", |c| c.clears),
             ("kvplane_report_resyncs", "Times that everything was told again", |c| c.resyncs),

@@ -129,6 +129,7 @@ fn a_refused_add_waits_for_its_refresh_a_refused_eviction_does_not() {
     let call = only(&mut outbox, 200 * MS);
     outbox.done(call.ticket, Outcome::Refused, 200 * MS);
     assert!(outbox.is_settled());
+    assert_eq!((outbox.counts().refused_blocks, outbox.counts().told_blocks), (1, 0));
     outbox.note(&[gone(1)], 300 * MS);
     let call = only(&mut outbox, 500 * MS);
     outbox.done(call.ticket, Outcome::Refused, 500 * MS);
