@@ -7,8 +7,9 @@ use std::time::Duration;
 use kvplane_core::Backoff;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
-use tonic_health::pb::HealthCheckRequest;
+use tonic::Streaming;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tracing::{info, warn};
 
 use super::connection::{Connection, ServerAddress};
@@ -16,7 +17,9 @@ use super::connection::{Connection, ServerAddress};
 /// How soon a server that is away is dialled again, at first and later: one that restarts is back within a second.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// A connection that lasts as long is a good one.
+/// A server that is there says within this time how it is.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// A connection or a stream that lasts as long is a good one.
 const GOOD: Duration = Duration::from_secs(1);
 
 /// The way to one server: connected, or trying to be. Ends when it is dropped.
@@ -95,19 +98,33 @@ async fn keep(address: ServerAddress, tell: watch::Sender<Option<Connection>>, c
     }
 }
 
-/// Returns when the server says no more how it is. Behind a proxy the connection stays when the server does not. Without a
-/// health service this never ends.
+/// Returns when the server says no more how it is: behind a proxy the connection stays when the server does not. A proxy also ends
+/// streams on which nothing is said, so a stream that ends is asked for once more, and the server is gone only if there is none.
+/// One that is back before it is asked is not found out here: what it lacks comes with the refresh. Without a health service this
+/// never ends.
 async fn health_ends(connection: &Connection) {
-    let mut client = HealthClient::new(connection.channel.clone());
-    if let Ok(answer) = client.watch(HealthCheckRequest { service: String::new() }).await {
-        let mut states = answer.into_inner();
-        let mut said = false;
-        while let Ok(Some(_)) = states.message().await {
-            said = true;
+    let Some(mut states) = watch_health(connection).await else { return std::future::pending().await };
+    let mut backoff = Backoff::new(SHORTEST_WAIT, LONGEST_WAIT);
+    loop {
+        let since = tokio::time::Instant::now();
+        while let Ok(Some(_)) = states.message().await {}
+        if since.elapsed() >= GOOD {
+            backoff.reset();
+        } else {
+            tokio::time::sleep(backoff.wait()).await;
         }
-        if said {
+        let Ok(Some(again)) = tokio::time::timeout(ANSWERS_WITHIN, watch_health(connection)).await else {
             return;
-        }
+        };
+        states = again;
     }
-    std::future::pending::<()>().await;
+}
+
+/// How the server is from now on, if it says so at least once.
+async fn watch_health(connection: &Connection) -> Option<Streaming<HealthCheckResponse>> {
+    let mut client = HealthClient::new(connection.channel.clone());
+    let answer = client.watch(HealthCheckRequest { service: String::new() }).await.ok()?;
+    let mut states = answer.into_inner();
+    states.message().await.ok()??;
+    Some(states)
 }

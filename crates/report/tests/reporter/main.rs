@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+mod health;
 mod reports;
 mod script;
 mod stats;
@@ -158,6 +159,28 @@ async fn a_server_that_restarts_is_told_everything_again() {
         script.come_back();
         script.until_holds(&[2, 3]).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_health_stream_that_a_proxy_ends_is_asked_for_again_before_everything_is_told_again() {
+    let script = Script::start();
+    let mut reporting = Reporting::to(&script, |_| {});
+    reporting.tell(&[held(1)]);
+    script.until_holds(&[1]).await;
+    for times in 1..=3 {
+        script.health.until_asked(times).await;
+        script.health.end();
+    }
+    script.health.until_asked(4).await;
+    assert_eq!((reporting.report.counts().resyncs, reporting.report.link.connects()), (0, 1));
+    // The server is away, and the proxy is not.
+    script.health.refuse(true);
+    script.forget();
+    script.health.end();
+    script.health.until_asked(5).await;
+    script.health.refuse(false);
+    script.until_holds(&[1]).await;
+    assert!(reporting.report.counts().resyncs >= 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! A server of inference-cache's contract that does what a test says: restarts, stalls, refuses, forgets.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,11 +9,15 @@ use kvplane_proto::inferencecache::cache_event::Type;
 use kvplane_proto::inferencecache::server::inference_cache_server::{InferenceCache, InferenceCacheServer};
 use kvplane_proto::inferencecache::{self as proto, Ack, CacheEvent, CacheStateUpdate};
 use parking_lot::Mutex;
+use socket2::Socket;
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, watch};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
+use tonic_health::pb::health_server::HealthServer;
+
+use crate::health::{HealthScript, Streams};
 
 /// Far beyond anything that should take: only a hang reaches it.
 pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
@@ -220,8 +224,11 @@ struct Service(Arc<Shared>);
 pub(crate) struct Script {
     pub(crate) address: SocketAddr,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) health: Arc<Streams>,
     tls: Option<(String, String)>,
     has_health: bool,
+    /// Keeps the address while nobody listens.
+    _place: Socket,
     /// Its tasks and sockets end with it.
     life: Option<Runtime>,
 }
@@ -237,7 +244,10 @@ impl Script {
             changed: Notify::new(),
             held: watch::Sender::new(false),
         });
-        let mut script = Self { address: ([127, 0, 0, 1], 0).into(), shared, tls, has_health, life: None };
+        let place = bind(([127, 0, 0, 1], 0).into());
+        let address = place.local_addr().unwrap().as_socket().unwrap();
+        let mut script =
+            Self { address, _place: place, shared, health: Arc::default(), tls, has_health, life: None };
         script.come_back();
         script
     }
@@ -246,9 +256,11 @@ impl Script {
     pub(crate) fn come_back(&mut self) {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let listener = std::net::TcpListener::from(listen(self.address));
-        self.address = listener.local_addr().unwrap();
-        let (shared, tls, has_health) = (self.shared.clone(), self.tls.clone(), self.has_health);
+        let listener = bind(self.address);
+        listener.listen(64).unwrap();
+        let listener = TcpListener::from(listener);
+        let (shared, health) = (self.shared.clone(), self.health.clone());
+        let (tls, has_health) = (self.tls.clone(), self.has_health);
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
             let mut server = Server::builder();
@@ -257,7 +269,7 @@ impl Script {
                 server = server.tls_config(ServerTlsConfig::new().identity(identity)).unwrap();
             }
             // A server without it answers UNIMPLEMENTED.
-            let health = if has_health { Some(tonic_health::server::health_reporter().1) } else { None };
+            let health = has_health.then(|| HealthServer::new(HealthScript(health)));
             server
                 .add_optional_service(health)
                 .add_service(InferenceCacheServer::new(Service(shared)))
@@ -327,12 +339,11 @@ impl Drop for Script {
     }
 }
 
-/// An address that was ours a moment ago may be listened on again.
-fn listen(address: SocketAddr) -> socket2::Socket {
-    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    socket.set_reuse_address(true).unwrap();
+/// Several sockets of this process may have the address, and nobody else's is given it.
+fn bind(address: SocketAddr) -> Socket {
+    let socket = Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_reuse_port(true).unwrap();
     socket.set_nonblocking(true).unwrap();
     socket.bind(&address.into()).unwrap();
-    socket.listen(64).unwrap();
     socket
 }
