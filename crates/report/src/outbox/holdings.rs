@@ -5,6 +5,8 @@ use std::sync::Arc;
 use kvplane_hints::CacheTier;
 use rustc_hash::FxHashMap;
 
+use super::adapters::Adapters;
+
 /// What the server believes of a prefix, as far as we know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Told {
@@ -40,36 +42,36 @@ pub(super) struct Slot {
     pub(super) in_flight: bool,
     /// It is told again only so that the server does not forget it.
     pub(super) refreshed: bool,
+    /// Calls about it that nobody answered, and that the server may still apply.
+    pub(super) late: u16,
     used: bool,
 }
 
 /// Where a prefix is kept. It stays there as long as anything is to be known of it.
 pub(super) type SlotId = u32;
 
-/// The number of the empty adapter, which an eviction takes for all of them.
-pub(super) const NO_ADAPTER: u32 = 0;
-
 /// Every prefix that is held, or that the server may believe to be held.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Holdings {
     slots: Vec<Slot>,
     free: Vec<SlotId>,
-    by_prefix: FxHashMap<(u64, u32), SlotId>,
-    adapters: Vec<Arc<str>>,
-    adapter_numbers: FxHashMap<Arc<str>, u32>,
+    by_fingerprint: FxHashMap<u64, Slots>,
+    adapters: Adapters,
     maybe_told: usize,
 }
 
-impl Default for Holdings {
-    fn default() -> Self {
-        let none: Arc<str> = Arc::from("");
-        Self {
-            slots: Vec::new(),
-            free: Vec::new(),
-            by_prefix: FxHashMap::default(),
-            adapters: vec![none.clone()],
-            adapter_numbers: FxHashMap::from_iter([(none, NO_ADAPTER)]),
-            maybe_told: 0,
+/// The slots of one fingerprint: one for each adapter, which are seldom several.
+#[derive(Debug)]
+enum Slots {
+    One(SlotId),
+    More(Box<[SlotId]>),
+}
+
+impl Slots {
+    fn ids(&self) -> &[SlotId] {
+        match self {
+            Self::One(id) => std::slice::from_ref(id),
+            Self::More(ids) => ids,
         }
     }
 }
@@ -98,21 +100,21 @@ impl Holdings {
     }
 
     pub(super) fn adapter(&self, number: u32) -> &Arc<str> {
-        &self.adapters[number as usize]
+        self.adapters.name(number)
     }
 
     /// Where a prefix is kept, if it is known.
     pub(super) fn find(&self, fingerprint: u64, adapter: &str) -> Option<SlotId> {
-        let adapter = *self.adapter_numbers.get(adapter)?;
-        self.by_prefix.get(&(fingerprint, adapter)).copied()
+        let adapter = self.adapters.number(adapter)?;
+        self.ids_of(fingerprint).iter().copied().find(|&id| self.slot(id).adapter == adapter)
     }
 
     /// Where a prefix is kept from now on.
     pub(super) fn find_or_add(&mut self, fingerprint: u64, adapter: &Arc<str>) -> SlotId {
-        let adapter = self.number_of(adapter);
-        if let Some(&id) = self.by_prefix.get(&(fingerprint, adapter)) {
+        if let Some(id) = self.find(fingerprint, adapter) {
             return id;
         }
+        let adapter = self.adapters.take(adapter);
         let slot = Slot {
             fingerprint,
             tokens: 0,
@@ -123,6 +125,7 @@ impl Holdings {
             queued: Queued::No,
             in_flight: false,
             refreshed: false,
+            late: 0,
             used: true,
         };
         let id = if let Some(id) = self.free.pop() {
@@ -132,14 +135,22 @@ impl Holdings {
             self.slots.push(slot);
             (self.slots.len() - 1) as SlotId
         };
-        self.by_prefix.insert((fingerprint, adapter), id);
+        let slots = match self.ids_of(fingerprint) {
+            [] => Slots::One(id),
+            others => Slots::More([others, &[id]].concat().into()),
+        };
+        self.by_fingerprint.insert(fingerprint, slots);
         id
     }
 
     /// The same prefix under other adapters.
     pub(super) fn of_other_adapters(&self, fingerprint: u64, adapter: u32) -> Vec<SlotId> {
-        let others = (0..self.adapters.len() as u32).filter(|&other| other != adapter);
-        others.filter_map(|other| self.by_prefix.get(&(fingerprint, other)).copied()).collect()
+        let ids = self.ids_of(fingerprint).iter().copied();
+        ids.filter(|&id| self.slot(id).adapter != adapter).collect()
+    }
+
+    fn ids_of(&self, fingerprint: u64) -> &[SlotId] {
+        self.by_fingerprint.get(&fingerprint).map_or(&[], Slots::ids)
     }
 
     pub(super) fn set_told(&mut self, id: SlotId, told: Told) {
@@ -154,27 +165,48 @@ impl Holdings {
         self.set_told(id, Told::Absent);
         let slot = &mut self.slots[id as usize];
         slot.used = false;
-        self.by_prefix.remove(&(slot.fingerprint, slot.adapter));
+        let (fingerprint, adapter) = (slot.fingerprint, slot.adapter);
+        self.adapters.give_back(adapter);
+        match self.of_other_adapters(fingerprint, adapter)[..] {
+            [] => self.by_fingerprint.remove(&fingerprint),
+            [other] => self.by_fingerprint.insert(fingerprint, Slots::One(other)),
+            ref others => self.by_fingerprint.insert(fingerprint, Slots::More(others.into())),
+        };
         self.free.push(id);
-    }
-
-    fn number_of(&mut self, adapter: &Arc<str>) -> u32 {
-        if let Some(&number) = self.adapter_numbers.get(adapter) {
-            return number;
-        }
-        let number = self.adapters.len() as u32;
-        self.adapters.push(adapter.clone());
-        self.adapter_numbers.insert(adapter.clone(), number);
-        number
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::adapters::NO_ADAPTER;
     use super::*;
 
     #[test]
     fn a_slot_stays_small() {
         assert!(size_of::<Slot>() <= 32, "{}", size_of::<Slot>());
+        assert!(size_of::<Slots>() <= 16, "{}", size_of::<Slots>());
+    }
+
+    #[test]
+    fn a_fingerprint_has_a_slot_for_each_adapter_and_names_go_with_their_last() {
+        let mut holdings = Holdings::default();
+        let names: Vec<Arc<str>> = ["", "sql", "chat"].map(Arc::from).into();
+        let ids: Vec<SlotId> = names.iter().map(|name| holdings.find_or_add(7, name)).collect();
+        assert_eq!(holdings.of_other_adapters(7, holdings.slot(ids[0]).adapter), ids[1..]);
+        holdings.free(ids[1]);
+        assert_eq!(holdings.find(7, "sql"), None);
+        assert_eq!((holdings.find(7, ""), holdings.find(7, "chat")), (Some(ids[0]), Some(ids[2])));
+        // Names that come and go take the place of those that went.
+        for at in 0..1_000 {
+            let id = holdings.find_or_add(8, &Arc::from(format!("adapter {at}")));
+            assert_eq!(*holdings.adapter(holdings.slot(id).adapter), format!("adapter {at}").into());
+            holdings.free(id);
+        }
+        assert_eq!(holdings.adapters.len(), 3);
+        holdings.free(ids[0]);
+        holdings.free(ids[2]);
+        assert!(holdings.by_fingerprint.is_empty());
+        let again = holdings.find_or_add(7, &names[0]);
+        assert_eq!(holdings.slot(again).adapter, NO_ADAPTER);
     }
 }

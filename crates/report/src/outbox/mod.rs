@@ -12,7 +12,10 @@
 //! A cycle takes what was due when it began. So no eviction goes before the adds that came before it, and no two calls about
 //! a prefix are ever under way.
 
+mod adapters;
 mod holdings;
+mod lap;
+mod late;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -23,7 +26,10 @@ use std::time::Duration;
 use kvplane_core::Backoff;
 use kvplane_hints::{CacheTier, Note, Prefix, Stats};
 
-use holdings::{Holdings, NO_ADAPTER, Queued, SlotId, Told};
+use adapters::NO_ADAPTER;
+use holdings::{Holdings, Queued, SlotId, Told};
+use lap::Lap;
+use late::Late;
 use queue::{Queue, is_live};
 use words::Issued;
 pub use words::{Add, Call, Next, OutboxCounts, OutboxOptions, Outcome, Pending, Saying, Ticket};
@@ -31,8 +37,6 @@ pub use words::{Add, Call, Next, OutboxCounts, OutboxOptions, Outcome, Pending, 
 /// After a failed call nothing is tried for this long at first, and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Prefixes that are told again so that they are not forgotten are collected for this long.
-const REFRESH_STEP: Duration = Duration::from_secs(1);
 /// An entry takes at most so many bytes on the wire, besides its adapter's name.
 const ENTRY_BYTES: usize = 32;
 
@@ -63,6 +67,7 @@ pub struct Outbox {
     pause: Backoff,
     paused_until: Duration,
     lap: Lap,
+    late: Late,
     closing: bool,
     counts: OutboxCounts,
 }
@@ -83,17 +88,11 @@ struct StatsState {
     in_flight: bool,
 }
 
-/// Where the walk over all prefixes is that tells them again.
-#[derive(Debug, Default)]
-struct Lap {
-    at: usize,
-    walked: Duration,
-    owed: f64,
-}
-
 impl Outbox {
     /// A replica of which nothing is known. The server may remember an earlier life of it: everything is cleared first.
-    pub fn new(options: OutboxOptions) -> Self {
+    ///
+    /// A call without an answer may still be applied for as long as `grace` after it was given up.
+    pub fn new(options: OutboxOptions, grace: Duration) -> Self {
         Self {
             options,
             holdings: Holdings::default(),
@@ -111,6 +110,7 @@ impl Outbox {
             pause: Backoff::new(SHORTEST_PAUSE, LONGEST_PAUSE),
             paused_until: Duration::ZERO,
             lap: Lap::default(),
+            late: Late::new(grace),
             closing: false,
             counts: OutboxCounts::default(),
         }
@@ -226,6 +226,7 @@ impl Outbox {
             return self.issue(Saying::Stats(stats), Issued::Stats);
         }
         self.walk(now);
+        self.tell_late(now);
         if self.cycle.is_none()
             && let Some(wait) = self.begin(now)
         {
@@ -238,11 +239,12 @@ impl Outbox {
     pub fn done(&mut self, ticket: Ticket, outcome: Outcome, now: Duration) {
         let Ticket { link, life, issued } = ticket;
         // An answer of a server that may be gone by now says nothing about this one.
-        let outcome = if link == self.link.number { outcome } else { Outcome::Failed };
+        let answered = outcome != Outcome::Unanswered;
+        let outcome = if link == self.link.number || !answered { outcome } else { Outcome::Failed };
         let ours = life == self.life;
         let failed = match &issued {
             // Of an add that is refused nothing false follows: it waits for its refresh, and holds up no eviction.
-            Issued::Adds(_) => outcome == Outcome::Failed,
+            Issued::Adds(_) => matches!(outcome, Outcome::Failed | Outcome::Unanswered),
             _ => outcome != Outcome::Taken,
         };
         if matches!(issued, Issued::Stats) {
@@ -250,19 +252,25 @@ impl Outbox {
             self.stats.in_flight = false;
             return;
         }
+        if !answered {
+            self.late.until = now + self.late.grace;
+        }
         self.in_flight -= 1;
         match issued {
-            Issued::Clear => self.cleared(failed),
+            Issued::Clear => self.cleared(failed, now),
             Issued::Adds(adds) => {
                 self.adds_in_flight = false;
                 match outcome {
                     Outcome::Taken => self.counts.told_blocks += adds.len() as u64,
                     Outcome::Refused => self.counts.refused_blocks += adds.len() as u64,
-                    Outcome::Failed => {}
+                    Outcome::Failed | Outcome::Unanswered => {}
                 }
                 for (id, tier) in adds.into_iter().filter(|_| ours) {
                     self.holdings.slot_mut(id).in_flight = false;
                     self.holdings.set_told(id, if failed { Told::Perhaps } else { Told::At(tier) });
+                    if !answered {
+                        self.is_late(id, now);
+                    }
                     self.settle(id, now);
                 }
             }
@@ -271,8 +279,11 @@ impl Outbox {
                 if ours {
                     self.holdings.slot_mut(id).in_flight = false;
                     self.holdings.set_told(id, if failed { Told::Perhaps } else { Told::Absent });
+                    if !answered {
+                        self.is_late(id, now);
+                    }
                     self.settle(id, now);
-                    self.evicted_elsewhere(fingerprint, adapter, now);
+                    self.evicted_elsewhere(fingerprint, adapter, answered, now);
                 }
             }
             Issued::Stats => {}
@@ -311,13 +322,14 @@ impl Outbox {
     /// Everything that waits is superseded. What is under way is waited for.
     fn nothing(&mut self) {
         // A server that holds nothing is not told so again.
-        self.clear |= self.holdings.maybe_told() > 0;
+        self.clear |= self.holdings.maybe_told() > 0 || self.late.next().is_some();
         self.holdings = Holdings::default();
         self.adds.clear();
         self.evictions.clear();
         self.waiting_since = None;
         self.cycle = None;
         self.lap.at = 0;
+        self.late.clear();
         self.life += 1;
     }
 
@@ -329,10 +341,12 @@ impl Outbox {
         self.cycle = None;
         self.adds.clear();
         self.evictions.clear();
+        self.late.clear();
         for id in 0..self.holdings.len() as SlotId {
             if self.holdings.is_used(id) {
                 let slot = self.holdings.slot_mut(id);
                 slot.in_flight = false;
+                slot.late = 0;
                 slot.queued = Queued::No;
                 self.holdings.set_told(id, Told::Absent);
                 self.settle(id, now);
@@ -345,22 +359,30 @@ impl Outbox {
         self.in_flight > 0 && self.cycle.is_none()
     }
 
-    fn cleared(&mut self, failed: bool) {
+    fn cleared(&mut self, failed: bool, now: Duration) {
         if failed {
             self.clear = true;
         } else {
             self.counts.clears += 1;
             // The server has dropped them too.
             self.stats.due = self.stats.latest.is_some();
+            if now < self.late.until {
+                // An earlier call may still be applied. Until then the server is told nothing, and then it is cleared again.
+                self.clear = true;
+                self.paused_until = self.late.until;
+            }
         }
     }
 
     /// The server takes an eviction without an adapter for all of them: what others hold is to be told again.
-    fn evicted_elsewhere(&mut self, fingerprint: u64, adapter: u32, now: Duration) {
+    fn evicted_elsewhere(&mut self, fingerprint: u64, adapter: u32, answered: bool, now: Duration) {
         if adapter != NO_ADAPTER {
             return;
         }
         for other in self.holdings.of_other_adapters(fingerprint, adapter) {
+            if !answered {
+                self.is_late(other, now);
+            }
             if matches!(self.holdings.slot(other).told, Told::At(_)) {
                 self.holdings.set_told(other, Told::Perhaps);
                 self.settle(other, now);
@@ -382,7 +404,7 @@ impl Outbox {
         };
         self.queue(id, due, now);
         let slot = self.holdings.slot(id);
-        if slot.wanted.is_none() && slot.told == Told::Absent {
+        if slot.wanted.is_none() && slot.told == Told::Absent && slot.late == 0 {
             self.holdings.free(id);
         }
     }
@@ -410,38 +432,6 @@ impl Outbox {
         self.waiting_since.get_or_insert(now);
     }
 
-    /// Queues what is to be told again. The walk goes over all slots once in a refresh, so nothing comes in bursts, also after
-    /// everything was told at once.
-    fn walk(&mut self, now: Duration) {
-        let step = self.refresh_step();
-        let since = now.saturating_sub(self.lap.walked);
-        if since < step {
-            return;
-        }
-        self.lap.walked = now;
-        let slots = self.holdings.len();
-        let share = since.as_secs_f64() / self.options.refresh.as_secs_f64().max(f64::MIN_POSITIVE);
-        self.lap.owed = (self.lap.owed + share * slots as f64).min(slots as f64);
-        while self.lap.owed >= 1.0 {
-            self.lap.owed -= 1.0;
-            if self.lap.at >= slots {
-                self.lap.at = 0;
-            }
-            let id = self.lap.at as SlotId;
-            self.lap.at += 1;
-            let slot = self.holdings.slot(id);
-            let is_told = slot.wanted.is_some_and(|tier| slot.told == Told::At(tier));
-            if self.holdings.is_used(id) && is_told && !slot.in_flight && slot.queued == Queued::No {
-                self.queue(id, Queued::Add, now);
-                self.holdings.slot_mut(id).refreshed = true;
-            }
-        }
-    }
-
-    fn refresh_step(&self) -> Duration {
-        REFRESH_STEP.min(self.options.refresh / 64)
-    }
-
     /// Begins a cycle, or says until when there is none.
     fn begin(&mut self, now: Duration) -> Option<Next> {
         if self.in_flight > 0 {
@@ -449,6 +439,7 @@ impl Outbox {
             return Some(Next::Wait(None));
         }
         let walk = (self.holdings.len() > 0).then(|| self.lap.walked + self.refresh_step());
+        let walk = walk.into_iter().chain(self.late.next()).min();
         let Some(since) = self.waiting_since.filter(|_| self.adds.live() + self.evictions.live() > 0) else {
             self.waiting_since = None;
             return Some(Next::Wait(walk));

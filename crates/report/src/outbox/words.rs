@@ -101,8 +101,10 @@ pub enum Outcome {
     Taken,
     /// The server answered that it will not take it.
     Refused,
-    /// No answer, or an error: it may have been taken.
+    /// An error: it may have been taken.
     Failed,
+    /// No answer: it may have been taken, or may still be.
+    Unanswered,
 }
 
 /// What comes next.

@@ -37,22 +37,24 @@ pub(super) async fn say(
     let call = tokio::time::timeout(deadline, send(&connection, &identity, saying, deadline));
     let answer = tokio::select! {
         answer = call => answer,
-        () = connection.broken.cancelled() => return (Outcome::Failed, Some(Status::unavailable("the connection broke"))),
+        () = connection.broken.cancelled() => return (Outcome::Unanswered, Some(Status::unavailable("the connection broke"))),
     };
     match answer {
         Ok(Ok(ack)) if ack.get_ref().accepted => (Outcome::Taken, None),
         Ok(Ok(ack)) => (Outcome::Refused, Some(Status::aborted(ack.into_inner().reason_code))),
         Ok(Err(status)) => (outcome_of(&status), Some(status)),
-        Err(_) => (Outcome::Failed, Some(Status::deadline_exceeded("no answer in time"))),
+        Err(_) => (Outcome::Unanswered, Some(Status::deadline_exceeded("no answer in time"))),
     }
 }
 
-/// A server that finds fault with what is said finds it again; other errors pass.
+/// A server that finds fault with what is said finds it again; other errors pass. Some of them are not the server's own words: it may
+/// not have come to the end of the call.
 fn outcome_of(error: &Status) -> Outcome {
     match error.code() {
         Code::InvalidArgument | Code::ResourceExhausted | Code::FailedPrecondition | Code::OutOfRange => {
             Outcome::Refused
         }
+        Code::DeadlineExceeded | Code::Unavailable | Code::Cancelled | Code::Unknown => Outcome::Unanswered,
         _ => Outcome::Failed,
     }
 }

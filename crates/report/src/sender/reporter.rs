@@ -47,7 +47,7 @@ pub fn begin(
     options: ReporterOptions,
     stop: CancellationToken,
 ) -> (ReportSink, Arc<ReplicaReport>, Reporter) {
-    let outbox = Outbox::new(options.outbox);
+    let outbox = Outbox::new(options.outbox, options.deadline);
     let connection = link.watch();
     let report = Arc::new(ReplicaReport::new(engine, identity, link, outbox));
     let gone = CancellationToken::new();
@@ -160,6 +160,7 @@ impl Reporter {
             calls.push(Box::pin(async move {
                 let (outcome, status) = match connection {
                     Some(connection) => say(connection, identity, saying, deadline).await,
+                    // It was never made.
                     None => (Outcome::Failed, None),
                 };
                 Ended { ticket, saying: place, outcome, status }

@@ -109,7 +109,7 @@ impl ReplicaReport {
         let at = match outcome {
             Outcome::Taken => 0,
             Outcome::Refused => 1,
-            Outcome::Failed => 2,
+            Outcome::Failed | Outcome::Unanswered => 2,
         };
         self.calls[saying][at].fetch_add(1, Ordering::Relaxed);
         let taken = outcome == Outcome::Taken;

@@ -11,6 +11,7 @@ use super::*;
 
 const MS: Duration = Duration::from_millis(1);
 const WINDOW: Duration = Duration::from_millis(100);
+pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 pub(super) fn held_in(fingerprint: u64, adapter: &str, tier: CacheTier) -> Note {
     let tokens = fingerprint as u32 * 16;
@@ -47,7 +48,7 @@ fn only(outbox: &mut Outbox, now: Duration) -> Call {
 
 /// Connected, and the server is known to hold nothing.
 fn begun(options: OutboxOptions) -> Outbox {
-    let mut outbox = Outbox::new(options);
+    let mut outbox = Outbox::new(options, GRACE);
     outbox.connected(Duration::ZERO);
     let call = only(&mut outbox, Duration::ZERO);
     assert_eq!(call.saying, Saying::Clear);
@@ -120,6 +121,58 @@ fn a_failed_call_is_told_again_after_a_pause() {
     outbox.done(call.ticket, Outcome::Taken, 900 * MS);
     assert!(outbox.is_settled());
     assert_eq!(outbox.counts().retries, 2);
+}
+
+/// Everything that is due by then is said and taken. Returns what was said, and when.
+fn all_taken(outbox: &mut Outbox, from: Duration, until: Duration) -> Vec<(Duration, Saying)> {
+    let (mut said, mut now) = (Vec::new(), from);
+    while now <= until {
+        while let Next::Call(Call { saying, ticket }) = outbox.next(now) {
+            said.push((now, saying));
+            outbox.done(ticket, Outcome::Taken, now);
+        }
+        now += 50 * MS;
+    }
+    said
+}
+
+#[test]
+fn an_eviction_after_an_add_without_an_answer_is_told_twice() {
+    let mut outbox = begun(OutboxOptions::default());
+    outbox.note(&[held(1), held(2)], MS);
+    let call = only(&mut outbox, 200 * MS);
+    outbox.note(&[gone(1)], 200 * MS);
+    outbox.done(call.ticket, Outcome::Unanswered, 200 * MS);
+    let said = all_taken(&mut outbox, 200 * MS, 3 * GRACE);
+    let about = |wanted: u64| -> Vec<Duration> {
+        let is_it = |saying: &Saying| match saying {
+            Saying::Adds(adds) => adds.iter().any(|add| add.fingerprint == wanted),
+            Saying::Eviction { fingerprint, .. } => *fingerprint == wanted,
+            _ => false,
+        };
+        said.iter().filter(|(_, saying)| is_it(saying)).map(|(at, _)| *at).collect()
+    };
+    // The add may be applied as late as that.
+    for times in [about(1), about(2)] {
+        assert_eq!(times.len(), 2, "{said:?}");
+        assert!(times[0] < GRACE && times[1] >= 200 * MS + GRACE, "{times:?}");
+    }
+    assert!(outbox.is_settled());
+    assert_eq!(outbox.pending().maybe_told, 1);
+}
+
+#[test]
+fn a_clear_after_a_call_without_an_answer_is_told_twice_and_nothing_between() {
+    let mut outbox = begun(OutboxOptions::default());
+    outbox.note(&[held(1)], MS);
+    let call = only(&mut outbox, 200 * MS);
+    outbox.note(&[Note::Nothing, held(2)], 200 * MS);
+    outbox.done(call.ticket, Outcome::Unanswered, 200 * MS);
+    let said = all_taken(&mut outbox, 200 * MS, 3 * GRACE);
+    assert_eq!([&said[0].1, &said[1].1], [&Saying::Clear, &Saying::Clear], "{said:?}");
+    assert!(said[0].0 < GRACE && said[1].0 >= 200 * MS + GRACE, "{said:?}");
+    assert!(matches!(&said[2].1, Saying::Adds(adds) if adds[0].fingerprint == 2));
+    assert_eq!(said.len(), 3);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use kvplane_hints::CacheTier;
 use proptest::prelude::*;
 
 use super::super::*;
-use super::{gone_in, held_in};
+use super::{GRACE, gone_in, held_in};
 
 const ADAPTERS: [&str; 3] = ["", "sql", "chat"];
 const FINGERPRINTS: u64 = 5;
@@ -24,10 +24,12 @@ type Key = (String, u64);
 #[derive(Debug, Clone, Copy)]
 enum Fate {
     Taken,
-    /// The server took it, but the answer was lost.
-    Unanswered,
+    /// The server took it, and answers with an error.
+    Broken,
     /// It never arrived.
     Lost,
+    /// There is no answer, and the server takes it so many milliseconds later.
+    Late(u64),
 }
 
 #[derive(Debug, Clone)]
@@ -46,7 +48,12 @@ enum Step {
 }
 
 fn fate() -> impl Strategy<Value = Fate> {
-    prop_oneof![3 => Just(Fate::Taken), 1 => Just(Fate::Unanswered), 1 => Just(Fate::Lost)]
+    prop_oneof![
+        3 => Just(Fate::Taken),
+        1 => Just(Fate::Broken),
+        1 => Just(Fate::Lost),
+        1 => prop_oneof![Just(0), Just(100), Just(4_999)].prop_map(Fate::Late),
+    ]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -66,6 +73,8 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Debug, Default)]
 struct Server {
     entries: BTreeMap<Key, (u32, CacheTier, Duration)>,
+    /// What it is about to apply, whoever still waits for that.
+    late: Vec<(Duration, Saying)>,
 }
 
 impl Server {
@@ -87,7 +96,12 @@ impl Server {
         }
     }
 
-    fn forget(&mut self, now: Duration) {
+    fn pass(&mut self, now: Duration) {
+        self.late.sort_by_key(|(due, _)| *due);
+        while self.late.first().is_some_and(|(due, _)| *due <= now) {
+            let (due, saying) = self.late.remove(0);
+            self.apply(&saying, due);
+        }
         self.entries.retain(|_, (_, _, seen)| now.saturating_sub(*seen) < TTL);
     }
 }
@@ -126,7 +140,7 @@ impl World {
         server.entries.insert(("sql".to_owned(), 77), (1, CacheTier::T1, Duration::ZERO));
         server.entries.insert((String::new(), 1), (1, CacheTier::T2, Duration::ZERO));
         Self {
-            outbox: Outbox::new(options),
+            outbox: Outbox::new(options, GRACE),
             server,
             wanted: BTreeMap::new(),
             gone_since: BTreeMap::new(),
@@ -168,7 +182,7 @@ impl World {
             }
             Step::Advance(ms) => {
                 self.now += Duration::from_millis(ms);
-                self.server.forget(self.now);
+                self.server.pass(self.now);
             }
             Step::Issue => while self.issue() {},
             Step::End(at, fate) => {
@@ -233,8 +247,10 @@ impl World {
 
     fn end(&mut self, at: usize, fate: Fate) {
         let Call { saying, ticket } = self.in_flight.remove(at);
-        if !matches!(fate, Fate::Lost) {
-            self.server.apply(&saying, self.now);
+        match fate {
+            Fate::Taken | Fate::Broken => self.server.apply(&saying, self.now),
+            Fate::Lost => {}
+            Fate::Late(ms) => self.server.late.push((self.now + Duration::from_millis(ms), saying.clone())),
         }
         let taken = matches!(fate, Fate::Taken);
         if let Saying::Adds(adds) = &saying {
@@ -245,7 +261,11 @@ impl World {
                 }
             }
         }
-        let outcome = if taken { Outcome::Taken } else { Outcome::Failed };
+        let outcome = match fate {
+            Fate::Taken => Outcome::Taken,
+            Fate::Broken => Outcome::Failed,
+            Fate::Lost | Fate::Late(_) => Outcome::Unanswered,
+        };
         self.outbox.done(ticket, outcome, self.now);
     }
 
@@ -264,13 +284,13 @@ impl World {
                 Next::Wait(Some(at)) if at <= until => {
                     assert!(at > self.now, "waits for what is over");
                     self.now = at;
-                    self.server.forget(self.now);
+                    self.server.pass(self.now);
                 }
                 _ => break,
             }
         }
         self.now = until;
-        self.server.forget(self.now);
+        self.server.pass(self.now);
     }
 
     fn check_equal(&self) {
@@ -297,8 +317,8 @@ proptest! {
         for step in &steps {
             world.step(step);
         }
-        // The longest pause, and a window.
-        let until = world.now + Duration::from_secs(6);
+        // The longest pause, what is late, once more where that met a call under way, and windows.
+        let until = world.now + Duration::from_secs(6) + 2 * GRACE;
         world.go_well(until);
         world.check_equal();
         // And it stays so, however much the server forgets.
