@@ -43,6 +43,7 @@ pub(crate) struct HintsConfig {
     /// Where a single hash is not found, replicas that serve the tenant well are named.
     pub(crate) tenant_hot: bool,
     /// Tenants that are treated otherwise.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) tenant: Vec<TenantConfig>,
 }
 
