@@ -10,10 +10,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kvplane_core::{Tier, chain_hash};
-use kvplane_hints::{CacheTier, Prefix};
+use kvplane_hints::Prefix;
 use rustc_hash::FxHashMap;
 
 use super::describe::Described;
+use super::lies::Lies;
 use super::share::Share;
 use super::withheld::Tally;
 use crate::sink::Withheld;
@@ -31,18 +32,19 @@ pub(super) struct Shift<'l> {
     /// Tokens of its last block.
     pub(super) block: u32,
     /// Where it lay, if it was told.
-    pub(super) was: Option<CacheTier>,
+    pub(super) was: Option<Lies>,
     /// Where it lies, if it is told.
-    pub(super) now: Option<CacheTier>,
+    pub(super) now: Option<Lies>,
 }
 
 impl Shift<'_> {
-    pub(super) fn prefix(&self, tier: CacheTier) -> Prefix {
+    pub(super) fn prefix(&self, lies: Lies) -> Prefix {
         Prefix {
             fingerprint: self.fingerprint,
             tokens: self.tokens,
             block: self.block,
-            tier,
+            tier: lies.tier(),
+            sure: lies.is_sure(),
             adapter: self.adapter.clone(),
         }
     }
@@ -235,7 +237,7 @@ impl Ledger {
     }
 
     /// What a block is and whether it is told, by itself and its parent.
-    fn follow_from(&self, at: u32) -> ((Known, u64, u32, Option<Withheld>), Option<CacheTier>) {
+    fn follow_from(&self, at: u32) -> ((Known, u64, u32, Option<Withheld>), Option<Lies>) {
         let slot = &self.slots[at as usize];
         let parent = (slot.parent != NONE).then(|| &self.slots[slot.parent as usize]);
         let known = match slot.known {
@@ -255,7 +257,7 @@ impl Ledger {
     }
 
     /// From now on a block is told to lie there.
-    fn tell(&mut self, at: u32, now: Option<CacheTier>, tell: &mut impl FnMut(Shift<'_>)) {
+    fn tell(&mut self, at: u32, now: Option<Lies>, tell: &mut impl FnMut(Shift<'_>)) {
         let was = std::mem::replace(&mut self.slots[at as usize].told, now);
         if was == now {
             return;
@@ -264,7 +266,7 @@ impl Ledger {
         tell(self.shift(&self.slots[at as usize], was, now));
     }
 
-    fn shift(&self, slot: &Slot, was: Option<CacheTier>, now: Option<CacheTier>) -> Shift<'_> {
+    fn shift(&self, slot: &Slot, was: Option<Lies>, now: Option<Lies>) -> Shift<'_> {
         Shift {
             adapter: &self.adapters[slot.adapter as usize],
             fingerprint: slot.fingerprint,

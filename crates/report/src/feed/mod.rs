@@ -14,6 +14,7 @@ mod book;
 mod describe;
 mod feeds;
 mod ledger;
+mod lies;
 mod progress;
 mod rank;
 mod replica;

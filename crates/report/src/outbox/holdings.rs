@@ -40,11 +40,19 @@ pub(super) struct Slot {
     pub(super) queued: Queued,
     /// A call about it is under way: nothing else is said of it until that has ended.
     pub(super) in_flight: bool,
+    /// The engine will say when it is gone. Else it is told once: a server that forgets it is right to.
+    pub(super) sure: bool,
     /// It is told again only so that the server does not forget it.
     pub(super) refreshed: bool,
     /// Calls about it that nobody answered, and that the server may still apply.
     pub(super) late: u16,
-    used: bool,
+}
+
+impl Slot {
+    /// Whether anything is to be known of it.
+    pub(super) fn is_used(&self) -> bool {
+        self.wanted.is_some() || self.told != Told::Absent || self.late > 0
+    }
 }
 
 /// Where a prefix is kept. It stays there as long as anything is to be known of it.
@@ -95,10 +103,6 @@ impl Holdings {
         &mut self.slots[id as usize]
     }
 
-    pub(super) fn is_used(&self, id: SlotId) -> bool {
-        self.slots[id as usize].used
-    }
-
     pub(super) fn adapter(&self, number: u32) -> &Arc<str> {
         self.adapters.name(number)
     }
@@ -124,9 +128,9 @@ impl Holdings {
             told: Told::Absent,
             queued: Queued::No,
             in_flight: false,
+            sure: true,
             refreshed: false,
             late: 0,
-            used: true,
         };
         let id = if let Some(id) = self.free.pop() {
             self.slots[id as usize] = slot;
@@ -163,8 +167,7 @@ impl Holdings {
     /// Nothing is to be known of it any more.
     pub(super) fn free(&mut self, id: SlotId) {
         self.set_told(id, Told::Absent);
-        let slot = &mut self.slots[id as usize];
-        slot.used = false;
+        let slot = &self.slots[id as usize];
         let (fingerprint, adapter) = (slot.fingerprint, slot.adapter);
         self.adapters.give_back(adapter);
         match self.of_other_adapters(fingerprint, adapter)[..] {

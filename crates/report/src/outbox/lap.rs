@@ -37,8 +37,8 @@ impl Outbox {
             let id = self.lap.at as SlotId;
             self.lap.at += 1;
             let slot = self.holdings.slot(id);
-            let is_told = slot.wanted.is_some_and(|tier| slot.told == Told::At(tier));
-            if self.holdings.is_used(id) && is_told && !slot.in_flight && slot.queued == Queued::No {
+            let is_told = slot.sure && slot.wanted.is_some_and(|tier| slot.told == Told::At(tier));
+            if is_told && !slot.in_flight && slot.queued == Queued::No {
                 self.queue(id, Queued::Add, now);
                 self.holdings.slot_mut(id).refreshed = true;
             }

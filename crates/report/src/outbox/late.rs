@@ -47,7 +47,7 @@ impl Outbox {
     /// Tells once more what calls may have undone that were late.
     pub(super) fn tell_late(&mut self, now: Duration) {
         while let Some(&(due, id)) = self.late.slots.front().filter(|(due, _)| *due <= now) {
-            debug_assert!(self.holdings.is_used(id), "due at {due:?}");
+            debug_assert!(self.holdings.slot(id).is_used(), "due at {due:?}");
             self.late.slots.pop_front();
             let slot = self.holdings.slot_mut(id);
             slot.late -= 1;

@@ -183,10 +183,7 @@ impl Outbox {
         self.lap.walked = now;
         self.stats.due = self.stats.latest.is_some();
         for id in 0..self.holdings.len() as SlotId {
-            if matches!(self.holdings.slot(id).told, Told::At(_)) {
-                self.holdings.set_told(id, Told::Perhaps);
-                self.settle(id, now);
-            }
+            self.doubt(id, now);
         }
     }
 
@@ -311,9 +308,11 @@ impl Outbox {
         let id = self.holdings.find_or_add(prefix.fingerprint, &prefix.adapter);
         let slot = self.holdings.slot_mut(id);
         slot.wanted = Some(prefix.tier);
-        let other_count = slot.tokens != prefix.tokens;
+        // What was not sure may be long forgotten.
+        let other = slot.tokens != prefix.tokens || prefix.sure && !slot.sure;
+        slot.sure = prefix.sure;
         slot.tokens = prefix.tokens;
-        if other_count && matches!(slot.told, Told::At(_)) {
+        if other && matches!(slot.told, Told::At(_)) {
             self.holdings.set_told(id, Told::Perhaps);
         }
         self.settle(id, now);
@@ -343,10 +342,12 @@ impl Outbox {
         self.evictions.clear();
         self.late.clear();
         for id in 0..self.holdings.len() as SlotId {
-            if self.holdings.is_used(id) {
+            if self.holdings.slot(id).is_used() {
                 let slot = self.holdings.slot_mut(id);
                 slot.in_flight = false;
                 slot.late = 0;
+                // What is told only once is not told after a clear.
+                slot.wanted = slot.wanted.filter(|_| slot.sure);
                 slot.queued = Queued::No;
                 self.holdings.set_told(id, Told::Absent);
                 self.settle(id, now);
@@ -383,10 +384,16 @@ impl Outbox {
             if !answered {
                 self.is_late(other, now);
             }
-            if matches!(self.holdings.slot(other).told, Told::At(_)) {
-                self.holdings.set_told(other, Told::Perhaps);
-                self.settle(other, now);
-            }
+            self.doubt(other, now);
+        }
+    }
+
+    /// The server may have forgotten what it took. What is told only once is left at that.
+    fn doubt(&mut self, id: SlotId, now: Duration) {
+        let slot = self.holdings.slot(id);
+        if matches!(slot.told, Told::At(_)) && (slot.sure || slot.wanted.is_none()) {
+            self.holdings.set_told(id, Told::Perhaps);
+            self.settle(id, now);
         }
     }
 
@@ -403,8 +410,7 @@ impl Outbox {
             (None, _) => Queued::Eviction,
         };
         self.queue(id, due, now);
-        let slot = self.holdings.slot(id);
-        if slot.wanted.is_none() && slot.told == Told::Absent && slot.late == 0 {
+        if !self.holdings.slot(id).is_used() {
             self.holdings.free(id);
         }
     }

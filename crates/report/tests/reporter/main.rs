@@ -25,7 +25,7 @@ const WINDOW: Duration = Duration::from_millis(20);
 
 fn held_in(fingerprint: u64, adapter: &str, tier: CacheTier) -> Note {
     let tokens = fingerprint as u32 * 16;
-    Note::Held(Prefix { fingerprint, tokens, block: 16, tier, adapter: Arc::from(adapter) })
+    Note::Held(Prefix { fingerprint, tokens, block: 16, tier, sure: true, adapter: Arc::from(adapter) })
 }
 
 fn held(fingerprint: u64) -> Note {

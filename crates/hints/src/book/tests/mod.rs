@@ -41,7 +41,7 @@ fn entries(numbers: impl IntoIterator<Item = u64>) -> Vec<Entry> {
 }
 
 fn held(fingerprint: u64, tokens: u32) -> Note {
-    Note::Held(Prefix { fingerprint, tokens, block: 16, tier: CacheTier::T1, adapter: "".into() })
+    Note::Held(Prefix { fingerprint, tokens, block: 16, tier: CacheTier::T1, sure: true, adapter: "".into() })
 }
 
 fn question(asked: Asked<'_>) -> Question<'_> {

@@ -104,7 +104,7 @@ fn note() -> impl Strategy<Value = Note> {
     let adapter = || adapter().prop_map(|adapter| ADAPTERS[usize::from(adapter)].into());
     prop_oneof![
         8 => (0_u64..10, 0_u32..300, tier(), adapter()).prop_map(|(fingerprint, tokens, tier, adapter)| {
-            Note::Held(Prefix { fingerprint, tokens, block: 16, tier, adapter })
+            Note::Held(Prefix { fingerprint, tokens, block: 16, tier, sure: true, adapter })
         }),
         3 => (0_u64..10, adapter()).prop_map(|(fingerprint, adapter)| Note::Gone { fingerprint, adapter }),
         1 => Just(Note::Nothing),

@@ -8,8 +8,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::sink::Sink;
 
-/// What somebody ends with who believes every note: where each prefix lies, by adapter and fingerprint.
-type Held = BTreeMap<(String, u64), (u32, CacheTier)>;
+/// What somebody ends with who believes every note: where each prefix lies, by adapter and fingerprint, and
+/// whether that is sure.
+type Held = BTreeMap<(String, u64), (u32, CacheTier, bool)>;
 
 /// Keeps what it is told, and insists on changes.
 #[derive(Clone, Default)]
@@ -23,7 +24,7 @@ impl Sink for Reader {
         for note in notes {
             match note {
                 Note::Held(prefix) => {
-                    let now = (prefix.tokens, prefix.tier);
+                    let now = (prefix.tokens, prefix.tier, prefix.sure);
                     let before = held.insert((prefix.adapter.to_string(), prefix.fingerprint), now);
                     assert_ne!(before, Some(now), "told twice");
                 }
@@ -145,7 +146,7 @@ impl Model {
                     _ => CacheTier::T3,
                 };
                 let key = (adapter.to_owned(), fingerprint(path));
-                let entry = all.entry(key).or_insert((SIZE * path.len() as u32, tier));
+                let entry = all.entry(key).or_insert((SIZE * path.len() as u32, tier, true));
                 entry.1 = entry.1.min(tier);
             }
         }
@@ -384,6 +385,11 @@ fn what_leaves_the_device_can_be_taken_to_lie_behind_it_up_to_a_bound() {
         feed.apply(&removal(Tier::Device, depth));
         assert_eq!(path_notes(&reader), [(depth as u32, Some(CacheTier::T2))]);
     }
+    // Nobody says when it ends, until the engine does.
+    feed.apply(&chain(Tier::Host, 3..=3));
+    feed.apply(&removal(Tier::Host, 3));
+    let sure = |note: &Note| matches!(note, Note::Held(prefix) if prefix.sure);
+    assert_eq!(reader.take_notes().iter().map(sure).collect::<Vec<_>>(), [true, false]);
     // The first that left is given up.
     feed.apply(&removal(Tier::Device, 2));
     assert_eq!(path_notes(&reader), [(2, Some(CacheTier::T2)), (4, None)]);

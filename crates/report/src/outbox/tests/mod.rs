@@ -15,7 +15,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 pub(super) fn held_in(fingerprint: u64, adapter: &str, tier: CacheTier) -> Note {
     let tokens = fingerprint as u32 * 16;
-    Note::Held(Prefix { fingerprint, tokens, block: 16, tier, adapter: Arc::from(adapter) })
+    Note::Held(Prefix { fingerprint, tokens, block: 16, tier, sure: true, adapter: Arc::from(adapter) })
 }
 
 fn held(fingerprint: u64) -> Note {
@@ -311,6 +311,48 @@ fn what_is_held_is_told_again_spread_over_the_refresh() {
     }
     assert!(most <= 21, "{most} at once");
     assert!(outbox.counts().refreshed_blocks >= 2 * 6_000);
+}
+
+#[test]
+fn what_is_not_sure_is_told_once() {
+    let refresh = Duration::from_mins(1);
+    let mut outbox = begun(OutboxOptions { refresh, max_evictions: 1, ..OutboxOptions::default() });
+    let left = |fingerprint| match held_in(fingerprint, "", CacheTier::T2) {
+        Note::Held(prefix) => Note::Held(Prefix { sure: false, ..prefix }),
+        other => other,
+    };
+    outbox.note(&[held(1), held(2), left(2), held(3)], MS);
+    assert_eq!(fingerprints_of(&all_taken(&mut outbox, MS, 2 * refresh))[..3], [1, 2, 3]);
+    // Neither for a refresh nor for a new server.
+    let mut later = fingerprints_of(&all_taken(&mut outbox, 2 * refresh, 4 * refresh));
+    outbox.disconnected();
+    outbox.connected(5 * refresh);
+    later.extend(fingerprints_of(&all_taken(&mut outbox, 5 * refresh, 6 * refresh)));
+    assert!(later.contains(&1) && later.contains(&3) && !later.contains(&2), "{later:?}");
+    // When the engine says so itself it is told again.
+    outbox.note(&[held_in(2, "", CacheTier::T2)], 7 * refresh);
+    let later = fingerprints_of(&all_taken(&mut outbox, 7 * refresh, 8 * refresh));
+    assert!(later.contains(&2), "{later:?}");
+    // It is evicted like any other.
+    outbox.note(&[left(2)], 9 * refresh);
+    outbox.note(&[gone(2)], 9 * refresh);
+    let said = all_taken(&mut outbox, 9 * refresh, 10 * refresh);
+    assert!(said.iter().any(|(_, saying)| matches!(saying, Saying::Eviction { fingerprint: 2, .. })));
+    // After a clear it is not told either.
+    outbox.note(&[left(4), held(5), held(6), held(7)], 11 * refresh);
+    all_taken(&mut outbox, 11 * refresh, 12 * refresh);
+    outbox.note(&[gone(5), gone(6)], 13 * refresh);
+    let said = all_taken(&mut outbox, 13 * refresh, 14 * refresh);
+    assert_eq!(said[0].1, Saying::Clear);
+    let later = fingerprints_of(&said[1..]);
+    assert!(later.contains(&7) && !later.contains(&4), "{later:?}");
+}
+
+/// What was added.
+fn fingerprints_of(said: &[(Duration, Saying)]) -> Vec<u64> {
+    let adds =
+        said.iter().filter_map(|(_, saying)| if let Saying::Adds(adds) = saying { Some(adds) } else { None });
+    adds.flatten().map(|add| add.fingerprint).collect()
 }
 
 #[test]
