@@ -29,15 +29,25 @@ impl Book {
         }
     }
 
-    /// What others reported of an engine is void once it is heard.
-    fn hear_first(&self, known: &mut RwLockWriteGuard<'_, Known>, whose: Whose<'_>) {
-        let Ok(replica) = known.admit(whose, None) else { return };
-        let of = &mut known.replicas[replica];
-        if !std::mem::replace(&mut of.heard, true) {
-            of.last_event_us = 0;
-            if !of.places.is_empty() {
-                self.start_over(known, whose, replica);
+    /// What others reported of an engine is void once it is heard. Returns its number.
+    pub(super) fn hear_first(
+        &self,
+        known: &mut RwLockWriteGuard<'_, Known>,
+        whose: Whose<'_>,
+    ) -> Option<u32> {
+        loop {
+            let replica = known.admit(whose, None).ok()?;
+            let of = &mut known.replicas[replica];
+            if std::mem::replace(&mut of.heard, true) {
+                return Some(replica);
             }
+            of.last_event_us = 0;
+            of.told = None;
+            if of.places.is_empty() {
+                return Some(replica);
+            }
+            // Others get the lock in between, and may forget it again.
+            self.start_over(known, whose, replica);
         }
     }
 

@@ -27,6 +27,7 @@ mod sweep;
 mod table;
 #[cfg(test)]
 mod tests;
+mod told;
 mod wide;
 
 use std::sync::Arc;
@@ -34,7 +35,6 @@ use std::sync::Arc;
 use parking_lot::{RwLock, RwLockWriteGuard};
 
 use self::cells::{Cell, Seen};
-use self::census::Told;
 use self::known::{Known, Listener};
 use self::look::View;
 use self::names::{Ghost, Tenant};
@@ -224,32 +224,6 @@ impl Book {
     fn drain(known: &mut RwLockWriteGuard<'_, Known>, ghost: &Ghost) {
         while known.drain(ghost, AT_ONCE) == Progress::More {
             RwLockWriteGuard::bump(known);
-        }
-    }
-
-    /// What a replica says of itself.
-    pub fn set_stats(&self, whose: Whose<'_>, stats: Stats, at_us: i64) -> Result<(), Refused> {
-        if whose.tenant == RESERVED_TENANT {
-            return Ok(());
-        }
-        let mut known = self.known.write();
-        let replica = known.admit(whose, Some(&self.limits))?;
-        known.replicas[replica].told = Some(Told { stats: stats.finite(), at_us, alive_us: at_us });
-        if let Some(listener) = self.listener() {
-            listener.happened(whose, Happened::Updated);
-        }
-        Ok(())
-    }
-
-    /// A replica is alive: what it said of itself still holds.
-    pub fn alive(&self, whose: Whose<'_>, at_us: i64) {
-        let mut known = self.known.write();
-        let Some(replica) = known.find(whose) else { return };
-        if let Some(told) = &mut known.replicas[replica].told {
-            told.alive_us = at_us;
-        }
-        if let Some(listener) = self.listener() {
-            listener.happened(whose, Happened::Updated);
         }
     }
 

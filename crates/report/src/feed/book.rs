@@ -75,8 +75,7 @@ impl Entry {
         if let StatsNews::Are(stats) = news
             && !*closed
         {
-            // Its names are in the book since it was first heard: there is room for them.
-            let _ = self.book.set_stats(self.whose(), stats, unix_us());
+            self.book.hear_stats(self.whose(), stats, unix_us());
         }
     }
 }

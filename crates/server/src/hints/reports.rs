@@ -60,7 +60,9 @@ pub(crate) async fn take_update(
         t2_hit_tokens: stats.t2_hit_tokens,
         t2_query_tokens: stats.t2_query_tokens,
     };
-    book.set_stats(whose, stats, at_us).map_err(|refused| too_much(refused, counters))
+    let taken = book.set_stats(whose, stats, at_us).map_err(|refused| too_much(refused, counters))?;
+    counters.dropped.add(Dropped::Heard, usize::from(!taken));
+    Ok(())
 }
 
 /// Takes one event.
@@ -79,7 +81,10 @@ pub(super) fn take_event(book: &Book, counters: &Counters, event: &proto::CacheE
         Ok(Type::AllCleared) => {
             book.clear(whose);
         }
-        Ok(Type::ReplicaUpdated) => book.alive(whose, moment(event.timestamp_us, now_us)),
+        Ok(Type::ReplicaUpdated) => {
+            let taken = book.alive(whose, moment(event.timestamp_us, now_us));
+            counters.dropped.add(Dropped::Heard, usize::from(!taken));
+        }
         Ok(Type::PrefixAdded) => counters.dropped.count(Dropped::PrefixAdded),
         Ok(Type::Unspecified) | Err(_) => counters.dropped.count(Dropped::UnknownEvent),
     }

@@ -127,7 +127,7 @@ fn a_flood_of_names_is_refused_and_leaves_nothing() {
     }
     let full = Err(Refused::TooManyNames { max: 10 });
     assert_eq!(book.report(whose("r6"), "s", NOW, &entries(0..2)), full);
-    assert_eq!(book.set_stats(whose("r6"), Stats::default(), NOW), full.map(|_| ()));
+    assert_eq!(book.set_stats(whose("r6"), Stats::default(), NOW), full.map(|_| true));
     assert_eq!(book.report(Whose { tenant: "u", ..whose("r0") }, "s", NOW, &entries(0..2)), full);
     assert_eq!(book.report(whose("r0"), "other", NOW, &entries(0..2)), full);
     let odd = [entry(5, 16), Entry { adapter: "x".into(), ..entry(6, 16) }, entry(7, 16)];

@@ -420,6 +420,26 @@ fn engines_that_are_heard_are_always_fresh_and_speak_for_themselves() {
 }
 
 #[test]
+fn statistics_of_an_engine_that_is_heard_are_its_own() {
+    let book = book(open());
+    let (reported, own) = (Stats { pressure: 1.0, ..Stats::default() }, Stats::default());
+    assert_eq!(book.set_stats(whose("r0"), reported, NOW), Ok(true));
+    book.hear(whose("r0"), "s", &[held(1, 16)]);
+    assert_eq!(book.state("t", "m").0, [], "what others said before is void");
+    book.hear_stats(whose("r0"), own, NOW);
+    assert_eq!(book.set_stats(whose("r0"), reported, NOW + SECOND), Ok(false));
+    assert!(!book.alive(whose("r0"), NOW + SECOND));
+    assert_eq!(book.census().replicas[0].stats, Some((own, NOW)));
+    book.hear(whose("r0"), "s", &[Note::Nothing]);
+    assert_eq!(book.state("t", "m").0, [("r0".into(), own)], "it holds nothing, and still says so itself");
+
+    book.told("r1", NOW, &entries(1..9));
+    book.hear_stats(whose("r1"), own, NOW);
+    assert_eq!(book.census().replicas[1].prefixes, 0, "its statistics alone make it heard");
+    assert!(book.alive(whose("nobody"), NOW), "nobody is not heard");
+}
+
+#[test]
 fn an_eviction_is_for_every_scheme_and_a_clear_takes_statistics_along() {
     let book = book(open());
     for scheme in ["s", "u"] {

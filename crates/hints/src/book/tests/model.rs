@@ -16,6 +16,7 @@ enum Op {
     Evict { who: Who, hash: PrefixHash, adapter: u8 },
     Clear(Who),
     Stats { who: Who, stats: Stats, at: i64 },
+    HearStats { who: Who, stats: Stats, at: i64 },
     Alive { who: Who, at: i64 },
     Hear { who: Who, scheme: u8, notes: Vec<Note> },
     Forget(Who),
@@ -177,6 +178,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => (who(), any_hash(), adapter()).prop_map(|(who, hash, adapter)| Op::Evict { who, hash, adapter }),
         1 => who().prop_map(Op::Clear),
         2 => (who(), stats(), at()).prop_map(|(who, stats, at)| Op::Stats { who, stats, at }),
+        1 => (who(), stats(), at()).prop_map(|(who, stats, at)| Op::HearStats { who, stats, at }),
         1 => (who(), at()).prop_map(|(who, at)| Op::Alive { who, at }),
         4 => (who(), 0_u8..2, prop::collection::vec(note(), 0..8))
             .prop_map(|(who, scheme, notes)| Op::Hear { who, scheme, notes }),
@@ -223,12 +225,15 @@ impl Pair {
             }
             Op::Clear(who) => assert_eq!(book.clear(who.whose()), oracle.clear(who.whose())),
             Op::Stats { who, stats, at } => {
-                book.set_stats(who.whose(), *stats, *at).unwrap();
-                oracle.set_stats(who.whose(), *stats, *at);
+                let taken = book.set_stats(who.whose(), *stats, *at);
+                assert_eq!(taken, Ok(oracle.set_stats(who.whose(), *stats, *at)));
+            }
+            Op::HearStats { who, stats, at } => {
+                book.hear_stats(who.whose(), *stats, *at);
+                oracle.hear_stats(who.whose(), *stats, *at);
             }
             Op::Alive { who, at } => {
-                book.alive(who.whose(), *at);
-                oracle.alive(who.whose(), *at);
+                assert_eq!(book.alive(who.whose(), *at), oracle.alive(who.whose(), *at));
             }
             Op::Hear { who, scheme, notes } => {
                 book.hear(who.whose(), SCHEMES[usize::from(*scheme)], notes);

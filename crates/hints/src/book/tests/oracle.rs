@@ -91,16 +91,27 @@ impl Oracle {
         self.remove(whose, |_| true)
     }
 
-    pub(super) fn set_stats(&mut self, whose: Whose<'_>, stats: Stats, at_us: i64) {
+    pub(super) fn set_stats(&mut self, whose: Whose<'_>, stats: Stats, at_us: i64) -> bool {
+        let taken = whose.tenant != RESERVED_TENANT && !self.heard.contains(&owned(whose));
+        if taken {
+            self.stats.insert(owned(whose), (stats.finite(), at_us, at_us));
+        }
+        taken
+    }
+
+    pub(super) fn hear_stats(&mut self, whose: Whose<'_>, stats: Stats, at_us: i64) {
+        self.hear(whose, "", &[]);
         if whose.tenant != RESERVED_TENANT {
             self.stats.insert(owned(whose), (stats.finite(), at_us, at_us));
         }
     }
 
-    pub(super) fn alive(&mut self, whose: Whose<'_>, at_us: i64) {
-        if let Some((_, _, alive)) = self.stats.get_mut(&owned(whose)) {
+    pub(super) fn alive(&mut self, whose: Whose<'_>, at_us: i64) -> bool {
+        let heard = self.heard.contains(&owned(whose));
+        if let Some((_, _, alive)) = self.stats.get_mut(&owned(whose)).filter(|_| !heard) {
             *alive = at_us;
         }
+        !heard
     }
 
     pub(super) fn hear(&mut self, whose: Whose<'_>, scheme: &str, notes: &[Note]) {
@@ -109,6 +120,7 @@ impl Oracle {
         }
         if self.heard.insert(owned(whose)) {
             self.remove(whose, |_| true);
+            self.stats.remove(&owned(whose));
             self.last_event.remove(&owned(whose));
         }
         for note in notes {
