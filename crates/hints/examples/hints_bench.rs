@@ -73,7 +73,7 @@ impl Load {
         for (replica, entries) in &reports {
             for (nth, entries) in entries.chunks(REPORT).enumerate() {
                 let at_us = NOW - 300_000_000 + nth as i64 * 20_000_000 + *replica as i64 * 1_000;
-                taken += book.report(self.whose(*replica), "vllm", at_us, entries).unwrap();
+                taken += book.report(self.whose(*replica), "vllm", at_us, entries).unwrap().taken;
             }
         }
         (taken, cpu_time().saturating_sub(start))

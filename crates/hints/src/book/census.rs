@@ -9,8 +9,8 @@ use crate::policy::Eviction;
 pub struct Limits {
     /// Reported (replica, prefix) pairs. Engines that are heard do not count: what they hold is bounded elsewhere.
     pub max_entries: usize,
-    /// Tenants, models, schemes, adapters and replicas. Reports that bring one more are refused; engines that are heard
-    /// count, but are never refused.
+    /// Tenants, models, schemes, adapters and replicas. Reports of one replica more are refused, entries with one scheme or
+    /// adapter more are left out; engines that are heard count, but are never refused.
     pub max_names: usize,
 }
 
@@ -42,6 +42,15 @@ pub enum Refused {
         /// The bound.
         max: usize,
     },
+}
+
+/// What became of a report's entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reported {
+    /// How many were taken.
+    pub taken: usize,
+    /// How many were left out because the name of their scheme or adapter is too long, or one too many.
+    pub unnamed: usize,
 }
 
 /// A replica of a tenant's model.

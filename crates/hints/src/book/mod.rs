@@ -46,7 +46,9 @@ use crate::policy::{Eviction, Policies};
 use crate::prefix::{Entry, PrefixHash};
 use crate::question::{Question, ReasonCode, Verdict};
 
-pub use self::census::{Census, Dropped, Expired, Limits, ModelCensus, Refused, ReplicaCensus, Stats, Whose};
+pub use self::census::{
+    Census, Dropped, Expired, Limits, ModelCensus, Refused, ReplicaCensus, Reported, Stats, Whose,
+};
 
 /// Cells that are written before others get the lock: some 100 us.
 const AT_ONCE: usize = 256;
@@ -102,22 +104,22 @@ impl Book {
         }
     }
 
-    /// A replica holds these, as of `at_us`. Returns how many were taken: none of a reserved tenant, of an empty scheme, or of a
-    /// replica that is heard here, and none with a hash of more than [`PrefixHash::MAX_BYTES`]. What was taken before one was
-    /// refused stays.
+    /// A replica holds these, as of `at_us`. Nothing is taken of a reserved tenant, of an empty scheme, or of a replica that is
+    /// heard here, and no hash of more than [`PrefixHash::MAX_BYTES`]. Entries that cannot be named are left out; a report of
+    /// a replica that cannot be named is refused.
     pub fn report(
         &self,
         whose: Whose<'_>,
         scheme: &str,
         at_us: i64,
         entries: &[Entry],
-    ) -> Result<usize, Refused> {
+    ) -> Result<Reported, Refused> {
+        let mut reported = Reported::default();
         if whose.tenant == RESERVED_TENANT || scheme.is_empty() {
-            return Ok(0);
+            return Ok(reported);
         }
         let policies = self.policies();
         let mut known = self.known.write();
-        let mut taken = 0;
         for (nth, entries) in entries.chunks(AT_ONCE).enumerate() {
             if nth > 0 {
                 RwLockWriteGuard::bump(&mut known);
@@ -126,13 +128,12 @@ impl Book {
                 break;
             }
             let replica = known.admit(whose, Some(&self.limits))?;
-            let written = self.write(&mut known, replica, scheme, at_us, entries);
+            self.write(&mut known, replica, scheme, at_us, entries, &mut reported);
             let tenant = known.replicas[replica].tenant;
             known.settle(replica);
             self.keep_within(&mut known, &policies, Some(tenant));
-            taken += written?;
         }
-        Ok(taken)
+        Ok(reported)
     }
 
     fn write(
@@ -142,23 +143,27 @@ impl Book {
         scheme: &str,
         at_us: i64,
         entries: &[Entry],
-    ) -> Result<usize, Refused> {
+        reported: &mut Reported,
+    ) {
         let listener = self.listener();
         let model = known.replicas[replica].model;
-        let mut last: Option<(&Arc<str>, bool, u32)> = None;
-        let mut taken = 0;
+        let mut last: Option<(&Arc<str>, bool, Option<u32>)> = None;
         for entry in entries {
             let wide = matches!(entry.hash, PrefixHash::Wide(_));
             if matches!(&entry.hash, PrefixHash::Wide(bytes) if bytes.len() > PrefixHash::MAX_BYTES) {
                 continue;
             }
-            taken += 1;
             // Entries of one report mostly go to one place.
             let place = match last {
                 Some((adapter, was_wide, place)) if was_wide == wide && **adapter == *entry.adapter => place,
-                _ => known.place(model, scheme, &entry.adapter, wide, Some(&self.limits))?,
+                _ => known.place(model, scheme, &entry.adapter, wide, Some(&self.limits)).ok(),
             };
             last = Some((&entry.adapter, wide, place));
+            let Some(place) = place else {
+                reported.unnamed += 1;
+                continue;
+            };
+            reported.taken += 1;
             let key = known.key(&entry.hash);
             let cell = Cell { seen: Seen::reported(at_us, entry.tier), tokens: entry.tokens };
             if known.put(replica, place, key, cell) {
@@ -167,7 +172,6 @@ impl Book {
             let owner = &mut known.replicas[replica];
             owner.last_event_us = owner.last_event_us.max(at_us);
         }
-        Ok(taken)
     }
 
     fn keep_within(&self, known: &mut RwLockWriteGuard<'_, Known>, policies: &Policies, tenant: Option<u32>) {

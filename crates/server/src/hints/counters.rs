@@ -63,6 +63,8 @@ counted! {
         NoReplica = "no_replica",
         /// The tenant of probes.
         ReservedTenant = "reserved_tenant",
+        /// Entries whose scheme or adapter has too long a name, or is one too many.
+        Unnamed = "unnamed",
         /// The replica is an engine that is heard here, and speaks for itself.
         Heard = "heard",
         /// An event that says what reports say better.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvplane_core::{ErrorCode, PublicError};
-use kvplane_hints::{Book, CacheTier, Entry, PrefixHash, RESERVED_TENANT, Refused, Stats, Whose};
+use kvplane_hints::{Book, CacheTier, Entry, PrefixHash, RESERVED_TENANT, Refused, Reported, Stats, Whose};
 use kvplane_proto::inferencecache as proto;
 
 use super::counters::{Counters, Dropped, Refusal};
@@ -45,9 +45,10 @@ pub(crate) async fn take_update(
             if at > 0 {
                 tokio::task::yield_now().await;
             }
-            let taken = book.report(whose, &update.hash_scheme, at_us, some);
-            let taken = taken.map_err(|refused| too_much(refused, counters))?;
-            counters.dropped.add(Dropped::Heard, some.len() - taken);
+            let reported = book.report(whose, &update.hash_scheme, at_us, some);
+            let Reported { taken, unnamed } = reported.map_err(|refused| too_much(refused, counters))?;
+            counters.dropped.add(Dropped::Unnamed, unnamed);
+            counters.dropped.add(Dropped::Heard, some.len() - taken - unnamed);
         }
     }
     let Some(stats) = &update.stats else { return Ok(()) };

@@ -129,10 +129,11 @@ fn a_flood_of_names_is_refused_and_leaves_nothing() {
     assert_eq!(book.report(whose("r6"), "s", NOW, &entries(0..2)), full);
     assert_eq!(book.set_stats(whose("r6"), Stats::default(), NOW), full.map(|_| true));
     assert_eq!(book.report(Whose { tenant: "u", ..whose("r0") }, "s", NOW, &entries(0..2)), full);
-    assert_eq!(book.report(whose("r0"), "other", NOW, &entries(0..2)), full);
+    let left_out = |taken, unnamed| Ok(Reported { taken, unnamed });
+    assert_eq!(book.report(whose("r0"), "other", NOW, &entries(0..2)), left_out(0, 2));
     let odd = [entry(5, 16), Entry { adapter: "x".into(), ..entry(6, 16) }, entry(7, 16)];
-    assert_eq!(book.report(whose("r0"), "s", NOW, &odd), full);
-    assert_eq!(left(&book, "r0", 5..8), [5], "what came before stays");
+    assert_eq!(book.report(whose("r0"), "s", NOW, &odd), left_out(2, 1));
+    assert_eq!(left(&book, "r0", 5..8), [5, 7], "what can be named is taken");
     book.told("r0", NOW, &entries(8..9));
     book.hear(whose("heard"), "s", &[held(1, 16)]);
     assert_eq!(book.census().replicas.len(), 7, "engines that are heard are not refused");
@@ -143,13 +144,16 @@ fn a_flood_of_names_is_refused_and_leaves_nothing() {
     let long = "x".repeat(Limits::MAX_NAME_BYTES + 1);
     let refused = Refused::NameTooLong { bytes: long.len(), max: Limits::MAX_NAME_BYTES };
     assert_eq!(book.report(whose(&long), "s", NOW, &entries(0..2)), Err(refused));
-    assert_eq!(book.report(whose("r6"), &long, NOW, &entries(0..2)), Err(refused));
+    assert_eq!(book.report(whose("r6"), &long, NOW, &entries(0..2)), left_out(0, 2));
+    let odd = |number| Entry { adapter: long.as_str().into(), ..entry(number, 16) };
+    assert_eq!(book.report(whose("r6"), "s", NOW, &[odd(5), odd(6), entry(7, 16)]), left_out(1, 2));
 }
 
 #[test]
-fn a_refused_report_of_a_new_replica_leaves_no_name() {
+fn a_report_of_a_new_replica_of_which_nothing_is_taken_leaves_no_name() {
     let book = Book::new(Limits { max_names: 4, ..Limits::default() }, Policies::default(), None);
-    assert!(book.report(whose("r"), "s", NOW, &entries(0..1)).is_err(), "no room for a scheme");
+    let no_room_for_a_scheme = Ok(Reported { taken: 0, unnamed: 600 });
+    assert_eq!(book.report(whose("r"), "s", NOW, &entries(0..600)), no_room_for_a_scheme);
     assert_eq!(book.known.read().names(), 0);
 }
 
@@ -219,8 +223,11 @@ fn hashes_that_are_none_are_not_taken() {
     let book = book(Policy::default());
     let wide = |bytes| Entry { hash: PrefixHash::Wide(vec![1; bytes].into()), ..entry(0, 16) };
     let longest = PrefixHash::MAX_BYTES;
-    assert_eq!(book.report(whose("r"), "s", NOW, &[wide(longest + 1)]), Ok(0));
+    assert_eq!(book.report(whose("r"), "s", NOW, &[wide(longest + 1)]), taken(0));
     assert_eq!(book.census(), Census::default());
-    assert_eq!(book.report(whose("r"), "s", NOW, &[wide(longest), wide(longest + 1), entry(1, 16)]), Ok(2));
+    assert_eq!(
+        book.report(whose("r"), "s", NOW, &[wide(longest), wide(longest + 1), entry(1, 16)]),
+        Ok(taken(2))
+    );
     assert_eq!(book.census().models[0].entries, 2);
 }

@@ -403,7 +403,11 @@ fn engines_that_are_heard_are_always_fresh_and_speak_for_themselves() {
     book.told("r0", NOW, &entries(1..9));
     book.hear(whose("r0"), "s", &[held(1, 16), held(2, 32)]);
     book.told("r1", NOW, &entries(50..51));
-    assert_eq!(book.report(whose("r0"), "s", NOW, &entries(1..9)), Ok(0), "a report about it is not taken");
+    assert_eq!(
+        book.report(whose("r0"), "s", NOW, &entries(1..9)),
+        Ok(taken(0)),
+        "a report about it is not taken"
+    );
     assert_eq!((book.evict(whose("r0"), &hash(1), ""), book.clear(whose("r0"))), (0, 0), "nor this");
     let later = NOW + 100 * MINUTE;
     assert_eq!(book.expire(later), Expired { entries: 1 });
@@ -414,9 +418,9 @@ fn engines_that_are_heard_are_always_fresh_and_speak_for_themselves() {
     assert_eq!(named(&book.ask_chain(1..9)), [("r0", 16)]);
     book.hear(whose("r0"), "s", &[Note::Nothing]);
     assert_eq!(book.ask_chain(1..9), nobody(ReasonCode::NoHint));
-    assert_eq!(book.report(whose("r0"), "s", NOW, &entries(1..9)), Ok(0), "it still speaks for itself");
+    assert_eq!(book.report(whose("r0"), "s", NOW, &entries(1..9)), taken(0), "it still speaks for itself");
     book.forget(whose("r0"));
-    assert_eq!(book.report(whose("r0"), "s", NOW, &entries(1..9)), Ok(8));
+    assert_eq!(book.report(whose("r0"), "s", NOW, &entries(1..9)), taken(8));
 }
 
 #[test]
