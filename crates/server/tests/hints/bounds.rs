@@ -67,6 +67,16 @@ async fn a_flood_of_names_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_named_is_left_out_of_a_report() {
+    let mut hints = Hints::serve().await;
+    let mut prefixes = entries(&[1, 2]);
+    prefixes[0].adapter_id = "x".repeat(2_000);
+    hints.report(vec![update("a", prefixes)]).await;
+    assert!((hints.metric("kvplane_hints_dropped_total{reason=\"unnamed\"}").await - 1.0).abs() < 0.5);
+    assert!((hints.metric("kvplane_hints_entries ").await - 1.0).abs() < 0.5, "the rest is taken");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_there_says_so() {
     let mut hints = Hints::serve().await;
     let refused = [

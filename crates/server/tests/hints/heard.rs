@@ -110,6 +110,12 @@ async fn nobody_else_speaks_for_an_engine_that_is_heard() {
     };
     hints.publish(cleared).await;
     assert_eq!(hints.route(asked("red", "vllm")).await.0, "PREFIX_MATCH", "it still says so itself");
+    let busy = proto::ReplicaStats { pressure: 1.0, ..Default::default() };
+    hints
+        .report(vec![of_engine(proto::CacheStateUpdate { stats: Some(busy), ..update("e0", Vec::new()) })])
+        .await;
+    assert!((hints.metric("kvplane_hints_dropped_total{reason=\"heard\"}").await - 4.0).abs() < 0.5);
+    assert_eq!(hints.route(asked("red", "vllm")).await.0, "PREFIX_MATCH", "nor is it busy");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -223,7 +223,7 @@ fn hashes_that_are_none_are_not_taken() {
     let book = book(Policy::default());
     let wide = |bytes| Entry { hash: PrefixHash::Wide(vec![1; bytes].into()), ..entry(0, 16) };
     let longest = PrefixHash::MAX_BYTES;
-    assert_eq!(book.report(whose("r"), "s", NOW, &[wide(longest + 1)]), taken(0));
+    assert_eq!(book.report(whose("r"), "s", NOW, &[wide(longest + 1)]), Ok(taken(0)));
     assert_eq!(book.census(), Census::default());
     assert_eq!(
         book.report(whose("r"), "s", NOW, &[wide(longest), wide(longest + 1), entry(1, 16)]),

@@ -418,9 +418,13 @@ fn engines_that_are_heard_are_always_fresh_and_speak_for_themselves() {
     assert_eq!(named(&book.ask_chain(1..9)), [("r0", 16)]);
     book.hear(whose("r0"), "s", &[Note::Nothing]);
     assert_eq!(book.ask_chain(1..9), nobody(ReasonCode::NoHint));
-    assert_eq!(book.report(whose("r0"), "s", NOW, &entries(1..9)), taken(0), "it still speaks for itself");
+    assert_eq!(
+        book.report(whose("r0"), "s", NOW, &entries(1..9)),
+        Ok(taken(0)),
+        "it still speaks for itself"
+    );
     book.forget(whose("r0"));
-    assert_eq!(book.report(whose("r0"), "s", NOW, &entries(1..9)), taken(8));
+    assert_eq!(book.report(whose("r0"), "s", NOW, &entries(1..9)), Ok(taken(8)));
 }
 
 #[test]
