@@ -47,18 +47,18 @@ impl Progress {
         let recorded: Vec<(Arc<Stream>, Cursor)> =
             streams.map(|stream| (stream.clone(), stream.cursor())).collect();
         let mut progress = self.0.subscribe();
-        let all_told = |reached: &HashMap<StreamId, Reached>| {
-            recorded.iter().all(|(stream, cursor)| match reached.get(stream.id()) {
+        for (stream, cursor) in recorded {
+            let is_told = |reached: &HashMap<StreamId, Reached>| match reached.get(stream.id()) {
                 Some(Reached::Told(told)) => {
-                    (told.epoch, told.sequence) >= (cursor.epoch, cursor.sequence) || !is_live(stream)
+                    (told.epoch, told.sequence) >= (cursor.epoch, cursor.sequence) || !is_live(&stream)
                 }
-                Some(Reached::Nothing) => !is_live(stream),
+                Some(Reached::Nothing) => !is_live(&stream),
                 Some(Reached::Unwanted) => true,
-                None => stream.removed().is_cancelled(),
-            })
-        };
-        // It would fail if nobody could tell anything any more; this one can.
-        let _ = progress.wait_for(all_told).await;
+                None => false,
+            };
+            // It would fail if nobody could tell anything any more; this one can. Nobody tells of a stream that is gone.
+            let _ = stream.removed().run_until_cancelled(progress.wait_for(is_told)).await;
+        }
     }
 }
 

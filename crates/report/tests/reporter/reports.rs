@@ -16,17 +16,17 @@ use crate::script::{DEADLINE, Script};
 /// Tokens of a block, as simulated engines have them.
 const BLOCK: usize = 16;
 
-fn engine() -> SimHandle {
+pub(crate) fn engine() -> SimHandle {
     SimEngine::start(SimConfig { blocks: 64, ..SimConfig::default() }).unwrap()
 }
 
 /// So many whole blocks are held afterwards that were not before.
-fn compute(sim: &SimHandle, first: u32, blocks: usize) {
+pub(crate) fn compute(sim: &SimHandle, first: u32, blocks: usize) {
     let prompt: Vec<u32> = (first..).take(blocks * BLOCK).collect();
     sim.complete(&prompt, 1, &CompletionOptions::default()).unwrap();
 }
 
-fn spec_of(sim: &SimHandle, id: &str) -> EngineSpec {
+pub(crate) fn spec_of(sim: &SimHandle, id: &str) -> EngineSpec {
     let events = Events::Connect(sim.event_endpoints().remove(0));
     let replay = sim.replay_endpoints().remove(0);
     EngineSpec {
@@ -51,7 +51,7 @@ fn to(script: &Script) -> ReportSpec {
     spec
 }
 
-fn planed(sim: &SimHandle) -> Arc<Plane> {
+pub(crate) fn planed(sim: &SimHandle) -> Arc<Plane> {
     Plane::start(vec![spec_of(sim, "a")], &PlaneOptions::default()).unwrap()
 }
 
