@@ -2,9 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use futures::future::join_all;
 use kvplane_ingest::{Engine, Plane};
 use parking_lot::Mutex;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
@@ -15,6 +18,8 @@ use crate::stats::{StatsNews, StatsOptions, StatsSource, follow_stats};
 
 /// Whose an engine is when nobody says so.
 const DEFAULT_TENANT: &str = "default";
+/// How long a shutdown may take, whatever there is to tell.
+const SHUTDOWN: Duration = Duration::from_secs(5);
 
 /// What is reported to a server.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,6 +111,8 @@ struct Replicas {
     links: Mutex<Vec<Weak<Link>>>,
     by_name: Mutex<HashMap<(String, Identity), Reported>>,
     tasks: TaskTracker,
+    /// Nothing more is told, whatever is left.
+    give_up: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -144,12 +151,25 @@ impl Reports {
         self.running.lock().iter().map(of).collect()
     }
 
-    /// Ends all reports when what waits is told, or after 5 s.
+    /// Ends all reports when everything is told that journals have now, or after 5 s.
     pub async fn shutdown(&self) {
+        let by = Instant::now() + SHUTDOWN;
+        let running = std::mem::take(&mut *self.running.lock());
+        let read = join_all(running.iter().map(|report| report.feeds.ready()));
+        if timeout_at(by, read).await.is_err() {
+            warn!(seconds = SHUTDOWN.as_secs(), "reports ended before everything was read from the journals");
+        }
         self.stop.cancel();
-        self.running.lock().clear();
-        self.replicas.tasks.close();
-        self.replicas.tasks.wait().await;
+        drop(running);
+        let tasks = &self.replicas.tasks;
+        tasks.close();
+        if timeout_at(by, tasks.wait()).await.is_err() {
+            for report in self.replicas() {
+                report.warn_of_rest(SHUTDOWN);
+            }
+            self.replicas.give_up.cancel();
+            tasks.wait().await;
+        }
     }
 
     fn begin(&self, plane: &Arc<Plane>, spec: ReportSpec) -> Running {
@@ -204,14 +224,17 @@ impl Replicas {
             .map(|source| (source, spec.stats.clone()));
         let this = self.clone();
         self.tasks.spawn(async move {
-            // What it still withdraws must not hit what is told now.
-            if let Some(previous) = previous {
-                previous.ended.cancelled().await;
-            }
-            tokio::select! {
-                () = reporter.run() => {}
-                () = tell_stats(stats, &report) => {}
-            }
+            let telling = async {
+                // What it still withdraws must not hit what is told now.
+                if let Some(previous) = previous {
+                    previous.ended.cancelled().await;
+                }
+                tokio::select! {
+                    () = reporter.run() => {}
+                    () = tell_stats(stats, &report) => {}
+                }
+            };
+            let _ = this.give_up.run_until_cancelled(telling).await;
             let mut by_name = this.by_name.lock();
             if by_name.get(&name).is_some_and(|now| Arc::ptr_eq(&now.report, &report)) {
                 by_name.remove(&name);

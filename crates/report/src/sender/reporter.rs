@@ -51,8 +51,8 @@ pub fn begin(
     let connection = link.watch();
     let report = Arc::new(ReplicaReport::new(engine, identity, link, outbox));
     let gone = CancellationToken::new();
-    let sink = ReportSink { report: report.clone(), gone: gone.clone(), stop: stop.clone() };
-    let reporter = Reporter { report: report.clone(), connection, deadline: options.deadline, gone, stop };
+    let sink = ReportSink { report: report.clone(), gone: gone.clone(), stop };
+    let reporter = Reporter { report: report.clone(), connection, deadline: options.deadline, gone };
     (sink, report, reporter)
 }
 
@@ -87,6 +87,20 @@ impl ReplicaReport {
         }
     }
 
+    /// It ends after so long, and not everything is told.
+    pub(crate) fn warn_of_rest(&self, after: Duration) {
+        let pending = self.pending();
+        warn!(
+            server = self.link.address().url(),
+            engine = self.engine,
+            adds = pending.adds,
+            evictions = pending.evictions,
+            clear = pending.clear,
+            seconds = after.as_secs(),
+            "a report ended before everything was told"
+        );
+    }
+
     pub(crate) fn set_stats(&self, stats: Stats) {
         self.outbox.lock().set_stats(stats);
         self.wake.notify_one();
@@ -100,7 +114,6 @@ pub struct Reporter {
     connection: watch::Receiver<Option<Connection>>,
     deadline: Duration,
     gone: CancellationToken,
-    stop: CancellationToken,
 }
 
 /// What is left of a call when it has ended.
@@ -138,7 +151,7 @@ impl Reporter {
                 () = self.report.wake.notified() => {}
                 () = sleep_until(wait_until.unwrap_or_else(Instant::now)), if wait_until.is_some() => {
                     if drained_by.is_some_and(|by| Instant::now() >= by) {
-                        return self.give_up();
+                        return self.report.warn_of_rest(DRAIN);
                     }
                 }
                 // Whichever comes first ends the feed; its sink is dropped in either case.
@@ -208,19 +221,5 @@ impl Reporter {
     fn close(&self) -> Instant {
         self.report.outbox.lock().close();
         Instant::now() + DRAIN
-    }
-
-    fn give_up(&self) {
-        let pending = self.report.pending();
-        warn!(
-            server = self.report.link.address().url(),
-            engine = self.report.engine,
-            adds = pending.adds,
-            evictions = pending.evictions,
-            clear = pending.clear,
-            seconds = DRAIN.as_secs(),
-            stopping = self.stop.is_cancelled(),
-            "a report ended before everything was told"
-        );
     }
 }

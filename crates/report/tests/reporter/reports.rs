@@ -1,7 +1,7 @@
 //! All reports of a plane: engines that come and go, reports that change.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_core::EngineId;
 use kvplane_ingest::{
@@ -122,5 +122,53 @@ async fn reports_change_while_they_run() {
     script.until_holds(&[]).await;
     tokio::time::timeout(DEADLINE, reports.shutdown()).await.unwrap();
     assert!(reports.replicas().is_empty());
+    sim.stop();
+}
+
+/// Waits without letting any task of the test's own thread run.
+fn until_recorded(plane: &Plane, blocks: u64) {
+    let stream = plane.streams().next().unwrap();
+    let deadline = Instant::now() + DEADLINE;
+    while stream.status().blocks.iter().sum::<u64>() != blocks {
+        assert!(Instant::now() < deadline, "the journal has {:?}", stream.status().blocks);
+        std::thread::yield_now();
+    }
+}
+
+#[tokio::test]
+async fn a_stop_tells_what_only_the_journal_has() {
+    let (script, sim) = (Script::start(), engine());
+    compute(&sim, 1, 5);
+    let plane = planed(&sim);
+    let reports = Reports::default();
+    reports.set(&plane, vec![to(&script)]);
+    script.until("it is told", |state| state.entries.len() == 5).await;
+    compute(&sim, 10_000, 3);
+    until_recorded(&plane, 8);
+    tokio::time::timeout(DEADLINE, reports.shutdown()).await.unwrap();
+    assert_eq!(script.shared.state.lock().entries.len(), 8);
+    sim.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_takes_no_longer_for_reports_that_wait_for_others() {
+    let (script, sim) = (Script::start(), engine());
+    compute(&sim, 1, 5);
+    let plane = planed(&sim);
+    let reports = Reports::default();
+    reports.set(&plane, vec![to(&script)]);
+    script.until("it is told", |state| state.entries.len() == 5).await;
+    script.hold(true);
+    // Each has to wait until what the one before told is withdrawn, and nothing is.
+    for window in 21..25 {
+        let mut spec = to(&script);
+        spec.reporter.outbox.window = Duration::from_millis(window);
+        assert_eq!(reports.set(&plane, vec![spec]).begun, 1);
+    }
+    let at = Instant::now();
+    reports.shutdown().await;
+    assert!(at.elapsed() < Duration::from_secs(12), "{:?}", at.elapsed());
+    assert!(reports.replicas().is_empty());
+    script.hold(false);
     sim.stop();
 }
