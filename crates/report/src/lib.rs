@@ -16,7 +16,7 @@ mod stats;
 
 pub use feed::{AdapterNames, Feeds, Rules, Told, WithheldCounts, hear};
 pub use outbox::{Add, Call, Next, Outbox, OutboxCounts, OutboxOptions, Outcome, Pending, Saying, Ticket};
-pub use reports::{ReportSpec, Reports, ReportsChanged};
+pub use reports::{ReplicaName, ReportSpec, Reports, ReportsChanged};
 pub use sender::{
     CALL_OUTCOMES, Identity, Link, ReplicaReport, ReportSink, Reporter, ReporterOptions, SAYINGS,
     ServerAddress, ServerAddressError, begin,

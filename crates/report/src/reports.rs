@@ -1,19 +1,22 @@
 //! Everything that is reported to others: which engines, as whom, and where to.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::future::join_all;
+use kvplane_hints::Note;
 use kvplane_ingest::{Engine, Plane};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
 use crate::feed::{Feeds, Rules, Told, WithheldCounts};
-use crate::sender::{Identity, Link, ReplicaReport, ReporterOptions, ServerAddress, begin};
+use crate::sender::{Identity, Link, ReplicaReport, ReportSink, ReporterOptions, ServerAddress, begin};
+use crate::sink::Sink;
 use crate::stats::{StatsNews, StatsOptions, StatsSource, follow_stats};
 
 /// Whose an engine is when nobody says so.
@@ -67,15 +70,31 @@ impl ReportSpec {
         self.engines.as_ref().is_none_or(|named| named.iter().any(|name| name == engine))
     }
 
-    fn identity(&self, engine: &Engine) -> Identity {
-        let spec = &engine.spec;
+    /// As whom it tells an engine of this id, model and tenant; nobody where it does not include it.
+    pub fn replica_name(&self, engine: &str, model: &str, tenant: Option<&str>) -> Option<ReplicaName> {
         let or = |given: &Option<String>, own: &str| given.clone().unwrap_or_else(|| own.to_owned());
-        Identity {
-            tenant: or(&self.tenant, spec.tenant.as_deref().unwrap_or(DEFAULT_TENANT)),
-            model: or(&self.model, &spec.model),
-            scheme: or(&self.scheme, spec.kind.as_str()),
-            replica: or(&self.replica, spec.id.as_str()),
-        }
+        self.includes(engine).then(|| ReplicaName {
+            server: self.server.url().to_owned(),
+            tenant: or(&self.tenant, tenant.unwrap_or(DEFAULT_TENANT)),
+            model: or(&self.model, model),
+            replica: or(&self.replica, engine),
+        })
+    }
+}
+
+/// A replica for a server. Whoever clears it clears all of it, whatever the scheme: it must be told by one report only.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ReplicaName {
+    server: String,
+    tenant: String,
+    model: String,
+    replica: String,
+}
+
+impl fmt::Display for ReplicaName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { server, tenant, model, replica } = self;
+        write!(f, "replica {replica:?} of model {model:?} and tenant {tenant:?} at {server}")
     }
 }
 
@@ -103,21 +122,25 @@ pub struct Reports {
 struct Running {
     spec: ReportSpec,
     feeds: Feeds,
+    _leaving: DropGuard,
 }
 
 /// Replicas that are being reported, of all reports.
 #[derive(Debug, Default)]
 struct Replicas {
     links: Mutex<Vec<Weak<Link>>>,
-    by_name: Mutex<HashMap<(String, Identity), Reported>>,
+    /// Each is told by its first; the others wait until those before them have ended.
+    by_name: Mutex<HashMap<ReplicaName, Vec<Reported>>>,
     tasks: TaskTracker,
     /// Nothing more is told, whatever is left.
     give_up: CancellationToken,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Reported {
     report: Arc<ReplicaReport>,
+    /// Cancelled when it is not to be told any more: all that is left is to withdraw it.
+    leaving: CancellationToken,
     ended: CancellationToken,
 }
 
@@ -135,10 +158,14 @@ impl Reports {
         ReportsChanged { begun, ended: before - unchanged, unchanged }
     }
 
-    /// Every replica that is reported now.
+    /// Every replica that is reported now. Of one whose report is replaced, only what comes.
     pub fn replicas(&self) -> Vec<Arc<ReplicaReport>> {
-        let mut all: Vec<_> =
-            self.replicas.by_name.lock().values().map(|reported| reported.report.clone()).collect();
+        let of_one = |queue: &Vec<Reported>| {
+            let last = queue.len().saturating_sub(1);
+            let stay = queue.iter().enumerate().filter(|(at, of)| *at == last || !of.leaving.is_cancelled());
+            stay.map(|(_, reported)| reported.report.clone()).collect::<Vec<_>>()
+        };
+        let mut all: Vec<_> = self.replicas.by_name.lock().values().flat_map(of_one).collect();
         all.sort_by(|one, other| {
             (one.link.address().url(), &one.engine).cmp(&(other.link.address().url(), &other.engine))
         });
@@ -164,8 +191,8 @@ impl Reports {
         let tasks = &self.replicas.tasks;
         tasks.close();
         if timeout_at(by, tasks.wait()).await.is_err() {
-            for report in self.replicas() {
-                report.warn_of_rest(SHUTDOWN);
+            for reported in self.replicas.by_name.lock().values().flatten() {
+                reported.report.warn_of_rest(SHUTDOWN);
             }
             self.replicas.give_up.cancel();
             tasks.wait().await;
@@ -175,12 +202,15 @@ impl Reports {
     fn begin(&self, plane: &Arc<Plane>, spec: ReportSpec) -> Running {
         let (replicas, stop, told) = (self.replicas.clone(), self.stop.clone(), spec.clone());
         let link = replicas.link(&spec.server);
+        let leaving = CancellationToken::new();
+        let leave = leaving.clone();
         let feeds = Feeds::start(plane, move |engine| {
-            if !told.includes(engine.spec.id.as_str()) {
-                return None;
-            }
-            let identity = told.identity(engine);
-            if identity.model.is_empty() {
+            let name = told.replica_name(
+                engine.spec.id.as_str(),
+                &engine.spec.model,
+                engine.spec.tenant.as_deref(),
+            )?;
+            if name.model.is_empty() {
                 warn!(
                     server = told.server.url(),
                     engine = %engine.spec.id,
@@ -188,9 +218,9 @@ impl Reports {
                 );
                 return None;
             }
-            Some(replicas.begin(&told, engine, identity, link.clone(), stop.clone()))
+            Some(replicas.begin(&told, engine, name, link.clone(), &leaving, stop.clone()))
         });
-        Running { spec, feeds }
+        Running { spec, feeds, _leaving: leave.drop_guard() }
     }
 }
 
@@ -211,37 +241,93 @@ impl Replicas {
         self: &Arc<Self>,
         spec: &ReportSpec,
         engine: &Engine,
-        identity: Identity,
+        name: ReplicaName,
         link: Arc<Link>,
+        leaving: &CancellationToken,
         stop: CancellationToken,
     ) -> Told {
-        let name = (link.address().url().to_owned(), identity.clone());
-        let (sink, report, reporter) = begin(engine.spec.id.to_string(), identity, link, spec.reporter, stop);
-        let ended = CancellationToken::new();
-        let reported = Reported { report: report.clone(), ended: ended.clone() };
-        let previous = self.by_name.lock().insert(name.clone(), reported);
+        let identity = Identity {
+            tenant: name.tenant.clone(),
+            model: name.model.clone(),
+            scheme: spec.scheme.clone().unwrap_or_else(|| engine.spec.kind.as_str().to_owned()),
+            replica: name.replica.clone(),
+        };
+        let (sink, report, reporter) =
+            begin(engine.spec.id.to_string(), identity, link, spec.reporter, stop.clone());
+        let reported = Reported {
+            report: report.clone(),
+            leaving: leaving.child_token(),
+            ended: CancellationToken::new(),
+        };
+        let previous = self.queue(&name, &reported);
         let stats = StatsSource::of(&engine.spec, spec.metrics_url.as_deref())
             .map(|source| (source, spec.stats.clone()));
         let this = self.clone();
+        let told = Told {
+            rules: spec.rules.clone(),
+            sink: Box::new(Leaving { sink, _guard: reported.leaving.clone().drop_guard() }),
+        };
         self.tasks.spawn(async move {
             let telling = async {
                 // What it still withdraws must not hit what is told now.
-                if let Some(previous) = previous {
+                if let Some(previous) = &previous {
                     previous.ended.cancelled().await;
                 }
+                // Where all end, the one that was told has said everything.
+                if report.is_duplicate() && stop.is_cancelled() {
+                    return;
+                }
+                report.set_duplicate(false);
                 tokio::select! {
                     () = reporter.run() => {}
                     () = tell_stats(stats, &report) => {}
                 }
             };
             let _ = this.give_up.run_until_cancelled(telling).await;
-            let mut by_name = this.by_name.lock();
-            if by_name.get(&name).is_some_and(|now| Arc::ptr_eq(&now.report, &report)) {
-                by_name.remove(&name);
-            }
-            ended.cancel();
+            this.leave(&name, &report);
+            reported.ended.cancel();
         });
-        Told { rules: spec.rules.clone(), sink: Box::new(sink) }
+        told
+    }
+
+    /// Puts a report behind those of the same replica. Returns the one before it.
+    fn queue(&self, name: &ReplicaName, new: &Reported) -> Option<Reported> {
+        let mut by_name = self.by_name.lock();
+        let queue = by_name.entry(name.clone()).or_default();
+        if let Some(told) = queue.iter().find(|before| !before.leaving.is_cancelled()) {
+            new.report.set_duplicate(true);
+            warn!(
+                server = name.server,
+                engine = new.report.engine,
+                told = told.report.engine,
+                "not reported: another report tells {name}, as long as that lasts"
+            );
+        }
+        let previous = queue.last().cloned();
+        queue.push(new.clone());
+        previous
+    }
+
+    fn leave(&self, name: &ReplicaName, report: &Arc<ReplicaReport>) {
+        let mut by_name = self.by_name.lock();
+        if let Some(queue) = by_name.get_mut(name) {
+            queue.retain(|reported| !Arc::ptr_eq(&reported.report, report));
+            if queue.is_empty() {
+                by_name.remove(name);
+            }
+        }
+    }
+}
+
+/// Says that a report leaves as soon as its engine is gone.
+struct Leaving {
+    sink: ReportSink,
+    _guard: DropGuard,
+}
+
+impl Sink for Leaving {
+    fn tell(&mut self, notes: &[Note]) {
+        self.sink.tell(notes);
     }
 }
 

@@ -201,7 +201,10 @@ impl Config {
     /// What is reported to others. Finds every mistake that can be found without touching the network.
     pub(crate) fn reports(&self) -> anyhow::Result<Vec<ReportSpec>> {
         let reports = self.report.iter().enumerate();
-        reports.map(|(at, report)| report.spec().with_context(|| format!("report[{at}]"))).collect()
+        let reports = reports.map(|(at, report)| report.spec().with_context(|| format!("report[{at}]")));
+        let reports: Vec<ReportSpec> = reports.collect::<anyhow::Result<_>>()?;
+        report::check_distinct(&reports, &self.engine)?;
+        Ok(reports)
     }
 
     /// The keys, engines and reports aside, that have another value in `other`.

@@ -1,5 +1,7 @@
 //! `[[report]]`: what is reported to an inference-cache server.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use anyhow::{Context as _, bail};
 use kvplane_report::{
     OutboxOptions, ReportSpec, ReporterOptions, Rules, ServerAddress, StatsOptions, UsageOf,
 };
+use kvplane_server::EngineConfig;
 use serde::{Deserialize, Serialize};
 
 use super::units::{ByteSize, Span};
@@ -198,6 +201,32 @@ impl ReportConfig {
     }
 }
 
+/// No replica is told by two reports, as far as that can be known of engines that may come.
+pub(super) fn check_distinct(reports: &[ReportSpec], engines: &[EngineConfig]) -> anyhow::Result<()> {
+    let configured = engines.iter().map(|engine| (&*engine.id, &*engine.model, engine.tenant.as_deref()));
+    // Nothing is empty in a report: an engine whose model and tenant are empty differs from what a report names. The one without a name
+    // stands for all that nobody names.
+    let named = reports.iter().flat_map(|report| report.engines.iter().flatten()).map(String::as_str);
+    let unknown = named.filter(|name| engines.iter().all(|engine| engine.id != **name)).chain([""]);
+    let mut told = HashMap::new();
+    for (engine, model, tenant) in configured.chain(unknown.map(|id| (id, "", Some("")))) {
+        for (at, report) in reports.iter().enumerate() {
+            let Some(replica) = report.replica_name(engine, model, tenant) else { continue };
+            match told.entry(replica) {
+                Entry::Vacant(free) => drop(free.insert(at)),
+                // `engines` may have a name twice.
+                Entry::Occupied(first) if *first.get() == at => {}
+                Entry::Occupied(first) => bail!(
+                    "report[{at}]: names a replica as report[{}] does (by server, engines, tenant, model and replica): \
+                     each would withdraw what the other tells",
+                    first.get()
+                ),
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Times that can be, also for the sidecar.
 pub(crate) fn check_times(
     outbox: &OutboxOptions,
@@ -269,5 +298,34 @@ mod tests {
             assert!(format!("{error:#}").starts_with(key), "{error:#}");
         }
         assert!(toml::from_str::<ReportConfig>("server = \"h:1\"\ncolour = 1").is_err());
+    }
+
+    #[test]
+    fn a_replica_is_told_by_one_report() {
+        let engine = r#"{"id": "a", "kind": "vllm", "model": "m", "events": "tcp://h:1", "tenant": "t"}"#;
+        let engines: [EngineConfig; 1] = [serde_json::from_str(engine).unwrap()];
+        let distinct = |one: &str, other: &str| {
+            let specs =
+                [one, other].map(|text| toml::from_str::<ReportConfig>(text).unwrap().spec().unwrap());
+            check_distinct(&specs, &engines)
+        };
+        for (one, other) in [
+            ("server = 'h:1'", "server = 'HTTP://H:1/'\nscheme = 's'"),
+            ("server = 'h:1'", "server = 'h:1'\nengines = ['x', 'x']"),
+            ("server = 'h:1'\nengines = ['x']\ntenant = 'u'", "server = 'h:1'\ntenant = 'u'"),
+            ("server = 'h:1'\nengines = ['a']\nmodel = 'm'", "server = 'h:1'\nengines = ['a']\ntenant = 't'"),
+            ("server = 'h:1'\nengines = ['x']", "server = 'h:1'\nengines = ['y']\nreplica = 'x'"),
+        ] {
+            let error = distinct(one, other).unwrap_err().to_string();
+            assert!(error.contains("report[1]") && error.contains("report[0]"), "{error}");
+        }
+        for (one, other) in [
+            ("server = 'h:1'", "server = 'h:2'"),
+            ("server = 'h:1'\nengines = ['a']", "server = 'h:1'\nengines = ['b', 'b']"),
+            ("server = 'h:1'\ntenant = 'one'", "server = 'h:1'\ntenant = 'two'"),
+            ("server = 'h:1'\nengines = ['x']", "server = 'h:1'\nengines = ['x']\nmodel = 'n'"),
+        ] {
+            distinct(one, other).unwrap();
+        }
     }
 }

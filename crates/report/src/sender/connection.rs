@@ -46,21 +46,19 @@ impl ServerAddress {
         let wrong = |why| ServerAddressError { given: given.to_owned(), why };
         let url = if given.contains("://") { given.to_owned() } else { format!("http://{given}") };
         let uri: Uri = url.parse().map_err(|_| wrong(""))?;
-        let secure = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(wrong("")),
-        };
-        if uri.host().is_none_or(str::is_empty) || uri.port_u16().is_none() {
+        let Some(scheme @ ("http" | "https")) = uri.scheme_str() else { return Err(wrong("")) };
+        let (Some(host), Some(port)) = (uri.host().filter(|host| !host.is_empty()), uri.port_u16()) else {
             return Err(wrong(": host and port are needed"));
-        }
+        };
         if uri.path_and_query().is_some_and(|path| path.as_str() != "/") {
             return Err(wrong(": it has a path"));
         }
-        if ca.is_some() && !secure {
+        if ca.is_some() && scheme != "https" {
             return Err(wrong(": certificates are for https"));
         }
-        let address = Self { url: url.trim_end_matches('/').to_owned(), ca: ca.map(Arc::from) };
+        // In one way, however it is given: reports are compared by it.
+        let url = format!("{scheme}://{}:{port}", host.to_ascii_lowercase());
+        let address = Self { url, ca: ca.map(Arc::from) };
         address.endpoint().map_err(|_| wrong(": its certificates cannot be used"))?;
         Ok(address)
     }
@@ -191,6 +189,8 @@ mod tests {
             ("127.0.0.1:9090", "http://127.0.0.1:9090"),
             ("http://h:1/", "http://h:1"),
             ("https://h:1", "https://h:1"),
+            ("HTTP://Host.Example:09090/", "http://host.example:9090"),
+            ("[::1]:9090", "http://[::1]:9090"),
         ] {
             assert_eq!(ServerAddress::new(given, None).unwrap().url(), url);
         }

@@ -33,6 +33,7 @@ pub struct ReplicaReport {
     last_taken: AtomicU64,
     failing: AtomicBool,
     stats_stale: AtomicBool,
+    duplicate: AtomicBool,
 }
 
 impl ReplicaReport {
@@ -48,6 +49,7 @@ impl ReplicaReport {
             last_taken: AtomicU64::new(u64::MAX),
             failing: AtomicBool::new(false),
             stats_stale: AtomicBool::new(false),
+            duplicate: AtomicBool::new(false),
         }
     }
 
@@ -91,9 +93,20 @@ impl ReplicaReport {
         self.stats_stale.store(stale, Ordering::Relaxed);
     }
 
+    /// Nothing of it is told, because another report tells the same replica.
+    pub fn is_duplicate(&self) -> bool {
+        self.duplicate.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_duplicate(&self, duplicate: bool) {
+        self.duplicate.store(duplicate, Ordering::Relaxed);
+    }
+
     /// In one word: what an operator has to know.
     pub fn state(&self) -> &'static str {
-        if !self.link.is_up() {
+        if self.is_duplicate() {
+            "duplicate"
+        } else if !self.link.is_up() {
             "unreachable"
         } else if self.is_failing() {
             "failing"

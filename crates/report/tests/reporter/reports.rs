@@ -11,7 +11,7 @@ use kvplane_proto::inferencecache::cache_event::Type;
 use kvplane_report::{ReportSpec, Reports, ReportsChanged, ServerAddress};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
 
-use crate::script::{DEADLINE, Script};
+use crate::script::{DEADLINE, Script, State};
 
 /// Tokens of a block, as simulated engines have them.
 const BLOCK: usize = 16;
@@ -170,5 +170,39 @@ async fn a_stop_takes_no_longer_for_reports_that_wait_for_others() {
     assert!(at.elapsed() < Duration::from_secs(12), "{:?}", at.elapsed());
     assert!(reports.replicas().is_empty());
     script.hold(false);
+    sim.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_is_told_by_one_report_and_the_other_says_so() {
+    let (script, sim) = (Script::start(), engine());
+    compute(&sim, 1, 5);
+    let plane = planed(&sim);
+    let reports = Reports::default();
+    let named = ReportSpec { scheme: Some("other".to_owned()), ..to(&script) };
+    reports.set(&plane, vec![to(&script)]);
+    script.until("it is told", |state| state.entries.len() == 5).await;
+    reports.set(&plane, vec![to(&script), named.clone()]);
+    // The feed of the second asks by itself.
+    let both = async {
+        while reports.replicas().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, both).await.unwrap();
+    let duplicates = || reports.replicas().iter().filter(|report| report.state() == "duplicate").count();
+    assert_eq!(duplicates(), 1);
+    compute(&sim, 10_000, 2);
+    script.until("the first goes on", |state| state.entries.len() == 7).await;
+    assert!(script.shared.state.lock().updates().iter().all(|update| update.hash_scheme == "vllm"));
+    // When the first is gone, it is the other's turn.
+    reports.set(&plane, vec![named]);
+    let others = |state: &State| {
+        let told = state.updates().into_iter().filter(|update| update.hash_scheme == "other");
+        told.map(|update| update.prefixes.len()).sum::<usize>() == 7
+    };
+    script.until("the second tells", others).await;
+    assert_eq!((duplicates(), script.shared.state.lock().entries.len()), (0, 7));
+    tokio::time::timeout(DEADLINE, reports.shutdown()).await.unwrap();
     sim.stop();
 }

@@ -46,7 +46,9 @@ impl ReportMetrics {
             let (pending, counts) = (report.pending(), report.counts());
             Row { report, pending, counts }
         };
-        Self { rows: reports.replicas().into_iter().map(row).collect(), withheld: reports.withheld() }
+        // A duplicate tells nothing, and would have the labels of the one that does.
+        let told = reports.replicas().into_iter().filter(|report| !report.is_duplicate());
+        Self { rows: told.map(row).collect(), withheld: reports.withheld() }
     }
 }
 
