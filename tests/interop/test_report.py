@@ -8,7 +8,7 @@ import pytest
 
 from harness.inference_cache.index import CLEARED, EVICTED, fingerprints
 from harness.inference_cache.truth import truth
-from harness.plane import run
+from harness.plane import http, run
 from harness.wait import eventually
 from harness.wire import LAST_ARRAYS, NEWEST
 
@@ -298,3 +298,25 @@ def test_every_engine_of_a_plane(sim, plane, original_server, tmp_path):
             expected = truth(one)
             believed = lambda: {key: tokens for key, (tokens, _) in server.held(("t", "m", f"e{at}")).items()}
             eventually(lambda: believed() == expected, lambda: (believed(), expected))
+
+
+def test_one_engine_under_two_names(sim, plane, original_server, tmp_path):
+    server, engine = original_server(), sim("--blocks", 64)
+    engine.complete(list(range(100)), 20)
+    table = '[[report]]\nserver = "http://{}"\ntenant = "{}"\nwindow = "50ms"\n'
+    config = tmp_path / "kvplane.toml"
+    config.write_text(
+        f'[[engine]]\nid = "e"\nkind = "vllm"\nmodel = "m"\nevents = "{engine.events[0]}"\nreplay = "{engine.replay[0]}"\n'
+        + table.format(server.address, "one")
+        + table.format(server.address, "two")
+    )
+    planes = plane(args=["--config", config])
+    expected = truth(engine)
+    for tenant in ("one", "two"):
+        believed = lambda: {key: tokens for key, (tokens, _) in server.held((tenant, "m", "e")).items()}
+        eventually(lambda: believed() == expected, lambda: (believed(), expected))
+    # Prometheus refuses a page on which two series are one.
+    page = http("GET", f"{planes.http}/metrics")[1]
+    series = [line.rsplit(" ", 1)[0] for line in page.splitlines() if line and not line.startswith("#")]
+    assert len(series) == len(set(series)), [name for name in series if series.count(name) > 1][:3]
+    assert sum(name.startswith("kvplane_report_told_blocks_total") for name in series) == 2

@@ -1,5 +1,6 @@
 //! The part of `/metrics` about what is reported to others.
 
+use std::collections::BTreeMap;
 use std::fmt::Error;
 use std::sync::Arc;
 
@@ -28,8 +29,16 @@ struct Row {
 }
 
 impl Row {
-    fn labels(&self) -> [(&str, &str); 2] {
-        [("server", self.report.link.address().url()), ("engine", &self.report.engine)]
+    /// An engine may be reported to a server under several names.
+    fn labels(&self) -> [(&str, &str); 5] {
+        let identity = &self.report.identity;
+        [
+            ("server", self.report.link.address().url()),
+            ("engine", &self.report.engine),
+            ("tenant", &identity.tenant),
+            ("model", &identity.model),
+            ("replica", &identity.replica),
+        ]
     }
 }
 
@@ -112,11 +121,15 @@ impl Collector for ReportMetrics {
         }
         let (name, help) = ("kvplane_report_withheld_blocks", "Blocks that are not told, by reason");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let mut by_server: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         for (server, counts) in &self.withheld {
             for reason in Withheld::ALL {
-                let labels = [("server", server.as_str()), ("reason", reason.as_str())];
-                ConstCounter::new(counts.get(reason)).encode(metric.encode_family(&labels)?)?;
+                *by_server.entry((server, reason.as_str())).or_default() += counts.get(reason);
             }
+        }
+        for ((server, reason), count) in by_server {
+            let labels = [("server", server), ("reason", reason)];
+            ConstCounter::new(count).encode(metric.encode_family(&labels)?)?;
         }
         Ok(())
     }
@@ -129,8 +142,9 @@ impl ReportMetrics {
         for row in &self.rows {
             for (saying, call) in SAYINGS.into_iter().enumerate() {
                 for (at, outcome) in CALL_OUTCOMES.into_iter().enumerate() {
-                    let [server, engine] = row.labels();
-                    let labels = [server, engine, ("call", call), ("outcome", outcome)];
+                    let [server, engine, tenant, model, replica] = row.labels();
+                    let labels =
+                        [server, engine, tenant, model, replica, ("call", call), ("outcome", outcome)];
                     let count = row.report.calls(saying, at);
                     ConstCounter::new(count).encode(metric.encode_family(&labels)?)?;
                 }
