@@ -19,7 +19,7 @@ pub use outbox::{Add, Call, Next, Outbox, OutboxCounts, OutboxOptions, Outcome, 
 pub use reports::{ReplicaName, ReportSpec, Reports, ReportsChanged};
 pub use sender::{
     CALL_OUTCOMES, Identity, Link, ReplicaReport, ReportSink, Reporter, ReporterOptions, SAYINGS,
-    ServerAddress, ServerAddressError, begin,
+    ServerAddress, ServerAddressError, begin, unix_us,
 };
 pub use sink::{Sink, Withheld};
 pub use stats::{StatsNews, StatsOptions, StatsSource, UsageOf, follow_stats};

@@ -149,8 +149,8 @@ impl Identity {
     }
 }
 
-/// The wall clock: a server's freshness is counted by it.
-pub(crate) fn unix_us() -> i64 {
+/// The wall clock, in microseconds: a server's freshness is counted by it.
+pub fn unix_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
 }

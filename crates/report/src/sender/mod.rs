@@ -11,8 +11,7 @@ mod link;
 mod reporter;
 mod tally;
 
-pub use calls::Identity;
-pub(crate) use calls::unix_us;
+pub use calls::{Identity, unix_us};
 pub use connection::{ServerAddress, ServerAddressError};
 pub use link::Link;
 pub use reporter::{ReportSink, Reporter, ReporterOptions, begin};

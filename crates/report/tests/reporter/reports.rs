@@ -55,6 +55,17 @@ pub(crate) fn planed(sim: &SimHandle) -> Arc<Plane> {
     Plane::start(vec![spec_of(sim, "a")], &PlaneOptions::default()).unwrap()
 }
 
+/// An engine whose five blocks a server was told.
+async fn told() -> (Script, SimHandle, Arc<Plane>, Reports) {
+    let (script, sim) = (Script::start(), engine());
+    compute(&sim, 1, 5);
+    let plane = planed(&sim);
+    let reports = Reports::default();
+    reports.set(&plane, vec![to(&script)]);
+    script.until("it is told", |state| state.entries.len() == 5).await;
+    (script, sim, plane, reports)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_reported_as_long_as_it_is_there() {
     let (script, sim) = (Script::start(), engine());
@@ -91,12 +102,7 @@ async fn an_engine_is_reported_as_long_as_it_is_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reports_change_while_they_run() {
-    let (script, sim) = (Script::start(), engine());
-    compute(&sim, 1, 5);
-    let plane = planed(&sim);
-    let reports = Reports::default();
-    reports.set(&plane, vec![to(&script)]);
-    script.until("it is told", |state| state.entries.len() == 5).await;
+    let (script, sim, plane, reports) = told().await;
     let clears = |script: &Script| {
         let state = script.shared.state.lock();
         state.events().iter().filter(|event| event.r#type() == Type::AllCleared).count()
@@ -137,12 +143,7 @@ fn until_recorded(plane: &Plane, blocks: u64) {
 
 #[tokio::test]
 async fn a_stop_tells_what_only_the_journal_has() {
-    let (script, sim) = (Script::start(), engine());
-    compute(&sim, 1, 5);
-    let plane = planed(&sim);
-    let reports = Reports::default();
-    reports.set(&plane, vec![to(&script)]);
-    script.until("it is told", |state| state.entries.len() == 5).await;
+    let (script, sim, plane, reports) = told().await;
     compute(&sim, 10_000, 3);
     until_recorded(&plane, 8);
     tokio::time::timeout(DEADLINE, reports.shutdown()).await.unwrap();
@@ -152,12 +153,7 @@ async fn a_stop_tells_what_only_the_journal_has() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_takes_no_longer_for_reports_that_wait_for_others() {
-    let (script, sim) = (Script::start(), engine());
-    compute(&sim, 1, 5);
-    let plane = planed(&sim);
-    let reports = Reports::default();
-    reports.set(&plane, vec![to(&script)]);
-    script.until("it is told", |state| state.entries.len() == 5).await;
+    let (script, sim, plane, reports) = told().await;
     script.hold(true);
     // Each has to wait until what the one before told is withdrawn, and nothing is.
     for window in 21..25 {
@@ -175,13 +171,8 @@ async fn a_stop_takes_no_longer_for_reports_that_wait_for_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_is_told_by_one_report_and_the_other_says_so() {
-    let (script, sim) = (Script::start(), engine());
-    compute(&sim, 1, 5);
-    let plane = planed(&sim);
-    let reports = Reports::default();
+    let (script, sim, plane, reports) = told().await;
     let named = ReportSpec { scheme: Some("other".to_owned()), ..to(&script) };
-    reports.set(&plane, vec![to(&script)]);
-    script.until("it is told", |state| state.entries.len() == 5).await;
     reports.set(&plane, vec![to(&script), named.clone()]);
     // The feed of the second asks by itself.
     let both = async {

@@ -8,12 +8,13 @@ use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::{Happened, Observer, Whose};
 use kvplane_proto::inferencecache as proto;
 use kvplane_proto::inferencecache::cache_event::Type;
+use kvplane_report::unix_us;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{Receiver, Sender, channel};
 use tonic::Status;
 
+use super::Hints;
 use super::counters::{Counters, Refusal};
-use super::{Hints, now_us};
 use crate::error::ApiError;
 
 /// Events that a listener may be behind. One that is further behind is told so, and ended: nobody waits for it.
@@ -53,7 +54,7 @@ impl Observer for Events {
             model_id: whose.model.to_owned(),
             tenant_id: whose.tenant.to_owned(),
             prefix_hash: prefix.map(|(hash, _)| hash.to_bytes().into()).unwrap_or_default(),
-            timestamp_us: now_us(),
+            timestamp_us: unix_us(),
             adapter_id: prefix.map(|(_, adapter)| adapter.to_owned()).unwrap_or_default(),
         };
         // Whoever listened may have gone just now.

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use kvplane_core::{Namespace, chain_hash, hash_blocks};
 use kvplane_hints::{Asked, Policy, PrefixHash, Question, RESERVED_TENANT, ReasonCode, Score, Verdict};
 use kvplane_proto::inferencecache as proto;
+use kvplane_report::unix_us;
 
+use super::Hints;
 use super::counters::Unusable;
-use super::{Hints, now_us};
 
 /// The longest prompt that is hashed here.
 const MAX_TOKENS: usize = 1 << 20;
@@ -205,7 +206,7 @@ fn answer(
             ttft_ms: request.slo.as_ref().map_or(0, |slo| slo.ttft_ms),
             expired: expired(),
         };
-        hints.book.lookup(&question, now_us())
+        hints.book.lookup(&question, unix_us())
     };
     let unusable = |reason: Unusable| {
         let verdict = look_up(Asked::Nothing);

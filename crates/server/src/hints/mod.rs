@@ -26,11 +26,12 @@ mod service;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::Book;
 use kvplane_ingest::Plane;
+use kvplane_report::unix_us;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -106,7 +107,7 @@ impl Hints {
         while stop.run_until_cancelled(tokio::time::sleep(self.pause())).await.is_some() {
             let book = self.book.clone();
             // It may look at everything that there is.
-            let looked = tokio::task::spawn_blocking(move || book.expire(now_us())).await;
+            let looked = tokio::task::spawn_blocking(move || book.expire(unix_us())).await;
             if looked.is_err() {
                 tracing::error!("old hints are not forgotten any more: looking for them failed");
                 return;
@@ -120,11 +121,6 @@ impl Hints {
         let lives = policies.by_tenant.values().chain([&policies.default]).map(|policy| policy.ttl);
         (lives.min().unwrap_or(LONGEST_PAUSE) / 10).clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
     }
-}
-
-/// The wall clock, in microseconds: what peers' timestamps are.
-pub(crate) fn now_us() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as i64)
 }
 
 #[cfg(test)]

@@ -10,12 +10,13 @@ use kvplane_hints::Stats;
 use kvplane_proto::inferencecache as proto;
 use kvplane_proto::inferencecache::cache_event::Type as CacheEventType;
 use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCache;
+use kvplane_report::unix_us;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::counters::{Counted as _, Refusal};
 use super::lookup::{self, Answer};
-use super::{Hints, events, now_us, reports};
+use super::{Hints, events, reports};
 use crate::error::ApiError;
 use crate::service::Shared;
 
@@ -111,7 +112,7 @@ impl InferenceCache for HintsService {
                 return Err(ApiError(PublicError::new(ErrorCode::LimitReached, message)).into());
             };
             let Some(update) = update? else { break };
-            reports::take_update(book, counters, update, now_us()).await.map_err(ApiError)?;
+            reports::take_update(book, counters, update, unix_us()).await.map_err(ApiError)?;
         }
         Ok(accepted())
     }
@@ -125,10 +126,10 @@ impl InferenceCache for HintsService {
         let (hints, event) = (self.hints.clone(), request.into_inner());
         if event.r#type == CacheEventType::AllCleared as i32 {
             // As much as the replica held: not on a thread that serves others.
-            let clear = move || reports::take_event(&hints.book, &hints.counters, &event, now_us());
+            let clear = move || reports::take_event(&hints.book, &hints.counters, &event, unix_us());
             tokio::task::spawn_blocking(clear).await.map_err(|_| shutting_down())?;
         } else {
-            reports::take_event(&hints.book, &hints.counters, &event, now_us());
+            reports::take_event(&hints.book, &hints.counters, &event, unix_us());
         }
         Ok(accepted())
     }

@@ -11,9 +11,10 @@ use kvplane_hints::{
     Asked, Book, Limits, Policies, Policy, PrefixHash, Question, RESERVED_TENANT, ReasonCode, Verdict,
 };
 use kvplane_proto::inferencecache as proto;
+use kvplane_report::unix_us;
 use serde::{Deserialize, Serialize};
 
-use crate::hints::{Counters, Hints, now_us, take_update};
+use crate::hints::{Counters, Hints, take_update};
 
 /// Tokens of the marker's one block.
 const TOKENS: u32 = 16;
@@ -99,7 +100,7 @@ async fn try_out(hints: &Hints, asked: &ProbeRequest) -> Result<(), (&'static st
         }],
         ..Default::default()
     };
-    let taken = take_update(&book, &Counters::default(), update, now_us()).await;
+    let taken = take_update(&book, &Counters::default(), update, unix_us()).await;
     taken.map_err(|error| ("ingest", error.message))?;
     let (_, prefixes) = book.state(TENANT, &asked.model);
     if prefixes != 1 {
@@ -129,5 +130,5 @@ fn look_up(book: &Book, tenant: &str, asked: &ProbeRequest, marker: &[u8]) -> Ve
         ttft_ms: 0,
         expired: false,
     };
-    book.lookup(&question, now_us())
+    book.lookup(&question, unix_us())
 }

@@ -10,7 +10,7 @@ use kvplane_sim::{CompletionOptions, Fault, HostEvents, HostOptions, Image, Repl
 use kvplane_wire::Profile;
 
 use crate::every_engine;
-use crate::rig::{Engine, Rig};
+use crate::rig::{Engine, Rig, soon_down};
 
 const BLOCK: usize = 16;
 
@@ -200,12 +200,7 @@ async fn a_window_that_is_too_small_is_made_up_for_without_telling_all_again() {
 async fn an_engine_out_of_reach_is_not_named_until_it_is_back() {
     let mut engine = Engine::plain();
     engine.work(6);
-    let options = PlaneOptions {
-        down_after: std::time::Duration::from_millis(300),
-        replay_idle: std::time::Duration::from_secs(1),
-        ..PlaneOptions::default()
-    };
-    let rig = Rig::with_options(&[&engine], options).await;
+    let rig = Rig::with_options(&[&engine], soon_down()).await;
     rig.exact(0, &engine).await;
     let hearing = Hearing::over(&rig);
     hearing.feeds.ready().await;

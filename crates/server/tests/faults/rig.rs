@@ -187,6 +187,15 @@ pub struct Rig {
     stop: CancellationToken,
 }
 
+/// A plane that soon gives up an engine that is out of reach.
+pub fn soon_down() -> PlaneOptions {
+    PlaneOptions {
+        down_after: Duration::from_millis(300),
+        replay_idle: Duration::from_secs(1),
+        ..PlaneOptions::default()
+    }
+}
+
 impl Rig {
     pub async fn over(engines: &[&Engine]) -> Self {
         Self::with_options(
