@@ -7,7 +7,8 @@ scripts/python-env.sh
 cargo build --release -p kvplane
 cargo build --release -p kvplane-wire --example decode_bench --example drain_bench
 cargo build --release -p kvplane-ingest --example recorder_bench
-cargo build --release -p kvplane-server --example relay_bench --example drain_fleet_bench --example front_bench --example query_bench
+cargo build --release -p kvplane-hints --example hints_bench
+cargo build --release -p kvplane-server --example relay_bench --example drain_fleet_bench --example front_bench --example query_bench --example report_bench
 
 echo "# $(nproc) cores, $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), load $(cut -d' ' -f1-3 /proc/loadavg)"
 echo
@@ -27,3 +28,11 @@ echo
 target/release/examples/front_bench
 echo
 target/release/examples/query_bench target/release/kvplane
+echo
+# Pages that were freed would count as used for a while otherwise.
+MIMALLOC_PURGE_DELAY=0 target/release/examples/hints_bench memory
+for part in lookup removal beside; do
+    target/release/examples/hints_bench "$part"
+done
+echo
+target/release/examples/report_bench target/release/kvplane

@@ -28,8 +28,8 @@ ROOMS = {
     "kvplane-transport": set(),
     "kvplane-ops": {"kvplane-core", "kvplane-proto", "kvplane-transport"},
     "kvplane-proto": set(),
-    "kvplane-hints": {"kvplane-core"},
-    "kvplane-report": {"kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-stream"},
+    "kvplane-hints": set(),
+    "kvplane-report": {"kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-stream", "kvplane-transport"},
     "kvplane-server": {
         "kvplane-core", "kvplane-hints", "kvplane-report", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },

@@ -358,6 +358,6 @@ def test_http_pages(engine, plane):
     text = p.get("/metrics")[1]
     assert text.endswith("# EOF\n")
     samples = [line for line in text.splitlines() if not line.startswith("#")]
-    assert samples and all(line.startswith("kvplane_") for line in samples)
+    assert samples and all(line.startswith(("kvplane_", "inferencecache_")) for line in samples)
     assert any(re.match(r'kvplane_\w+\{[^}]*engine="e0"[^}]*tier="device"[^}]*\} 1$', line) for line in samples), text
     assert "70001" not in text

@@ -1,6 +1,7 @@
 //! The command line, as clap reads it.
 
 mod query;
+mod report;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use kvplane_sim::{GroupSpec, RelayStyle};
 use kvplane_wire::encode::{Profile, UnknownProfile};
 
 pub(crate) use query::QueryArgs;
+pub(crate) use report::{ReportArgs, with_two_dashes};
 
 /// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
 /// stands, and gives the state to any router. Every answer is exact, or says how it is not.
@@ -62,8 +64,16 @@ pub(crate) enum Command {
         echo '[1, 2, 3, 4]' | kvplane query --model llama\n  \
         kvplane query --model llama --cache-salt tenant-a prompt.json -o json\n  \
         kvplane query --model llama --multimodal image-1:3:200 prompt.json\n  \
-        kvplane query --model llama --hashes --block-size 16 hashes.txt")]
+        kvplane query --model llama --hashes --block-size 16 hashes.txt\n  \
+        kvplane query --model llama --tenant default --scheme vllm --block-size 16 prompt.json")]
     Query(QueryArgs),
+    /// Report one engine to an inference-cache server, in place of its subscriber
+    #[command(after_help = "Flags may have one dash, as in Go.\n\nExamples:\n  \
+        kvplane report --engine-endpoint tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --topic '' \\\n    \
+        --server 127.0.0.1:9090 --replica-id pod-0 --model-id llama --tenant-id team-a\n  \
+        kvplane report --replica-id pod-0 --model-id llama --tenant-id team-a --metrics-listen 127.0.0.1:9091\n  \
+        curl -s 127.0.0.1:9091/metrics | grep kvplane_report")]
+    Report(ReportArgs),
     /// See it work: three simulated engines, load, a lost frame and a restart
     #[command(after_help = "Examples:\n  kvplane demo\n  kvplane demo --seconds 20 --plain")]
     Demo(DemoArgs),

@@ -10,14 +10,14 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use args::{Args, Command};
+use args::{Args, Command, with_two_dashes};
 use commands::Failure;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = Args::parse_from(with_two_dashes(std::env::args_os()));
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -33,6 +33,7 @@ fn main() -> ExitCode {
             Command::Dump(dump) => commands::dump::run(dump).await,
             Command::Engines(engines) => commands::engines::run(engines).await,
             Command::Query(query) => commands::query::run(query).await,
+            Command::Report(report) => commands::report::run(report).await,
             Command::Demo(demo) => commands::demo::run(demo).await,
         }
     });

@@ -46,20 +46,8 @@ impl Client {
 
     /// A client of a plane that need not be there yet.
     pub fn lazy(url: &str, options: Options) -> Result<Self, ClientError> {
-        let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-        let wrong = |_| ClientError::Address { url: url.to_owned() };
-        let mut endpoint = Endpoint::from_shared(with_scheme)
-            .map_err(wrong)?
-            .connect_timeout(options.answer_within)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE_WITHIN)
-            .keep_alive_while_idle(true);
-        if url.starts_with("https://") {
-            let refused = |error| ClientError::Tls { url: url.to_owned(), reason: format!("{error:?}") };
-            endpoint = endpoint.tls_config(tls(&options)).map_err(refused)?;
-        }
-        let plane = PlaneClient::with_interceptor(endpoint.connect_lazy(), options.bearer.clone())
+        let channel = endpoint(url, &options)?.connect_lazy();
+        let plane = PlaneClient::with_interceptor(channel, options.bearer.clone())
             .max_decoding_message_size(options.message_bytes);
         Ok(Self { plane, options })
     }
@@ -73,6 +61,24 @@ impl Client {
     pub fn follow(&self, selection: Selection) -> Following {
         Following::start(self.plane.clone(), selection, self.options.clone())
     }
+}
+
+/// A server's gRPC address with the bounds and the TLS of these options, to be connected to. A token is not part of it.
+pub fn endpoint(url: &str, options: &Options) -> Result<Endpoint, ClientError> {
+    let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+    let wrong = |_| ClientError::Address { url: url.to_owned() };
+    let endpoint = Endpoint::from_shared(with_scheme)
+        .map_err(wrong)?
+        .connect_timeout(options.answer_within)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE_WITHIN)
+        .keep_alive_while_idle(true);
+    if !url.starts_with("https://") {
+        return Ok(endpoint);
+    }
+    let refused = |error| ClientError::Tls { url: url.to_owned(), reason: format!("{error:?}") };
+    endpoint.tls_config(tls(options)).map_err(refused)
 }
 
 fn tls(options: &Options) -> ClientTlsConfig {

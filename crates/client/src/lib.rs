@@ -37,7 +37,6 @@
 //! - [`ReplicaView`] reads a replica while it is being fed. It says what the state is worth, and whether it is still
 //!   being followed.
 
-mod backoff;
 mod client;
 mod error;
 mod following;
@@ -46,7 +45,7 @@ mod replica;
 mod task;
 mod worth;
 
-pub use client::{Calls, Client};
+pub use client::{Calls, Client, endpoint};
 pub use error::{ClientError, ReplicaError};
 pub use following::{Change, Changes, Connection, Counters, Following, ReplicaView};
 pub use options::{Options, Selection};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kvplane_core::{Cursor, EngineId, StreamId};
+use kvplane_core::{Backoff, Cursor, EngineId, StreamId};
 use kvplane_proto::kvplane::v1 as proto;
 use parking_lot::RwLock;
 use tokio::sync::broadcast;
@@ -13,7 +13,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Streaming};
 use tracing::{debug, warn};
 
-use crate::backoff::Backoff;
 use crate::client::{Calls, reason};
 use crate::error::ReplicaError;
 use crate::following::{Change, Connection, Health, Shared, Slot};

@@ -3,6 +3,7 @@
 //!
 //! This room does no IO, owns no clock and starts no thread.
 
+mod backoff;
 mod digest;
 mod error;
 mod hash;
@@ -14,6 +15,7 @@ mod sglang;
 mod tier;
 mod trust;
 
+pub use backoff::Backoff;
 pub use digest::{PlaceSeed, StateDigest};
 pub use error::{Blame, ErrorCode, PublicError};
 pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, hash_blocks};

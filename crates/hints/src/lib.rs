@@ -16,7 +16,9 @@ mod policy;
 mod prefix;
 mod question;
 
-pub use book::{Book, Census, Dropped, Expired, Limits, ModelCensus, Refused, ReplicaCensus, Stats, Whose};
+pub use book::{
+    Book, Census, Dropped, Expired, Limits, ModelCensus, Refused, ReplicaCensus, Reported, Stats, Whose,
+};
 pub use observer::{Happened, Observer};
 pub use policy::{Eviction, Policies, Policy, Quota, Strategy};
 pub use prefix::{CacheTier, Entry, Note, Prefix, PrefixHash};

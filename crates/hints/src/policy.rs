@@ -76,6 +76,13 @@ impl Default for Policy {
     }
 }
 
+impl Policy {
+    /// At least a microsecond: freshness is a part of it.
+    pub(crate) fn ttl_us(&self) -> i64 {
+        i64::try_from(self.ttl.as_micros()).unwrap_or(i64::MAX).max(1)
+    }
+}
+
 /// How much a tenant may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Quota {

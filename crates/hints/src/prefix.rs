@@ -25,6 +25,16 @@ impl CacheTier {
         }
     }
 
+    /// As a number that orders tiers: lower is warmer.
+    pub(crate) fn warmth(self) -> u8 {
+        self.0
+    }
+
+    /// The tier of a number that [`Self::warmth`] gave.
+    pub(crate) fn of_warmth(number: u8) -> Self {
+        Self(number)
+    }
+
     /// For the wire.
     pub fn to_wire(self) -> i32 {
         if self == Self::NONSENSE { 0 } else { i32::from(self.0) }
@@ -41,6 +51,9 @@ pub enum PrefixHash {
 }
 
 impl PrefixHash {
+    /// Longer hashes are kept nowhere: no hash is, and they would be a way to fill memory.
+    pub const MAX_BYTES: usize = 256;
+
     /// From the wire.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         match <[u8; 8]>::try_from(bytes) {
@@ -51,9 +64,14 @@ impl PrefixHash {
 
     /// For the wire.
     pub fn to_bytes(&self) -> Vec<u8> {
+        self.with_bytes(<[u8]>::to_vec)
+    }
+
+    /// Lends the bytes that are told.
+    pub(crate) fn with_bytes<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
         match self {
-            Self::Fingerprint(fingerprint) => fingerprint.to_be_bytes().to_vec(),
-            Self::Wide(bytes) => bytes.to_vec(),
+            Self::Fingerprint(fingerprint) => read(&fingerprint.to_be_bytes()),
+            Self::Wide(bytes) => read(bytes),
         }
     }
 }
@@ -82,6 +100,9 @@ pub struct Prefix {
     pub block: u32,
     /// The warmest place where it lies.
     pub tier: CacheTier,
+    /// The engine itself says so, and says when it ends. Else nobody will: it is worth telling once, and whoever was told forgets it
+    /// in time.
+    pub sure: bool,
     /// The adapter that it was computed with; empty for none.
     pub adapter: Arc<str>,
 }

@@ -26,6 +26,17 @@ pub enum Asked<'a> {
     Nothing,
 }
 
+impl<'a> Asked<'a> {
+    /// Every hash that is looked for.
+    pub(crate) fn hashes(self) -> &'a [PrefixHash] {
+        match self {
+            Self::Exact { hash, .. } => std::slice::from_ref(hash),
+            Self::Chain { hashes, .. } => hashes,
+            Self::Nothing => &[],
+        }
+    }
+}
+
 /// Who should serve a prompt?
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {

@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use kvplane_transport::HttpClient;
+use kvplane_transport::{HttpClient, MAX_PAGE};
+
+use crate::metrics_page::label;
 
 /// What an engine says about itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -15,8 +17,6 @@ pub(crate) struct Hint {
     pub(crate) usable_blocks: Option<u64>,
 }
 
-/// A metrics page is some hundred kilobytes; what is larger is not one.
-const MAX_PAGE: usize = 16 << 20;
 /// A front end that does not answer its metrics within this is no help.
 const DEADLINE: Duration = Duration::from_secs(2);
 
@@ -49,22 +49,6 @@ fn parse(page: &str) -> Hint {
         hint.usable_blocks = None;
     }
     hint
-}
-
-/// The value of a label in a line of Prometheus text.
-fn label<'l>(line: &'l str, name: &str) -> Option<&'l str> {
-    let mut rest = line;
-    while let Some(at) = rest.find(name) {
-        let (before, after) = rest.split_at(at);
-        let after = &after[name.len()..];
-        if before.ends_with(['{', ','])
-            && let Some(value) = after.strip_prefix("=\"")
-        {
-            return value.split('"').next();
-        }
-        rest = after;
-    }
-    None
 }
 
 #[cfg(test)]

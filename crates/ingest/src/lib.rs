@@ -19,6 +19,7 @@ mod feeder;
 mod grpc_source;
 mod hint;
 mod kvplane_source;
+mod metrics_page;
 mod plane;
 mod ranks;
 mod shared_source;
@@ -35,6 +36,7 @@ pub use catalog::{
 };
 pub use check::{AddError, UnknownMember};
 pub use kvplane_source::{LinkState, LinkStatus, told_keys};
+pub use metrics_page::{Sample, samples};
 pub use plane::{Engine, Engines, Plane};
 pub use ranks::{RankReader, follow_ranks};
 pub use spec::{

@@ -21,6 +21,8 @@ pub enum Withheld {
     Partial,
     /// Their adapter has no name.
     UnnamedAdapter,
+    /// The name of their adapter is longer than servers take.
+    LongAdapter,
     /// Other groups decide with them how much can be reused.
     Hybrid,
     /// The engine gives up the last block that it finds: every prefix would be said to be a block longer than it is.
@@ -33,12 +35,13 @@ pub enum Withheld {
 
 impl Withheld {
     /// Every reason, for metrics that show all of them.
-    pub const ALL: [Withheld; 9] = [
+    pub const ALL: [Withheld; 10] = [
         Self::Salted,
         Self::Keyed,
         Self::Bigrams,
         Self::Partial,
         Self::UnnamedAdapter,
+        Self::LongAdapter,
         Self::Hybrid,
         Self::GivesUpLast,
         Self::NotExact,
@@ -53,6 +56,7 @@ impl Withheld {
             Self::Bigrams => "bigrams",
             Self::Partial => "partial",
             Self::UnnamedAdapter => "unnamed_adapter",
+            Self::LongAdapter => "long_adapter",
             Self::Hybrid => "hybrid",
             Self::GivesUpLast => "gives_up_last",
             Self::NotExact => "not_exact",

@@ -8,6 +8,7 @@ mod error;
 mod fleet;
 mod front;
 mod grpc;
+mod hints;
 mod http;
 mod listen;
 mod pem;
@@ -29,6 +30,7 @@ pub use fleet::{
 pub use front::{
     Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset,
 };
+pub use hints::{AcceptReports, HintsOptions};
 pub use listen::{Tls, TlsError, TlsFiles, TlsRead};
 pub use republish::{BoundOutlets, OutletEndpoints, RepublishError, RepublishSpec, Republisher};
 pub use service::{Options, Service};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kvplane_core::Trust;
 use kvplane_ingest::Plane;
+use kvplane_report::Reports;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
@@ -13,6 +14,7 @@ use tracing::error;
 use crate::auth::{Access, Port};
 use crate::fleet::{Fleet, Parts};
 use crate::grpc;
+use crate::hints::{Hints, HintsOptions};
 use crate::http;
 use crate::listen::{Door, Peer, Tls};
 use crate::readiness::Readiness;
@@ -31,6 +33,8 @@ pub struct Options {
     pub access: Arc<Access>,
     /// TLS of both listeners.
     pub tls: Option<Arc<Tls>>,
+    /// Hints for gateways.
+    pub hints: HintsOptions,
 }
 
 impl Default for Options {
@@ -41,6 +45,7 @@ impl Default for Options {
             ready_deadline: Duration::from_secs(30),
             access: Arc::default(),
             tls: None,
+            hints: HintsOptions::default(),
         }
     }
 }
@@ -53,6 +58,9 @@ pub(crate) struct Shared {
     pub(crate) readiness: Readiness,
     pub(crate) mergers: Mergers,
     pub(crate) fleet: Parts,
+    pub(crate) reports: Arc<Reports>,
+    /// Absent where no hints are given.
+    pub(crate) hints: Option<Arc<Hints>>,
     /// Other indexers that somebody told us of.
     pub(crate) peers: parking_lot::Mutex<BTreeSet<String>>,
     pub(crate) stop: CancellationToken,
@@ -69,12 +77,15 @@ impl Service {
     pub fn new(plane: Arc<Plane>, options: Options) -> Self {
         let readiness = Readiness::new(options.ready_deadline);
         let stop = CancellationToken::new();
+        let hints = options.hints.enabled.then(|| Arc::new(Hints::new(plane.clone(), options.hints.clone())));
         let shared = Arc::new(Shared {
             plane,
+            hints,
             options,
             readiness,
             mergers: Mergers::default(),
             fleet: Parts::default(),
+            reports: Arc::default(),
             peers: parking_lot::Mutex::default(),
             stop,
         });
@@ -91,6 +102,19 @@ impl Service {
         Fleet::new(self.shared.clone())
     }
 
+    /// What is reported to others.
+    pub fn reports(&self) -> Arc<Reports> {
+        self.shared.reports.clone()
+    }
+
+    /// Serves health, readiness, status and metrics, and nothing else, until `stop` is cancelled.
+    pub async fn run_pages(self, http: TcpListener, stop: CancellationToken) {
+        let pages = http::pages(self.shared);
+        if let Err(error) = axum::serve(http, pages).with_graceful_shutdown(stop.cancelled_owned()).await {
+            error!(%error, "HTTP server failed");
+        }
+    }
+
     /// Serves until `stop` is cancelled, then ends every subscription with a status and waits for connections to close.
     pub async fn run(self, http: TcpListener, grpc: TcpListener, stop: CancellationToken) {
         let shared = self.shared;
@@ -99,6 +123,9 @@ impl Service {
             stop.cancelled().await;
             ends.cancel();
         };
+        if let Some(hints) = &shared.hints {
+            tokio::spawn(hints.clone().forget_old(shared.stop.clone()));
+        }
         let tls = &shared.options.tls;
         let doors = Door::open(http, Port::Http, tls.clone())
             .and_then(|http| Ok((http, Door::open(grpc, Port::Grpc, tls.clone())?)));

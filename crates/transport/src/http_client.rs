@@ -19,6 +19,9 @@ use crate::Sent;
 /// How long a connection may take to be made, the name included: a machine that is there answers within a second.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
+/// A metrics page is some hundred kilobytes; what is larger is not one.
+pub const MAX_PAGE: usize = 16 << 20;
+
 /// Why there is no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoAnswer {

@@ -8,5 +8,5 @@ pub mod grpc;
 mod http_client;
 mod sent;
 
-pub use http_client::{HttpClient, HttpQuestion, NoAnswer};
+pub use http_client::{HttpClient, HttpQuestion, MAX_PAGE, NoAnswer};
 pub use sent::Sent;

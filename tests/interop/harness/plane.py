@@ -183,19 +183,24 @@ class Plane(Process):
 class Report(Process):
     """`kvplane report`: what an engine holds, told to a server."""
 
-    def __init__(self, binary, engine, server, *words, replica="r", model="m", tenant="t", window="50ms"):
+    def __init__(self, binary, engine, server, *words, replica="r", model="m", tenant="t", window="50ms", page=""):
         events, replay = engine.events, engine.replay
         if isinstance(engine, Sim):
             events, replay = events[0], replay[0]
         elif not engine.has_replay:
             replay = "off"
-        known = ["--engine-endpoint", events, "--server", server, "--topic", "", "--window", window]
+        known = ["--engine-endpoint", events, "--server", server, "--topic", "", "--window", window, "--engine-metrics-url", page]
         named = ["--replica-id", replica, "--model-id", model, "--tenant-id", tenant]
         ours = ["--metrics-listen", "127.0.0.1:0", "--log-format", "json"]
         if replay != "off":
             ours += ["--replay", replay]
         super().__init__(binary, "report", *known, *named, *ours, *words)
-        self.whose = (tenant, model, replica)
+        self.http = f"http://{self.logged('metrics')[0]['address']}"
+
+    def metric(self, name):
+        """The sum of a metric's series."""
+        page = http("GET", f"{self.http}/metrics")[1]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.split("{")[0] == name)
 
 
 class Sim(Process):

@@ -6,18 +6,31 @@ use std::str::FromStr;
 use clap::Args as ClapArgs;
 use serde::Serialize;
 
-use super::{ServerArgs, TableOutput};
+use super::{KeyArgs, TableOutput};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct QueryArgs {
+    /// The kvplane to ask, its HTTP address [default: 127.0.0.1:8090]. With --tenant, the gRPC address of a kvplane or of an
+    /// inference-cache server [default: 127.0.0.1:50090]
+    #[arg(long, value_name = "URL")]
+    pub(crate) server: Option<String>,
     #[command(flatten)]
-    pub(crate) server: ServerArgs,
+    pub(crate) key: KeyArgs,
     /// Token ids: a JSON list, or numbers separated by commas or white space; "-" is standard input
     #[arg(default_value = "-", value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// The model
     #[arg(long)]
     pub(crate) model: String,
+    /// Ask who should serve the prompt, as gateways do in inference-cache's protocol, for this tenant
+    #[arg(long, value_name = "NAME", requires = "scheme", conflicts_with_all = ["lora_name", "lora_id", "cache_salt", "multimodal", "extra_keys", "groups"])]
+    pub(crate) tenant: Option<String>,
+    /// How replicas hash prefixes, for example vllm or sglang
+    #[arg(long, value_name = "NAME", requires = "tenant")]
+    pub(crate) scheme: Option<String>,
+    /// The adapter that replicas report the prompt under
+    #[arg(long, value_name = "NAME", requires = "tenant")]
+    pub(crate) adapter: Option<String>,
     /// Adapter of the prompt
     #[arg(long, value_name = "NAME", conflicts_with = "hashes")]
     pub(crate) lora_name: Option<String>,
@@ -36,7 +49,7 @@ pub(crate) struct QueryArgs {
     /// The numbers are content hashes of blocks, not tokens
     #[arg(long, requires = "block_size")]
     pub(crate) hashes: bool,
-    /// Tokens per block of the hashes or the extra keys
+    /// Tokens per block of the hashes or the extra keys; with --tenant tokens are hashed here, and none leaves the process
     #[arg(long, value_name = "N")]
     pub(crate) block_size: Option<u32>,
     /// Each hash is of the whole prefix that ends with its block

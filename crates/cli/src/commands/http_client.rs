@@ -18,7 +18,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::either::Either;
 
 use super::{Failure, usage};
-use crate::args::ServerArgs;
+use crate::args::KeyArgs;
 
 /// A plane that has not answered by then is not going to.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
@@ -26,13 +26,13 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// Sends a request, with JSON if there is any, and returns the JSON of the answer (null if it is empty). What the plane
 /// refuses is a failure in its words.
 pub(crate) async fn ask(
-    args: &ServerArgs,
+    server: &str,
+    key: &KeyArgs,
     method: Method,
     path: &str,
     body: Option<&Value>,
 ) -> Result<Value, Failure> {
-    let server = &args.server;
-    let base = if server.contains("://") { server.clone() } else { format!("http://{server}") };
+    let base = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let not_an_address =
         || usage(anyhow!("--server {server:?} is not an address like http://127.0.0.1:8090"));
     let uri: Uri = format!("{}{path}", base.trim_end_matches('/')).parse().map_err(|_| not_an_address())?;
@@ -49,11 +49,11 @@ pub(crate) async fn ask(
         .uri(target)
         .header(HOST, authority.as_str())
         .header(CONTENT_TYPE, "application/json");
-    if let Some(token) = args.key.token().map_err(usage)? {
+    if let Some(token) = key.token().map_err(usage)? {
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }
     let request = request.body(Full::new(Bytes::from(text))).context("cannot make a request")?;
-    let connector = if secure { Some(args.key.connector().map_err(usage)?) } else { None };
+    let connector = if secure { Some(key.connector().map_err(usage)?) } else { None };
     let answer = async {
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
         let port = authority.port_u16().unwrap_or(if secure { 443 } else { 80 });

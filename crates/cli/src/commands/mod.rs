@@ -8,6 +8,8 @@ mod http_client;
 mod key;
 mod page;
 pub(crate) mod query;
+mod query_hints;
+pub(crate) mod report;
 pub(crate) mod serve;
 pub(crate) mod sim;
 mod sim_drained;

@@ -9,21 +9,34 @@ use serde_json::{Value, json};
 
 use super::http_client::ask;
 use super::page::{aligned, print};
-use super::{Failure, usage};
+use super::{Failure, query_hints, usage};
 use crate::args::{QueryArgs, TableOutput};
 
+/// Where kvplane has its HTTP server unless told otherwise.
+const DEFAULT_SERVER: &str = "http://127.0.0.1:8090";
+
 pub(crate) async fn run(args: QueryArgs) -> Result<(), Failure> {
+    if args.tenant.is_some() {
+        return query_hints::run(args).await;
+    }
     let text = read(&args.file)?;
     let keys = args.extra_keys.as_deref().map(read).transpose()?;
     let question = question(&args, &text, keys.as_deref()).map_err(usage)?;
-    let answer = ask(&args.server, Method::POST, "/v1/query", Some(&question)).await?;
+    let answer = ask(
+        args.server.as_deref().unwrap_or(DEFAULT_SERVER),
+        &args.key,
+        Method::POST,
+        "/v1/query",
+        Some(&question),
+    )
+    .await?;
     print(&match args.output {
         TableOutput::Json => format!("{answer}\n"),
         TableOutput::Table => table(&answer),
     })
 }
 
-fn read(file: &Path) -> anyhow::Result<String> {
+pub(super) fn read(file: &Path) -> anyhow::Result<String> {
     if file == Path::new("-") {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
@@ -60,7 +73,7 @@ fn question(args: &QueryArgs, text: &str, keys: Option<&str>) -> anyhow::Result<
 }
 
 /// Whole numbers: a JSON list, or separated by commas or white space.
-fn numbers(text: &str) -> anyhow::Result<Vec<u64>> {
+pub(super) fn numbers(text: &str) -> anyhow::Result<Vec<u64>> {
     let text = text.trim();
     let text = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let words = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty());

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use kvplane_ingest::{Origin, Plane};
+use kvplane_report::Reports;
 use kvplane_server::{Access, Fleet, KeysError, Reloaded, Service, Tls};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -27,6 +28,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let plans = config.plans().map_err(usage)?;
+    let reported = config.reports().map_err(usage)?;
     logging::start(&args.log).map_err(usage)?;
     let access = Arc::new(config.access(args.insecure).map_err(usage)?);
     let tls = config.tls().map_err(usage)?;
@@ -40,7 +42,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let plane =
         Plane::start(Vec::new(), &config.plane_options()).context("cannot start the socket threads")?;
     let service = Service::new(plane.clone(), config.server_options(access.clone(), tls.clone()));
-    let fleet = service.fleet();
+    let (fleet, reports) = (service.fleet(), service.reports());
     if plans.is_empty() {
         warn!("no engine is configured: add one with `kvplane engines add`, or let engines register");
     }
@@ -49,6 +51,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         let code = if error.is_mistake() { 2 } else { 1 };
         Failure { code, error: anyhow::Error::new(error) }
     })?;
+    reports.set(&plane, reported);
     info!(
         http = %http.local_addr().context("listen.http")?,
         grpc = %grpc.local_addr().context("listen.grpc")?,
@@ -56,17 +59,28 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         streams = plane.streams().count(),
         "serving"
     );
-    let reloaded = Running { args, started: config, fleet: fleet.clone(), access, tls };
-    tokio::spawn(stop.clone().run_until_cancelled_owned(reloaded.reload_on(hangup)));
+    let running = Running {
+        args,
+        started: config,
+        fleet: fleet.clone(),
+        reports: reports.clone(),
+        plane: plane.clone(),
+        access,
+        tls,
+    };
+    tokio::spawn(stop.clone().run_until_cancelled_owned(running.reload_on(hangup)));
     let serving = service.run(http, grpc, stop.clone());
     tokio::pin!(serving);
     let stopped_early = tokio::select! {
         () = &mut serving => true,
         () = stop.cancelled() => false,
     };
-    if !stopped_early {
+    if stopped_early {
+        reports.shutdown().await;
+    } else {
         info!("stopping: ending subscriptions");
-        if tokio::time::timeout(GRACE, &mut serving).await.is_err() {
+        let (served, ()) = tokio::join!(tokio::time::timeout(GRACE, &mut serving), reports.shutdown());
+        if served.is_err() {
             warn!("connections did not end within {} s", GRACE.as_secs());
         }
     }
@@ -102,12 +116,14 @@ struct Running {
     args: ServeArgs,
     started: Config,
     fleet: Fleet,
+    reports: Arc<Reports>,
+    plane: Arc<Plane>,
     access: Arc<Access>,
     tls: Option<Arc<Tls>>,
 }
 
 impl Running {
-    /// Reads the configuration again at every SIGHUP, and applies what it says about engines and who may ask.
+    /// Reads the configuration again at every SIGHUP, and applies what it says about engines, reports and who may ask.
     async fn reload_on(self, mut hangup: Signal) {
         while hangup.recv().await.is_some() {
             if let Err(error) = self.reload().await {
@@ -123,14 +139,15 @@ impl Running {
             bail!("no engine is configured any more; `kvplane engines remove` removes the last one");
         }
         let restart = config.differs_in(&self.started)?;
-        let plans = config.plans()?;
         // Everything is read before anything is applied.
+        let (plans, reported) = (config.plans()?, config.reports()?);
         let keys = config.keys()?;
         let certificates = self.tls.as_ref().map(|tls| tls.read_again()).transpose().context("listen.tls")?;
         if keys.is_empty() && self.access.has_keys() {
             bail!(KeysError::Gone);
         }
         let Reloaded { added, removed, changed, unchanged, failed } = self.fleet.reload(plans).await?;
+        let reports = self.reports.set(&self.plane, reported);
         self.access.replace(keys)?;
         if let Some((tls, certificates)) = self.tls.as_ref().zip(certificates) {
             tls.replace(certificates);
@@ -138,7 +155,16 @@ impl Running {
         if !restart.is_empty() {
             warn!(keys = restart.join(", "), "changed in the configuration, and needs a restart");
         }
-        info!(added, removed, changed, unchanged, failed, "configuration reloaded");
+        info!(
+            added,
+            removed,
+            changed,
+            unchanged,
+            failed,
+            reports_begun = reports.begun,
+            reports_ended = reports.ended,
+            "configuration reloaded"
+        );
         Ok(())
     }
 }

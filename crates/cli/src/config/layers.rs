@@ -76,7 +76,7 @@ fn check(tree: &Table) -> anyhow::Result<Config> {
 }
 
 /// Keys whose values are numbers, or true and false; all others are text, also where they look like numbers.
-const UNQUOTED: [&str; 9] = [
+const UNQUOTED: [&str; 21] = [
     "max_batches",
     "max_engines",
     "max_waiting",
@@ -86,6 +86,18 @@ const UNQUOTED: [&str; 9] = [
     "worker_id",
     "event_buffer",
     "discover",
+    "max_batch",
+    "concurrency",
+    "max_requests",
+    "enabled",
+    "max_entries",
+    "minimum_prefix_tokens",
+    "minimum_matched_tokens",
+    "routing_floor_score",
+    "affinity_routing",
+    "chain_matching",
+    "require_chain",
+    "tenant_hot",
 ];
 
 /// A value as it would be written in the file: numbers and lists as such, everything else as text.

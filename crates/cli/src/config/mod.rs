@@ -1,7 +1,9 @@
 //! The configuration: one typed tree, from a file, then the environment, then flags. Nothing else reads either.
 
 mod auth;
+mod hints;
 mod layers;
+mod report;
 mod units;
 
 use std::collections::BTreeSet;
@@ -11,12 +13,16 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use kvplane_core::Trust;
 use kvplane_ingest::PlaneOptions;
+use kvplane_report::ReportSpec;
 use kvplane_server::{Access, EngineConfig, EnginePlan, Keys, Tls, TlsFiles};
 use kvplane_stream::{Limits, OnGap};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use auth::{AuthConfig, client_token};
+use hints::HintsConfig;
 pub(crate) use layers::{engine_flag, load};
+use report::ReportConfig;
+pub(crate) use report::{CacheTierName, check_times};
 use units::{ByteSize, Span};
 
 /// Everything that can be configured.
@@ -31,7 +37,9 @@ pub(crate) struct Config {
     pub(crate) query: QueryConfig,
     pub(crate) trust: TrustConfig,
     pub(crate) members: MembersConfig,
+    pub(crate) hints: HintsConfig,
     pub(crate) engine: Vec<EngineConfig>,
+    pub(crate) report: Vec<ReportConfig>,
 }
 
 /// Where kvplane listens. Loopback unless told otherwise.
@@ -187,6 +195,7 @@ impl Default for MembersConfig {
 impl Config {
     /// The engines. Finds every mistake that can be found without touching the network.
     pub(crate) fn plans(&self) -> anyhow::Result<Vec<EnginePlan>> {
+        self.hints.check()?;
         let mut plans: Vec<EnginePlan> = Vec::new();
         for (at, engine) in self.engine.iter().enumerate() {
             let plan = engine.clone().plan().with_context(|| format!("engine[{at}] ({:?})", engine.id))?;
@@ -218,11 +227,20 @@ impl Config {
         Ok(tls.map(Arc::new))
     }
 
+    /// What is reported to others. Finds every mistake that can be found without touching the network.
+    pub(crate) fn reports(&self) -> anyhow::Result<Vec<ReportSpec>> {
+        let reports = self.report.iter().enumerate();
+        let reports = reports.map(|(at, report)| report.spec().with_context(|| format!("report[{at}]")));
+        let reports: Vec<ReportSpec> = reports.collect::<anyhow::Result<_>>()?;
+        report::check_distinct(&reports, &self.engine)?;
+        Ok(reports)
+    }
+
     /// The keys that need a restart and have another value in `other`.
     pub(crate) fn differs_in(&self, other: &Self) -> anyhow::Result<Vec<String>> {
         let (mine, theirs) = (toml::Table::try_from(self)?, toml::Table::try_from(other)?);
         let mut keys = Vec::new();
-        let fixed = |section: &str| section != "engine" && section != "auth";
+        let fixed = |section: &str| !["engine", "report", "auth"].contains(&section);
         let all: BTreeSet<&String> =
             mine.keys().chain(theirs.keys()).filter(|section| fixed(section)).collect();
         for section in all {
@@ -271,6 +289,7 @@ impl Config {
             credit: credit.collect(),
             max_tokens: self.query.max_tokens,
             ready_deadline: self.follow.ready_deadline.0,
+            hints: self.hints.options(),
             access,
             tls,
         }

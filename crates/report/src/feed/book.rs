@@ -4,10 +4,14 @@ use std::sync::Arc;
 
 use kvplane_hints::{Book, Note, Whose};
 use kvplane_ingest::{Engine, Plane};
+use parking_lot::Mutex;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Rules;
 use super::feeds::{Feeds, Told};
+use crate::sender::unix_us;
 use crate::sink::Sink;
+use crate::stats::{StatsNews, StatsOptions, StatsSource, follow_stats};
 
 /// Writes into a book what every engine of the plane holds. Engines that name no tenant are of `tenant`; a replica is an engine, and its
 /// hash scheme the kind of it.
@@ -19,43 +23,72 @@ pub fn hear(plane: &Arc<Plane>, book: &Arc<Book>, tenant: &str) -> Feeds {
     })
 }
 
-/// One engine's part of a book.
+/// One engine's part of a book; it is forgotten when this is dropped.
 struct Page {
+    entry: Arc<Entry>,
+    /// Reads the engine's statistics, where it is said where they are.
+    _stats: Option<AbortOnDropHandle<()>>,
+}
+
+/// Where an engine is written down.
+struct Entry {
     book: Arc<Book>,
     tenant: String,
     model: String,
     replica: String,
     scheme: &'static str,
+    /// Nothing is written any more: whoever reads statistics may be a step behind.
+    closed: Mutex<bool>,
 }
 
 impl Page {
     fn open(book: Arc<Book>, engine: &Engine, tenant: &str) -> Self {
         let spec = &engine.spec;
-        let mut page = Self {
+        let entry = Arc::new(Entry {
             book,
             tenant: spec.tenant.clone().unwrap_or_else(|| tenant.to_owned()),
             model: spec.model.clone(),
             replica: spec.id.to_string(),
             scheme: spec.kind.as_str(),
-        };
+            closed: Mutex::new(false),
+        });
+        let told = entry.clone();
+        let stats = StatsSource::of(spec, None).map(|source| {
+            let follow = follow_stats(source, StatsOptions::default(), move |news| told.stats(news));
+            AbortOnDropHandle::new(tokio::spawn(follow))
+        });
+        let mut page = Self { entry, _stats: stats };
         // From now on nobody else speaks for it.
         page.tell(&[]);
         page
     }
+}
 
+impl Entry {
     fn whose(&self) -> Whose<'_> {
         Whose { tenant: &self.tenant, model: &self.model, replica: &self.replica }
+    }
+
+    fn stats(&self, news: StatsNews) {
+        let closed = self.closed.lock();
+        // Those that are old are forgotten by the book.
+        if let StatsNews::Are(stats) = news
+            && !*closed
+        {
+            self.book.hear_stats(self.whose(), stats, unix_us());
+        }
     }
 }
 
 impl Sink for Page {
     fn tell(&mut self, notes: &[Note]) {
-        self.book.hear(self.whose(), self.scheme, notes);
+        self.entry.book.hear(self.entry.whose(), self.entry.scheme, notes);
     }
 }
 
 impl Drop for Page {
     fn drop(&mut self) {
-        self.book.forget(self.whose());
+        *self.entry.closed.lock() = true;
+        self.entry.book.forget(self.entry.whose());
     }
 }

@@ -11,6 +11,9 @@ use crate::sink::Withheld;
 /// Names of adapters that an engine knows by their numbers alone.
 pub type AdapterNames = BTreeMap<i64, Arc<str>>;
 
+/// Longer names are told to nobody: one would have the whole message refused that it is in.
+const MAX_ADAPTER_BYTES: usize = 1_024;
+
 /// A block without its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Described<'b> {
@@ -51,10 +54,11 @@ fn adapter<'b>(block: &'b VisibleBlock, names: &'b AdapterNames) -> Result<&'b s
     if block.tokens.len() != block.block_size as usize {
         return Err(Withheld::Partial);
     }
-    match (attributes.lora_name.as_deref().unwrap_or_default(), attributes.lora_id) {
-        ("", Some(number)) => names.get(&number).map(|name| &**name).ok_or(Withheld::UnnamedAdapter),
-        (name, _) => Ok(name),
-    }
+    let name = match (attributes.lora_name.as_deref().unwrap_or_default(), attributes.lora_id) {
+        ("", Some(number)) => names.get(&number).ok_or(Withheld::UnnamedAdapter)?,
+        (name, _) => name,
+    };
+    if name.len() > MAX_ADAPTER_BYTES { Err(Withheld::LongAdapter) } else { Ok(name) }
 }
 
 #[cfg(test)]
@@ -86,6 +90,9 @@ mod tests {
         assert_eq!(said(Attributes { lora_name: Some("a".into()), ..plain() }), Ok("a".into()));
         assert_eq!(said(Attributes { lora_id: Some(3), ..plain() }), Ok("three".into()));
         assert_eq!(said(Attributes { lora_id: Some(4), ..plain() }), Err(Withheld::UnnamedAdapter));
+        let named = |bytes| said(Attributes { lora_name: Some("a".repeat(bytes).into()), ..plain() });
+        assert_eq!(named(1_024).map(|name| name.len()), Ok(1_024));
+        assert_eq!(named(1_025), Err(Withheld::LongAdapter));
         assert_eq!(said(Attributes { cache_salt: Some("s".into()), ..plain() }), Err(Withheld::Salted));
         assert_eq!(said(Attributes { cache_salt: Some("".into()), ..plain() }), Ok(String::new()));
         assert_eq!(said(Attributes { bigrams: true, ..plain() }), Err(Withheld::Bigrams));

@@ -4,14 +4,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kvplane_core::{EngineId, EngineKind};
-use kvplane_ingest::{Engine, Feed, Plane, Stream, follow_ranks};
+use kvplane_ingest::{Engine, Engines, Feed, Plane, Stream, follow_ranks};
 use parking_lot::Mutex;
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::progress::{Progress, Reached};
 use super::rank::{Common, RankFeed};
 use super::replica::Replica;
-use super::settled::Settled;
 use super::{Rules, WithheldCounts};
 use crate::sink::Sink;
 
@@ -28,29 +28,28 @@ pub struct Told {
 pub struct Feeds {
     plane: Arc<Plane>,
     counts: Arc<WithheldCounts>,
-    settled: Settled,
+    progress: Progress,
     _running: AbortOnDropHandle<()>,
 }
 
 impl Feeds {
-    /// Feeds every engine for which `told` says how, those that come later too. Must be called within a tokio runtime.
+    /// Feeds every engine for which `told` says how, those that come later too. It is asked once for each. Must be called within a tokio runtime.
     pub fn start(plane: &Arc<Plane>, told: impl Fn(&Engine) -> Option<Told> + Send + 'static) -> Self {
-        let (counts, settled) = (Arc::<WithheldCounts>::default(), Settled::default());
+        let (counts, progress) = (Arc::<WithheldCounts>::default(), Progress::default());
         let supervisor = Supervisor {
             plane: plane.clone(),
             counts: counts.clone(),
-            settled: settled.clone(),
+            progress: progress.clone(),
             told,
             engines: HashMap::new(),
         };
         let running = AbortOnDropHandle::new(tokio::spawn(supervisor.run()));
-        Self { plane: plane.clone(), counts, settled, _running: running }
+        Self { plane: plane.clone(), counts, progress, _running: running }
     }
 
-    /// Waits until all is told that every engine holds; those that are not heard now are not waited for.
+    /// Waits until all is told that the engines' journals have now. Engines that are not heard are not waited for.
     pub async fn ready(&self) {
-        let streams = || self.plane.streams().map(|stream| stream.id().clone()).collect();
-        self.settled.all(streams).await;
+        self.progress.catch_up(self.plane.streams()).await;
     }
 
     /// Tokens per block of the engines of a model, each size once: prompts that are given as tokens are cut into these.
@@ -81,12 +80,22 @@ impl Identity {
     }
 }
 
+/// An engine that is known.
+struct Fed {
+    identity: Identity,
+    /// The engine as it is. Its feed knows of no other: if it watched the plane itself, it might miss a change that is seen here, or the
+    /// other way round. It ends when this is dropped.
+    engine: watch::Sender<Engines>,
+    /// None where nobody wants to be told of it.
+    feed: Option<AbortOnDropHandle<()>>,
+}
+
 struct Supervisor<F> {
     plane: Arc<Plane>,
     counts: Arc<WithheldCounts>,
-    settled: Settled,
+    progress: Progress,
     told: F,
-    engines: HashMap<EngineId, (Identity, AbortOnDropHandle<()>)>,
+    engines: HashMap<EngineId, Fed>,
 }
 
 impl<F: Fn(&Engine) -> Option<Told> + Send + 'static> Supervisor<F> {
@@ -94,48 +103,74 @@ impl<F: Fn(&Engine) -> Option<Told> + Send + 'static> Supervisor<F> {
         let mut engines = self.plane.watch();
         loop {
             let now = engines.borrow_and_update().clone();
-            let stays = |identity: &Identity| now.iter().any(|engine| Identity::of(engine) == *identity);
-            let gone = self.engines.extract_if(|_, (identity, _)| !stays(identity));
-            for (_, (_, feed)) in gone.collect::<Vec<_>>() {
-                // It ends by itself. Only then its name is free.
-                let _ = feed.await;
-            }
-            let streams = || now.iter().flat_map(|engine| &engine.streams);
-            self.settled.retain(|settled| streams().any(|stream| stream.id() == settled));
-            for engine in now.iter().filter(|engine| !matches!(engine.spec.feed, Feed::Linked(_))) {
-                self.begin(engine);
-            }
+            self.keep(&now).await;
             if engines.changed().await.is_err() {
                 return;
             }
         }
     }
 
-    fn begin(&mut self, engine: &Engine) {
-        if self.engines.contains_key(&engine.spec.id) {
-            return;
+    /// Feeds these engines, and no others.
+    async fn keep(&mut self, now: &Engines) {
+        let gone = self.engines.extract_if(|_, fed| !now.iter().any(|engine| fed.is(engine)));
+        for Fed { engine, feed, .. } in gone.map(|(_, fed)| fed).collect::<Vec<_>>() {
+            drop(engine);
+            // Only when it has ended its name is free.
+            if let Some(feed) = feed {
+                let _ = feed.await;
+            }
         }
-        let Some(Told { rules, sink }) = (self.told)(engine) else {
-            // Nobody waits for it.
-            engine.streams.iter().for_each(|stream| self.settled.add(stream.id()));
-            return;
-        };
-        let common = Common {
-            rules: Arc::new(rules),
-            replica: Arc::new(Mutex::new(Replica::new(sink))),
-            counts: self.counts.clone(),
-            settled: self.settled.clone(),
-        };
-        let identity = Identity::of(engine);
-        let feed = AbortOnDropHandle::new(self.spawn(identity.clone(), common));
-        self.engines.insert(identity.id.clone(), (identity, feed));
+        let streams = || now.iter().flat_map(|engine| &engine.streams);
+        self.progress.retain(|known| streams().any(|stream| stream.id() == known));
+        for engine in now.iter().filter(|engine| !matches!(engine.spec.feed, Feed::Linked(_))) {
+            let id = engine.spec.id.clone();
+            let fed = self.engines.entry(id).or_insert_with(|| {
+                let common = (self.told)(engine).map(|Told { rules, sink }| Common {
+                    rules: Arc::new(rules),
+                    replica: Arc::new(Mutex::new(Replica::new(sink))),
+                    counts: self.counts.clone(),
+                    progress: self.progress.clone(),
+                });
+                Fed::start(engine, common)
+            });
+            fed.set(engine);
+            if fed.feed.is_none() {
+                // Nobody waits for it.
+                engine.streams.iter().for_each(|stream| self.progress.set(stream.id(), Reached::Unwanted));
+            }
+        }
+    }
+}
+
+impl Fed {
+    fn start(engine: &Arc<Engine>, common: Option<Common>) -> Self {
+        let (tell, engines) = watch::channel(Engines::from([engine.clone()]));
+        let feed = common.map(|common| {
+            AbortOnDropHandle::new(tokio::spawn(async move {
+                let begin = |stream: &Arc<Stream>| RankFeed::new(common.clone(), stream.id().clone());
+                follow_ranks(engines, |_| true, begin).await;
+            }))
+        });
+        Self { identity: Identity::of(engine), engine: tell, feed }
     }
 
-    fn spawn(&self, identity: Identity, common: Common) -> JoinHandle<()> {
-        let engines = self.plane.watch();
-        tokio::spawn(async move {
-            let begin = |stream: &Arc<Stream>| RankFeed::new(common.clone(), stream.id().clone());
-            follow_ranks(engines, |engine| Identity::of(engine) == identity, begin).await;
-        })
+    /// Whether this is still the same engine. One that went and came back in a single step has other streams.
+    fn is(&self, engine: &Engine) -> bool {
+        let fed = self.engine.borrow();
+        let shared = |stream: &Arc<Stream>| {
+            engine.stream(stream.id().rank).is_some_and(|other| Arc::ptr_eq(other, stream))
+        };
+        Identity::of(engine) == self.identity && fed.iter().flat_map(|fed| &fed.streams).any(shared)
+    }
+
+    /// The engine as it is now.
+    fn set(&self, engine: &Arc<Engine>) {
+        self.engine.send_if_modified(|known| {
+            let changed = known.iter().all(|known| !Arc::ptr_eq(known, engine));
+            if changed {
+                *known = Engines::from([engine.clone()]);
+            }
+            changed
+        });
     }
 }

@@ -10,10 +10,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kvplane_core::{Tier, chain_hash};
-use kvplane_hints::{CacheTier, Prefix};
+use kvplane_hints::Prefix;
 use rustc_hash::FxHashMap;
 
 use super::describe::Described;
+use super::lies::Lies;
 use super::share::Share;
 use super::withheld::Tally;
 use crate::sink::Withheld;
@@ -31,18 +32,19 @@ pub(super) struct Shift<'l> {
     /// Tokens of its last block.
     pub(super) block: u32,
     /// Where it lay, if it was told.
-    pub(super) was: Option<CacheTier>,
+    pub(super) was: Option<Lies>,
     /// Where it lies, if it is told.
-    pub(super) now: Option<CacheTier>,
+    pub(super) now: Option<Lies>,
 }
 
 impl Shift<'_> {
-    pub(super) fn prefix(&self, tier: CacheTier) -> Prefix {
+    pub(super) fn prefix(&self, lies: Lies) -> Prefix {
         Prefix {
             fingerprint: self.fingerprint,
             tokens: self.tokens,
             block: self.block,
-            tier,
+            tier: lies.tier(),
+            sure: lies.is_sure(),
             adapter: self.adapter.clone(),
         }
     }
@@ -62,6 +64,8 @@ pub(super) struct Ledger {
     /// Blocks that left the device, the first to leave first. Some may have come back.
     left: VecDeque<u64>,
     told: usize,
+    /// Scratch space of [`Self::settle`].
+    unsettled: Vec<u32>,
     /// Blocks that were stored and not told.
     withheld: Tally,
 }
@@ -79,6 +83,7 @@ impl Ledger {
             adapter_numbers: FxHashMap::default(),
             left: VecDeque::new(),
             told: 0,
+            unsettled: Vec::new(),
             withheld: Tally::default(),
         }
     }
@@ -91,6 +96,12 @@ impl Ledger {
     /// How many blocks are told.
     pub(super) fn told(&self) -> usize {
         self.told
+    }
+
+    /// Whether nothing is remembered.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_hash.is_empty() && self.free.len() == self.slots.len()
     }
 
     /// Blocks that were not told since the last call.
@@ -171,18 +182,17 @@ impl Ledger {
     /// back.
     fn describe(&mut self, at: u32, parent: u32, block: &Described<'_>, tell: &mut impl FnMut(Shift<'_>)) {
         let adapter = self.adapter_number(block.adapter.unwrap_or_default());
-        let mut own_reason = block.adapter.err();
-        let mut parent = parent;
-        if self.is_same_or_below(parent, at) {
-            // No hash is made of itself: nothing that is said of it can be believed.
-            (own_reason, parent) = (Some(Withheld::NotExact), NONE);
-        }
+        let (mut parent, mut own_reason) = (parent, block.adapter.err());
         let slot = &self.slots[at as usize];
         let same = slot.known != Known::Hash
             && (slot.parent, slot.content, slot.size, slot.adapter, slot.own_reason)
                 == (parent, block.content, block.size, adapter, own_reason);
         if same {
             return;
+        }
+        if self.is_same_or_below(parent, at) {
+            // No hash is made of itself: nothing that is said of it can be believed.
+            (parent, own_reason) = (NONE, Some(Withheld::NotExact));
         }
         if slot.told.is_some() {
             self.tell(at, None, tell);
@@ -200,7 +210,8 @@ impl Ledger {
     /// Works out anew what follows for a block from itself and from what comes before it, and then for all that builds on it, as far
     /// as anything is different there.
     fn settle(&mut self, at: u32, tell: &mut impl FnMut(Shift<'_>)) {
-        let mut open = vec![at];
+        let mut open = std::mem::take(&mut self.unsettled);
+        open.push(at);
         while let Some(at) = open.pop() {
             let (footing, told) = self.follow_from(at);
             let slot = &self.slots[at as usize];
@@ -222,10 +233,11 @@ impl Ledger {
                 }
             }
         }
+        self.unsettled = open;
     }
 
     /// What a block is and whether it is told, by itself and its parent.
-    fn follow_from(&self, at: u32) -> ((Known, u64, u32, Option<Withheld>), Option<CacheTier>) {
+    fn follow_from(&self, at: u32) -> ((Known, u64, u32, Option<Withheld>), Option<Lies>) {
         let slot = &self.slots[at as usize];
         let parent = (slot.parent != NONE).then(|| &self.slots[slot.parent as usize]);
         let known = match slot.known {
@@ -245,7 +257,7 @@ impl Ledger {
     }
 
     /// From now on a block is told to lie there.
-    fn tell(&mut self, at: u32, now: Option<CacheTier>, tell: &mut impl FnMut(Shift<'_>)) {
+    fn tell(&mut self, at: u32, now: Option<Lies>, tell: &mut impl FnMut(Shift<'_>)) {
         let was = std::mem::replace(&mut self.slots[at as usize].told, now);
         if was == now {
             return;
@@ -254,7 +266,7 @@ impl Ledger {
         tell(self.shift(&self.slots[at as usize], was, now));
     }
 
-    fn shift(&self, slot: &Slot, was: Option<CacheTier>, now: Option<CacheTier>) -> Shift<'_> {
+    fn shift(&self, slot: &Slot, was: Option<Lies>, now: Option<Lies>) -> Shift<'_> {
         Shift {
             adapter: &self.adapters[slot.adapter as usize],
             fingerprint: slot.fingerprint,

@@ -14,9 +14,10 @@ mod book;
 mod describe;
 mod feeds;
 mod ledger;
+mod lies;
+mod progress;
 mod rank;
 mod replica;
-mod settled;
 mod share;
 mod withheld;
 
@@ -28,7 +29,7 @@ use share::Share;
 pub use withheld::WithheldCounts;
 
 /// How an engine is told of.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     /// Names of adapters that the engine knows by their numbers alone.
     pub adapter_names: AdapterNames,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Continuity, Resumption, StreamId, Tier, TrustState};
+use kvplane_core::{Continuity, Cursor, Resumption, StreamId, Tier, TrustState};
 use kvplane_ingest::{RankReader, StreamStatus};
 use kvplane_stream::{Entry, Snapshot, Transition};
 use parking_lot::{Mutex, MutexGuard};
@@ -11,8 +11,8 @@ use tracing::info;
 use super::Rules;
 use super::describe::Described;
 use super::ledger::{Ledger, Shift};
+use super::progress::{Progress, Reached};
 use super::replica::Replica;
-use super::settled::Settled;
 use super::share::Share;
 use super::withheld::{Tally, WithheldCounts};
 use crate::sink::Withheld;
@@ -26,7 +26,7 @@ pub(super) struct Common {
     pub(super) rules: Arc<Rules>,
     pub(super) replica: Arc<Mutex<Replica>>,
     pub(super) counts: Arc<WithheldCounts>,
-    pub(super) settled: Settled,
+    pub(super) progress: Progress,
 }
 
 /// Reads one rank.
@@ -125,7 +125,7 @@ impl RankReader for RankFeed {
             }
         }
         self.replace(new);
-        self.common.settled.add(&self.stream);
+        self.common.progress.set(&self.stream, Reached::Told(snapshot.cursor));
     }
 
     fn follow(&mut self, entry: &Entry) -> bool {
@@ -153,18 +153,20 @@ impl RankReader for RankFeed {
                 self.common.counts.add(&tally);
             }
         }
+        let cursor = Cursor { epoch: entry.epoch, sequence: entry.sequence };
+        self.common.progress.set(&self.stream, Reached::Told(cursor));
         entry.standing != Some(Continuity::Down)
     }
 
     fn forget(&mut self) {
         self.replace(self.common.rules.ledger(Share::All));
-        self.common.settled.add(&self.stream);
+        self.common.progress.set(&self.stream, Reached::Nothing);
     }
 }
 
 impl Drop for RankFeed {
     fn drop(&mut self) {
-        self.common.settled.remove(&self.stream);
+        self.common.progress.remove(&self.stream);
     }
 }
 
@@ -187,3 +189,6 @@ fn stored(transition: &Transition) -> usize {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,28 +6,24 @@
 
 use std::sync::Arc;
 
-use kvplane_hints::{CacheTier, Note};
+use kvplane_hints::Note;
 use rustc_hash::FxHashMap;
 
 use super::ledger::{Ledger, Shift};
+use super::lies::Lies;
 use crate::sink::Sink;
 
-/// Tiers that are told, warmest first.
-const TIERS: [CacheTier; 3] = [CacheTier::T1, CacheTier::T2, CacheTier::T3];
-
-/// Shares of one prefix, by tier.
+/// Shares of one prefix, by where they lie.
 #[derive(Debug, Default)]
-struct Shares([u32; TIERS.len()]);
+struct Shares([u32; Lies::ALL.len()]);
 
 impl Shares {
-    fn warmest(&self) -> Option<CacheTier> {
-        let counted = TIERS.into_iter().zip(self.0);
-        counted.into_iter().find(|&(_, count)| count > 0).map(|(tier, _)| tier)
+    fn warmest(&self) -> Option<Lies> {
+        Lies::ALL.into_iter().zip(self.0).find(|&(_, count)| count > 0).map(|(lies, _)| lies)
     }
 
-    fn of(&mut self, tier: CacheTier) -> Option<&mut u32> {
-        let at = TIERS.into_iter().position(|known| known == tier)?;
-        self.0.get_mut(at)
+    fn of(&mut self, lies: Lies) -> &mut u32 {
+        &mut self.0[lies as usize]
     }
 }
 
@@ -54,12 +50,12 @@ impl Replica {
         let Some(prefixes) = self.held.get_mut(shift.adapter) else { return };
         let shares = prefixes.entry(shift.fingerprint).or_default();
         let was = shares.warmest();
-        if let Some(count) = shift.now.and_then(|tier| shares.of(tier)) {
-            *count += 1;
+        if let Some(lies) = shift.now {
+            *shares.of(lies) += 1;
             self.shares += 1;
         }
-        if let Some(count) = shift.was.and_then(|tier| shares.of(tier)) {
-            *count -= 1;
+        if let Some(lies) = shift.was {
+            *shares.of(lies) -= 1;
             self.shares -= 1;
         }
         let now = shares.warmest();
@@ -71,7 +67,7 @@ impl Replica {
         }
         match now {
             _ if was == now => {}
-            Some(tier) => self.notes.push(Note::Held(shift.prefix(tier))),
+            Some(lies) => self.notes.push(Note::Held(shift.prefix(lies))),
             None => {
                 let (fingerprint, adapter) = (shift.fingerprint, shift.adapter.clone());
                 self.notes.push(Note::Gone { fingerprint, adapter });

@@ -25,7 +25,7 @@ impl WithheldCounts {
     }
 
     pub(super) fn add(&self, tally: &Tally) {
-        for (count, more) in self.0.iter().zip(tally.0) {
+        for (count, more) in self.0.iter().zip(tally.0).filter(|&(_, more)| more > 0) {
             count.fetch_add(more, Ordering::Relaxed);
         }
     }

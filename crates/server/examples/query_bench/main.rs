@@ -1,4 +1,5 @@
-//! What a question costs when it is served: prompts of 512 blocks over HTTP and gRPC, also beside Dynamo's indexer.
+//! What a question costs when it is served: prompts of 512 blocks over HTTP and gRPC, also beside Dynamo's indexer; and hints,
+//! from a million entries that replicas reported.
 //!
 //! ```text
 //! cargo run --release -p kvplane-server --example query_bench KVPLANE_BINARY [SECONDS [ROUNDS [PYTHON]]]
@@ -15,6 +16,7 @@
 
 mod callers;
 mod engines;
+mod hints;
 mod servers;
 
 use std::time::{Duration, Instant};
@@ -55,7 +57,7 @@ async fn main() {
     let python = words.next();
 
     let engines = Engines::start();
-    let (kvplane, grpc) = Server::kvplane(&binary);
+    let (kvplane, grpc) = Server::kvplane(&binary, &[]);
     kvplane.register(&engines).await;
     let dynamo = python.map(|python| Server::dynamo(&python));
     if let Some(dynamo) = &dynamo {
@@ -97,6 +99,7 @@ async fn main() {
         print_table(title, &lines);
     }
     engines.stop();
+    hints::run(&binary, length, rounds).await;
 }
 
 fn own_body(prompt: &[u32]) -> Bytes {
@@ -161,7 +164,7 @@ fn print_table(title: &str, lines: &[Line<'_>]) {
 }
 
 /// Median, least and most.
-fn spread(values: &[f64]) -> [f64; 3] {
+pub(crate) fn spread(values: &[f64]) -> [f64; 3] {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     [sorted[sorted.len() / 2], sorted[0], sorted[sorted.len() - 1]]

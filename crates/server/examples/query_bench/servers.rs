@@ -24,11 +24,12 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// `kvplane serve`, without engines; and where it takes gRPC.
-    pub(crate) fn kvplane(binary: &str) -> (Self, SocketAddr) {
+    /// `kvplane serve`, without engines, with more words; and where it takes gRPC.
+    pub(crate) fn kvplane(binary: &str, more: &[&str]) -> (Self, SocketAddr) {
         let (http, grpc) = (free_address(), free_address());
         let mut command = Command::new(binary);
         command.args(["serve", "--http", &http.to_string(), "--grpc", &grpc.to_string(), "--log", "error"]);
+        command.args(more);
         (Self::start(&mut command, http), grpc)
     }
 

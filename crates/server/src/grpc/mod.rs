@@ -14,6 +14,7 @@ use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangSched
 use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedSchedulerServer;
 use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmServiceServer;
 use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngineServer;
+use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCacheServer;
 use kvplane_proto::kvplane::v1::server::plane_server::PlaneServer;
 use tonic::service::Routes;
 use tonic::transport::Server;
@@ -21,6 +22,7 @@ use tonic::transport::server::Router;
 use tracing::error;
 
 use crate::auth::{Port, guard_calls};
+use crate::hints::{self, Bounded, HintsService};
 use crate::service::Shared;
 use crate::smg::{SmgService, SubscribeTo};
 
@@ -30,7 +32,18 @@ const MAX_MESSAGE: usize = 64 << 20;
 /// All services on one port.
 pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     let (health, health_service) = tonic_health::server::health_reporter();
-    tokio::spawn(async move { health.set_serving::<PlaneServer<plane::PlaneService>>().await });
+    let hints = shared.hints.clone();
+    let gives_hints = hints.is_some();
+    tokio::spawn(async move {
+        health.set_serving::<PlaneServer<plane::PlaneService>>().await;
+        if gives_hints {
+            health.set_serving::<InferenceCacheServer<HintsService>>().await;
+        }
+    });
+    let hints = hints.map(|hints| {
+        let service = InferenceCacheServer::new(HintsService::new(shared.clone(), hints.clone()));
+        Bounded::new(service.max_decoding_message_size(hints::MAX_MESSAGE), hints)
+    });
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(kvplane_proto::DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -40,6 +53,9 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     let mut routes = Routes::new(health_service);
     if let Some(reflection) = reflection {
         routes = routes.add_service(reflection);
+    }
+    if let Some(hints) = hints {
+        routes = routes.add_service(hints);
     }
     let plane = PlaneServer::new(plane::PlaneService::new(shared.clone()));
     let routes = routes

@@ -17,8 +17,10 @@ use crate::front::FrontCounters;
 use crate::service::Shared;
 
 use super::caller_metrics::Callers;
+use super::hints_metrics::HintMetrics;
 use super::index_metrics::Indexes;
 use super::link_metrics::Links;
+use super::report_metrics::ReportMetrics;
 use super::source_metrics::Sources;
 use super::status::{STANDINGS, TRUSTS, counters, rejected};
 
@@ -46,6 +48,10 @@ pub(super) fn page(shared: &Shared) -> Result<String, Error> {
     registry.register_collector(Box::new(Callers::of(&shared.options)));
     let (stats, refused) = (plane.catalog().stats(), plane.catalog().refused());
     registry.register_collector(Box::new(Indexes { stats, refused }));
+    registry.register_collector(Box::new(ReportMetrics::of(&shared.reports)));
+    if let Some(hints) = shared.hints.clone() {
+        registry.register_collector(Box::new(HintMetrics::of(hints)));
+    }
     let mut page = String::new();
     text::encode(&mut page, &registry)?;
     Ok(page)

@@ -2,6 +2,8 @@
 
 mod caller_metrics;
 mod fields;
+mod hints;
+mod hints_metrics;
 mod index_metrics;
 mod indexer;
 mod keys;
@@ -9,8 +11,11 @@ mod link_metrics;
 mod members;
 mod metrics;
 mod peer_query;
+mod policy;
+mod probe;
 mod query;
 mod recover;
+mod report_metrics;
 mod short_numbers;
 mod source_metrics;
 mod status;
@@ -33,18 +38,30 @@ use crate::publishers::Publishers;
 use crate::service::Shared;
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
-    Router::new()
+    let more = Router::new()
         .route("/v1/query", post(query::query))
         .route("/query", post(peer_query::query))
         .route("/query_by_hash", post(peer_query::query_by_hash))
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics_page))
-        .route("/v1/status", get(status_page))
         .route("/kv_recover", get(recover::kv_recover))
         .route("/dump", get(peer_query::dump))
         .merge(members::routes())
         .merge(indexer::routes())
+        .merge(shared.hints.clone().map(hints::routes).unwrap_or_default());
+    serving(more, shared)
+}
+
+/// The pages that say how the process is, and nothing about prompts.
+pub(crate) fn pages(shared: Arc<Shared>) -> Router {
+    serving(Router::new(), shared)
+}
+
+fn serving(more: Router<Arc<Shared>>, shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics_page))
+        .route("/v1/status", get(status_page))
+        .merge(more)
         .method_not_allowed_fallback(async || {
             let message = "this path does not take that method";
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message))
@@ -89,5 +106,5 @@ async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, Api
 }
 
 async fn status_page(State(shared): State<Arc<Shared>>) -> Json<status::PlaneStatus> {
-    Json(status::plane(&shared.plane))
+    Json(status::plane(&shared.plane, &shared.reports))
 }

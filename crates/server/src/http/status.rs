@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kvplane_core::{Continuity, Tier, Trust};
 use kvplane_ingest::{Engine, Events, Feed, Plane, RankSpec, Stream, StreamStatus};
+use kvplane_report::{ReplicaReport, Reports};
 use kvplane_stream::Group;
 use serde::Serialize;
 
@@ -13,6 +14,25 @@ pub(crate) struct PlaneStatus {
     /// This plane's identity; another run has another.
     plane: String,
     engines: Vec<EngineStatus>,
+    /// What is reported to others.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    reports: Vec<ReportStatus>,
+}
+
+#[derive(Debug, Serialize)]
+struct ReportStatus {
+    server: String,
+    engine: String,
+    tenant: String,
+    model: String,
+    scheme: String,
+    replica: String,
+    /// `told`, `telling`, `failing` or `unreachable`.
+    state: &'static str,
+    pending_adds: usize,
+    pending_evictions: usize,
+    blocks: usize,
+    seconds_since_last_taken: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -123,9 +143,27 @@ struct CounterStatus {
     troubles: BTreeMap<&'static str, u64>,
 }
 
-pub(super) fn plane(plane: &Plane) -> PlaneStatus {
+pub(super) fn plane(plane: &Plane, reports: &Reports) -> PlaneStatus {
     let engines = plane.engines().iter().map(|member| engine(member)).collect();
-    PlaneStatus { plane: plane.id().to_string(), engines }
+    let reports = reports.replicas().iter().map(|replica| report(replica)).collect();
+    PlaneStatus { plane: plane.id().to_string(), engines, reports }
+}
+
+fn report(report: &ReplicaReport) -> ReportStatus {
+    let (identity, pending) = (&report.identity, report.pending());
+    ReportStatus {
+        server: report.link.address().url().to_owned(),
+        engine: report.engine.clone(),
+        tenant: identity.tenant.clone(),
+        model: identity.model.clone(),
+        scheme: identity.scheme.clone(),
+        replica: identity.replica.clone(),
+        state: report.state(),
+        pending_adds: pending.adds,
+        pending_evictions: pending.evictions,
+        blocks: pending.maybe_told,
+        seconds_since_last_taken: report.since_last_taken().as_secs_f64(),
+    }
 }
 
 fn engine(engine: &Engine) -> EngineStatus {

@@ -6,6 +6,7 @@ mod dialects;
 mod drain;
 mod flush;
 mod frames;
+mod heard;
 mod hybrid;
 mod identity;
 mod members;

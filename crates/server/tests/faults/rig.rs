@@ -187,6 +187,15 @@ pub struct Rig {
     stop: CancellationToken,
 }
 
+/// A plane that soon gives up an engine that is out of reach.
+pub fn soon_down() -> PlaneOptions {
+    PlaneOptions {
+        down_after: Duration::from_millis(300),
+        replay_idle: Duration::from_secs(1),
+        ..PlaneOptions::default()
+    }
+}
+
 impl Rig {
     pub async fn over(engines: &[&Engine]) -> Self {
         Self::with_options(
@@ -202,12 +211,16 @@ impl Rig {
     }
 
     pub async fn of_specs(specs: Vec<EngineSpec>, options: PlaneOptions) -> Self {
+        Self::serving(specs, options, Options::default()).await
+    }
+
+    pub async fn serving(specs: Vec<EngineSpec>, options: PlaneOptions, served: Options) -> Self {
         let plane = Plane::start(specs, &options).unwrap();
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (http_address, grpc_address) = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let stop = CancellationToken::new();
-        let service = Service::new(plane.clone(), Options::default());
+        let service = Service::new(plane.clone(), served);
         let fleet = service.fleet();
         tokio::spawn(service.run(http, grpc, stop.clone()));
         Self { plane, grpc: grpc_address, http: http_address, fleet, stop }
@@ -346,14 +359,20 @@ pub async fn call(address: SocketAddr, method: &str, path: &str, body: &Value) -
     send(address, method, path, body.to_string()).await
 }
 
-/// Status and body of an HTTP request.
+/// Status and body of an HTTP request, the body as JSON.
 pub async fn send(address: SocketAddr, method: &str, path: &str, body: String) -> (u16, Value) {
+    let (status, body) = text(address, method, path, body).await;
+    (status, serde_json::from_str(&body).unwrap_or_default())
+}
+
+/// Status and body of an HTTP request.
+pub async fn text(address: SocketAddr, method: &str, path: &str, body: String) -> (u16, String) {
     let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
     let request = Request::builder().method(method).uri(format!("http://{address}{path}"));
     let response = client.request(request.body(Full::from(body)).unwrap()).await.unwrap();
     let status = response.status().as_u16();
     let body = response.into_body().collect().await.unwrap().to_bytes();
-    (status, serde_json::from_slice(&body).unwrap_or_default())
+    (status, String::from_utf8(body.to_vec()).unwrap())
 }
 
 /// A replica fed by the wire alone.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_ingest::PlaneOptions;
 use kvplane_proto::engines::vllm::vllm_engine_client::VllmEngineClient;
 use kvplane_proto::smg::kv_cache_event::Data;
 use kvplane_proto::smg::{KvEventBatch, SubscribeKvEventsRequest};
@@ -10,7 +9,7 @@ use kvplane_sim::{CompletionOptions, Fault, Restart};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
-use crate::rig::{DEADLINE, Engine, Rig};
+use crate::rig::{DEADLINE, Engine, Rig, soon_down};
 
 /// A gateway's consumer, as it behaves: counts copies, takes numbers as they come.
 pub struct Gateway {
@@ -198,12 +197,7 @@ async fn cursors_that_cannot_be_resumed_and_engines_that_cannot_be_told_are_name
 async fn an_engine_out_of_reach_is_told_to_be_empty_until_it_is_back() {
     let mut engine = Engine::plain();
     engine.work(6);
-    let options = PlaneOptions {
-        down_after: std::time::Duration::from_millis(300),
-        replay_idle: std::time::Duration::from_secs(1),
-        ..PlaneOptions::default()
-    };
-    let rig = Rig::with_options(&[&engine], options).await;
+    let rig = Rig::with_options(&[&engine], soon_down()).await;
     rig.exact(0, &engine).await;
     let mut gateway = subscribe(&rig, 0, &[]).await.unwrap();
     gateway.until(&held(&engine)).await;

@@ -213,10 +213,10 @@ class Index:
         return min(1.0, max(0.0, 1.0 - (self.clock() - seen) / self.policy.ttl))
 
     def _exact(self, request, hash):
-        return {replica: [held.tokens, held.seen, held.tier] for replica, held in self._holders(request, hash).items()}
+        return {replica: [held.tokens, held.seen, held.tier, 1] for replica, held in self._holders(request, hash).items()}
 
     def _runs(self, request, hashes, counts):
-        """The longest leading run of each replica: its tokens, its oldest word, its coldest tier."""
+        """The longest leading run of each replica: its tokens, its oldest word, its coldest tier, its blocks."""
         runs, going = {}, None
         for hash, count in zip(hashes, counts):
             holders = self._holders(request, hash)
@@ -224,16 +224,16 @@ class Index:
             if not going:
                 break
             for replica in going:
-                held, run = holders[replica], runs.setdefault(replica, [0, float("inf"), 0])
-                run[:] = [run[0] + count, min(run[1], held.seen), max(run[2], held.tier)]
+                held, run = holders[replica], runs.setdefault(replica, [0, float("inf"), 0, 0])
+                run[:] = [run[0] + count, min(run[1], held.seen), max(run[2], held.tier), run[3] + 1]
         return {replica: run for replica, run in runs.items() if run[0] > 0}
 
     def _scored(self, request, runs):
         scope = self._in_scope(request)
         scores = []
-        for replica, (tokens, seen, tier) in runs.items():
+        for replica, (tokens, seen, tier, blocks) in runs.items():
             freshness = self._freshness(seen)
-            as_deep = sum(1 for other in runs.values() if other[0] >= tokens)
+            as_deep = sum(1 for other in runs.values() if (other[3], other[0]) >= (blocks, tokens))
             distinction = 1.0 if len(scope) <= 1 else max(0.0, 1.0 - as_deep / len(scope))
             statistics, told, _ = self.stats.get((request.tenant_id, request.model_id, replica), (None, 0.0, 0.0))
             pressure = statistics.pressure if statistics and self._freshness(told) > 0 else 0.0
@@ -277,7 +277,7 @@ def number(value):
 
 
 def room(pressure):
-    return min(1.0, max(0.0, 1.0 - pressure))
+    return max(0.0, 1.0 - pressure)
 
 
 def best_first(scores):

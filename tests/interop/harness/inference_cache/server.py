@@ -131,25 +131,27 @@ class Server:
         while not self._flowing.wait(0.02):
             if not context.is_active():
                 return False
-        if isinstance(self._refusal, grpc.StatusCode):
-            context.abort(self._refusal, "refused by the script")
-        return self._refusal is None
-
-    def _ack(self):
-        return self.pb.Ack(accepted=self._refusal is None)
+        refusal = self._refusal
+        if isinstance(refusal, grpc.StatusCode):
+            context.abort(refusal, "refused by the script")
+        return refusal is None
 
     def _report(self, updates, context):
+        accepted = True
         for update in updates:
             if self._take("report", update, context):
                 with self._lock:
                     self.index.report(update)
-        return self._ack()
+            else:
+                accepted = False
+        return self.pb.Ack(accepted=accepted)
 
     def _event(self, event, context):
-        if self._take("event", event, context):
+        accepted = self._take("event", event, context)
+        if accepted:
             with self._lock:
                 self.index.event(event)
-        return self._ack()
+        return self.pb.Ack(accepted=accepted)
 
     def _lookup(self, request, context):
         self._take("lookup", request, context)

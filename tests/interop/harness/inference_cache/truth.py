@@ -4,6 +4,7 @@ import zmq
 
 from ..hashing import contents
 from ..replay import replay
+from ..wait import eventually
 from ..wire import NEWEST, bits
 from .subscriber import chain_on, decode, key_of
 
@@ -32,12 +33,24 @@ class Prefixes:
         return {(adapter, key_of(prefix)): tokens for prefix, tokens, adapter in found}
 
 
+def load(sim, prompts, seed):
+    """Prompts with common beginnings, more than a cache of 64 blocks has room for."""
+    for at in range(prompts):
+        sim.complete([seed + at % 3] * 48 + [seed * 31 + at] * 40, 8)
+
+
 def truth(sim):
     """What a quiet simulator holds. Its ring must still have its whole life."""
-    with zmq.Context() as context:
-        _, batches = replay(context, sim.replay[0], 0, NEWEST.replay_has_topic)
+    held, next_sequence = sim.state()
+
+    def whole():
+        # Its publisher may be a moment behind its cache.
+        with zmq.Context() as context:
+            _, batches = replay(context, sim.replay[0], 0, NEWEST.replay_has_topic)
+        return (batches,) if len(batches) == next_sequence else None
+
     prefixes = Prefixes()
+    (batches,) = eventually(whole, f"a ring of {next_sequence} batches")
     for _, payload in batches:
         prefixes.learn(payload)
-    held, _ = sim.state()
     return prefixes.of(held)

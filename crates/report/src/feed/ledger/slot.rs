@@ -1,9 +1,8 @@
 //! One block of a rank.
 
-use kvplane_core::Tier;
-use kvplane_hints::CacheTier;
-
+use super::super::lies::Lies;
 use crate::sink::Withheld;
+use kvplane_core::Tier;
 
 /// No block.
 pub(super) const NONE: u32 = u32::MAX;
@@ -16,7 +15,7 @@ impl Places {
     /// It left the device, and the operator says that what does so is kept behind it.
     const LEFT: u8 = 1 << Tier::ALL.len();
     const DEVICE: u8 = 1 << Tier::Device as u8;
-    const BEHIND: u8 = 1 << Tier::Host as u8 | 1 << Tier::Disk as u8 | Self::LEFT;
+    const BEHIND: u8 = 1 << Tier::Host as u8 | 1 << Tier::Disk as u8;
 
     pub(super) fn add(&mut self, tier: Tier) {
         self.0 |= 1 << tier as u8;
@@ -46,12 +45,13 @@ impl Places {
         self.0 == 0
     }
 
-    pub(super) fn warmest(self) -> Option<CacheTier> {
+    pub(super) fn warmest(self) -> Option<Lies> {
         match self.0 {
             0 => None,
-            bits if bits & Self::DEVICE != 0 => Some(CacheTier::T1),
-            bits if bits & Self::BEHIND != 0 => Some(CacheTier::T2),
-            _ => Some(CacheTier::T3),
+            bits if bits & Self::DEVICE != 0 => Some(Lies::Device),
+            bits if bits & Self::BEHIND != 0 => Some(Lies::Behind),
+            bits if bits & Self::LEFT != 0 => Some(Lies::Left),
+            _ => Some(Lies::Elsewhere),
         }
     }
 }
@@ -87,7 +87,7 @@ pub(super) struct Slot {
     /// Why nothing is told of it, because of itself or of what comes before it.
     pub(super) reason: Option<Withheld>,
     pub(super) places: Places,
-    pub(super) told: Option<CacheTier>,
+    pub(super) told: Option<Lies>,
 }
 
 impl Slot {

@@ -3,26 +3,28 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
-/// Waits that double up to a limit. Each is shortened by up to a half, at random, so that the subscribers of a plane that
-/// comes back do not all come back at once.
+/// Waits that double up to a limit. Each is shortened by up to a half, at random, so that those who wait for
+/// a server that comes back do not all come back at once.
 #[derive(Debug)]
-pub(crate) struct Backoff {
+pub struct Backoff {
     shortest: Duration,
     longest: Duration,
     next: Duration,
 }
 
 impl Backoff {
-    pub(crate) fn new(shortest: Duration, longest: Duration) -> Self {
+    /// Waits from the shortest on.
+    pub fn new(shortest: Duration, longest: Duration) -> Self {
         Self { shortest, longest, next: shortest }
     }
 
     /// The last attempt went well.
-    pub(crate) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         self.next = self.shortest;
     }
 
-    pub(crate) fn wait(&mut self) -> Duration {
+    /// How long to wait now; the next wait is longer.
+    pub fn wait(&mut self) -> Duration {
         let wait = self.next.min(self.longest);
         self.next = wait.saturating_mul(2);
         // Hashers are seeded at random: all the randomness that is needed here.

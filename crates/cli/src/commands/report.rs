@@ -1,0 +1,173 @@
+//! `kvplane report`: one engine, reported to a server.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use kvplane_core::EngineKind;
+use kvplane_ingest::{Origin, Plane, PlaneOptions};
+use kvplane_report::{
+    AdapterNames, OutboxOptions, ReportSpec, ReporterOptions, Rules, ServerAddress, StatsOptions,
+};
+use kvplane_server::{EngineConfig, EnginePlan, HintsOptions, Options, Service};
+use tokio::net::TcpListener;
+use tracing::{info, warn};
+
+use super::{Failure, stop_signal, usage};
+use crate::args::ReportArgs;
+use crate::config::check_times;
+use crate::logging;
+
+/// What servers of the original forget after.
+const SERVER_TTL: Duration = Duration::from_mins(30);
+/// Blocks of a rank that are told to lie behind the device after they left it, where the engine does not tell of that.
+const KEEP_LEFT: usize = 1_000_000;
+
+pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
+    let spec = spec(&args).map_err(usage)?;
+    let plan = plan(&args).map_err(usage)?;
+    logging::start(&args.log).map_err(usage)?;
+    let stop = stop_signal(None)?;
+    let listener = match args.metrics_listen {
+        Some(address) => {
+            let bound = TcpListener::bind(address).await;
+            Some(bound.with_context(|| format!("--metrics-listen: cannot listen on {address}"))?)
+        }
+        None => None,
+    };
+    if args.tenant_id.is_empty() {
+        warn!("--tenant-id is empty: lookups with an empty tenant always get NO_HINT");
+    }
+    let plane =
+        Plane::start(Vec::new(), &PlaneOptions::default()).context("cannot start the socket threads")?;
+    // It reports, and answers nobody.
+    let hints = HintsOptions { enabled: false, ..HintsOptions::default() };
+    let service = Service::new(plane.clone(), Options { hints, ..Options::default() });
+    let (fleet, reports) = (service.fleet(), service.reports());
+    fleet.add(vec![plan], Origin::Config).await.map_err(|error| {
+        let code = if error.is_mistake() { 2 } else { 1 };
+        Failure { code, error: anyhow::Error::new(error) }
+    })?;
+    info!(engine = args.engine_endpoint, server = spec.server.url(), replica = args.replica_id, "reporting");
+    reports.set(&plane, vec![spec]);
+    if let Some(listener) = listener {
+        info!(address = %listener.local_addr().context("--metrics-listen")?, "metrics");
+        tokio::spawn(service.run_pages(listener, stop.clone()));
+    }
+    stop.cancelled().await;
+    info!("stopping: telling what is left");
+    reports.shutdown().await;
+    let closing = tokio::task::spawn_blocking(move || {
+        fleet.shutdown();
+        plane.shutdown();
+    });
+    if closing.await.is_err() {
+        warn!("sockets did not close cleanly");
+    }
+    info!("stopped");
+    Ok(())
+}
+
+/// The engine, as `serve` would have it.
+fn plan(args: &ReportArgs) -> anyhow::Result<EnginePlan> {
+    // What the scheme says is also what the engine is, unless somebody made the scheme up.
+    let kind = args.hash_scheme.parse().unwrap_or(EngineKind::Vllm);
+    let engine = serde_json::json!({
+        "id": args.replica_id,
+        "kind": kind.as_str(),
+        "model": args.model_id,
+        "events": args.engine_endpoint,
+        "replay": args.replay,
+        "topic": args.topic,
+    });
+    let engine: EngineConfig = serde_json::from_value(engine).context("cannot describe the engine")?;
+    engine.plan().map_err(|error| anyhow!("{}", flag_of(&error.to_string())))
+}
+
+/// The flag that a key of an engine stands for.
+fn flag_of(error: &str) -> String {
+    let flags = [("id:", "--replica-id:"), ("events:", "--engine-endpoint:"), ("replay:", "--replay:")];
+    let found =
+        flags.iter().find_map(|(key, flag)| error.strip_prefix(key).map(|rest| format!("{flag}{rest}")));
+    found.unwrap_or_else(|| error.to_owned())
+}
+
+fn spec(args: &ReportArgs) -> anyhow::Result<ReportSpec> {
+    for (flag, value) in [
+        ("--replica-id", &args.replica_id),
+        ("--model-id", &args.model_id),
+        ("--hash-scheme", &args.hash_scheme),
+    ] {
+        if value.is_empty() {
+            bail!("{flag}: must not be empty");
+        }
+    }
+    let ca = match &args.server_ca {
+        Some(path) => Some(
+            std::fs::read(path).with_context(|| format!("--server-ca: cannot read {}", path.display()))?,
+        ),
+        None => None,
+    };
+    let server = ServerAddress::new(&args.server, ca).context("--server")?;
+    let adapter_names = adapter_names(&args.lora_adapter_names).context("--lora-adapter-names")?;
+    let outbox = OutboxOptions { window: args.window.0, refresh: args.refresh.0, ..OutboxOptions::default() };
+    let reporter = ReporterOptions { outbox, ..ReporterOptions::default() };
+    check_times(&outbox, reporter.deadline, SERVER_TTL, args.stats_interval.0)?;
+    let metrics = &args.engine_metrics_url;
+    if !metrics.is_empty() && !metrics.starts_with("http://") {
+        bail!("--engine-metrics-url: {metrics:?} is not a URL like http://127.0.0.1:8000/metrics");
+    }
+    Ok(ReportSpec {
+        tenant: Some(args.tenant_id.clone()),
+        model: Some(args.model_id.clone()),
+        scheme: Some(args.hash_scheme.clone()),
+        replica: Some(args.replica_id.clone()),
+        reporter,
+        stats: StatsOptions {
+            interval: args.stats_interval.0,
+            cache_bytes: args.engine_cache_size_bytes,
+            ceiling: args.max_concurrency_ceiling,
+            usage: args.cache_tier.into(),
+            model_name: args.engine_model_name.clone(),
+        },
+        metrics_url: Some(metrics.clone()).filter(|url| !url.is_empty()),
+        rules: Rules { adapter_names, keep_left: if args.ignore_block_removed { KEEP_LEFT } else { 0 } },
+        ..ReportSpec::new(server)
+    })
+}
+
+/// `1=sql-lora,2=chat-lora`.
+fn adapter_names(text: &str) -> anyhow::Result<AdapterNames> {
+    let mut names = BTreeMap::new();
+    for pair in text.split(',').filter(|_| !text.is_empty()) {
+        let (number, name) = pair.split_once('=').ok_or_else(|| anyhow!("{pair:?} is not ID=NAME"))?;
+        let (number, name) = (number.trim(), name.trim());
+        let id: i64 = number.parse().map_err(|_| anyhow!("{number:?} is not a number"))?;
+        if name.is_empty() {
+            bail!("{id} has no name");
+        }
+        if names.values().any(|known: &Arc<str>| **known == *name) {
+            bail!("{name:?} is there twice");
+        }
+        if names.insert(id, Arc::from(name)).is_some() {
+            bail!("{id} is there twice");
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_are_numbers_and_names() {
+        assert_eq!(adapter_names("").unwrap(), BTreeMap::new());
+        let names = adapter_names("1=sql-lora, 2=chat-lora").unwrap();
+        assert_eq!(names, BTreeMap::from([(1, Arc::from("sql-lora")), (2, Arc::from("chat-lora"))]));
+        for wrong in ["1=a,1=b", "1=a,2=a", "1=", "x=a", "1", "1=a,", ","] {
+            assert!(adapter_names(wrong).is_err(), "{wrong}");
+        }
+    }
+}

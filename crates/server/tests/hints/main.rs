@@ -1,0 +1,15 @@
+//! `inferencecache.v1alpha1` over real gRPC and HTTP, as gateways, subscribers and controllers use it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+
+mod bounds;
+mod events;
+mod gates;
+mod heard;
+mod pages;
+#[allow(dead_code, reason = "most of it is the fault matrix's")]
+#[path = "../faults/rig.rs"]
+mod rig;
+mod talk;
+mod tokens;
+mod writes;
