@@ -4,8 +4,12 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const CONTRACTS: [&str; 3] =
-    ["kvplane/v1/plane.proto", "inferencecache/v1alpha1/inferencecache.proto", "smg/common.proto"];
+const CONTRACTS: [&str; 4] = [
+    "kvplane/v1/plane.proto",
+    "kvplane/v1/admin.proto",
+    "inferencecache/v1alpha1/inferencecache.proto",
+    "smg/common.proto",
+];
 
 /// The engines' own services.
 const ENGINES: [&str; 5] = [
