@@ -1,5 +1,6 @@
 //! The command line, as clap reads it.
 
+mod operate;
 mod query;
 mod report;
 
@@ -11,6 +12,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use kvplane_sim::{GroupSpec, RelayStyle};
 use kvplane_wire::encode::{Profile, UnknownProfile};
 
+pub(crate) use operate::{FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs};
 pub(crate) use query::QueryArgs;
 pub(crate) use report::{ReportArgs, with_two_dashes};
 
@@ -59,6 +61,8 @@ pub(crate) enum Command {
         kvplane engines remove vllm-3\n  \
         kvplane engines list -o json | jq -r '.engines[].id'")]
     Engines(EnginesArgs),
+    #[command(flatten)]
+    Operate(OperateCommand),
     /// Ask who holds how much of a prompt
     #[command(after_help = "Examples:\n  \
         echo '[1, 2, 3, 4]' | kvplane query --model llama\n  \

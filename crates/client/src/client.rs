@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kvplane_proto::Bearer;
 use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::kvplane::v1::admin_client::AdminClient;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use tonic::Code;
 use tonic::service::interceptor::InterceptedService;
@@ -17,13 +18,20 @@ use crate::options::{Options, Selection};
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_WITHIN: Duration = Duration::from_secs(5);
 
+/// A connection that sends the token that the plane wants.
+type Keyed = InterceptedService<Channel, Bearer>;
+
 /// Calls to a plane, with the token that it wants.
-pub type Calls = PlaneClient<InterceptedService<Channel, Bearer>>;
+pub type Calls = PlaneClient<Keyed>;
+
+/// Operations on a plane's engines, with the token that it wants.
+pub type Operations = AdminClient<Keyed>;
 
 /// A client of one plane. Cheap to clone; all that it starts shares one connection.
 #[derive(Debug, Clone)]
 pub struct Client {
     plane: Calls,
+    operations: Operations,
     options: Options,
 }
 
@@ -47,14 +55,20 @@ impl Client {
     /// A client of a plane that need not be there yet.
     pub fn lazy(url: &str, options: Options) -> Result<Self, ClientError> {
         let channel = endpoint(url, &options)?.connect_lazy();
-        let plane = PlaneClient::with_interceptor(channel, options.bearer.clone())
-            .max_decoding_message_size(options.message_bytes);
-        Ok(Self { plane, options })
+        let keyed = InterceptedService::new(channel, options.bearer.clone());
+        let plane = PlaneClient::new(keyed.clone()).max_decoding_message_size(options.message_bytes);
+        let operations = AdminClient::new(keyed).max_decoding_message_size(options.message_bytes);
+        Ok(Self { plane, operations, options })
     }
 
     /// Calls of one's own, over the same connection.
     pub fn calls(&self) -> Calls {
         self.plane.clone()
+    }
+
+    /// Operations on the plane's engines, over the same connection.
+    pub fn operations(&self) -> Operations {
+        self.operations.clone()
     }
 
     /// Follows streams until the result is closed or dropped. Needs a tokio runtime.

@@ -6,6 +6,7 @@ pub(crate) mod dump;
 pub(crate) mod engines;
 mod http_client;
 mod key;
+pub(crate) mod operate;
 mod page;
 pub(crate) mod query;
 mod query_hints;
@@ -79,7 +80,9 @@ pub(crate) fn refused(status: &tonic::Status) -> Failure {
             | tonic::Code::Unauthenticated
             | tonic::Code::PermissionDenied
     );
-    Failure { code: if mistake { 2 } else { 1 }, error: anyhow::anyhow!("{}", status.message()) }
+    // A server that does not know the call says nothing else.
+    let words = if status.message().is_empty() { status.code().description() } else { status.message() };
+    Failure { code: if mistake { 2 } else { 1 }, error: anyhow::anyhow!("{words}") }
 }
 
 /// A client of a running kvplane.

@@ -23,7 +23,8 @@ use hints::HintsConfig;
 pub(crate) use layers::{engine_flag, load};
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
-use units::{ByteSize, Span};
+use units::ByteSize;
+pub(crate) use units::Span;
 
 /// Everything that can be configured.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
