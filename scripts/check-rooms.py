@@ -43,6 +43,7 @@ ROOMS_IN_TESTS = {
     "kvplane-wire": {"kvplane-proto"},
     "kvplane-stream": {"kvplane-proto"},
     "kvplane-ingest": {"kvplane-sim"},
+    "kvplane-ops": {"kvplane-sim", "kvplane-wire"},
     "kvplane-report": {"kvplane-sim"},
     "kvplane-server": {"kvplane-sim"},
     "kvplane-client": "*",

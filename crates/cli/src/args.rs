@@ -274,6 +274,15 @@ pub(crate) struct SimArgs {
     /// HTTP address: completions, admin, faults
     #[arg(long, default_value = "127.0.0.1:8000", value_name = "ADDRESS")]
     pub(crate) http: SocketAddr,
+    /// SMG's service for this engine, with operations and without events [default: none]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) grpc: Option<SocketAddr>,
+    /// grpc, grpc-live: whose service it is
+    #[arg(long, value_enum, default_value_t = SimService::Vllm)]
+    pub(crate) service: SimService,
+    /// vllm: what its server was started without
+    #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
+    pub(crate) without: Vec<SimWithout>,
     /// Topic of its messages
     #[arg(long, default_value = "")]
     pub(crate) topic: String,
@@ -364,6 +373,26 @@ impl FromStr for SimProfile {
             published => published.parse().map(Self::Published),
         }
     }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SimService {
+    Vllm,
+    Sglang,
+    Tokenspeed,
+    Trtllm,
+    /// Without events
+    Mlx,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SimWithout {
+    /// `VLLM_SERVER_DEV_MODE=1`: no resets, no `/server_info`
+    DevMode,
+    /// --profiler-config: no recordings
+    Profiler,
+    /// --enable-server-load-tracking: `/load` is always 0
+    LoadTracking,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

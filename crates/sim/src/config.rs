@@ -10,6 +10,7 @@ use kvplane_wire::Profile;
 
 use crate::digest::HashForm;
 use crate::fault::Fault;
+use crate::operate::Conduct;
 use crate::pool::{GroupKind, GroupSpec, Groups, Habits, HostConfig, HostTelling, PoolConfig};
 use crate::radix::{PageHash, RadixConfig, Telling};
 
@@ -52,8 +53,12 @@ pub struct SimConfig {
     pub http: Option<SocketAddr>,
     /// How long a generated token takes over HTTP; blocks are held for as long.
     pub token_delay: Duration,
+    /// Where SMG's service for this engine is served, with operations and without events; `None` for nowhere.
+    pub grpc: Option<SocketAddr>,
     /// What goes wrong from the start, on every rank.
     pub faults: Vec<Fault>,
+    /// How operations go from the start.
+    pub conduct: Conduct,
     /// The libzmq context of the sockets. Share one between many engines: each costs two threads.
     pub context: PublishContext,
 }
@@ -67,6 +72,19 @@ pub struct VllmOptions {
     pub eagle: bool,
     /// The host tier.
     pub host: HostOptions,
+    /// What its server was started without.
+    pub without: Without,
+}
+
+/// What operators find only on a vLLM whose server was started with it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Without {
+    /// `VLLM_SERVER_DEV_MODE=1`: resets, `/server_info`.
+    pub dev_mode: bool,
+    /// `--profiler-config`: recordings.
+    pub profiler: bool,
+    /// `--enable-server-load-tracking`: `/load` counts.
+    pub load_tracking: bool,
 }
 
 /// vLLM's tiers behind the device.
@@ -126,7 +144,9 @@ impl Default for SimConfig {
             sglang: SglangOptions::default(),
             http: None,
             token_delay: Duration::ZERO,
+            grpc: None,
             faults: Vec::new(),
+            conduct: Conduct::default(),
             context: PublishContext::new(),
         }
     }

@@ -28,9 +28,9 @@ pub(crate) fn router(engine: SimHandle) -> Router {
         EngineKind::Sglang => sglang::routes(),
         EngineKind::Tokenspeed => sglang::tokenspeed_routes(),
         EngineKind::Trtllm => trtllm::routes(),
-        _ => vllm::routes(),
+        _ => vllm::routes(engine.config().vllm.without),
     };
-    own.route("/health", get(|| async { StatusCode::OK }))
+    own.route("/health", get(health))
         .route("/v1/completions", post(completions))
         .route("/sim/fault", post(fault))
         .route("/sim/state", get(state))
@@ -41,10 +41,8 @@ fn prometheus(body: String) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body).into_response()
 }
 
-/// The release of the profile, as its engine writes it.
-fn release(engine: &SimHandle) -> &'static str {
-    let profile = engine.config().profile.as_str();
-    profile.split_once('-').map_or(profile, |(_, release)| release)
+async fn health(State(engine): State<SimHandle>) -> StatusCode {
+    if engine.engine.desk.is_well() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 #[derive(Deserialize)]
@@ -170,13 +168,20 @@ pub(crate) fn completion(model: &str, prompt_tokens: usize, result: &CompletionR
 
 async fn fault(State(engine): State<SimHandle>, Json(request): Json<FaultRequest>) -> Response {
     let faults = request.faults();
-    if faults.is_empty() {
+    if faults.is_empty() && request.operations.is_none() {
         return error(StatusCode::BAD_REQUEST, "no fault named");
     }
     if let Some(rank) = request.rank.filter(|rank| *rank >= engine.config().ranks.max(1)) {
         return error(StatusCode::BAD_REQUEST, &SimError::NoRank(rank).to_string());
     }
-    let apply = move || faults.into_iter().for_each(|fault| engine.fault(request.rank, fault));
+    let apply = move || {
+        if let Some(conduct) = request.operations {
+            engine.conduct(conduct);
+        }
+        for fault in faults {
+            engine.fault(request.rank, fault);
+        }
+    };
     match spawn_blocking(apply).await {
         Ok(()) => Json(json!({ "success": true })).into_response(),
         Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &cause.to_string()),
@@ -184,6 +189,7 @@ async fn fault(State(engine): State<SimHandle>, Json(request): Json<FaultRequest
 }
 
 async fn state(State(engine): State<SimHandle>) -> Response {
+    let (asked, (profiles, profiling)) = (engine.asked(), engine.profiles());
     let Ok(ranks) = spawn_blocking(move || engine.state()).await else {
         return error(StatusCode::INTERNAL_SERVER_ERROR, "the engine panicked");
     };
@@ -207,7 +213,13 @@ async fn state(State(engine): State<SimHandle>) -> Response {
             "groups": rank.groups.into_iter().map(group).collect::<Vec<_>>(),
         })
     };
-    Json(json!({ "ranks": ranks.into_iter().map(rank).collect::<Vec<_>>() })).into_response()
+    Json(json!({
+        "ranks": ranks.into_iter().map(rank).collect::<Vec<_>>(),
+        "asked": asked,
+        "profiles": profiles,
+        "profiling": profiling,
+    }))
+    .into_response()
 }
 
 pub(crate) fn error(status: StatusCode, message: &str) -> Response {

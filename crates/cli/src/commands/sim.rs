@@ -7,7 +7,8 @@ use kvplane_core::EngineKind;
 use kvplane_sim::fault::FaultRequest;
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
 use kvplane_sim::{
-    HashForm, HostEvents, HostOptions, SglangOptions, SimConfig, SimEngine, SimError, VllmOptions,
+    Conduct, HashForm, HostEvents, HostOptions, SglangOptions, SimConfig, SimEngine, SimError, VllmOptions,
+    Without,
 };
 use kvplane_socket::Endpoint;
 use kvplane_wire::encode::Profile;
@@ -15,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::{Failure, sim_drained, sim_subscribed, stop_signal, usage};
-use crate::args::{SimArgs, SimHash, SimHostEvents, SimProfile};
+use crate::args::{SimArgs, SimHash, SimHostEvents, SimProfile, SimWithout};
 use crate::logging;
 
 pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
@@ -43,6 +44,9 @@ async fn published(args: SimArgs, profile: Profile, stop: CancellationToken) -> 
     }
     if let Some(address) = engine.http_address() {
         info!(%address, "http");
+    }
+    if let Some(address) = engine.grpc_address() {
+        info!(%address, "grpc");
     }
     let served = engine.clone();
     let complete = move |turn: &Turn| {
@@ -76,9 +80,11 @@ pub(super) async fn until_stopped(
 
 fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
     let mut faults = Vec::new();
+    let mut conduct = Conduct::default();
     for text in &args.fault {
         let request: FaultRequest = serde_json::from_str(text).with_context(|| format!("--fault {text}"))?;
         faults.extend(request.faults());
+        conduct = request.operations.unwrap_or(conduct);
     }
     let is_vllm = profile.engine() == EngineKind::Vllm;
     Ok(SimConfig {
@@ -108,7 +114,9 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
             dynamo_format: args.dynamo_format,
         },
         http: Some(args.http),
+        grpc: args.grpc,
         faults,
+        conduct,
         ..SimConfig::default()
     })
 }
@@ -127,6 +135,11 @@ fn vllm_options(args: &SimArgs, is_vllm: bool) -> VllmOptions {
                 SimHostEvents::None => HostEvents::None,
             },
             storage_blocks: args.storage_blocks as usize,
+        },
+        without: Without {
+            dev_mode: args.without.contains(&SimWithout::DevMode),
+            profiler: args.without.contains(&SimWithout::Profiler),
+            load_tracking: args.without.contains(&SimWithout::LoadTracking),
         },
     }
 }
