@@ -40,8 +40,8 @@ pub use metrics_page::{Sample, samples};
 pub use plane::{Engine, Engines, Plane};
 pub use ranks::{RankReader, follow_ranks};
 pub use spec::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, LinkSpec,
-    MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed,
+    GrpcSpec, LinkSpec, MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
 };
 pub use stream::{FlushWatch, News, Outcome, Stream, StreamStatus};
 pub use token_file::{TokenFileError, read_token};

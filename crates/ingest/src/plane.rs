@@ -109,6 +109,11 @@ impl Plane {
         Ok(plane)
     }
 
+    /// Where what outlives its caller runs.
+    pub fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
     /// All engines now.
     pub fn engines(&self) -> Engines {
         self.engines.borrow().clone()
@@ -361,8 +366,8 @@ fn find<'e>(engines: &'e [Arc<Engine>], id: &str) -> Option<&'e Arc<Engine>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::CacheSpec;
     use crate::spec::DEFAULT_ROUTING_GROUP;
+    use crate::spec::{CacheSpec, ControlSpec};
     use kvplane_core::{EngineId, EngineKind};
 
     fn spec(id: &str, ranks: Vec<RankSpec>) -> EngineSpec {
@@ -379,6 +384,7 @@ mod tests {
             worker_id: 0,
             cache: CacheSpec::default(),
             http: None,
+            control: ControlSpec::default(),
         }
     }
 

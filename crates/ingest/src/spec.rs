@@ -245,8 +245,26 @@ pub struct EngineSpec {
     pub worker_id: u64,
     /// How its cache behaves where the events do not tell.
     pub cache: CacheSpec,
-    /// The engine's HTTP server: start-time hint and capacity.
+    /// The engine's HTTP server: start-time hint and capacity, and operations.
     pub http: Option<String>,
+    /// How it is asked to do something, besides over `http`.
+    pub control: ControlSpec,
+}
+
+/// How an engine is asked to do something, besides over its HTTP server.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ControlSpec {
+    /// Its gRPC server, with the services that it may offer.
+    pub grpc: Option<GrpcSpec>,
+    /// Where the key is that its HTTP server wants.
+    pub api_key_file: Option<PathBuf>,
+}
+
+impl ControlSpec {
+    /// The key that its HTTP server wants, as the file has it now.
+    pub fn api_key(&self) -> Result<Option<String>, TokenFileError> {
+        self.api_key_file.as_deref().map(read_token).transpose()
+    }
 }
 
 /// How an engine's cache behaves where its events do not tell.

@@ -125,7 +125,13 @@ impl<'a> Asker<'a> {
         match &ask.request {
             Request::Http { method, path, json } => {
                 let base = self.backend.http.as_deref().unwrap_or_default();
-                let question = HttpQuestion { method: method.clone(), base, path, json: json.clone() };
+                let question = HttpQuestion {
+                    method: method.clone(),
+                    base,
+                    path,
+                    json: json.clone(),
+                    authorization: self.backend.authorization.clone(),
+                };
                 let client = HttpClient::with_connect_timeout(self.limits.connect);
                 match client.ask(question, MAX_ANSWER, left, self.sent).await {
                     Ok((status, body)) => forms::read_http(ask.way, status, &body),

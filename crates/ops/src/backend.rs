@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use http::HeaderValue;
 use kvplane_core::EngineKind;
 
 /// A server that can be asked. Several ranks, or several engines, may be behind one.
@@ -16,6 +17,8 @@ pub struct Backend {
     pub grpc: Option<GrpcServer>,
     /// Its release, where it is known. Unknown counts as the newest: the answer tells what it was.
     pub version: Option<Version>,
+    /// What its HTTP server is told of who asks, where it wants a key. To be marked as sensitive, so that nothing prints it.
+    pub authorization: Option<HeaderValue>,
 }
 
 /// A server of one of SMG's services.

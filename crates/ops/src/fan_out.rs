@@ -28,6 +28,8 @@ use crate::verb::{Profile, Verb};
 pub struct Asked<T> {
     /// Everybody who is behind the backend: it was asked once for all of them.
     pub targets: Vec<T>,
+    /// The how-manieth backend it was, from 0: [`ProfileId::of_backend`](crate::ProfileId::of_backend) has it.
+    pub number: usize,
     /// What came of it.
     pub answer: Answer,
     /// How long it took.
@@ -73,6 +75,7 @@ struct Group<T> {
 
 struct Flight<T> {
     targets: Vec<T>,
+    number: usize,
     sent: Sent,
 }
 
@@ -113,6 +116,11 @@ impl<T> FanOut<T> {
         self
     }
 
+    /// How many backends are still to be asked.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// How many backends are being asked, or have an answer that was not taken.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
@@ -147,6 +155,7 @@ impl<T> FanOut<T> {
             })),
             _ => self.verb.clone(),
         };
+        let number = self.started;
         self.started += 1;
         let (limits, sent) = (self.limits, Sent::default());
         let mark = sent.clone();
@@ -155,18 +164,18 @@ impl<T> FanOut<T> {
             let answer = ask(&backend, &verb, &limits, &mark).await;
             (answer, began.elapsed())
         });
-        self.flights.insert(task.id(), Flight { targets, sent });
+        self.flights.insert(task.id(), Flight { targets, number, sent });
     }
 
     /// A task is over.
     fn landed(&mut self, joined: Result<(Id, (Answer, Duration)), JoinError>) -> Option<Asked<T>> {
         match joined {
             Ok((id, (answer, took))) => {
-                let Flight { targets, .. } = self.flights.remove(&id)?;
-                Some(Asked { targets, answer, took })
+                let Flight { targets, number, .. } = self.flights.remove(&id)?;
+                Some(Asked { targets, number, answer, took })
             }
             Err(error) => {
-                let Flight { targets, sent } = self.flights.remove(&error.id())?;
+                let Flight { targets, number, sent } = self.flights.remove(&error.id())?;
                 let answer = Answer {
                     meaning: Meaning::Failed,
                     why: "a defect of kvplane ended the question".to_owned(),
@@ -175,7 +184,7 @@ impl<T> FanOut<T> {
                     open: sent.get() && self.verb.name().changes(),
                     detail: None,
                 };
-                Some(Asked { targets, answer, took: Duration::ZERO })
+                Some(Asked { targets, number, answer, took: Duration::ZERO })
             }
         }
     }

@@ -11,6 +11,7 @@ mod grpc;
 mod hints;
 mod http;
 mod listen;
+mod ops;
 mod pem;
 mod publishers;
 mod query;

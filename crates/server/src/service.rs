@@ -17,6 +17,7 @@ use crate::grpc;
 use crate::hints::{Hints, HintsOptions};
 use crate::http;
 use crate::listen::{Door, Peer, Tls};
+use crate::ops::Operations;
 use crate::readiness::Readiness;
 use crate::smg::Mergers;
 
@@ -59,6 +60,7 @@ pub(crate) struct Shared {
     pub(crate) mergers: Mergers,
     pub(crate) fleet: Parts,
     pub(crate) reports: Arc<Reports>,
+    pub(crate) operations: Operations,
     /// Absent where no hints are given.
     pub(crate) hints: Option<Arc<Hints>>,
     /// Other indexers that somebody told us of.
@@ -79,6 +81,7 @@ impl Service {
         let stop = CancellationToken::new();
         let hints = options.hints.enabled.then(|| Arc::new(Hints::new(plane.clone(), options.hints.clone())));
         let shared = Arc::new(Shared {
+            operations: Operations::new(plane.id().clone()),
             plane,
             hints,
             options,

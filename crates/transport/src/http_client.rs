@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::{self, Either};
-use http::header::{CONNECTION, CONTENT_TYPE, HOST};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderValue};
 use http::uri::{PathAndQuery, Scheme};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
@@ -63,12 +63,14 @@ pub struct HttpQuestion<'q> {
     pub path: &'q str,
     /// A body in JSON.
     pub json: Option<Bytes>,
+    /// Who asks, for a server that wants to know. To be marked as sensitive, so that nothing prints it.
+    pub authorization: Option<HeaderValue>,
 }
 
 impl<'q> HttpQuestion<'q> {
     /// A page is asked for.
     pub fn get(base: &'q str, path: &'q str) -> Self {
-        Self { method: Method::GET, base, path, json: None }
+        Self { method: Method::GET, base, path, json: None, authorization: None }
     }
 }
 
@@ -152,7 +154,7 @@ impl HttpClient {
 
 /// Host, port and request; `None` if the address is none.
 fn request(question: HttpQuestion<'_>) -> Option<(String, u16, Request<Full<Bytes>>)> {
-    let HttpQuestion { method, base, path, json } = question;
+    let HttpQuestion { method, base, path, json, authorization } = question;
     let uri: Uri = format!("{}{path}", base.trim_end_matches('/')).parse().ok()?;
     if uri.scheme() != Some(&Scheme::HTTP) {
         return None;
@@ -167,6 +169,9 @@ fn request(question: HttpQuestion<'_>) -> Option<(String, u16, Request<Full<Byte
         .header(CONNECTION, "close");
     if json.is_some() {
         request = request.header(CONTENT_TYPE, "application/json");
+    }
+    if let Some(authorization) = authorization {
+        request = request.header(AUTHORIZATION, authorization);
     }
     Some((host, port, request.body(Full::new(json.unwrap_or_default())).ok()?))
 }

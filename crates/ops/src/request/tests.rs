@@ -7,12 +7,12 @@ use crate::backend::GrpcServer;
 use crate::verb::{ProfileId, ProfileIds, VerbName};
 
 fn over_http(kind: EngineKind, version: Option<Version>) -> Backend {
-    Backend { kind, http: Some("http://127.0.0.1:1".to_owned()), grpc: None, version }
+    Backend { kind, http: Some("http://127.0.0.1:1".to_owned()), grpc: None, version, authorization: None }
 }
 
 fn over_grpc(kind: EngineKind) -> Backend {
     let grpc = Some(GrpcServer { url: "http://127.0.0.1:1".to_owned(), ca: None });
-    Backend { kind, http: None, grpc, version: None }
+    Backend { kind, http: None, grpc, version: None, authorization: None }
 }
 
 fn id() -> ProfileId {

@@ -17,7 +17,7 @@ fn fleet(peer: &Peer, count: usize) -> impl Iterator<Item = (usize, Backend)> {
     let address = peer.address;
     (0..count).map(move |number| {
         let http = Some(format!("http://{address}/{number}"));
-        (number, Backend { kind: EngineKind::Sglang, http, grpc: None, version: None })
+        (number, Backend { kind: EngineKind::Sglang, http, grpc: None, version: None, authorization: None })
     })
 }
 

@@ -103,6 +103,7 @@ async fn a_peer_that_does_not_come_to_an_end_is_given_up_at_the_deadline() {
         http: Some(format!("http://{address}")),
         grpc: None,
         version: None,
+        authorization: None,
     };
     let answer = asked_in_time(&backend, flush()).await;
     assert_eq!((answer.meaning, answer.open), (Meaning::Timeout, true));
@@ -132,7 +133,13 @@ async fn a_server_that_is_not_there_was_not_asked() {
     // The port was free a moment ago.
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     for http in [format!("http://{gone}"), "http://".to_owned(), "ftp://x".to_owned()] {
-        let backend = Backend { kind: EngineKind::Vllm, http: Some(http.clone()), grpc: None, version: None };
+        let backend = Backend {
+            kind: EngineKind::Vllm,
+            http: Some(http.clone()),
+            grpc: None,
+            version: None,
+            authorization: None,
+        };
         let answer = asked(&backend, flush()).await;
         assert_eq!((answer.meaning, answer.sent, answer.open), (Meaning::Failed, false, false), "{http}");
     }
@@ -156,6 +163,7 @@ async fn a_connection_that_is_not_made_in_time_was_not_asked() {
         http: Some(format!("http://{address}")),
         grpc: None,
         version: None,
+        authorization: None,
     };
     let verb = flush();
     let limits = Limits { connect: Duration::from_millis(100), ..limits(&verb) };

@@ -123,7 +123,13 @@ impl Peer {
     }
 
     pub(crate) fn over_http(&self, kind: EngineKind) -> Backend {
-        Backend { kind, http: Some(format!("http://{}", self.address)), grpc: None, version: None }
+        Backend {
+            kind,
+            http: Some(format!("http://{}", self.address)),
+            grpc: None,
+            version: None,
+            authorization: None,
+        }
     }
 
     pub(crate) fn over_grpc(&self, kind: EngineKind) -> Backend {
@@ -132,7 +138,13 @@ impl Peer {
 }
 
 pub(crate) fn over_grpc(kind: EngineKind, url: &str, ca: Option<Vec<u8>>) -> Backend {
-    Backend { kind, http: None, grpc: Some(GrpcServer { url: url.to_owned(), ca }), version: None }
+    Backend {
+        kind,
+        http: None,
+        grpc: Some(GrpcServer { url: url.to_owned(), ca }),
+        version: None,
+        authorization: None,
+    }
 }
 
 async fn serve(

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use kvplane_core::EngineId;
 use kvplane_ingest::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Feed, Origin, Plane, PlaneOptions, RankSpec,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Feed, Origin, Plane, PlaneOptions,
+    RankSpec,
 };
 use kvplane_proto::inferencecache::cache_event::Type;
 use kvplane_report::{ReportSpec, Reports, ReportsChanged, ServerAddress};
@@ -42,6 +43,7 @@ pub(crate) fn spec_of(sim: &SimHandle, id: &str) -> EngineSpec {
         worker_id: 7,
         cache: CacheSpec::default(),
         http: None,
+        control: ControlSpec::default(),
     }
 }
 

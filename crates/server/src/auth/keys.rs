@@ -110,6 +110,18 @@ pub enum Proof {
     Nothing,
 }
 
+impl Proof {
+    /// In one word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Token => "token",
+            Self::Certificate => "certificate",
+            Self::Loopback => "loopback",
+            Self::Nothing => "nothing",
+        }
+    }
+}
+
 // === impl TokenKey ===
 
 impl TokenKey {

@@ -2,6 +2,7 @@
 //! place.
 
 mod asked;
+mod control;
 mod link;
 
 use std::fs;
@@ -11,7 +12,8 @@ use std::path::PathBuf;
 use http::Uri;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
 use kvplane_ingest::{
-    AddressError, CacheSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, RankSpec,
+    AddressError, CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed,
+    GrpcSpec, RankSpec,
 };
 use kvplane_stream::Duplicates;
 use serde::{Deserialize, Serialize};
@@ -94,6 +96,9 @@ pub struct EngineConfig {
     /// File with the bearer token that another kvplane wants. It is read again with every connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
+    /// File with the key that the engine's own HTTP server wants for operations. It is read again with every operation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key_file: Option<PathBuf>,
     /// Publish this engine's events again, in vLLM's framing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub republish: Option<RepublishConfig>,
@@ -215,6 +220,7 @@ impl EngineConfig {
         }
         let id = EngineId::new(&self.id);
         let (feed, ranks) = self.source()?;
+        let control = if self.kind == EngineKind::Kvplane { ControlSpec::default() } else { self.control()? };
         Ok(EngineSpec {
             worker_id: self.worker_id.unwrap_or_else(|| default_worker_id(&id)),
             id,
@@ -235,6 +241,7 @@ impl EngineConfig {
                 offload_chunk: self.offload_chunk,
             },
             http: self.http.clone(),
+            control,
         })
     }
 
@@ -362,12 +369,7 @@ impl EngineConfig {
             if self.kind == EngineKind::Kvplane {
                 return Ok(None);
             }
-            let subscribed = self.subscribed_to();
-            let asked = self.grpc.clone().filter(|_| self.is_asked());
-            if self.grpc.is_some() && asked.is_none() && !matches!(subscribed, Some(("grpc", _))) {
-                return wrong("grpc", "is used by front alone; give front an address too".to_owned());
-            }
-            let called = subscribed.map(|(_, url)| url).or(asked);
+            let called = self.subscribed_to().map(|(_, url)| url).or(self.grpc.clone());
             if self.grpc_ca.is_some() && !called.is_some_and(|url| url.starts_with("https://")) {
                 return wrong("grpc_ca", "there is no https server that it could be for".to_owned());
             }

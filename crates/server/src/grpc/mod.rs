@@ -1,5 +1,6 @@
 //! The gRPC server.
 
+mod admin;
 mod encode;
 mod everything;
 mod follow;
@@ -15,6 +16,7 @@ use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::To
 use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmServiceServer;
 use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngineServer;
 use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCacheServer;
+use kvplane_proto::kvplane::v1::server::admin_server::AdminServer;
 use kvplane_proto::kvplane::v1::server::plane_server::PlaneServer;
 use tonic::service::Routes;
 use tonic::transport::Server;
@@ -36,6 +38,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     let gives_hints = hints.is_some();
     tokio::spawn(async move {
         health.set_serving::<PlaneServer<plane::PlaneService>>().await;
+        health.set_serving::<AdminServer<admin::AdminService>>().await;
         if gives_hints {
             health.set_serving::<InferenceCacheServer<HintsService>>().await;
         }
@@ -60,6 +63,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     let plane = PlaneServer::new(plane::PlaneService::new(shared.clone()));
     let routes = routes
         .add_service(plane.max_decoding_message_size(MAX_MESSAGE))
+        .add_service(AdminServer::new(admin::AdminService::new(shared.clone())))
         .add_service(VllmEngineServer::new(smg.clone()))
         .add_service(SglangSchedulerServer::new(smg.clone()))
         .add_service(TokenSpeedSchedulerServer::new(smg.clone()))

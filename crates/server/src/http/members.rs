@@ -42,9 +42,11 @@ async fn add(
 ) -> Result<Response, ApiError> {
     let Json(config) =
         described.map_err(|rejection| PublicError::new(ErrorCode::InvalidArgument, rejection.body_text()))?;
-    if config.token_file.is_some() {
-        // Whoever may add engines could have any file of this machine sent elsewhere.
-        return Err(PublicError::field("token_file", "can be set in the configuration only").into());
+    // Whoever may add engines could have any file of this machine sent elsewhere.
+    for (key, given) in [("token_file", &config.token_file), ("api_key_file", &config.api_key_file)] {
+        if given.is_some() {
+            return Err(PublicError::field(key, "can be set in the configuration only").into());
+        }
     }
     let id = config.id.clone();
     let fleet = Fleet::new(shared);

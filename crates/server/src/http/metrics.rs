@@ -20,6 +20,7 @@ use super::caller_metrics::Callers;
 use super::hints_metrics::HintMetrics;
 use super::index_metrics::Indexes;
 use super::link_metrics::Links;
+use super::operation_metrics::OperationMetrics;
 use super::report_metrics::ReportMetrics;
 use super::source_metrics::Sources;
 use super::status::{STANDINGS, TRUSTS, counters, rejected};
@@ -46,6 +47,7 @@ pub(super) fn page(shared: &Shared) -> Result<String, Error> {
     registry.register_collector(Box::new(Fronts(shared.fleet.fronts.counters())));
     registry.register_collector(Box::new(Links::of(&engines)));
     registry.register_collector(Box::new(Callers::of(&shared.options)));
+    registry.register_collector(Box::new(OperationMetrics::of(&shared.operations)));
     let (stats, refused) = (plane.catalog().stats(), plane.catalog().refused());
     registry.register_collector(Box::new(Indexes { stats, refused }));
     registry.register_collector(Box::new(ReportMetrics::of(&shared.reports)));

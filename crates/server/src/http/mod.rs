@@ -10,6 +10,9 @@ mod keys;
 mod link_metrics;
 mod members;
 mod metrics;
+mod operation_metrics;
+mod operations;
+mod parameters;
 mod peer_query;
 mod policy;
 mod probe;
@@ -45,6 +48,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/kv_recover", get(recover::kv_recover))
         .route("/dump", get(peer_query::dump))
         .merge(members::routes())
+        .merge(operations::routes())
         .merge(indexer::routes())
         .merge(shared.hints.clone().map(hints::routes).unwrap_or_default());
     serving(more, shared)

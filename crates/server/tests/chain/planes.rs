@@ -236,6 +236,7 @@ pub fn config(id: &str, kind: EngineKind) -> EngineConfig {
         grpc_ca: None,
         front_open: false,
         token_file: None,
+        api_key_file: None,
         front: None,
         republish: None,
     }

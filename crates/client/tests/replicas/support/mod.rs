@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kvplane_client::{Client, Options, ReplicaView, StreamId};
 use kvplane_core::{Continuity, EngineId, EngineKind, PlaceSeed, StateDigest, Trust};
 use kvplane_ingest::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, Plane, PlaneOptions, RankSpec,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, Plane, PlaneOptions, RankSpec,
 };
 use kvplane_server::Service;
 use kvplane_sim::load::{LoadConfig, Workload};
@@ -83,6 +83,7 @@ impl Engine {
             worker_id: 7,
             cache: CacheSpec::default(),
             http: self.sim.http_address().map(|address| format!("http://{address}")),
+            control: ControlSpec::default(),
         }
     }
 }

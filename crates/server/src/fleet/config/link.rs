@@ -20,6 +20,7 @@ impl EngineConfig {
             ("tenant", self.tenant.is_some()),
             ("worker_id", self.worker_id.is_some()),
             ("http", self.http.is_some()),
+            ("api_key_file", self.api_key_file.is_some()),
             ("front", self.front.is_some()),
             ("front_open", self.front_open),
             ("republish", self.republish.is_some()),

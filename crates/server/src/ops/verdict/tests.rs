@@ -1,0 +1,138 @@
+use super::*;
+
+const MEANINGS: [Meaning; 9] = [
+    Meaning::Accepted { proves: true, covers: Covers::Backend },
+    Meaning::Accepted { proves: true, covers: Covers::FirstRank },
+    Meaning::Accepted { proves: false, covers: Covers::Backend },
+    Meaning::Accepted { proves: false, covers: Covers::FirstRank },
+    Meaning::Refused,
+    Meaning::Unsupported,
+    Meaning::Failed,
+    Meaning::Timeout,
+    Meaning::Unknown,
+];
+
+fn answer(meaning: Meaning, open: bool) -> Answer {
+    let why = "so it says".to_owned();
+    Answer { meaning, why, asked: Some("POST /flush".to_owned()), sent: true, open, detail: None }
+}
+
+fn flush(all_tiers: bool) -> Wanted {
+    Wanted { verb: VerbName::Flush, all_tiers }
+}
+
+fn sight(outcome: FlushOutcome) -> Sight {
+    let (kind, continuity) = (EngineKind::Vllm, Continuity::Live);
+    Sight { outcome, kind, continuity, held: true, hint: Some("a hint".to_owned()) }
+}
+
+fn reach(remaining: &[(Tier, Option<u64>)]) -> FlushReach {
+    FlushReach { cleared: vec![Tier::Device], remaining: remaining.to_vec() }
+}
+
+fn proven(remaining: &[(Tier, Option<u64>)]) -> FlushOutcome {
+    FlushOutcome::Proven { sign: FlushSign::Clear, reach: reach(remaining) }
+}
+
+/// Every meaning, open or not, of the first rank or another.
+fn answers() -> impl Iterator<Item = (Answer, bool)> {
+    MEANINGS.into_iter().flat_map(|meaning| {
+        [(false, false), (false, true), (true, false), (true, true)]
+            .map(|(open, first)| (answer(meaning, open), first))
+    })
+}
+
+#[test]
+fn what_the_stream_shows_counts_whatever_the_answer_was() {
+    let host = [(Tier::Host, Some(12))];
+    let disk = [(Tier::Disk, None)];
+    for (answer, first) in answers() {
+        for (outcome, all_tiers, verdict) in [
+            (proven(&[]), false, Verdict::Proven),
+            (proven(&[]), true, Verdict::Proven),
+            (proven(&host), false, Verdict::Done),
+            (proven(&host), true, Verdict::Unknown),
+            (proven(&disk), false, Verdict::Done),
+            (proven(&disk), true, Verdict::Unknown),
+            (FlushOutcome::Restarted { reach: reach(&[]) }, true, Verdict::Proven),
+            (FlushOutcome::Restarted { reach: reach(&disk) }, false, Verdict::Done),
+        ] {
+            let ruling = judge(flush(all_tiers), &answer, first, Some(&sight(outcome.clone())));
+            assert_eq!(ruling.verdict, verdict, "{answer:?} {outcome:?}");
+            assert_eq!(ruling.reach.cleared, [Tier::Device]);
+            assert_eq!(ruling.may_still_complete, verdict == Verdict::Unknown);
+        }
+    }
+    let ruling = judge(flush(false), &answer(MEANINGS[0], false), true, Some(&sight(proven(&host))));
+    assert_eq!(ruling.why, "its stream shows the clear; it reached the device alone: host holds 12 blocks");
+}
+
+#[test]
+fn without_a_sign_it_is_the_answer_that_counts() {
+    for (answer, first) in answers() {
+        let success = reports_success(&answer, first);
+        let accepted = matches!(answer.meaning, Meaning::Accepted { .. });
+        for outcome in [FlushOutcome::Unproven, FlushOutcome::Lost] {
+            let ruling = judge(flush(false), &answer, first, Some(&sight(outcome.clone())));
+            let expected = match answer.meaning {
+                _ if success && outcome == FlushOutcome::Lost => Verdict::Done,
+                _ if success => Verdict::Timeout,
+                Meaning::Accepted { .. } | Meaning::Unknown => Verdict::Unknown,
+                Meaning::Refused => Verdict::Refused,
+                Meaning::Unsupported => Verdict::Unsupported,
+                Meaning::Failed => Verdict::Failed,
+                Meaning::Timeout => Verdict::Timeout,
+            };
+            assert_eq!(ruling.verdict, expected, "{answer:?} first={first} {outcome:?}");
+            let unsettled = matches!(expected, Verdict::Failed | Verdict::Timeout | Verdict::Unknown);
+            assert_eq!(ruling.may_still_complete, unsettled && (answer.open || accepted), "{answer:?}");
+            assert_eq!(ruling.reach, FlushReach::default());
+        }
+    }
+}
+
+#[test]
+fn a_success_that_cannot_be_proven_is_done_and_says_why() {
+    let success = answer(MEANINGS[0], false);
+    let rule = |change: &dyn Fn(&mut Sight)| {
+        let mut sight = sight(FlushOutcome::Unproven);
+        change(&mut sight);
+        let ruling = judge(flush(false), &success, true, Some(&sight));
+        (ruling.verdict, ruling.why)
+    };
+    let (verdict, why) = rule(&|_| {});
+    assert_eq!(verdict, Verdict::Timeout);
+    assert_eq!(why, "so it says; its stream showed nothing by the proof timeout; a hint");
+    for continuity in [Continuity::Connecting, Continuity::Recovering, Continuity::Down] {
+        let (verdict, why) = rule(&|sight| sight.continuity = continuity);
+        assert_eq!(verdict, Verdict::Done);
+        assert!(why.contains(continuity.as_str()), "{why}");
+    }
+    for (kind, held, verdict) in [
+        (EngineKind::Tokenspeed, false, Verdict::Done),
+        (EngineKind::Tokenspeed, true, Verdict::Timeout),
+        (EngineKind::Sglang, false, Verdict::Timeout),
+    ] {
+        let ruled = rule(&|sight| (sight.kind, sight.held) = (kind, held));
+        assert_eq!(ruled.0, verdict, "{kind} {held}");
+    }
+}
+
+#[test]
+fn what_no_stream_shows_is_done_if_the_engine_says_so() {
+    for verb in VerbName::ALL.into_iter().filter(|verb| *verb != VerbName::Flush) {
+        for (answer, first) in answers() {
+            let ruling = judge(Wanted { verb, all_tiers: false }, &answer, first, None);
+            let expected = match answer.meaning {
+                _ if reports_success(&answer, first) => Verdict::Done,
+                Meaning::Accepted { .. } => Verdict::Unknown,
+                meaning => by_answer(meaning),
+            };
+            assert_eq!(ruling.verdict, expected, "{verb} {answer:?}");
+            assert!(!ruling.verdict.is_good() || !ruling.may_still_complete);
+        }
+    }
+    let profile = Wanted { verb: VerbName::StartProfile, all_tiers: false };
+    let ruling = judge(profile, &answer(MEANINGS[0], false), true, None);
+    assert_eq!(ruling.why, "so it says; no stream shows a profile");
+}

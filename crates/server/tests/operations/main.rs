@@ -1,0 +1,13 @@
+//! Operations on the fleet, over HTTP and gRPC, with simulated engines and with servers that do as a test says.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+
+mod cancelled;
+mod input;
+mod proofs;
+#[path = "../faults/rig.rs"]
+#[allow(dead_code, unused_macros, reason = "shared with the fault matrix, which uses all of it")]
+mod rig;
+mod scripted;
+mod talk;
+mod verdicts;
