@@ -235,7 +235,8 @@ async fn a_relay_is_asked_under_the_service_that_it_has() {
         relay.complete(0, &[1; 40], 1).unwrap();
         let url = format!("http://{}", relay.address());
         let grpc = Some(GrpcServer { url, ca: None });
-        let backend = Backend { kind: EngineKind::Grpc, http: None, grpc, version: None, authorization: None };
+        let backend =
+            Backend { kind: EngineKind::Grpc, http: None, grpc, version: None, authorization: None };
         let has_operations = !matches!(service, RelayService::Trtllm | RelayService::Mlx);
         let yes = Meaning::Accepted { proves: true, covers: Covers::Backend };
         for name in [VerbName::Health, VerbName::Info] {

@@ -147,7 +147,7 @@ impl Access {
             return Ok(Caller { name: "loopback".into(), roles, proof: Proof::Loopback, peer });
         }
         if self.insecure {
-            return Ok(Caller { name: "anyone".into(), roles: Roles::ANYONE, proof: Proof::Nothing, peer });
+            return Ok(Caller::anyone(peer));
         }
         Err(Refused::NotLoopback)
     }

@@ -97,6 +97,13 @@ pub struct Caller {
     pub peer: Option<SocketAddr>,
 }
 
+impl Caller {
+    /// Somebody whom nobody asked.
+    pub(crate) fn anyone(peer: Option<SocketAddr>) -> Self {
+        Self { name: "anyone".into(), roles: Roles::ANYONE, proof: Proof::Nothing, peer }
+    }
+}
+
 /// How it is known who calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {

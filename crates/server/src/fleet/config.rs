@@ -375,17 +375,19 @@ impl EngineConfig {
             }
             return Ok(None);
         };
-        let Some(grpc) = &self.grpc else {
-            return wrong("front", "needs grpc, the engine's own server".to_owned());
+        if self.grpc.is_none() && self.http.is_none() {
+            return wrong("front", "needs grpc or http, one of the engine's own servers".to_owned());
+        }
+        let Ok(upstream) = self.grpc.as_deref().map(str::parse::<Uri>).transpose() else {
+            return wrong("grpc", "is not a URL".to_owned());
         };
-        let Ok(upstream) = grpc.parse() else { return wrong("grpc", format!("{grpc:?} is not a URL")) };
         let named = self.service.and_then(EngineKind::grpc_service);
         let Some(service) = self.kind.grpc_service().or(named) else {
             let message =
                 format!("an engine of kind {} has no service of its own: name it by service", self.kind);
             return wrong("front", message);
         };
-        let mut options = FrontOptions::new(upstream, service);
+        let mut options = FrontOptions { upstream, ..FrontOptions::without_upstream(service) };
         options.ca.clone_from(&self.grpc_ca);
         Ok(Some((address, Front::new(options)?)))
     }

@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::Status;
 use tracing::{debug, info, warn};
 
 use super::body::{ClientBody, Reply};
@@ -23,7 +24,7 @@ use super::counters::{InFlight, add};
 use super::link::{CONNECTION_WINDOW, FRAME_SIZE, HEADER_LIST, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW};
 use super::upstream::UpstreamReset;
 use super::{Front, OwnedCalls};
-use crate::auth::{self, Refused};
+use crate::auth::{self, Caller, Refused};
 use crate::listen::Peer;
 
 /// Connections of clients: a handful of gateways with a handful each, many times over.
@@ -129,20 +130,27 @@ async fn answer(
         let response = auth::refused_call(refused).into_http();
         return Ok(response.map(|body| Reply::own(body, in_flight)));
     }
-    if request.uri().path() == front.owned_path {
+    if front.owned_paths.iter().any(|owned| owned == request.uri().path()) {
         add(&front.counters.own);
         let response = own.call(request).await;
         return Ok(response.map(|body| Reply::own(body, in_flight)));
     }
+    let Some(upstream) = &front.upstream else {
+        let response = Status::unimplemented("the engine has no gRPC server").into_http();
+        return Ok(response.map(|body| Reply::own(body, in_flight)));
+    };
     add(&front.counters.forwarded);
-    let response = front.upstream.call(request.map(ClientBody::new)).await?;
+    let response = upstream.call(request.map(ClientBody::new)).await?;
     Ok(response.map(|body| Reply::upstream(body, in_flight)))
 }
 
 /// Lets a call through if its caller may make it. Without keys a front is as open as its address, which was checked when
 /// it was bound.
 fn admit(front: &Front, peer: &Peer, request: &mut Request<Incoming>) -> Result<(), Refused> {
-    let Some(gate) = front.gate.as_ref().filter(|gate| gate.has_keys()) else { return Ok(()) };
+    let Some(gate) = front.gate.as_ref().filter(|gate| gate.has_keys()) else {
+        request.extensions_mut().insert(Caller::anyone(Some(peer.address)));
+        return Ok(());
+    };
     let needs = auth::table::front_call(request.uri().path());
     if let Some(caller) = gate.admit(needs, request.headers(), Some(peer))? {
         // A token of ours is nobody else's business.

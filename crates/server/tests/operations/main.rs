@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
 
 mod cancelled;
+mod fronts;
 mod input;
 mod proofs;
 #[path = "../faults/rig.rs"]
