@@ -369,7 +369,7 @@ impl EngineConfig {
             if self.kind == EngineKind::Kvplane {
                 return Ok(None);
             }
-            let called = self.subscribed_to().map(|(_, url)| url).or(self.grpc.clone());
+            let called = self.subscribed_to().map(|(_, url)| url).or_else(|| self.grpc.clone());
             if self.grpc_ca.is_some() && !called.is_some_and(|url| url.starts_with("https://")) {
                 return wrong("grpc_ca", "there is no https server that it could be for".to_owned());
             }

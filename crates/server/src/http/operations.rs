@@ -18,7 +18,7 @@ use super::members::changing;
 use super::parameters::{Pairs, Parameters};
 use crate::auth::Caller;
 use crate::error::ApiError;
-use crate::ops::{self, Outcome, Plan, RankReport, Selection, Summary, Update};
+use crate::ops::{self, Outcome, Plan, RankReport, Selection, Summary, Update, Verdict};
 use crate::service::Shared;
 
 pub(super) fn routes() -> Router<Arc<Shared>> {
@@ -190,16 +190,18 @@ impl<'r> Workers<'r> {
     }
 
     fn successful(&self) -> Vec<&'r str> {
-        let good = |report: &&RankReport| report.verdict.is_some_and(|verdict| verdict.is_good());
-        self.0.iter().filter(|(_, ranks)| ranks.iter().all(good)).map(|(engine, _)| *engine).collect()
+        self.0
+            .iter()
+            .filter(|(_, ranks)| ranks.iter().all(|rank| rank.is_good()))
+            .map(|(engine, _)| *engine)
+            .collect()
     }
 
     /// The first rank of each engine that is not as it should be.
     fn failed(&self) -> Vec<Value> {
         let bad = |ranks: &Vec<&RankReport>| {
-            let report =
-                ranks.iter().find(|report| !report.verdict.is_some_and(|verdict| verdict.is_good()))?;
-            let verdict = report.verdict.map_or("", |verdict| verdict.as_str());
+            let report = ranks.iter().find(|report| !report.is_good())?;
+            let verdict = report.verdict.map_or("", Verdict::as_str);
             Some(format!("rank {}: {verdict}: {}", report.name.rank, report.why))
         };
         let failed = self.0.iter().filter_map(|(engine, ranks)| Some((engine, bad(ranks)?)));

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use kvplane_ingest::Engine;
@@ -155,10 +156,10 @@ impl Operation {
                 open: false,
                 detail: None,
             };
-            let asked = Asked { targets: Vec::new(), number: 0, answer, took: std::time::Duration::ZERO };
+            let asked = Asked { targets: Vec::new(), number: 0, answer, took: Duration::ZERO };
             let answered = Answered { asked: Arc::new(asked), first: false, has_detail: false };
             for rank in &target.ranks {
-                let report = self.judged(rank, &answered, None, std::time::Duration::ZERO);
+                let report = self.judged(rank, &answered, None, Duration::ZERO);
                 self.tell(report).await;
             }
         }
@@ -210,7 +211,7 @@ impl Operation {
                     reports.push(report);
                     self.pending.insert(at, answered);
                 } else {
-                    reports.push(self.judged(rank, &answered, None, std::time::Duration::ZERO));
+                    reports.push(self.judged(rank, &answered, None, Duration::ZERO));
                 }
             }
         }
@@ -233,8 +234,7 @@ impl Operation {
 
     /// Watches on, whether anybody listens or not.
     fn prove(&self, watched: Vec<Watched>) {
-        let Some(((number, _), _)) = watched.first().map(|watched| (watched.at, ())) else { return };
-        let Some(target) = self.targets.get(number) else { return };
+        let Some(target) = watched.first().and_then(|watched| self.targets.get(watched.at.0)) else { return };
         let nudge = match &target.backend {
             Ok(backend) => {
                 let model = target.ranks.first().map_or("", |rank| &rank.name.model);
@@ -266,7 +266,7 @@ impl Operation {
         rank: &TargetRank,
         answered: &Answered,
         sight: Option<&Sight>,
-        took: std::time::Duration,
+        took: Duration,
     ) -> RankReport {
         let ruling = judge(self.wanted, &answered.asked.answer, answered.first, sight);
         self.tally.rule(&rank.name, ruling.verdict);
@@ -308,13 +308,15 @@ impl Operation {
         }
         for number in sent {
             self.prove(self.asking.take(number));
-            let ranks = targets.get(number).map_or(&[][..], |target| &target.ranks);
-            ranks.iter().for_each(|rank| self.tally.leave_open(&rank.name));
+            for rank in targets.get(number).into_iter().flat_map(|target| &target.ranks) {
+                self.tally.leave_open(&rank.name);
+            }
         }
         for number in not_sent {
             self.asking.take(number).into_iter().for_each(Watched::refused);
-            let ranks = targets.get(number).map_or(&[][..], |target| &target.ranks);
-            ranks.iter().for_each(|rank| self.tally.leave_out(&rank.name));
+            for rank in targets.get(number).into_iter().flat_map(|target| &target.ranks) {
+                self.tally.leave_out(&rank.name);
+            }
         }
     }
 }

@@ -102,6 +102,11 @@ impl RankReport {
             reported_success: false,
         }
     }
+
+    /// Whether the rank did it, as far as that can be known.
+    pub(crate) fn is_good(&self) -> bool {
+        self.verdict.is_some_and(Verdict::is_good)
+    }
 }
 
 /// The end of an operation.

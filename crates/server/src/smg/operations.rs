@@ -124,8 +124,7 @@ impl SmgService {
 fn answer(ranks: &[RankReport]) -> Result<(bool, String), Status> {
     let are_all = |verdict| ranks.iter().all(|rank| rank.verdict == Some(verdict));
     let is_late = |rank: &RankReport| rank.verdict == Some(Verdict::Timeout) && !rank.reported_success;
-    let is_good =
-        |rank: &RankReport| rank.reported_success || rank.verdict.is_some_and(|verdict| verdict.is_good());
+    let is_good = |rank: &RankReport| rank.reported_success || rank.is_good();
     let message = message(ranks);
     if are_all(Verdict::Unsupported) {
         return Err(Status::unimplemented(message));

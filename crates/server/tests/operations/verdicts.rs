@@ -164,7 +164,8 @@ async fn a_key_is_sent_and_read_again_with_every_operation() {
     spec.control.api_key_file = Some(path.clone());
     let rig = rig(vec![spec]).await;
     assert_eq!(flush_over_http(&rig, question("yes")).await.0, 200);
-    assert_eq!(server.seen()[0].key.as_deref(), Some("Bearer hush"));
+    let seen = &server.seen()[0];
+    assert_eq!((seen.path.as_str(), seen.key.as_deref()), ("reset_prefix_cache", Some("Bearer hush")));
     std::fs::remove_file(&path).unwrap();
     let (status, ranks) = flush_over_http(&rig, question("yes")).await;
     let told = &ranks[&("yes".to_owned(), 0)];
