@@ -155,7 +155,7 @@ pub(crate) struct ServerArgs {
 /// Who asks, and who is believed to answer.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct KeyArgs {
-    /// File with the bearer token that the kvplane wants [default: the environment's `KVPLANE_TOKEN`]
+    /// File with the bearer token that the server wants [default: the environment's `KVPLANE_TOKEN`]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// Certificates (PEM) to trust for an https address, instead of the public ones

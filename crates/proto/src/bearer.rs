@@ -7,7 +7,7 @@ use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
 /// A bearer token, or none. Never printed.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Bearer(Option<MetadataValue<Ascii>>);
 
 /// The token has characters that cannot be sent.

@@ -40,7 +40,7 @@ pub async fn connect(url: &str, ca: Option<&[u8]>, within: Duration) -> Result<C
 }
 
 /// What an error comes down to: the outer ones say no more than that there is one.
-fn innermost(error: &tonic::transport::Error) -> String {
+pub fn innermost(error: &tonic::transport::Error) -> String {
     let mut cause = error.source();
     let mut text = error.to_string();
     while let Some(inner) = cause {
@@ -67,11 +67,15 @@ pub fn server(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, tonic::transport
     if !url.starts_with("https://") {
         return Ok(endpoint);
     }
-    let tls = match ca {
+    endpoint.tls_config(tls(ca))
+}
+
+/// TLS towards a server. `ca` is as for [`connect`].
+pub fn tls(ca: Option<&[u8]>) -> ClientTlsConfig {
+    match ca {
         Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
         None => ClientTlsConfig::new().with_webpki_roots(),
-    };
-    endpoint.tls_config(tls)
+    }
 }
 
 /// One question and one answer of at most `max` bytes. It has no deadline: a caller that cannot wait for ever drops it.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, anyhow};
 use kvplane_client::Bearer;
 use kvplane_ingest::read_token;
+use kvplane_report::{Credentials, Token};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
@@ -37,6 +38,13 @@ impl KeyArgs {
             certificate,
             ..kvplane_client::Options::default()
         })
+    }
+
+    /// What a server is shown that is reported to.
+    pub(crate) fn credentials(&self) -> anyhow::Result<Credentials> {
+        let kvplane_client::Options { bearer, ca, certificate, .. } = self.client_options()?;
+        let token = self.token_file.clone().map_or(Token::Given(bearer), Token::File);
+        Ok(Credentials { ca, certificate, token })
     }
 
     /// TLS towards the HTTP server.

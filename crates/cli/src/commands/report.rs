@@ -103,13 +103,7 @@ fn spec(args: &ReportArgs) -> anyhow::Result<ReportSpec> {
             bail!("{flag}: must not be empty");
         }
     }
-    let ca = match &args.server_ca {
-        Some(path) => Some(
-            std::fs::read(path).with_context(|| format!("--server-ca: cannot read {}", path.display()))?,
-        ),
-        None => None,
-    };
-    let server = ServerAddress::new(&args.server, ca).context("--server")?;
+    let server = ServerAddress::new(&args.server, args.key.credentials()?).context("--server")?;
     let adapter_names = adapter_names(&args.lora_adapter_names).context("--lora-adapter-names")?;
     let outbox = OutboxOptions { window: args.window.0, refresh: args.refresh.0, ..OutboxOptions::default() };
     let reporter = ReporterOptions { outbox, ..ReporterOptions::default() };

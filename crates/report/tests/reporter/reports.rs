@@ -9,7 +9,7 @@ use kvplane_ingest::{
     RankSpec,
 };
 use kvplane_proto::inferencecache::cache_event::Type;
-use kvplane_report::{ReportSpec, Reports, ReportsChanged, ServerAddress};
+use kvplane_report::{Credentials, ReportSpec, Reports, ReportsChanged, ServerAddress};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
 
 use crate::script::{DEADLINE, Script, State};
@@ -48,7 +48,8 @@ pub(crate) fn spec_of(sim: &SimHandle, id: &str) -> EngineSpec {
 }
 
 fn to(script: &Script) -> ReportSpec {
-    let mut spec = ReportSpec::new(ServerAddress::new(&script.address.to_string(), None).unwrap());
+    let mut spec =
+        ReportSpec::new(ServerAddress::new(&script.address.to_string(), Credentials::default()).unwrap());
     spec.reporter.outbox.window = Duration::from_millis(20);
     spec
 }

@@ -48,7 +48,6 @@ pub(crate) const PAGES: &[(&str, &str, Needs)] = &[
 pub(crate) const CALLS: &[(&str, &str, Needs)] = &[
     ("grpc.health.v1.Health", "Check", OPEN),
     ("grpc.health.v1.Health", "Watch", OPEN),
-    ("grpc.health.v1.Health", "List", OPEN),
     ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", ANY),
     ("kvplane.v1.Plane", "Subscribe", READ),
     ("kvplane.v1.Plane", "Status", READ),

@@ -52,7 +52,7 @@ pub(super) fn page(shared: &Shared) -> Result<String, Error> {
     registry.register_collector(Box::new(Indexes { stats, refused }));
     registry.register_collector(Box::new(ReportMetrics::of(&shared.reports)));
     if let Some(hints) = shared.hints.clone() {
-        registry.register_collector(Box::new(HintMetrics::of(hints)));
+        registry.register_collector(Box::new(HintMetrics::of(hints, shared.options.tls.is_some())));
     }
     let mut page = String::new();
     text::encode(&mut page, &registry)?;

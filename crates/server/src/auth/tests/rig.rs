@@ -4,14 +4,16 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kvplane_ingest::{Plane, PlaneOptions};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, date_time_ymd,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -35,7 +37,14 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(30);
 pub(super) enum Key {
     None,
     WrongToken,
+    /// A token, and a character that no token has.
+    NotAscii,
+    /// A token under another scheme.
     NotBearer,
+    /// The scheme alone.
+    Nothing,
+    /// Two headers, with one token.
+    Twice,
     Token(Role),
     Certificate(Role),
     /// Of an issuer that is trusted, for a name that has no role.
@@ -45,10 +54,13 @@ pub(super) enum Key {
 }
 
 impl Key {
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::None,
         Self::WrongToken,
+        Self::NotAscii,
         Self::NotBearer,
+        Self::Nothing,
+        Self::Twice,
         Self::Token(Role::Read),
         Self::Token(Role::Report),
         Self::Token(Role::Admin),
@@ -66,12 +78,18 @@ impl Key {
         }
     }
 
-    fn header(self) -> Option<String> {
+    fn headers(self) -> Vec<String> {
         match self {
-            Self::WrongToken | Self::WrongTokenWithCertificate => Some("Bearer nobody-s-token".to_owned()),
-            Self::NotBearer => Some("Basic YTpi".to_owned()),
-            Self::Token(role) => Some(format!("bearer {}", token(role))),
-            _ => None,
+            Self::WrongToken | Self::WrongTokenWithCertificate => vec!["Bearer nobody-s-token".to_owned()],
+            Self::NotAscii => vec![format!("Bearer {}ä", token(Role::Admin))],
+            Self::NotBearer => vec![format!("basic {}", token(Role::Admin))],
+            Self::Nothing => vec!["Bearer ".to_owned()],
+            Self::Twice => vec![format!("Bearer {}", token(Role::Admin)); 2],
+            // In every way that it may be written.
+            Self::Token(Role::Read) => vec![format!("Bearer {}", token(Role::Read))],
+            Self::Token(Role::Report) => vec![format!("bearer {}", token(Role::Report))],
+            Self::Token(Role::Admin) => vec![format!("BEARER  {}", token(Role::Admin))],
+            Self::None | Self::Certificate(_) | Self::OtherCertificate => Vec::new(),
         }
     }
 
@@ -113,6 +131,12 @@ impl Drop for Directory {
     }
 }
 
+/// A certificate and its key, as a client has them.
+pub(super) type Shown = (CertificateDer<'static>, PrivateKeyDer<'static>);
+
+/// A year that certificates of tests do not reach.
+pub(super) const LATER: i32 = 4096;
+
 /// An authority that makes certificates.
 pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -123,44 +147,46 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// A certificate for a DNS name, and its key. The name is also its common name.
-    pub(super) fn certificate(&self, name: &str) -> (CertificateDer<'static>, String, KeyPair) {
+    /// A certificate for a DNS name, and its key. Its common name is another one.
+    fn certificate(&self, name: &str, until: i32) -> (Certificate, KeyPair) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.distinguished_name.push(DnType::CommonName, format!("{name}-common"));
-        let certificate = params.signed_by(&key, &self.0).unwrap();
-        (certificate.der().clone(), certificate.pem(), key)
+        params.not_after = date_time_ymd(until, 1, 1);
+        (params.signed_by(&key, &self.0).unwrap(), key)
+    }
+
+    /// A certificate that a client shows, valid until the beginning of a year.
+    pub(super) fn shown(&self, name: &str, until: i32) -> Shown {
+        let (certificate, key) = self.certificate(name, until);
+        (certificate.der().clone(), PrivateKeyDer::try_from(key.serialize_der()).unwrap())
     }
 
     /// Writes what a server needs.
     pub(super) fn write_server(&self, directory: &Directory, name: &str) -> TlsFiles {
-        let (_, pem, key) = self.certificate(name);
+        let (certificate, key) = self.certificate(name, LATER);
         let files = TlsFiles {
             cert: directory.file("cert.pem"),
             key: directory.file("key.pem"),
             client_ca: Some(directory.file("ca.pem")),
         };
-        write(&files.cert, &pem);
+        write(&files.cert, &certificate.pem());
         write(&files.key, &key.serialize_pem());
         write(&directory.file("ca.pem"), &self.0.pem());
         files
     }
 
-    /// What a client needs, which shows a certificate if it has a name.
-    pub(super) fn connector(&self, protocol: &str, name: Option<&str>) -> TlsConnector {
+    /// What a client needs, which shows a certificate or none.
+    pub(super) fn connector(&self, protocol: &str, shown: Option<Shown>) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots.add(self.0.der().clone()).unwrap();
         let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots);
-        let mut config = match name {
+        let mut config = match shown {
             None => builder.with_no_client_auth(),
-            Some(name) => {
-                let (certificate, _, key) = self.certificate(name);
-                let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-                builder.with_client_auth_cert(vec![certificate], key).unwrap()
-            }
+            Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).unwrap(),
         };
         config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
         TlsConnector::from(Arc::new(config))
@@ -192,10 +218,19 @@ pub(super) struct Served {
 
 impl Served {
     pub(super) async fn start() -> Self {
+        Self::with(true).await
+    }
+
+    /// A plane without TLS, for callers who speak it all the same.
+    pub(super) async fn plain() -> Self {
+        Self::with(false).await
+    }
+
+    async fn with(secure: bool) -> Self {
         let (authority, directory) = (Authority::new(), Directory::new());
         let tls = Arc::new(Tls::load(authority.write_server(&directory, "localhost")).unwrap());
         let access = Arc::new(Access::new(keys(), false));
-        let options = Options { access, tls: Some(tls.clone()), ..Options::default() };
+        let options = Options { access, tls: secure.then(|| tls.clone()), ..Options::default() };
         let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
         let service = Service::new(plane, options);
         let shared = service.shared();
@@ -210,9 +245,23 @@ impl Served {
 
     /// A TLS connection of a caller with this key.
     async fn connect(&self, address: SocketAddr, protocol: &str, key: Key) -> TlsStream<TcpStream> {
-        let connector = self.authority.connector(protocol, key.certificate().as_deref());
+        let shown = key.certificate().map(|name| self.authority.shown(&name, LATER));
+        let connector = self.authority.connector(protocol, shown);
         let stream = TcpStream::connect(address).await.unwrap();
         connector.connect("localhost".try_into().unwrap(), stream).await.unwrap()
+    }
+
+    /// Waits until so many connections have failed so.
+    pub(super) async fn until_failed(&self, port: &str, why: &str, times: u64) {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let failed = self.tls.failed();
+            if failed.iter().any(|(of, reason, count)| (*of, *reason, *count) == (port, why, times)) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "not {times} of {why} at {port}: {failed:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Asks for a page.
@@ -221,11 +270,8 @@ impl Served {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
-        let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
-        if let Some(header) = key.header() {
-            request = request.header("authorization", header);
-        }
-        let request = request.body(Full::new(Bytes::new())).unwrap();
+        let request = Request::builder().method(method).uri(path).header("host", "localhost");
+        let request = headed(request, key).body(Full::new(Bytes::new())).unwrap();
         let asked = async {
             let (head, body) = sender.send_request(request).await.unwrap().into_parts();
             let body = body.collect().await.unwrap().to_bytes();
@@ -240,6 +286,13 @@ impl Served {
     }
 }
 
+fn headed(mut request: http::request::Builder, key: Key) -> http::request::Builder {
+    for header in key.headers() {
+        request = request.header("authorization", header);
+    }
+    request
+}
+
 /// Calls a method over a connection, as [`Served::call`].
 pub(super) async fn call_over<S>(stream: S, key: Key, path: &str) -> Option<Code>
 where
@@ -248,15 +301,12 @@ where
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.unwrap();
     tokio::spawn(connection);
-    let mut request = Request::builder()
+    let request = Request::builder()
         .method(Method::POST)
         .uri(format!("https://localhost{path}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers");
-    if let Some(header) = key.header() {
-        request = request.header("authorization", header);
-    }
-    let request = request.body(Full::new(Bytes::from_static(&[0; 5]))).unwrap();
+    let request = headed(request, key).body(Full::new(Bytes::from_static(&[0; 5]))).unwrap();
     let response = timeout(DEADLINE, sender.send_request(request)).await.expect("an answer").unwrap();
     let status = response.headers().get("grpc-status")?.to_str().unwrap();
     Some(Code::from_i32(status.parse().unwrap()))

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::rig::{Authority, DEADLINE, Key, Served, token};
+use super::rig::{Authority, DEADLINE, Key, LATER, Served, token};
 use crate::auth::role::Needs;
 use crate::auth::{Access, Gate, Keys, KeysError, Port, Proof, Refused, Role, TokenKey};
 use crate::listen::Peer;
@@ -32,9 +32,8 @@ async fn who_speaks_no_tls_is_told_so() {
     assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("use https"), "{answer}");
     let answer = answer_to(served.grpc, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
     assert!(String::from_utf8_lossy(&answer).contains("use https"), "{answer:?}");
-    let failed = served.tls.failed();
     for port in ["http", "grpc"] {
-        assert!(failed.contains(&(port, "plain", 1)), "{failed:?}");
+        served.until_failed(port, "plain", 1).await;
     }
 }
 
@@ -46,36 +45,60 @@ async fn who_says_nothing_is_let_go_and_holds_up_nobody() {
     assert_eq!(served.page(Key::None, &Method::GET, "/healthz").await.status, 200);
     let end = timeout(DEADLINE, silent.read(&mut [0])).await.expect("the connection ends");
     assert_eq!(end.unwrap_or(0), 0);
-    assert!(served.tls.failed().contains(&("http", "timeout", 1)));
+    served.until_failed("http", "timeout", 1).await;
 }
 
 #[tokio::test]
 async fn a_certificate_of_another_issuer_is_no_certificate() {
     let served = Served::start().await;
-    let stranger = Authority::new();
-    let (certificate, key) = {
-        let (certificate, _, key) = stranger.certificate("admin");
-        (certificate, tokio_rustls::rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap())
-    };
-    let mut roots = tokio_rustls::rustls::RootCertStore::empty();
-    for trusted in crate::pem::certificates(&served.directory.file("ca.pem")).unwrap() {
-        roots.add(trusted).unwrap();
+    let strangers = Authority::new().shown("admin", LATER);
+    let expired = served.authority.shown("admin", 2020);
+    for (count, shown) in [(1, strangers), (2, expired)] {
+        for (port, protocol, address) in [("http", "http/1.1", served.http), ("grpc", "h2", served.grpc)] {
+            let connector =
+                served.authority.connector(protocol, Some((shown.0.clone(), shown.1.clone_key())));
+            let stream = TcpStream::connect(address).await.unwrap();
+            // With TLS 1.3 the client learns it with the first byte that it reads.
+            if let Ok(mut stream) = connector.connect("localhost".try_into().unwrap(), stream).await {
+                let read = timeout(DEADLINE, stream.read(&mut [0])).await.expect("the connection ends");
+                assert!(read.is_err(), "{read:?}");
+            }
+            served.until_failed(port, "handshake", count).await;
+        }
     }
-    let provider = Arc::new(tokio_rustls::rustls::crypto::aws_lc_rs::default_provider());
-    let config = tokio_rustls::rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_client_auth_cert(vec![certificate], key)
-        .unwrap();
-    let stream = TcpStream::connect(served.http).await.unwrap();
-    let connected = tokio_rustls::TlsConnector::from(Arc::new(config))
-        .connect("localhost".try_into().unwrap(), stream)
-        .await;
-    // With TLS 1.3 the client learns it with the first byte that it reads.
-    if let Ok(mut stream) = connected {
-        let read = timeout(DEADLINE, stream.read(&mut [0])).await.expect("the connection ends");
-        assert!(read.is_err(), "{read:?}");
+}
+
+#[tokio::test]
+async fn half_a_handshake_ends() {
+    let served = Served::start().await;
+    // The beginning of a ClientHello that says it has 512 bytes.
+    const BEGUN: [u8; 9] = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc];
+    for address in [served.http, served.grpc] {
+        // Its client goes.
+        let mut gone = TcpStream::connect(address).await.unwrap();
+        gone.write_all(&BEGUN).await.unwrap();
+        drop(gone);
+        // Its client waits.
+        let answer = answer_to(address, &BEGUN).await;
+        assert!(!String::from_utf8_lossy(&answer).contains("HTTP"), "{answer:?}");
+        // What is no handshake at all.
+        answer_to(address, &[&[0x16][..], &[0xff; 600]].concat()).await;
+    }
+    for port in ["http", "grpc"] {
+        served.until_failed(port, "timeout", 1).await;
+        served.until_failed(port, "handshake", 2).await;
+    }
+    assert_eq!(served.page(Key::None, &Method::GET, "/healthz").await.status, 200);
+}
+
+#[tokio::test]
+async fn who_speaks_tls_where_there_is_none_hears_soon() {
+    let served = Served::plain().await;
+    for (protocol, address) in [("http/1.1", served.http), ("h2", served.grpc)] {
+        let connector = served.authority.connector(protocol, None);
+        let stream = TcpStream::connect(address).await.unwrap();
+        let connecting = connector.connect("localhost".try_into().unwrap(), stream);
+        assert!(timeout(DEADLINE, connecting).await.expect("the connection ends").is_err());
     }
 }
 
