@@ -1,5 +1,6 @@
 //! The command line, as clap reads it.
 
+mod key;
 mod operate;
 mod query;
 mod report;
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+pub(crate) use key::KeyArgs;
 pub(crate) use operate::{FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs};
 pub(crate) use query::QueryArgs;
 pub(crate) use report::{ReportArgs, with_two_dashes};
@@ -150,23 +152,6 @@ pub(crate) struct ServerArgs {
     pub(crate) server: String,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
-}
-
-/// Who asks, and who is believed to answer.
-#[derive(Debug, ClapArgs)]
-pub(crate) struct KeyArgs {
-    /// File with the bearer token that the server wants [default: the environment's `KVPLANE_TOKEN`]
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) token_file: Option<PathBuf>,
-    /// Certificates (PEM) to trust for an https address, instead of the public ones
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) ca: Option<PathBuf>,
-    /// A certificate (PEM) to show at an https address
-    #[arg(long, global = true, value_name = "FILE", requires = "key")]
-    pub(crate) cert: Option<PathBuf>,
-    /// Its private key (PEM)
-    #[arg(long, global = true, value_name = "FILE", requires = "cert")]
-    pub(crate) key: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]

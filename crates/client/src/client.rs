@@ -114,5 +114,9 @@ pub(crate) fn reason(status: &tonic::Status) -> String {
         text = error.to_string();
         source = error.source();
     }
+    if text.contains("InvalidContentType") {
+        // The TLS library's words for an answer that is none of TLS.
+        return "what is there speaks no TLS, use http".to_owned();
+    }
     if text.is_empty() { status.code().to_string() } else { text }
 }

@@ -112,8 +112,12 @@ impl Service {
 
     /// Serves health, readiness, status and metrics, and nothing else, until `stop` is cancelled.
     pub async fn run_pages(self, http: TcpListener, stop: CancellationToken) {
-        let pages = http::pages(self.shared);
-        if let Err(error) = axum::serve(http, pages).with_graceful_shutdown(stop.cancelled_owned()).await {
+        let door = match Door::open(http, Port::Http, self.shared.options.tls.clone()) {
+            Ok(door) => door,
+            Err(error) => return error!(%error, "the server cannot listen"),
+        };
+        let pages = http::pages(self.shared).into_make_service_with_connect_info::<Peer>();
+        if let Err(error) = axum::serve(door, pages).with_graceful_shutdown(stop.cancelled_owned()).await {
             error!(%error, "HTTP server failed");
         }
     }

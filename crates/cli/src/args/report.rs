@@ -72,6 +72,9 @@ pub(crate) struct ReportArgs {
     /// Where to serve /metrics, /healthz and /readyz; nowhere when absent
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics_listen: Option<SocketAddr>,
+    /// Let --metrics-listen be beyond loopback: whoever reaches it is answered
+    #[arg(long)]
+    pub(crate) insecure: bool,
     #[command(flatten)]
     pub(crate) log: LogArgs,
 }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{self, pki_types::ServerName};
 use tokio_util::either::Either;
 
 use super::{Failure, usage};
@@ -22,6 +22,7 @@ use crate::args::KeyArgs;
 
 /// A plane that has not answered by then is not going to.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+const NO_TLS: &str = "what is there speaks no TLS, use http";
 
 /// Sends a request, with JSON if there is any, and returns the JSON of the answer (null if it is empty). What the plane
 /// refuses is a failure in its words.
@@ -58,7 +59,8 @@ pub(crate) async fn ask(
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
         let port = authority.port_u16().unwrap_or(if secure { 443 } else { 80 });
         let stream = connect(host, port, connector).await.map_err(|error| {
-            anyhow!("no kvplane answers at {server}: {error}; is `kvplane serve` running?")
+            let reason = if is_no_tls(&error) { NO_TLS.to_owned() } else { error.to_string() };
+            anyhow!("no kvplane answers at {server}: {reason}; is `kvplane serve` running?")
         })?;
         exchange(stream, request).await
     };
@@ -89,22 +91,25 @@ async fn connect(host: &str, port: u16, connector: Option<TlsConnector>) -> io::
     connector.connect(name, stream).await.map(Either::Right)
 }
 
+/// Whether the other side answered to TLS with something else.
+fn is_no_tls(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    matches!(cause, Some(rustls::Error::InvalidMessage(_)))
+}
+
 /// Sends the one request of a connection, and reads the answer.
 async fn exchange(stream: Stream, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let exchange = async {
-        let response = sender.send_request(request).await.context("the answer broke off")?;
+    let exchange = async move {
+        let response = sender.send_request(request).await?;
         let status = response.status();
-        let body = response.into_body().collect().await.context("the answer broke off")?.to_bytes();
-        Ok((status, body))
+        let body = response.into_body().collect().await?.to_bytes();
+        Ok::<_, hyper::Error>((status, body))
     };
-    // The connection moves what is sent and read; that it ends is no news.
-    let moving = async {
-        let _ = connection.await;
-        std::future::pending().await
-    };
-    tokio::select! {
-        answer = exchange => answer,
-        never = moving => never,
+    // The connection moves what is sent and read, and knows best why it ended: a server may refuse a certificate late.
+    match tokio::join!(exchange, connection) {
+        (Ok(answer), _) => Ok(answer),
+        (Err(_), Err(cause)) => Err(cause).context("the answer broke off"),
+        (Err(cause), Ok(())) => Err(cause).context("the answer broke off"),
     }
 }

@@ -57,11 +57,30 @@ fn commands_prove_who_they_are() {
     let output = run(kvplane().args(["engines", "--server", &plain]).env("KVPLANE_TOKEN", "hush-admin"));
     assert!(said(&output).contains("use https"), "{}", said(&output));
 
+    // Somebody else's certificate. The server says so after the handshake.
+    files.stranger("stranger");
+    let mut command = served.engines(&files, &[]);
+    command.arg("--cert").arg(files.at("stranger.pem")).arg("--key").arg(files.at("stranger.key"));
+    let output = run(&mut command);
+    assert!(output.status.code() == Some(1) && said(&output).contains("alert"), "{}", said(&output));
+
     let log = served.process.stop();
     for secret in SECRETS.iter().chain(&["hush-wrong", "hush"]) {
         assert!(!log.contains(secret), "{secret} is in the log: {log}");
     }
     assert!(log.contains("unknown_token") || log.contains("no_key"), "{log}");
+}
+
+#[test]
+fn who_asks_for_tls_where_there_is_none_is_told_so() {
+    let files = Files::new("none");
+    let served = Served::start(&files.plain_config());
+    let mut tail = kvplane();
+    tail.args(["tail", "--seconds", "1", "--plane", &served.grpc(), "--ca"]).arg(files.at("ca.pem"));
+    for mut command in [served.engines(&files, &[]), tail] {
+        let output = run(command.env("KVPLANE_TOKEN", "hush-admin"));
+        assert!(said(&output).contains("use http"), "{}", said(&output));
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::rig::{DEADLINE, Files, Process, Served, get, kvplane};
+use crate::rig::{DEADLINE, Files, Process, Served, get, kvplane, run, said};
 
 /// A simulated engine under load. Returns where it publishes.
 fn engine(files: &Files) -> (Process, String) {
@@ -47,8 +47,13 @@ fn a_reporter_shows_a_token() {
 
     let token = files.write("sidecar.token", "hush-read-1");
     let mut command = report(&files, &served, &events);
+    command.args(["-metrics-listen", "127.0.0.1:0"]);
     let mut reporter = Process::start(command.arg("-token-file").arg(&token), files.at("reporter.log"));
+    let pages =
+        reporter.logged("metrics")["address"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
     assert_eq!(reporter.logged(NOT_TAKEN)["code"], "PermissionDenied");
+    let page = get(&pages, "/metrics", "none");
+    assert!(page.contains("kvplane_report_failing") && page.contains(" 1\n"), "{page}");
     // The file is read again after a refusal, also where it is no token for a while.
     files.write("sidecar.token", "");
     files.write("sidecar.token", "hush-report\n");
@@ -56,6 +61,15 @@ fn a_reporter_shows_a_token() {
     for log in [reporter.stop(), stranger.stop(), served.process.stop()] {
         assert!(!log.contains("hush"), "{log}");
     }
+}
+
+#[test]
+fn the_pages_of_a_reporter_are_not_opened_by_chance() {
+    let mut command = kvplane();
+    command.args(["report", "-replica-id", "r", "-model-id", "m", "-metrics-listen", "0.0.0.0:0"]);
+    let output = run(&mut command);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("--insecure"), "{}", said(&output));
 }
 
 #[test]

@@ -28,6 +28,12 @@ pub fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
+fn authority() -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::new(vec![]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
 /// A directory that goes with the test, with an authority, certificates and tokens in it.
 pub struct Files {
     path: PathBuf,
@@ -38,10 +44,7 @@ impl Files {
     pub fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("kvplane-access-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
-        let mut params = CertificateParams::new(vec![]).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let files = Self { path, authority };
+        let files = Self { path, authority: authority() };
         files.write("ca.pem", &files.authority.pem());
         files.certificate("server", "localhost");
         files.certificate("client", "operator.example");
@@ -61,9 +64,18 @@ impl Files {
     }
 
     pub fn certificate(&self, file: &str, name: &str) {
+        self.certificate_by(&self.authority, file, name);
+    }
+
+    /// A certificate of an authority that nobody knows, with the name of one that has a role.
+    pub fn stranger(&self, file: &str) {
+        self.certificate_by(&authority(), file, "operator.example");
+    }
+
+    fn certificate_by(&self, authority: &CertifiedIssuer<'static, KeyPair>, file: &str, name: &str) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-        self.write(&format!("{file}.pem"), &params.signed_by(&key, &self.authority).unwrap().pem());
+        self.write(&format!("{file}.pem"), &params.signed_by(&key, authority).unwrap().pem());
         self.write(&format!("{file}.key"), &key.serialize_pem());
     }
 

@@ -35,7 +35,7 @@ use kvplane_core::{ErrorCode, PublicError};
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::auth::{Caller, Port, guard_pages};
+use crate::auth::{Caller, Port, Role, guard_pages};
 use crate::error::ApiError;
 use crate::publishers::Publishers;
 use crate::service::Shared;
@@ -92,7 +92,7 @@ async fn readyz(
     let strict = query.strict.is_some_and(|value| value == "1" || value == "true");
     let verdict = shared.readiness.check(&shared.plane, strict);
     let code = if verdict.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    if caller.is_none() {
+    if !caller.is_some_and(|Extension(caller)| caller.roles.include(Role::Read)) {
         // Which engines there are is for those who may read.
         return (code, Json(json!({"ready": verdict.ready}))).into_response();
     }

@@ -124,7 +124,7 @@ async fn certificates_are_read_again_or_stay() {
 #[tokio::test]
 async fn readiness_names_engines_to_those_who_may_read() {
     let served = Served::start().await;
-    for key in [Key::None, Key::WrongToken] {
+    for key in [Key::None, Key::WrongToken, Key::Token(Role::Report)] {
         let answer = served.page(key, &Method::GET, "/readyz").await;
         let body: Value = serde_json::from_slice(&answer.body).unwrap();
         assert_eq!(body, json!({"ready": true}), "{key:?}");
