@@ -70,6 +70,10 @@ impl ServerAddress {
         if credentials.need_tls() && scheme != "https" {
             return Err(wrong(": certificates are for https"));
         }
+        // A file without any would be taken for a list of nobody.
+        if credentials.ca.as_ref().is_some_and(|pem| !has_certificate(pem)) {
+            return Err(wrong(": its certificates cannot be used"));
+        }
         // In one way, however it is given: reports are compared by it.
         let url = format!("{scheme}://{}:{port}", host.to_ascii_lowercase());
         let address = Self { url, credentials: Arc::new(credentials) };
@@ -106,6 +110,11 @@ impl ServerAddress {
         let channel = self.endpoint()?.connect_with_connector(once).await?;
         Ok(Connection { channel, token, broken })
     }
+}
+
+fn has_certificate(pem: &[u8]) -> bool {
+    const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
+    pem.windows(BEGIN.len()).any(|window| window == BEGIN)
 }
 
 /// A connection to a server.
