@@ -109,7 +109,6 @@ async fn exchange(stream: Stream, request: Request<Full<Bytes>>) -> anyhow::Resu
     // The connection moves what is sent and read, and knows best why it ended: a server may refuse a certificate late.
     match tokio::join!(exchange, connection) {
         (Ok(answer), _) => Ok(answer),
-        (Err(_), Err(cause)) => Err(cause).context("the answer broke off"),
-        (Err(cause), Ok(())) => Err(cause).context("the answer broke off"),
+        (Err(_), Err(cause)) | (Err(cause), Ok(())) => Err(cause).context("the answer broke off"),
     }
 }

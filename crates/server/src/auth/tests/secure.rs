@@ -68,11 +68,12 @@ async fn a_certificate_of_another_issuer_is_no_certificate() {
     }
 }
 
+/// The beginning of a ClientHello that says it has 512 bytes.
+const BEGUN: [u8; 9] = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc];
+
 #[tokio::test]
 async fn half_a_handshake_ends() {
     let served = Served::start().await;
-    // The beginning of a ClientHello that says it has 512 bytes.
-    const BEGUN: [u8; 9] = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc];
     for address in [served.http, served.grpc] {
         // Its client goes.
         let mut gone = TcpStream::connect(address).await.unwrap();
