@@ -81,11 +81,11 @@ fn a_plane_shows_a_certificate_to_whom_it_reports() {
     let text = format!(
         "[listen]\nhttp = \"127.0.0.1:0\"\ngrpc = \"127.0.0.1:0\"\n\
          [[engine]]\nid = \"e\"\nkind = \"vllm\"\nmodel = \"sim\"\nevents = {events:?}\n\
-         [[report]]\nserver = {:?}\nca = {:?}\ncert = {:?}\nkey = {:?}\n",
+         [[report]]\nserver = {:?}\nca = {}\ncert = {}\nkey = {}\n",
         served.grpc(),
-        files.at("ca.pem"),
-        files.at("client.pem"),
-        files.at("client.key"),
+        files.quoted("ca.pem"),
+        files.quoted("client.pem"),
+        files.quoted("client.key"),
     );
     let reporting = Served::start(&files.write("reporting.toml", &text));
     let deadline = Instant::now() + DEADLINE;

@@ -59,6 +59,11 @@ impl Files {
         path
     }
 
+    /// Where a file is, as it stands in a configuration.
+    pub fn quoted(&self, name: &str) -> String {
+        format!("{:?}", self.at(name).display().to_string())
+    }
+
     pub fn at(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -82,10 +87,10 @@ impl Files {
     /// A configuration with a token of each kind, a certificate, and TLS.
     pub fn config(&self) -> PathBuf {
         let tls = format!(
-            "tls = {{ cert = {:?}, key = {:?}, client_ca = {:?} }}\n",
-            self.at("server.pem"),
-            self.at("server.key"),
-            self.at("ca.pem")
+            "tls = {{ cert = {}, key = {}, client_ca = {} }}\n",
+            self.quoted("server.pem"),
+            self.quoted("server.key"),
+            self.quoted("ca.pem")
         );
         let certificate =
             "[[auth.certificate]]\nname = \"robot\"\nrole = \"admin\"\nsan = \"operator.example\"\n";
@@ -100,11 +105,11 @@ impl Files {
     fn config_with(&self, listen: &str, auth: &str) -> PathBuf {
         let text = format!(
             "[listen]\nhttp = \"127.0.0.1:0\"\ngrpc = \"127.0.0.1:0\"\n{listen}\
-             [[auth.token]]\nname = \"dashboard\"\nrole = \"read\"\nfile = {:?}\n\
-             [[auth.token]]\nname = \"sidecar\"\nrole = \"report\"\nfile = {:?}\n\
+             [[auth.token]]\nname = \"dashboard\"\nrole = \"read\"\nfile = {}\n\
+             [[auth.token]]\nname = \"sidecar\"\nrole = \"report\"\nfile = {}\n\
              [[auth.token]]\nname = \"operator\"\nrole = \"admin\"\nenv = \"TEST_ADMIN_TOKEN\"\n{auth}",
-            self.at("read.token"),
-            self.at("report.token"),
+            self.quoted("read.token"),
+            self.quoted("report.token"),
         );
         self.write("kvplane.toml", &text)
     }
