@@ -145,7 +145,7 @@ pub fn get(port: &str, path: &str, token: &str) -> String {
 
 /// A process of ours that logs.
 pub struct Process {
-    process: Child,
+    child: Child,
     log: PathBuf,
     /// How much of the log was looked at.
     seen: usize,
@@ -155,8 +155,8 @@ impl Process {
     pub fn start(command: &mut Command, log: PathBuf) -> Self {
         let command =
             command.args(["--log-format", "json", "--log", "trace"]).env("TEST_ADMIN_TOKEN", "hush-admin");
-        let process = command.stderr(File::create(&log).unwrap()).spawn().unwrap();
-        Self { process, log, seen: 0 }
+        let child = command.stderr(File::create(&log).unwrap()).spawn().unwrap();
+        Self { child, log, seen: 0 }
     }
 
     /// Waits for the next line of the log that says this.
@@ -178,22 +178,22 @@ impl Process {
     }
 
     pub fn hang_up(&self) {
-        let killed = Command::new("kill").args(["-HUP", &self.process.id().to_string()]).status().unwrap();
+        let killed = Command::new("kill").args(["-HUP", &self.child.id().to_string()]).status().unwrap();
         assert!(killed.success());
     }
 
     /// Ends it, and returns all that it has logged.
     pub fn stop(mut self) -> String {
-        let _ = Command::new("kill").arg(self.process.id().to_string()).status();
-        self.process.wait().unwrap();
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        self.child.wait().unwrap();
         std::fs::read_to_string(&self.log).unwrap()
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -68,7 +68,7 @@ async fn a_certificate_of_another_issuer_is_no_certificate() {
     }
 }
 
-/// The beginning of a ClientHello that says it has 512 bytes.
+/// The beginning of a first message that says it has 512 bytes.
 const BEGUN: [u8; 9] = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc];
 
 #[tokio::test]
