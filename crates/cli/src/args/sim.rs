@@ -23,9 +23,9 @@ pub(crate) struct SimArgs {
     /// SMG's service for this engine, with operations and without events [default: none]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) grpc: Option<SocketAddr>,
-    /// grpc, grpc-live: whose service it is
-    #[arg(long, value_enum, default_value_t = SimService::Vllm)]
-    pub(crate) service: SimService,
+    /// grpc, grpc-live: whose service it is [default: vllm]
+    #[arg(long, value_enum)]
+    pub(crate) service: Option<SimService>,
     /// vllm: what its server was started without
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
     pub(crate) without: Vec<SimWithout>,

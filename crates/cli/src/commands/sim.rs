@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use kvplane_core::EngineKind;
 use kvplane_sim::fault::FaultRequest;
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
@@ -21,12 +21,30 @@ use crate::logging;
 
 pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
     logging::start(&args.log).map_err(usage)?;
+    check(&args).map_err(usage)?;
     let stop = stop_signal(args.seconds)?;
     match args.profile {
         SimProfile::Published(profile) => published(args, profile, stop).await,
         SimProfile::Drained => sim_drained::run(args, stop).await,
         SimProfile::Subscribed(style) => sim_subscribed::run(args, style, stop).await,
     }
+}
+
+/// Whether the options are ones that the engine has.
+fn check(args: &SimArgs) -> anyhow::Result<()> {
+    let is_published = matches!(args.profile, SimProfile::Published(_));
+    if args.grpc.is_some() && !is_published {
+        bail!("--grpc: this engine has no server beside its own");
+    }
+    if args.service.is_some() && !matches!(args.profile, SimProfile::Subscribed(_)) {
+        bail!("--service: only grpc and grpc-live take one");
+    }
+    let is_vllm =
+        matches!(args.profile, SimProfile::Published(profile) if profile.engine() == EngineKind::Vllm);
+    if !args.without.is_empty() && !is_vllm {
+        bail!("--without: this is not vLLM");
+    }
+    Ok(())
 }
 
 async fn published(args: SimArgs, profile: Profile, stop: CancellationToken) -> Result<(), Failure> {

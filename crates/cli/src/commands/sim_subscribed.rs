@@ -40,7 +40,7 @@ fn config(args: &SimArgs, style: RelayStyle) -> anyhow::Result<RelayConfig> {
     let address = address.unwrap_or(&args.events).parse();
     Ok(RelayConfig {
         address: address.with_context(|| format!("--events {}: write grpc://ADDRESS:PORT", args.events))?,
-        service: match args.service {
+        service: match args.service.unwrap_or(SimService::Vllm) {
             SimService::Vllm => RelayService::Vllm,
             SimService::Sglang => RelayService::Sglang,
             SimService::Tokenspeed => RelayService::Tokenspeed,
