@@ -210,6 +210,8 @@ class Sim(Process):
         events, replay = (free_ports(ranks, together=True)[0] if ranks > 1 else 0 for _ in range(2))
         free = ["--events", f"tcp://127.0.0.1:{events}", "--replay", f"tcp://127.0.0.1:{replay}", "--http", "127.0.0.1:0"]
         super().__init__(binary, "sim", *free, "--ranks", ranks, "--log-format", "json", *words)
+        profile = words[words.index("--profile") + 1] if "--profile" in words else "vllm"
+        self.software = profile.split("-")[0]
         published = self.logged("publishing", ranks)
         self.events = [record["events"] for record in published]
         self.replay = [record["replay"] for record in published]
