@@ -11,8 +11,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from smg_grpc_proto.generated import common_pb2, sglang_scheduler_pb2_grpc, tokenspeed_scheduler_pb2_grpc, vllm_engine_pb2_grpc
 
-from harness.plane import clean_environment, http
+from harness.plane import clean_environment, free_ports, http
 from harness.wait import eventually
 
 PROMPT = list(range(100, 197))
@@ -310,6 +311,62 @@ def test_over_kvplanes_own_service(fleet, generated):
         for call in (admin.Info, admin.Loads, admin.Health):
             told = list(call(pb.OperationRequest()))
             assert told[-1].summary.outcome == pb.OUTCOME_ALL, told
+
+
+@pytest.fixture
+def fronted(sim, plane):
+    """A plane with a front before a simulator, which has HTTP alone or gRPC too; and a channel to the front."""
+    channels = []
+
+    def make(profile, *, has_grpc):
+        one = sim("--profile", profile, *(["--grpc", "127.0.0.1:0"] if has_grpc else []))
+        (port,) = free_ports(1)
+        keys = {"id": "e0", "model": "sim", "replay": one.replay[0], "http": one.http, "front": f"127.0.0.1:{port}"}
+        if has_grpc:
+            keys["grpc"] = f"http://{one.grpc}"
+        words = "".join(f",{key}={value}" for key, value in keys.items())
+        served = plane(args=["--engine", f"{one.software}={one.events[0]}{words}"])
+        served.wait_live()
+        one.complete(PROMPT, 1)
+        served.wait_at(one.state()[1] - 1)
+        channels.append(grpc.insecure_channel(keys["front"]))
+        return served, one, channels[-1]
+
+    yield make
+    for channel in channels:
+        channel.close()
+
+
+STUBS = {
+    "vllm": vllm_engine_pb2_grpc.VllmEngineStub,
+    "sglang": sglang_scheduler_pb2_grpc.SglangSchedulerStub,
+    "tokenspeed": tokenspeed_scheduler_pb2_grpc.TokenSpeedSchedulerStub,
+}
+
+
+@pytest.mark.parametrize("has_grpc", [False, True])
+@pytest.mark.parametrize("profile", ["vllm-0.32", "sglang-0.5.22", "tokenspeed-0.1.1"])
+def test_smgs_client_flushes_and_profiles_through_a_front(fronted, profile, has_grpc):
+    served, one, channel = fronted(profile, has_grpc=has_grpc)
+    stub = STUBS[one.software](channel)
+    one.operations(clear="early")
+    answer = stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=5), timeout=30)
+    assert answer.success and "proven" in answer.message, answer
+    assert one.state()[0] == {} and credited(served).get("e0", 0) == 0
+    asked = "FlushCache" if has_grpc else "flush_cache" if one.software != "vllm" else "reset_prefix_cache"
+    assert [asked in line for line in one.truth()["asked"] if "POST" in line].count(True) == 1, one.truth()["asked"]
+    # Busy, then not: it is retried until it is idle.
+    one.operations(busy_ms=300, clear="early")
+    assert stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=30), timeout=60).success
+    one.operations(busy=True)
+    assert not stub.FlushCache(common_pb2.FlushCacheRequest(), timeout=30).success
+    with pytest.raises(grpc.RpcError) as error:
+        stub.FlushCache(common_pb2.FlushCacheRequest(timeout_s=-1))
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert stub.StartProfile(common_pb2.StartProfileRequest(), timeout=30).success
+    assert one.truth()["profiling"]
+    assert stub.StopProfile(common_pb2.StopProfileRequest(), timeout=30).success
+    assert not one.truth()["profiling"]
 
 
 def certificates(folder):

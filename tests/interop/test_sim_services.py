@@ -41,9 +41,9 @@ def known(message):
     """A message, all of whose fields SMG's contract has."""
     assert len(UnknownFieldSet(message)) == 0, message
     for field, value in message.ListFields():
-        if field.type == field.TYPE_MESSAGE:
-            for one in value if field.is_repeated and not field.message_type.GetOptions().map_entry else []:
-                known(one)
+        if field.message_type and not field.message_type.GetOptions().map_entry:
+            for nested in value if field.is_repeated else [value]:
+                known(nested)
     return message
 
 
