@@ -51,6 +51,8 @@ pub struct SimConfig {
     pub sglang: SglangOptions,
     /// Where HTTP is served; `None` for none.
     pub http: Option<SocketAddr>,
+    /// What callers of the HTTP server have to send as a bearer token, where the engine asks for one.
+    pub api_key: Option<String>,
     /// How long a generated token takes over HTTP; blocks are held for as long.
     pub token_delay: Duration,
     /// Where SMG's service for this engine is served, with operations and without events; `None` for nowhere.
@@ -143,6 +145,7 @@ impl Default for SimConfig {
             vllm: VllmOptions::default(),
             sglang: SglangOptions::default(),
             http: None,
+            api_key: None,
             token_delay: Duration::ZERO,
             grpc: None,
             faults: Vec::new(),
@@ -194,6 +197,17 @@ impl SimConfig {
             return Err("a host tier is simulated for a model with one group, and without EAGLE");
         }
         Ok(())
+    }
+
+    /// Whether callers of a page have to show the key, if there is one. vLLM asks for it below `/v1` only; `SGLang` and `TokenSpeed` everywhere
+    /// but for health and metrics.
+    pub(crate) fn asks_for_key(&self, path: &str) -> bool {
+        match self.profile.engine() {
+            EngineKind::Sglang | EngineKind::Tokenspeed => {
+                !path.starts_with("/health") && !path.starts_with("/metrics")
+            }
+            _ => path.starts_with("/v1"),
+        }
     }
 
     /// Tokens between two places where a request may go on.

@@ -7,8 +7,9 @@ mod vllm;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use axum::extract::{Json, State};
-use axum::http::{StatusCode, header};
+use axum::extract::{Json, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use kvplane_core::EngineKind;
@@ -32,9 +33,23 @@ pub(crate) fn router(engine: SimHandle) -> Router {
     };
     own.route("/health", get(health))
         .route("/v1/completions", post(completions))
+        .layer(from_fn_with_state(engine.clone(), with_key))
         .route("/sim/fault", post(fault))
         .route("/sim/state", get(state))
         .with_state(engine)
+}
+
+/// Lets those through who have the key, where there is one.
+async fn with_key(State(engine): State<SimHandle>, request: Request, next: Next) -> Response {
+    let config = engine.config();
+    let wanted = config.api_key.as_ref().filter(|_| config.asks_for_key(request.uri().path()));
+    let shown = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    match wanted {
+        Some(key) if shown != Some(format!("Bearer {key}").as_bytes()) => {
+            error(StatusCode::UNAUTHORIZED, "Unauthorized")
+        }
+        _ => next.run(request).await,
+    }
 }
 
 fn prometheus(body: String) -> Response {

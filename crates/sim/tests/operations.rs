@@ -10,7 +10,7 @@ use kvplane_sim::{
 };
 use kvplane_wire::Profile;
 use serde_json::{Value, json};
-use support::client::{call, get, post, try_call};
+use support::client::{ask, call, get, post};
 use support::{Scene, residency};
 
 fn config(profile: Profile) -> SimConfig {
@@ -267,8 +267,8 @@ async fn answers_that_do_not_come_or_mean_nothing() {
     let engine = start(config(Profile::Sglang0_5_22));
     let set = |answer, verbs| engine.conduct(Conduct { answer, verbs, ..Conduct::default() });
     let asked = |path: &'static str| {
-        let engine = engine.clone();
-        tokio::spawn(async move { try_call(&engine, Method::POST, path, &Value::Null).await })
+        let server = engine.http_address().unwrap();
+        tokio::spawn(async move { ask(server, Method::POST, path, &Value::Null).await })
     };
     fill(&engine);
     set(Reply::Hang, None);
@@ -350,4 +350,16 @@ async fn a_hang_ends_with_its_caller() {
     engine.conduct(Conduct::default());
     assert_eq!(get(&engine, "/health").await.0, StatusCode::OK);
     assert_eq!(engine.asked(), ["POST /reset_prefix_cache", "GET /health"]);
+}
+
+#[tokio::test]
+async fn a_key_is_asked_for_where_the_engine_does() {
+    for (profile, open, locked) in
+        [(Profile::Vllm0_32, "/load", "/v1/completions"), (Profile::Sglang0_5_22, "/health", "/flush_cache")]
+    {
+        let engine = start(SimConfig { api_key: Some("key".to_owned()), ..config(profile) });
+        assert_eq!(get(&engine, open).await.0, StatusCode::OK, "{open}");
+        assert_eq!(flush(&engine, locked).await.0, StatusCode::UNAUTHORIZED, "{locked}");
+        assert_eq!(get(&engine, "/sim/state").await.0, StatusCode::OK);
+    }
 }

@@ -20,6 +20,9 @@ pub(crate) struct SimArgs {
     /// HTTP address: completions, admin, faults
     #[arg(long, default_value = "127.0.0.1:8000", value_name = "ADDRESS")]
     pub(crate) http: SocketAddr,
+    /// What callers of the HTTP server have to send as a bearer token: vllm asks for it below /v1, sglang and tokenspeed nearly everywhere
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
     /// SMG's service for this engine, with operations and without events [default: none]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) grpc: Option<SocketAddr>,

@@ -36,6 +36,9 @@ fn check(args: &SimArgs) -> anyhow::Result<()> {
     if args.grpc.is_some() && !is_published {
         bail!("--grpc: this engine has no server beside its own");
     }
+    if args.api_key.is_some() && !is_published {
+        bail!("--api-key: this engine asks for none");
+    }
     if args.service.is_some() && !matches!(args.profile, SimProfile::Subscribed(_)) {
         bail!("--service: only grpc and grpc-live take one");
     }
@@ -132,6 +135,7 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
             dynamo_format: args.dynamo_format,
         },
         http: Some(args.http),
+        api_key: args.api_key.clone(),
         grpc: args.grpc,
         faults,
         conduct,

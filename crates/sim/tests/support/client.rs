@@ -1,5 +1,8 @@
 //! Questions to an engine's HTTP server.
 
+use std::net::SocketAddr;
+
+use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::{Client, Error};
@@ -7,25 +10,25 @@ use hyper_util::rt::TokioExecutor;
 use kvplane_sim::SimHandle;
 use serde_json::Value;
 
-/// Status and body, or why there is none.
-pub async fn try_call(
-    engine: &SimHandle,
+/// Status and body of what a server answers, or why there is none.
+pub async fn ask(
+    server: SocketAddr,
     method: Method,
     path: &str,
     body: &Value,
-) -> Result<(StatusCode, Vec<u8>), Error> {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Full<bytes::Bytes>>();
-    let uri = format!("http://{}{path}", engine.http_address().unwrap());
+) -> Result<(StatusCode, Bytes), Error> {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
+    let uri = format!("http://{server}{path}");
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let request = Request::builder().method(method).uri(uri).header("content-type", "application/json");
     let response = client.request(request.body(Full::from(body)).unwrap()).await?;
     let status = response.status();
-    Ok((status, response.into_body().collect().await.unwrap().to_bytes().to_vec()))
+    Ok((status, response.into_body().collect().await.unwrap().to_bytes()))
 }
 
 pub async fn call(engine: &SimHandle, method: Method, path: &str, body: Value) -> (StatusCode, String) {
-    let (status, body) = try_call(engine, method, path, &body).await.unwrap();
-    (status, String::from_utf8(body).unwrap())
+    let (status, body) = ask(engine.http_address().unwrap(), method, path, &body).await.unwrap();
+    (status, String::from_utf8(body.to_vec()).unwrap())
 }
 
 pub async fn get(engine: &SimHandle, path: &str) -> (StatusCode, String) {
