@@ -51,11 +51,8 @@ pub(crate) async fn run(command: OperateCommand) -> Result<(), Failure> {
     let progress = answer?.into_inner();
     let mut view = View::new(!args.plain && std::io::stderr().is_terminal());
     let mut course = Course::default();
-    let mut ending = follow(progress, &mut course, &mut view, &stop).await?;
+    let ending = follow(progress, args.dry_run, &mut course, &mut view, &stop).await?;
     view.end();
-    if ending == Ending::Complete && args.dry_run {
-        ending = Ending::DryRun;
-    }
     print(&match args.output {
         TableOutput::Json => format!("{}\n", document(&course, &ending)),
         TableOutput::Table => table(&course, &ending, began.elapsed()),
@@ -137,6 +134,7 @@ impl Call {
 /// Reads what the plane tells until it has told all of it. A refusal before the plan is one of the whole operation.
 async fn follow(
     mut progress: Streaming<Progress>,
+    dry_run: bool,
     course: &mut Course,
     view: &mut View,
     stop: &CancellationToken,
@@ -153,6 +151,8 @@ async fn follow(
         };
         match message {
             Ok(Some(told)) => match course.take(told) {
+                // Its plan is all that it is made for.
+                Ok(_) if dry_run => return Ok(Ending::DryRun),
                 Ok(rank) => view.changed(course, rank),
                 Err(error) => return Ok(Ending::BrokeOff(error.to_string())),
             },

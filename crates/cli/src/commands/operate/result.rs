@@ -154,7 +154,7 @@ fn or_dash(text: String) -> String {
     if text.is_empty() { "-".to_owned() } else { text }
 }
 
-/// The whole of it as one document. What was not told is null.
+/// The whole of it as one document. Ranks are as in the plane's own JSON.
 pub(super) fn document(course: &Course, ending: &Ending) -> Value {
     let ranks = course.ranks.iter().map(|rank| {
         let mut object = if *ending == Ending::DryRun { planned(rank) } else { reported(course, rank) };
@@ -177,19 +177,22 @@ pub(super) fn document(course: &Course, ending: &Ending) -> Value {
         "backends": course.backends,
         "complete": matches!(ending, Ending::Complete | Ending::DryRun),
         "ranks": ranks.collect::<Vec<_>>(),
-        "summary": summary.filter(|_| *ending != Ending::DryRun),
+        "summary": summary,
     })
 }
 
 fn planned(rank: &Rank) -> Value {
-    json!({ "call": or_null(&rank.planned.call), "unsupported": or_null(&rank.planned.unsupported) })
+    json!({ "call": rank.planned.call, "unsupported": rank.planned.unsupported })
 }
 
 fn reported(course: &Course, rank: &Rank) -> Value {
     let report = rank.report.clone().unwrap_or_default();
     let standing = rank.standing();
-    let left = report.tiers_remaining.iter().map(|left| json!({ "tier": left.tier, "blocks": left.blocks }));
-    json!({
+    let left = report.tiers_remaining.iter().map(|left| match left.blocks {
+        Some(blocks) => json!({ "tier": left.tier, "blocks": blocks }),
+        None => json!({ "tier": left.tier }),
+    });
+    let mut object = json!({
         "phase": if standing.is_over() { "over".to_owned() } else { standing.name() },
         "verdict": standing.is_over().then(|| standing.name()),
         "why": report.why,
@@ -199,11 +202,12 @@ fn reported(course: &Course, rank: &Rank) -> Value {
         "may_still_complete": course.is_open(rank),
         "tiers_cleared": report.tiers_cleared,
         "tiers_remaining": left.collect::<Vec<_>>(),
-        "detail": serde_json::from_str::<Value>(&report.detail_json).unwrap_or_default(),
-        "profile_id": or_null(&report.profile_id),
-    })
-}
-
-fn or_null(text: &str) -> Value {
-    if text.is_empty() { Value::Null } else { json!(text) }
+    });
+    if let Ok(detail) = serde_json::from_str::<Value>(&report.detail_json) {
+        object["detail"] = detail;
+    }
+    if !report.profile_id.is_empty() {
+        object["profile_id"] = json!(report.profile_id);
+    }
+    object
 }
