@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod script;
+mod served;
 
 use std::process::{Command, Output, Stdio};
 
