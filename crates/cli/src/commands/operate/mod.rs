@@ -2,8 +2,6 @@
 
 mod course;
 mod result;
-#[cfg(test)]
-mod testing;
 mod view;
 
 use std::io::IsTerminal as _;

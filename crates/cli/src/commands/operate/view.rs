@@ -142,10 +142,38 @@ fn colour(standing: Standing) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use kvplane_proto::kvplane::v1::{Phase, Verdict};
+    use kvplane_proto::kvplane::v1::progress::Item;
+    use kvplane_proto::kvplane::v1::{Phase, Plan, PlannedRank, Progress, RankReport, Verdict};
 
-    use super::super::testing::{planned, reported};
     use super::*;
+
+    /// A flush of so many engines, before anything was told of them.
+    fn planned(engines: u32) -> Course {
+        let call = "POST /flush_cache".to_owned();
+        let rank = |number| PlannedRank {
+            engine: format!("e{number}"),
+            call: call.clone(),
+            ..PlannedRank::default()
+        };
+        let plan = Plan {
+            operation: "op-1".to_owned(),
+            verb: "flush".to_owned(),
+            ranks: (0..engines).map(rank).collect(),
+            backends: engines,
+        };
+        let mut course = Course::default();
+        course.take(Progress { item: Some(Item::Plan(plan)) }).unwrap();
+        course
+    }
+
+    /// A report of one of them.
+    fn reported(engine: u32, phase: Phase, verdict: Verdict, why: &str) -> Progress {
+        let (engine, why) = (format!("e{engine}"), why.to_owned());
+        let (phase, verdict) = (phase.into(), verdict.into());
+        Progress {
+            item: Some(Item::Rank(RankReport { engine, phase, verdict, why, ..RankReport::default() })),
+        }
+    }
 
     fn lines(course: &Course) -> Vec<String> {
         let plain = frame(course, Duration::from_millis(1500));
