@@ -15,10 +15,10 @@ use crate::{code, err, kvplane, out};
 /// Far beyond anything that should take: only a hang reaches it.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// An engine that holds the same prompt as all others.
-fn engine(profile: Profile) -> SimHandle {
-    let http = Some(([127, 0, 0, 1], 0).into());
-    let engine = SimEngine::start(SimConfig { profile, http, ..SimConfig::default() }).unwrap();
+/// An engine that holds a prompt.
+fn engine(profile: Profile, model: &str) -> SimHandle {
+    let (http, model) = (Some(([127, 0, 0, 1], 0).into()), model.to_owned());
+    let engine = SimEngine::start(SimConfig { profile, model, http, ..SimConfig::default() }).unwrap();
     let prompt: Vec<u32> = (0..64).collect();
     engine.complete(&prompt, 1, &CompletionOptions::default()).unwrap();
     engine
@@ -39,10 +39,10 @@ impl Served {
             let kind = engine.config().profile.engine();
             let (events, replay) =
                 (&engine.event_endpoints()[0], engine.replay_endpoints()[0].clone().unwrap());
-            let http = engine.http_address().unwrap();
+            let (http, model) = (engine.http_address().unwrap(), &engine.config().model);
             command.args([
                 "--engine",
-                &format!("{kind}={events},replay={replay},id=e{number},model=m{number},http=http://{http}"),
+                &format!("{kind}={events},replay={replay},id=e{number},model={model},http=http://{http}"),
             ]);
         }
         let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
@@ -110,7 +110,7 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flush_is_proven_by_the_streams() {
-    let (sglang, vllm) = (engine(Profile::Sglang0_5_22), engine(Profile::Vllm0_32));
+    let (sglang, vllm) = (engine(Profile::Sglang0_5_22, "a"), engine(Profile::Vllm0_32, "b"));
     let mut served = Served::start(&[&sglang, &vllm]).await;
     let (code, document) = served.json(&["flush", "--nudge"]);
     assert_eq!(verdicts(&document), pairs(&[("e0", "proven"), ("e1", "proven")]), "{document}");
@@ -122,7 +122,7 @@ async fn a_flush_is_proven_by_the_streams() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_stream_does_not_show_is_not_proven() {
-    let (sglang, vllm) = (engine(Profile::Sglang0_5_22), engine(Profile::Vllm0_32));
+    let (sglang, vllm) = (engine(Profile::Sglang0_5_22, "a"), engine(Profile::Vllm0_32, "b"));
     let served = Served::start(&[&sglang, &vllm]).await;
     // An idle vLLM publishes nothing.
     let (code, document) = served.json(&["flush", "--proof-timeout", "500ms"]);
@@ -139,12 +139,12 @@ async fn what_a_stream_does_not_show_is_not_proven() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_are_selected_and_asked_about_themselves() {
-    let (sglang, vllm) = (engine(Profile::Sglang0_5_22), engine(Profile::Vllm0_32));
+    let (sglang, vllm) = (engine(Profile::Sglang0_5_22, "a"), engine(Profile::Vllm0_32, "b"));
     let served = Served::start(&[&sglang, &vllm]).await;
     let (code, document) = served.json(&["flush", "--dry-run"]);
     assert_eq!(code, 0);
     assert_eq!(document["ranks"][0]["call"], "POST /flush_cache", "{document}");
-    for words in [["--engine", "e0"], ["--model", "m0"], ["--kind", "sglang"]] {
+    for words in [["--engine", "e0"], ["--model", "a"], ["--kind", "sglang"]] {
         let (code, document) = served.json(&[&["health"][..], &words].concat());
         assert_eq!((code, verdicts(&document)), (0, pairs(&[("e0", "done")])), "{document}");
     }

@@ -46,6 +46,8 @@ enum Order {
     /// All engines store their blocks, once all are heard.
     Store,
     Clear(usize),
+    /// All engines clear their caches so many times, and nobody asked them to.
+    ClearAll(usize),
 }
 
 impl Fleet {
@@ -78,6 +80,11 @@ impl Fleet {
     pub(crate) fn store(&self) {
         self.orders.send(Order::Store).unwrap();
     }
+
+    /// Every engine clears its cache by itself, again and again.
+    pub(crate) fn clear(&self, times: usize) {
+        self.orders.send(Order::ClearAll(times)).unwrap();
+    }
 }
 
 fn publishers(count: usize) -> (Vec<PubSocket>, Vec<String>) {
@@ -109,6 +116,11 @@ fn publish(mut sockets: Vec<PubSocket>, inbox: &Receiver<Order>) {
                 }
             }
             Order::Clear(number) => send(&mut sockets, number, OwnedEvent::Cleared),
+            Order::ClearAll(times) => {
+                for number in (0..sockets.len()).flat_map(|number| std::iter::repeat_n(number, times)) {
+                    send(&mut sockets, number, OwnedEvent::Cleared);
+                }
+            }
         }
     }
 }

@@ -15,6 +15,8 @@ use crate::engines::Fleet;
 
 /// Far beyond anything that should take.
 const PATIENCE: Duration = Duration::from_mins(2);
+/// Batches of each stream that are kept. With the usual 10,000 the windows alone would grow with every clear.
+const WINDOW: usize = 4;
 /// How often memory is looked at during a flush.
 const SAMPLE: Duration = Duration::from_millis(50);
 
@@ -33,7 +35,9 @@ impl Drop for Served {
 impl Served {
     pub(crate) async fn start(binary: &str, fleet: &Fleet) -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut config = format!("[listen]\nhttp = \"127.0.0.1:0\"\ngrpc = \"127.0.0.1:{port}\"\n");
+        let mut config = format!(
+            "[listen]\nhttp = \"127.0.0.1:0\"\ngrpc = \"127.0.0.1:{port}\"\n[journal]\nmax_batches = {WINDOW}\n"
+        );
         for (number, (http, events)) in fleet.addresses.iter().enumerate() {
             write!(
                 config,
