@@ -40,10 +40,11 @@ pub(crate) use verdict::Verdict;
 use crate::auth::Caller;
 use crate::service::Shared;
 
-/// Operations at the same time: people and their scripts need a few, and each may have 32 connections.
+/// Operations at the same time: people and their scripts need a few, and each may have 32 connections. Those that change something
+/// have as many places again, so that nobody who only reads can keep them waiting.
 const OPERATIONS_MAX: usize = 16;
-/// Updates that a slow listener may be behind: then the operation waits for it, and its proofs go on.
-const UPDATES_MAX: usize = 256;
+/// Updates on their way to a listener.
+const UPDATES_MAX: usize = 64;
 /// How long to wait for the stream to show a flush, unless somebody says otherwise.
 pub(crate) const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -51,14 +52,16 @@ pub(crate) const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) struct Operations {
     ids: ProfileIds,
-    places: Arc<Semaphore>,
+    reading: Arc<Semaphore>,
+    changing: Arc<Semaphore>,
     counters: Counters,
 }
 
 impl Operations {
     pub(crate) fn new(plane: PlaneId) -> Self {
-        let places = Arc::new(Semaphore::new(OPERATIONS_MAX));
-        Self { ids: ProfileIds::new(plane), places, counters: Counters::default() }
+        let places = || Arc::new(Semaphore::new(OPERATIONS_MAX));
+        let (reading, changing) = (places(), places());
+        Self { ids: ProfileIds::new(plane), reading, changing, counters: Counters::default() }
     }
 
     /// The name of an operation, and of what it records.
@@ -72,7 +75,8 @@ impl Operations {
 
     /// Operations under way, and those whose streams are still watched.
     pub(crate) fn in_flight(&self) -> usize {
-        OPERATIONS_MAX - self.places.available_permits()
+        let taken = |places: &Semaphore| OPERATIONS_MAX - places.available_permits();
+        taken(&self.reading) + taken(&self.changing)
     }
 }
 
@@ -141,8 +145,10 @@ pub(crate) fn start(
     request: Request,
 ) -> Result<mpsc::Receiver<Update>, PublicError> {
     let engines = request.selection.of(&shared.plane.engines())?;
-    let Ok(place) = shared.operations.places.clone().try_acquire_owned() else {
-        let message = format!("{OPERATIONS_MAX} operations are under way: try again when one has ended");
+    let Operations { reading, changing, .. } = &shared.operations;
+    let places = if request.verb.name().changes() { changing } else { reading };
+    let Ok(place) = places.clone().try_acquire_owned() else {
+        let message = format!("{OPERATIONS_MAX} such operations are under way: try again when one has ended");
         return Err(PublicError::new(ErrorCode::LimitReached, message));
     };
     let (updates, listener) = mpsc::channel(UPDATES_MAX);

@@ -1,6 +1,9 @@
 //! One operation, from its plan to its summary.
+//!
+//! Whoever listens may be slow: what is told waits in an outbox, which holds no more than a few reports for each rank, and the
+//! operation goes on. Above all a stream is fenced as soon as its engine has answered.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,8 +57,9 @@ pub(super) async fn run(
         backends: fan_out.waiting(),
     };
     let ranks = plan.ranks.len();
-    let is_told = updates.send(Update::Plan(plan)).await.is_ok();
     if request.dry_run {
+        // Whoever asked may have gone.
+        let _ = updates.send(Update::Plan(plan)).await;
         return;
     }
     let (told, proofs) = mpsc::channel(ranks.max(1));
@@ -74,7 +78,7 @@ pub(super) async fn run(
         request,
         targets,
         asking,
-        updates,
+        outbox: VecDeque::from([Update::Plan(plan)]),
         told,
         pending: HashMap::new(),
         tally: Tally::default(),
@@ -82,7 +86,7 @@ pub(super) async fn run(
         nudges: Arc::new(Semaphore::new(NUDGES)),
         place,
     };
-    operation.run(&shared, &order, fan_out, proofs, is_told).await;
+    operation.run(&shared, &order, fan_out, proofs, &updates).await;
 }
 
 struct Operation {
@@ -90,7 +94,8 @@ struct Operation {
     wanted: Wanted,
     targets: Arc<[Target]>,
     asking: Arc<Asking>,
-    updates: mpsc::Sender<Update>,
+    /// What is still to be told.
+    outbox: VecDeque<Update>,
     told: mpsc::Sender<Proof>,
     /// Ranks whose streams are watched after their engine answered.
     pending: HashMap<At, Answered>,
@@ -117,23 +122,26 @@ impl Operation {
         order: &Order,
         mut fan_out: FanOut<usize>,
         mut proofs: mpsc::Receiver<Proof>,
-        is_told: bool,
+        updates: &mpsc::Sender<Update>,
     ) {
-        self.refuse_unreadable().await;
-        let (mut is_asking, mut is_listened_to) = (true, is_told);
+        self.refuse_unreadable();
+        let (asking, mut is_asking, mut is_listened_to) = (self.asking.clone(), true, true);
         while is_listened_to && (is_asking || !self.pending.is_empty()) {
-            let asking = self.asking.clone();
-            let updates = self.updates.clone();
             tokio::select! {
                 biased;
                 () = updates.closed() => is_listened_to = false,
                 () = shared.stop.cancelled() => is_listened_to = false,
-                () = asking.news.notified() => self.tell_begun().await,
-                Some(proof) = proofs.recv() => self.proven(proof).await,
                 asked = fan_out.next(), if is_asking => match asked {
-                    Some(asked) => self.answered(asked).await,
+                    Some(asked) => self.answered(asked),
                     None => is_asking = false,
                 },
+                Some(proof) = proofs.recv() => self.proven(proof),
+                () = asking.news.notified() => self.tell_begun(),
+                Ok(room) = updates.reserve(), if !self.outbox.is_empty() => {
+                    if let Some(update) = self.outbox.pop_front() {
+                        room.send(update);
+                    }
+                }
             }
         }
         if !is_listened_to {
@@ -141,11 +149,16 @@ impl Operation {
         }
         let took = self.began.elapsed();
         self.tally.close(order, !is_listened_to, took, shared.operations.counters());
-        let _ = self.updates.send(Update::Summary(self.tally.summary(took))).await;
+        self.outbox.push_back(Update::Summary(self.tally.summary(took)));
+        for update in self.outbox {
+            if updates.send(update).await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Engines whose key cannot be read are not asked.
-    async fn refuse_unreadable(&mut self) {
+    fn refuse_unreadable(&mut self) {
         for target in self.targets.clone().iter() {
             let Err(why) = &target.backend else { continue };
             let answer = Answer {
@@ -160,39 +173,32 @@ impl Operation {
             let answered = Answered { asked: Arc::new(asked), first: false, has_detail: false };
             for rank in &target.ranks {
                 let report = self.judged(rank, &answered, None, Duration::ZERO);
-                self.tell(report).await;
+                self.tell(report);
             }
         }
     }
 
-    async fn tell(&self, report: RankReport) {
-        // Whoever listened may have gone, which the loop sees.
-        let _ = self.updates.send(Update::Rank(report)).await;
+    fn tell(&mut self, report: RankReport) {
+        self.outbox.push_back(Update::Rank(report));
     }
 
-    async fn tell_begun(&self) {
+    fn tell_begun(&mut self) {
+        let targets = self.targets.clone();
         for number in self.asking.begun() {
-            let Some(target) = self.targets.get(number) else { continue };
-            for rank in &target.ranks {
-                self.tell(RankReport::new(rank.name.clone(), Phase::Asking)).await;
+            for rank in targets.get(number).into_iter().flat_map(|target| &target.ranks) {
+                self.tell(RankReport::new(rank.name.clone(), Phase::Asking));
             }
         }
     }
 
     /// A server answered: its ranks have their verdicts, or their streams are watched on.
-    async fn answered(&mut self, asked: Asked<usize>) {
-        self.tell_begun().await;
-        for report in self.settle(asked) {
-            self.tell(report).await;
-        }
-    }
-
-    fn settle(&mut self, asked: Asked<usize>) -> Vec<RankReport> {
+    fn answered(&mut self, asked: Asked<usize>) {
+        self.tell_begun();
         let asked = Arc::new(asked);
         let is_open = self.wanted.verb == VerbName::Flush && may_have_happened(&asked.answer);
         let first = self.first_of(&asked.targets);
         let targets = self.targets.clone();
-        let (mut reports, mut watched, mut has_detail) = (Vec::new(), Vec::new(), true);
+        let (mut watched, mut has_detail) = (Vec::new(), true);
         for &number in &asked.targets {
             let watches = self.asking.take(number);
             if is_open {
@@ -208,15 +214,15 @@ impl Operation {
                 if is_open {
                     let mut report = self.described(rank, &answered, Phase::Proving);
                     report.why.clone_from(&asked.answer.why);
-                    reports.push(report);
+                    self.tell(report);
                     self.pending.insert(at, answered);
                 } else {
-                    reports.push(self.judged(rank, &answered, None, Duration::ZERO));
+                    let report = self.judged(rank, &answered, None, Duration::ZERO);
+                    self.tell(report);
                 }
             }
         }
         self.prove(watched);
-        reports
     }
 
     /// The rank that a server's answer is about where it is one rank's. If several may be it, none is.
@@ -252,13 +258,13 @@ impl Operation {
         tokio::spawn(proving.run());
     }
 
-    async fn proven(&mut self, proof: Proof) {
+    fn proven(&mut self, proof: Proof) {
         let Proof { at, sight, took } = proof;
         let Some(answered) = self.pending.remove(&at) else { return };
         let targets = self.targets.clone();
         let Some(rank) = targets.get(at.0).and_then(|target| target.ranks.get(at.1)) else { return };
         let report = self.judged(rank, &answered, Some(&sight), took);
-        self.tell(report).await;
+        self.tell(report);
     }
 
     fn judged(
@@ -298,7 +304,7 @@ impl Operation {
     fn leave(&mut self, remainder: Remainder<usize>) {
         let Remainder { answered, sent, not_sent } = remainder;
         for asked in answered {
-            self.settle(asked);
+            self.answered(asked);
         }
         let targets = self.targets.clone();
         for at in std::mem::take(&mut self.pending).into_keys() {

@@ -93,6 +93,10 @@ async fn what_an_engine_answers_is_told_in_the_services_words() {
         let engine = Engine::plain();
         let rig = Rig::over(&[]).await;
         let front = fronted(&rig, &engine, &server.url(behaves)).await;
+        // Something to flush: of an engine that holds nothing it is known at once.
+        let prompt: Vec<u32> = (0..97).collect();
+        engine.sim.complete(&prompt, 1, &CompletionOptions::default()).unwrap();
+        rig.until(0, "filled", |status| status.blocks[0] > 0).await;
         let mut client = VllmEngineClient::connect(format!("http://{front}")).await.unwrap();
         match client.flush_cache(FlushCacheRequest { timeout_s: 0.0 }).await {
             Ok(told) => {

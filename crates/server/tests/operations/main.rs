@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
 
+mod audit;
 mod cancelled;
 mod fronts;
 mod input;
+mod misbehaving;
 mod proofs;
 #[path = "../faults/rig.rs"]
 #[allow(dead_code, unused_macros, reason = "shared with the fault matrix, which uses all of it")]
