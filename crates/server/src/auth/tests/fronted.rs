@@ -80,7 +80,7 @@ async fn callers_of_a_front_need_a_role_and_their_token_stays_here() {
 }
 
 #[tokio::test]
-async fn an_open_front_asks_nobody_and_passes_everything_on() {
+async fn an_open_front_asks_nobody_and_passes_tokens_on() {
     let front = front(false).await;
     for path in ["/test.Engine/Generate", "/test.Engine/WhoKnows"] {
         assert_eq!(call(front, Key::None, path).await, PASSED_ON);
