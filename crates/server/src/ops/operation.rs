@@ -239,7 +239,7 @@ impl Operation {
     }
 
     /// Watches on, whether anybody listens or not.
-    fn prove(&self, watched: Vec<Watched>) {
+    fn prove(&self, watched: Vec<Watched>, said_yes: bool) {
         let Some(target) = watched.first().and_then(|watched| self.targets.get(watched.at.0)) else { return };
         let nudge = match &target.backend {
             Ok(backend) => {
@@ -251,6 +251,7 @@ impl Operation {
         let proving = Proving {
             watched,
             timeout: self.request.proof_timeout,
+            said_yes,
             nudge,
             told: self.told.clone(),
             place: self.place.clone(),
@@ -313,7 +314,7 @@ impl Operation {
             }
         }
         for number in sent {
-            self.prove(self.asking.take(number));
+            self.prove(self.asking.take(number), false);
             for rank in targets.get(number).into_iter().flat_map(|target| &target.ranks) {
                 self.tally.leave_open(&rank.name);
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use kvplane_core::{EngineKind, Tier};
+use kvplane_core::{EngineKind, Reason, Tier};
 use kvplane_ingest::{FlushWatch, Stream};
 use kvplane_ops::{Backend, Limits, Sent, Verb, ask, dry_run};
 use kvplane_stream::FlushOutcome;
@@ -23,6 +23,9 @@ use super::verdict::Sight;
 /// How long a stream may take to show a flush by itself before its engine is nudged.
 const NUDGE_AFTER: Duration = Duration::from_secs(1);
 
+/// How long the verdict waits for the stream where the engine did not say yes: a sign that is on its way arrives within this.
+const WITHOUT_A_YES: Duration = Duration::from_secs(1);
+
 /// Which rank of an operation: the target's number, and the rank's within it.
 pub(super) type At = (usize, usize);
 
@@ -30,17 +33,41 @@ pub(super) type At = (usize, usize);
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) at: At,
-    stream: Arc<Stream>,
     /// Absent if the stream was removed: then nothing will be shown.
     watch: Option<FlushWatch>,
-    held: bool,
+    seen: Seen,
+}
+
+/// What was known of a stream when its watch began.
+#[derive(Debug, Clone)]
+struct Seen {
+    stream: Arc<Stream>,
     kind: EngineKind,
+    held: bool,
+    doubted: bool,
+}
+
+impl Seen {
+    fn sight(&self, outcome: FlushOutcome, hint: &Mutex<Option<String>>) -> Sight {
+        Sight {
+            outcome,
+            kind: self.kind,
+            continuity: self.stream.status().continuity,
+            held: self.held,
+            doubted: self.doubted,
+            early: false,
+            hint: hint.lock().clone(),
+        }
+    }
 }
 
 impl Watched {
     fn begin(at: At, stream: &Arc<Stream>, kind: EngineKind) -> Self {
-        let held = stream.status().blocks[Tier::Device.index()] > 0;
-        Self { at, stream: stream.clone(), watch: stream.begin_flush().ok(), held, kind }
+        let status = stream.status();
+        let held = status.blocks[Tier::Device.index()] > 0;
+        let doubted = status.trust.active().iter().any(|active| active.reason == Reason::UnprovenFlush);
+        let seen = Seen { stream: stream.clone(), kind, held, doubted };
+        Self { at, watch: stream.begin_flush().ok(), seen }
     }
 
     /// Nothing was flushed.
@@ -55,9 +82,7 @@ impl Watched {
             Some(watch) => watch.outcome(timeout).await,
             None => FlushOutcome::Lost,
         };
-        let continuity = self.stream.status().continuity;
-        let hint = hint.lock().clone();
-        (self.at, Sight { outcome, kind: self.kind, continuity, held: self.held, hint })
+        (self.at, self.seen.sight(outcome, hint))
     }
 }
 
@@ -108,6 +133,8 @@ pub(super) struct Proof {
 pub(super) struct Proving {
     pub(super) watched: Vec<Watched>,
     pub(super) timeout: Duration,
+    /// The engine said yes: the verdict waits as long as the streams are watched.
+    pub(super) said_yes: bool,
     pub(super) nudge: Nudge,
     /// Has room for every rank of the operation.
     pub(super) told: mpsc::Sender<Proof>,
@@ -161,9 +188,13 @@ impl Nudge {
 impl Proving {
     /// Watches until every stream is settled.
     pub(super) async fn run(self) {
-        let Self { watched, timeout, nudge, told, place } = self;
+        let Self { watched, timeout, said_yes, nudge, told, place } = self;
         let began = Instant::now();
         let hint = Mutex::new(nudge.hint());
+        let mut unsettled: HashMap<At, Seen> =
+            watched.iter().map(|watched| (watched.at, watched.seen.clone())).collect();
+        let mut early = std::pin::pin!(tokio::time::sleep(WITHOUT_A_YES));
+        let mut is_early = !said_yes && timeout > WITHOUT_A_YES;
         let mut open: FuturesUnordered<_> =
             watched.into_iter().map(|watched| watched.outcome(timeout, &hint)).collect();
         let mut nudged = std::pin::pin!(nudge.send(&hint));
@@ -172,8 +203,16 @@ impl Proving {
             tokio::select! {
                 settled = open.next() => {
                     let Some((at, sight)) = settled else { break };
+                    unsettled.remove(&at);
                     // Whoever asked may have gone.
                     let _ = told.send(Proof { at, sight, took: began.elapsed() }).await;
+                }
+                () = &mut early, if is_early => {
+                    is_early = false;
+                    for (&at, seen) in &unsettled {
+                        let sight = Sight { early: true, ..seen.sight(FlushOutcome::Unproven, &hint) };
+                        let _ = told.send(Proof { at, sight, took: began.elapsed() }).await;
+                    }
                 }
                 // Nobody is sent anything for a caller that has gone.
                 () = &mut nudged, if !is_nudged && !told.is_closed() => is_nudged = true,

@@ -74,6 +74,10 @@ pub(crate) struct Sight {
     pub(crate) continuity: Continuity,
     /// Whether anything was known to be held when the watch began.
     pub(crate) held: bool,
+    /// An earlier flush was accepted and never shown: the engine's word alone is worth nothing.
+    pub(crate) doubted: bool,
+    /// The verdict does not wait for the proof timeout, because the engine did not say yes. The stream is watched on.
+    pub(crate) early: bool,
     /// What to say of a stream that shows nothing.
     pub(crate) hint: Option<String>,
 }
@@ -114,7 +118,7 @@ pub(crate) fn judge(wanted: Wanted, answer: &Answer, first: bool, sight: Option<
         FlushOutcome::Unproven | FlushOutcome::Lost => None,
     });
     if let Some((shown, reach)) = reach {
-        return judge_shown(wanted, shown, reach);
+        return judge_shown(wanted, reports_success(answer, first), shown, reach);
     }
     let (verdict, why) = match (answer.meaning, sight) {
         (Meaning::Accepted { .. }, Some(sight)) if reports_success(answer, first) => accepted(answer, sight),
@@ -136,19 +140,30 @@ pub(crate) fn judge(wanted: Wanted, answer: &Answer, first: bool, sight: Option<
 }
 
 /// The stream shows it. What lies behind the device is another matter.
-fn judge_shown(wanted: Wanted, shown: &str, reach: &FlushReach) -> Ruling {
+fn judge_shown(wanted: Wanted, success: bool, shown: &str, reach: &FlushReach) -> Ruling {
     let (verdict, why) = if reach.remaining.is_empty() {
         (Verdict::Proven, shown.to_owned())
     } else {
         let remaining: Vec<_> = reach.remaining.iter().map(remains).collect();
-        let (verdict, but) = if wanted.all_tiers {
-            (Verdict::Unknown, "nothing shows that the other tiers were flushed")
-        } else {
-            (Verdict::Done, "it reached the device alone")
-        };
-        (verdict, format!("{shown}; {but}: {}", remaining.join(", ")))
+        let remaining = remaining.join(", ");
+        match (wanted.all_tiers, success) {
+            (true, true) => {
+                let why = "the engine reports that other tiers were flushed too, which no stream shows";
+                (Verdict::Done, format!("{shown}; {why}: {remaining}"))
+            }
+            (true, false) => {
+                let why = "nothing shows that the other tiers were flushed";
+                (Verdict::Unknown, format!("{shown}; {why}: {remaining}"))
+            }
+            // Whoever flushes wants nothing old to be served, from whatever tier.
+            (false, _) => {
+                let why =
+                    format!("it reached the device alone: {remaining}; reset_external asks for all tiers");
+                (Verdict::Unknown, format!("{shown}; {why}"))
+            }
+        }
     };
-    let may_still_complete = verdict == Verdict::Unknown;
+    let may_still_complete = verdict == Verdict::Unknown && wanted.all_tiers;
     Ruling { verdict, why, reach: reach.clone(), may_still_complete }
 }
 
@@ -177,7 +192,7 @@ fn accepted(answer: &Answer, sight: &Sight) -> (Verdict, String) {
     if sight.continuity != Continuity::Live {
         return (Verdict::Done, format!("{said}; its stream is not heard ({})", sight.continuity));
     }
-    if !sight.held && !publishes_clears(sight.kind) {
+    if !sight.held && !sight.doubted && !publishes_clears(sight.kind) {
         let why = "nothing was known to be held, and engines of its kind publish no clear";
         return (Verdict::Done, format!("{said}; {why}"));
     }
@@ -202,6 +217,9 @@ fn by_answer(meaning: Meaning) -> Verdict {
 fn unseen(sight: Option<&Sight>) -> String {
     let Some(sight) = sight else { return String::new() };
     let hint = sight.hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}"));
+    if sight.early {
+        return "; its stream shows nothing so far, and is watched on".to_owned();
+    }
     format!("; its stream showed nothing by the proof timeout{hint}")
 }
 

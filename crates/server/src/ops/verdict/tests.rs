@@ -23,7 +23,15 @@ fn flush(all_tiers: bool) -> Wanted {
 
 fn sight(outcome: FlushOutcome) -> Sight {
     let (kind, continuity) = (EngineKind::Vllm, Continuity::Live);
-    Sight { outcome, kind, continuity, held: true, hint: Some("a hint".to_owned()) }
+    Sight {
+        outcome,
+        kind,
+        continuity,
+        held: true,
+        doubted: false,
+        early: false,
+        hint: Some("a hint".to_owned()),
+    }
 }
 
 fn reach(remaining: &[(Tier, Option<u64>)]) -> FlushReach {
@@ -47,24 +55,36 @@ fn what_the_stream_shows_counts_whatever_the_answer_was() {
     let host = [(Tier::Host, Some(12))];
     let disk = [(Tier::Disk, None)];
     for (answer, first) in answers() {
+        let success = reports_success(&answer, first);
+        let all = if success { Verdict::Done } else { Verdict::Unknown };
         for (outcome, all_tiers, verdict) in [
             (proven(&[]), false, Verdict::Proven),
             (proven(&[]), true, Verdict::Proven),
-            (proven(&host), false, Verdict::Done),
-            (proven(&host), true, Verdict::Unknown),
-            (proven(&disk), false, Verdict::Done),
-            (proven(&disk), true, Verdict::Unknown),
+            (proven(&host), false, Verdict::Unknown),
+            (proven(&host), true, all),
+            (proven(&disk), false, Verdict::Unknown),
+            (proven(&disk), true, all),
             (FlushOutcome::Restarted { reach: reach(&[]) }, true, Verdict::Proven),
-            (FlushOutcome::Restarted { reach: reach(&disk) }, false, Verdict::Done),
+            (FlushOutcome::Restarted { reach: reach(&disk) }, false, Verdict::Unknown),
         ] {
             let ruling = judge(flush(all_tiers), &answer, first, Some(&sight(outcome.clone())));
             assert_eq!(ruling.verdict, verdict, "{answer:?} {outcome:?}");
             assert_eq!(ruling.reach.cleared, [Tier::Device]);
-            assert_eq!(ruling.may_still_complete, verdict == Verdict::Unknown);
+            assert_eq!(ruling.may_still_complete, verdict == Verdict::Unknown && all_tiers);
         }
     }
-    let ruling = judge(flush(false), &answer(MEANINGS[0], false), true, Some(&sight(proven(&host))));
-    assert_eq!(ruling.why, "its stream shows the clear; it reached the device alone: host holds 12 blocks");
+    let why = |all_tiers| {
+        judge(flush(all_tiers), &answer(MEANINGS[0], false), true, Some(&sight(proven(&host)))).why
+    };
+    assert_eq!(
+        why(false),
+        "its stream shows the clear; it reached the device alone: host holds 12 blocks; reset_external asks for all tiers"
+    );
+    assert_eq!(
+        why(true),
+        "its stream shows the clear; the engine reports that other tiers were flushed too, which no stream shows: \
+         host holds 12 blocks"
+    );
 }
 
 #[test]
@@ -108,13 +128,14 @@ fn a_success_that_cannot_be_proven_is_done_and_says_why() {
         assert_eq!(verdict, Verdict::Done);
         assert!(why.contains(continuity.as_str()), "{why}");
     }
-    for (kind, held, verdict) in [
-        (EngineKind::Tokenspeed, false, Verdict::Done),
-        (EngineKind::Tokenspeed, true, Verdict::Timeout),
-        (EngineKind::Sglang, false, Verdict::Timeout),
+    for (kind, held, doubted, verdict) in [
+        (EngineKind::Tokenspeed, false, false, Verdict::Done),
+        (EngineKind::Tokenspeed, false, true, Verdict::Timeout),
+        (EngineKind::Tokenspeed, true, false, Verdict::Timeout),
+        (EngineKind::Sglang, false, false, Verdict::Timeout),
     ] {
-        let ruled = rule(&|sight| (sight.kind, sight.held) = (kind, held));
-        assert_eq!(ruled.0, verdict, "{kind} {held}");
+        let ruled = rule(&|sight| (sight.kind, sight.held, sight.doubted) = (kind, held, doubted));
+        assert_eq!(ruled.0, verdict, "{kind} {held} {doubted}");
     }
 }
 
