@@ -14,11 +14,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 
 use super::Request;
-use super::plan::{Target, TargetRank};
+use super::plan::{Target, TargetRank, bystanders};
 use super::proof::{Asking, At, Nudge, Proof, Proving, Watched};
 use super::report::{Phase, Plan, RankReport, Update};
 use super::tally::{Order, Tally};
-use super::verdict::{Sight, Wanted, judge, may_have_happened, reports_success};
+use super::verdict::{RankPlace, Sight, Wanted, judge, may_have_happened, reports_success};
 use crate::auth::Caller;
 use crate::service::Shared;
 
@@ -34,7 +34,10 @@ pub(super) async fn run(
     place: Arc<OwnedSemaphorePermit>,
 ) {
     let verb = &request.verb;
-    let targets: Arc<[Target]> = engines.iter().map(|engine| Target::new(engine, verb)).collect();
+    let targets: Arc<[Target]> = engines
+        .iter()
+        .map(|engine| Target::new(engine, verb, &bystanders(engine, &engines, &shared.plane.engines())))
+        .collect();
     let mut limits = Limits::of(verb);
     limits.deadline = request.deadline.unwrap_or(limits.deadline);
     if request.nudge {
@@ -126,11 +129,12 @@ impl Operation {
     ) {
         self.refuse_unreadable();
         let (asking, mut is_asking, mut is_listened_to) = (self.asking.clone(), true, true);
+        let mut is_stopped = false;
         while is_listened_to && (is_asking || !self.pending.is_empty()) {
             tokio::select! {
                 biased;
                 () = updates.closed() => is_listened_to = false,
-                () = shared.stop.cancelled() => is_listened_to = false,
+                () = shared.stop.cancelled() => (is_listened_to, is_stopped) = (false, true),
                 asked = fan_out.next(), if is_asking => match asked {
                     Some(asked) => self.answered(asked),
                     None => is_asking = false,
@@ -149,6 +153,10 @@ impl Operation {
         }
         let took = self.began.elapsed();
         self.tally.close(order, !is_listened_to, took, shared.operations.counters());
+        if is_stopped {
+            // Whoever still listens learns from the missing summary that this was not the end of it.
+            return;
+        }
         self.outbox.push_back(Update::Summary(self.tally.summary(took)));
         for update in self.outbox {
             if updates.send(update).await.is_err() {
@@ -195,23 +203,29 @@ impl Operation {
     fn answered(&mut self, asked: Asked<usize>) {
         self.tell_begun();
         let asked = Arc::new(asked);
-        let is_open = self.wanted.verb == VerbName::Flush && may_have_happened(&asked.answer);
-        let first = self.first_of(&asked.targets);
+        let (wanted, first) = (self.wanted, self.first_of(&asked.targets));
         let targets = self.targets.clone();
+        let behind: usize =
+            asked.targets.iter().filter_map(|&number| targets.get(number)).map(Target::ranks_behind).sum();
+        let is_open = |at: At| {
+            let place = RankPlace { first: first == Some(at), alone: behind == 1 };
+            wanted.verb == VerbName::Flush && may_have_happened(&asked.answer, place)
+        };
         let (mut watched, mut has_detail) = (Vec::new(), true);
         for &number in &asked.targets {
-            let watches = self.asking.take(number);
-            if is_open {
-                watched.extend(watches);
-            } else {
-                watches.into_iter().for_each(Watched::refused);
+            for watch in self.asking.take(number) {
+                if is_open(watch.at) {
+                    watched.push(watch);
+                } else {
+                    watch.refused();
+                }
             }
             let Some(target) = targets.get(number) else { continue };
             for (at, rank) in target.ranks.iter().enumerate() {
                 let at = (number, at);
                 let answered = Answered { asked: asked.clone(), first: first == Some(at), has_detail };
                 has_detail = false;
-                if is_open {
+                if is_open(at) {
                     let mut report = self.described(rank, &answered, Phase::Proving);
                     report.why.clone_from(&asked.answer.why);
                     self.tell(report);
@@ -222,14 +236,15 @@ impl Operation {
                 }
             }
         }
-        self.prove(watched);
+        let said_yes = matches!(asked.answer.meaning, Meaning::Accepted { .. });
+        self.prove(watched, said_yes);
     }
 
     /// The rank that a server's answer is about where it is one rank's. If several may be it, none is.
     fn first_of(&self, numbers: &[usize]) -> Option<At> {
         let mut first = None;
         for &number in numbers {
-            for (at, rank) in self.targets.get(number)?.ranks.iter().enumerate() {
+            for (at, rank) in self.targets.get(number)?.watched().enumerate() {
                 if rank.name.rank == 0 && first.replace((number, at)).is_some() {
                     return None;
                 }

@@ -18,6 +18,8 @@ pub(super) struct Target {
     /// How it would be asked, in words; or why it would not be.
     call: Result<String, String>,
     pub(super) ranks: Vec<TargetRank>,
+    /// Ranks of engines that nobody selected, behind the same server: they are watched too, and not reported.
+    bystanders: Vec<TargetRank>,
 }
 
 #[derive(Debug)]
@@ -27,23 +29,25 @@ pub(super) struct TargetRank {
 }
 
 impl Target {
-    pub(super) fn new(engine: &Engine, verb: &Verb) -> Self {
+    pub(super) fn new(engine: &Engine, verb: &Verb, bystanders: &[Arc<Engine>]) -> Self {
         let spec = &engine.spec;
-        let ranks = engine.streams.iter().map(|stream| TargetRank {
-            name: Arc::new(RankName {
-                engine: spec.id.to_string(),
-                rank: stream.id().rank,
-                model: spec.model.clone(),
-                kind: spec.kind.as_str(),
-            }),
-            stream: stream.clone(),
-        });
+        let bystanders = bystanders.iter().flat_map(|engine| ranks_of(engine)).collect();
         let backend = backend(engine);
         let call = match &backend {
             Ok(backend) => dry_run(backend, verb),
             Err(why) => Err(why.clone()),
         };
-        Self { kind: spec.kind, backend, call, ranks: ranks.collect() }
+        Self { kind: spec.kind, backend, call, ranks: ranks_of(engine).collect(), bystanders }
+    }
+
+    /// Every rank that a flush of the server may reach, those that are reported first.
+    pub(super) fn watched(&self) -> impl Iterator<Item = &TargetRank> {
+        self.ranks.iter().chain(&self.bystanders)
+    }
+
+    /// How many that are.
+    pub(super) fn ranks_behind(&self) -> usize {
+        self.ranks.len() + self.bystanders.len()
     }
 
     pub(super) fn planned(&self) -> impl Iterator<Item = PlannedRank> {
@@ -57,6 +61,36 @@ impl Target {
             unsupported: unsupported.clone(),
         })
     }
+}
+
+fn ranks_of(engine: &Engine) -> impl Iterator<Item = TargetRank> {
+    let spec = &engine.spec;
+    engine.streams.iter().map(move |stream| TargetRank {
+        name: Arc::new(RankName {
+            engine: spec.id.to_string(),
+            rank: stream.id().rank,
+            model: spec.model.clone(),
+            kind: spec.kind.as_str(),
+        }),
+        stream: stream.clone(),
+    })
+}
+
+/// The engines behind the same server as `engine` that are not `selected`.
+pub(super) fn bystanders(engine: &Engine, selected: &[Arc<Engine>], all: &[Arc<Engine>]) -> Vec<Arc<Engine>> {
+    let own: Vec<_> = addresses(engine).collect();
+    let shares = |other: &&Arc<Engine>| {
+        addresses(other).any(|address| own.contains(&address))
+            && !selected.iter().any(|one| one.spec.id == other.spec.id)
+    };
+    all.iter().filter(shares).cloned().collect()
+}
+
+fn addresses(engine: &Engine) -> impl Iterator<Item = &str> {
+    let spec = &engine.spec;
+    let here = !matches!(spec.feed, Feed::Mirrored(_));
+    let grpc = spec.control.grpc.iter().map(|grpc| &grpc.url);
+    spec.http.iter().chain(grpc).filter(move |_| here).map(|url| url.trim_end_matches('/'))
 }
 
 /// The server of an engine. Reads the key that it wants.

@@ -100,7 +100,7 @@ impl Asking {
     pub(super) fn begin(&self, numbers: &[usize], targets: &[Target], watch: bool) {
         for &number in numbers {
             let Some(target) = targets.get(number).filter(|_| watch) else { continue };
-            let ranks = target.ranks.iter().enumerate();
+            let ranks = target.watched().enumerate();
             let watched =
                 ranks.map(|(rank, at)| Watched::begin((number, rank), &at.stream, target.kind)).collect();
             self.watched.lock().insert(number, watched);

@@ -94,9 +94,23 @@ pub(crate) struct Ruling {
     pub(crate) may_still_complete: bool,
 }
 
-/// Whether an engine's answer leaves open that it does what it was asked for: then its streams are watched on.
-pub(crate) fn may_have_happened(answer: &Answer) -> bool {
-    answer.open || matches!(answer.meaning, Meaning::Accepted { .. })
+/// Which of the ranks behind a server one is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RankPlace {
+    /// It is the rank that answers for all, where one does.
+    pub(crate) first: bool,
+    /// There is no other.
+    pub(crate) alone: bool,
+}
+
+/// Whether an engine's answer leaves open that a rank does what it was asked for: then its stream is watched on.
+///
+/// A refusal of several ranks is one rank's word: over HTTP the first one's, over gRPC anybody's. Others may have done it.
+pub(crate) fn may_have_happened(answer: &Answer, rank: RankPlace) -> bool {
+    let over_grpc = answer.asked.as_ref().is_some_and(|asked| asked.starts_with("gRPC"));
+    let refused_by_another =
+        answer.meaning == Meaning::Refused && answer.sent && !rank.alone && (over_grpc || !rank.first);
+    answer.open || refused_by_another || matches!(answer.meaning, Meaning::Accepted { .. })
 }
 
 /// Whether the engine itself says that this rank did it. `first`: it is the rank that answers for all, where one does.
@@ -111,9 +125,9 @@ pub(crate) fn reports_success(answer: &Answer, first: bool) -> bool {
 /// What became of it. `sight` is absent where no stream was watched: it was no flush, or nothing can have happened.
 pub(crate) fn judge(wanted: Wanted, answer: &Answer, first: bool, sight: Option<&Sight>) -> Ruling {
     let reach = sight.and_then(|sight| match &sight.outcome {
-        FlushOutcome::Proven { sign, reach } => Some((shown_by(*sign), reach)),
+        FlushOutcome::Proven { sign, reach } => Some((shown_by(*sign), reach_of_kind(sight.kind, reach))),
         FlushOutcome::Restarted { reach } => {
-            Some(("the engine restarted after it had accepted, and its memory is empty", reach))
+            Some(("the engine restarted after it had accepted, and its memory is empty", reach.clone()))
         }
         FlushOutcome::Unproven | FlushOutcome::Lost => None,
     });
@@ -139,8 +153,18 @@ pub(crate) fn judge(wanted: Wanted, answer: &Answer, first: bool, sight: Option<
     Ruling { verdict, why, reach: FlushReach::default(), may_still_complete: changes_open && unsettled }
 }
 
+/// Behind a relay there is some engine, whose clear may have reached the device alone. What a stream forgets to be safe is no proof.
+fn reach_of_kind(kind: EngineKind, reach: &FlushReach) -> FlushReach {
+    let mut reach = reach.clone();
+    if kind == EngineKind::Grpc {
+        let colder = reach.cleared.extract_if(.., |tier| *tier != Tier::Device);
+        reach.remaining.extend(colder.map(|tier| (tier, None)));
+    }
+    reach
+}
+
 /// The stream shows it. What lies behind the device is another matter.
-fn judge_shown(wanted: Wanted, success: bool, shown: &str, reach: &FlushReach) -> Ruling {
+fn judge_shown(wanted: Wanted, success: bool, shown: &str, reach: FlushReach) -> Ruling {
     let (verdict, why) = if reach.remaining.is_empty() {
         (Verdict::Proven, shown.to_owned())
     } else {
@@ -164,7 +188,7 @@ fn judge_shown(wanted: Wanted, success: bool, shown: &str, reach: &FlushReach) -
         }
     };
     let may_still_complete = verdict == Verdict::Unknown && wanted.all_tiers;
-    Ruling { verdict, why, reach: reach.clone(), may_still_complete }
+    Ruling { verdict, why, reach, may_still_complete }
 }
 
 fn remains((tier, blocks): &(Tier, Option<u64>)) -> String {

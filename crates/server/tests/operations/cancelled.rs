@@ -7,7 +7,7 @@ use crate::rig::{Rig, text};
 use crate::scripted::{Act, Scripted, rig};
 use crate::talk::{admin, flush_request, refused};
 
-async fn until_none_is_in_flight(rig: &Rig) {
+pub async fn until_none_is_in_flight(rig: &Rig) {
     loop {
         let (_, page) = text(rig.http, "GET", "/metrics", String::new()).await;
         if page.contains("kvplane_operations_in_flight 0\n") {

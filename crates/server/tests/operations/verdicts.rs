@@ -4,6 +4,7 @@ use kvplane_core::{EngineKind, Reason};
 use kvplane_proto::kvplane::v1 as proto;
 use serde_json::{Value, json};
 
+use crate::cancelled::until_none_is_in_flight;
 use crate::rig::{Rig, call, text};
 use crate::scripted::{Act, Scripted, rig};
 use crate::talk::{admin, all, flush_over_grpc, flush_over_http, operation};
@@ -113,6 +114,38 @@ async fn an_answer_is_only_its_first_ranks_and_a_server_is_asked_once() {
     let verdict = |engine: &str, rank| ranks[&(engine.to_owned(), rank)].verdict.as_str();
     assert_eq!((verdict("two", 0), verdict("two", 1), verdict("twin", 7)), ("done", "unknown", "unknown"));
     assert_eq!(server.seen().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_shares_a_server_is_fenced_with_those_that_were_selected() {
+    let server = Scripted::new(|_| Act::Say(200, r#"{"success": true}"#)).await;
+    let mut twin = server.silent("twin", EngineKind::Vllm, 1);
+    twin.http = Some(format!("{}/", server.url("one")));
+    let specs =
+        vec![server.silent("one", EngineKind::Vllm, 1), twin, server.silent("other", EngineKind::Vllm, 1)];
+    let rig = rig(specs).await;
+    let (_, ranks) = flush_over_http(&rig, json!({"engine": "one", "proof_timeout_s": 0.05})).await;
+    assert_eq!(ranks.keys().map(|(engine, _)| engine.as_str()).collect::<Vec<_>>(), ["one"]);
+    // Only when the last watch has ended is nothing in flight.
+    until_none_is_in_flight(&rig).await;
+    let doubted =
+        |engine: &str| rig.plane.engine(engine).unwrap().streams[0].status().trust.has(Reason::UnprovenFlush);
+    assert_eq!((doubted("one"), doubted("twin"), doubted("other")), (true, true, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_for_which_another_refused_are_watched() {
+    let server = Scripted::new(|_| Act::Say(200, r#"{"success": false}"#)).await;
+    let rig = rig(vec![server.silent("two", EngineKind::Vllm, 2)]).await;
+    let (status, ranks) = flush_over_http(&rig, json!({"proof_timeout_s": 0.05})).await;
+    assert_eq!(status, 502);
+    let verdict = |rank| ranks[&("two".to_owned(), rank)].verdict.as_str();
+    assert_eq!((verdict(0), verdict(1)), ("refused", "refused"));
+    until_none_is_in_flight(&rig).await;
+    let engine = rig.plane.engine("two").unwrap();
+    let doubted: Vec<_> =
+        engine.streams.iter().map(|stream| stream.status().trust.has(Reason::UnprovenFlush)).collect();
+    assert_eq!(doubted, [false, true]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

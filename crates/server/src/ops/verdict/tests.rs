@@ -88,6 +88,40 @@ fn what_the_stream_shows_counts_whatever_the_answer_was() {
 }
 
 #[test]
+fn behind_a_relay_only_the_device_is_known_to_be_cleared() {
+    let outcome = FlushOutcome::Proven {
+        sign: FlushSign::Clear,
+        reach: FlushReach { cleared: vec![Tier::Device, Tier::Host], remaining: Vec::new() },
+    };
+    let rule = |kind| {
+        let sight = Sight { kind, ..sight(outcome.clone()) };
+        judge(flush(false), &answer(MEANINGS[0], false), true, Some(&sight))
+    };
+    assert_eq!(rule(EngineKind::Sglang).verdict, Verdict::Proven);
+    let ruling = rule(EngineKind::Grpc);
+    assert_eq!(ruling.verdict, Verdict::Unknown);
+    assert_eq!(ruling.reach, FlushReach { cleared: vec![Tier::Device], remaining: vec![(Tier::Host, None)] });
+}
+
+#[test]
+fn a_refusal_is_one_ranks_word() {
+    let place = |first, alone| RankPlace { first, alone };
+    let mut refused = answer(Meaning::Refused, false);
+    let open = |answer: &Answer, first, alone| may_have_happened(answer, place(first, alone));
+    assert!(!open(&refused, true, true) && !open(&refused, true, false), "its own word");
+    assert!(open(&refused, false, false), "another's word");
+    refused.asked = Some("gRPC FlushCache".to_owned());
+    assert!(!open(&refused, true, true));
+    assert!(open(&refused, true, false), "somebody's word");
+    refused.sent = false;
+    assert!(!open(&refused, true, false));
+    for (meaning, expected) in [(MEANINGS[0], true), (MEANINGS[2], true), (Meaning::Failed, false)] {
+        assert_eq!(open(&answer(meaning, false), true, true), expected, "{meaning:?}");
+        assert!(open(&answer(meaning, true), true, true), "{meaning:?}");
+    }
+}
+
+#[test]
 fn without_a_sign_it_is_the_answer_that_counts() {
     for (answer, first) in answers() {
         let success = reports_success(&answer, first);
