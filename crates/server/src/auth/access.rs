@@ -1,10 +1,10 @@
 //! The rules of a plane, and the gate of each listener.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use http::HeaderMap;
-use http::header::{AUTHORIZATION, ORIGIN};
+use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use parking_lot::RwLock;
 
 use super::keys::{Caller, Keys, KeysError, Proof};
@@ -115,11 +115,11 @@ impl Access {
         self.refusals.counted()
     }
 
-    fn recognise(&self, headers: &HeaderMap, peer: Option<&Peer>) -> Result<Caller, Refused> {
+    fn recognise(&self, port: Port, headers: &HeaderMap, peer: Option<&Peer>) -> Result<Caller, Refused> {
         let keys = self.keys.read().clone();
         let address = peer.map(|peer| peer.address);
         if keys.is_empty() {
-            return self.by_address(headers, address);
+            return self.by_address(port, headers, address);
         }
         // A token decides alone: whoever sends one wants to be that caller.
         let (found, proof) = match bearer(headers)? {
@@ -137,10 +137,19 @@ impl Access {
     }
 
     /// It is the connection's other end that counts: a listener on all addresses has callers from everywhere.
-    fn by_address(&self, headers: &HeaderMap, peer: Option<SocketAddr>) -> Result<Caller, Refused> {
+    fn by_address(
+        &self,
+        port: Port,
+        headers: &HeaderMap,
+        peer: Option<SocketAddr>,
+    ) -> Result<Caller, Refused> {
         let here = peer.is_some_and(|peer| peer.ip().to_canonical().is_loopback());
         if here && is_foreign_page(headers) {
             return Err(Refused::ForeignPage);
+        }
+        // Pages cannot speak gRPC, and its clients call a server by any name.
+        if here && port == Port::Http && has_foreign_host(headers) {
+            return Err(Refused::ForeignHost);
         }
         if here {
             let roles = Roles::from(Role::Admin);
@@ -163,7 +172,7 @@ impl Gate {
         headers: &HeaderMap,
         peer: Option<&Peer>,
     ) -> Result<Option<Caller>, Refused> {
-        let recognised = self.access.recognise(headers, peer);
+        let recognised = self.access.recognise(self.port, headers, peer);
         let (refused, caller) = match (recognised, needs) {
             (Ok(caller), _) if caller.roles.meet(needs) => return Ok(Some(caller)),
             (Err(_), Needs::Nothing) => return Ok(None),
@@ -209,6 +218,18 @@ fn is_foreign_page(headers: &HeaderMap) -> bool {
     !host.is_some_and(is_loopback_host)
 }
 
+/// Whether this is asked of a name that is not this machine's. The name's owner can have it resolve to this machine after a
+/// page of theirs was loaded: to the browser the page is then ours, and sends no foreign `Origin`. No such name is an address.
+fn has_foreign_host(headers: &HeaderMap) -> bool {
+    let is_ours = |authority: &str| {
+        let Ok(authority) = authority.parse::<http::uri::Authority>() else { return false };
+        let host = authority.host().to_ascii_lowercase();
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        bare.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost")
+    };
+    !headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(is_ours))
+}
+
 fn is_loopback(address: &str) -> bool {
     let Some(rest) = address.strip_prefix("tcp://") else {
         // A path on this machine.
@@ -219,6 +240,6 @@ fn is_loopback(address: &str) -> bool {
 
 fn is_loopback_host(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let number = bare.parse::<std::net::IpAddr>();
+    let number = bare.parse::<IpAddr>();
     number.map_or(host == "localhost", |number| number.to_canonical().is_loopback())
 }

@@ -6,7 +6,7 @@ use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use http::HeaderValue;
-use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use http::header::{AUTHORIZATION, HOST, WWW_AUTHENTICATE};
 use kvplane_core::ErrorCode;
 use tonic::Status;
 use tonic::transport::server::TcpConnectInfo;
@@ -23,6 +23,7 @@ pub(crate) async fn guard_pages(State(gate): State<Gate>, mut request: Request, 
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     let needs = table::page(request.method(), path);
     let peer = request.extensions().get::<ConnectInfo<Peer>>().map(|ConnectInfo(peer)| peer.clone());
+    settle_host(&mut request);
     match gate.admit(needs, request.headers(), peer.as_ref()) {
         Ok(caller) => {
             introduce(&mut request, caller);
@@ -50,6 +51,14 @@ pub(crate) async fn guard_calls(State(gate): State<Gate>, mut request: Request, 
             next.run(request).await
         }
         Err(refused) => refused_call(refused).into_http(),
+    }
+}
+
+/// Where the request's target names the host, as it does over HTTP/2, a `Host` beside it says nothing.
+fn settle_host(request: &mut Request) {
+    let host = request.uri().authority().map(|authority| HeaderValue::from_str(authority.as_str()));
+    if let Some(Ok(host)) = host {
+        request.headers_mut().insert(HOST, host);
     }
 }
 

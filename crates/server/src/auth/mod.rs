@@ -23,6 +23,7 @@ pub(crate) use guard::{guard_calls, guard_pages, refused_call};
 pub(crate) use keys::Identity;
 pub use keys::{Caller, CertificateKey, Keys, KeysError, Proof, Subject, TokenKey};
 pub(crate) use refusals::Refused;
+pub(crate) use role::Needs;
 pub use role::{Role, Roles};
 
 #[cfg(test)]

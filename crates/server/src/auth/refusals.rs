@@ -31,11 +31,13 @@ pub(crate) enum Refused {
     NotLoopback,
     /// A page of another site, in a browser on this machine.
     ForeignPage,
+    /// Asked on this machine under a name that is not this machine's.
+    ForeignHost,
 }
 
 impl Refused {
     /// Its names in metrics, in the order of [`Self::index`].
-    const NAMES: [&str; 7] = [
+    const NAMES: [&str; 8] = [
         "no_key",
         "not_bearer",
         "unknown_token",
@@ -43,6 +45,7 @@ impl Refused {
         "wrong_role",
         "not_loopback",
         "foreign_page",
+        "foreign_host",
     ];
 
     fn index(self) -> usize {
@@ -54,6 +57,7 @@ impl Refused {
             Self::WrongRole(_) => 4,
             Self::NotLoopback => 5,
             Self::ForeignPage => 6,
+            Self::ForeignHost => 7,
         }
     }
 
@@ -75,6 +79,9 @@ impl Refused {
                 forbidden("this is for callers on this machine: connect over loopback".to_owned())
             }
             Self::ForeignPage => forbidden("this is not for pages of other sites".to_owned()),
+            Self::ForeignHost => {
+                forbidden("callers on this machine ask localhost or an address, not another name".to_owned())
+            }
         }
     }
 }

@@ -90,7 +90,8 @@ pub struct EngineConfig {
     /// Where a transparent gRPC front of this engine listens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<SocketAddr>,
-    /// Callers of the front are not asked who they are: for gateways that cannot send a token, on a network that is trusted.
+    /// Callers of the front are not asked who they are, unless they would change the engine: for gateways that cannot send a
+    /// token, on a network that is trusted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub front_open: bool,
     /// File with the bearer token that another kvplane wants. It is read again with every connection.

@@ -104,8 +104,8 @@ impl Fleet {
             if let Some((address, front)) = front {
                 let listener = parts.fronts.bind(address).await;
                 let listener = listener.map_err(|error| FleetError::Front { address, error })?;
-                let gate = self.0.options.access.gate(Port::Front);
-                let front = if config.front_open { front } else { front.guarded(gate) };
+                let front = front.guarded(self.0.options.access.gate(Port::Front));
+                let front = if config.front_open { front.opened() } else { front };
                 fronts.push((config.id.clone(), front, listener));
             }
             republished.extend(republish);

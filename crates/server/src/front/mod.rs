@@ -21,7 +21,8 @@
 //! | the engine cannot be reached | a response of nothing but trailers, `UNAVAILABLE` |
 //! | the connection to the engine breaks during a call | `UNAVAILABLE` in trailers |
 //!
-//! Where keys are configured, callers need a role, unless the front is open. A token of ours is not passed on.
+//! Where keys are configured, callers need a role, unless the front is open. What changes the engine needs `admin` on an open
+//! front too. A token of ours is not passed on.
 //!
 //! Nothing is kept for later: a call that finds no connection waits for one dial, and is answered either way. Both
 //! directions of a call are held back by flow control alone, so that a slow reader costs at most its window.
@@ -103,6 +104,8 @@ pub struct Front {
     grace: Duration,
     /// Asks who calls; absent: nobody is asked.
     gate: Option<Gate>,
+    /// Only who would change the engine is asked.
+    open: bool,
 }
 
 impl Front {
@@ -117,12 +120,18 @@ impl Front {
             upstream.map(|upstream| Target::new(&upstream, ca.as_deref(), connect_timeout)).transpose()?;
         let upstream = target.map(|target| Upstream::new(target, counters.clone()));
         let owned_paths = OWNED_METHODS.map(|method| format!("/{service}/{method}"));
-        Ok(Self { upstream, counters, service, owned_paths, grace, gate: None })
+        Ok(Self { upstream, counters, service, owned_paths, grace, gate: None, open: false })
     }
 
-    /// Has callers asked who they are, where keys are configured.
+    /// Has callers asked who they are: where keys are configured everybody, else those who would change the engine.
     pub(crate) fn guarded(mut self, gate: Gate) -> Self {
         self.gate = Some(gate);
+        self
+    }
+
+    /// Opens a guarded front to everybody who does not change the engine, keys or not.
+    pub(crate) fn opened(mut self) -> Self {
+        self.open = true;
         self
     }
 

@@ -24,7 +24,7 @@ use super::counters::{InFlight, add};
 use super::link::{CONNECTION_WINDOW, FRAME_SIZE, HEADER_LIST, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW};
 use super::upstream::UpstreamReset;
 use super::{Front, OwnedCalls};
-use crate::auth::{self, Caller, Refused};
+use crate::auth::{self, Caller, Gate, Needs, Proof, Refused, Role};
 use crate::listen::Peer;
 
 /// Connections of clients: a handful of gateways with a handful each, many times over.
@@ -145,16 +145,19 @@ async fn answer(
 }
 
 /// Lets a call through if its caller may make it. Without keys a front is as open as its address, which was checked when
-/// it was bound.
-fn admit(front: &Front, peer: &Peer, request: &mut Request<Incoming>) -> Result<(), Refused> {
-    let Some(gate) = front.gate.as_ref().filter(|gate| gate.has_keys()) else {
+/// it was bound; but open fronts, too, are open only for what does not change the engine.
+pub(super) fn admit<B>(front: &Front, peer: &Peer, request: &mut Request<B>) -> Result<(), Refused> {
+    let needs = auth::table::front_call(request.uri().path());
+    let asks = |gate: &&Gate| needs == Needs::Role(Role::Admin) || (gate.has_keys() && !front.open);
+    let Some(gate) = front.gate.as_ref().filter(asks) else {
         request.extensions_mut().insert(Caller::anyone(Some(peer.address)));
         return Ok(());
     };
-    let needs = auth::table::front_call(request.uri().path());
     if let Some(caller) = gate.admit(needs, request.headers(), Some(peer))? {
-        // A token of ours is nobody else's business.
-        request.headers_mut().remove(AUTHORIZATION);
+        if caller.proof == Proof::Token {
+            // A token of ours is nobody else's business.
+            request.headers_mut().remove(AUTHORIZATION);
+        }
         request.extensions_mut().insert(caller);
     }
     Ok(())

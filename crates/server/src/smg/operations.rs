@@ -8,17 +8,21 @@
 //! | every rank is proven or done, or the engine reports success and its stream has shown nothing yet | `success: true` |
 //! | no answer in time | `DEADLINE_EXCEEDED` |
 //! | the engine cannot be asked that | `UNIMPLEMENTED` |
+//! | metadata name an engine that does not exist | `INVALID_ARGUMENT` |
 //! | anything else | `success: false` |
 //!
 //! The message has the verdicts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_core::{ErrorCode, PublicError};
+use kvplane_ingest::Engine;
 use kvplane_ops::{Flush, Profile, Verb};
 use kvplane_proto::smg::{
     FlushCacheRequest, FlushCacheResponse, ProfileResponse, StartProfileRequest, StopProfileRequest,
 };
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
 use super::service::{RANK, SmgService, text};
@@ -84,6 +88,16 @@ impl SmgService {
         Ok(ProfileResponse { success, message })
     }
 
+    /// The engine that an operation is for. A name in metadata that no engine has is a wrong argument.
+    fn operated(&self, metadata: &MetadataMap) -> Result<Arc<Engine>, PublicError> {
+        self.engine(metadata).map_err(|error| match error.code {
+            ErrorCode::NotFound if self.is_named_by(metadata) => {
+                PublicError { code: ErrorCode::InvalidArgument, ..error }
+            }
+            _ => error,
+        })
+    }
+
     /// Runs an operation on the engine that the call is for.
     async fn operate<T>(
         &self,
@@ -97,7 +111,7 @@ impl SmgService {
             );
             return Err(ApiError(whole).into());
         }
-        let engine = self.engine(request.metadata()).map_err(ApiError)?;
+        let engine = self.operated(request.metadata()).map_err(ApiError)?;
         let id = self.shared.operations.mint();
         let mut wanted = ops::Request::new(id.clone(), verb(id));
         wanted.selection = Selection::engine(engine.spec.id.as_str());

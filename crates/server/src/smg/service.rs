@@ -107,6 +107,11 @@ impl SmgService {
         select::engine(&self.shared.plane, name)
     }
 
+    /// Whether the call's metadata say which engine it is for.
+    pub(super) fn is_named_by(&self, metadata: &MetadataMap) -> bool {
+        matches!(self.to, SubscribeTo::Named) && metadata.contains_key(ENGINE)
+    }
+
     fn source_of(
         &self,
         engine: &Engine,

@@ -1,5 +1,7 @@
 //! Whoever asked goes: nobody else is asked, and what was asked is watched to its end.
 
+use std::time::{Duration, Instant};
+
 use kvplane_core::{EngineKind, Reason};
 use serde_json::json;
 
@@ -7,13 +9,18 @@ use crate::rig::{Rig, text};
 use crate::scripted::{Act, Scripted, rig};
 use crate::talk::{admin, flush_request, refused};
 
+/// Waits until every operation has ended. An operation whose caller has gone tells nobody of its end but the metrics.
 pub async fn until_none_is_in_flight(rig: &Rig) {
+    let deadline = Instant::now() + Duration::from_mins(1);
     loop {
         let (_, page) = text(rig.http, "GET", "/metrics", String::new()).await;
-        if page.contains("kvplane_operations_in_flight 0\n") {
+        let mut lines = page.lines().filter(|line| line.starts_with("kvplane_operations_in_flight "));
+        let in_flight = lines.next().expect("the page counts operations under way");
+        if in_flight == "kvplane_operations_in_flight 0" {
             return;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        assert!(Instant::now() < deadline, "operations did not end: {in_flight}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

@@ -71,6 +71,19 @@ async fn an_engine_with_http_alone_is_flushed_through_its_front() {
     let mut request = Request::new(FlushCacheRequest { timeout_s: 0.0 });
     request.metadata_mut().insert("kvplane-rank", "0".parse().unwrap());
     assert_eq!(client.flush_cache(request).await.unwrap_err().code(), Code::InvalidArgument);
+    let misnamed = || {
+        let mut request = Request::new(());
+        request.metadata_mut().insert("kvplane-engine", "e9".parse().unwrap());
+        request
+    };
+    for status in [
+        client.flush_cache(misnamed().map(|()| FlushCacheRequest::default())).await.unwrap_err(),
+        client.start_profile(misnamed().map(|()| StartProfileRequest::default())).await.unwrap_err(),
+        client.stop_profile(misnamed().map(|()| StopProfileRequest {})).await.unwrap_err(),
+    ] {
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+        assert!(status.message().contains("e9") && status.message().contains("e0"), "{status}");
+    }
     let (_, page) = text(rig.http, "GET", "/metrics", String::new()).await;
     assert!(page.contains(r#"kvplane_operation_ranks_total{verb="flush",verdict="proven"} 2"#), "{page}");
 }

@@ -192,7 +192,7 @@ impl Rig {
     /// What `/v1/status` says of a stream: (cursor, digest).
     pub async fn status(&self, at: usize) -> (String, String) {
         let mut connection = TcpStream::connect(self.http).await.unwrap();
-        let request = "GET /v1/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        let request = "GET /v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
         connection.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         connection.read_to_string(&mut answer).await.unwrap();

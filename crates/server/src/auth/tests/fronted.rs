@@ -36,12 +36,13 @@ async fn engine() -> SocketAddr {
     address
 }
 
-/// Runs a front, and returns where.
-async fn front(guarded: bool) -> SocketAddr {
+/// Runs a front where there are keys, and returns where.
+async fn front(open: bool) -> SocketAddr {
     let upstream = format!("http://{}", engine().await).parse().unwrap();
     let front = Front::new(FrontOptions::new(upstream, "test.Engine")).unwrap();
     let access = Arc::new(Access::new(keys(), false));
-    let front = if guarded { front.guarded(access.gate(Port::Front)) } else { front };
+    let front = front.guarded(access.gate(Port::Front));
+    let front = if open { front.opened() } else { front };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let own = OwnedCalls::new(|_| async { Status::cancelled("our own").into_http() });
@@ -59,7 +60,7 @@ const OWN: Code = Code::Cancelled;
 
 #[tokio::test]
 async fn callers_of_a_front_need_a_role_and_their_token_stays_here() {
-    let front = front(true).await;
+    let front = front(false).await;
     let calls = [
         ("/test.Engine/Generate", PASSED_ON, Role::Read),
         ("/test.Engine/SubscribeKvEvents", OWN, Role::Read),
@@ -80,14 +81,21 @@ async fn callers_of_a_front_need_a_role_and_their_token_stays_here() {
 }
 
 #[tokio::test]
-async fn an_open_front_asks_nobody_and_passes_tokens_on() {
-    let front = front(false).await;
-    for path in ["/test.Engine/Generate", "/test.Engine/WhoKnows"] {
+async fn an_open_front_asks_only_who_would_change_the_engine_and_passes_other_tokens_on() {
+    let front = front(true).await;
+    for path in ["/test.Engine/Generate", "/grpc.health.v1.Health/Check"] {
         assert_eq!(call(front, Key::None, path).await, PASSED_ON);
         // It may be the engine's own.
         assert_eq!(call(front, Key::WrongToken, path).await, Code::Aborted);
     }
-    for path in ["/test.Engine/SubscribeKvEvents", "/test.Engine/FlushCache"] {
-        assert_eq!(call(front, Key::None, path).await, OWN);
+    assert_eq!(call(front, Key::None, "/test.Engine/SubscribeKvEvents").await, OWN);
+    let changing =
+        [("FlushCache", OWN), ("StartProfile", OWN), ("StopProfile", OWN), ("WhoKnows", PASSED_ON)];
+    for (method, answer) in changing {
+        let path = format!("/test.Engine/{method}");
+        assert_eq!(call(front, Key::None, &path).await, Code::Unauthenticated, "{method}");
+        assert_eq!(call(front, Key::WrongToken, &path).await, Code::Unauthenticated, "{method}");
+        assert_eq!(call(front, Key::Token(Role::Read), &path).await, Code::PermissionDenied, "{method}");
+        assert_eq!(call(front, Key::Token(Role::Admin), &path).await, answer, "{method}");
     }
 }

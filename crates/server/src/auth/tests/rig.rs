@@ -218,18 +218,23 @@ pub(super) struct Served {
 
 impl Served {
     pub(super) async fn start() -> Self {
-        Self::with(true).await
+        Self::with(keys(), true).await
     }
 
     /// A plane without TLS, for callers who speak it all the same.
     pub(super) async fn plain() -> Self {
-        Self::with(false).await
+        Self::with(keys(), false).await
     }
 
-    async fn with(secure: bool) -> Self {
+    /// A plane where it is the address that counts.
+    pub(super) async fn without_keys() -> Self {
+        Self::with(Keys::default(), false).await
+    }
+
+    async fn with(keys: Keys, secure: bool) -> Self {
         let (authority, directory) = (Authority::new(), Directory::new());
         let tls = Arc::new(Tls::load(authority.write_server(&directory, "localhost")).unwrap());
-        let access = Arc::new(Access::new(keys(), false));
+        let access = Arc::new(Access::new(keys, false));
         let options = Options { access, tls: secure.then(|| tls.clone()), ..Options::default() };
         let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
         let service = Service::new(plane, options);

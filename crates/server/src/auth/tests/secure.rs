@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use http::header::HOST;
 use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -148,6 +149,7 @@ async fn refusals_are_counted_and_hold_no_secret() {
         "kvplane_auth_refused_total{listener=\"http\",why=\"unknown_token\"} 1",
         "kvplane_auth_refused_total{listener=\"http\",why=\"wrong_role\"} 1",
         "kvplane_tls_handshakes_failed_total{listener=\"http\",why=\"plain\"} 0",
+        "inferencecache_server_grpc_tls_enabled 1",
     ] {
         assert!(page.contains(line), "{line} is not in {page}");
     }
@@ -199,6 +201,52 @@ fn a_page_of_another_site_cannot_use_its_readers_machine() {
     for foreign in ["http://example.com", "null", "http://127.0.0.1.example.com", "file://"] {
         assert_eq!(from(foreign).unwrap_err(), Refused::ForeignPage, "{foreign}");
     }
+}
+
+/// What a caller on this machine is told who sends this, and what the plane has counted then.
+async fn told_without_keys(request: &str) -> (String, Vec<(&'static str, &'static str, u64)>) {
+    let served = Served::without_keys().await;
+    let answer = String::from_utf8(answer_to(served.http, request.as_bytes()).await).unwrap();
+    let mut refused = served.shared.options.access.refused();
+    refused.retain(|(.., count)| *count > 0);
+    (answer, refused)
+}
+
+#[tokio::test]
+async fn a_name_that_was_made_to_mean_this_machine_gives_no_page_its_readers_rights() {
+    let request = |target: &str, host: &str| {
+        format!("GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")
+    };
+    for ours in ["localhost:8090", "LOCALHOST", "a.localhost:1", "127.0.0.1:8090", "[::1]:8090", "10.0.0.1"] {
+        let (answer, refused) = told_without_keys(&request("/v1/status", ours)).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && refused.is_empty(), "{ours}: {answer}");
+    }
+    let foreign =
+        ["evil.example:8090", "localhost.evil.example", "notlocalhost", "127.0.0.1.evil.example", ""];
+    for foreign in foreign {
+        let (answer, refused) = told_without_keys(&request("/v1/status", foreign)).await;
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("localhost or an address"), "{answer}");
+        assert_eq!(refused, [("http", "foreign_host", 1)], "{foreign:?}");
+    }
+    // The target decides where it names a host.
+    let (answer, _) = told_without_keys(&request("http://evil.example/v1/status", "localhost")).await;
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+    // Whether the process lives is no secret.
+    let (answer, _) = told_without_keys(&request("/healthz", "evil.example")).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[test]
+fn only_pages_are_asked_under_which_name() {
+    let access: Arc<Access> = Arc::default();
+    let headers: HeaderMap = [(HOST, HeaderValue::from_static("kvplane.example"))].into_iter().collect();
+    let admit = |port| {
+        let caller = access.gate(port).admit(Needs::Role(Role::Read), &headers, Some(&peer("127.0.0.1:5")));
+        caller.map(|caller| caller.unwrap().proof)
+    };
+    assert_eq!(admit(Port::Http), Err(Refused::ForeignHost));
+    assert_eq!(admit(Port::Grpc), Ok(Proof::Loopback));
+    assert_eq!(admit(Port::Front), Ok(Proof::Loopback));
 }
 
 #[test]
