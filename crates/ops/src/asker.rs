@@ -2,20 +2,27 @@
 
 use std::time::Duration;
 
+use http::StatusCode;
 use kvplane_transport::{HttpClient, HttpQuestion, Sent, grpc};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::answer::{Answer, Meaning, Read};
-use crate::backend::Backend;
+use crate::backend::{Backend, Version};
 use crate::forms;
-use crate::request::{Ask, Request, plan};
-use crate::support::Speaker;
+use crate::request::{self, Ask, Request, plan};
+use crate::support::{Speaker, release_pages};
 use crate::verb::Verb;
 
 /// What an answer may weigh. `SGLang` says everything about itself: some hundred kilobytes.
 const MAX_ANSWER: usize = 1 << 20;
 /// How long until a busy engine that cannot wait by itself is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How long an engine may take to tell its release, if half of the time that is left is not less: the question itself needs time too.
+const TELL_RELEASE: Duration = Duration::from_secs(5);
+/// A build without a tag calls itself 0.0.0 or 0.1: no engine of such a release can be asked anything.
+const FIRST_RELEASE: Version = Version(0, 2, 0);
 
 /// Bounds of asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +54,18 @@ pub fn dry_run(backend: &Backend, verb: &Verb) -> Result<String, String> {
 /// Asks one backend. Always ends within the deadline, whatever the backend does. `sent` is marked before anything leaves, and
 /// tells whoever drops this whether the engine may act on it.
 pub async fn ask(backend: &Backend, verb: &Verb, limits: &Limits, sent: &Sent) -> Answer {
+    ask_and_tell(backend, verb, limits, sent, &|| {}).await
+}
+
+/// The same. Calls `again` whenever something was asked already and the question follows, or follows once more: what was seen of the
+/// engine until then came before it.
+pub(crate) async fn ask_and_tell(
+    backend: &Backend,
+    verb: &Verb,
+    limits: &Limits,
+    sent: &Sent,
+    again: &(dyn Fn() + Send + Sync),
+) -> Answer {
     let asks = match plan(backend, verb) {
         Ok(asks) => asks,
         Err(why) => {
@@ -55,9 +74,10 @@ pub async fn ask(backend: &Backend, verb: &Verb, limits: &Limits, sent: &Sent) -
         }
     };
     let deadline = Instant::now() + limits.deadline;
-    let mut asker = Asker { backend, limits, sent, deadline, last: None };
+    let version = backend.version;
+    let mut asker = Asker { backend, limits, sent, again, deadline, version, has_asked: false, last: None };
     // Beside the deadlines of its parts: nothing in here may take longer, not even what is in error.
-    let read = tokio::time::timeout_at(deadline, asker.in_turn(&asks, verb)).await;
+    let read = tokio::time::timeout_at(deadline, asker.in_turn(asks, verb)).await;
     let read = read.unwrap_or_else(|_| {
         let why = if sent.get() { "no answer in time" } else { "no connection in time" };
         Read { open: verb.name().changes(), ..Read::closed(Meaning::Timeout, why) }
@@ -65,32 +85,57 @@ pub async fn ask(backend: &Backend, verb: &Verb, limits: &Limits, sent: &Sent) -
     answer(read, asker.last, sent.get())
 }
 
-fn answer(read: Read, last: Option<&Ask>, sent: bool) -> Answer {
+fn answer(read: Read, last: Option<Ask>, sent: bool) -> Answer {
     let Read { meaning, mut why, open, detail } = read;
     let accepted = matches!(meaning, Meaning::Accepted { .. });
-    if let Some(note) = last.and_then(|ask| ask.note).filter(|_| accepted) {
+    if let Some(note) = last.as_ref().and_then(|ask| ask.note).filter(|_| accepted) {
         why = format!("{why} ({note})");
     }
     let asked = last.map(|ask| ask.way.call.to_string());
     Answer { meaning, why, asked, sent, open: open && sent, detail }
 }
 
+/// The release that a page tells.
+fn release(page: &[u8]) -> Option<Version> {
+    let page: Value = serde_json::from_slice(page).ok()?;
+    let version: Version = page.get("version")?.as_str()?.parse().ok()?;
+    (version >= FIRST_RELEASE).then_some(version)
+}
+
 struct Asker<'a> {
     backend: &'a Backend,
     limits: &'a Limits,
     sent: &'a Sent,
+    /// Is told when an attempt begins that is not the first thing that the engine is asked.
+    again: &'a (dyn Fn() + Send + Sync),
     deadline: Instant,
+    /// The engine's release, as far as it is known.
+    version: Option<Version>,
+    has_asked: bool,
     /// What was asked last.
-    last: Option<&'a Ask>,
+    last: Option<Ask>,
 }
 
-impl<'a> Asker<'a> {
+impl Asker<'_> {
     /// Asks in every way until one exists.
-    async fn in_turn(&mut self, asks: &'a [Ask], verb: &Verb) -> Read {
+    async fn in_turn(&mut self, asks: Vec<Ask>, verb: &Verb) -> Read {
         let mut reasons: Vec<String> = Vec::new();
-        for ask in asks {
-            self.last = Some(ask);
-            let mut read = self.until_idle(ask, verb).await;
+        for mut ask in asks {
+            if ask.by_release {
+                self.learn_version().await;
+                match request::ask(ask.speaker, ask.way, verb, self.version) {
+                    Ok(fit) => ask = fit,
+                    Err(why) => {
+                        reasons.push(match self.version {
+                            Some(version) => format!("{why} (its release is {version})"),
+                            None => why,
+                        });
+                        continue;
+                    }
+                }
+            }
+            self.last = Some(ask.clone());
+            let mut read = self.until_idle(&ask, verb).await;
             // What a question changes nothing by cannot be open.
             read.open &= verb.name().changes();
             if read.meaning != Meaning::Unsupported {
@@ -104,7 +149,7 @@ impl<'a> Asker<'a> {
     }
 
     /// Asks an engine that is busy again, as long as the verb says.
-    async fn until_idle(&self, ask: &Ask, verb: &Verb) -> Read {
+    async fn until_idle(&mut self, ask: &Ask, verb: &Verb) -> Read {
         let wait = match verb {
             Verb::Flush(flush) if !ask.waits => flush.timeout,
             _ => Duration::ZERO,
@@ -120,10 +165,36 @@ impl<'a> Asker<'a> {
         }
     }
 
-    async fn once(&self, ask: &Ask) -> Read {
+    /// Asks the engine for its release, if that is not known. Changes nothing there, so it does not count as sent.
+    async fn learn_version(&mut self) {
+        let (None, Some(base)) = (self.version, self.backend.http.as_deref()) else { return };
+        let now = Instant::now();
+        let until = now + TELL_RELEASE.min(self.deadline.saturating_duration_since(now) / 2);
+        for path in release_pages(self.backend.kind) {
+            self.has_asked = true;
+            let authorization = self.backend.authorization.clone();
+            let question = HttpQuestion { authorization, ..HttpQuestion::get(base, path) };
+            let client = HttpClient::with_connect_timeout(self.limits.connect);
+            let left = until.saturating_duration_since(Instant::now());
+            match client.ask(question, MAX_ANSWER, left, &Sent::default()).await {
+                Ok((StatusCode::OK, page)) => self.version = release(&page),
+                Ok(_) => {}
+                // Whoever does not answer here is not asked twice for the same.
+                Err(_) => return,
+            }
+            if self.version.is_some() {
+                return;
+            }
+        }
+    }
+
+    async fn once(&mut self, ask: &Ask) -> Read {
+        if std::mem::replace(&mut self.has_asked, true) {
+            (self.again)();
+        }
         let left = self.deadline.saturating_duration_since(Instant::now());
         match &ask.request {
-            Request::Http { method, path, json } => {
+            Request::Http { method, path, json, header } => {
                 let base = self.backend.http.as_deref().unwrap_or_default();
                 let question = HttpQuestion {
                     method: method.clone(),
@@ -131,6 +202,7 @@ impl<'a> Asker<'a> {
                     path,
                     json: json.clone(),
                     authorization: self.backend.authorization.clone(),
+                    header: header.clone(),
                 };
                 let client = HttpClient::with_connect_timeout(self.limits.connect);
                 match client.ask(question, MAX_ANSWER, left, self.sent).await {

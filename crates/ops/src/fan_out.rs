@@ -19,8 +19,9 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
 use crate::answer::{Answer, Meaning};
-use crate::asker::{Limits, ask};
-use crate::backend::{Backend, GrpcServer};
+use crate::asker::{Limits, ask_and_tell};
+use crate::backend::Backend;
+use crate::group::{Group, group};
 use crate::verb::{Profile, Verb};
 
 /// A backend was asked, and this came of it.
@@ -56,6 +57,7 @@ pub struct FanOut<T> {
     tasks: JoinSet<(Answer, Duration)>,
     started: usize,
     before: Option<Before<T>>,
+    again: Option<Again<T>>,
 }
 
 impl<T> std::fmt::Debug for FanOut<T> {
@@ -67,11 +69,7 @@ impl<T> std::fmt::Debug for FanOut<T> {
 }
 
 type Before<T> = Box<dyn FnMut(&[T]) + Send>;
-
-struct Group<T> {
-    backend: Backend,
-    targets: Vec<T>,
-}
+type Again<T> = Arc<dyn Fn(&[T]) + Send + Sync>;
 
 struct Flight<T> {
     targets: Vec<T>,
@@ -79,33 +77,18 @@ struct Flight<T> {
     sent: Sent,
 }
 
-/// What makes two backends one: an address.
-type Address = (Option<String>, Option<GrpcServer>);
-
-impl<T> FanOut<T> {
+impl<T: Clone + Send + Sync + 'static> FanOut<T> {
     /// Asks every backend once, whatever is behind it. Nothing happens before the first answer is waited for.
     pub fn new(targets: impl IntoIterator<Item = (T, Backend)>, verb: Verb, limits: Limits) -> Self {
-        let mut waiting: VecDeque<Group<T>> = VecDeque::new();
-        let mut known: HashMap<Address, usize> = HashMap::new();
-        for (target, backend) in targets {
-            let address = (backend.http.clone(), backend.grpc.clone());
-            // Who has no address at all is not the same as others without one.
-            let group = if address == (None, None) { None } else { known.get(&address).copied() };
-            if let Some(group) = group.and_then(|at| waiting.get_mut(at)) {
-                group.targets.push(target);
-            } else {
-                known.insert(address, waiting.len());
-                waiting.push_back(Group { backend, targets: vec![target] });
-            }
-        }
         Self {
             verb: Arc::new(verb),
             limits,
-            waiting,
+            waiting: group(targets),
             flights: HashMap::new(),
             tasks: JoinSet::new(),
             started: 0,
             before: None,
+            again: None,
         }
     }
 
@@ -113,6 +96,14 @@ impl<T> FanOut<T> {
     #[must_use]
     pub fn before_each(mut self, before: impl FnMut(&[T]) + Send + 'static) -> Self {
         self.before = Some(Box::new(before));
+        self
+    }
+
+    /// Calls `again` with everybody behind a backend, right before each attempt that follows something that the backend was asked
+    /// before: its release, a way that it does not have, or the same while it was busy.
+    #[must_use]
+    pub fn before_again(mut self, again: impl Fn(&[T]) + Send + Sync + 'static) -> Self {
+        self.again = Some(Arc::new(again));
         self
     }
 
@@ -159,9 +150,15 @@ impl<T> FanOut<T> {
         self.started += 1;
         let (limits, sent) = (self.limits, Sent::default());
         let mark = sent.clone();
+        let again = self.again.clone().map(|again| (again, targets.clone()));
         let task = self.tasks.spawn(async move {
             let began = Instant::now();
-            let answer = ask(&backend, &verb, &limits, &mark).await;
+            let tell = || {
+                if let Some((again, targets)) = &again {
+                    again(targets);
+                }
+            };
+            let answer = ask_and_tell(&backend, &verb, &limits, &mark, &tell).await;
             (answer, began.elapsed())
         });
         self.flights.insert(task.id(), Flight { targets, number, sent });
@@ -190,7 +187,7 @@ impl<T> FanOut<T> {
     }
 }
 
-impl<T: Unpin> Stream for FanOut<T> {
+impl<T: Clone + Send + Sync + Unpin + 'static> Stream for FanOut<T> {
     type Item = Asked<T>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Asked<T>>> {

@@ -2,7 +2,7 @@
 //! not asked.
 
 use bytes::Bytes;
-use http::Method;
+use http::{HeaderName, HeaderValue, Method};
 use kvplane_proto::engines::sglang::GetLoadsRequest;
 use kvplane_proto::smg::{FlushCacheRequest, StartProfileRequest};
 use prost::Message as _;
@@ -22,11 +22,13 @@ pub(crate) struct Ask {
     pub(crate) waits: bool,
     /// What has to be said with the answer.
     pub(crate) note: Option<&'static str>,
+    /// The release decides what can be said, and is not known: it is worth a question.
+    pub(crate) by_release: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Request {
-    Http { method: Method, path: String, json: Option<Bytes> },
+    Http { method: Method, path: String, json: Option<Bytes>, header: Option<(HeaderName, HeaderValue)> },
     Grpc { path: String, message: Bytes },
 }
 
@@ -36,8 +38,10 @@ struct Content {
     query: String,
     body: Option<Value>,
     message: Bytes,
+    header: Option<(HeaderName, HeaderValue)>,
     waits: bool,
     note: Option<&'static str>,
+    by_release: bool,
 }
 
 /// How a backend is asked: ways in the order in which they are to be tried; or why there is none.
@@ -82,13 +86,19 @@ fn speakers(backend: &Backend) -> Vec<Speaker> {
     speakers
 }
 
-fn ask(speaker: Speaker, way: &'static Way, verb: &Verb, version: Option<Version>) -> Result<Ask, String> {
+/// How one way is asked; or why it cannot be.
+pub(crate) fn ask(
+    speaker: Speaker,
+    way: &'static Way,
+    verb: &Verb,
+    version: Option<Version>,
+) -> Result<Ask, String> {
     let content = content(way.takes, verb, version)
         .map_err(|options| format!("{} cannot be told {}", way.call, options.join(", ")))?;
-    let Content { query, body, message, waits, note } = content;
+    let Content { query, body, message, header, waits, note, by_release } = content;
     let http = |method, path: &str| {
         let path = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
-        Request::Http { method, path, json: body.map(|body| Bytes::from(body.to_string())) }
+        Request::Http { method, path, json: body.map(|body| Bytes::from(body.to_string())), header }
     };
     let request = match (way.call, speaker) {
         (Call::Get(path), _) => http(Method::GET, path),
@@ -98,7 +108,7 @@ fn ask(speaker: Speaker, way: &'static Way, verb: &Verb, version: Option<Version
         }
         (Call::Rpc(method), Speaker::Http(_)) => return Err(format!("{method} is not called over HTTP")),
     };
-    Ok(Ask { speaker, way, request, waits, note })
+    Ok(Ask { speaker, way, request, waits, note, by_release })
 }
 
 /// What the request says, or which of the verb's options it cannot say.
@@ -114,7 +124,8 @@ fn content(takes: Takes, verb: &Verb, version: Option<Version>) -> Result<Conten
         (Takes::VllmProfile, Verb::StartProfile(profile)) => vllm_profile(profile, version),
         (Takes::SglangProfile, Verb::StartProfile(profile)) => Ok(sglang_profile(profile)),
         (Takes::ProfileMessage, Verb::StartProfile(profile)) => profile_message(profile),
-        (Takes::OneToken, Verb::Nudge { model }) => Ok(Content {
+        (Takes::OneToken, Verb::Nudge { model, rank }) => Ok(Content {
+            header: rank.map(|rank| (DATA_PARALLEL_RANK, rank.into())),
             body: Some(json!({"model": model, "prompt": "a", "max_tokens": 1, "temperature": 0})),
             ..Content::default()
         }),
@@ -127,6 +138,9 @@ fn content(takes: Takes, verb: &Verb, version: Option<Version>) -> Result<Conten
         _ => Ok(Content::default()),
     }
 }
+
+/// By this header vLLM's server is told which rank computes a request. Servers that do not know it choose one themselves.
+const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 const NO_ID: &str = "the traces do not carry the recording's id";
 
@@ -160,10 +174,11 @@ fn vllm_reset(flush: &Flush, version: Option<Version>) -> Result<Content, Vec<&'
         return Err(too_old);
     }
     let query = wanted().map(|(_, query, ..)| *query).collect::<Vec<_>>().join("&");
-    let note = (version.is_none() && !query.is_empty()).then_some(
+    let by_release = version.is_none() && !query.is_empty();
+    let note = by_release.then_some(
         "releases before 0.12 do not know reset_running and those before 0.13 not reset_external: they ignore it",
     );
-    Ok(Content { query, note, ..Content::default() })
+    Ok(Content { query, note, by_release, ..Content::default() })
 }
 
 fn sglang_flush(flush: &Flush, version: Option<Version>) -> Result<Content, Vec<&'static str>> {
@@ -176,8 +191,10 @@ fn sglang_flush(flush: &Flush, version: Option<Version>) -> Result<Content, Vec<
     } else {
         String::new()
     };
+    let by_release = version.is_none() && !query.is_empty();
     // An older release that ignores the parameter answers at once, and is asked again: only a known one waits for sure.
-    Ok(Content { query, waits: waits && version.is_some(), note: tree_note(flush), ..Content::default() })
+    let waits = waits && version.is_some();
+    Ok(Content { query, waits, note: tree_note(flush), by_release, ..Content::default() })
 }
 
 /// The tiers of the tree go with it; what `SGLang` keeps in a storage backend does not.
@@ -237,8 +254,9 @@ fn vllm_profile(profile: &Profile, version: Option<Version>) -> Result<Content, 
     body.insert("profile_prefix".to_owned(), prefix(profile).into());
     put(&mut body, "delay_iterations", profile.start_step);
     put(&mut body, "max_iterations", profile.num_steps);
-    let note = version.is_none().then_some("a release before 0.32 takes no options, and ignores them");
-    Ok(Content { body: Some(body.into()), note, ..Content::default() })
+    let by_release = version.is_none();
+    let note = by_release.then_some("a release before 0.32 takes no options, and ignores them");
+    Ok(Content { body: Some(body.into()), note, by_release, ..Content::default() })
 }
 
 fn sglang_profile(profile: &Profile) -> Content {

@@ -174,6 +174,16 @@ pub const fn support(speaker: Speaker, verb: VerbName) -> Support {
     }
 }
 
+/// The pages of an engine's HTTP server that tell its release, as `version` in JSON; the next where one is missing. None for engines
+/// that can be told the same whatever their release is.
+pub(crate) const fn release_pages(kind: EngineKind) -> &'static [&'static str] {
+    match kind {
+        EngineKind::Vllm => &["/version"],
+        EngineKind::Sglang => &["/server_info", "/get_server_info"],
+        EngineKind::Tokenspeed | EngineKind::Trtllm | EngineKind::Grpc | EngineKind::Kvplane => &[],
+    }
+}
+
 const fn way(call: Call, takes: Takes, reads: Reads, missing: &'static str) -> Way {
     Way { call, takes, reads, covers: Covers::Backend, missing }
 }

@@ -27,6 +27,8 @@ pub enum Verb {
     Nudge {
         /// The model, as the engine serves it.
         model: String,
+        /// The rank that is to compute it, where a server has several and would choose one by itself.
+        rank: Option<u32>,
     },
 }
 

@@ -19,9 +19,9 @@ use serde_json::json;
 /// Nobody reaches it who answers at all.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// For those who do not answer; a busy machine asks within it.
-const DEADLINE: Duration = Duration::from_millis(700);
+const DEADLINE: Duration = Duration::from_secs(2);
 /// For those who do not answer, and act: a busy machine does within it.
-const LATE: Duration = Duration::from_secs(3);
+const LATE: Duration = Duration::from_secs(5);
 
 fn config(profile: Profile) -> SimConfig {
     let (http, grpc) = (Some("127.0.0.1:0".parse().unwrap()), Some("127.0.0.1:0".parse().unwrap()));
@@ -69,7 +69,7 @@ fn verb(name: VerbName) -> Verb {
         VerbName::Info => Verb::Info,
         VerbName::Loads => Verb::Loads,
         VerbName::Health => Verb::Health,
-        VerbName::Nudge => Verb::Nudge { model: "sim".to_owned() },
+        VerbName::Nudge => Verb::Nudge { model: "sim".to_owned(), rank: None },
     }
 }
 
@@ -334,4 +334,45 @@ async fn options_of_a_recording_arrive() {
         let told = [json!({"profile_prefix": id.as_str(), "num_steps": 3}), json!({"num_steps": 3})];
         assert_eq!(engine.profiles(), (told.to_vec(), true));
     }
+}
+
+#[tokio::test]
+async fn an_engine_is_told_what_its_release_knows() {
+    let recording = || {
+        let id = ProfileIds::new(PlaneId::from_bits(1)).mint();
+        Verb::StartProfile(Recording { num_steps: Some(3), ..Recording::new(id) })
+    };
+    for (profile, knows) in [(Profile::Vllm0_29, false), (Profile::Vllm0_32, true)] {
+        let engine = start(config(profile));
+        let answer = asked(&over_http(&engine), &recording()).await;
+        assert_eq!(answer.meaning == Meaning::Unsupported, !knows, "{profile:?} {answer:?}");
+        // One that would pass over the number of steps would record without end.
+        assert_eq!(engine.profiles().0.len(), usize::from(knows), "{profile:?}");
+    }
+    let running = Verb::Flush(Flush { reset_running: true, ..Flush::default() });
+    for (profile, knows) in [(Profile::Vllm0_10, false), (Profile::Vllm0_14, true)] {
+        let engine = start(config(profile));
+        let answer = asked(&over_http(&engine), &running).await;
+        assert_eq!(answer.meaning == Meaning::Unsupported, !knows, "{profile:?} {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn every_rank_can_be_nudged() {
+    let engine = start(SimConfig { ranks: 3, ..config(Profile::Vllm0_32) });
+    for rank in 0..3 {
+        let options = CompletionOptions { rank: Some(rank), ..CompletionOptions::default() };
+        engine.complete(&[7; 9], 1, &options).unwrap();
+    }
+    // Every rank has a clear to publish, with its next step.
+    asked(&over_http(&engine), &flush()).await;
+    let before = engine.state();
+    let verb = Verb::Nudge { model: engine.config().model.clone(), rank: Some(2) };
+    for _ in 0..2 {
+        let answer = asked(&over_http(&engine), &verb).await;
+        assert!(matches!(answer.meaning, Meaning::Accepted { .. }), "{answer:?}");
+    }
+    let published = |rank: usize| engine.state()[rank].next_sequence - before[rank].next_sequence;
+    assert_eq!((published(0), published(1)), (0, 0));
+    assert!(published(2) > 0);
 }

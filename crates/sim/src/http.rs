@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::{Json, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -112,7 +112,16 @@ impl Prompt {
     }
 }
 
-async fn completions(State(engine): State<SimHandle>, Json(request): Json<CompletionRequest>) -> Response {
+/// The rank that vLLM's server is told to use.
+fn wanted_rank(headers: &HeaderMap) -> Option<u32> {
+    headers.get("x-data-parallel-rank")?.to_str().ok()?.parse().ok()
+}
+
+async fn completions(
+    State(engine): State<SimHandle>,
+    headers: HeaderMap,
+    Json(request): Json<CompletionRequest>,
+) -> Response {
     let config = engine.config();
     let model = request.model.unwrap_or_else(|| config.model.clone());
     let lora = request.lora.or_else(|| config.loras.iter().find(|lora| **lora == model).cloned());
@@ -128,7 +137,7 @@ async fn completions(State(engine): State<SimHandle>, Json(request): Json<Comple
         return error(StatusCode::BAD_REQUEST, "The embeddings are no hexadecimal digits.");
     }
     let options = CompletionOptions {
-        rank: request.rank,
+        rank: request.rank.or_else(|| wanted_rank(&headers)),
         cache_salt: request.cache_salt,
         lora,
         images: request.extra.images,

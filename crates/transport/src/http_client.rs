@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::{self, Either};
-use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderValue};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use http::uri::{PathAndQuery, Scheme};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
@@ -65,12 +65,14 @@ pub struct HttpQuestion<'q> {
     pub json: Option<Bytes>,
     /// Who asks, for a server that wants to know. To be marked as sensitive, so that nothing prints it.
     pub authorization: Option<HeaderValue>,
+    /// What the server is told besides.
+    pub header: Option<(HeaderName, HeaderValue)>,
 }
 
 impl<'q> HttpQuestion<'q> {
     /// A page is asked for.
     pub fn get(base: &'q str, path: &'q str) -> Self {
-        Self { method: Method::GET, base, path, json: None, authorization: None }
+        Self { method: Method::GET, base, path, json: None, authorization: None, header: None }
     }
 }
 
@@ -154,7 +156,7 @@ impl HttpClient {
 
 /// Host, port and request; `None` if the address is none.
 fn request(question: HttpQuestion<'_>) -> Option<(String, u16, Request<Full<Bytes>>)> {
-    let HttpQuestion { method, base, path, json, authorization } = question;
+    let HttpQuestion { method, base, path, json, authorization, header } = question;
     let uri: Uri = format!("{}{path}", base.trim_end_matches('/')).parse().ok()?;
     if uri.scheme() != Some(&Scheme::HTTP) {
         return None;
@@ -172,6 +174,9 @@ fn request(question: HttpQuestion<'_>) -> Option<(String, u16, Request<Full<Byte
     }
     if let Some(authorization) = authorization {
         request = request.header(AUTHORIZATION, authorization);
+    }
+    if let Some((name, value)) = header {
+        request = request.header(name, value);
     }
     Some((host, port, request.body(Full::new(json.unwrap_or_default())).ok()?))
 }

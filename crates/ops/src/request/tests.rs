@@ -28,7 +28,7 @@ fn plain(verb: VerbName) -> Verb {
         VerbName::Info => Verb::Info,
         VerbName::Loads => Verb::Loads,
         VerbName::Health => Verb::Health,
-        VerbName::Nudge => Verb::Nudge { model: "llama".to_owned() },
+        VerbName::Nudge => Verb::Nudge { model: "llama".to_owned(), rank: None },
     }
 }
 
@@ -132,6 +132,19 @@ fn an_engine_that_can_wait_is_told_how_long() {
     assert!(!first(&old, &verb).waits);
     let Request::Grpc { message, .. } = first(&over_grpc(EngineKind::Vllm), &verb).request else { panic!() };
     assert_eq!(FlushCacheRequest::decode(message).unwrap().timeout_s.to_bits(), 1.5_f32.to_bits());
+}
+
+#[test]
+fn a_nudge_names_its_rank() {
+    let told = |rank| match first(
+        &over_http(EngineKind::Vllm, None),
+        &Verb::Nudge { model: "m".to_owned(), rank },
+    ) {
+        Ask { request: Request::Http { header, .. }, .. } => header,
+        ask => panic!("{ask:?}"),
+    };
+    assert_eq!(told(None), None);
+    assert_eq!(told(Some(3)), Some((DATA_PARALLEL_RANK, HeaderValue::from_static("3"))));
 }
 
 #[test]

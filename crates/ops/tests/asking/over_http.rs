@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kvplane_core::EngineKind;
-use kvplane_ops::{Backend, Covers, Flush, Limits, Meaning, Sent, Verb, ask};
+use kvplane_core::{EngineKind, PlaneId};
+use kvplane_ops::{Backend, Covers, Flush, Limits, Meaning, Profile, ProfileIds, Sent, Verb, ask};
 use serde_json::json;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
@@ -59,6 +59,96 @@ async fn what_no_engine_of_that_kind_has_is_not_asked() {
     let answer = asked(&peer.over_http(EngineKind::Trtllm), flush()).await;
     assert_eq!((answer.meaning, answer.sent, answer.asked), (Meaning::Unsupported, false, None));
     assert_eq!(peer.seen.requests(), 0);
+}
+
+/// A recording of a few steps.
+fn recording() -> Verb {
+    let id = ProfileIds::new(PlaneId::from_bits(1)).mint();
+    Verb::StartProfile(Profile { num_steps: Some(5), ..Profile::new(id) })
+}
+
+/// A server that tells its release, and says yes to everything else.
+async fn of_release(page: &'static str, release: &'static str) -> Peer {
+    Peer::new(move |line, _| match line {
+        line if line.starts_with("POST") => Act::Say(200, r#"{"success":true}"#.to_owned()),
+        line if line.split(' ').nth(1) == Some(page) => {
+            Act::Say(200, json!({"version": release}).to_string())
+        }
+        _ => Act::Say(404, String::new()),
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_engine_that_is_too_old_for_an_option_is_not_asked() {
+    let external = Verb::Flush(Flush { reset_external: true, ..Flush::default() });
+    for (release, verb, option) in
+        [("0.31.1", recording(), "num_steps"), ("0.12.0", external, "reset_external")]
+    {
+        let old = of_release("/version", release).await;
+        let answer = asked(&old.over_http(EngineKind::Vllm), verb).await;
+        assert_eq!(
+            (answer.meaning, answer.sent, answer.open),
+            (Meaning::Unsupported, false, false),
+            "{answer:?}"
+        );
+        assert!(answer.why.contains(option) && answer.why.contains(release), "{}", answer.why);
+        assert_eq!((answer.asked, old.seen.requests()), (None, 1), "only for its release");
+    }
+    let new = of_release("/version", "0.32.0rc1+cu129").await;
+    let answer = asked(&new.over_http(EngineKind::Vllm), recording()).await;
+    assert!(matches!(answer.meaning, Meaning::Accepted { .. }), "{answer:?}");
+    assert!(!answer.why.contains("0.32"), "nothing is left to be said: {}", answer.why);
+    // What every release knows needs no question.
+    let plain = of_release("/version", "0.9.0").await;
+    asked(&plain.over_http(EngineKind::Vllm), flush()).await;
+    assert_eq!(plain.seen.requests(), 1);
+}
+
+#[tokio::test]
+async fn a_release_that_is_not_told_counts_as_the_newest() {
+    for release in
+        [Act::Say(404, String::new()), Act::Say(200, r#"{"version":"0.1.dev7"}"#.to_owned()), Act::Close]
+    {
+        let peer = Peer::new(move |line, _| match line {
+            "GET /version HTTP/1.1" => release.clone(),
+            _ => Act::Say(200, String::new()),
+        })
+        .await;
+        let answer = asked(&peer.over_http(EngineKind::Vllm), recording()).await;
+        assert!(matches!(answer.meaning, Meaning::Accepted { .. }), "{answer:?}");
+        assert!(answer.why.contains("a release before 0.32 takes no options"), "{}", answer.why);
+    }
+    // Neither question takes longer than both may.
+    let hangs = Peer::always(Act::Hang).await;
+    let answer = asked_in_time(&hangs.over_http(EngineKind::Vllm), recording()).await;
+    assert_eq!((answer.meaning, answer.sent, answer.open), (Meaning::Timeout, true, true), "{answer:?}");
+}
+
+#[tokio::test]
+async fn an_sglang_that_can_wait_is_asked_once() {
+    let patient = || Verb::Flush(Flush { timeout: Duration::from_millis(1500), ..Flush::default() });
+    let new = Peer::new(|line, _| match line {
+        "GET /get_server_info HTTP/1.1" => Act::Say(200, r#"{"version":"0.5.10.post2"}"#.to_owned()),
+        "POST /flush_cache?timeout=1.5 HTTP/1.1" => Act::Say(400, "not idle".to_owned()),
+        _ => Act::Say(404, String::new()),
+    })
+    .await;
+    let answer = asked(&new.over_http(EngineKind::Sglang), patient()).await;
+    assert_eq!((answer.meaning, new.seen.requests()), (Meaning::Refused, 3), "{answer:?}");
+    // An older one is not told how long, and asked again.
+    let tries = AtomicUsize::new(0);
+    let old = Peer::new(move |line, _| match line {
+        "GET /server_info HTTP/1.1" => Act::Say(200, r#"{"version":"0.5.9"}"#.to_owned()),
+        "POST /flush_cache HTTP/1.1" if tries.fetch_add(1, Ordering::SeqCst) > 0 => {
+            Act::Say(200, String::new())
+        }
+        "POST /flush_cache HTTP/1.1" => Act::Say(400, "not idle".to_owned()),
+        _ => Act::Say(404, String::new()),
+    })
+    .await;
+    let patient = Verb::Flush(Flush { timeout: Duration::from_mins(1), ..Flush::default() });
+    assert_eq!(asked(&old.over_http(EngineKind::Sglang), patient).await.meaning, FIRST);
 }
 
 #[tokio::test]
@@ -153,8 +243,7 @@ async fn a_connection_that_is_not_made_in_time_was_not_asked() {
     let listener = socket.listen(1).unwrap();
     let address = listener.local_addr().unwrap();
     let mut queue = Vec::new();
-    while let Ok(connected) =
-        tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(address)).await
+    while let Ok(connected) = tokio::time::timeout(Duration::from_secs(1), TcpStream::connect(address)).await
     {
         queue.push(connected.unwrap());
     }

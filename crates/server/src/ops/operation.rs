@@ -53,6 +53,10 @@ pub(super) async fn run(
         let watch = verb.name() == VerbName::Flush;
         move |numbers| asking.begin(numbers, &targets, watch)
     });
+    let fan_out = fan_out.before_again({
+        let asking = asking.clone();
+        move |numbers| asking.begin_again(numbers)
+    });
     let plan = Plan {
         operation: request.id.to_string(),
         verb: verb.name().as_str(),

@@ -3,7 +3,7 @@
 //! Watches begin before an engine is asked and go on by themselves after it answered, in a task for each server: a watch
 //! ends with its sign or its timeout, whether anybody still listens or not, so that no stream stays fenced.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,7 +48,12 @@ struct Seen {
 }
 
 impl Seen {
-    fn sight(&self, outcome: FlushOutcome, hint: &Mutex<Option<String>>) -> Sight {
+    /// Its rank, as its engine counts them.
+    fn rank(&self) -> u32 {
+        self.stream.id().rank
+    }
+
+    fn sight(&self, outcome: FlushOutcome, hint: Option<String>) -> Sight {
         Sight {
             outcome,
             kind: self.kind,
@@ -56,7 +61,7 @@ impl Seen {
             held: self.held,
             doubted: self.doubted,
             early: false,
-            hint: hint.lock().clone(),
+            hint,
         }
     }
 }
@@ -77,11 +82,12 @@ impl Watched {
         }
     }
 
-    async fn outcome(self, timeout: Duration, hint: &Mutex<Option<String>>) -> (At, Sight) {
+    async fn outcome(self, timeout: Duration, silent: &Silent) -> (At, Sight) {
         let outcome = match self.watch {
             Some(watch) => watch.outcome(timeout).await,
             None => FlushOutcome::Lost,
         };
+        let hint = silent.settle(self.seen.rank());
         (self.at, self.seen.sight(outcome, hint))
     }
 }
@@ -107,6 +113,20 @@ impl Asking {
         }
         self.begun.lock().extend(numbers);
         self.news.notify_one();
+    }
+
+    /// These are about to be asked once more: what their streams have shown since the last time does not show the flush that is to come.
+    pub(super) fn begin_again(&self, numbers: &[usize]) {
+        let mut all = self.watched.lock();
+        for number in numbers {
+            for watched in all.get_mut(number).into_iter().flatten() {
+                // The old watch ends first: two would wait for a clear each.
+                if let Some(watch) = watched.watch.take() {
+                    watch.refused();
+                }
+                *watched = Watched::begin(watched.at, &watched.seen.stream, watched.seen.kind);
+            }
+        }
     }
 
     /// Who began to be asked since this was asked last.
@@ -149,20 +169,20 @@ pub(super) enum Nudge {
     Needless,
     /// It could be.
     Unwanted,
-    /// It is, once, if its streams show nothing for a while.
-    Wanted { backend: Box<Backend>, verb: Verb, slots: Arc<Semaphore> },
+    /// It is, once for each rank whose stream shows nothing for a while.
+    Wanted { backend: Box<Backend>, model: String, slots: Arc<Semaphore> },
 }
 
 impl Nudge {
     pub(super) fn new(backend: &Backend, model: &str, wanted: bool, slots: &Arc<Semaphore>) -> Self {
-        let verb = Verb::Nudge { model: model.to_owned() };
-        if dry_run(backend, &verb).is_err() {
+        let model = model.to_owned();
+        if dry_run(backend, &Verb::Nudge { model: model.clone(), rank: None }).is_err() {
             return Self::Needless;
         }
         if !wanted {
             return Self::Unwanted;
         }
-        Self::Wanted { backend: Box::new(backend.clone()), verb, slots: slots.clone() }
+        Self::Wanted { backend: Box::new(backend.clone()), model, slots: slots.clone() }
     }
 
     fn hint(&self) -> Option<String> {
@@ -174,14 +194,67 @@ impl Nudge {
         Some(hint.to_owned())
     }
 
-    /// Waits a while, then sends the request. Never ends where none is wanted.
-    async fn send(&self, hint: &Mutex<Option<String>>) {
-        let Self::Wanted { backend, verb, slots } = self else { return std::future::pending().await };
+    /// Waits a while, then sends a request to every rank that has shown nothing.
+    async fn send(&self, silent: &Silent) {
+        let Self::Wanted { backend, model, slots } = self else { return };
         tokio::time::sleep(NUDGE_AFTER).await;
-        let Ok(_slot) = slots.acquire().await else { return };
-        *hint.lock() = Some("it was nudged, and has not answered".to_owned());
-        let answer = ask(backend, verb, &Limits::of(verb), &Sent::default()).await;
-        *hint.lock() = Some(format!("it was nudged: {}", answer.why));
+        let nudges = silent.ranks().into_iter().map(async |rank| {
+            let Ok(_slot) = slots.acquire().await else { return };
+            if !silent.hint(rank, "it was nudged, and has not answered") {
+                return;
+            }
+            // A server with one rank does not have to choose.
+            let verb = Verb::Nudge { model: model.clone(), rank: silent.several.then_some(rank) };
+            let answer = ask(backend, &verb, &Limits::of(&verb), &Sent::default()).await;
+            silent.hint(rank, &format!("it was nudged: {}", answer.why));
+        });
+        futures::future::join_all(nudges).await;
+    }
+}
+
+/// The ranks behind a server whose streams have shown nothing yet.
+struct Silent {
+    /// By rank: how many streams, and what is to be said of a nudge.
+    ranks: Mutex<BTreeMap<u32, (usize, Option<String>)>>,
+    /// The server has several ranks.
+    several: bool,
+}
+
+impl Silent {
+    fn new(watched: &[Watched], hint: Option<&String>) -> Self {
+        let mut ranks = BTreeMap::new();
+        for watched in watched {
+            ranks.entry(watched.seen.rank()).or_insert_with(|| (0, hint.cloned())).0 += 1;
+        }
+        Self { several: ranks.len() > 1, ranks: Mutex::new(ranks) }
+    }
+
+    fn ranks(&self) -> Vec<u32> {
+        self.ranks.lock().keys().copied().collect()
+    }
+
+    /// Sets what is to be said of the nudge of a rank; `false` if that is settled.
+    fn hint(&self, rank: u32, hint: &str) -> bool {
+        let mut ranks = self.ranks.lock();
+        let silent = ranks.get_mut(&rank);
+        silent.map(|(_, shown)| *shown = Some(hint.to_owned())).is_some()
+    }
+
+    /// What is to be said of the nudge of a rank.
+    fn said(&self, rank: u32) -> Option<String> {
+        self.ranks.lock().get(&rank)?.1.clone()
+    }
+
+    /// A stream of the rank is settled. Returns what is to be said of the rank's nudge.
+    fn settle(&self, rank: u32) -> Option<String> {
+        let mut ranks = self.ranks.lock();
+        let (streams, hint) = ranks.get_mut(&rank)?;
+        *streams -= 1;
+        let (settled, hint) = (*streams == 0, hint.clone());
+        if settled {
+            ranks.remove(&rank);
+        }
+        hint
     }
 }
 
@@ -190,14 +263,22 @@ impl Proving {
     pub(super) async fn run(self) {
         let Self { watched, timeout, said_yes, nudge, told, place } = self;
         let began = Instant::now();
-        let hint = Mutex::new(nudge.hint());
+        let silent = Silent::new(&watched, nudge.hint().as_ref());
         let mut unsettled: HashMap<At, Seen> =
             watched.iter().map(|watched| (watched.at, watched.seen.clone())).collect();
         let mut early = std::pin::pin!(tokio::time::sleep(WITHOUT_A_YES));
         let mut is_early = !said_yes && timeout > WITHOUT_A_YES;
         let mut open: FuturesUnordered<_> =
-            watched.into_iter().map(|watched| watched.outcome(timeout, &hint)).collect();
-        let mut nudged = std::pin::pin!(nudge.send(&hint));
+            watched.into_iter().map(|watched| watched.outcome(timeout, &silent)).collect();
+        let nudged = async {
+            tokio::select! {
+                biased;
+                // Nobody is sent anything for a caller that has gone.
+                () = told.closed() => {}
+                () = nudge.send(&silent) => {}
+            }
+        };
+        let mut nudged = std::pin::pin!(nudged);
         let mut is_nudged = false;
         loop {
             tokio::select! {
@@ -210,12 +291,12 @@ impl Proving {
                 () = &mut early, if is_early => {
                     is_early = false;
                     for (&at, seen) in &unsettled {
-                        let sight = Sight { early: true, ..seen.sight(FlushOutcome::Unproven, &hint) };
+                        let hint = silent.said(seen.rank());
+                        let sight = Sight { early: true, ..seen.sight(FlushOutcome::Unproven, hint) };
                         let _ = told.send(Proof { at, sight, took: began.elapsed() }).await;
                     }
                 }
-                // Nobody is sent anything for a caller that has gone.
-                () = &mut nudged, if !is_nudged && !told.is_closed() => is_nudged = true,
+                () = &mut nudged, if !is_nudged => is_nudged = true,
             }
         }
         drop(place);

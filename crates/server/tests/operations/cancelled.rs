@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use kvplane_core::{EngineKind, Reason};
+use kvplane_proto::kvplane::v1::Phase;
+use kvplane_proto::kvplane::v1::progress::Item;
 use serde_json::json;
 
 use crate::rig::{Rig, text};
@@ -50,6 +52,25 @@ async fn the_rest_is_not_asked_when_the_caller_goes() {
     }
     let (_, page) = text(rig.http, "GET", "/metrics", String::new()).await;
     assert!(page.contains(r#"kvplane_operations_total{verb="flush",outcome="cancelled"} 1"#), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_nudged_for_a_caller_that_has_gone() {
+    let server = Scripted::new(|_| Act::Say(200, r#"{"success": true}"#)).await;
+    let rig = rig(vec![server.silent("e0", EngineKind::Vllm, 2)]).await;
+    // Longer than a stream is left to itself: whoever stayed would see a nudge.
+    let request = flush_request(&json!({"proof_timeout_s": 2.5, "nudge": true}));
+    let mut steps = admin(&rig).await.flush(request).await.unwrap().into_inner();
+    loop {
+        let step = steps.message().await.unwrap().unwrap();
+        if matches!(step.item, Some(Item::Rank(rank)) if rank.phase() == Phase::Proving) {
+            break;
+        }
+    }
+    drop(steps);
+    until_none_is_in_flight(&rig).await;
+    let seen: Vec<_> = server.seen().into_iter().map(|seen| seen.path).collect();
+    assert_eq!(seen, ["reset_prefix_cache"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvplane_core::{EngineId, EngineKind, Reason, Tier};
-use kvplane_ingest::{CacheSpec, ControlSpec, EngineSpec, Feed, LinkSpec, PlaneOptions};
-use kvplane_sim::{CompletionOptions, HostEvents, HostOptions};
+use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Tier};
+use kvplane_ingest::{
+    CacheSpec, ControlSpec, EngineSpec, Events, Feed, LinkSpec, PlaneOptions, RankSpec, StreamStatus,
+};
+use kvplane_sim::{CompletionOptions, Conduct, HostEvents, HostOptions};
 use serde_json::{Value, json};
 
 use crate::every_engine;
@@ -103,6 +105,69 @@ async fn an_idle_vllm_is_proven_by_a_nudge_and_not_without() {
     let (status, told) = one(&rig, json!({"nudge": true})).await;
     assert_eq!((status, told.verdict.as_str()), (200, "proven"), "{told:?}");
     rig.exact(0, &engine).await;
+}
+
+/// Waits until an engine was asked so many more times.
+async fn until_asked(engine: &Engine, times: usize) {
+    let wanted = engine.sim.asked().len() + times;
+    let asked = async {
+        while engine.sim.asked().len() < wanted {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, asked).await.expect("it is not asked again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clear_that_comes_before_the_flush_is_accepted_does_not_prove_it() {
+    let engine = Engine::plain();
+    let rig = Rig::over(&[&engine]).await;
+    rig.live(0).await;
+    complete(&engine, 1);
+    rig.exact(0, &engine).await;
+    // Its clear is published with the next step.
+    let (_, told) = one(&rig, json!({"proof_timeout_s": 0.0})).await;
+    assert_eq!(told.verdict, "timeout", "{told:?}");
+    engine.sim.conduct(Conduct { busy: true, ..Conduct::default() });
+    let flushed = one(&rig, json!({"timeout_s": 600.0, "proof_timeout_s": 0.5}));
+    let meanwhile = async {
+        until_asked(&engine, 1).await;
+        complete(&engine, 2);
+        rig.caught_up(0, &engine).await;
+        // The second of these began after that clear was heard.
+        until_asked(&engine, 2).await;
+        engine.sim.conduct(Conduct::default());
+    };
+    let ((status, told), ()) = tokio::join!(flushed, meanwhile);
+    assert_eq!((status, told.verdict.as_str()), (502, "timeout"), "{told:?}");
+    assert!(rig.status(0).trust.has(Reason::UnprovenFlush));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_idle_rank_is_nudged() {
+    const RANKS: u32 = 3;
+    let engine = Engine::start(|config| config.ranks = RANKS);
+    let mut spec = engine.spec("e0");
+    // Every rank has a free port of its own.
+    let (events, replays) = (engine.sim.event_endpoints(), engine.sim.replay_endpoints());
+    let ranks = (0..RANKS).zip(events.into_iter().map(Events::Connect)).zip(&replays);
+    spec.ranks = ranks
+        .map(|((rank, events), replay)| RankSpec::at(rank, &events, replay.as_deref()).unwrap())
+        .collect();
+    let rig = Rig::of_specs(vec![spec], PlaneOptions::default()).await;
+    for rank in 0..RANKS {
+        let live = |status: &StreamStatus| status.continuity == Continuity::Live;
+        rig.until_rank(0, rank as usize, "live", live).await;
+        let options = CompletionOptions { rank: Some(rank), ..CompletionOptions::default() };
+        engine.sim.complete(&prompt(rank), 1, &options).unwrap();
+        rig.until_rank(0, rank as usize, "heard", |status| status.blocks[Tier::Device.index()] > 0).await;
+    }
+    let (status, ranks) = flush_over_http(&rig, json!({"nudge": true})).await;
+    assert!(
+        ranks.len() == RANKS as usize && ranks.values().all(|told| told.verdict == "proven"),
+        "{ranks:?}"
+    );
+    assert_eq!(status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
