@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::HeaderValue;
 use kvplane_core::EngineKind;
 use kvplane_ingest::{Engine, Feed, Stream};
-use kvplane_ops::{Backend, GrpcServer, Verb, dry_run};
+use kvplane_ops::{Backend, GrpcServer, Verb, dry_run, normal_address};
 
 use super::report::{PlannedRank, RankName};
 
@@ -86,11 +86,11 @@ pub(super) fn bystanders(engine: &Engine, selected: &[Arc<Engine>], all: &[Arc<E
     all.iter().filter(shares).cloned().collect()
 }
 
-fn addresses(engine: &Engine) -> impl Iterator<Item = &str> {
+fn addresses(engine: &Engine) -> impl Iterator<Item = String> {
     let spec = &engine.spec;
     let here = !matches!(spec.feed, Feed::Mirrored(_));
     let grpc = spec.control.grpc.iter().map(|grpc| &grpc.url);
-    spec.http.iter().chain(grpc).filter(move |_| here).map(|url| url.trim_end_matches('/'))
+    spec.http.iter().chain(grpc).filter(move |_| here).map(|url| normal_address(url))
 }
 
 /// The server of an engine. Reads the key that it wants.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use http::Uri;
 use kvplane_core::{EngineKind, ErrorCode, PublicError};
 use kvplane_ingest::{Engine, Engines, Feed};
+use kvplane_ops::normal_address;
 
 /// Names of one list are alternatives, lists are conditions that all hold; an empty one holds for every engine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -67,7 +68,7 @@ impl Selection {
         let at = |url: &String| {
             let grpc = spec.control.grpc.as_ref().map(|grpc| &grpc.url);
             let own = spec.http.iter().chain(grpc);
-            own.into_iter().any(|own| own.trim_end_matches('/') == url.trim_end_matches('/'))
+            own.into_iter().any(|own| normal_address(own) == normal_address(url))
         };
         (self.engines.is_empty() || self.engines.iter().any(|id| id == spec.id.as_str()))
             && (self.models.is_empty() || self.models.contains(&spec.model))
