@@ -10,6 +10,7 @@ mod hash;
 mod identity;
 mod keys;
 mod numbers;
+mod reason_words;
 mod resume;
 mod sglang;
 mod tier;

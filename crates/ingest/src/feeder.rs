@@ -7,6 +7,7 @@ use kvplane_stream::{Ask, Happening, MirroredState, Now, PassedOver, Recorder, S
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
+use crate::chronicle::Said;
 use crate::stream::{Outcome, Stream};
 
 /// Feeds one stream. Cheap to clone.
@@ -73,6 +74,7 @@ impl Feeder {
     }
 
     fn log(&self, happening: Happening) {
+        self.stream.remark(Said::of(&happening));
         let stream = self.stream.id();
         match happening {
             Happening::Standing(standing) => info!(%stream, continuity = %standing, "continuity changed"),
@@ -84,6 +86,7 @@ impl Feeder {
             Happening::Epoch(epoch, cause) => {
                 warn!(%stream, %epoch, proven = cause.proven(), cause = cause.as_str(), "new epoch");
             }
+            Happening::CaughtUp(batches) => info!(%stream, batches, "replayed"),
             Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
             Happening::UnprovenFlush => {
                 warn!(%stream, "the stream did not show a flush in time, residency dropped");

@@ -12,6 +12,7 @@
 mod address;
 mod catalog;
 mod check;
+mod chronicle;
 mod clock;
 mod discovery;
 mod drain;
@@ -35,6 +36,7 @@ pub use catalog::{
     Answer, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Roster, View,
 };
 pub use check::{AddError, UnknownMember};
+pub use chronicle::{Chronicle, Mood, Remark, Said};
 pub use kvplane_source::{LinkState, LinkStatus, told_keys};
 pub use metrics_page::{Sample, samples};
 pub use plane::{Engine, Engines, Plane};

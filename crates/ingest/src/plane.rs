@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::catalog::{Catalog, Identity};
 use crate::check::{AddError, UnknownMember, check};
+use crate::chronicle::{Chronicle, Said};
 use crate::clock::Clock;
 use crate::discovery::Asker;
 use crate::feeder::Feeder;
@@ -71,6 +72,7 @@ pub struct Plane {
     members: Mutex<Members>,
     options: PlaneOptions,
     clock: Clock,
+    chronicle: Arc<Chronicle>,
     catalog: Arc<Catalog>,
     sockets: Sockets,
     http: HttpClient,
@@ -98,6 +100,7 @@ impl Plane {
             members: Mutex::default(),
             options: options.clone(),
             clock: Clock::start(),
+            chronicle: Arc::default(),
             catalog: Catalog::new(options.index.clone()),
             sockets,
             http: HttpClient::new(),
@@ -112,6 +115,16 @@ impl Plane {
     /// Where what outlives its caller runs.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
+    }
+
+    /// What happened lately, in words.
+    pub fn chronicle(&self) -> &Arc<Chronicle> {
+        &self.chronicle
+    }
+
+    /// Writes down for people what happened to the plane as a whole.
+    pub fn remark(&self, said: Said) {
+        self.chronicle.write(self.clock.now().unix_ms, None, said);
     }
 
     /// All engines now.
@@ -287,7 +300,12 @@ impl Plane {
                 Recorder::of_mirror(self.options.down_after, keep, rank.rank, now)
             }
         };
-        let stream = Stream::new(StreamId::new(spec.id.clone(), rank.rank), self.clock, recorder);
+        let stream = Stream::new(
+            StreamId::new(spec.id.clone(), rank.rank),
+            self.clock,
+            self.chronicle.clone(),
+            recorder,
+        );
         let identity = Identity {
             model: spec.model.clone(),
             worker_id: spec.worker_id,

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use crate::catalog::{Catalog, Identity, StreamFeed, View};
+use crate::chronicle::{Chronicle, Said};
 use crate::clock::Clock;
 use crate::trouble::{DEFECT, Teller, Troubles};
 pub use flush::FlushWatch;
@@ -109,6 +110,7 @@ pub struct Outcome {
 pub struct Stream {
     id: StreamId,
     clock: Clock,
+    chronicle: Arc<Chronicle>,
     inner: Mutex<Inner>,
     /// The journal's window, read without waiting for a batch that is being applied.
     window: Arc<Window>,
@@ -129,13 +131,14 @@ impl Stream {
     pub fn in_process(id: StreamId, follow: Options, keep: JournalOptions) -> Self {
         let clock = Clock::start();
         let recorder = Recorder::new(follow, keep, id.rank, clock.now());
-        Self::new(id, clock, recorder)
+        Self::new(id, clock, Arc::default(), recorder)
     }
 
-    pub(crate) fn new(id: StreamId, clock: Clock, recorder: Recorder) -> Self {
+    pub(crate) fn new(id: StreamId, clock: Clock, chronicle: Arc<Chronicle>, recorder: Recorder) -> Self {
         Self {
             id,
             clock,
+            chronicle,
             mirrored: recorder.is_mirror(),
             via: Mutex::new(Arc::from([])),
             window: recorder.journal().window(),
@@ -167,6 +170,11 @@ impl Stream {
     pub fn leave_index(&self) {
         let left = self.inner.lock().index.take();
         drop(left); // after the lock
+    }
+
+    /// Writes down for people what happened to it.
+    pub(crate) fn remark(&self, said: Said) {
+        self.chronicle.write(self.clock.now().unix_ms, Some(&self.id), said);
     }
 
     /// Which stream.

@@ -20,6 +20,7 @@ mod republish;
 mod select;
 mod service;
 mod smg;
+mod watch;
 
 pub use auth::{
     Access, Caller, CertificateKey, Exposed, Keys, KeysError, Proof, Role, Roles, Subject, TokenKey,

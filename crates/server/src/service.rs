@@ -20,6 +20,7 @@ use crate::listen::{Door, Peer, Tls};
 use crate::ops::Operations;
 use crate::readiness::Readiness;
 use crate::smg::Mergers;
+use crate::watch::Watch;
 
 /// How the servers behave.
 #[derive(Debug, Clone)]
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) readiness: Readiness,
     pub(crate) mergers: Mergers,
+    pub(crate) watch: Watch,
     pub(crate) fleet: Parts,
     pub(crate) reports: Arc<Reports>,
     pub(crate) operations: Operations,
@@ -87,6 +89,7 @@ impl Service {
             options,
             readiness,
             mergers: Mergers::default(),
+            watch: Watch::default(),
             fleet: Parts::default(),
             reports: Arc::default(),
             peers: parking_lot::Mutex::default(),

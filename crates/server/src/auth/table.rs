@@ -13,12 +13,16 @@ const ADMIN: Needs = Needs::Role(Role::Admin);
 
 /// The pages: method, path as the router has it, role. A HEAD is a GET.
 pub(crate) const PAGES: &[(&str, &str, Needs)] = &[
+    // Files without data: what they show they ask for.
+    ("GET", "/", OPEN),
+    ("GET", "/dashboard/{file}", OPEN),
     ("GET", "/healthz", OPEN),
     // Whoever has no role is told whether, not why not.
     ("GET", "/readyz", OPEN),
     ("GET", "/health", OPEN),
     ("GET", "/metrics", READ),
     ("GET", "/v1/status", READ),
+    ("GET", "/v1/watch", READ),
     ("POST", "/v1/query", READ),
     ("POST", "/query", READ),
     ("POST", "/query_by_hash", READ),

@@ -1,6 +1,7 @@
 //! The HTTP server.
 
 mod caller_metrics;
+mod dashboard;
 mod fields;
 mod hints;
 mod hints_metrics;
@@ -22,6 +23,7 @@ mod report_metrics;
 mod short_numbers;
 mod source_metrics;
 mod status;
+mod watch;
 
 use std::sync::Arc;
 
@@ -47,6 +49,8 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/query_by_hash", post(peer_query::query_by_hash))
         .route("/kv_recover", get(recover::kv_recover))
         .route("/dump", get(peer_query::dump))
+        .route("/v1/watch", get(watch::watch))
+        .merge(dashboard::routes())
         .merge(members::routes())
         .merge(operations::routes())
         .merge(indexer::routes())

@@ -49,6 +49,8 @@ pub enum Happening {
     Trust(Trust, Option<Reason>),
     /// A new epoch.
     Epoch(Epoch, EpochCause),
+    /// It caught up: so many batches were replayed.
+    CaughtUp(u64),
     /// Batches were lost for good.
     Lost(Reason),
     /// The stream did not show a flush in time; what it held was dropped.
@@ -79,6 +81,8 @@ pub struct Recorder {
     /// Answers to older hints speak of another life's capacity.
     hints_from: u64,
     last_standing: Standing,
+    /// Batches that replays had brought when it was last live.
+    replayed: u64,
     last_trust: (Trust, Option<Reason>),
     asks: Vec<Ask>,
     happenings: Vec<Happening>,
@@ -106,6 +110,7 @@ impl Recorder {
             foreign_replays: 0,
             hints_from: 0,
             last_standing: follower.standing(),
+            replayed: 0,
             last_trust: trust_of(&journal),
             follower,
             journal,
@@ -235,6 +240,11 @@ impl Recorder {
         }
         if standing != self.last_standing {
             self.last_standing = standing;
+            if standing == Standing::Live {
+                let replayed = self.follower.counters().replayed_batches;
+                let batches = replayed - std::mem::replace(&mut self.replayed, replayed);
+                self.happenings.extend((batches > 0).then_some(Happening::CaughtUp(batches)));
+            }
             if !mirrored {
                 self.journal.note_standing(standing);
             }

@@ -1,0 +1,152 @@
+//! What happened lately, over all streams, in words: a ring for people to look at. Logs have the same, and more.
+
+mod words;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kvplane_core::StreamId;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+/// Remarks that are kept: some hours of a fleet with a few restarts, half a megabyte.
+const KEPT: usize = 1024;
+
+/// How a remark is to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mood {
+    /// All is well, or well again.
+    Good,
+    /// Something happened, and was dealt with.
+    Plain,
+    /// Answers are worth less than they were.
+    Bad,
+}
+
+impl Mood {
+    /// In one word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Plain => "plain",
+            Self::Bad => "bad",
+        }
+    }
+}
+
+/// What is said of a moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Said {
+    /// What it is about, as a stable word: `epoch`, `trust`, `continuity`, `flush`, …
+    pub topic: &'static str,
+    /// How it is to be read.
+    pub mood: Mood,
+    /// A sentence.
+    pub words: String,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remark {
+    /// Rises with every remark. One that happens again right away gets a new number.
+    pub number: u64,
+    /// When, in unix milliseconds.
+    pub unix_ms: u64,
+    /// To which stream; absent for the plane as a whole.
+    pub stream: Option<StreamId>,
+    /// What.
+    pub said: Said,
+    /// How often in a row.
+    pub times: u64,
+}
+
+/// What happened lately.
+#[derive(Debug)]
+pub struct Chronicle {
+    remarks: Mutex<VecDeque<Arc<Remark>>>,
+    /// The number of the last remark.
+    last: watch::Sender<u64>,
+}
+
+impl Default for Chronicle {
+    fn default() -> Self {
+        Self { remarks: Mutex::default(), last: watch::Sender::new(0) }
+    }
+}
+
+impl Chronicle {
+    /// Writes down what happened.
+    pub fn write(&self, unix_ms: u64, stream: Option<&StreamId>, said: Said) {
+        let mut remarks = self.remarks.lock();
+        let number = *self.last.borrow() + 1;
+        // Streams that tell the same again and again must not drive out what the others told.
+        let same = remarks.iter().rev().find(|remark| remark.stream.as_ref() == stream);
+        let same = same.filter(|remark| remark.said == said).map(|remark| (remark.number, remark.times));
+        let times = match same {
+            Some((number, times)) => {
+                remarks.retain(|remark| remark.number != number);
+                times + 1
+            }
+            None => 1,
+        };
+        if remarks.len() == KEPT {
+            remarks.pop_front();
+        }
+        remarks.push_back(Arc::new(Remark { number, unix_ms, stream: stream.cloned(), said, times }));
+        drop(remarks);
+        self.last.send_replace(number);
+    }
+
+    /// What was written after a number, oldest first.
+    pub fn after(&self, number: u64) -> Vec<Arc<Remark>> {
+        let remarks = self.remarks.lock();
+        let from = remarks.partition_point(|remark| remark.number <= number);
+        remarks.range(from..).cloned().collect()
+    }
+
+    /// The number of the last remark, and a wake-up for every new one.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.last.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_core::EngineId;
+
+    use super::*;
+
+    fn said(words: &str) -> Said {
+        Said { topic: "trust", mood: Mood::Plain, words: words.to_owned() }
+    }
+
+    fn stream(rank: u32) -> StreamId {
+        StreamId::new(EngineId::new("a").unwrap(), rank)
+    }
+
+    #[test]
+    fn what_repeats_is_counted_and_moves_to_the_end() {
+        let chronicle = Chronicle::default();
+        let (a, b) = (stream(0), stream(1));
+        chronicle.write(1, Some(&a), said("x"));
+        chronicle.write(2, Some(&b), said("y"));
+        chronicle.write(3, Some(&a), said("x"));
+        let seen: Vec<_> = chronicle.after(0).iter().map(|r| (r.number, r.unix_ms, r.times)).collect();
+        assert_eq!(seen, [(2, 2, 1), (3, 3, 2)]);
+        chronicle.write(4, Some(&a), said("z"));
+        chronicle.write(5, Some(&a), said("x"));
+        assert_eq!(chronicle.after(2).iter().map(|r| r.times).collect::<Vec<_>>(), [2, 1, 1]);
+        assert_eq!(*chronicle.watch().borrow(), 5);
+    }
+
+    #[test]
+    fn the_oldest_goes() {
+        let chronicle = Chronicle::default();
+        for at in 0..KEPT as u64 + 10 {
+            chronicle.write(at, None, said(&at.to_string()));
+        }
+        let kept = chronicle.after(0);
+        assert_eq!((kept.len(), kept[0].number), (KEPT, 11));
+        assert_eq!(chronicle.after(KEPT as u64 + 8).len(), 2);
+    }
+}

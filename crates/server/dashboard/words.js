@@ -1,0 +1,73 @@
+// Numbers and states as people read them.
+
+export const TIERS = ["device", "host", "disk", "remote", "unknown"];
+
+/** What a rank's word is worth right now: its trust while it is followed, "away" while it is not. */
+export function standing(rank) {
+  return rank.continuity === "live" ? rank.trust : "away";
+}
+
+/** Each state has a mark of its own, so that colour is not the only difference. */
+export const MARKS = { exact: "✓", lower: "▾", unverified: "?", unsound: "✗", away: "…" };
+
+export const LEGEND = [
+  ["exact", "exact: what is shown is what the engine holds"],
+  ["lower", "lower: no phantoms, blocks may be missing"],
+  ["unverified", "unverified: something unknown was skipped"],
+  ["unsound", "unsound: may hold phantoms"],
+  ["away", "not followed right now, not credited"],
+];
+
+export function short(number) {
+  if (number < 10_000) return String(number);
+  if (number < 1_000_000) return `${(number / 1000).toFixed(number < 100_000 ? 1 : 0)}k`;
+  return `${(number / 1_000_000).toFixed(1)}M`;
+}
+
+export function bytes(number) {
+  if (number < 1 << 20) return `${Math.round(number / 1024)} KiB`;
+  return `${(number / (1 << 20)).toFixed(1)} MiB`;
+}
+
+export function since(fromMs, nowMs) {
+  const seconds = Math.max(0, Math.round((nowMs - fromMs) / 1000));
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+}
+
+export function clock(unixMs) {
+  return new Date(unixMs).toLocaleTimeString([], { hour12: false });
+}
+
+/** One sentence about a rank. */
+export function sentence(rank) {
+  if (rank.continuity === "connecting") return rank.trouble ? `not reached: ${rank.trouble}` : "not reached yet";
+  if (rank.continuity === "down") return "out of reach: what it held is kept for its return and not credited";
+  if (rank.continuity === "recovering") return "a question is open: not credited until it is answered";
+  if (rank.trust === "exact") return "what is shown is what the engine holds";
+  return rank.words ?? rank.reason ?? "";
+}
+
+export function total(blocks) {
+  return Object.values(blocks).reduce((sum, held) => sum + held, 0);
+}
+
+/** Makes an element: attributes by name, children as nodes or text. */
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== undefined && value !== null) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** Sets text only where it differs: an unchanged page costs nothing. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function mark(element, name, value) {
+  if (element.getAttribute(name) !== value) element.setAttribute(name, value);
+}

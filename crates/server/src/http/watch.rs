@@ -1,0 +1,114 @@
+//! `/v1/watch`: the fleet and what happens to it, as server-sent events.
+//!
+//! `fleet` has ranks: all of them (`whole`) when the stream begins and when others are there, else those that changed. `remarks` has what
+//! happened, oldest first; the first one what happened lately.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use futures::Stream;
+use kvplane_ingest::{Plane, Remark};
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::service::Shared;
+use crate::watch::{Looking, Picture};
+
+/// So that proxies do not end a quiet stream.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Serialize)]
+struct RemarkJson<'r> {
+    number: u64,
+    unix_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<&'r str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rank: Option<u32>,
+    topic: &'static str,
+    mood: &'static str,
+    words: &'r str,
+    times: u64,
+}
+
+/// One who looks.
+struct Watcher {
+    plane: Arc<Plane>,
+    _looking: Arc<Looking>,
+    pictures: watch::Receiver<Arc<Picture>>,
+    seen: u64,
+    remarks: watch::Receiver<u64>,
+    heard: u64,
+    ready: VecDeque<Event>,
+    stop: CancellationToken,
+}
+
+pub(super) async fn watch(
+    State(shared): State<Arc<Shared>>,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let looking = shared.watch.look(&shared.plane);
+    let mut remarks = shared.plane.chronicle().watch();
+    remarks.mark_changed();
+    let watcher = Watcher {
+        plane: shared.plane.clone(),
+        pictures: looking.pictures(),
+        _looking: looking,
+        seen: 0,
+        remarks,
+        heard: 0,
+        ready: VecDeque::new(),
+        stop: shared.stop.clone(),
+    };
+    let events = futures::stream::unfold(watcher, async |mut watcher| {
+        let event = watcher.next().await?;
+        Some((Ok(event), watcher))
+    });
+    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+}
+
+impl Watcher {
+    /// What to tell next; `None` when the plane ends.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            tokio::select! {
+                () = self.stop.cancelled() => return None,
+                changed = self.pictures.changed() => changed.ok()?,
+                changed = self.remarks.changed() => changed.ok()?,
+            }
+            let picture = self.pictures.borrow_and_update().clone();
+            let fleet = picture.since(std::mem::replace(&mut self.seen, picture.number()));
+            self.ready.extend(fleet.map(|fleet| Event::default().event("fleet").data(fleet)));
+            self.remarks.mark_unchanged();
+            let remarks = self.plane.chronicle().after(self.heard);
+            if let Some(last) = remarks.last() {
+                self.heard = last.number;
+                self.ready.extend(told(&remarks));
+            }
+        }
+    }
+}
+
+fn told(remarks: &[Arc<Remark>]) -> Option<Event> {
+    let shown: Vec<_> = remarks
+        .iter()
+        .map(|remark| RemarkJson {
+            number: remark.number,
+            unix_ms: remark.unix_ms,
+            engine: remark.stream.as_ref().map(|stream| stream.engine.as_str()),
+            rank: remark.stream.as_ref().map(|stream| stream.rank),
+            topic: remark.said.topic,
+            mood: remark.said.mood.as_str(),
+            words: &remark.said.words,
+            times: remark.times,
+        })
+        .collect();
+    Event::default().event("remarks").json_data(shown).ok()
+}

@@ -1,0 +1,110 @@
+//! One rank in a picture.
+
+use std::collections::BTreeMap;
+
+use kvplane_core::{Reason, Tier};
+use kvplane_ingest::{Engine, Stream};
+use serde::Serialize;
+
+/// What is shown of a rank. Nothing in it changes while nothing happens.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Cell {
+    engine: String,
+    rank: u32,
+    kind: &'static str,
+    model: String,
+    continuity: &'static str,
+    trust: &'static str,
+    reason: Option<&'static str>,
+    /// The reason in words.
+    words: Option<&'static str>,
+    trouble: Option<&'static str>,
+    epoch: u64,
+    sequence: Option<u64>,
+    block_size: Option<u32>,
+    blocks: BTreeMap<&'static str, u64>,
+    events_per_s: u64,
+    /// When the last event was applied, in unix milliseconds, to the second.
+    last_event_ms: Option<u64>,
+    restarts: u64,
+    gaps: u64,
+    gaps_unfilled: u64,
+    window_batches: usize,
+    state_bytes: usize,
+}
+
+/// What a rank had counted when it was looked at.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counted {
+    events: u64,
+    at_ms: u64,
+}
+
+impl Cell {
+    /// A rank now, and how fast it was since `before`.
+    pub(super) fn of(
+        engine: &Engine,
+        stream: &Stream,
+        now_ms: u64,
+        before: Option<Counted>,
+    ) -> (Self, Counted) {
+        let status = stream.status();
+        let worst = status.trust.worst().map(|worst| worst.reason);
+        let counted = Counted { events: status.journal.events, at_ms: now_ms };
+        let cell = Self {
+            engine: engine.spec.id.to_string(),
+            rank: stream.id().rank,
+            kind: engine.spec.kind.as_str(),
+            model: engine.spec.model.clone(),
+            continuity: status.continuity.as_str(),
+            trust: status.trust.level().as_str(),
+            reason: worst.map(Reason::as_str),
+            words: worst.map(Reason::words),
+            trouble: status.trouble,
+            epoch: status.epoch.as_u64(),
+            sequence: status.engine_sequence,
+            block_size: status.block_size,
+            blocks: held(&status.blocks),
+            events_per_s: before.map_or(0, |before| counted.rate_since(before)),
+            last_event_ms: status
+                .since_last_event
+                .map(|since| now_ms.saturating_sub(since.as_millis() as u64) / 1000 * 1000),
+            restarts: status.counters.restarts,
+            gaps: status.counters.gaps,
+            gaps_unfilled: status.counters.gaps_unfilled,
+            window_batches: status.window_entries,
+            state_bytes: status.state_bytes,
+        };
+        (cell, counted)
+    }
+}
+
+impl Counted {
+    fn rate_since(self, before: Self) -> u64 {
+        let ms = self.at_ms.saturating_sub(before.at_ms).max(1);
+        // A stream that was taken off and came back counts from 0.
+        self.events.saturating_sub(before.events).saturating_mul(1000) / ms
+    }
+}
+
+/// The tiers that hold something; the device always.
+fn held(blocks: &[u64; Tier::ALL.len()]) -> BTreeMap<&'static str, u64> {
+    let tiers = Tier::ALL.iter().map(|tier| (tier, blocks[tier.index()]));
+    tiers
+        .filter(|(tier, blocks)| **tier == Tier::Device || *blocks > 0)
+        .map(|(tier, blocks)| (tier.as_str(), blocks))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_per_second_and_never_negative() {
+        let counted = |events, at_ms| Counted { events, at_ms };
+        assert_eq!(counted(150, 1500).rate_since(counted(100, 1000)), 100);
+        assert_eq!(counted(0, 1500).rate_since(counted(100, 1000)), 0);
+        assert_eq!(counted(5, 1000).rate_since(counted(0, 1000)), 5000);
+    }
+}
