@@ -4,7 +4,7 @@ import { known, key, now } from "./live.js";
 import { plot } from "./plot.js";
 import { MARKS, TIERS, bytes, make, mark, say, sentence, short, since, standing } from "./words.js";
 
-const SAMPLES = 240; // two minutes across a plot
+const SPAN = 120_000; // across a plot
 let built = ""; // which engine and ranks the page shows
 const parts = new Map(); // rank -> what changes on its card
 
@@ -77,13 +77,18 @@ function drawRank(rank, colours) {
     state: bytes(rank.state_bytes),
   };
   for (const [name, value] of Object.entries(values)) say(part.values[name], value);
-  const samples = (known.history.get(key(rank)) ?? []).slice(-SAMPLES);
+  const at = now();
+  const all = known.history.get(key(rank)) ?? [];
+  // From one before the left edge on, and up to now: what was told last is so still.
+  const first = Math.max(0, all.findIndex((sample) => sample.at > at - SPAN) - 1);
+  const samples = [...all.slice(first), ...all.slice(-1).map((last) => ({ ...last, at }))];
+  const times = samples.map((sample) => sample.at);
   const colour = (name) => colours.getPropertyValue(`--${name}`).trim();
-  const most = plot(part.rate, [{ colour: colour("accent"), values: samples.map(({ rate }) => rate) }], SAMPLES);
+  const most = plot(part.rate, times, [{ colour: colour("accent"), values: samples.map(({ rate }) => rate) }], at, SPAN);
   say(part.rateNote, `${short(rank.events_per_s)} now, at most ${short(most)}`);
   mark(part.rate, "aria-label", `${rank.events_per_s} events a second`);
   const series = TIERS.map((tier) => ({ colour: colour(tier), values: samples.map(({ blocks }) => blocks[tier] ?? 0) }));
-  plot(part.blocks, series, SAMPLES);
+  plot(part.blocks, times, series, at, SPAN);
   say(part.blocksNote, tiers.join(", "));
   mark(part.blocks, "aria-label", `blocks: ${tiers.join(", ")}`);
 }

@@ -85,11 +85,14 @@ function takeFleet({ whole, unix_ms, ranks }) {
   } else {
     for (const rank of ranks) known.ranks.set(key(rank), rank);
   }
-  // Every rank, also those that did not change: a plot has no holes.
+  // Every rank, also those that did not change.
   for (const [name, rank] of known.ranks) {
     const samples = known.history.get(name) ?? [];
+    const last = samples.at(-1);
+    // While nothing changed nothing was told: it stayed as it was until just now.
+    if (last && unix_ms - last.at > 1000) samples.push({ ...last, at: unix_ms - 500 });
     samples.push({ at: unix_ms, rate: rank.events_per_s, blocks: rank.blocks });
-    if (samples.length > HISTORY) samples.shift();
+    if (samples.length > HISTORY) samples.splice(0, samples.length - HISTORY);
     known.history.set(name, samples);
   }
 }

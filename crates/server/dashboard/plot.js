@@ -1,7 +1,10 @@
 // A line or a stack over the last minutes, on a canvas.
 
-/** Draws series [{colour, values}] stacked over each other; returns the largest sum. */
-export function plot(canvas, series, length) {
+/**
+ * Draws series [{colour, values}] stacked over each other, the values at the times `times`, from `now - span` to `now`; returns the
+ * largest sum.
+ */
+export function plot(canvas, times, series, now, span) {
   const scale = window.devicePixelRatio || 1;
   const { clientWidth: width, clientHeight: height } = canvas;
   if (!width || !height) return 0;
@@ -12,11 +15,11 @@ export function plot(canvas, series, length) {
   const draw = canvas.getContext("2d");
   draw.setTransform(scale, 0, 0, scale, 0, 0);
   draw.clearRect(0, 0, width, height);
-  const count = Math.max(0, ...series.map(({ values }) => values.length));
+  const count = times.length;
   const sums = new Array(count).fill(0);
   for (const { values } of series) values.forEach((value, at) => (sums[at] += value));
   const most = Math.max(1, ...sums);
-  const x = (at) => width - ((count - 1 - at) / Math.max(1, length - 1)) * width;
+  const x = (at) => width - ((now - times[at]) / span) * width;
   const y = (value) => height - 1 - (value / most) * (height - 6);
   const below = new Array(count).fill(0);
   for (const { colour, values } of series) {
