@@ -33,6 +33,7 @@ ROOMS = {
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-socket", "kvplane-wire"},
+    "kvplane-python": {"kvplane-core", "kvplane-wire"},
     "kvplane": "*",
 }
 

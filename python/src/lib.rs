@@ -1,0 +1,17 @@
+//! The native part of the Python package `kvplane`: types of Python around those of the other rooms.
+//!
+//! Nothing is decided here. Arguments are checked and named, the interpreter's lock is released while the other rooms
+//! work, and what goes wrong becomes an exception with a stable code.
+
+use pyo3::pymodule;
+
+/// The module `kvplane._native`. `kvplane/__init__.py` says what of it is public.
+#[pymodule]
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}
