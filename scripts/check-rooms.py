@@ -33,7 +33,8 @@ ROOMS = {
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-socket", "kvplane-wire"},
-    "kvplane-python": {"kvplane-core", "kvplane-wire"},
+    "kvplane-embed": {"kvplane-core", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
+    "kvplane-python": {"kvplane-core", "kvplane-embed", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
     "kvplane": "*",
 }
 

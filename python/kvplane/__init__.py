@@ -1,6 +1,6 @@
 """kvplane inside a Python process: a recorder beside an engine's publisher, recovery, and frames."""
 
-from ._native import __version__
+from ._native import Recorder, RecoveryServer, Snapshot, __version__, decode, encode, serve_recovery
 from .errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -19,5 +19,11 @@ __all__ = [
     "Error",
     "InternalError",
     "OrderError",
+    "Recorder",
+    "RecoveryServer",
+    "Snapshot",
     "__version__",
+    "decode",
+    "encode",
+    "serve_recovery",
 ]

@@ -3,12 +3,30 @@
 //! Nothing is decided here. Arguments are checked and named, the interpreter's lock is released while the other rooms
 //! work, and what goes wrong becomes an exception with a stable code.
 
+mod arguments;
+mod errors;
+mod events;
+mod frames;
+mod log;
+mod recorder;
+mod serve;
+mod snapshot;
+
 use pyo3::pymodule;
 
 /// The module `kvplane._native`. `kvplane/__init__.py` says what of it is public.
 #[pymodule]
 mod _native {
     use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::frames::{decode, encode};
+    #[pymodule_export]
+    use super::recorder::Recorder;
+    #[pymodule_export]
+    use super::serve::{RecoveryServer, serve_recovery};
+    #[pymodule_export]
+    use super::snapshot::Snapshot;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -44,4 +44,4 @@ pub use spec::{
     CacheSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, LinkSpec,
     MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
 };
-pub use stream::{News, Outcome, Stream, StreamStatus};
+pub use stream::{HandedOver, News, NotHandedOver, Outcome, Stream, StreamStatus};

@@ -15,12 +15,13 @@ use axum::response::{IntoResponse, Response};
 use futures::{StreamExt as _, stream};
 use kvplane_core::{PublicError, Tier};
 use kvplane_ingest::{Answer, DEFAULT_ROUTING_GROUP, Prompt, Roster, Stream};
+use kvplane_stream::Worker;
 use serde::Serialize;
 use serde_json::json;
 
 use super::fields::{Fields, Malformed};
 use super::query::{on_a_fitting_thread, read_body, with_question};
-use super::recover::{Worker, not_worth_crediting};
+use super::recover::not_worth_crediting;
 use crate::query::Question;
 use crate::service::Shared;
 
