@@ -14,6 +14,10 @@ mod snapshot;
 
 use pyo3::pymodule;
 
+/// For what lies in these rooms alone: Python's own objects are where they always were. Recording is made of small allocations.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The module `kvplane._native`. `kvplane/__init__.py` says what of it is public.
 #[pymodule]
 mod _native {

@@ -114,6 +114,7 @@ impl Recorder {
             state: Limits { max_bytes: settings.max_state_bytes, ..Limits::default() },
             block_size: settings.block_size,
             semantics: Semantics::of(settings.kind),
+            transitions_only: true,
             ..JournalOptions::default()
         };
         let follow = HandedOptions { from_start: settings.from_start, on_gap: settings.on_gap };

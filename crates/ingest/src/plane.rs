@@ -256,6 +256,7 @@ impl Plane {
             block_size: spec.block_size,
             semantics: Semantics::of(spec.kind),
             relayed: matches!(spec.feed, Feed::Subscribed(_)),
+            transitions_only: false,
         };
         let mut now = self.clock.now();
         now.unix_ms = now.unix_ms.max(members.epochs_from);

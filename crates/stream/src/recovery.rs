@@ -60,7 +60,7 @@ impl Recovery {
             Range::Entries { entries, last: last_event_id } => {
                 let events = match numbering {
                     Numbering::Transitions => worker.transitions(&entries, start),
-                    Numbering::Batches => worker.batches(&entries),
+                    Numbering::Batches => worker.batches(&entries, start),
                 };
                 Some(Answer::Events { events, last_event_id })
             }
@@ -104,8 +104,8 @@ impl Worker {
         numbered.filter(|(id, _)| *id >= start).map(|(id, transition)| self.event(id, transition)).collect()
     }
 
-    /// The transitions of `entries`, by the numbers that these were handed over with.
-    fn batches(self, entries: &[Arc<Entry>]) -> Vec<RouterEvent> {
+    /// The transitions of `entries`, by the numbers that these were handed over with, from `start` on.
+    fn batches(self, entries: &[Arc<Entry>], start: u64) -> Vec<RouterEvent> {
         let mut events = Vec::with_capacity(entries.len());
         let mut own = Vec::new();
         for entry in entries {
@@ -113,8 +113,9 @@ impl Worker {
                 own.extend(&entry.transitions);
                 continue;
             };
-            // What kvplane did, because numbers before this one are missing, stands under the last of those.
-            events.extend(own.drain(..).map(|transition| self.event(number.saturating_sub(1), transition)));
+            // What kvplane did, because numbers before this one are missing, stands under the last of those that is asked for.
+            let missing = number.saturating_sub(1).max(start);
+            events.extend(own.drain(..).map(|transition| self.event(missing, transition)));
             if entry.transitions.is_empty() {
                 let nothing = KvCacheRemoveData { block_hashes: Vec::new() };
                 events.push(self.told(number, Tier::Device, KvCacheEventData::Removed(nothing)));

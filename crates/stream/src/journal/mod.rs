@@ -490,6 +490,7 @@ impl Journal {
         notes: Notes,
         transitions: Vec<Transition>,
     ) {
+        let changes = if self.options.transitions_only { Vec::new() } else { changes };
         let entry = self.window.push(engine_sequence, timestamp, changes, notes, transitions);
         if let Some(fresh) = &mut self.fresh {
             fresh.push(entry);

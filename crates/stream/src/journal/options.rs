@@ -81,6 +81,8 @@ pub struct JournalOptions {
     pub eagle: bool,
     /// Tokens that a tier behind the device gives back at once, where the operator says so.
     pub offload_chunk: Option<u32>,
+    /// Nobody follows the stream as a replica: entries keep transitions, and no changes.
+    pub transitions_only: bool,
 }
 
 impl Default for JournalOptions {
@@ -95,6 +97,7 @@ impl Default for JournalOptions {
             relayed: false,
             eagle: false,
             offload_chunk: None,
+            transitions_only: false,
         }
     }
 }
