@@ -1,5 +1,7 @@
 //! A stream that the engine's own process feeds, by calls.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use kvplane_core::{Continuity, StateDigest, StreamId, TrustState};
 use kvplane_stream::{HandedOptions, Happening, JournalOptions, NotTaken, Now, Recorder, Snapshot};
 use kvplane_wire::OwnedEvent;
@@ -7,6 +9,9 @@ use kvplane_wire::OwnedEvent;
 use super::Stream;
 use crate::clock::Clock;
 use crate::trouble::DEFECT;
+
+/// When the latest life of any such stream began, in unix milliseconds.
+static LAST_LIFE: AtomicU64 = AtomicU64::new(0);
 
 /// What became of a batch that was handed over.
 #[derive(Debug)]
@@ -32,10 +37,16 @@ pub enum NotHandedOver {
 }
 
 impl Stream {
-    /// A stream that the engine's own process feeds.
+    /// A stream that the engine's own process feeds. Each has a life of its own, also of those that follow one another in the
+    /// same millisecond.
     pub fn handed_over(id: StreamId, follow: HandedOptions, keep: JournalOptions) -> Self {
         let clock = Clock::start();
-        let recorder = Recorder::of_hand_over(follow, keep, id.rank, clock.now());
+        let mut now = clock.now();
+        let earlier = LAST_LIFE.fetch_max(now.unix_ms, Ordering::Relaxed);
+        if earlier >= now.unix_ms {
+            now.unix_ms = LAST_LIFE.fetch_add(1, Ordering::Relaxed) + 1;
+        }
+        let recorder = Recorder::of_hand_over(follow, keep, id.rank, now);
         Self::new(id, clock, recorder)
     }
 
