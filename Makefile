@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms docs unit loom interop python python-env wheel bench bench-peers clean rust-tools compilers
+.PHONY: help demo test lint fmt clippy rooms docs unit loom interop python python-env wheel bench bench-python bench-peers clean rust-tools compilers
 
 help:
 	@echo "make demo    see it work: three simulated engines, faults, and what kvplane makes of them"
@@ -66,6 +66,9 @@ wheel: compilers
 
 bench: compilers
 	scripts/bench.sh
+
+bench-python: compilers
+	scripts/bench-python.sh
 
 # TRACE=FILE adds the workload conv8. PEERS takes arguments: make bench-peers PEERS="--quick"
 bench-peers:

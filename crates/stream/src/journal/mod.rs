@@ -117,6 +117,8 @@ pub struct Journal {
     engine_sequence: Option<u64>,
     /// Most stores have the same: shared.
     last_attributes: Arc<Attributes>,
+    /// In the place of tokens that are not kept.
+    no_tokens: Arc<[u32]>,
     learned_block_size: Option<u32>,
     /// Since when the engine's own word contradicts the configured block size.
     misdescribed_since_ms: Option<u64>,
@@ -175,6 +177,7 @@ impl Journal {
             known_from_next: false,
             engine_sequence: None,
             last_attributes: Arc::default(),
+            no_tokens: Arc::default(),
             learned_block_size: None,
             misdescribed_since_ms: None,
             untold_adapters: false,

@@ -81,7 +81,8 @@ pub struct JournalOptions {
     pub eagle: bool,
     /// Tokens that a tier behind the device gives back at once, where the operator says so.
     pub offload_chunk: Option<u32>,
-    /// Nobody follows the stream as a replica: entries keep transitions, and no changes.
+    /// Nobody follows the stream as a replica, and nobody asks entries for tokens: they keep transitions alone, by hashes alone. The
+    /// state and snapshots of it have all.
     pub transitions_only: bool,
 }
 
