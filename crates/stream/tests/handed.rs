@@ -150,7 +150,9 @@ fn without_tokens(entry: &Entry) -> String {
     let mut transitions = entry.transitions.clone();
     for transition in &mut transitions {
         if let Transition::Stored { blocks, .. } = transition {
-            blocks.iter_mut().for_each(|block| block.tokens = std::sync::Arc::default());
+            for block in blocks {
+                block.tokens = std::sync::Arc::default();
+            }
         }
     }
     format!("{:?} {:?} {:?} {:?}", entry.engine_sequence, entry.digest, transitions, entry.marks)
