@@ -32,7 +32,8 @@ mod zmq_source;
 
 pub use address::AddressError;
 pub use catalog::{
-    Answer, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Roster, View,
+    Answer, Asking, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Question,
+    Roster, View, check_length,
 };
 pub use check::{AddError, UnknownMember};
 pub use http_client::{HttpClient, MAX_PAGE, NoAnswer};
@@ -44,4 +45,4 @@ pub use spec::{
     CacheSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, LinkSpec,
     MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
 };
-pub use stream::{HandedOver, News, NotHandedOver, Outcome, Stream, StreamStatus};
+pub use stream::{HandedOver, News, NotHandedOver, NotIndexed, Outcome, Stream, StreamStatus};

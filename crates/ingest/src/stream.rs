@@ -1,6 +1,7 @@
 //! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
 
 mod handed;
+mod late;
 mod mirrored;
 mod news;
 
@@ -23,6 +24,7 @@ use crate::catalog::{Catalog, Identity, StreamFeed, View};
 use crate::clock::Clock;
 use crate::trouble::{DEFECT, Teller, Troubles};
 pub use handed::{HandedOver, NotHandedOver};
+pub use late::NotIndexed;
 pub use news::News;
 
 /// Slots that a snapshot visits while it holds the stream's lock: some tens of microseconds.

@@ -11,7 +11,6 @@ mod grpc;
 mod hints;
 mod http;
 mod publishers;
-mod query;
 mod readiness;
 mod republish;
 mod select;
