@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Optional, Union
+from typing import Any, Literal, Optional, TypedDict, Union
 
-from typing_extensions import Self, TypeAlias
+from typing_extensions import Self, TypeAlias, Unpack
 
 BlockHash: TypeAlias = Union[int, bytes, str]
 """An int of 64 bits, with or without a sign; a digest of 16 or 32 bytes; or its hexadecimal digits."""
@@ -145,6 +145,159 @@ class RecoveryServer:
 
 def serve_recovery(recorder: Recorder, host: Optional[str] = None, port: Optional[int] = None) -> RecoveryServer:
     """Serves ``/kv_recover`` of a recorder. Without a host on loopback, without a port on any that is free."""
+
+Trust: TypeAlias = Literal["exact", "lower", "unverified", "unsound"]
+Continuity: TypeAlias = Literal["connecting", "recovering", "live", "down"]
+Tier: TypeAlias = Literal["device", "host", "disk", "remote"]
+
+class QueryDetails(TypedDict, total=False):
+    """What a prompt is made of besides its tokens, and other ways to tell it: the fields of ``POST /v1/query``."""
+
+    lora_name: Optional[str]
+    lora_id: Optional[int]
+    cache_salt: Optional[str]
+    extra_keys: Optional[Iterable[Optional[Iterable[ExtraKey]]]]
+    multimodal: Optional[Iterable[tuple[str, int, int]]]
+    block_hashes: Optional[Iterable[int]]
+    chained: Optional[bool]
+    block_size: Optional[int]
+    groups: Optional[bool]
+
+class Match:
+    """A stream that is credited, and how much of the prompt it holds."""
+
+    @property
+    def engine(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def trust(self) -> Trust: ...
+    @property
+    def reason(self) -> Optional[str]: ...
+    @property
+    def block_size(self) -> Optional[int]: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def tiers(self) -> dict[Tier, int]: ...
+    @property
+    def main(self) -> Optional[dict[str, Any]]: ...
+    @property
+    def groups(self) -> Optional[list[dict[str, Any]]]: ...
+
+class NotCredited:
+    """A stream that is not credited, and why."""
+
+    @property
+    def engine(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def trust(self) -> Trust: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def continuity(self) -> Continuity: ...
+
+class Answer:
+    """Who holds how much of a prompt, and what that is worth."""
+
+    @property
+    def matches(self) -> tuple[Match, ...]:
+        """The credited streams, most tokens first. Streams that hold nothing are among them."""
+
+    @property
+    def best(self) -> tuple[Match, ...]:
+        """Those of them that hold the most; none when nobody holds anything."""
+
+    @property
+    def trust(self) -> Trust:
+        """The weakest of all streams that could have answered, credited or not."""
+
+    @property
+    def not_credited(self) -> tuple[NotCredited, ...]: ...
+    def as_dict(self) -> dict[str, Any]:
+        """The same as ``POST /v1/query`` would answer."""
+
+class Index:
+    """Who holds how much of a prompt, among recorders of this process."""
+
+    def __init__(self, *, credit: Optional[Iterable[Trust]] = None) -> None: ...
+    def add(self, recorder: Recorder, model: str) -> None:
+        """Puts a recorder in, with whatever it has recorded by now. It goes on recording meanwhile."""
+
+    def remove(self, recorder: Recorder) -> bool:
+        """Takes a recorder out. Says whether it was in."""
+
+    def query(
+        self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[QueryDetails]
+    ) -> Answer:
+        """Who holds how much of a prompt. As new as the recorders are."""
+
+    def models(self) -> list[str]: ...
+
+class Change:
+    """Something that happened at a plane that is followed, told after the copy has it."""
+
+    @property
+    def kind(
+        self,
+    ) -> Literal["connected", "disconnected", "loaded", "reset", "batch", "standing", "lagged", "gone"]: ...
+    @property
+    def trouble(self) -> Optional[str]: ...
+    @property
+    def engine(self) -> Optional[str]: ...
+    @property
+    def rank(self) -> Optional[int]: ...
+    @property
+    def continuity(self) -> Optional[Continuity]: ...
+    @property
+    def trust(self) -> Optional[Trust]: ...
+    @property
+    def epoch(self) -> Optional[int]: ...
+    @property
+    def sequence(self) -> Optional[int]: ...
+    @property
+    def engine_sequence(self) -> Optional[int]: ...
+    @property
+    def timestamp(self) -> Optional[float]: ...
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What a batch did, in order."""
+
+class Changes:
+    """Changes for one reader. Not public: see ``Client.changes``."""
+
+    def wait(self, limit: int, timeout: float) -> Optional[list[Change]]: ...
+    def close(self) -> None: ...
+
+class Client:
+    """The native part of ``kvplane.Client``. Not public."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        engine: Optional[str] = None,
+        credit: Optional[Iterable[Trust]] = None,
+        down_after: float = 10.0,
+    ) -> None: ...
+    def query(
+        self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[QueryDetails]
+    ) -> Answer: ...
+    def status(self) -> dict[str, Any]: ...
+    def streams(self) -> list[dict[str, Any]]: ...
+    def wait_ready(self, timeout: float) -> bool: ...
+    def changes(self, streams: bool) -> Changes: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
 
 def decode(payload: Payload, /) -> dict[str, Any]:
     """The events of a published message, as dicts with the engine's own names."""

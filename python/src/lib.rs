@@ -4,10 +4,14 @@
 //! work, and what goes wrong becomes an exception with a stable code.
 
 mod arguments;
+mod changes;
+mod client;
 mod errors;
 mod events;
 mod frames;
+mod index;
 mod log;
+mod question;
 mod recorder;
 mod serve;
 mod snapshot;
@@ -24,7 +28,15 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use super::changes::{Change, Changes};
+    #[pymodule_export]
+    use super::client::Client;
+    #[pymodule_export]
     use super::frames::{decode, encode};
+    #[pymodule_export]
+    use super::index::Index;
+    #[pymodule_export]
+    use super::question::{Answer, Match, NotCredited};
     #[pymodule_export]
     use super::recorder::Recorder;
     #[pymodule_export]
