@@ -62,7 +62,7 @@ class RecordingPublisher:
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
-    def publish(self, *events: Event) -> None:
+    def publish(self, *events: Union[BlockStored, BlockRemoved, AllBlocksCleared]) -> None:
         """Called by the engine's scheduler: never waits for a subscriber."""
         self._queue.put(EventBatch(time.time(), list(events), self._recorder.rank))
 
