@@ -8,7 +8,7 @@ cargo build --release -p kvplane
 cargo build --release -p kvplane-wire --example decode_bench --example drain_bench
 cargo build --release -p kvplane-ingest --example recorder_bench
 cargo build --release -p kvplane-hints --example hints_bench
-cargo build --release -p kvplane-server --example relay_bench --example drain_fleet_bench --example front_bench --example query_bench --example report_bench
+cargo build --release -p kvplane-server --example relay_bench --example drain_fleet_bench --example front_bench --example query_bench --example report_bench --example fleet_flush_bench
 
 echo "# $(nproc) cores, $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), load $(cut -d' ' -f1-3 /proc/loadavg)"
 echo
@@ -36,3 +36,6 @@ for part in lookup removal beside; do
 done
 echo
 target/release/examples/report_bench target/release/kvplane
+echo
+# Pages that were freed would count as used for a while otherwise.
+MIMALLOC_PURGE_DELAY=0 target/release/examples/fleet_flush_bench target/release/kvplane

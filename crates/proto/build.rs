@@ -4,21 +4,27 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const CONTRACTS: [&str; 7] = [
+const CONTRACTS: [&str; 4] = [
     "kvplane/v1/plane.proto",
+    "kvplane/v1/admin.proto",
     "inferencecache/v1alpha1/inferencecache.proto",
     "smg/common.proto",
+];
+
+/// The engines' own services.
+const ENGINES: [&str; 5] = [
     "engines/vllm.proto",
     "engines/sglang.proto",
     "engines/tokenspeed.proto",
     "engines/trtllm.proto",
+    "engines/mlx.proto",
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root =
         PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").ok_or("no manifest dir")?).join("../../proto");
     println!("cargo:rerun-if-changed={}", root.display());
-    let contracts = protox::compile(CONTRACTS, [&root])?;
+    let contracts = protox::compile(CONTRACTS.iter().chain(&ENGINES), [&root])?;
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("no out dir")?);
     std::fs::write(out.join("descriptors.bin"), contracts.encode_to_vec())?;
 
@@ -30,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".")
         .extern_path(".smg.grpc.common", "crate::smg")
         .out_dir(&client)
-        .compile_fds(contracts.clone())?;
+        .compile_fds(contracts)?;
     tonic_prost_build::configure()
         .build_server(false)
         .build_client(false)
@@ -46,9 +52,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .extern_path(".kvplane.v1.SubscribeResponse", "crate::Encoded")
         .extern_path(".kvplane.v1", "crate::kvplane::v1")
         .extern_path(".inferencecache.v1alpha1", "crate::inferencecache")
-        .extern_path(".smg.grpc.common.KvEventBatch", "crate::Encoded")
         .extern_path(".smg.grpc.common", "crate::smg")
         .out_dir(&server)
-        .compile_fds(contracts)?;
+        .compile_fds(protox::compile(CONTRACTS, [&root])?)?;
+    // Nobody answers all that an engine does: what is left out is UNIMPLEMENTED.
+    tonic_prost_build::configure()
+        .build_client(false)
+        .generate_default_stubs(true)
+        .extern_path(".smg.grpc.common.KvEventBatch", "crate::Encoded")
+        .extern_path(".smg.grpc.common", "crate::smg")
+        .extern_path(".vllm.grpc.engine", "crate::engines::vllm")
+        .extern_path(".sglang.grpc.scheduler", "crate::engines::sglang")
+        .extern_path(".tokenspeed.grpc.scheduler", "crate::engines::tokenspeed")
+        .extern_path(".trtllm", "crate::engines::trtllm")
+        .extern_path(".mlx.grpc.engine", "crate::engines::mlx")
+        .out_dir(&server)
+        .compile_fds(protox::compile(ENGINES, [&root])?)?;
     Ok(())
 }

@@ -248,6 +248,31 @@ def test_kvplane_restarts(stack, engine):
     stack.wait_found(stack.keeper, 1, "the other engine's too")
 
 
+def test_a_flush_of_the_gateways_is_proven_by_the_engines_own_events(stack):
+    """`POST /flush_cache` of the gateway calls `FlushCache` on the fronts: the engines do it, and kvplane sees that they did."""
+    old, new = prompts(2)
+    stack.one.publish(old.stored())
+    stack.wait_found(old, 0, "before")
+    stack.workers[0].flush = lambda: stack.one.publish(V.cleared())
+    stack.workers[1].flush = lambda: [engine.publish(V.cleared(), rank=rank) for rank, engine in enumerate(stack.ranks)]
+    status, body = http("POST", f"{stack.gateway.url}/flush_cache")
+    assert (status, body["workers_flushed"], body["total_grpc_workers"]) == (200, 2, 2), body
+    assert stack.plane.held("e0") == set(), "nothing is left, and nothing waits to be seen"
+    verdicts = [json.loads(line) for line in stack.plane.log().splitlines() if "kvplane::audit" in line]
+    assert len(verdicts) == 2 and all("proven" in json.dumps(line) for line in verdicts), verdicts
+    stack.one.publish(new.stored())
+    stack.ranks[0].publish(stack.keeper.stored())
+    stack.wait_found(new, 0, "after")
+    assert stack.false_hits(old) == 0
+    # An engine that says yes and does nothing: the gateway is told yes, as the engine said. Its old blocks count for nothing here.
+    stack.workers[0].flush = lambda: None
+    status, body = http("POST", f"{stack.gateway.url}/flush_cache")
+    stack.ranks[0].publish(stack.keeper.stored())
+    assert stack.plane.status("e0")["reason"] == "unproven_flush", (status, body)
+    assert stack.false_hits(new) == 0
+    stack.workers[0].flush = stack.workers[1].flush = None
+
+
 class Cached:
     """What one publisher's cache holds for certain at least, and at most, in copies by (prompt, block)."""
 

@@ -32,6 +32,7 @@ fn main() -> ExitCode {
             Command::Tail(tail) => commands::tail::run(tail).await,
             Command::Dump(dump) => commands::dump::run(dump).await,
             Command::Engines(engines) => commands::engines::run(engines).await,
+            Command::Operate(operation) => commands::operate::run(operation).await,
             Command::Query(query) => commands::query::run(query).await,
             Command::Report(report) => commands::report::run(report).await,
             Command::Demo(demo) => commands::demo::run(demo).await,

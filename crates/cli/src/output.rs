@@ -285,9 +285,18 @@ fn number(message: &proto::SubscribeResponse) -> String {
 }
 
 /// `RESET_REASON_NEW_EPOCH` as people write it.
-fn word(name: &str) -> String {
-    const PREFIXES: [&str; 6] =
-        ["RESET_REASON_", "CONTINUITY_", "TRUST_LEVEL_", "STORE_CAUSE_", "LAYOUT_", "TIER_"];
+pub(crate) fn word(name: &str) -> String {
+    const PREFIXES: [&str; 9] = [
+        "RESET_REASON_",
+        "CONTINUITY_",
+        "TRUST_LEVEL_",
+        "STORE_CAUSE_",
+        "LAYOUT_",
+        "TIER_",
+        "PHASE_",
+        "VERDICT_",
+        "OUTCOME_",
+    ];
     let bare = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
     bare.to_lowercase()
 }

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
+use kvplane_proto::Bearer;
 use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::kvplane::v1::admin_client::AdminClient;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
-use tonic::transport::{Channel, Endpoint};
+use tonic::Code;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::error::ClientError;
 use crate::following::Following;
@@ -14,47 +18,91 @@ use crate::options::{Options, Selection};
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_WITHIN: Duration = Duration::from_secs(5);
 
+/// A connection that sends the token that the plane wants.
+type Keyed = InterceptedService<Channel, Bearer>;
+
+/// Calls to a plane, with the token that it wants.
+pub type Calls = PlaneClient<Keyed>;
+
+/// Operations on a plane's engines, with the token that it wants.
+pub type Operations = AdminClient<Keyed>;
+
 /// A client of one plane. Cheap to clone; all that it starts shares one connection.
 #[derive(Debug, Clone)]
 pub struct Client {
-    plane: PlaneClient<Channel>,
+    plane: Calls,
+    operations: Operations,
     options: Options,
 }
 
 impl Client {
-    /// Connects to a plane's gRPC address (`http://host:port`), and asks it something: an error says that nobody, or
+    /// Connects to a plane's gRPC address (`http://host:port` or `https://host:port`), and asks it something: an error says that nobody, or
     /// somebody else, answers there.
     pub async fn connect(url: &str, options: Options) -> Result<Self, ClientError> {
         let client = Self::lazy(url, options)?;
         let mut request = tonic::Request::new(proto::StatusRequest::default());
         request.set_timeout(client.options.answer_within);
-        client
-            .plane
-            .clone()
-            .status(request)
-            .await
-            .map_err(|status| ClientError::Unreachable { url: url.to_owned(), reason: reason(&status) })?;
+        client.plane.clone().status(request).await.map_err(|status| {
+            let (url, reason) = (url.to_owned(), reason(&status));
+            match status.code() {
+                Code::Unauthenticated | Code::PermissionDenied => ClientError::Refused { url, reason },
+                _ => ClientError::Unreachable { url, reason },
+            }
+        })?;
         Ok(client)
     }
 
     /// A client of a plane that need not be there yet.
     pub fn lazy(url: &str, options: Options) -> Result<Self, ClientError> {
-        let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-        let endpoint = Endpoint::from_shared(with_scheme)
-            .map_err(|_| ClientError::Address { url: url.to_owned() })?
-            .connect_timeout(options.answer_within)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE_WITHIN)
-            .keep_alive_while_idle(true);
-        let plane =
-            PlaneClient::new(endpoint.connect_lazy()).max_decoding_message_size(options.message_bytes);
-        Ok(Self { plane, options })
+        let channel = endpoint(url, &options)?.connect_lazy();
+        let keyed = InterceptedService::new(channel, options.bearer.clone());
+        let plane = PlaneClient::new(keyed.clone()).max_decoding_message_size(options.message_bytes);
+        let operations = AdminClient::new(keyed).max_decoding_message_size(options.message_bytes);
+        Ok(Self { plane, operations, options })
+    }
+
+    /// Calls of one's own, over the same connection.
+    pub fn calls(&self) -> Calls {
+        self.plane.clone()
+    }
+
+    /// Operations on the plane's engines, over the same connection.
+    pub fn operations(&self) -> Operations {
+        self.operations.clone()
     }
 
     /// Follows streams until the result is closed or dropped. Needs a tokio runtime.
     pub fn follow(&self, selection: Selection) -> Following {
         Following::start(self.plane.clone(), selection, self.options.clone())
+    }
+}
+
+/// A server's gRPC address with the bounds and the TLS of these options, to be connected to. A token is not part of it.
+pub fn endpoint(url: &str, options: &Options) -> Result<Endpoint, ClientError> {
+    let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+    let wrong = |_| ClientError::Address { url: url.to_owned() };
+    let endpoint = Endpoint::from_shared(with_scheme)
+        .map_err(wrong)?
+        .connect_timeout(options.answer_within)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE_WITHIN)
+        .keep_alive_while_idle(true);
+    if !url.starts_with("https://") {
+        return Ok(endpoint);
+    }
+    let refused = |error| ClientError::Tls { url: url.to_owned(), reason: format!("{error:?}") };
+    endpoint.tls_config(tls(options)).map_err(refused)
+}
+
+fn tls(options: &Options) -> ClientTlsConfig {
+    let config = match &options.ca {
+        Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
+        None => ClientTlsConfig::new().with_webpki_roots(),
+    };
+    match &options.certificate {
+        Some((certificate, key)) => config.identity(Identity::from_pem(certificate, key)),
+        None => config,
     }
 }
 
@@ -65,6 +113,10 @@ pub(crate) fn reason(status: &tonic::Status) -> String {
     while let Some(error) = source {
         text = error.to_string();
         source = error.source();
+    }
+    if text.contains("InvalidContentType") {
+        // The TLS library's words for an answer that is none of TLS.
+        return "what is there speaks no TLS, use http".to_owned();
     }
     if text.is_empty() { status.code().to_string() } else { text }
 }

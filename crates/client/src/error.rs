@@ -56,6 +56,22 @@ pub enum ReplicaError {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
+    /// The plane wants another token, or another role.
+    #[error("the kvplane at {url} refuses: {reason}")]
+    Refused {
+        /// The address.
+        url: String,
+        /// What it says.
+        reason: String,
+    },
+    /// The certificates cannot be used.
+    #[error("TLS with {url} cannot be set up: {reason}")]
+    Tls {
+        /// The address.
+        url: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// Not an address: the caller's mistake.
     #[error("{url:?} is not an address like http://127.0.0.1:50090")]
     Address {

@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 
 use futures::Stream;
 use kvplane_core::{Continuity, Cursor, Epoch, StateDigest, StreamId};
-use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::{Batch, ResetReason};
 use parking_lot::RwLock;
 use tokio::sync::{broadcast, watch};
@@ -17,8 +16,8 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::transport::Channel;
 
+use crate::client::Calls;
 use crate::options::{Options, Selection};
 use crate::replica::{BlockCounts, Replica};
 use crate::task::Task;
@@ -153,7 +152,7 @@ pub(crate) struct Tally {
 }
 
 impl Following {
-    pub(crate) fn start(plane: PlaneClient<Channel>, selection: Selection, options: Options) -> Self {
+    pub(crate) fn start(plane: Calls, selection: Selection, options: Options) -> Self {
         let (health, _) = watch::channel(Health { connection: Connection::Connecting, current: false });
         let shared = Arc::new(Shared { slots: RwLock::default(), health, tally: Tally::default() });
         let (changes, _) = broadcast::channel(options.changes_kept.clamp(1, MAX_CHANGES));

@@ -45,12 +45,15 @@ mod replica;
 mod task;
 mod worth;
 
-pub use client::Client;
+pub use client::{Calls, Client, Operations, endpoint};
 pub use error::{ClientError, ReplicaError};
 pub use following::{Change, Changes, Connection, Counters, Following, ReplicaView};
 pub use options::{Options, Selection};
 pub use replica::{Applied, Block, BlockCounts, Parent, Place, Replica, ReplicaOptions};
 pub use worth::{TrustReason, TrustReport};
+
+/// The token that a plane wants.
+pub use kvplane_proto::Bearer;
 
 pub use kvplane_core::{Continuity, Cursor, EngineId, Epoch, StateDigest, StreamId, Tier, Trust};
 /// The messages that a replica is fed with.

@@ -1,13 +1,15 @@
 //! How a client behaves, and what it follows.
 
+use std::fmt;
 use std::time::Duration;
 
 use kvplane_core::{EngineId, StreamId};
+use kvplane_proto::Bearer;
 
 use crate::replica::ReplicaOptions;
 
 /// How a client behaves.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Options {
     /// What replicas keep.
     pub replica: ReplicaOptions,
@@ -24,6 +26,12 @@ pub struct Options {
     pub changes_kept: usize,
     /// The largest message taken. Chunks of a snapshot stay below 1 MiB; a batch is as large as the engine made it.
     pub message_bytes: usize,
+    /// The token that the plane wants.
+    pub bearer: Bearer,
+    /// Certificates (PEM) to trust instead of the public ones, for `https`.
+    pub ca: Option<Vec<u8>>,
+    /// A certificate to show, and its private key (PEM), for `https`.
+    pub certificate: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Default for Options {
@@ -36,7 +44,17 @@ impl Default for Options {
             discover_every: Duration::from_secs(30),
             changes_kept: 1024,
             message_bytes: 256 << 20,
+            bearer: Bearer::default(),
+            ca: None,
+            certificate: None,
         }
+    }
+}
+
+impl fmt::Debug for Options {
+    /// Without keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options").field("replica", &self.replica).finish_non_exhaustive()
     }
 }
 

@@ -6,16 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kvplane_core::{Backoff, Cursor, EngineId, StreamId};
 use kvplane_proto::kvplane::v1 as proto;
-use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use parking_lot::RwLock;
 use tokio::sync::broadcast;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 use tonic::{Code, Streaming};
 use tracing::{debug, warn};
 
-use crate::client::reason;
+use crate::client::{Calls, reason};
 use crate::error::ReplicaError;
 use crate::following::{Change, Connection, Health, Shared, Slot};
 use crate::options::{Options, Selection};
@@ -43,7 +41,7 @@ enum End {
 type Slots = BTreeMap<StreamId, Arc<Slot>>;
 
 pub(crate) struct Task {
-    plane: PlaneClient<Channel>,
+    plane: Calls,
     selection: Selection,
     options: Options,
     shared: Arc<Shared>,
@@ -52,7 +50,7 @@ pub(crate) struct Task {
 
 impl Task {
     pub(crate) fn new(
-        plane: PlaneClient<Channel>,
+        plane: Calls,
         selection: Selection,
         options: Options,
         shared: Arc<Shared>,

@@ -14,7 +14,9 @@ pub enum ErrorCode {
     Conflict,
     /// A configured number is reached.
     LimitReached,
-    /// Not for a caller at this address.
+    /// Nobody knows who asks.
+    Unauthenticated,
+    /// Not for this caller: another role is needed, or another place to call from.
     Forbidden,
     /// The path exists, the method does not.
     MethodNotAllowed,
@@ -50,6 +52,7 @@ impl ErrorCode {
             Self::NotFound => "not_found",
             Self::Conflict => "conflict",
             Self::LimitReached => "limit_reached",
+            Self::Unauthenticated => "unauthenticated",
             Self::Forbidden => "forbidden",
             Self::MethodNotAllowed => "method_not_allowed",
             Self::OutOfRange => "out_of_range",
@@ -67,6 +70,7 @@ impl ErrorCode {
             | Self::NotFound
             | Self::Conflict
             | Self::LimitReached
+            | Self::Unauthenticated
             | Self::Forbidden
             | Self::MethodNotAllowed
             | Self::OutOfRange
@@ -85,6 +89,7 @@ impl ErrorCode {
     pub fn http_status(self) -> u16 {
         match self {
             Self::InvalidArgument => 400,
+            Self::Unauthenticated => 401,
             Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
@@ -110,6 +115,7 @@ impl ErrorCode {
             Self::Internal => 13,
             Self::Unavailable | Self::ShuttingDown => 14,
             Self::DataLoss => 15,
+            Self::Unauthenticated => 16,
         }
     }
 }

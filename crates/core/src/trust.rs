@@ -134,6 +134,10 @@ pub enum Reason {
     UnknownRemoval,
     /// The engine serves adapters, and its events do not say which blocks are theirs: they look like plain ones.
     UntoldAdapters,
+    /// The engine accepted a flush, and its stream does not show it yet: what is known may be gone. Never credited.
+    Flushing,
+    /// The engine accepted a flush, and its stream did not show it in time; residency was dropped.
+    UnprovenFlush,
     /// The plane that this one follows says `lower`, for a reason that this build does not know.
     UpstreamLower,
     /// The same with `unverified`.
@@ -144,7 +148,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that show all of them.
-    pub const ALL: [Reason; 34] = [
+    pub const ALL: [Reason; 36] = [
         Reason::Unheard,
         Reason::History,
         Reason::Gap,
@@ -176,6 +180,8 @@ impl Reason {
         Reason::Reannounced,
         Reason::UnknownRemoval,
         Reason::UntoldAdapters,
+        Reason::Flushing,
+        Reason::UnprovenFlush,
         Reason::UpstreamLower,
         Reason::UpstreamUnverified,
         Reason::UpstreamUnsound,
@@ -203,6 +209,7 @@ impl Reason {
             | Self::OverCount
             | Self::Presence
             | Self::UnknownRemoval
+            | Self::UnprovenFlush
             | Self::UpstreamLower => Trust::Lower,
             Self::UnknownEvent
             | Self::UnknownMedium
@@ -214,15 +221,22 @@ impl Reason {
             | Self::Reannounced
             | Self::UntoldAdapters
             | Self::UpstreamUnverified => Trust::Unverified,
-            Self::MalformedRemoval | Self::GapKept | Self::AmbiguousHash | Self::UpstreamUnsound => {
-                Trust::Unsound
-            }
+            Self::MalformedRemoval
+            | Self::GapKept
+            | Self::AmbiguousHash
+            | Self::Flushing
+            | Self::UpstreamUnsound => Trust::Unsound,
         }
     }
 
     /// Whether it is in the nature of the source: then nothing that is heard takes it away.
     pub fn is_permanent(self) -> bool {
         self == Self::Relay
+    }
+
+    /// Whether nothing is credited while it holds, whatever levels are.
+    pub fn forbids_credit(self) -> bool {
+        self == Self::Flushing
     }
 
     /// The reason of a name, if this build knows it.
@@ -274,6 +288,8 @@ impl Reason {
             Self::Reannounced => "reannounced",
             Self::UnknownRemoval => "unknown_removal",
             Self::UntoldAdapters => "untold_adapters",
+            Self::Flushing => "flushing",
+            Self::UnprovenFlush => "unproven_flush",
             Self::UpstreamLower => "upstream_lower",
             Self::UpstreamUnverified => "upstream_unverified",
             Self::UpstreamUnsound => "upstream_unsound",
@@ -326,10 +342,23 @@ impl TrustState {
         self.active.iter().map(|d| d.reason.trust()).max().unwrap_or(Trust::Exact)
     }
 
-    /// The degradation that decides the level; of equal ones the first that came.
+    /// The degradation that decides: one that forbids credit, or else the level; of equal ones the first that came.
     pub fn worst(&self) -> Option<Degradation> {
         let level = self.level();
-        self.active.iter().copied().find(|d| d.reason.trust() == level)
+        let decides = |d: &&Degradation| d.reason.trust() == level;
+        let forbids = self.active.iter().find(|d| d.reason.forbids_credit());
+        forbids.or_else(|| self.active.iter().find(decides)).copied()
+    }
+
+    /// Whether the state is credited where these levels are.
+    pub fn is_credited(&self, credit: &[Trust]) -> bool {
+        credit.contains(&self.level()) && !self.active.iter().any(|d| d.reason.forbids_credit())
+    }
+
+    /// The level, were it not for one reason.
+    pub fn level_besides(&self, reason: Reason) -> Trust {
+        let others = self.active.iter().filter(|d| d.reason != reason);
+        others.map(|d| d.reason.trust()).max().unwrap_or(Trust::Exact)
     }
 
     /// Adds a reason. Returns true if it was not there yet.
@@ -381,6 +410,18 @@ mod tests {
         assert_eq!(told.worst(), Some(Degradation { reason: Reason::UpstreamUnverified, since_ms: 3 }));
         assert_eq!(TrustState::as_told(Trust::Exact, []).level(), Trust::Exact);
         assert!(Reason::ALL.into_iter().all(|reason| Reason::named(reason.as_str()) == Some(reason)));
+    }
+
+    #[test]
+    fn what_is_being_flushed_is_never_credited() {
+        let mut trust = TrustState::default();
+        trust.degrade(Reason::GapKept, 1);
+        assert!(trust.is_credited(&[Trust::Unsound]) && !trust.is_credited(&[Trust::Lower]));
+        trust.degrade(Reason::Flushing, 2);
+        assert!(!trust.is_credited(&Trust::ALL));
+        assert_eq!(trust.worst(), Some(Degradation { reason: Reason::Flushing, since_ms: 2 }));
+        trust.resolve(Reason::GapKept);
+        assert_eq!(trust.level_besides(Reason::Flushing), Trust::Exact);
     }
 
     #[test]

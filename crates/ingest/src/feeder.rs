@@ -85,6 +85,9 @@ impl Feeder {
                 warn!(%stream, %epoch, proven = cause.proven(), cause = cause.as_str(), "new epoch");
             }
             Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
+            Happening::UnprovenFlush => {
+                warn!(%stream, "the stream did not show a flush in time, residency dropped");
+            }
             Happening::ForeignReplay => {
                 warn!(%stream, "the replay address answers with another publisher's batches; it is asked no more");
             }

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use crate::shared_source::Ranks;
 use crate::spec::GrpcSpec;
 use call::Caller;
-pub(crate) use call::{Raw, connect};
+pub(crate) use call::connect;
 use carrier::{Carried, Carrier};
 
 /// How often the ranks are told that time passes.

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use crate::http_client::{HttpClient, MAX_PAGE};
+use kvplane_transport::{HttpClient, MAX_PAGE};
+
 use crate::metrics_page::label;
 
 /// What an engine says about itself.

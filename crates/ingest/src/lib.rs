@@ -18,7 +18,6 @@ mod drain;
 mod feeder;
 mod grpc_source;
 mod hint;
-mod http_client;
 mod kvplane_source;
 mod metrics_page;
 mod plane;
@@ -27,6 +26,7 @@ mod shared_source;
 mod sources;
 mod spec;
 mod stream;
+mod token_file;
 mod trouble;
 mod zmq_source;
 
@@ -36,13 +36,15 @@ pub use catalog::{
     Roster, View, check_length,
 };
 pub use check::{AddError, UnknownMember};
-pub use http_client::{HttpClient, MAX_PAGE, NoAnswer};
 pub use kvplane_source::{LinkState, LinkStatus, told_keys};
 pub use metrics_page::{Sample, samples};
 pub use plane::{Engine, Engines, Plane};
 pub use ranks::{RankReader, follow_ranks};
 pub use spec::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, LinkSpec,
-    MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed,
+    GrpcSpec, LinkSpec, MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
 };
-pub use stream::{HandedOver, News, NotHandedOver, NotIndexed, Outcome, Stream, StreamStatus};
+pub use stream::{
+    FlushWatch, HandedOver, News, NotHandedOver, NotIndexed, Outcome, Stream, StreamStatus,
+};
+pub use token_file::{TokenFileError, read_token};

@@ -20,12 +20,12 @@ use crate::check::{AddError, UnknownMember, check};
 use crate::clock::Clock;
 use crate::discovery::Asker;
 use crate::feeder::Feeder;
-use crate::http_client::HttpClient;
 use crate::kvplane_source::LinkState;
 use crate::sources::Sources;
 use crate::spec::{EngineSpec, Events, Feed, Origin, PlaneOptions, RankSpec};
 use crate::stream::Stream;
 use crate::zmq_source::Driver;
+use kvplane_transport::HttpClient;
 
 /// One engine and its streams, as they were when the plane was asked. It does not change: when a rank comes or goes, the
 /// plane has another one under the same name.
@@ -107,6 +107,11 @@ impl Plane {
         plane.runtime.spawn(plane.catalog.reclaim());
         plane.add(specs, Origin::Config)?;
         Ok(plane)
+    }
+
+    /// Where what outlives its caller runs.
+    pub fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     /// All engines now.
@@ -374,8 +379,8 @@ fn find<'e>(engines: &'e [Arc<Engine>], id: &str) -> Option<&'e Arc<Engine>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::CacheSpec;
     use crate::spec::DEFAULT_ROUTING_GROUP;
+    use crate::spec::{CacheSpec, ControlSpec};
     use kvplane_core::{EngineId, EngineKind};
 
     fn spec(id: &str, ranks: Vec<RankSpec>) -> EngineSpec {
@@ -392,6 +397,7 @@ mod tests {
             worker_id: 0,
             cache: CacheSpec::default(),
             http: None,
+            control: ControlSpec::default(),
         }
     }
 

@@ -1,12 +1,15 @@
 //! What a plane is made of, as configured.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind, PlaneId};
+use kvplane_proto::Bearer;
 use kvplane_stream::{Duplicates, Limits, OnGap};
 
 use crate::address::{AddressError, check_overlap, for_rank};
+use crate::token_file::{TokenFileError, read_token};
 
 /// Where a rank's events come from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -131,8 +134,12 @@ impl Feed {
 /// Another plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkSpec {
-    /// Its gRPC server: `http://host:port`.
+    /// Its gRPC server: `http://host:port` or `https://host:port`.
     pub url: String,
+    /// Certificates (PEM) to trust instead of the public ones, for `https`.
+    pub ca: Option<Vec<u8>>,
+    /// Where the bearer token is that it wants.
+    pub token_file: Option<PathBuf>,
     /// The only engine of it that is wanted; absent: all.
     pub engine: Option<String>,
 }
@@ -145,7 +152,13 @@ impl LinkSpec {
 
     /// Where it is, if that is an address.
     pub fn endpoint(&self) -> Result<tonic::transport::Endpoint, tonic::transport::Error> {
-        tonic::transport::Endpoint::from_shared(self.url.clone())
+        kvplane_transport::grpc::server(&self.url, self.ca.as_deref())
+    }
+
+    /// The bearer token that it wants, as the file has it now.
+    pub fn token(&self) -> Result<Bearer, TokenFileError> {
+        let Some(path) = &self.token_file else { return Ok(Bearer::default()) };
+        Bearer::new(&read_token(path)?).map_err(|_| TokenFileError::Unfit(path.clone()))
     }
 }
 
@@ -232,8 +245,26 @@ pub struct EngineSpec {
     pub worker_id: u64,
     /// How its cache behaves where the events do not tell.
     pub cache: CacheSpec,
-    /// The engine's HTTP server: start-time hint and capacity.
+    /// The engine's HTTP server: start-time hint and capacity, and operations.
     pub http: Option<String>,
+    /// How it is asked to do something, besides over `http`.
+    pub control: ControlSpec,
+}
+
+/// How an engine is asked to do something, besides over its HTTP server.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ControlSpec {
+    /// Its gRPC server, with the services that it may offer.
+    pub grpc: Option<GrpcSpec>,
+    /// Where the key is that its HTTP server wants.
+    pub api_key_file: Option<PathBuf>,
+}
+
+impl ControlSpec {
+    /// The key that its HTTP server wants, as the file has it now.
+    pub fn api_key(&self) -> Result<Option<String>, TokenFileError> {
+        self.api_key_file.as_deref().map(read_token).transpose()
+    }
 }
 
 /// How an engine's cache behaves where its events do not tell.

@@ -1,5 +1,6 @@
 //! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
 
+mod flush;
 mod handed;
 mod late;
 mod mirrored;
@@ -23,6 +24,7 @@ use tracing::error;
 use crate::catalog::{Catalog, Identity, StreamFeed, View};
 use crate::clock::Clock;
 use crate::trouble::{DEFECT, Teller, Troubles};
+pub use flush::FlushWatch;
 pub use handed::{HandedOver, NotHandedOver};
 pub use late::NotIndexed;
 pub use news::News;

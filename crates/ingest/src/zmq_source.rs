@@ -13,10 +13,10 @@ use tracing::warn;
 
 use crate::feeder::Feeder;
 use crate::hint::{self, Hint};
-use crate::http_client::HttpClient;
 use crate::spec::PlaneOptions;
 use crate::stream::Stream;
 use crate::trouble::UNREACHED;
+use kvplane_transport::HttpClient;
 
 /// Drives one stream from its sockets. Cheap to clone: every socket callback and every answer holds one.
 #[derive(Clone)]

@@ -1,10 +1,12 @@
-//! Contracts: code generated from `proto/`, and nothing else.
+//! Contracts: code generated from `proto/`, and what every client and server of them shares.
 //!
 //! A server's streamed responses have the type [`Encoded`]: bytes that somebody encoded once and that every
 //! subscriber is sent as they are. Clients see the real messages.
 
+mod bearer;
 mod encoded;
 
+pub use bearer::{Bearer, UnfitToken};
 pub use encoded::Encoded;
 
 /// All contracts as a descriptor set, for reflection.
@@ -41,13 +43,13 @@ package!(
     "inferencecache.v1alpha1.rs"
 );
 
-/// SMG's messages for KV events.
+/// SMG's messages for KV events and for operations.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod smg {
     include!(concat!(env!("OUT_DIR"), "/client/smg.grpc.common.rs"));
 }
 
-/// The engines' own services, as far as kvplane answers them.
+/// The engines' own services, as far as kvplane answers or asks them.
 pub mod engines {
     package!(
         /// vLLM.
@@ -68,5 +70,10 @@ pub mod engines {
         /// TensorRT-LLM.
         trtllm,
         "trtllm.rs"
+    );
+    package!(
+        /// MLX.
+        mlx,
+        "mlx.grpc.engine.rs"
     );
 }

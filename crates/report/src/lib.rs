@@ -18,8 +18,8 @@ pub use feed::{AdapterNames, Feeds, Rules, Told, WithheldCounts, hear};
 pub use outbox::{Add, Call, Next, Outbox, OutboxCounts, OutboxOptions, Outcome, Pending, Saying, Ticket};
 pub use reports::{ReplicaName, ReportSpec, Reports, ReportsChanged};
 pub use sender::{
-    CALL_OUTCOMES, Identity, Link, ReplicaReport, ReportSink, Reporter, ReporterOptions, SAYINGS,
-    ServerAddress, ServerAddressError, begin, unix_us,
+    CALL_OUTCOMES, Credentials, Identity, Link, ReplicaReport, ReportSink, Reporter, ReporterOptions,
+    SAYINGS, ServerAddress, ServerAddressError, Token, begin, unix_us,
 };
 pub use sink::{Sink, Withheld};
 pub use stats::{StatsNews, StatsOptions, StatsSource, UsageOf, follow_stats};

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use kvplane_core::PublicError;
-use serde_json::json;
+use serde_json::{Value, json};
 use tonic::{Code, Status};
 
 /// An error on its way out.
@@ -17,10 +17,10 @@ impl From<PublicError> for ApiError {
     }
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let PublicError { code, message, field } = self.0;
-        let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+impl ApiError {
+    /// The one shape that errors have in JSON.
+    pub(crate) fn body(&self) -> Value {
+        let PublicError { code, message, field } = &self.0;
         let mut body = json!({"error": {
             "code": code,
             "message": message,
@@ -28,9 +28,16 @@ impl IntoResponse for ApiError {
             "retry": code.retry(),
         }});
         if let Some(field) = field {
-            body["error"]["field"] = field.into();
+            body["error"]["field"] = (*field).into();
         }
-        (status, Json(body)).into_response()
+        body
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.code.http_status());
+        (status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), Json(self.body())).into_response()
     }
 }
 

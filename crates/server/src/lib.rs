@@ -3,13 +3,16 @@
 //! Servers take listeners that somebody else bound, so that a taken port is known before anything starts. They never
 //! see an engine's bytes.
 
-mod callers;
+mod auth;
 mod error;
 mod fleet;
 mod front;
 mod grpc;
 mod hints;
 mod http;
+mod listen;
+mod ops;
+mod pem;
 mod publishers;
 mod readiness;
 mod republish;
@@ -17,6 +20,9 @@ mod select;
 mod service;
 mod smg;
 
+pub use auth::{
+    Access, Caller, CertificateKey, Exposed, Keys, KeysError, Proof, Role, Roles, Subject, TokenKey,
+};
 pub use fleet::{
     DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, Fleet, FleetError, Registration, Reloaded,
     RepublishConfig,
@@ -25,5 +31,6 @@ pub use front::{
     Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset,
 };
 pub use hints::{AcceptReports, HintsOptions};
+pub use listen::{Tls, TlsError, TlsFiles, TlsRead};
 pub use republish::{BoundOutlets, OutletEndpoints, RepublishError, RepublishSpec, Republisher};
 pub use service::{Options, Service};

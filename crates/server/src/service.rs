@@ -1,7 +1,6 @@
 //! Both servers, started and stopped together.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,13 +9,15 @@ use kvplane_ingest::{Asking, Plane};
 use kvplane_report::Reports;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::TcpIncoming;
 use tracing::error;
 
+use crate::auth::{Access, Port};
 use crate::fleet::{Fleet, Parts};
 use crate::grpc;
 use crate::hints::{Hints, HintsOptions};
 use crate::http;
+use crate::listen::{Door, Peer, Tls};
+use crate::ops::Operations;
 use crate::readiness::Readiness;
 use crate::smg::Mergers;
 
@@ -29,6 +30,10 @@ pub struct Options {
     pub max_tokens: usize,
     /// After this `/readyz` says yes even if an engine was never heard.
     pub ready_deadline: Duration,
+    /// Who may ask.
+    pub access: Arc<Access>,
+    /// TLS of both listeners.
+    pub tls: Option<Arc<Tls>>,
     /// Hints for gateways.
     pub hints: HintsOptions,
 }
@@ -39,6 +44,8 @@ impl Default for Options {
             credit: vec![Trust::Exact, Trust::Lower, Trust::Unverified],
             max_tokens: 1 << 20,
             ready_deadline: Duration::from_secs(30),
+            access: Arc::default(),
+            tls: None,
             hints: HintsOptions::default(),
         }
     }
@@ -60,6 +67,7 @@ pub(crate) struct Shared {
     pub(crate) mergers: Mergers,
     pub(crate) fleet: Parts,
     pub(crate) reports: Arc<Reports>,
+    pub(crate) operations: Operations,
     /// Absent where no hints are given.
     pub(crate) hints: Option<Arc<Hints>>,
     /// Other indexers that somebody told us of.
@@ -80,6 +88,7 @@ impl Service {
         let stop = CancellationToken::new();
         let hints = options.hints.enabled.then(|| Arc::new(Hints::new(plane.clone(), options.hints.clone())));
         let shared = Arc::new(Shared {
+            operations: Operations::new(plane.id().clone()),
             plane,
             hints,
             options,
@@ -110,8 +119,12 @@ impl Service {
 
     /// Serves health, readiness, status and metrics, and nothing else, until `stop` is cancelled.
     pub async fn run_pages(self, http: TcpListener, stop: CancellationToken) {
-        let pages = http::pages(self.shared);
-        if let Err(error) = axum::serve(http, pages).with_graceful_shutdown(stop.cancelled_owned()).await {
+        let door = match Door::open(http, Port::Http, self.shared.options.tls.clone()) {
+            Ok(door) => door,
+            Err(error) => return error!(%error, "the server cannot listen"),
+        };
+        let pages = http::pages(self.shared).into_make_service_with_connect_info::<Peer>();
+        if let Err(error) = axum::serve(door, pages).with_graceful_shutdown(stop.cancelled_owned()).await {
             error!(%error, "HTTP server failed");
         }
     }
@@ -127,12 +140,18 @@ impl Service {
         if let Some(hints) = &shared.hints {
             tokio::spawn(hints.clone().forget_old(shared.stop.clone()));
         }
-        // Handlers that change something look at the caller's address.
-        let pages = http::router(shared.clone()).into_make_service_with_connect_info::<SocketAddr>();
+        let tls = &shared.options.tls;
+        let doors = Door::open(http, Port::Http, tls.clone())
+            .and_then(|http| Ok((http, Door::open(grpc, Port::Grpc, tls.clone())?)));
+        let (http, grpc) = match doors {
+            Ok(doors) => doors,
+            Err(error) => return error!(%error, "the servers cannot listen"),
+        };
+        let pages = http::router(shared.clone()).into_make_service_with_connect_info::<Peer>();
         let http = axum::serve(http, pages).with_graceful_shutdown(shared.stop.clone().cancelled_owned());
         let grpc_server = grpc::server(&shared);
-        let incoming = TcpIncoming::from(grpc).with_nodelay(Some(true));
-        let grpc = grpc_server.serve_with_incoming_shutdown(incoming, shared.stop.clone().cancelled_owned());
+        let grpc =
+            grpc_server.serve_with_incoming_shutdown(grpc.incoming(), shared.stop.clone().cancelled_owned());
         let (http, grpc, ()) = tokio::join!(std::future::IntoFuture::into_future(http), grpc, watch);
         shared.fleet.fronts.ended().await;
         if let Err(error) = http {

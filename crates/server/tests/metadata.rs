@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_proto::inferencecache as proto;
 use kvplane_proto::inferencecache::inference_cache_client::InferenceCacheClient;
-use kvplane_report::{ReportSpec, Reports, ServerAddress};
+use kvplane_report::{Credentials, ReportSpec, Reports, ServerAddress};
 use kvplane_sim::CompletionOptions;
 use parking_lot::Mutex;
 use rig::{DEADLINE, Engine, Rig};
@@ -186,7 +186,7 @@ async fn no_token_leaves_by_hints_or_reports() {
     let (asked, reported, pages) =
         (Tap::before(rig.grpc).await, Tap::before(rig.grpc).await, Tap::before(rig.http).await);
     let reports = Reports::default();
-    let server = ServerAddress::new(&reported.address.to_string(), None).unwrap();
+    let server = ServerAddress::new(&reported.address.to_string(), Credentials::default()).unwrap();
     let mut spec = ReportSpec::new(server);
     spec.engines = Some(vec!["e0".to_owned()]);
     spec.replica = Some(REPORTED.to_owned());

@@ -87,6 +87,13 @@ impl Cache {
         }
     }
 
+    /// Takes their blocks from all running requests, as vLLM can. Nobody may give them back afterwards.
+    pub(crate) fn preempt(&mut self) {
+        if let Self::Pool(pool) = self {
+            pool.preempt();
+        }
+    }
+
     /// Forgets everything on the device; refused while a request holds blocks. Colder tiers of vLLM only if they are to be
     /// `emptied` too, those of `SGLang` always.
     pub(crate) fn reset(&mut self, emptied: bool) -> Result<(), PoolError> {

@@ -10,6 +10,7 @@ use kvplane_wire::Profile;
 
 use crate::digest::HashForm;
 use crate::fault::Fault;
+use crate::operate::Conduct;
 use crate::pool::{GroupKind, GroupSpec, Groups, Habits, HostConfig, HostTelling, PoolConfig};
 use crate::radix::{PageHash, RadixConfig, Telling};
 
@@ -50,10 +51,16 @@ pub struct SimConfig {
     pub sglang: SglangOptions,
     /// Where HTTP is served; `None` for none.
     pub http: Option<SocketAddr>,
+    /// What callers of the HTTP server have to send as a bearer token, where the engine asks for one.
+    pub api_key: Option<String>,
     /// How long a generated token takes over HTTP; blocks are held for as long.
     pub token_delay: Duration,
+    /// Where SMG's service for this engine is served, with operations and without events; `None` for nowhere.
+    pub grpc: Option<SocketAddr>,
     /// What goes wrong from the start, on every rank.
     pub faults: Vec<Fault>,
+    /// How operations go from the start.
+    pub conduct: Conduct,
     /// The libzmq context of the sockets. Share one between many engines: each costs two threads.
     pub context: PublishContext,
 }
@@ -67,6 +74,19 @@ pub struct VllmOptions {
     pub eagle: bool,
     /// The host tier.
     pub host: HostOptions,
+    /// What its server was started without.
+    pub without: Without,
+}
+
+/// What operators find only on a vLLM whose server was started with it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Without {
+    /// `VLLM_SERVER_DEV_MODE=1`: resets, `/server_info`.
+    pub dev_mode: bool,
+    /// `--profiler-config`: recordings.
+    pub profiler: bool,
+    /// `--enable-server-load-tracking`: `/load` counts.
+    pub load_tracking: bool,
 }
 
 /// vLLM's tiers behind the device.
@@ -125,8 +145,11 @@ impl Default for SimConfig {
             vllm: VllmOptions::default(),
             sglang: SglangOptions::default(),
             http: None,
+            api_key: None,
             token_delay: Duration::ZERO,
+            grpc: None,
             faults: Vec::new(),
+            conduct: Conduct::default(),
             context: PublishContext::new(),
         }
     }
@@ -174,6 +197,17 @@ impl SimConfig {
             return Err("a host tier is simulated for a model with one group, and without EAGLE");
         }
         Ok(())
+    }
+
+    /// Whether callers of a page have to show the key, if there is one. vLLM asks for it below `/v1` only; `SGLang` and `TokenSpeed` everywhere
+    /// but for health and metrics.
+    pub(crate) fn asks_for_key(&self, path: &str) -> bool {
+        match self.profile.engine() {
+            EngineKind::Sglang | EngineKind::Tokenspeed => {
+                !path.starts_with("/health") && !path.starts_with("/metrics")
+            }
+            _ => path.starts_with("/v1"),
+        }
     }
 
     /// Tokens between two places where a request may go on.

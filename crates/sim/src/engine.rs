@@ -1,5 +1,6 @@
 //! The engine: requests on caches, batches to publishers, lives.
 
+mod operated;
 mod running;
 
 use std::net::SocketAddr;
@@ -7,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::Router;
 use kvplane_socket::SocketError;
+use kvplane_wire::OwnedEvent;
 use parking_lot::Mutex;
 
 pub use self::running::Running;
@@ -15,11 +18,12 @@ use crate::cache::{Cache, Copies, GroupState, Moment};
 use crate::config::SimConfig;
 use crate::fault::{Fault, Restart};
 use crate::history::{History, relive};
-use crate::http;
 use crate::keys::{Image, Keys};
+use crate::operate::{Desk, before_routes};
 use crate::pool::{PoolError, Report};
 use crate::publisher::{Command, PublisherHandle};
 use crate::serve::ServerThread;
+use crate::{grpc, http};
 
 /// Starts simulated engines.
 #[derive(Debug)]
@@ -29,8 +33,13 @@ pub struct SimEngine;
 #[derive(Clone)]
 pub struct SimHandle {
     pub(crate) engine: Arc<Engine>,
-    /// Absent in the handle that the HTTP server itself holds, so that it does not keep itself alive.
-    http: Option<Arc<ServerThread>>,
+    /// Absent in the handle that the servers themselves hold, so that they do not keep themselves alive.
+    servers: Option<Arc<Servers>>,
+}
+
+struct Servers {
+    http: Option<ServerThread>,
+    grpc: Option<ServerThread>,
 }
 
 /// Why the engine could not start or serve.
@@ -39,8 +48,8 @@ pub enum SimError {
     /// A socket could not be opened.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The HTTP server could not start.
-    #[error("cannot serve http: {0}")]
+    /// A server could not start.
+    #[error("cannot serve: {0}")]
     Http(#[from] std::io::Error),
     /// Options that do not go together.
     #[error("{0}")]
@@ -105,6 +114,7 @@ pub struct RankState {
 pub(crate) struct Engine {
     pub(crate) config: SimConfig,
     pub(crate) ranks: Vec<Rank>,
+    pub(crate) desk: Arc<Desk>,
     start_time: Mutex<f64>,
     next_rank: AtomicUsize,
 }
@@ -119,8 +129,12 @@ pub(crate) struct Rank {
 pub(crate) struct Life {
     number: u64,
     cache: Cache,
+    /// Events that are told before those of the next step.
+    held_back: Vec<OwnedEvent>,
     history: History,
     running: usize,
+    /// How often all running requests lost what they held.
+    preemptions: u64,
 }
 
 impl SimEngine {
@@ -140,14 +154,25 @@ impl SimEngine {
         });
         let engine = Arc::new(Engine {
             ranks: ranks.collect::<Result<_, SimError>>()?,
+            desk: Arc::new(Desk::new(config.conduct.clone())),
             start_time: Mutex::new(now()),
             next_rank: AtomicUsize::new(0),
             config,
         });
-        let inner = SimHandle { engine: engine.clone(), http: None };
-        let http =
-            engine.config.http.map(|address| ServerThread::http(address, http::router(inner))).transpose()?;
-        let handle = SimHandle { engine, http: http.map(Arc::new) };
+        let inner = SimHandle { engine: engine.clone(), servers: None };
+        let start = |name, address: Option<SocketAddr>, router: Router| {
+            let router = before_routes(router, &engine.desk);
+            address.map(|address| ServerThread::start(name, address, router)).transpose()
+        };
+        let servers = Servers {
+            http: start("sim-http", engine.config.http, http::router(inner))?,
+            grpc: start(
+                "sim-grpc",
+                engine.config.grpc,
+                grpc::router(engine.service(), engine.clone(), None),
+            )?,
+        };
+        let handle = SimHandle { engine, servers: Some(Arc::new(servers)) };
         let restart = handle.engine.config.faults.iter().find_map(|fault| match fault {
             Fault::Restart(restart) => Some(*restart),
             _ => None,
@@ -209,28 +234,6 @@ impl SimHandle {
         rank.map_or(0, |rank| rank.state.lock().cache.would_hit(prompt, &options.keys()))
     }
 
-    /// Forgets every cached block on every rank; false when running requests hold some on any. It is told as
-    /// the engine tells it: vLLM with the next batch only, `SGLang` at once. vLLM's colder tiers stay as they are.
-    pub fn reset_prefix_cache(&self) -> bool {
-        self.reset(false)
-    }
-
-    /// The same, for vLLM's colder tiers too. It is told alike.
-    pub fn reset_external_cache(&self) -> bool {
-        self.reset(true)
-    }
-
-    fn reset(&self, emptied: bool) -> bool {
-        let reset = |rank: &Rank| {
-            let mut life = rank.state.lock();
-            let done = life.cache.reset(emptied).is_ok();
-            rank.publish(&mut life, Moment::Idle);
-            done
-        };
-        // Every rank is asked, also after one refused.
-        self.engine.ranks.iter().filter(|rank| !reset(rank)).count() == 0
-    }
-
     /// Makes something go wrong, on one rank or on all. Armed when this returns.
     pub fn fault(&self, rank: Option<u32>, fault: Fault) {
         if let Fault::Restart(restart) = fault {
@@ -287,7 +290,12 @@ impl SimHandle {
 
     /// Where HTTP is served, if it is.
     pub fn http_address(&self) -> Option<SocketAddr> {
-        self.http.as_ref().map(|http| http.address())
+        self.servers.as_ref()?.http.as_ref().map(ServerThread::address)
+    }
+
+    /// Where SMG's service is served, if it is.
+    pub fn grpc_address(&self) -> Option<SocketAddr> {
+        self.servers.as_ref()?.grpc.as_ref().map(ServerThread::address)
     }
 
     /// When this life began, in seconds since 1970.
@@ -302,8 +310,8 @@ impl SimHandle {
 
     /// Ends all threads and closes all sockets, whoever else holds a handle.
     pub fn stop(&self) {
-        if let Some(http) = &self.http {
-            http.stop();
+        for server in self.servers.iter().flat_map(|servers| [&servers.http, &servers.grpc]).flatten() {
+            server.stop();
         }
         for rank in &self.engine.ranks {
             rank.publisher.stop();
@@ -331,15 +339,19 @@ impl Rank {
     /// Sends what the cache did, if it did anything. Under the lock, so that batches keep the cache's order.
     fn publish(&self, life: &mut Life, moment: Moment) {
         let events = life.cache.take_events(moment);
-        if !events.is_empty() {
-            self.publisher.publish(events);
+        // What was held back leaves with whatever is next: an idle engine does not step.
+        if events.is_empty() && (moment == Moment::Idle || life.held_back.is_empty()) {
+            return;
         }
+        let mut all = std::mem::take(&mut life.held_back);
+        all.extend(events);
+        self.publisher.publish(all);
     }
 }
 
 impl Life {
     fn new(number: u64, cache: Cache, history: History) -> Self {
-        Self { number, cache, history, running: 0 }
+        Self { number, cache, held_back: Vec::new(), history, running: 0, preemptions: 0 }
     }
 }
 
@@ -356,6 +368,7 @@ impl Engine {
             rank.publish(&mut life, Moment::Idle);
             rank.publisher.sync();
         }
+        self.desk.restarted();
         let mut start_time = self.start_time.lock();
         *start_time = now().max(*start_time + LEAST_STEP);
     }

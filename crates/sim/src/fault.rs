@@ -10,11 +10,14 @@
 //! {"replay": "on|off|slow|short|garbage|nonsense"} how replay requests are answered
 //! {"restart": {"first_sequence": 0, "same_content": false}}   a new life on the same ports
 //! {"disconnect": true}                             the same life closes and reopens its sockets
+//! {"operations": {"busy": true}}                   operations go wrong: see [`operate::conduct`](crate::operate::conduct)
 //! ```
 //!
 //! Keys combine; `"rank": r` limits the frame and replay faults to one rank.
 
 use serde::{Deserialize, Serialize};
+
+use crate::operate::Conduct;
 
 /// How replay requests are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -92,6 +95,8 @@ pub struct FaultRequest {
     replay: Option<ReplayMode>,
     restart: Option<Restart>,
     disconnect: Option<bool>,
+    /// How operations go from now on.
+    pub operations: Option<Conduct>,
 }
 
 impl FaultRequest {

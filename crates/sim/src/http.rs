@@ -7,8 +7,9 @@ mod vllm;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use axum::extract::{Json, State};
-use axum::http::{StatusCode, header};
+use axum::extract::{Json, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use kvplane_core::EngineKind;
@@ -28,23 +29,35 @@ pub(crate) fn router(engine: SimHandle) -> Router {
         EngineKind::Sglang => sglang::routes(),
         EngineKind::Tokenspeed => sglang::tokenspeed_routes(),
         EngineKind::Trtllm => trtllm::routes(),
-        _ => vllm::routes(),
+        _ => vllm::routes(engine.config().vllm.without),
     };
-    own.route("/health", get(|| async { StatusCode::OK }))
+    own.route("/health", get(health))
         .route("/v1/completions", post(completions))
+        .layer(from_fn_with_state(engine.clone(), with_key))
         .route("/sim/fault", post(fault))
         .route("/sim/state", get(state))
         .with_state(engine)
+}
+
+/// Lets those through who have the key, where there is one.
+async fn with_key(State(engine): State<SimHandle>, request: Request, next: Next) -> Response {
+    let config = engine.config();
+    let wanted = config.api_key.as_ref().filter(|_| config.asks_for_key(request.uri().path()));
+    let shown = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    match wanted {
+        Some(key) if shown != Some(format!("Bearer {key}").as_bytes()) => {
+            error(StatusCode::UNAUTHORIZED, "Unauthorized")
+        }
+        _ => next.run(request).await,
+    }
 }
 
 fn prometheus(body: String) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body).into_response()
 }
 
-/// The release of the profile, as its engine writes it.
-fn release(engine: &SimHandle) -> &'static str {
-    let profile = engine.config().profile.as_str();
-    profile.split_once('-').map_or(profile, |(_, release)| release)
+async fn health(State(engine): State<SimHandle>) -> StatusCode {
+    if engine.engine.desk.is_well() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 #[derive(Deserialize)]
@@ -99,7 +112,16 @@ impl Prompt {
     }
 }
 
-async fn completions(State(engine): State<SimHandle>, Json(request): Json<CompletionRequest>) -> Response {
+/// The rank that vLLM's server is told to use.
+fn wanted_rank(headers: &HeaderMap) -> Option<u32> {
+    headers.get("x-data-parallel-rank")?.to_str().ok()?.parse().ok()
+}
+
+async fn completions(
+    State(engine): State<SimHandle>,
+    headers: HeaderMap,
+    Json(request): Json<CompletionRequest>,
+) -> Response {
     let config = engine.config();
     let model = request.model.unwrap_or_else(|| config.model.clone());
     let lora = request.lora.or_else(|| config.loras.iter().find(|lora| **lora == model).cloned());
@@ -115,7 +137,7 @@ async fn completions(State(engine): State<SimHandle>, Json(request): Json<Comple
         return error(StatusCode::BAD_REQUEST, "The embeddings are no hexadecimal digits.");
     }
     let options = CompletionOptions {
-        rank: request.rank,
+        rank: request.rank.or_else(|| wanted_rank(&headers)),
         cache_salt: request.cache_salt,
         lora,
         images: request.extra.images,
@@ -170,13 +192,20 @@ pub(crate) fn completion(model: &str, prompt_tokens: usize, result: &CompletionR
 
 async fn fault(State(engine): State<SimHandle>, Json(request): Json<FaultRequest>) -> Response {
     let faults = request.faults();
-    if faults.is_empty() {
+    if faults.is_empty() && request.operations.is_none() {
         return error(StatusCode::BAD_REQUEST, "no fault named");
     }
     if let Some(rank) = request.rank.filter(|rank| *rank >= engine.config().ranks.max(1)) {
         return error(StatusCode::BAD_REQUEST, &SimError::NoRank(rank).to_string());
     }
-    let apply = move || faults.into_iter().for_each(|fault| engine.fault(request.rank, fault));
+    let apply = move || {
+        if let Some(conduct) = request.operations {
+            engine.conduct(conduct);
+        }
+        for fault in faults {
+            engine.fault(request.rank, fault);
+        }
+    };
     match spawn_blocking(apply).await {
         Ok(()) => Json(json!({ "success": true })).into_response(),
         Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &cause.to_string()),
@@ -184,6 +213,7 @@ async fn fault(State(engine): State<SimHandle>, Json(request): Json<FaultRequest
 }
 
 async fn state(State(engine): State<SimHandle>) -> Response {
+    let (asked, (profiles, profiling)) = (engine.asked(), engine.profiles());
     let Ok(ranks) = spawn_blocking(move || engine.state()).await else {
         return error(StatusCode::INTERNAL_SERVER_ERROR, "the engine panicked");
     };
@@ -207,7 +237,13 @@ async fn state(State(engine): State<SimHandle>) -> Response {
             "groups": rank.groups.into_iter().map(group).collect::<Vec<_>>(),
         })
     };
-    Json(json!({ "ranks": ranks.into_iter().map(rank).collect::<Vec<_>>() })).into_response()
+    Json(json!({
+        "ranks": ranks.into_iter().map(rank).collect::<Vec<_>>(),
+        "asked": asked,
+        "profiles": profiles,
+        "profiling": profiling,
+    }))
+    .into_response()
 }
 
 pub(crate) fn error(status: StatusCode, message: &str) -> Response {

@@ -4,6 +4,7 @@
 //! - [`radix`] is `SGLang`'s, and `TokenSpeed`'s: a tree of pages, with a host tier;
 //! - [`engine`] runs requests on either, one cache and one publisher thread per rank ([`SimEngine`]);
 //! - [`fault`] is what can be made to go wrong, over HTTP or by a call;
+//! - [`operate`] is what operators can ask, and what can be made to go wrong with that;
 //! - [`load`] makes seeded conversations to run;
 //! - [`trtllm`] is an engine of its own: a `TensorRT-LLM` server whose events are drained over HTTP;
 //! - [`relay`] is another: a server whose events are subscribed to over gRPC.
@@ -18,21 +19,24 @@ pub mod engine;
 pub mod fault;
 pub mod keys;
 pub mod load;
+pub mod operate;
 pub mod pool;
 pub mod radix;
 pub mod relay;
 pub mod trtllm;
 
+mod grpc;
 mod history;
 mod http;
 mod publisher;
 mod serve;
 
 pub use cache::GroupState;
-pub use config::{HostEvents, HostOptions, SglangOptions, SimConfig, VllmOptions};
+pub use config::{HostEvents, HostOptions, SglangOptions, SimConfig, VllmOptions, Without};
 pub use digest::HashForm;
 pub use engine::{CompletionOptions, CompletionResult, RankState, Running, SimEngine, SimError, SimHandle};
 pub use fault::{Fault, ReplayMode, Restart};
 pub use keys::{Image, Keys};
+pub use operate::{ClearTold, Conduct, Question, Reply};
 pub use pool::{GroupKind, GroupSpec, Report};
 pub use relay::{RelayConfig, RelayFault, RelayService, RelayStyle, SimRelay};

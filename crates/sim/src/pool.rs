@@ -231,6 +231,11 @@ impl Pool {
         }
     }
 
+    /// Takes their blocks from all requests: their tables are worth nothing any more, and are not to be given back.
+    pub fn preempt(&mut self) {
+        self.blocks.release_all();
+    }
+
     /// Forgets every cached block of the device, and of colder tiers if they are to be `emptied` too; refused while a request holds
     /// one. The same is told either way.
     pub fn reset(&mut self, emptied: bool) -> Result<(), PoolError> {

@@ -10,11 +10,12 @@
 
 mod life;
 mod message;
-mod serve;
+mod operated;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use kvplane_proto::Encoded;
 use parking_lot::Mutex;
@@ -23,11 +24,12 @@ use tonic::{Code, Status};
 
 use crate::engine::{CompletionResult, SimError};
 use crate::fault::Restart;
+use crate::grpc;
 use crate::history::next_token;
 use crate::keys::Keys;
+use crate::operate::{Conduct, Desk, before_routes};
 use crate::serve::ServerThread;
 use life::Life;
-use serve::serve;
 
 /// Messages that a subscriber may leave unread. One that reads slower is cut off.
 const UNREAD: usize = 65_536;
@@ -54,6 +56,8 @@ pub enum RelayService {
     Tokenspeed,
     /// TensorRT-LLM's.
     Trtllm,
+    /// MLX's, which has no events.
+    Mlx,
 }
 
 /// A simulated server's configuration. The default is a small one on a free loopback port.
@@ -79,6 +83,8 @@ pub struct RelayConfig {
     pub blocks: usize,
     /// Determines hashes and generated tokens.
     pub seed: u64,
+    /// How operations go from the start.
+    pub conduct: Conduct,
 }
 
 impl Default for RelayConfig {
@@ -94,6 +100,7 @@ impl Default for RelayConfig {
             block_size: 16,
             blocks: 96,
             seed: 0,
+            conduct: Conduct::default(),
         }
     }
 }
@@ -137,6 +144,8 @@ pub struct SimRelay {
 pub(crate) struct Shared {
     config: RelayConfig,
     state: Mutex<State>,
+    desk: Arc<Desk>,
+    start_time: SystemTime,
 }
 
 #[derive(Debug)]
@@ -173,8 +182,13 @@ impl SimRelay {
             lose: 0,
             double: 0,
         };
-        let shared = Arc::new(Shared { config, state: Mutex::new(state) });
-        let server = serve(shared.clone())?;
+        let desk = Arc::new(Desk::new(config.conduct.clone()));
+        let shared =
+            Arc::new(Shared { config, state: Mutex::new(state), desk, start_time: SystemTime::now() });
+        let router = grpc::router(shared.config.service, shared.clone(), Some(shared.clone()));
+        let router = router.merge(operated::control(shared.clone()));
+        let server =
+            ServerThread::start("sim-relay", shared.config.address, before_routes(router, &shared.desk))?;
         Ok(Self { shared, server })
     }
 
@@ -190,7 +204,7 @@ impl SimRelay {
         prompt: &[u32],
         max_tokens: usize,
     ) -> Result<CompletionResult, SimError> {
-        let Shared { config, state } = &*self.shared;
+        let Shared { config, state, .. } = &*self.shared;
         let state = &mut *state.lock();
         let life = state.ranks.get_mut(rank as usize).ok_or(SimError::NoRank(rank))?;
         let mut request = life.begin(prompt, max_tokens, Keys::default())?;
@@ -238,6 +252,16 @@ impl SimRelay {
                 state.end(Code::Unavailable);
             }
         }
+    }
+
+    /// How operations go from now on, until somebody says otherwise.
+    pub fn conduct(&self, conduct: Conduct) {
+        self.shared.desk.set(conduct);
+    }
+
+    /// What operators have asked, the last thousand questions: method and path.
+    pub fn asked(&self) -> Vec<String> {
+        self.shared.desk.asked()
     }
 
     /// What a rank holds: the 64 bits of each hash, and its copies.
@@ -303,7 +327,7 @@ impl State {
 
 impl Shared {
     /// Takes a call: what becomes of it, and what it is sent.
-    fn subscribe(&self, start: u64) -> (Answer, mpsc::Receiver<Result<Encoded, Status>>) {
+    pub(crate) fn subscribe(&self, start: u64) -> (Answer, mpsc::Receiver<Result<Encoded, Status>>) {
         let state = &mut *self.state.lock();
         state.calls.push(start);
         let (sender, receiver) = mpsc::channel(UNREAD);

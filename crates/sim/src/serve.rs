@@ -1,12 +1,20 @@
 //! A server on a thread of its own.
 
-use std::fmt::Display;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, oneshot};
+
+/// How long until a connection is looked for again after the system had none to give: it is out of descriptors.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
 /// The server's thread. It ends when this is dropped.
 #[derive(Debug)]
@@ -15,22 +23,25 @@ pub(crate) struct ServerThread {
     running: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
 }
 
-impl ServerThread {
-    /// Binds, and serves HTTP.
-    pub(crate) fn http(address: SocketAddr, router: Router) -> Result<Self, std::io::Error> {
-        Self::start("sim-http", address, async move |listener| axum::serve(listener, router).await)
-    }
+/// The connection that a request came by: every request has it among its extensions.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Line(Arc<Notify>);
 
-    /// Binds, and runs a server on a thread of that name.
-    pub(crate) fn start<S, E>(
+impl Line {
+    /// Ends the connection without another word. Never returns: whoever cuts is cut off as well.
+    pub(crate) async fn cut(&self) -> ! {
+        self.0.notify_one();
+        std::future::pending().await
+    }
+}
+
+impl ServerThread {
+    /// Binds, and serves HTTP of both versions on a thread of that name: gRPC is the second.
+    pub(crate) fn start(
         name: &'static str,
         address: SocketAddr,
-        serve: S,
-    ) -> Result<Self, std::io::Error>
-    where
-        S: AsyncFnOnce(tokio::net::TcpListener) -> Result<(), E> + Send + 'static,
-        E: Display,
-    {
+        router: Router,
+    ) -> Result<Self, std::io::Error> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -43,11 +54,7 @@ impl ServerThread {
                     Err(error) => return tracing::error!(%error, "cannot listen"),
                 };
                 tokio::select! {
-                    served = serve(listener) => {
-                        if let Err(error) = served {
-                            tracing::error!(name, %error, "a server ended");
-                        }
-                    }
+                    () = accept(&listener, &router) => {}
                     // Connections are not drained: an engine that goes, goes.
                     _ = stopped => {}
                 }
@@ -76,5 +83,30 @@ impl ServerThread {
 impl Drop for ServerThread {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+async fn accept(listener: &tokio::net::TcpListener, router: &Router) {
+    loop {
+        match listener.accept().await {
+            Ok((socket, _)) => drop(tokio::spawn(serve(socket, router.clone()))),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}
+
+async fn serve(socket: TcpStream, router: Router) {
+    // Answers are small, and somebody waits for each.
+    let _ = socket.set_nodelay(true);
+    let line = Line::default();
+    let service = TowerToHyperService::new(router.layer(Extension(line.clone())));
+    let builder = Builder::new(TokioExecutor::new());
+    tokio::select! {
+        // However it ends, it is over.
+        _ = builder.serve_connection(TokioIo::new(socket), service) => {}
+        () = line.0.notified() => {}
     }
 }

@@ -1,33 +1,13 @@
 //! The engine's HTTP side.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+mod support;
+
+use http::{Method, StatusCode};
 use kvplane_sim::{SimConfig, SimEngine, SimHandle};
 use kvplane_wire::Profile;
 use serde_json::{Value, json};
-
-async fn call(engine: &SimHandle, method: Method, path: &str, body: Value) -> (StatusCode, String) {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Full<bytes::Bytes>>();
-    let uri = format!("http://{}{path}", engine.http_address().unwrap());
-    let body = if body.is_null() { String::new() } else { body.to_string() };
-    let request = Request::builder().method(method).uri(uri).header("content-type", "application/json");
-    let response = client.request(request.body(Full::from(body)).unwrap()).await.unwrap();
-    let status = response.status();
-    let bytes = response.into_body().collect().await.unwrap().to_bytes();
-    (status, String::from_utf8(bytes.to_vec()).unwrap())
-}
-
-async fn get(engine: &SimHandle, path: &str) -> (StatusCode, String) {
-    call(engine, Method::GET, path, Value::Null).await
-}
-
-async fn post(engine: &SimHandle, path: &str, body: Value) -> (StatusCode, Value) {
-    let (status, text) = call(engine, Method::POST, path, body).await;
-    (status, serde_json::from_str(&text).unwrap_or(Value::Null))
-}
+use support::client::{call, get, post};
 
 fn engine(profile: Profile) -> SimHandle {
     let http = Some("127.0.0.1:0".parse().unwrap());
@@ -128,19 +108,6 @@ async fn state_faults_and_lives_are_served() {
     engine.stop();
 }
 
-#[tokio::test]
-async fn a_reset_answers_as_its_version_does() {
-    let new = engine(Profile::Vllm0_26);
-    let held = new.begin(&[1; 9], 2, &kvplane_sim::CompletionOptions::default()).unwrap();
-    let reset = |engine| async move { call(engine, Method::POST, "/reset_prefix_cache", Value::Null).await };
-    assert_eq!(reset(&new).await, (StatusCode::OK, r#"{"success":false}"#.to_owned()));
-    drop(held);
-    assert_eq!(reset(&new).await, (StatusCode::OK, r#"{"success":true}"#.to_owned()));
-    let old = engine(Profile::Vllm0_24);
-    assert_eq!(reset(&old).await, (StatusCode::OK, String::new()));
-    assert_eq!(get(&old, "/kv_event_sources").await.0, StatusCode::NOT_FOUND);
-}
-
 fn start(config: SimConfig) -> SimHandle {
     let http = Some("127.0.0.1:0".parse().unwrap());
     SimEngine::start(SimConfig { http, block_size: 4, ..config }).unwrap()
@@ -198,6 +165,8 @@ async fn others_serve_what_they_have() {
     for path in ["/health", "/flush_cache", "/get_server_info", "/v1/loads"] {
         assert_eq!(get(&tokenspeed, path).await.0, StatusCode::OK, "{path}");
     }
+    let old = engine(Profile::Vllm0_24);
+    assert_eq!(get(&old, "/kv_event_sources").await.0, StatusCode::NOT_FOUND);
     let trtllm = start(SimConfig { profile: Profile::TrtllmZmq, ..SimConfig::default() });
     post(&trtllm, "/v1/completions", json!({ "prompt": [1, 2, 3, 4, 5] })).await;
     assert_eq!(trtllm.state()[0].blocks.len(), 5);

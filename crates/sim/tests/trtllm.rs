@@ -1,17 +1,16 @@
 //! The drain over HTTP, read by the dialect that reads the real one, against the server's own state.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
-use kvplane_sim::CompletionOptions;
+use http::{Method, StatusCode};
 use kvplane_sim::load::{LoadConfig, Workload};
 use kvplane_sim::trtllm::{TrtAnswer, TrtConfig, TrtFault, TrtHandle, TrtRestart, TrtSim};
+use kvplane_sim::{CompletionOptions, Conduct, Reply};
 use kvplane_wire::trtllm::encode::{HashAlgo, TrtHash};
 use kvplane_wire::trtllm::{Drained, SplitError, split};
 use kvplane_wire::{Decoder, Dialect, Event};
@@ -21,13 +20,7 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 async fn call(server: &TrtHandle, method: Method, path: &str, body: Value) -> (StatusCode, Bytes) {
-    let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
-    let uri = format!("http://{}{path}", server.http_address());
-    let body = if body.is_null() { String::new() } else { body.to_string() };
-    let request = Request::builder().method(method).uri(uri).header("content-type", "application/json");
-    let response = client.request(request.body(Full::from(body)).unwrap()).await.unwrap();
-    let status = response.status();
-    (status, response.into_body().collect().await.unwrap().to_bytes())
+    support::client::ask(server.http_address(), method, path, &body).await.unwrap()
 }
 
 async fn poll(server: &TrtHandle) -> Result<Drained, SplitError> {
@@ -327,4 +320,27 @@ async fn the_other_routes() {
         assert!(fault(bad).await.0.is_client_error());
     }
     assert_eq!(poll(&server).await, Err(SplitError::NotJson));
+}
+
+#[tokio::test]
+async fn operators_get_what_there_is_and_wrong_answers_on_request() {
+    let server = small(TrtConfig::default());
+    let status = |path: &'static str| {
+        let server = server.clone();
+        async move { call(&server, Method::GET, path, Value::Null).await.0 }
+    };
+    for path in ["/health", "/server_info", "/version"] {
+        assert_eq!(status(path).await, StatusCode::OK, "{path}");
+    }
+    for path in ["/flush_cache", "/reset_prefix_cache", "/start_profile", "/v1/loads"] {
+        assert_eq!(call(&server, Method::POST, path, Value::Null).await.0, StatusCode::NOT_FOUND, "{path}");
+    }
+    server.conduct(Conduct { ill: true, ..Conduct::default() });
+    assert_eq!(status("/health").await, StatusCode::SERVICE_UNAVAILABLE);
+    server.conduct(Conduct { answer: Reply::Error, ..Conduct::default() });
+    assert_eq!(status("/server_info").await, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(call(&server, Method::POST, "/kv_cache_events", Value::Null).await.0, StatusCode::OK);
+    let lifted = json!({ "operations": {} });
+    assert_eq!(call(&server, Method::POST, "/sim/fault", lifted).await.0, StatusCode::OK);
+    assert_eq!(status("/server_info").await, StatusCode::OK);
 }

@@ -7,6 +7,7 @@ mod change;
 mod clock;
 mod continuity;
 mod drain;
+mod flush;
 mod handed;
 mod journal;
 mod merge;
@@ -24,6 +25,7 @@ pub use change::{
 pub use clock::Now;
 pub use continuity::{Action, Continuity, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
 pub use drain::{Drain, DrainFailure, DrainOptions, DrainedPart};
+pub use flush::{FlushError, FlushId, FlushOutcome, FlushReach, FlushSign};
 pub use handed::{HandedOptions, NotTaken};
 pub use journal::{
     ClearScope, Duplicates, Group, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range,

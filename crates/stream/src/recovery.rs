@@ -82,8 +82,11 @@ pub fn withheld(trust: &TrustState, continuity: Continuity, credit: &[Trust]) ->
     if continuity != Continuity::Live {
         return Some(format!("continuity is {continuity}"));
     }
-    let level = trust.level();
-    (!credit.contains(&level)).then(|| format!("trust is {level}, which is not credited"))
+    if trust.is_credited(credit) {
+        return None;
+    }
+    let reason = trust.worst().map_or("none", |worst| worst.reason.as_str());
+    Some(format!("trust is {}, reason {reason}, which is not credited", trust.level()))
 }
 
 impl Worker {

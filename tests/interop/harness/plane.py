@@ -229,10 +229,13 @@ class Sim(Process):
         events, replay = (free_ports(ranks, together=True)[0] if ranks > 1 else 0 for _ in range(2))
         free = ["--events", f"tcp://127.0.0.1:{events}", "--replay", f"tcp://127.0.0.1:{replay}", "--http", "127.0.0.1:0"]
         super().__init__(binary, "sim", *free, "--ranks", ranks, "--log-format", "json", *words)
+        profile = words[words.index("--profile") + 1] if "--profile" in words else "vllm"
+        self.software = profile.split("-")[0]
         published = self.logged("publishing", ranks)
         self.events = [record["events"] for record in published]
         self.replay = [record["replay"] for record in published]
         self.http = f"http://{self.logged('http')[0]['address']}"
+        self.grpc = self.logged("grpc")[0]["address"] if "--grpc" in words else None
 
     def complete(self, prompt, max_tokens=16, **more):
         status, body = http("POST", self.http + "/v1/completions", {"prompt": prompt, "max_tokens": max_tokens, **more})
@@ -243,9 +246,17 @@ class Sim(Process):
         status, body = http("POST", self.http + "/sim/fault", fault)
         assert status == 200, body
 
+    def operations(self, **conduct):
+        """How operations go from now on; without a word, rightly."""
+        self.fault(operations=conduct)
+
+    def truth(self):
+        """All that it says of itself."""
+        return http("GET", self.http + "/sim/state")[1]
+
     def state(self, rank=0):
         """Copies by hash, and the next sequence."""
-        found = http("GET", self.http + "/sim/state")[1]["ranks"][rank]
+        found = self.truth()["ranks"][rank]
         return {int(hash): copies for hash, copies in found["blocks"].items()}, found["next_sequence"]
 
 

@@ -52,6 +52,7 @@ class Worker(vllm_engine_pb2_grpc.VllmEngineServicer):
         self.waiting = 0  # told as the load
         self.metadata = []
         self.subscriptions = []
+        self.flush = None  # what a flush does; without, there is none
         self._ended = threading.Event()
         self.address = self._serve(address)
 
@@ -82,6 +83,12 @@ class Worker(vllm_engine_pb2_grpc.VllmEngineServicer):
     def GetLoads(self, request, context):
         load = vllm_engine_pb2.SchedulerLoad(num_running_reqs=0, num_waiting_reqs=self.waiting, max_running_requests=64)
         return vllm_engine_pb2.GetLoadsResponse(version="scripted", dp_rank_count=1, loads=[load])
+
+    def FlushCache(self, request, context):
+        if self.flush is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "scripted without")
+        self.flush()
+        return common_pb2.FlushCacheResponse(success=True, message="scripted")
 
     def Generate(self, request, context):
         prompt = list(request.tokenized.input_ids)

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::Args as ClapArgs;
 use serde::Serialize;
 
-use super::TableOutput;
+use super::{KeyArgs, TableOutput};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct QueryArgs {
@@ -14,6 +14,8 @@ pub(crate) struct QueryArgs {
     /// inference-cache server [default: 127.0.0.1:50090]
     #[arg(long, value_name = "URL")]
     pub(crate) server: Option<String>,
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
     /// Token ids: a JSON list, or numbers separated by commas or white space; "-" is standard input
     #[arg(default_value = "-", value_name = "FILE")]
     pub(crate) file: PathBuf,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 
-use super::LogArgs;
+use super::{KeyArgs, LogArgs};
 use crate::config::CacheTierName;
 
 #[derive(Debug, ClapArgs)]
@@ -24,9 +24,8 @@ pub(crate) struct ReportArgs {
     /// The server: host:port, http://… or https://…
     #[arg(long, default_value = "127.0.0.1:9090", value_name = "ADDRESS")]
     pub(crate) server: String,
-    /// Certificates (PEM) to trust for https, instead of the public ones
-    #[arg(long, value_name = "FILE")]
-    pub(crate) server_ca: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
     /// The engine's name at the server
     #[arg(long, value_name = "ID")]
     pub(crate) replica_id: String,
@@ -73,6 +72,9 @@ pub(crate) struct ReportArgs {
     /// Where to serve /metrics, /healthz and /readyz; nowhere when absent
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics_listen: Option<SocketAddr>,
+    /// Let --metrics-listen be beyond loopback: whoever reaches it is answered
+    #[arg(long)]
+    pub(crate) insecure: bool,
     #[command(flatten)]
     pub(crate) log: LogArgs,
 }

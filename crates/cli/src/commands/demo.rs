@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
 use kvplane_ingest::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream,
 };
 use kvplane_server::{Options, Service};
 use kvplane_sim::load::{LoadConfig, Workload};
@@ -114,6 +114,7 @@ fn spec(at: usize, engine: &SimHandle) -> anyhow::Result<EngineSpec> {
         block_size: None,
         cache: CacheSpec::default(),
         http: engine.http_address().map(|address| format!("http://{address}")),
+        control: ControlSpec::default(),
     })
 }
 

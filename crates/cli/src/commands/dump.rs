@@ -1,17 +1,16 @@
 //! `kvplane dump`: what one stream holds now.
 
 use anyhow::{Context as _, anyhow};
-use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
+use kvplane_client::Calls;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_proto::kvplane::v1::{Start, StatusRequest, StreamSelector, SubscribeRequest};
-use tonic::transport::Channel;
 
 use super::{Failure, connect, refused, usage};
 use crate::args::{DumpArgs, Output};
 use crate::output::{Printer, Written};
 
 pub(crate) async fn run(args: DumpArgs) -> Result<(), Failure> {
-    let mut client = connect(&args.plane.plane).await?;
+    let mut client = connect(&args.plane).await?.calls();
     let selector = select(&mut client, args.engine, args.rank).await?;
     let request =
         SubscribeRequest { streams: vec![selector], start: Start::Snapshot.into(), ..Default::default() };
@@ -40,7 +39,7 @@ pub(crate) async fn run(args: DumpArgs) -> Result<(), Failure> {
 
 /// The stream that is meant: the only one, where nothing is said.
 async fn select(
-    client: &mut PlaneClient<Channel>,
+    client: &mut Calls,
     engine: Option<String>,
     rank: Option<u32>,
 ) -> Result<StreamSelector, Failure> {

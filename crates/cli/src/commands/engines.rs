@@ -11,21 +11,22 @@ use crate::args::{EnginesArgs, EnginesCommand, Output};
 use crate::config::engine_flag;
 
 pub(crate) async fn run(args: EnginesArgs) -> Result<(), Failure> {
-    let server = &args.server.server;
+    let server = &args.server;
     let json = args.output == Output::Json;
     match args.command {
         None | Some(EnginesCommand::List) => {
-            let answer = ask(server, Method::GET, "/v1/engines", None).await?;
+            let answer = ask(&server.server, &server.key, Method::GET, "/v1/engines", None).await?;
             print(&if json { format!("{answer}\n") } else { table(&answer) })
         }
         Some(EnginesCommand::Add { id, engine }) => {
             let described = describe(&id, &engine).map_err(usage)?;
-            let answer = ask(server, Method::POST, "/v1/engines", Some(&described)).await?;
+            let answer =
+                ask(&server.server, &server.key, Method::POST, "/v1/engines", Some(&described)).await?;
             print(&if json { format!("{answer}\n") } else { format!("added {id}\n") })
         }
         Some(EnginesCommand::Remove { id }) => {
             let path = format!("/v1/engines/{}", escaped(&id));
-            ask(server, Method::DELETE, &path, None).await?;
+            ask(&server.server, &server.key, Method::DELETE, &path, None).await?;
             print(&if json {
                 format!("{}\n", serde_json::json!({"removed": id}))
             } else {

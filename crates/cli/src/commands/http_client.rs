@@ -1,24 +1,34 @@
 //! Asking a running kvplane over HTTP.
 
+use std::io;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
-use http::{Method, Request, Uri};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::uri::PathAndQuery;
+use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::{self, pki_types::ServerName};
+use tokio_util::either::Either;
 
 use super::{Failure, usage};
+use crate::args::KeyArgs;
 
 /// A plane that has not answered by then is not going to.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+const NO_TLS: &str = "what is there speaks no TLS, use http";
 
 /// Sends a request, with JSON if there is any, and returns the JSON of the answer (null if it is empty). What the plane
 /// refuses is a failure in its words.
 pub(crate) async fn ask(
     server: &str,
+    key: &KeyArgs,
     method: Method,
     path: &str,
     body: Option<&Value>,
@@ -27,22 +37,32 @@ pub(crate) async fn ask(
     let not_an_address =
         || usage(anyhow!("--server {server:?} is not an address like http://127.0.0.1:8090"));
     let uri: Uri = format!("{}{path}", base.trim_end_matches('/')).parse().map_err(|_| not_an_address())?;
-    if uri.scheme_str() != Some("http") {
-        return Err(not_an_address());
-    }
+    let secure = match uri.scheme_str() {
+        Some("http") => false,
+        Some("https") => true,
+        _ => return Err(not_an_address()),
+    };
+    let authority = uri.authority().ok_or_else(not_an_address)?.clone();
     let text = body.map(Value::to_string).unwrap_or_default();
-    let request = Request::builder().method(method).uri(uri).header("content-type", "application/json");
+    let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    let mut request = Request::builder()
+        .method(method)
+        .uri(target)
+        .header(HOST, authority.as_str())
+        .header(CONTENT_TYPE, "application/json");
+    if let Some(token) = key.token().map_err(usage)? {
+        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    }
     let request = request.body(Full::new(Bytes::from(text))).context("cannot make a request")?;
-    let client = Client::builder(TokioExecutor::new()).build_http();
+    let connector = if secure { Some(key.connector().map_err(usage)?) } else { None };
     let answer = async {
-        let response = client.request(request).await.map_err(|error| {
-            let cause =
-                std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-            anyhow!("no kvplane answers at {server}: {cause}; is `kvplane serve` running?")
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        let port = authority.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        let stream = connect(host, port, connector).await.map_err(|error| {
+            let reason = if is_no_tls(&error) { NO_TLS.to_owned() } else { error.to_string() };
+            anyhow!("no kvplane answers at {server}: {reason}; is `kvplane serve` running?")
         })?;
-        let status = response.status();
-        let body = response.into_body().collect().await.context("the answer broke off")?.to_bytes();
-        Ok::<_, anyhow::Error>((status, body))
+        exchange(stream, request).await
     };
     let (status, body) = tokio::time::timeout(ANSWER_WITHIN, answer)
         .await
@@ -59,4 +79,36 @@ pub(crate) async fn ask(
     let message = json["error"]["message"].as_str().unwrap_or("refused without a reason");
     let mistake = json["error"]["blame"] == "caller";
     Err(Failure { code: if mistake { 2 } else { 1 }, error: anyhow!("{message}") })
+}
+
+type Stream = Either<TcpStream, TlsStream<TcpStream>>;
+
+/// A connection, with TLS where there is a connector.
+async fn connect(host: &str, port: u16, connector: Option<TlsConnector>) -> io::Result<Stream> {
+    let stream = TcpStream::connect((host, port)).await?;
+    let Some(connector) = connector else { return Ok(Either::Left(stream)) };
+    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+    connector.connect(name, stream).await.map(Either::Right)
+}
+
+/// Whether the other side answered to TLS with something else.
+fn is_no_tls(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    matches!(cause, Some(rustls::Error::InvalidMessage(_)))
+}
+
+/// Sends the one request of a connection, and reads the answer.
+async fn exchange(stream: Stream, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let exchange = async move {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await?.to_bytes();
+        Ok::<_, hyper::Error>((status, body))
+    };
+    // The connection moves what is sent and read, and knows best why it ended: a server may refuse a certificate late.
+    match tokio::join!(exchange, connection) {
+        (Ok(answer), _) => Ok(answer),
+        (Err(_), Err(cause)) | (Err(cause), Ok(())) => Err(cause).context("the answer broke off"),
+    }
 }

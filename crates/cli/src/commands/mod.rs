@@ -5,6 +5,8 @@ mod demo_view;
 pub(crate) mod dump;
 pub(crate) mod engines;
 mod http_client;
+mod key;
+pub(crate) mod operate;
 mod page;
 pub(crate) mod query;
 mod query_hints;
@@ -15,11 +17,13 @@ mod sim_drained;
 mod sim_subscribed;
 pub(crate) mod tail;
 
-use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use std::time::Duration;
+
+use kvplane_client::{Client, ClientError};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint};
+
+use crate::args::PlaneArgs;
 
 /// Why a command ended, and the exit code that says so: 1 failed, 2 wrong usage, 3 partly done.
 #[derive(Debug)]
@@ -69,27 +73,24 @@ pub(crate) fn stop_signal(seconds: Option<u64>) -> anyhow::Result<CancellationTo
 
 /// What a kvplane refused, with the exit code that says whose mistake it is.
 pub(crate) fn refused(status: &tonic::Status) -> Failure {
-    let mistake = matches!(status.code(), tonic::Code::NotFound | tonic::Code::InvalidArgument);
-    Failure { code: if mistake { 2 } else { 1 }, error: anyhow::anyhow!("{}", status.message()) }
+    let mistake = matches!(
+        status.code(),
+        tonic::Code::NotFound
+            | tonic::Code::InvalidArgument
+            | tonic::Code::Unauthenticated
+            | tonic::Code::PermissionDenied
+    );
+    // A server that does not know the call says nothing else.
+    let words = if status.message().is_empty() { status.code().description() } else { status.message() };
+    Failure { code: if mistake { 2 } else { 1 }, error: anyhow::anyhow!("{words}") }
 }
-
-/// Snapshot chunks stay below 1 MiB; a batch is as large as the engine made it.
-const MAX_MESSAGE: usize = 256 << 20;
 
 /// A client of a running kvplane.
-pub(crate) async fn connect(url: &str) -> anyhow::Result<PlaneClient<Channel>> {
-    let channel = dial("--plane", url, "no kvplane answers", "is `kvplane serve` running?").await?;
-    Ok(PlaneClient::new(channel).max_decoding_message_size(MAX_MESSAGE))
-}
-
-/// A connection to a gRPC server at the address that a flag gave, or what to say when there is none.
-async fn dial(flag: &str, url: &str, nobody: &str, advice: &str) -> anyhow::Result<Channel> {
-    let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-    let endpoint = Endpoint::from_shared(with_scheme)
-        .map_err(|_| anyhow::anyhow!("{flag} {url:?} is not an address like http://127.0.0.1:50090"))?
-        .connect_timeout(Duration::from_secs(5));
-    endpoint.connect().await.map_err(|error| {
-        let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-        anyhow::anyhow!("{nobody} at {url}: {cause}; {advice}")
+pub(crate) async fn connect(args: &PlaneArgs) -> Result<Client, Failure> {
+    let client = Client::connect(&args.plane, args.key.client_options().map_err(usage)?).await;
+    client.map_err(|error| match error {
+        ClientError::Address { .. } => usage(anyhow::anyhow!("--plane {error}")),
+        ClientError::Refused { .. } => usage(anyhow::anyhow!("{error}")),
+        _ => anyhow::anyhow!("{error}; is `kvplane serve` running?").into(),
     })
 }

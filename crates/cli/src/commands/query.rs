@@ -22,9 +22,14 @@ pub(crate) async fn run(args: QueryArgs) -> Result<(), Failure> {
     let text = read(&args.file)?;
     let keys = args.extra_keys.as_deref().map(read).transpose()?;
     let question = question(&args, &text, keys.as_deref()).map_err(usage)?;
-    let answer =
-        ask(args.server.as_deref().unwrap_or(DEFAULT_SERVER), Method::POST, "/v1/query", Some(&question))
-            .await?;
+    let answer = ask(
+        args.server.as_deref().unwrap_or(DEFAULT_SERVER),
+        &args.key,
+        Method::POST,
+        "/v1/query",
+        Some(&question),
+    )
+    .await?;
     print(&match args.output {
         TableOutput::Json => format!("{answer}\n"),
         TableOutput::Table => table(&answer),

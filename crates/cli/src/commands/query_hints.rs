@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
+use kvplane_client::endpoint;
 use kvplane_core::{Namespace, chain_hash, hash_blocks};
 use kvplane_proto::inferencecache as proto;
 use kvplane_proto::inferencecache::inference_cache_client::InferenceCacheClient;
@@ -10,7 +11,7 @@ use serde_json::json;
 
 use super::page::{aligned, print};
 use super::query::{numbers, read};
-use super::{Failure, dial, refused, usage};
+use super::{Failure, refused, usage};
 use crate::args::{QueryArgs, TableOutput};
 
 /// Where kvplane has its gRPC server unless told otherwise.
@@ -21,8 +22,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) async fn run(args: QueryArgs) -> Result<(), Failure> {
     let request = request(&args, &read(&args.file)?).map_err(usage)?;
     let server = args.server.as_deref().unwrap_or(DEFAULT_SERVER);
-    let channel = dial("--server", server, "nobody who gives hints answers", "is it a gRPC address?").await?;
-    let mut client = InferenceCacheClient::new(channel);
+    let options = args.key.client_options().map_err(usage)?;
+    let endpoint = endpoint(server, &options).map_err(|error| usage(anyhow!("--server {error}")))?;
+    let channel = endpoint.connect().await.map_err(|error| {
+        let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        anyhow!("nobody who gives hints answers at {server}: {cause}; is it a gRPC address?")
+    })?;
+    let mut client = InferenceCacheClient::with_interceptor(channel, options.bearer);
     let mut request = tonic::Request::new(request);
     request.set_timeout(PATIENCE);
     let response = client.lookup_route(request).await.map_err(|status| refused(&status))?;

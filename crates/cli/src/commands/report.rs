@@ -10,7 +10,7 @@ use kvplane_ingest::{Origin, Plane, PlaneOptions};
 use kvplane_report::{
     AdapterNames, OutboxOptions, ReportSpec, ReporterOptions, Rules, ServerAddress, StatsOptions,
 };
-use kvplane_server::{EngineConfig, EnginePlan, HintsOptions, Options, Service};
+use kvplane_server::{Access, EngineConfig, EnginePlan, HintsOptions, Keys, Options, Service};
 use tokio::net::TcpListener;
 use tracing::{info, warn};
 
@@ -27,6 +27,12 @@ const KEEP_LEFT: usize = 1_000_000;
 pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
     let spec = spec(&args).map_err(usage)?;
     let plan = plan(&args).map_err(usage)?;
+    if let Some(address) = args.metrics_listen.filter(|at| !at.ip().is_loopback() && !args.insecure) {
+        let danger = "whoever reaches it could see how engines are";
+        return Err(usage(anyhow!(
+            "--metrics-listen: {address} is beyond loopback, and {danger}: start with --insecure"
+        )));
+    }
     logging::start(&args.log).map_err(usage)?;
     let stop = stop_signal(None)?;
     let listener = match args.metrics_listen {
@@ -41,9 +47,10 @@ pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
     }
     let plane =
         Plane::start(Vec::new(), &PlaneOptions::default()).context("cannot start the socket threads")?;
+    let access = Arc::new(Access::new(Keys::default(), args.insecure));
     // It reports, and answers nobody.
     let hints = HintsOptions { enabled: false, ..HintsOptions::default() };
-    let service = Service::new(plane.clone(), Options { hints, ..Options::default() });
+    let service = Service::new(plane.clone(), Options { hints, access, ..Options::default() });
     let (fleet, reports) = (service.fleet(), service.reports());
     fleet.add(vec![plan], Origin::Config).await.map_err(|error| {
         let code = if error.is_mistake() { 2 } else { 1 };
@@ -103,13 +110,7 @@ fn spec(args: &ReportArgs) -> anyhow::Result<ReportSpec> {
             bail!("{flag}: must not be empty");
         }
     }
-    let ca = match &args.server_ca {
-        Some(path) => Some(
-            std::fs::read(path).with_context(|| format!("--server-ca: cannot read {}", path.display()))?,
-        ),
-        None => None,
-    };
-    let server = ServerAddress::new(&args.server, ca).context("--server")?;
+    let server = ServerAddress::new(&args.server, args.key.credentials()?).context("--server")?;
     let adapter_names = adapter_names(&args.lora_adapter_names).context("--lora-adapter-names")?;
     let outbox = OutboxOptions { window: args.window.0, refresh: args.refresh.0, ..OutboxOptions::default() };
     let reporter = ReporterOptions { outbox, ..ReporterOptions::default() };

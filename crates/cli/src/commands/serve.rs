@@ -7,14 +7,14 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use kvplane_ingest::{Origin, Plane};
 use kvplane_report::Reports;
-use kvplane_server::{Fleet, Reloaded, Service};
+use kvplane_server::{Access, Fleet, KeysError, Reloaded, Service, Tls};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use super::{Failure, stop_signal, usage};
 use crate::args::ServeArgs;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Listen};
 use crate::logging;
 
 /// How long connections may take to end after a stop.
@@ -30,20 +30,18 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let plans = config.plans().map_err(usage)?;
     let reported = config.reports().map_err(usage)?;
     logging::start(&args.log).map_err(usage)?;
+    let access = Arc::new(config.access(args.insecure).map_err(usage)?);
+    let tls = config.tls().map_err(usage)?;
     let stop = stop_signal(None)?;
     let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
 
     // Everything that can fail without an engine fails before an engine is contacted.
     let http = bind("listen.http", config.listen.http).await?;
     let grpc = bind("listen.grpc", config.listen.grpc).await?;
-    for address in [config.listen.http, config.listen.grpc] {
-        if !address.ip().is_loopback() {
-            warn!(%address, "listening beyond loopback: anyone who reaches this address can read cached prompts");
-        }
-    }
+    warn_of_strangers(&config, &access);
     let plane =
         Plane::start(Vec::new(), &config.plane_options()).context("cannot start the socket threads")?;
-    let service = Service::new(plane.clone(), config.server_options());
+    let service = Service::new(plane.clone(), config.server_options(access.clone(), tls.clone()));
     let (fleet, reports) = (service.fleet(), service.reports());
     if plans.is_empty() {
         warn!("no engine is configured: add one with `kvplane engines add`, or let engines register");
@@ -61,12 +59,16 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         streams = plane.streams().count(),
         "serving"
     );
-    tokio::spawn(stop.clone().run_until_cancelled_owned(reload_on(
-        hangup,
+    let running = Running {
         args,
-        config,
-        Running { fleet: fleet.clone(), reports: reports.clone(), plane: plane.clone() },
-    )));
+        started: config,
+        fleet: fleet.clone(),
+        reports: reports.clone(),
+        plane: plane.clone(),
+        access,
+        tls,
+    };
+    tokio::spawn(stop.clone().run_until_cancelled_owned(running.reload_on(hangup)));
     let serving = service.run(http, grpc, stop.clone());
     tokio::pin!(serving);
     let stopped_early = tokio::select! {
@@ -97,47 +99,74 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     }
 }
 
-/// What a new configuration changes.
-struct Running {
-    fleet: Fleet,
-    reports: Arc<Reports>,
-    plane: Arc<Plane>,
-}
-
-/// Reads the configuration again at every SIGHUP, and applies what it says about engines and reports.
-async fn reload_on(mut hangup: Signal, args: ServeArgs, started: Config, running: Running) {
-    while hangup.recv().await.is_some() {
-        if let Err(error) = reload(&args, &started, &running).await {
-            error!(error = format!("{error:#}"), "configuration not reloaded: nothing has changed");
+/// Says what anybody can do who reaches a listener beyond loopback.
+fn warn_of_strangers(config: &Config, access: &Access) {
+    let Listen { http, grpc, tls } = &config.listen;
+    for address in [http, grpc].into_iter().filter(|address| !address.ip().is_loopback()) {
+        if !access.has_keys() {
+            warn!(%address, "insecure: anyone who reaches this address can read cached prompts");
+        } else if tls.is_none() {
+            warn!(%address, "no TLS beyond loopback: tokens and prompts can be read on the way");
         }
     }
 }
 
-async fn reload(args: &ServeArgs, started: &Config, running: &Running) -> anyhow::Result<()> {
-    let config = config::load(args, std::env::vars())?;
-    // A file that is just being written looks like this, too.
-    if config.engine.is_empty() && !started.engine.is_empty() {
-        bail!("no engine is configured any more; `kvplane engines remove` removes the last one");
+/// What can be changed while running.
+struct Running {
+    args: ServeArgs,
+    started: Config,
+    fleet: Fleet,
+    reports: Arc<Reports>,
+    plane: Arc<Plane>,
+    access: Arc<Access>,
+    tls: Option<Arc<Tls>>,
+}
+
+impl Running {
+    /// Reads the configuration again at every SIGHUP, and applies what it says about engines, reports and who may ask.
+    async fn reload_on(self, mut hangup: Signal) {
+        while hangup.recv().await.is_some() {
+            if let Err(error) = self.reload().await {
+                error!(error = format!("{error:#}"), "configuration not reloaded: nothing has changed");
+            }
+        }
     }
-    let restart = config.differs_in(started)?;
-    let reported = config.reports()?;
-    let Reloaded { added, removed, changed, unchanged, failed } =
-        running.fleet.reload(config.plans()?).await?;
-    let reports = running.reports.set(&running.plane, reported);
-    if !restart.is_empty() {
-        warn!(keys = restart.join(", "), "changed in the configuration, and needs a restart");
+
+    async fn reload(&self) -> anyhow::Result<()> {
+        let config = config::load(&self.args, std::env::vars())?;
+        // A file that is just being written looks like this, too.
+        if config.engine.is_empty() && !self.started.engine.is_empty() {
+            bail!("no engine is configured any more; `kvplane engines remove` removes the last one");
+        }
+        let restart = config.differs_in(&self.started)?;
+        // Everything is read before anything is applied.
+        let (plans, reported) = (config.plans()?, config.reports()?);
+        let keys = config.keys()?;
+        let certificates = self.tls.as_ref().map(|tls| tls.read_again()).transpose().context("listen.tls")?;
+        if keys.is_empty() && self.access.has_keys() {
+            bail!(KeysError::Gone);
+        }
+        let Reloaded { added, removed, changed, unchanged, failed } = self.fleet.reload(plans).await?;
+        let reports = self.reports.set(&self.plane, reported);
+        self.access.replace(keys)?;
+        if let Some((tls, certificates)) = self.tls.as_ref().zip(certificates) {
+            tls.replace(certificates);
+        }
+        if !restart.is_empty() {
+            warn!(keys = restart.join(", "), "changed in the configuration, and needs a restart");
+        }
+        info!(
+            added,
+            removed,
+            changed,
+            unchanged,
+            failed,
+            reports_begun = reports.begun,
+            reports_ended = reports.ended,
+            "configuration reloaded"
+        );
+        Ok(())
     }
-    info!(
-        added,
-        removed,
-        changed,
-        unchanged,
-        failed,
-        reports_begun = reports.begun,
-        reports_ended = reports.ended,
-        "configuration reloaded"
-    );
-    Ok(())
 }
 
 async fn bind(key: &str, address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {

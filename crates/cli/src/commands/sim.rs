@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use kvplane_core::EngineKind;
 use kvplane_sim::fault::FaultRequest;
 use kvplane_sim::load::{LoadConfig, Turn, Workload};
 use kvplane_sim::{
-    HashForm, HostEvents, HostOptions, SglangOptions, SimConfig, SimEngine, SimError, VllmOptions,
+    Conduct, HashForm, HostEvents, HostOptions, SglangOptions, SimConfig, SimEngine, SimError, VllmOptions,
+    Without,
 };
 use kvplane_socket::Endpoint;
 use kvplane_wire::encode::Profile;
@@ -15,17 +16,38 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::{Failure, sim_drained, sim_subscribed, stop_signal, usage};
-use crate::args::{SimArgs, SimHash, SimHostEvents, SimProfile};
+use crate::args::{SimArgs, SimHash, SimHostEvents, SimProfile, SimWithout};
 use crate::logging;
 
 pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
     logging::start(&args.log).map_err(usage)?;
+    check(&args).map_err(usage)?;
     let stop = stop_signal(args.seconds)?;
     match args.profile {
         SimProfile::Published(profile) => published(args, profile, stop).await,
         SimProfile::Drained => sim_drained::run(args, stop).await,
         SimProfile::Subscribed(style) => sim_subscribed::run(args, style, stop).await,
     }
+}
+
+/// Whether the options are ones that the engine has.
+fn check(args: &SimArgs) -> anyhow::Result<()> {
+    let is_published = matches!(args.profile, SimProfile::Published(_));
+    if args.grpc.is_some() && !is_published {
+        bail!("--grpc: this engine has no server beside its own");
+    }
+    if args.api_key.is_some() && !is_published {
+        bail!("--api-key: this engine asks for none");
+    }
+    if args.service.is_some() && !matches!(args.profile, SimProfile::Subscribed(_)) {
+        bail!("--service: only grpc and grpc-live take one");
+    }
+    let is_vllm =
+        matches!(args.profile, SimProfile::Published(profile) if profile.engine() == EngineKind::Vllm);
+    if !args.without.is_empty() && !is_vllm {
+        bail!("--without: this is not vLLM");
+    }
+    Ok(())
 }
 
 async fn published(args: SimArgs, profile: Profile, stop: CancellationToken) -> Result<(), Failure> {
@@ -43,6 +65,9 @@ async fn published(args: SimArgs, profile: Profile, stop: CancellationToken) -> 
     }
     if let Some(address) = engine.http_address() {
         info!(%address, "http");
+    }
+    if let Some(address) = engine.grpc_address() {
+        info!(%address, "grpc");
     }
     let served = engine.clone();
     let complete = move |turn: &Turn| {
@@ -76,9 +101,11 @@ pub(super) async fn until_stopped(
 
 fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
     let mut faults = Vec::new();
+    let mut conduct = Conduct::default();
     for text in &args.fault {
         let request: FaultRequest = serde_json::from_str(text).with_context(|| format!("--fault {text}"))?;
         faults.extend(request.faults());
+        conduct = request.operations.unwrap_or(conduct);
     }
     let is_vllm = profile.engine() == EngineKind::Vllm;
     Ok(SimConfig {
@@ -108,7 +135,10 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
             dynamo_format: args.dynamo_format,
         },
         http: Some(args.http),
+        api_key: args.api_key.clone(),
+        grpc: args.grpc,
         faults,
+        conduct,
         ..SimConfig::default()
     })
 }
@@ -127,6 +157,11 @@ fn vllm_options(args: &SimArgs, is_vllm: bool) -> VllmOptions {
                 SimHostEvents::None => HostEvents::None,
             },
             storage_blocks: args.storage_blocks as usize,
+        },
+        without: Without {
+            dev_mode: args.without.contains(&SimWithout::DevMode),
+            profiler: args.without.contains(&SimWithout::Profiler),
+            load_tracking: args.without.contains(&SimWithout::LoadTracking),
         },
     }
 }

@@ -1,6 +1,7 @@
 //! `kvplane sim --profile trtllm-http`: a simulated engine that is drained.
 
 use anyhow::{Context as _, bail};
+use kvplane_sim::Conduct;
 use kvplane_sim::load::Turn;
 use kvplane_sim::trtllm::{TrtConfig, TrtFaultRequest, TrtSim};
 use kvplane_wire::trtllm::encode::HashAlgo;
@@ -26,10 +27,12 @@ pub(super) async fn run(args: SimArgs, stop: CancellationToken) -> Result<(), Fa
 
 fn config(args: &SimArgs) -> anyhow::Result<TrtConfig> {
     let mut faults = Vec::new();
+    let mut conduct = Conduct::default();
     for text in &args.fault {
         let request: TrtFaultRequest =
             serde_json::from_str(text).with_context(|| format!("--fault {text}"))?;
         faults.extend(request.faults());
+        conduct = request.operations.unwrap_or(conduct);
     }
     Ok(TrtConfig {
         block_size: args.block_size as usize,
@@ -44,6 +47,7 @@ fn config(args: &SimArgs) -> anyhow::Result<TrtConfig> {
         seed: args.seed,
         http: args.http,
         faults,
+        conduct,
         ..TrtConfig::default()
     })
 }

@@ -14,7 +14,7 @@ pub(crate) async fn run(args: TailArgs) -> Result<(), Failure> {
     if args.replica {
         return replica::run(args, stop).await;
     }
-    let mut client = connect(&args.plane.plane).await?;
+    let mut client = connect(&args.plane).await?.calls();
     let selectors =
         args.engine.into_iter().map(|engine| StreamSelector { engine, rank: args.rank, resume: None });
     let start = match args.from {

@@ -1,31 +1,37 @@
 //! The configuration: one typed tree, from a file, then the environment, then flags. Nothing else reads either.
 
+mod auth;
 mod hints;
 mod layers;
 mod report;
 mod units;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use kvplane_core::Trust;
 use kvplane_ingest::PlaneOptions;
 use kvplane_report::ReportSpec;
-use kvplane_server::{EngineConfig, EnginePlan};
+use kvplane_server::{Access, EngineConfig, EnginePlan, Keys, Tls, TlsFiles};
 use kvplane_stream::{Limits, OnGap};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use auth::{AuthConfig, client_token};
 use hints::HintsConfig;
 pub(crate) use layers::{engine_flag, load};
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
-use units::{ByteSize, Span};
+use units::ByteSize;
+pub(crate) use units::Span;
 
 /// Everything that can be configured.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Config {
     pub(crate) listen: Listen,
+    pub(crate) auth: AuthConfig,
     pub(crate) journal: Journal,
     pub(crate) follow: Follow,
     pub(crate) index: IndexConfig,
@@ -43,6 +49,9 @@ pub(crate) struct Config {
 pub(crate) struct Listen {
     pub(crate) http: SocketAddr,
     pub(crate) grpc: SocketAddr,
+    /// TLS on both; without it they are plain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tls: Option<TlsFiles>,
 }
 
 impl Default for Listen {
@@ -50,6 +59,7 @@ impl Default for Listen {
         Self {
             http: SocketAddr::from(([127, 0, 0, 1], 8090)),
             grpc: SocketAddr::from(([127, 0, 0, 1], 50090)),
+            tls: None,
         }
     }
 }
@@ -198,6 +208,26 @@ impl Config {
         Ok(plans)
     }
 
+    /// Who may ask, and whether the listeners may be where they are to be.
+    pub(crate) fn access(&self, insecure: bool) -> anyhow::Result<Access> {
+        let access = Access::new(self.keys()?, insecure);
+        access.check_listener("listen.http", self.listen.http)?;
+        access.check_listener("listen.grpc", self.listen.grpc)?;
+        Ok(access)
+    }
+
+    /// The keys of those who may ask, read from their files and the environment.
+    pub(crate) fn keys(&self) -> anyhow::Result<Keys> {
+        let shown = self.listen.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        self.auth.keys(shown)
+    }
+
+    /// TLS of the listeners. Reads certificates.
+    pub(crate) fn tls(&self) -> anyhow::Result<Option<Arc<Tls>>> {
+        let tls = self.listen.tls.clone().map(Tls::load).transpose().context("listen.tls")?;
+        Ok(tls.map(Arc::new))
+    }
+
     /// What is reported to others. Finds every mistake that can be found without touching the network.
     pub(crate) fn reports(&self) -> anyhow::Result<Vec<ReportSpec>> {
         let reports = self.report.iter().enumerate();
@@ -207,16 +237,19 @@ impl Config {
         Ok(reports)
     }
 
-    /// The keys, engines and reports aside, that have another value in `other`.
+    /// The keys that need a restart and have another value in `other`.
     pub(crate) fn differs_in(&self, other: &Self) -> anyhow::Result<Vec<String>> {
         let (mine, theirs) = (toml::Table::try_from(self)?, toml::Table::try_from(other)?);
         let mut keys = Vec::new();
-        for (section, values) in mine.iter().filter(|(_, values)| values.is_table()) {
-            for (key, value) in values.as_table().into_iter().flatten() {
-                if theirs.get(section).and_then(|section| section.get(key)) != Some(value) {
-                    keys.push(format!("{section}.{key}"));
-                }
-            }
+        let fixed = |section: &str| !["engine", "report", "auth"].contains(&section);
+        let all: BTreeSet<&String> =
+            mine.keys().chain(theirs.keys()).filter(|section| fixed(section)).collect();
+        for section in all {
+            let values = |tree: &toml::Table| tree.get(section).and_then(toml::Value::as_table).cloned();
+            let (mine, theirs) = (values(&mine).unwrap_or_default(), values(&theirs).unwrap_or_default());
+            let names: BTreeSet<&String> = mine.keys().chain(theirs.keys()).collect();
+            let differ = names.into_iter().filter(|name| mine.get(*name) != theirs.get(*name));
+            keys.extend(differ.map(|name| format!("{section}.{name}")));
         }
         Ok(keys)
     }
@@ -242,7 +275,11 @@ impl Config {
         }
     }
 
-    pub(crate) fn server_options(&self) -> kvplane_server::Options {
+    pub(crate) fn server_options(
+        &self,
+        access: Arc<Access>,
+        tls: Option<Arc<Tls>>,
+    ) -> kvplane_server::Options {
         let credit = self.trust.credit.iter().map(|name| match name {
             TrustName::Exact => Trust::Exact,
             TrustName::Lower => Trust::Lower,
@@ -254,6 +291,8 @@ impl Config {
             max_tokens: self.query.max_tokens,
             ready_deadline: self.follow.ready_deadline.0,
             hints: self.hints.options(),
+            access,
+            tls,
         }
     }
 }

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use kvplane_ingest::read_token;
 use kvplane_report::{
-    OutboxOptions, ReportSpec, ReporterOptions, Rules, ServerAddress, StatsOptions, UsageOf,
+    Credentials, OutboxOptions, ReportSpec, ReporterOptions, Rules, ServerAddress, StatsOptions, Token,
+    UsageOf,
 };
 use kvplane_server::EngineConfig;
 use serde::{Deserialize, Serialize};
@@ -28,6 +30,15 @@ pub(crate) struct ReportConfig {
     /// Certificates (PEM) to trust for https, instead of the public ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ca: Option<PathBuf>,
+    /// A certificate (PEM) to show for https.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cert: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<PathBuf>,
+    /// The file with the bearer token that the server wants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) token_file: Option<PathBuf>,
     /// Which engines; all when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) engines: Option<Vec<String>>,
@@ -144,15 +155,9 @@ impl ReportConfig {
         toml::from_str(&format!("server = {server:?}")).unwrap()
     }
 
-    /// Finds every mistake that can be found without touching the network. Reads certificates.
+    /// Finds every mistake that can be found without touching the network. Reads certificates and the token.
     pub(crate) fn spec(&self) -> anyhow::Result<ReportSpec> {
-        let ca = match &self.ca {
-            Some(path) => {
-                Some(std::fs::read(path).with_context(|| format!("ca: cannot read {}", path.display()))?)
-            }
-            None => None,
-        };
-        let server = ServerAddress::new(&self.server, ca).context("server")?;
+        let server = ServerAddress::new(&self.server, self.credentials()?).context("server")?;
         let names = [
             ("tenant", &self.tenant),
             ("model", &self.model),
@@ -190,6 +195,24 @@ impl ReportConfig {
         })
     }
 
+    fn credentials(&self) -> anyhow::Result<Credentials> {
+        let certificate = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => Some((read("cert", cert)?, read("key", key)?)),
+            (None, None) => None,
+            (Some(_), None) => bail!("cert: needs its key"),
+            (None, Some(_)) => bail!("key: needs its cert"),
+        };
+        let token = match &self.token_file {
+            Some(path) => {
+                read_token(path).context("token_file")?;
+                Token::File(path.clone())
+            }
+            None => Token::default(),
+        };
+        let ca = self.ca.as_deref().map(|path| read("ca", path)).transpose()?;
+        Ok(Credentials { ca, certificate, token })
+    }
+
     fn outbox(&self) -> OutboxOptions {
         OutboxOptions {
             window: self.window.0,
@@ -199,6 +222,10 @@ impl ReportConfig {
             ..OutboxOptions::default()
         }
     }
+}
+
+fn read(key: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("{key}: cannot read {}", path.display()))
 }
 
 /// No replica is told by two reports, as far as that can be known of engines that may come.
@@ -274,14 +301,20 @@ mod tests {
     #[test]
     fn a_server_is_enough() {
         let spec = ReportConfig::to("127.0.0.1:9090").spec().unwrap();
-        assert_eq!(spec, ReportSpec::new(ServerAddress::new("127.0.0.1:9090", None).unwrap()));
+        assert_eq!(
+            spec,
+            ReportSpec::new(ServerAddress::new("127.0.0.1:9090", Credentials::default()).unwrap())
+        );
     }
 
     #[test]
     fn mistakes_name_their_key() {
-        let cases: [(&str, &str); 12] = [
+        let cases: [(&str, &str); 15] = [
             ("server = \"nowhere\"", "server"),
             ("server = \"h:1\"\nca = \"/nowhere.pem\"", "ca"),
+            ("server = \"https://h:1\"\ncert = \"/nowhere.pem\"", "cert"),
+            ("server = \"https://h:1\"\nkey = \"/nowhere.pem\"", "key"),
+            ("server = \"h:1\"\ntoken_file = \"/nowhere\"", "token_file"),
             ("server = \"h:1\"\ntenant = \"\"", "tenant"),
             ("server = \"h:1\"\ntenant = \"inferencecache.io/probe\"", "tenant"),
             ("server = \"h:1\"\nreplica = \"r\"", "replica"),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::support::{Rig, hasty, stream, until};
 use kvplane_client::{Client, Following, Selection, Tier, Trust};
 use kvplane_core::{EngineId, EngineKind};
-use kvplane_ingest::{CacheSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, RankSpec};
+use kvplane_ingest::{CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, RankSpec};
 use kvplane_sim::CompletionOptions;
 use kvplane_sim::load::{LoadConfig, Random, Workload};
 use kvplane_sim::trtllm::{TrtConfig, TrtFault, TrtHandle, TrtRestart, TrtSim};
@@ -34,6 +34,7 @@ fn spec(sim: &TrtHandle) -> EngineSpec {
         worker_id: 7,
         cache: CacheSpec::default(),
         http: None,
+        control: ControlSpec::default(),
     }
 }
 

@@ -29,7 +29,9 @@ pub struct View {
 impl View {
     /// Whether an answer may credit the stream.
     pub fn is_credited(&self, credit: &[Trust]) -> bool {
-        self.continuity == Continuity::Live && credit.contains(&self.trust)
+        self.continuity == Continuity::Live
+            && credit.contains(&self.trust)
+            && !self.reason.is_some_and(Reason::forbids_credit)
     }
 
     /// The view of a stream that is between two others: nothing is credited until it is settled.
@@ -150,6 +152,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_being_flushed_is_credited_at_no_level() {
+        let (epoch, continuity) = (Epoch::from_raw(7), Continuity::Live);
+        let view = |reason: Reason| View { epoch, continuity, trust: reason.trust(), reason: Some(reason) };
+        assert!(view(Reason::GapKept).is_credited(&Trust::ALL));
+        assert!(!view(Reason::Flushing).is_credited(&Trust::ALL));
     }
 
     #[test]

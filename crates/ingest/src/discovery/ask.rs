@@ -7,8 +7,8 @@ use kvplane_core::EngineKind;
 use serde_json::Value;
 
 use super::{Description, Refusal, bad, grpc, sglang, vllm};
-use crate::http_client::{HttpClient, NoAnswer};
 use crate::spec::DiscoverySpec;
+use kvplane_transport::{HttpClient, NoAnswer};
 
 /// `SGLang` says everything about itself in one answer: some hundred kilobytes. What is larger is not one.
 const MAX_ANSWER: usize = 4 << 20;
@@ -75,7 +75,7 @@ impl Asker {
         for path in paths {
             let (status, body) = match self.client.get(base, path, MAX_ANSWER, DEADLINE).await {
                 Ok(answer) => answer,
-                Err(error @ NoAnswer::Body) => return bad(format!("{path}: {error}")),
+                Err(error @ (NoAnswer::Body | NoAnswer::TooLarge)) => return bad(format!("{path}: {error}")),
                 Err(error) => return Err(Refusal::Silent(format!("{path}: {error}"))),
             };
             match status {

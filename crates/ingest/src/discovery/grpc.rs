@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::uri::PathAndQuery;
 use kvplane_core::EngineKind;
+use kvplane_transport::grpc::unary;
 use kvplane_wire::engine_info::{self, Arg, OtherMessage, Sizes};
 use serde_json::{Map, Value};
 use tonic::transport::Channel;
@@ -15,7 +15,7 @@ use tonic::{Code, Request};
 
 use super::server_args::{self, Unsaid};
 use super::{Description, MAX_RANKS, Publisher, Refusal, bad, vllm};
-use crate::grpc_source::{Raw, connect};
+use crate::grpc_source::connect;
 use crate::spec::GrpcSpec;
 
 /// An answer has the arguments of a server; what is larger is none.
@@ -66,13 +66,8 @@ fn nonsense<T>(path: &str) -> Result<T, Refusal> {
 
 /// Calls a method whose request has no fields; `None` if the server does not have it.
 async fn call(channel: &Channel, path: &str) -> Result<Option<Bytes>, Refusal> {
-    let Ok(method) = path.parse::<PathAndQuery>() else { return bad(format!("{path:?} is no method")) };
-    let mut client = tonic::client::Grpc::new(channel.clone()).max_decoding_message_size(MAX_ANSWER);
-    if client.ready().await.is_err() {
-        return Err(Refusal::Silent("gRPC: nobody answers".to_owned()));
-    }
-    match client.unary(Request::new(Bytes::new()), method, Raw).await {
-        Ok(answer) => Ok(Some(answer.into_inner())),
+    match unary(channel.clone(), path, Request::new(Bytes::new()), MAX_ANSWER).await {
+        Ok(answer) => Ok(Some(answer)),
         Err(status) => match status.code() {
             Code::Unimplemented => Ok(None),
             Code::Unavailable => Err(Refusal::Silent(format!("{path}: nobody answers"))),

@@ -13,7 +13,7 @@ use super::status::LinkState;
 use crate::feeder::Feeder;
 use crate::plane::{Engine, Plane};
 use crate::spec::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, LinkSpec, MirrorSpec, Origin, RankSpec,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, LinkSpec, MirrorSpec, Origin, RankSpec,
 };
 
 /// A stream that came through more planes than this goes round in circles.
@@ -152,6 +152,7 @@ impl Roster {
             block_size: None,
             cache: CacheSpec::default(),
             http: None,
+            control: ControlSpec::default(),
         }
     }
 

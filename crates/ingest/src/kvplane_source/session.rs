@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvplane_core::{Cursor, EngineId, PlaneId, StreamId};
+use kvplane_proto::Bearer;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
@@ -15,6 +16,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tonic::Streaming;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
 use tracing::{debug, error, info, warn};
 
@@ -25,6 +27,7 @@ use super::status::LinkState;
 use crate::feeder::Feeder;
 use crate::plane::Plane;
 use crate::spec::LinkSpec;
+use crate::token_file::TokenFileError;
 
 /// How long the other plane may take to accept a connection, and to answer a question.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -50,6 +53,8 @@ const MAX_MESSAGE: usize = 256 << 20;
 enum End {
     #[error("{}", reason(.0))]
     Status(#[from] tonic::Status),
+    #[error(transparent)]
+    Token(#[from] TokenFileError),
     #[error("it did not answer in time")]
     Silent,
     #[error("it ended the subscription")]
@@ -70,6 +75,8 @@ impl End {
     /// What it is called in status and metrics.
     fn trouble(&self) -> &'static str {
         match self {
+            Self::Status(status) if is_refusal(status) => "refused",
+            Self::Token(_) => "refused",
             Self::Status(_) | Self::Silent | Self::Over | Self::PlaneGone => "unreached",
             Self::Itself => "loop",
             Self::Nothing => "not_found",
@@ -79,13 +86,19 @@ impl End {
     }
 }
 
+/// Whether the other plane wants another token, or another role.
+fn is_refusal(status: &tonic::Status) -> bool {
+    matches!(status.code(), tonic::Code::Unauthenticated | tonic::Code::PermissionDenied)
+}
+
 /// Everything that a link does.
 pub(super) struct Session {
     link: EngineId,
     spec: LinkSpec,
     plane: Weak<Plane>,
     state: Arc<LinkState>,
-    client: PlaneClient<Channel>,
+    channel: Channel,
+    client: PlaneClient<InterceptedService<Channel, Bearer>>,
     roster: Roster,
     /// The other plane sends what follows.
     subscribed: bool,
@@ -93,6 +106,10 @@ pub(super) struct Session {
     ignored: HashSet<StreamId>,
     /// Who is told the time.
     timed: Arc<Mutex<Vec<Feeder>>>,
+}
+
+fn client(channel: &Channel, bearer: Bearer) -> PlaneClient<InterceptedService<Channel, Bearer>> {
+    PlaneClient::with_interceptor(channel.clone(), bearer).max_decoding_message_size(MAX_MESSAGE)
 }
 
 impl Session {
@@ -113,9 +130,11 @@ impl Session {
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE_WITHIN)
             .keep_alive_while_idle(true);
+        let channel = endpoint.connect_lazy();
         let roster = Roster::new(link.clone(), spec.clone(), state.clone(), runtime);
         Self {
-            client: PlaneClient::new(endpoint.connect_lazy()).max_decoding_message_size(MAX_MESSAGE),
+            client: client(&channel, Bearer::default()),
+            channel,
             roster,
             link,
             spec,
@@ -154,6 +173,8 @@ impl Session {
             }
             let pause = match end {
                 End::Itself | End::Nothing => SLOW_WAIT,
+                // A token may be replaced at any moment, and is not tried more often than this meanwhile.
+                _ if end.trouble() == "refused" => LONGEST_WAIT,
                 End::Again => Duration::ZERO,
                 _ => shortened(wait),
             };
@@ -165,6 +186,8 @@ impl Session {
     /// One subscription, from its beginning to its end.
     async fn session(&mut self) -> Result<Infallible, End> {
         self.ignored.clear();
+        // Another token may be in the file than last time.
+        self.client = client(&self.channel, self.spec.token()?);
         self.look().await?;
         if self.spec.engine.is_some() && self.roster.members.is_empty() {
             // Without a stream to name, the request would mean all streams.

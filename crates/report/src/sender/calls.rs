@@ -42,8 +42,19 @@ pub(super) async fn say(
     match answer {
         Ok(Ok(ack)) if ack.get_ref().accepted => (Outcome::Taken, None),
         Ok(Ok(ack)) => (Outcome::Refused, Some(Status::aborted(ack.into_inner().reason_code))),
+        Ok(Err(status)) if matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied) => {
+            (Outcome::Failed, Some(turned_away(&connection, status)))
+        }
         Ok(Err(status)) => (outcome_of(&status), Some(status)),
         Err(_) => (Outcome::Unanswered, Some(Status::deadline_exceeded("no answer in time"))),
+    }
+}
+
+/// The token may have been replaced: the next call has the one that is there by then. Returns what is to be said of it.
+fn turned_away(connection: &Connection, status: Status) -> Status {
+    match connection.token.read_again() {
+        Ok(()) => status,
+        Err(error) => Status::new(status.code(), format!("{}; {error}", status.message())),
     }
 }
 
@@ -65,7 +76,7 @@ async fn send(
     saying: Saying,
     deadline: Duration,
 ) -> Result<Response<Ack>, Status> {
-    let mut client = InferenceCacheClient::new(connection.channel.clone());
+    let mut client = InferenceCacheClient::new(connection.channel());
     match saying {
         Saying::Clear => {
             let event = identity.event(Type::AllCleared, Bytes::new(), "");

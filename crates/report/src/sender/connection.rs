@@ -8,12 +8,18 @@ use std::time::Duration;
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use kvplane_ingest::TokenFileError;
+use kvplane_proto::Bearer;
+use kvplane_transport::grpc::{innermost, tls};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Channel, Endpoint, Identity};
 use tower_service::Service;
+
+use super::credentials::{Credentials, Held};
 
 /// How long a connection may take to be made, its TLS included.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -23,13 +29,21 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// What is sent before the server has taken it.
 const WINDOW: u32 = 4 << 20;
 
-/// Where a server is.
+/// Where a server is, and what it asks of its callers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerAddress {
     /// `http://host:port` or `https://host:port`.
     url: String,
-    /// Certificates (PEM) to trust, instead of the public ones.
-    ca: Option<Arc<[u8]>>,
+    credentials: Arc<Credentials>,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoConnection {
+    #[error("{}", innermost(.0))]
+    Unreachable(#[from] tonic::transport::Error),
+    #[error(transparent)]
+    Token(#[from] TokenFileError),
 }
 
 /// An address that is none.
@@ -42,7 +56,7 @@ pub struct ServerAddressError {
 
 impl ServerAddress {
     /// An address; without a scheme it is plain text.
-    pub fn new(given: &str, ca: Option<Vec<u8>>) -> Result<Self, ServerAddressError> {
+    pub fn new(given: &str, credentials: Credentials) -> Result<Self, ServerAddressError> {
         let wrong = |why| ServerAddressError { given: given.to_owned(), why };
         let url = if given.contains("://") { given.to_owned() } else { format!("http://{given}") };
         let uri: Uri = url.parse().map_err(|_| wrong(""))?;
@@ -53,12 +67,16 @@ impl ServerAddress {
         if uri.path_and_query().is_some_and(|path| path.as_str() != "/") {
             return Err(wrong(": it has a path"));
         }
-        if ca.is_some() && scheme != "https" {
+        if credentials.need_tls() && scheme != "https" {
             return Err(wrong(": certificates are for https"));
+        }
+        // A file without any would be taken for a list of nobody.
+        if credentials.ca.as_ref().is_some_and(|pem| !has_certificate(pem)) {
+            return Err(wrong(": its certificates cannot be used"));
         }
         // In one way, however it is given: reports are compared by it.
         let url = format!("{scheme}://{}:{port}", host.to_ascii_lowercase());
-        let address = Self { url, ca: ca.map(Arc::from) };
+        let address = Self { url, credentials: Arc::new(credentials) };
         address.endpoint().map_err(|_| wrong(": its certificates cannot be used"))?;
         Ok(address)
     }
@@ -76,27 +94,44 @@ impl ServerAddress {
         if !self.url.starts_with("https://") {
             return Ok(endpoint);
         }
-        endpoint.tls_config(match &self.ca {
-            Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
-            None => ClientTlsConfig::new().with_webpki_roots(),
+        let Credentials { ca, certificate, .. } = &*self.credentials;
+        let tls = tls(ca.as_deref());
+        endpoint.tls_config(match certificate {
+            Some((certificate, key)) => tls.identity(Identity::from_pem(certificate, key)),
+            None => tls,
         })
     }
 
     /// Connects once. A channel that came back by itself would hide that the server may be another one by then.
-    pub(super) async fn connect(&self) -> Result<Connection, tonic::transport::Error> {
+    pub(super) async fn connect(&self) -> Result<Connection, NoConnection> {
+        let token = Held::read(&self.credentials.token)?;
         let broken = CancellationToken::new();
         let once = Once { broken: broken.clone(), used: false };
         let channel = self.endpoint()?.connect_with_connector(once).await?;
-        Ok(Connection { channel, broken })
+        Ok(Connection { channel, token, broken })
     }
+}
+
+fn has_certificate(pem: &[u8]) -> bool {
+    const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
+    pem.windows(BEGIN.len()).any(|window| window == BEGIN)
 }
 
 /// A connection to a server.
 #[derive(Debug, Clone)]
 pub(crate) struct Connection {
-    pub(super) channel: Channel,
+    channel: Channel,
+    /// What callers over it send.
+    pub(super) token: Held,
     /// Cancelled when it has ended.
     pub(super) broken: CancellationToken,
+}
+
+impl Connection {
+    /// For calls that say whose they are.
+    pub(super) fn channel(&self) -> InterceptedService<Channel, Bearer> {
+        InterceptedService::new(self.channel.clone(), self.token.bearer())
+    }
 }
 
 /// Dials, once.
@@ -192,11 +227,16 @@ mod tests {
             ("HTTP://Host.Example:09090/", "http://host.example:9090"),
             ("[::1]:9090", "http://[::1]:9090"),
         ] {
-            assert_eq!(ServerAddress::new(given, None).unwrap().url(), url);
+            assert_eq!(ServerAddress::new(given, Credentials::default()).unwrap().url(), url);
         }
         for given in ["", "h", "tcp://h:1", "http://h:1/x", "http://:1"] {
-            assert!(ServerAddress::new(given, None).is_err(), "{given}");
+            assert!(ServerAddress::new(given, Credentials::default()).is_err(), "{given}");
         }
-        assert!(ServerAddress::new("http://h:1", Some(Vec::new())).is_err());
+        let ca = Credentials { ca: Some(Vec::new()), ..Credentials::default() };
+        let shown = Credentials { certificate: Some(<_>::default()), ..Credentials::default() };
+        for credentials in [ca, shown] {
+            assert!(ServerAddress::new("http://h:1", credentials.clone()).is_err());
+            assert!(ServerAddress::new("https://h:1", credentials).is_err(), "they are empty");
+        }
     }
 }

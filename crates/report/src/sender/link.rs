@@ -122,7 +122,7 @@ async fn health_ends(connection: &Connection) {
 
 /// How the server is from now on, if it says so at least once.
 async fn watch_health(connection: &Connection) -> Option<Streaming<HealthCheckResponse>> {
-    let mut client = HealthClient::new(connection.channel.clone());
+    let mut client = HealthClient::new(connection.channel());
     let answer = client.watch(HealthCheckRequest { service: String::new() }).await.ok()?;
     let mut states = answer.into_inner();
     states.message().await.ok()??;

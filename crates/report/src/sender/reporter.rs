@@ -205,14 +205,14 @@ impl Reporter {
         let status = status.unwrap_or_else(|| Status::unavailable("no connection"));
         let (call, outcome) =
             (SAYINGS[saying], CALL_OUTCOMES[if outcome == Outcome::Refused { 1 } else { 2 }]);
-        let (code, message) = (format!("{:?}", status.code()), status.message());
+        let (code, said) = (format!("{:?}", status.code()), status.message());
         warn!(
             server,
             engine,
             call,
             outcome,
             code,
-            message,
+            said,
             "reports are not taken: they are tried again, blocks that are refused when they would be refreshed"
         );
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use kvplane_core::EngineKind;
 use kvplane_hints::Stats;
-use kvplane_ingest::{EngineSpec, HttpClient, MAX_PAGE};
+use kvplane_ingest::EngineSpec;
+use kvplane_transport::{HttpClient, MAX_PAGE};
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use kvplane_hints::{CacheTier, Note, Prefix};
 use kvplane_proto::inferencecache::cache_event::Type;
 use kvplane_report::{
-    Identity, Link, OutboxOptions, ReplicaReport, ReportSink, ReporterOptions, ServerAddress, Sink as _,
-    begin,
+    Credentials, Identity, Link, OutboxOptions, ReplicaReport, ReportSink, ReporterOptions, ServerAddress,
+    Sink as _, begin,
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -47,7 +47,7 @@ struct Reporting {
 
 impl Reporting {
     fn to(script: &Script, change: impl FnOnce(&mut ReporterOptions)) -> Self {
-        Self::at(ServerAddress::new(&script.address.to_string(), None).unwrap(), change)
+        Self::at(ServerAddress::new(&script.address.to_string(), Credentials::default()).unwrap(), change)
     }
 
     fn at(address: ServerAddress, change: impl FnOnce(&mut ReporterOptions)) -> Self {
@@ -342,7 +342,8 @@ async fn a_server_may_speak_tls() {
     let (certificate, key) = (certified.cert.pem(), certified.signing_key.serialize_pem());
     let script = Script::of(true, Some((certificate.clone(), key)));
     let url = format!("https://localhost:{}", script.address.port());
-    let address = ServerAddress::new(&url, Some(certificate.into_bytes())).unwrap();
+    let ca = Some(certificate.into_bytes());
+    let address = ServerAddress::new(&url, Credentials { ca, ..Credentials::default() }).unwrap();
     let mut reporting = Reporting::at(address, |_| {});
     reporting.tell(&[held(1)]);
     script.until_holds(&[1]).await;

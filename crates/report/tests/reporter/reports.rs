@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use kvplane_core::EngineId;
 use kvplane_ingest::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Feed, Origin, Plane, PlaneOptions, RankSpec,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Feed, Origin, Plane, PlaneOptions,
+    RankSpec,
 };
 use kvplane_proto::inferencecache::cache_event::Type;
-use kvplane_report::{ReportSpec, Reports, ReportsChanged, ServerAddress};
+use kvplane_report::{Credentials, ReportSpec, Reports, ReportsChanged, ServerAddress};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
 
 use crate::script::{DEADLINE, Script, State};
@@ -42,11 +43,13 @@ pub(crate) fn spec_of(sim: &SimHandle, id: &str) -> EngineSpec {
         worker_id: 7,
         cache: CacheSpec::default(),
         http: None,
+        control: ControlSpec::default(),
     }
 }
 
 fn to(script: &Script) -> ReportSpec {
-    let mut spec = ReportSpec::new(ServerAddress::new(&script.address.to_string(), None).unwrap());
+    let mut spec =
+        ReportSpec::new(ServerAddress::new(&script.address.to_string(), Credentials::default()).unwrap());
     spec.reporter.outbox.window = Duration::from_millis(20);
     spec
 }

@@ -2,6 +2,7 @@
 //! place.
 
 mod asked;
+mod control;
 mod link;
 
 use std::fs;
@@ -11,7 +12,8 @@ use std::path::PathBuf;
 use http::Uri;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
 use kvplane_ingest::{
-    AddressError, CacheSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, RankSpec,
+    AddressError, CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed,
+    GrpcSpec, RankSpec,
 };
 use kvplane_stream::Duplicates;
 use serde::{Deserialize, Serialize};
@@ -88,6 +90,16 @@ pub struct EngineConfig {
     /// Where a transparent gRPC front of this engine listens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<SocketAddr>,
+    /// Callers of the front are not asked who they are, unless they would change the engine: for gateways that cannot send a
+    /// token, on a network that is trusted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub front_open: bool,
+    /// File with the bearer token that another kvplane wants. It is read again with every connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+    /// File with the key that the engine's own HTTP server wants for operations. It is read again with every operation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key_file: Option<PathBuf>,
     /// Publish this engine's events again, in vLLM's framing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub republish: Option<RepublishConfig>,
@@ -105,6 +117,9 @@ pub struct RepublishConfig {
     /// Topic of every message.
     #[serde(default)]
     pub topic: String,
+    /// Whoever reaches an address beyond loopback may read: `ZeroMQ` asks nobody.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub open: bool,
 }
 
 /// What a second store of a held hash means.
@@ -169,7 +184,7 @@ impl EngineConfig {
     pub fn plan(self) -> Result<EnginePlan, EngineConfigError> {
         let spec = self.spec()?;
         let front = self.front()?;
-        let republish = self.republish.clone().map(|RepublishConfig { events, replay, topic }| {
+        let republish = self.republish.clone().map(|RepublishConfig { events, replay, topic, .. }| {
             RepublishSpec { engine: self.id.clone(), ranks: self.rank_count(), events, replay, topic }
         });
         if let Some(republish) = &republish {
@@ -206,6 +221,7 @@ impl EngineConfig {
         }
         let id = EngineId::new(&self.id);
         let (feed, ranks) = self.source()?;
+        let control = if self.kind == EngineKind::Kvplane { ControlSpec::default() } else { self.control()? };
         Ok(EngineSpec {
             worker_id: self.worker_id.unwrap_or_else(|| default_worker_id(&id)),
             id,
@@ -226,6 +242,7 @@ impl EngineConfig {
                 offload_chunk: self.offload_chunk,
             },
             http: self.http.clone(),
+            control,
         })
     }
 
@@ -239,6 +256,9 @@ impl EngineConfig {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         if self.kind == EngineKind::Kvplane {
             return Ok((Feed::Linked(self.link()?), Vec::new()));
+        }
+        if self.token_file.is_some() {
+            return wrong("token_file", format!("is for another kvplane, not for kind {}", self.kind));
         }
         if self.upstream.is_some() {
             return wrong("upstream", format!("is for another kvplane, not for kind {}", self.kind));
@@ -344,31 +364,31 @@ impl EngineConfig {
     fn front(&self) -> Result<Option<(SocketAddr, Front)>, EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         let Some(address) = self.front else {
+            if self.front_open {
+                return wrong("front_open", "there is no front".to_owned());
+            }
             if self.kind == EngineKind::Kvplane {
                 return Ok(None);
             }
-            let subscribed = self.subscribed_to();
-            let asked = self.grpc.clone().filter(|_| self.is_asked());
-            if self.grpc.is_some() && asked.is_none() && !matches!(subscribed, Some(("grpc", _))) {
-                return wrong("grpc", "is used by front alone; give front an address too".to_owned());
-            }
-            let called = subscribed.map(|(_, url)| url).or(asked);
+            let called = self.subscribed_to().map(|(_, url)| url).or_else(|| self.grpc.clone());
             if self.grpc_ca.is_some() && !called.is_some_and(|url| url.starts_with("https://")) {
                 return wrong("grpc_ca", "there is no https server that it could be for".to_owned());
             }
             return Ok(None);
         };
-        let Some(grpc) = &self.grpc else {
-            return wrong("front", "needs grpc, the engine's own server".to_owned());
+        if self.grpc.is_none() && self.http.is_none() {
+            return wrong("front", "needs grpc or http, one of the engine's own servers".to_owned());
+        }
+        let Ok(upstream) = self.grpc.as_deref().map(str::parse::<Uri>).transpose() else {
+            return wrong("grpc", "is not a URL".to_owned());
         };
-        let Ok(upstream) = grpc.parse() else { return wrong("grpc", format!("{grpc:?} is not a URL")) };
         let named = self.service.and_then(EngineKind::grpc_service);
         let Some(service) = self.kind.grpc_service().or(named) else {
             let message =
                 format!("an engine of kind {} has no service of its own: name it by service", self.kind);
             return wrong("front", message);
         };
-        let mut options = FrontOptions::new(upstream, service);
+        let mut options = FrontOptions { upstream, ..FrontOptions::without_upstream(service) };
         options.ca.clone_from(&self.grpc_ca);
         Ok(Some((address, Front::new(options)?)))
     }

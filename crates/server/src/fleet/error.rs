@@ -7,6 +7,7 @@ use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::{AddError, AddressError, UnknownMember};
 
 use super::EngineConfigError;
+use crate::auth::Exposed;
 use crate::republish::RepublishError;
 
 /// Why an engine cannot be added or removed. When this is returned, nothing has changed.
@@ -29,6 +30,9 @@ pub enum FleetError {
         /// Why not.
         error: io::Error,
     },
+    /// Something of it would be open to everybody.
+    #[error(transparent)]
+    Exposed(#[from] Exposed),
     /// There is no such engine.
     #[error(transparent)]
     Unknown(#[from] UnknownMember),

@@ -70,7 +70,7 @@ impl Fronts {
         let running = Running { address, counters: front.counters(), stop: stop.clone() };
         self.running.lock().insert(engine.to_owned(), running);
         let events = SmgService::new(shared.clone(), SubscribeTo::Engine(engine.to_owned()));
-        let own = own_calls(front.service(), events, front.upstream());
+        let own = own_calls(front.service(), events, front.upstream().as_ref());
         let run = async move |listener| front.run(listener, stop, own).await;
         self.ends.spawn(on_thread(listener, run));
     }

@@ -28,6 +28,7 @@ pub(crate) use fronts::Fronts;
 pub use register::Registration;
 pub use reload::Reloaded;
 
+use crate::auth::{Exposed, Port};
 use crate::republish::Republisher;
 use crate::service::Shared;
 
@@ -95,6 +96,7 @@ impl Fleet {
 
     async fn add_locked(&self, plans: Vec<EnginePlan>, origin: Origin) -> Result<(), FleetError> {
         let parts = &self.0.fleet;
+        self.check_exposure(&plans)?;
         let specs: Vec<_> = plans.iter().map(|plan| plan.spec.clone()).collect();
         self.0.plane.check(|_| false, &specs)?;
         let (mut configs, mut fronts, mut republished) = (Vec::new(), Vec::new(), Vec::new());
@@ -102,6 +104,8 @@ impl Fleet {
             if let Some((address, front)) = front {
                 let listener = parts.fronts.bind(address).await;
                 let listener = listener.map_err(|error| FleetError::Front { address, error })?;
+                let front = front.guarded(self.0.options.access.gate(Port::Front));
+                let front = if config.front_open { front.opened() } else { front };
                 fronts.push((config.id.clone(), front, listener));
             }
             republished.extend(republish);
@@ -124,6 +128,23 @@ impl Fleet {
             parts.fronts.start(&self.0, &engine, front, listener);
         }
         parts.configs.lock().extend(configs.into_iter().map(|config| (config.id.clone(), config)));
+        Ok(())
+    }
+
+    /// Whether nothing of these engines is open to everybody unless somebody said so.
+    fn check_exposure(&self, plans: &[EnginePlan]) -> Result<(), Exposed> {
+        let access = &self.0.options.access;
+        for EnginePlan { config, front, .. } in plans {
+            let id = &config.id;
+            if let Some((address, _)) = front.as_ref().filter(|_| !config.front_open) {
+                access.check_listener(&format!("front of {id:?}"), *address)?;
+            }
+            if let Some(republish) = &config.republish {
+                for address in [Some(&republish.events), republish.replay.as_ref()].into_iter().flatten() {
+                    access.check_open_socket(&format!("republish of {id:?}"), address, republish.open)?;
+                }
+            }
+        }
         Ok(())
     }
 

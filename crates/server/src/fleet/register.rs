@@ -3,7 +3,7 @@
 //! An instance is an engine; each of its ranks has an address of its own, and comes and goes by itself.
 
 use kvplane_core::{EngineId, EngineKind};
-use kvplane_ingest::{CacheSpec, Engine, EngineSpec, Events, Origin, RankSpec, UnknownMember};
+use kvplane_ingest::{CacheSpec, ControlSpec, Engine, EngineSpec, Events, Origin, RankSpec, UnknownMember};
 use tracing::info;
 
 use super::{Fleet, FleetError};
@@ -81,6 +81,7 @@ impl Fleet {
             worker_id: instance_id,
             cache: CacheSpec::default(),
             http: None,
+            control: ControlSpec::default(),
         };
         for engine in self.0.plane.engines().iter() {
             contradiction(engine, &spec).map_or(Ok(()), |message| Err(FleetError::Conflict(message)))?;

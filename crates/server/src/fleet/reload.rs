@@ -50,6 +50,7 @@ impl Fleet {
                 coming.push(plan);
             }
         }
+        self.check_exposure(&coming)?;
         let specs: Vec<_> = coming.iter().map(|plan| plan.spec.clone()).collect();
         self.0.plane.check(|engine| going.contains(engine.spec.id.as_str()), &specs)?;
         for id in &going {

@@ -1,7 +1,8 @@
 //! A transparent gRPC front of one engine.
 //!
 //! ```text
-//!  gateway ── h2c ──> Front ──┬── /<service>/SubscribeKvEvents ──> the handler that the caller passed in
+//!  gateway ── h2c ──> Front ──┬── /<service>/SubscribeKvEvents, ── the handler that the caller passed in
+//!                             │            FlushCache, StartProfile, StopProfile
 //!                             └── anything else ── Upstream ──> the engine's own gRPC server (h2c or TLS)
 //! ```
 //!
@@ -16,8 +17,12 @@
 //! |---|---|
 //! | the client resets a call, or goes away | the engine's stream is reset, with the client's code |
 //! | the engine resets a call | the client's stream is reset, with the engine's code |
+//! | there is no engine's server behind it | a response of nothing but trailers, `UNIMPLEMENTED` |
 //! | the engine cannot be reached | a response of nothing but trailers, `UNAVAILABLE` |
 //! | the connection to the engine breaks during a call | `UNAVAILABLE` in trailers |
+//!
+//! Where keys are configured, callers need a role, unless the front is open. What changes the engine needs `admin` on an open
+//! front too. A token of ours is not passed on.
 //!
 //! Nothing is kept for later: a call that finds no connection waits for one dial, and is answered either way. Both
 //! directions of a call are held back by flow control alone, so that a slow reader costs at most its window.
@@ -47,17 +52,20 @@ pub use upstream::{Upstream, UpstreamReset};
 
 pub(crate) use target::check_upstream;
 
+use crate::auth::Gate;
 use target::Target;
 
-/// The method that a front answers itself, on the engine's own service only: gateways probe the services of all engine
-/// kinds, and have to learn from the engine which of them it is.
-const OWNED_METHOD: &str = "SubscribeKvEvents";
+/// The methods that a front answers itself, on the engine's own service only: gateways probe the services of all engine
+/// kinds, and have to learn from the engine which of them it is. What changes the engine's cache is seen by whoever follows its
+/// stream, and works also where the engine has no gRPC server.
+const OWNED_METHODS: [&str; 4] = ["SubscribeKvEvents", "FlushCache", "StartProfile", "StopProfile"];
 
 /// What a front stands before, and how it behaves.
 #[derive(Debug, Clone)]
 pub struct FrontOptions {
-    /// The engine's gRPC server: `http://host:port` or `https://host:port`.
-    pub upstream: Uri,
+    /// The engine's gRPC server: `http://host:port` or `https://host:port`. Without one, only what the front answers itself is
+    /// answered.
+    pub upstream: Option<Uri>,
     /// Certificates (PEM) to trust instead of the public ones, for `https`.
     pub ca: Option<PathBuf>,
     /// The engine's own service, for example `vllm.grpc.engine.VllmEngine`.
@@ -71,8 +79,13 @@ pub struct FrontOptions {
 impl FrontOptions {
     /// Options with the default times: 5 s for a dial, 10 s of grace.
     pub fn new(upstream: Uri, service: impl Into<String>) -> Self {
+        Self { upstream: Some(upstream), ..Self::without_upstream(service) }
+    }
+
+    /// The same, before an engine that has no gRPC server.
+    pub fn without_upstream(service: impl Into<String>) -> Self {
         Self {
-            upstream,
+            upstream: None,
             ca: None,
             service: service.into(),
             connect_timeout: Duration::from_secs(5),
@@ -84,11 +97,15 @@ impl FrontOptions {
 /// A front, ready to be run.
 #[derive(Debug)]
 pub struct Front {
-    upstream: Upstream,
+    upstream: Option<Upstream>,
     counters: Arc<FrontCounters>,
     service: String,
-    owned_path: String,
+    owned_paths: [String; OWNED_METHODS.len()],
     grace: Duration,
+    /// Asks who calls; absent: nobody is asked.
+    gate: Option<Gate>,
+    /// Only who would change the engine is asked.
+    open: bool,
 }
 
 impl Front {
@@ -99,14 +116,27 @@ impl Front {
             return Err(FrontError::Service(service));
         }
         let counters = Arc::new(FrontCounters::default());
-        let target = Target::new(&upstream, ca.as_deref(), connect_timeout)?;
-        let upstream = Upstream::new(target, counters.clone());
-        let owned_path = format!("/{service}/{OWNED_METHOD}");
-        Ok(Self { upstream, counters, service, owned_path, grace })
+        let target =
+            upstream.map(|upstream| Target::new(&upstream, ca.as_deref(), connect_timeout)).transpose()?;
+        let upstream = target.map(|target| Upstream::new(target, counters.clone()));
+        let owned_paths = OWNED_METHODS.map(|method| format!("/{service}/{method}"));
+        Ok(Self { upstream, counters, service, owned_paths, grace, gate: None, open: false })
     }
 
-    /// The engine, for calls of our own. It shares the front's connections.
-    pub fn upstream(&self) -> Upstream {
+    /// Has callers asked who they are: where keys are configured everybody, else those who would change the engine.
+    pub(crate) fn guarded(mut self, gate: Gate) -> Self {
+        self.gate = Some(gate);
+        self
+    }
+
+    /// Opens a guarded front to everybody who does not change the engine, keys or not.
+    pub(crate) fn opened(mut self) -> Self {
+        self.open = true;
+        self
+    }
+
+    /// The engine, if it has a server, for calls of our own. It shares the front's connections.
+    pub fn upstream(&self) -> Option<Upstream> {
         self.upstream.clone()
     }
 

@@ -1,9 +1,11 @@
 //! The front's own HTTP/2 server.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::AUTHORIZATION;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
@@ -14,6 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::Status;
 use tracing::{debug, info, warn};
 
 use super::body::{ClientBody, Reply};
@@ -21,6 +24,8 @@ use super::counters::{InFlight, add};
 use super::link::{CONNECTION_WINDOW, FRAME_SIZE, HEADER_LIST, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW};
 use super::upstream::UpstreamReset;
 use super::{Front, OwnedCalls};
+use crate::auth::{self, Caller, Gate, Needs, Proof, Refused, Role};
+use crate::listen::Peer;
 
 /// Connections of clients: a handful of gateways with a handful each, many times over.
 const CONNECTIONS_MAX: usize = 1024;
@@ -45,8 +50,8 @@ pub(super) async fn run(front: Front, listener: TcpListener, stop: CancellationT
             () = stop.cancelled() => break,
             accepted = listener.accept() => accepted,
         };
-        let client = match accepted {
-            Ok((client, _)) => client,
+        let (client, address) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 warn!(%error, "connection not accepted");
                 sleep(ACCEPT_PAUSE).await;
@@ -59,7 +64,7 @@ pub(super) async fn run(front: Front, listener: TcpListener, stop: CancellationT
         };
         let (front, own, stop) = (front.clone(), own.clone(), stop.clone());
         connections.spawn(async move {
-            serve(front, client, stop, own).await;
+            serve(front, client, address, stop, own).await;
             drop(place);
         });
     }
@@ -69,13 +74,20 @@ pub(super) async fn run(front: Front, listener: TcpListener, stop: CancellationT
     connections.wait().await;
 }
 
-async fn serve(front: Arc<Front>, client: TcpStream, stop: CancellationToken, own: OwnedCalls) {
+async fn serve(
+    front: Arc<Front>,
+    client: TcpStream,
+    address: SocketAddr,
+    stop: CancellationToken,
+    own: OwnedCalls,
+) {
     if let Err(error) = client.set_nodelay(true) {
         debug!(%error, "connection of a client is gone");
         return;
     }
     let grace = front.grace;
-    let service = service_fn(move |request| answer(front.clone(), own.clone(), request));
+    let peer = Peer { address, certificate: None };
+    let service = service_fn(move |request| answer(front.clone(), own.clone(), peer.clone(), request));
     let connection = Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
@@ -110,15 +122,43 @@ async fn serve(front: Arc<Front>, client: TcpStream, stop: CancellationToken, ow
 async fn answer(
     front: Arc<Front>,
     own: OwnedCalls,
-    request: Request<Incoming>,
+    peer: Peer,
+    mut request: Request<Incoming>,
 ) -> Result<Response<Reply>, UpstreamReset> {
     let in_flight = InFlight::new(front.counters.clone());
-    if request.uri().path() == front.owned_path {
+    if let Err(refused) = admit(&front, &peer, &mut request) {
+        let response = auth::refused_call(refused).into_http();
+        return Ok(response.map(|body| Reply::own(body, in_flight)));
+    }
+    if front.owned_paths.iter().any(|owned| owned == request.uri().path()) {
         add(&front.counters.own);
         let response = own.call(request).await;
         return Ok(response.map(|body| Reply::own(body, in_flight)));
     }
+    let Some(upstream) = &front.upstream else {
+        let response = Status::unimplemented("the engine has no gRPC server").into_http();
+        return Ok(response.map(|body| Reply::own(body, in_flight)));
+    };
     add(&front.counters.forwarded);
-    let response = front.upstream.call(request.map(ClientBody::new)).await?;
+    let response = upstream.call(request.map(ClientBody::new)).await?;
     Ok(response.map(|body| Reply::upstream(body, in_flight)))
+}
+
+/// Lets a call through if its caller may make it. Without keys a front is as open as its address, which was checked when
+/// it was bound; but open fronts, too, are open only for what does not change the engine.
+pub(super) fn admit<B>(front: &Front, peer: &Peer, request: &mut Request<B>) -> Result<(), Refused> {
+    let needs = auth::table::front_call(request.uri().path());
+    let asks = |gate: &&Gate| needs == Needs::Role(Role::Admin) || (gate.has_keys() && !front.open);
+    let Some(gate) = front.gate.as_ref().filter(asks) else {
+        request.extensions_mut().insert(Caller::anyone(Some(peer.address)));
+        return Ok(());
+    };
+    if let Some(caller) = gate.admit(needs, request.headers(), Some(peer))? {
+        if caller.proof == Proof::Token {
+            // A token of ours is nobody else's business.
+            request.headers_mut().remove(AUTHORIZATION);
+        }
+        request.extensions_mut().insert(caller);
+    }
+    Ok(())
 }

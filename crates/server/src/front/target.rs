@@ -1,6 +1,5 @@
 //! Where the engine is, and how to get there: everything that is known before the first dial.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +9,10 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Uri, Version, request};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+
+use crate::pem;
 
 /// Headers that are about one connection and not allowed in HTTP/2, besides `te`.
 const HOP: [HeaderName; 5] = [
@@ -22,9 +22,6 @@ const HOP: [HeaderName; 5] = [
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
 ];
-
-/// More than any list of certificates: a wrong path must not be read without end.
-const CA_BYTES_MAX: u64 = 4 << 20;
 
 /// Why there is no front with these options.
 #[derive(Debug, thiserror::Error)]
@@ -140,7 +137,7 @@ fn strip_hop(headers: &mut HeaderMap) {
 
 fn connector(ca: Option<&Path>) -> Result<TlsConnector, FrontError> {
     let roots = match ca {
-        Some(path) => read_ca(path).map_err(|why| FrontError::Ca { path: path.to_owned(), why })?,
+        Some(path) => pem::roots(path).map_err(|why| FrontError::Ca { path: path.to_owned(), why })?,
         None => RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() },
     };
     // Named here, not taken from the process: a library does not depend on what `main` installed.
@@ -150,19 +147,6 @@ fn connector(ca: Option<&Path>) -> Result<TlsConnector, FrontError> {
         .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(TlsConnector::from(Arc::new(config)))
-}
-
-fn read_ca(path: &Path) -> Result<RootCertStore, String> {
-    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if size > CA_BYTES_MAX {
-        return Err(format!("{size} bytes are too many"));
-    }
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| error.to_string())? {
-        let certificate = certificate.map_err(|error| error.to_string())?;
-        roots.add(certificate).map_err(|error| error.to_string())?;
-    }
-    if roots.is_empty() { Err("no certificate in it".to_owned()) } else { Ok(roots) }
 }
 
 impl std::fmt::Debug for Tls {

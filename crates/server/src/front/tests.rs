@@ -7,6 +7,8 @@ use http::Request;
 use http::header::{CONNECTION, HOST, TE};
 
 use super::*;
+use crate::auth::{Access, Caller, Keys, Port, Proof, Refused};
+use crate::listen::Peer;
 
 fn target(uri: &str, ca: Option<&Path>) -> Result<Target, FrontError> {
     Target::new(&uri.parse().unwrap(), ca, Duration::from_secs(1))
@@ -61,4 +63,32 @@ fn only_what_belongs_to_the_hop_is_changed() {
     let request = Request::post("/s/m").header(TE, "gzip").body(()).unwrap();
     let head = target("http://engine:2", None).unwrap().head(request.into_parts().0).unwrap();
     assert!(head.headers().is_empty());
+}
+
+/// What becomes of a call to a front where there are no keys.
+fn called_without_keys(insecure: bool, open: bool, from: &str, method: &str) -> Result<Proof, Refused> {
+    let access = Arc::new(Access::new(Keys::default(), insecure));
+    let front = Front::new(FrontOptions::without_upstream("a.B")).unwrap().guarded(access.gate(Port::Front));
+    let front = if open { front.opened() } else { front };
+    let peer = Peer { address: from.parse().unwrap(), certificate: None };
+    let mut request = Request::builder().uri(format!("/a.B/{method}")).body(()).unwrap();
+    serve::admit(&front, &peer, &mut request)?;
+    Ok(request.extensions().get::<Caller>().unwrap().proof)
+}
+
+#[test]
+fn without_keys_engines_are_changed_from_this_machine_only() {
+    let (here, elsewhere) = ("127.0.0.1:5", "10.0.0.1:5");
+    for (insecure, open) in [(true, false), (false, true), (true, true)] {
+        for method in ["FlushCache", "StartProfile", "StopProfile", "LoadLoRAAdapter"] {
+            let called = |from| called_without_keys(insecure, open, from, method);
+            assert_eq!(called(here), Ok(Proof::Loopback), "{method}");
+            assert_eq!(called(elsewhere), Err(Refused::NotLoopback), "{method}");
+        }
+        for method in ["Generate", "Embed", "Abort", "GetLoads", "SubscribeKvEvents"] {
+            for from in [here, elsewhere] {
+                assert_eq!(called_without_keys(insecure, open, from, method), Ok(Proof::Nothing), "{method}");
+            }
+        }
+    }
 }

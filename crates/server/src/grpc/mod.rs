@@ -1,5 +1,6 @@
 //! The gRPC server.
 
+mod admin;
 mod encode;
 mod everything;
 mod follow;
@@ -9,16 +10,20 @@ mod query;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::middleware::from_fn_with_state;
 use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangSchedulerServer;
 use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedSchedulerServer;
 use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmServiceServer;
 use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngineServer;
 use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCacheServer;
+use kvplane_proto::kvplane::v1::server::admin_server::AdminServer;
 use kvplane_proto::kvplane::v1::server::plane_server::PlaneServer;
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
 use tracing::error;
 
+use crate::auth::{Port, guard_calls};
 use crate::hints::{self, Bounded, HintsService};
 use crate::service::Shared;
 use crate::smg::{SmgService, SubscribeTo};
@@ -33,6 +38,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     let gives_hints = hints.is_some();
     tokio::spawn(async move {
         health.set_serving::<PlaneServer<plane::PlaneService>>().await;
+        health.set_serving::<AdminServer<admin::AdminService>>().await;
         if gives_hints {
             health.set_serving::<InferenceCacheServer<HintsService>>().await;
         }
@@ -47,18 +53,27 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         .build_v1();
     let reflection = reflection.inspect_err(|error| error!(%error, "no gRPC reflection")).ok();
     let smg = SmgService::new(shared.clone(), SubscribeTo::Named);
-    Server::builder()
-        // A subscriber behind a dead link is noticed and let go.
-        .http2_keepalive_interval(Some(Duration::from_secs(30)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
-        .add_service(health_service)
-        .add_optional_service(reflection)
-        .add_service(
-            PlaneServer::new(plane::PlaneService::new(shared.clone())).max_decoding_message_size(MAX_MESSAGE),
-        )
-        .add_optional_service(hints)
+    let mut routes = Routes::new(health_service);
+    if let Some(reflection) = reflection {
+        routes = routes.add_service(reflection);
+    }
+    if let Some(hints) = hints {
+        routes = routes.add_service(hints);
+    }
+    let plane = PlaneServer::new(plane::PlaneService::new(shared.clone()));
+    let routes = routes
+        .add_service(plane.max_decoding_message_size(MAX_MESSAGE))
+        .add_service(AdminServer::new(admin::AdminService::new(shared.clone())))
         .add_service(VllmEngineServer::new(smg.clone()))
         .add_service(SglangSchedulerServer::new(smg.clone()))
         .add_service(TokenSpeedSchedulerServer::new(smg.clone()))
         .add_service(TrtllmServiceServer::new(smg))
+        .into_axum_router();
+    let gate = shared.options.access.gate(Port::Grpc);
+    let guarded = routes.layer(from_fn_with_state(gate, guard_calls));
+    Server::builder()
+        // A subscriber behind a dead link is noticed and let go.
+        .http2_keepalive_interval(Some(Duration::from_secs(30)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .add_routes(guarded.into())
 }

@@ -95,7 +95,7 @@ counted! {
 counted! {
     /// Why a call was refused, or ended.
     Refusal {
-        /// A write from another machine.
+        /// A write of somebody who is not known.
         Forbidden = "forbidden",
         /// A message of too many bytes.
         Oversized = "oversized",
@@ -111,16 +111,6 @@ counted! {
         TooManyListeners = "too_many_listeners",
         /// A listener that was too slow.
         SlowListener = "slow_listener",
-    }
-}
-
-counted! {
-    /// What became of a call to a page that a controller uses.
-    Access {
-        /// Answered.
-        Ok = "ok",
-        /// The caller is not on this machine.
-        Forbidden = "forbidden",
     }
 }
 
@@ -164,9 +154,10 @@ pub(crate) struct Counters {
     pub(crate) dropped: ByReason<Dropped>,
     pub(crate) unusable: ByReason<Unusable>,
     pub(crate) refused: ByReason<Refusal>,
-    pub(crate) snapshot_page: ByReason<Access>,
-    pub(crate) policy_page: ByReason<Access>,
-    pub(crate) probe_page: ByReason<Access>,
+    /// Calls of the pages that a controller uses. Those of callers who may not are counted by the gate.
+    pub(crate) snapshot_page: AtomicU64,
+    pub(crate) policy_page: AtomicU64,
+    pub(crate) probe_page: AtomicU64,
     pub(crate) lookups: Lookups,
 }
 

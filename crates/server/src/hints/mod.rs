@@ -24,7 +24,6 @@ mod options;
 mod reports;
 mod service;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,12 +35,12 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use bounded::Bounded;
-pub(crate) use counters::{Access, ByReason, Counted, Counters, LATENCY_BOUNDS};
+pub(crate) use counters::{ByReason, Counted, Counters, LATENCY_BOUNDS};
 pub use options::{AcceptReports, HintsOptions};
 pub(crate) use reports::take_update;
 pub(crate) use service::HintsService;
 
-use crate::callers::on_this_machine;
+use crate::auth::{Caller, Proof};
 use counters::Refusal;
 use events::Events;
 use heard::Heard;
@@ -87,13 +86,14 @@ impl Hints {
         }
     }
 
-    /// Refuses writers that may not write.
-    fn check_writer(&self, peer: Option<SocketAddr>) -> Result<(), PublicError> {
-        if self.options.accept_reports == AcceptReports::Anyone || on_this_machine(peer) {
+    /// Refuses writers that nobody knows. Whoever has shown a key has shown its role before this.
+    fn check_writer(&self, caller: Option<&Caller>) -> Result<(), PublicError> {
+        let known = caller.is_some_and(|caller| caller.proof != Proof::Nothing);
+        if known || self.options.accept_reports == AcceptReports::Anyone {
             return Ok(());
         }
         self.counters.refused.count(Refusal::Forbidden);
-        let message = "reports are taken from this machine only, unless hints.accept_reports is \"anyone\" in the configuration";
+        let message = "without [auth] reports are taken from this machine only, unless hints.accept_reports is \"anyone\" in the configuration";
         Err(PublicError::new(ErrorCode::Forbidden, message))
     }
 
@@ -128,26 +128,28 @@ mod tests {
     use kvplane_ingest::PlaneOptions;
 
     use super::*;
+    use crate::auth::Role;
 
     fn hints(options: HintsOptions) -> Hints {
         Hints::new(Plane::start(Vec::new(), &PlaneOptions::default()).unwrap(), options)
     }
 
     #[tokio::test]
-    async fn writers_are_on_this_machine_unless_anyone_may() {
+    async fn writers_are_known_unless_anyone_may() {
         let of = |accept_reports| hints(HintsOptions { accept_reports, ..HintsOptions::default() });
         let (local, anyone) = (of(AcceptReports::Loopback), of(AcceptReports::Anyone));
-        for peer in ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"] {
-            assert_eq!(local.check_writer(peer.parse().ok()), Ok(()), "{peer}");
+        let caller =
+            |proof| Caller { name: "somebody".into(), roles: Role::Report.into(), proof, peer: None };
+        for proof in [Proof::Loopback, Proof::Token, Proof::Certificate] {
+            assert_eq!(local.check_writer(Some(&caller(proof))), Ok(()), "{proof:?}");
         }
-        for peer in [Some("10.0.0.1:5"), Some("[2001:db8::1]:5"), None] {
-            let peer = peer.map(|peer| peer.parse().unwrap());
-            let refused = local.check_writer(peer).unwrap_err();
-            assert_eq!(refused.code, ErrorCode::Forbidden, "{peer:?}");
+        for stranger in [Some(caller(Proof::Nothing)), None] {
+            let refused = local.check_writer(stranger.as_ref()).unwrap_err();
+            assert_eq!(refused.code, ErrorCode::Forbidden, "{stranger:?}");
             assert!(refused.message.contains("hints.accept_reports"), "{}", refused.message);
-            assert_eq!(anyone.check_writer(peer), Ok(()), "{peer:?}");
+            assert_eq!(anyone.check_writer(stranger.as_ref()), Ok(()), "{stranger:?}");
         }
-        assert_eq!(local.counters.refused.of(Refusal::Forbidden), 3);
+        assert_eq!(local.counters.refused.of(Refusal::Forbidden), 2);
     }
 
     #[tokio::test]

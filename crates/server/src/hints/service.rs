@@ -93,7 +93,7 @@ impl InferenceCache for HintsService {
         request: Request<Streaming<proto::CacheStateUpdate>>,
     ) -> Result<Response<proto::Ack>, Status> {
         let Hints { book, counters, report_streams, .. } = &*self.hints;
-        self.hints.check_writer(request.remote_addr()).map_err(ApiError)?;
+        self.hints.check_writer(request.extensions().get()).map_err(ApiError)?;
         // Engines that are heard speak for themselves.
         self.hints.listen_to_engines();
         let Ok(_permit) = report_streams.try_acquire() else {
@@ -121,7 +121,7 @@ impl InferenceCache for HintsService {
         &self,
         request: Request<proto::CacheEvent>,
     ) -> Result<Response<proto::Ack>, Status> {
-        self.hints.check_writer(request.remote_addr()).map_err(ApiError)?;
+        self.hints.check_writer(request.extensions().get()).map_err(ApiError)?;
         self.hints.listen_to_engines();
         let (hints, event) = (self.hints.clone(), request.into_inner());
         if event.r#type == CacheEventType::AllCleared as i32 {

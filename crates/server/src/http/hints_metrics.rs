@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Error;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use kvplane_hints::{Census, Dropped, ReasonCode};
 use kvplane_report::Withheld;
@@ -21,23 +22,25 @@ pub(super) struct HintMetrics {
     census: Census,
     /// Entries that the book dropped by itself.
     dropped: Vec<Dropped>,
+    encrypted: bool,
 }
 
 impl HintMetrics {
-    pub(super) fn of(hints: Arc<Hints>) -> Self {
+    /// `encrypted` is whether the gRPC server has TLS.
+    pub(super) fn of(hints: Arc<Hints>, encrypted: bool) -> Self {
         let (census, dropped) = (hints.book.census(), hints.book.dropped());
-        Self { hints, census, dropped }
+        Self { hints, census, dropped, encrypted }
     }
 
     /// Our own.
     fn own(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let counters = &self.hints.counters;
         let help = "Parts of reports, and events, that changed nothing";
-        by_reason(encoder, "kvplane_hints_dropped", help, "reason", &counters.dropped)?;
+        by_reason(encoder, "kvplane_hints_dropped", help, &counters.dropped)?;
         let help = "Lookups that could not be used";
-        by_reason(encoder, "kvplane_hints_unusable_lookups", help, "reason", &counters.unusable)?;
+        by_reason(encoder, "kvplane_hints_unusable_lookups", help, &counters.unusable)?;
         let help = "Calls that were refused, and listeners that were ended";
-        by_reason(encoder, "kvplane_hints_refused", help, "reason", &counters.refused)?;
+        by_reason(encoder, "kvplane_hints_refused", help, &counters.refused)?;
         if let Some(feeds) = self.hints.feeds() {
             let help = "Blocks of engines that are not told";
             let name = "kvplane_hints_withheld_blocks";
@@ -70,7 +73,7 @@ impl HintMetrics {
     fn peers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         for (name, help, value) in [
             ("inferencecache_server_up", "1 while lookups are answered", 1),
-            ("inferencecache_server_grpc_tls_enabled", "1 where gRPC is encrypted", 0),
+            ("inferencecache_server_grpc_tls_enabled", "1 where gRPC is encrypted", self.encrypted.into()),
         ] {
             gauge(value, encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
         }
@@ -83,7 +86,9 @@ impl HintMetrics {
             ("inferencecache_policy_auth", "Calls of /policy", &counters.policy_page),
             ("inferencecache_probe_auth", "Calls of /probe", &counters.probe_page),
         ] {
-            by_reason(encoder, name, help, "result", counted)?;
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            let count = ConstCounter::new(counted.load(Ordering::Relaxed));
+            count.encode(metric.encode_family(&[("result", "ok")])?)?;
         }
         Ok(())
     }
@@ -164,12 +169,11 @@ fn by_reason<R: Counted>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
-    label: &str,
     counts: &ByReason<R>,
 ) -> Result<(), Error> {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     for (reason, count) in counts.all() {
-        ConstCounter::new(count).encode(metric.encode_family(&[(label, reason)])?)?;
+        ConstCounter::new(count).encode(metric.encode_family(&[("reason", reason)])?)?;
     }
     Ok(())
 }

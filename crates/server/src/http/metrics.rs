@@ -5,8 +5,7 @@ use std::fmt::Error;
 use std::sync::Arc;
 
 use kvplane_core::Tier;
-use kvplane_ingest::{Engine, Plane, Stream, StreamStatus};
-use kvplane_report::Reports;
+use kvplane_ingest::{Engine, Stream, StreamStatus};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, text};
 use prometheus_client::metrics::MetricType;
@@ -15,11 +14,13 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::front::FrontCounters;
-use crate::hints::Hints;
+use crate::service::Shared;
 
+use super::caller_metrics::Callers;
 use super::hints_metrics::HintMetrics;
 use super::index_metrics::Indexes;
 use super::link_metrics::Links;
+use super::operation_metrics::OperationMetrics;
 use super::report_metrics::ReportMetrics;
 use super::source_metrics::Sources;
 use super::status::{STANDINGS, TRUSTS, counters, rejected};
@@ -36,24 +37,22 @@ struct Row {
 struct Streams(Vec<Row>);
 
 /// The whole page.
-pub(super) fn page(
-    plane: &Plane,
-    fronts: &[(String, Arc<FrontCounters>)],
-    reports: &Reports,
-    hints: Option<Arc<Hints>>,
-) -> Result<String, Error> {
+pub(super) fn page(shared: &Shared) -> Result<String, Error> {
+    let plane = &shared.plane;
     let engines = plane.engines();
     let rows = engines.iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Streams(rows.collect())));
     registry.register_collector(Box::new(Sources::of(&engines)));
-    registry.register_collector(Box::new(Fronts(fronts.to_vec())));
+    registry.register_collector(Box::new(Fronts(shared.fleet.fronts.counters())));
     registry.register_collector(Box::new(Links::of(&engines)));
+    registry.register_collector(Box::new(Callers::of(&shared.options)));
+    registry.register_collector(Box::new(OperationMetrics::of(&shared.operations)));
     let (stats, refused) = (plane.catalog().stats(), plane.catalog().refused());
     registry.register_collector(Box::new(Indexes { stats, refused }));
-    registry.register_collector(Box::new(ReportMetrics::of(reports)));
-    if let Some(hints) = hints {
-        registry.register_collector(Box::new(HintMetrics::of(hints)));
+    registry.register_collector(Box::new(ReportMetrics::of(&shared.reports)));
+    if let Some(hints) = shared.hints.clone() {
+        registry.register_collector(Box::new(HintMetrics::of(hints, shared.options.tls.is_some())));
     }
     let mut page = String::new();
     text::encode(&mut page, &registry)?;

@@ -1,5 +1,6 @@
 //! The HTTP server.
 
+mod caller_metrics;
 mod fields;
 mod hints;
 mod hints_metrics;
@@ -9,6 +10,9 @@ mod keys;
 mod link_metrics;
 mod members;
 mod metrics;
+mod operation_metrics;
+mod operations;
+mod parameters;
 mod peer_query;
 mod policy;
 mod probe;
@@ -21,8 +25,9 @@ mod status;
 
 use std::sync::Arc;
 
-use axum::extract::{Query, State};
+use axum::extract::{Extension, Query, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -30,6 +35,7 @@ use kvplane_core::{ErrorCode, PublicError};
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::auth::{Caller, Port, Role, guard_pages};
 use crate::error::ApiError;
 use crate::publishers::Publishers;
 use crate::service::Shared;
@@ -42,6 +48,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/kv_recover", get(recover::kv_recover))
         .route("/dump", get(peer_query::dump))
         .merge(members::routes())
+        .merge(operations::routes())
         .merge(indexer::routes())
         .merge(shared.hints.clone().map(hints::routes).unwrap_or_default());
     serving(more, shared)
@@ -64,6 +71,7 @@ fn serving(more: Router<Arc<Shared>>, shared: Arc<Shared>) -> Router {
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message))
         })
         .fallback(async || ApiError(PublicError::new(ErrorCode::NotFound, "no such path")))
+        .layer(from_fn_with_state(shared.options.access.gate(Port::Http), guard_pages))
         .with_state(shared)
 }
 
@@ -76,18 +84,25 @@ struct ReadyQuery {
     strict: Option<String>,
 }
 
-async fn readyz(State(shared): State<Arc<Shared>>, Query(query): Query<ReadyQuery>) -> Response {
+async fn readyz(
+    State(shared): State<Arc<Shared>>,
+    caller: Option<Extension<Caller>>,
+    Query(query): Query<ReadyQuery>,
+) -> Response {
     let strict = query.strict.is_some_and(|value| value == "1" || value == "true");
     let verdict = shared.readiness.check(&shared.plane, strict);
     let code = if verdict.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    if !caller.is_some_and(|Extension(caller)| caller.roles.include(Role::Read)) {
+        // Which engines there are is for those who may read.
+        return (code, Json(json!({"ready": verdict.ready}))).into_response();
+    }
     let publishers = Publishers::of(&shared.plane);
     let body = json!({"ready": verdict.ready, "reasons": verdict.reasons, "publishers": publishers});
     (code, Json(body)).into_response()
 }
 
 async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, ApiError> {
-    let (fronts, hints) = (shared.fleet.fronts.counters(), shared.hints.clone());
-    let page = metrics::page(&shared.plane, &fronts, &shared.reports, hints).map_err(|error| {
+    let page = metrics::page(&shared).map_err(|error| {
         ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
     })?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

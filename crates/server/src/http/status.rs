@@ -279,6 +279,8 @@ pub(super) fn counters(status: &StreamStatus) -> Vec<(&'static str, u64)> {
         ("proven_blocks", keep.proven_blocks),
         ("reannounced_blocks", keep.reannounced_blocks),
         ("over_counts", keep.over_counts),
+        ("flushes_proven", keep.flushes_proven),
+        ("flushes_unproven", keep.flushes_unproven),
         ("unrecorded_blocks", keep.unrecorded_blocks),
         ("sparse_stores", keep.sparse_stores),
         ("placeholder_stores", keep.placeholder_stores),

@@ -188,7 +188,7 @@ impl Source {
                 if status.untranslatable {
                     return Err(outside(UNTRANSLATABLE));
                 }
-                if status.continuity == Continuity::Down || !credit.contains(&status.trust.level()) {
+                if status.continuity == Continuity::Down || !status.trust.is_credited(credit) {
                     return Err(outside("the stream is not credited now"));
                 }
                 let cursor = stream
@@ -215,7 +215,7 @@ fn plan(snapshot: &Snapshot, credited: bool) -> Chunks {
 fn is_credited(status: &StreamStatus, credit: &[Trust]) -> bool {
     status.continuity == Continuity::Live
         && !status.trust.has(Reason::Unheard)
-        && credit.contains(&status.trust.level())
+        && status.trust.is_credited(credit)
 }
 
 /// Why a gateway that follows must start over at this entry.
@@ -223,7 +223,7 @@ fn ends(entry: &Entry, credit: &[Trust]) -> Option<&'static str> {
     if entry.standing == Some(Continuity::Down) {
         return Some(OUT_OF_REACH);
     }
-    if entry.trust.as_ref().is_some_and(|trust| !credit.contains(&trust.level())) {
+    if entry.trust.as_ref().is_some_and(|trust| !trust.is_credited(credit)) {
         return Some("the stream is not credited any more");
     }
     entry.untranslatable.then_some(UNTRANSLATABLE)

@@ -4,22 +4,19 @@ use std::time::Duration;
 
 use futures::{Stream as FutureStream, StreamExt as _, future, stream};
 use kvplane_core::EngineKind;
-use kvplane_proto::engines::sglang::server::sglang_scheduler_server::{
-    SglangScheduler, SglangSchedulerServer,
-};
+use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangSchedulerServer;
 use kvplane_proto::engines::sglang::sglang_scheduler_client::SglangSchedulerClient;
-use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::{
-    TokenSpeedScheduler, TokenSpeedSchedulerServer,
-};
+use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedSchedulerServer;
 use kvplane_proto::engines::tokenspeed::token_speed_scheduler_client::TokenSpeedSchedulerClient;
-use kvplane_proto::engines::trtllm::server::trtllm_service_server::{TrtllmService, TrtllmServiceServer};
+use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmServiceServer;
 use kvplane_proto::engines::trtllm::trtllm_service_client::TrtllmServiceClient;
-use kvplane_proto::engines::vllm::server::vllm_engine_server::{VllmEngine, VllmEngineServer};
+use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngineServer;
 use kvplane_proto::engines::vllm::vllm_engine_client::VllmEngineClient;
 use kvplane_proto::smg::{KvEventBatch, SubscribeKvEventsRequest};
-use tonic::{Code, Request, Response, Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 
-use super::service::{Batches, SmgService};
+use super::loads::Loads;
+use super::service::SmgService;
 use crate::front::{OwnedCalls, Upstream};
 
 /// How long to wait before an engine's own stream is asked for again.
@@ -27,52 +24,42 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// An engine's batch can be as large as the engine made it; only its load is of interest.
 const MAX_MESSAGE: usize = 64 << 20;
 
+/// The loads that an engine itself tells under its service.
+macro_rules! loads_of {
+    ($client:ident, $upstream:ident) => {
+        $upstream.cloned().map(|upstream| {
+            Loads::new(move || {
+                loads(upstream.clone(), async |upstream, request| {
+                    let client = $client::new(upstream).max_decoding_message_size(MAX_MESSAGE);
+                    { client }.subscribe_kv_events(request).await
+                })
+                .boxed()
+            })
+        })
+    };
+}
+
 /// The handler of a front's own calls, under the service that it stands before.
-pub(crate) fn own_calls(service: &str, events: SmgService, upstream: Upstream) -> OwnedCalls {
-    let fronted = Fronted { events, upstream };
+pub(crate) fn own_calls(service: &str, own: SmgService, upstream: Option<&Upstream>) -> OwnedCalls {
     match EngineKind::ALL.into_iter().find(|kind| kind.grpc_service() == Some(service)) {
-        Some(EngineKind::Sglang) => OwnedCalls::service(SglangSchedulerServer::new(fronted)),
-        Some(EngineKind::Tokenspeed) => OwnedCalls::service(TokenSpeedSchedulerServer::new(fronted)),
-        Some(EngineKind::Trtllm) => OwnedCalls::service(TrtllmServiceServer::new(fronted)),
+        Some(EngineKind::Sglang) => {
+            let own = own.with_loads(loads_of!(SglangSchedulerClient, upstream));
+            OwnedCalls::service(SglangSchedulerServer::new(own))
+        }
+        Some(EngineKind::Tokenspeed) => {
+            let own = own.with_loads(loads_of!(TokenSpeedSchedulerClient, upstream));
+            OwnedCalls::service(TokenSpeedSchedulerServer::new(own))
+        }
+        Some(EngineKind::Trtllm) => {
+            let own = own.with_loads(loads_of!(TrtllmServiceClient, upstream));
+            OwnedCalls::service(TrtllmServiceServer::new(own))
+        }
         Some(EngineKind::Vllm | EngineKind::Grpc | EngineKind::Kvplane) | None => {
-            OwnedCalls::service(VllmEngineServer::new(fronted))
+            let own = own.with_loads(loads_of!(VllmEngineClient, upstream));
+            OwnedCalls::service(VllmEngineServer::new(own))
         }
     }
 }
-
-#[derive(Debug, Clone)]
-struct Fronted {
-    events: SmgService,
-    upstream: Upstream,
-}
-
-/// Each engine's own service: our events, with the loads that the engine itself tells under that name.
-macro_rules! front_under {
-    ($($service:ident, $client:ident);*) => {$(
-        #[tonic::async_trait]
-        impl $service for Fronted {
-            type SubscribeKvEventsStream = Batches;
-
-            async fn subscribe_kv_events(
-                &self,
-                request: Request<SubscribeKvEventsRequest>,
-            ) -> Result<Response<Batches>, Status> {
-                let loads = loads(self.upstream.clone(), async |upstream, request| {
-                    let client = $client::new(upstream).max_decoding_message_size(MAX_MESSAGE);
-                    { client }.subscribe_kv_events(request).await
-                });
-                self.events.subscribe_with_loads(&request, Some(loads.boxed()))
-            }
-        }
-    )*};
-}
-
-front_under!(
-    VllmEngine, VllmEngineClient;
-    SglangScheduler, SglangSchedulerClient;
-    TokenSpeedScheduler, TokenSpeedSchedulerClient;
-    TrtllmService, TrtllmServiceClient
-);
 
 /// The load records of an engine's own stream, asked for again when it breaks off. An engine without the method has
 /// none: then this never yields.

@@ -187,7 +187,7 @@ struct Rank {
 
 impl RankReader for Rank {
     fn wants(&self, status: &StreamStatus) -> bool {
-        status.continuity == Continuity::Live && self.credit.contains(&status.trust.level())
+        status.continuity == Continuity::Live && status.trust.is_credited(&self.credit)
     }
 
     fn load(&mut self, snapshot: &Snapshot) {
@@ -198,7 +198,7 @@ impl RankReader for Rank {
     fn follow(&mut self, entry: &Entry) -> bool {
         self.merger.apply(self.stream.id().rank, entry.timestamp, &entry.transitions, false);
         let ends_credit = entry.standing == Some(Continuity::Down)
-            || entry.trust.as_ref().is_some_and(|trust| !self.credit.contains(&trust.level()));
+            || entry.trust.as_ref().is_some_and(|trust| !trust.is_credited(&self.credit));
         !ends_credit || self.wants(&self.stream.status())
     }
 

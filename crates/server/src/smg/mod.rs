@@ -1,4 +1,4 @@
-//! SMG's `SubscribeKvEvents`, for stock gateways.
+//! SMG's services, for stock gateways: `SubscribeKvEvents`, and operations (`operations.rs`).
 //!
 //! The gateway's consumer decides what this server must do. It knows no epochs and no trust, it takes a store whose
 //! parent it does not know for the beginning of a prompt, and it reads meaning into where a status appears:
@@ -19,6 +19,7 @@ mod follow;
 mod fronted;
 mod loads;
 mod merger;
+mod operations;
 mod service;
 
 pub(crate) use fronted::own_calls;

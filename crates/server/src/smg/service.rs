@@ -1,10 +1,8 @@
-//! The four service names under which engines offer `SubscribeKvEvents`.
+//! The four service names under which engines offer `SubscribeKvEvents`, and three that have operations.
 
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use futures::stream::BoxStream;
 use futures::{Stream as FutureStream, StreamExt as _, future, stream};
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::Engine;
@@ -13,13 +11,16 @@ use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangSched
 use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedScheduler;
 use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmService;
 use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngine;
-use kvplane_proto::smg::SubscribeKvEventsRequest;
+use kvplane_proto::smg::{
+    FlushCacheRequest, FlushCacheResponse, ProfileResponse, StartProfileRequest, StopProfileRequest,
+    SubscribeKvEventsRequest,
+};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use super::follow::{Follower, Source};
-use super::loads::load_only;
+use super::loads::{Loads, load_only};
 use crate::error::ApiError;
 use crate::select;
 use crate::service::Shared;
@@ -36,24 +37,26 @@ pub(crate) enum SubscribeTo {
     Engine(String),
 }
 
-/// `SubscribeKvEvents` under every name.
+/// What kvplane answers itself, under every name.
 #[derive(Debug, Clone)]
 pub(crate) struct SmgService {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     to: SubscribeTo,
+    loads: Option<Loads>,
 }
 
 impl SmgService {
     pub(crate) fn new(shared: Arc<Shared>, to: SubscribeTo) -> Self {
-        Self { shared, to }
+        Self { shared, to, loads: None }
     }
 
-    /// Answers a subscription, with the load records of the engine's own stream between the events.
-    pub(crate) fn subscribe_with_loads(
-        &self,
-        request: &Request<SubscribeKvEventsRequest>,
-        loads: Option<BoxStream<'static, Bytes>>,
-    ) -> Result<Response<Batches>, Status> {
+    /// The same, with the load records of the engine's own stream between the events.
+    pub(super) fn with_loads(mut self, loads: Option<Loads>) -> Self {
+        self.loads = loads;
+        self
+    }
+
+    fn subscribe(&self, request: &Request<SubscribeKvEventsRequest>) -> Result<Response<Batches>, Status> {
         let (source, ends) = self.source(request.metadata()).map_err(ApiError)?;
         let follower = Follower::new(source, request.get_ref().start_sequence_number)?;
         let stop = self.shared.stop.clone().cancelled_owned();
@@ -64,10 +67,11 @@ impl SmgService {
         let gone = Status::from(ApiError(gone));
         let events = follower.into_stream().take_until(ends.cancelled_owned());
         let events = events.chain(stream::once(async { Err(gone) }));
-        let events: Batches = match loads {
+        let events: Batches = match &self.loads {
             Some(loads) => {
                 // The loads may end (an engine that has none); the events decide when the call ends.
-                let loads = loads.map(|load| Some(Ok(Encoded(load_only(&load))))).chain(stream::pending());
+                let loads =
+                    loads.follow().map(|load| Some(Ok(Encoded(load_only(&load))))).chain(stream::pending());
                 let events = events.map(Some).chain(stream::once(async { None }));
                 stream::select(events, loads)
                     .take_while(|item| future::ready(item.is_some()))
@@ -81,17 +85,8 @@ impl SmgService {
 
     /// What a call is about, and when there is no such thing any more.
     fn source(&self, metadata: &MetadataMap) -> Result<(Source, CancellationToken), PublicError> {
-        let text = |key: &'static str| -> Result<Option<&str>, PublicError> {
-            let invalid =
-                |_| PublicError::new(ErrorCode::InvalidArgument, format!("metadata {key} is not text"));
-            metadata.get(key).map(|value| value.to_str()).transpose().map_err(invalid)
-        };
-        let name = match &self.to {
-            SubscribeTo::Named => text("kvplane-engine")?,
-            SubscribeTo::Engine(name) => Some(name.as_str()),
-        };
-        let engine = select::engine(&self.shared.plane, name)?;
-        let rank = text("kvplane-rank")?
+        let engine = self.engine(metadata)?;
+        let rank = text(metadata, RANK)?
             .map(|text| {
                 let invalid = |_| {
                     let message = format!("metadata kvplane-rank: {text:?} is not a number");
@@ -101,6 +96,20 @@ impl SmgService {
             })
             .transpose()?;
         self.source_of(&engine, rank)
+    }
+
+    /// Which engine a call is for.
+    pub(super) fn engine(&self, metadata: &MetadataMap) -> Result<Arc<Engine>, PublicError> {
+        let name = match &self.to {
+            SubscribeTo::Named => text(metadata, ENGINE)?,
+            SubscribeTo::Engine(name) => Some(name.as_str()),
+        };
+        select::engine(&self.shared.plane, name)
+    }
+
+    /// Whether the call's metadata say which engine it is for.
+    pub(super) fn is_named_by(&self, metadata: &MetadataMap) -> bool {
+        matches!(self.to, SubscribeTo::Named) && metadata.contains_key(ENGINE)
     }
 
     fn source_of(
@@ -122,21 +131,59 @@ impl SmgService {
     }
 }
 
-/// The same method under each engine's own service.
-macro_rules! subscribe_under {
+/// Metadata that names an engine, and one of its ranks.
+const ENGINE: &str = "kvplane-engine";
+pub(super) const RANK: &str = "kvplane-rank";
+
+pub(super) fn text<'m>(metadata: &'m MetadataMap, key: &'static str) -> Result<Option<&'m str>, PublicError> {
+    let invalid = |_| PublicError::new(ErrorCode::InvalidArgument, format!("metadata {key} is not text"));
+    metadata.get(key).map(|value| value.to_str()).transpose().map_err(invalid)
+}
+
+#[tonic::async_trait]
+impl TrtllmService for SmgService {
+    async fn subscribe_kv_events(
+        &self,
+        request: Request<SubscribeKvEventsRequest>,
+    ) -> Result<Response<Batches>, Status> {
+        self.subscribe(&request)
+    }
+}
+
+/// The same methods under each service that has operations.
+macro_rules! serve_under {
     ($($service:ident),*) => {$(
         #[tonic::async_trait]
         impl $service for SmgService {
-            type SubscribeKvEventsStream = Batches;
-
             async fn subscribe_kv_events(
                 &self,
                 request: Request<SubscribeKvEventsRequest>,
             ) -> Result<Response<Batches>, Status> {
-                self.subscribe_with_loads(&request, None)
+                self.subscribe(&request)
+            }
+
+            async fn flush_cache(
+                &self,
+                request: Request<FlushCacheRequest>,
+            ) -> Result<Response<FlushCacheResponse>, Status> {
+                self.flush(&request).await.map(Response::new)
+            }
+
+            async fn start_profile(
+                &self,
+                request: Request<StartProfileRequest>,
+            ) -> Result<Response<ProfileResponse>, Status> {
+                self.begin_profile(&request).await.map(Response::new)
+            }
+
+            async fn stop_profile(
+                &self,
+                request: Request<StopProfileRequest>,
+            ) -> Result<Response<ProfileResponse>, Status> {
+                self.end_profile(&request).await.map(Response::new)
             }
         }
     )*};
 }
 
-subscribe_under!(VllmEngine, SglangScheduler, TokenSpeedScheduler, TrtllmService);
+serve_under!(VllmEngine, SglangScheduler, TokenSpeedScheduler);

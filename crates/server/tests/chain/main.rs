@@ -7,6 +7,7 @@ mod planes;
 #[path = "../faults/rig.rs"]
 #[allow(dead_code, reason = "shared with the fault matrix")]
 mod rig;
+mod secured;
 
 use kvplane_core::{Continuity, EngineKind, Reason, Trust};
 use kvplane_ingest::{Origin, PlaneOptions};

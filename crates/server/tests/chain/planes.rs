@@ -47,8 +47,24 @@ impl Site {
     }
 
     async fn at(http: SocketAddr, grpc: SocketAddr, specs: Vec<EngineSpec>, options: PlaneOptions) -> Self {
+        Self::serving(http, grpc, specs, options, Options::default()).await
+    }
+
+    /// A plane over engines, whose servers behave like this.
+    pub async fn guarded(engines: &[&Engine], served: Options) -> Self {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self::serving(any, any, specs(engines), hasty(), served).await
+    }
+
+    async fn serving(
+        http: SocketAddr,
+        grpc: SocketAddr,
+        specs: Vec<EngineSpec>,
+        options: PlaneOptions,
+        served: Options,
+    ) -> Self {
         let plane = Plane::start(specs, &options).unwrap();
-        let service = Service::new(plane.clone(), Options::default());
+        let service = Service::new(plane.clone(), served);
         let mut site = Self { fleet: service.fleet(), plane, grpc, http, running: None };
         site.run(service).await;
         site
@@ -218,6 +234,9 @@ pub fn config(id: &str, kind: EngineKind) -> EngineConfig {
         grpc: None,
         upstream: None,
         grpc_ca: None,
+        front_open: false,
+        token_file: None,
+        api_key_file: None,
         front: None,
         republish: None,
     }

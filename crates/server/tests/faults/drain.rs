@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Tier, Trust};
 use kvplane_ingest::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, PlaneOptions, RankSpec, Stream,
-    StreamStatus,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, PlaneOptions, RankSpec,
+    Stream, StreamStatus,
 };
 use kvplane_sim::load::Workload;
 use kvplane_sim::trtllm::{TrtAnswer, TrtConfig, TrtFault, TrtHandle, TrtRestart, TrtSim};
@@ -66,6 +66,7 @@ impl Server {
             worker_id: 7,
             cache: CacheSpec::default(),
             http: None,
+            control: ControlSpec::default(),
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod dialects;
 mod drain;
+mod flush;
 mod frames;
 mod heard;
 mod hybrid;

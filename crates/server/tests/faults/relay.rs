@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Trust};
 use kvplane_ingest::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, GrpcSpec, Origin, PlaneOptions, RankSpec,
-    StreamStatus,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, GrpcSpec, Origin, PlaneOptions,
+    RankSpec, StreamStatus,
 };
 use kvplane_server::Fleet;
 use kvplane_sim::load::Workload;
@@ -77,6 +77,7 @@ fn spec(address: SocketAddr) -> EngineSpec {
         worker_id: 7,
         cache: CacheSpec::default(),
         http: None,
+        control: ControlSpec::default(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind, Trust};
 use kvplane_ingest::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream,
 };
 use kvplane_server::{RepublishSpec, Republisher};
 use kvplane_sim::config::SglangOptions;
@@ -45,6 +45,7 @@ impl Chain {
             worker_id: 1,
             cache: CacheSpec::default(),
             http: None,
+            control: ControlSpec::default(),
         };
         let second = Plane::start(vec![spec], &PlaneOptions::default()).unwrap();
         Self { republisher, second }

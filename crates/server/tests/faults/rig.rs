@@ -12,7 +12,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use kvplane_core::{Continuity, EngineId, EngineKind, Trust};
 use kvplane_ingest::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream, StreamStatus,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream,
+    StreamStatus,
 };
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
@@ -168,6 +169,7 @@ impl Engine {
             worker_id: 7,
             cache: CacheSpec::default(),
             http: self.sim.http_address().filter(|_| self.http).map(|address| format!("http://{address}")),
+            control: ControlSpec::default(),
         }
     }
 }

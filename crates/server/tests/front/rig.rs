@@ -46,7 +46,8 @@ impl Fronted {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let front = Front::new(options).unwrap();
-        let (upstream, counters, stop) = (front.upstream(), front.counters(), CancellationToken::new());
+        let (upstream, counters, stop) =
+            (front.upstream().unwrap(), front.counters(), CancellationToken::new());
         let task = tokio::spawn(front.run(listener, stop.clone(), own));
         Self { addr, upstream, counters, stop, task }
     }

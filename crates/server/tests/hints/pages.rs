@@ -141,7 +141,7 @@ async fn metrics_have_the_names_that_alerts_know() {
         "# TYPE inferencecache_tenant_evictions counter",
         "# TYPE inferencecache_index_evictions counter",
         "inferencecache_snapshot_auth_total{result=\"ok\"} 0",
-        "inferencecache_policy_auth_total{result=\"forbidden\"} 0",
+        "inferencecache_policy_auth_total{result=\"ok\"} 0",
         "inferencecache_probe_auth_total{result=\"ok\"} 0",
         "kvplane_hints_replicas{from=\"reported\"} 1",
     ] {

@@ -5,13 +5,18 @@ use std::sync::Arc;
 use super::{CompletionOptions, CompletionResult, Engine, SimError};
 use crate::cache::{Moment, Request};
 use crate::history::{Recorded, next_token};
+use crate::keys::Keys;
+use crate::pool::Report;
 
 /// A request that holds its blocks. Dropping it ends it.
 pub struct Running {
     engine: Arc<Engine>,
     rank: u32,
     life: u64,
+    preemptions: u64,
     request: Request,
+    keys: Keys,
+    cached_tokens: usize,
     max_tokens: usize,
     output: Vec<u32>,
 }
@@ -25,18 +30,21 @@ impl Running {
         options: &CompletionOptions,
     ) -> Result<Self, SimError> {
         let (keys, report) = (options.keys(), options.report);
-        let (request, life) = {
+        let (request, life, preemptions) = {
             let place = &engine.ranks[rank as usize];
             let mut life = place.state.lock();
             let begun = life.cache.begin(prompt, keys.clone(), report);
             // Also what a refused request evicted.
             place.publish(&mut life, Moment::Prefill);
             let request = begun?;
-            life.history.push(Recorded { prompt: prompt.to_vec(), max_tokens, keys, report });
+            let recorded = Recorded { prompt: prompt.to_vec(), max_tokens, keys: keys.clone(), report };
+            life.history.push(recorded);
             life.running += 1;
-            (request, life.number)
+            (request, life.number, life.preemptions)
         };
-        Ok(Self { engine, rank, life, request, max_tokens, output: Vec::new() })
+        let cached_tokens = request.cached_tokens();
+        let output = Vec::new();
+        Ok(Self { engine, rank, life, preemptions, request, keys, cached_tokens, max_tokens, output })
     }
 
     /// Generates one token; `None` when all are generated. The last token is sampled but never computed,
@@ -51,6 +59,11 @@ impl Running {
             if life.number != self.life {
                 return Err(SimError::Restarted);
             }
+            if life.preemptions != self.preemptions {
+                // All that it had computed is computed again.
+                self.request = life.cache.begin(self.request.tokens(), self.keys.clone(), Report::New)?;
+                self.preemptions = life.preemptions;
+            }
             life.cache.append(&mut self.request, last)?;
             place.publish(&mut life, Moment::Decode);
         }
@@ -61,7 +74,7 @@ impl Running {
 
     /// Prompt tokens that were found in the cache.
     pub fn cached_tokens(&self) -> usize {
-        self.request.cached_tokens()
+        self.cached_tokens
     }
 
     /// Ends the request; its blocks stay cached until they are needed.
@@ -78,7 +91,10 @@ impl Drop for Running {
         // Blocks of an earlier life went with its cache.
         if life.number == self.life {
             life.running -= 1;
-            life.cache.finish(&self.request);
+            // What it lost is not its own any more.
+            if life.preemptions == self.preemptions {
+                life.cache.finish(&self.request);
+            }
             place.publish(&mut life, Moment::Idle);
         }
     }

@@ -69,6 +69,16 @@ impl Blocks {
         }
     }
 
+    /// Takes all blocks from whoever holds them.
+    pub(super) fn release_all(&mut self) {
+        for block in 0..self.all.len() {
+            if self.all[block].holders > 0 {
+                self.all[block].holders = 1;
+                self.release(block);
+            }
+        }
+    }
+
     /// Takes the block that is next, and says what it held until now.
     pub(super) fn take(&mut self) -> Result<(usize, Option<Name>), PoolError> {
         let (_, block) = self.free.pop_first().ok_or(PoolError::Full)?;

@@ -3,15 +3,16 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
-use kvplane_wire::{OwnedEvent, OwnedStored};
+use kvplane_wire::{OwnedEvent, OwnedRemoved, OwnedStored};
 use tonic::Code;
 
-use super::{RelayConfig, RelayStyle, message};
+use super::{RelayConfig, RelayService, RelayStyle, message};
 use crate::cache::{Cache, Copies, Moment, Request};
 use crate::config::SimConfig;
 use crate::fault::Restart;
 use crate::history::{History, Recorded, relive};
 use crate::keys::Keys;
+use crate::operate::ClearTold;
 use crate::pool::{PoolError, Report};
 
 /// A rank.
@@ -21,6 +22,8 @@ pub(super) struct Life {
     /// Told in messages, where there are several.
     rank: Option<u32>,
     cache: Cache,
+    /// Events that are told before those of the next batch.
+    held_back: Vec<OwnedEvent>,
     lived: History,
     number: u64,
     next: u64,
@@ -53,6 +56,7 @@ impl Life {
             cache: Cache::new(&engine),
             config: engine,
             rank: (config.ranks > 1).then_some(rank),
+            held_back: Vec::new(),
             lived: History::default(),
             number: 0,
             next: 0,
@@ -87,6 +91,33 @@ impl Life {
         self.cache.reset(false)
     }
 
+    /// The same, for an operator; whether it was done. It is told with what is published next, unless that goes wrong.
+    pub(super) fn flush(&mut self, service: RelayService, told: ClearTold) -> bool {
+        let before = self.cache.take_events(Moment::Decode);
+        self.held_back.extend(before);
+        let done = self.clear().is_ok();
+        let mut clear = self.cache.take_events(Moment::Decode);
+        if service == RelayService::Tokenspeed {
+            clear = self.removals();
+        }
+        if done && told != ClearTold::Lost {
+            self.held_back.extend(clear);
+        }
+        done
+    }
+
+    /// How `TokenSpeed` tells that all is gone: one removal after the other.
+    fn removals(&self) -> Vec<OwnedEvent> {
+        let removal = |block: &Block| OwnedRemoved {
+            block_hashes: block.store.block_hashes.clone(),
+            medium: block.store.medium.clone(),
+            group: block.store.group,
+            ..OwnedRemoved::default()
+        };
+        let copies = self.blocks.values().flat_map(|block| std::iter::repeat_n(block, block.copies));
+        copies.map(|block| OwnedEvent::Removed(removal(block))).collect()
+    }
+
     pub(super) fn held(&self) -> Copies {
         self.cache.groups().into_iter().next().unwrap_or_default().device
     }
@@ -97,7 +128,8 @@ impl Life {
 
     /// The batch of what the cache did since the last one. A lost one has its number all the same.
     pub(super) fn publish(&mut self, lost: bool) -> Option<Bytes> {
-        let events = self.cache.take_events(Moment::Decode);
+        let mut events = std::mem::take(&mut self.held_back);
+        events.extend(self.cache.take_events(Moment::Decode));
         if events.is_empty() {
             return None;
         }
@@ -127,6 +159,7 @@ impl Life {
         self.cache = Cache::new(&self.config);
         let (lived, batches) = relive(&mut self.cache, &self.config, &self.lived, restart, self.number);
         self.lived = lived;
+        self.held_back.clear();
         self.next = 0;
         self.kept.clear();
         self.whole = true;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kvplane_wire::trtllm::encode::HashAlgo;
 
 use super::fault::TrtFault;
+use crate::operate::Conduct;
 
 /// A simulated server's configuration. The default is a small server on a free loopback port.
 #[derive(Debug, Clone)]
@@ -36,6 +37,8 @@ pub struct TrtConfig {
     pub http: SocketAddr,
     /// What goes wrong from the start.
     pub faults: Vec<TrtFault>,
+    /// How operations go from the start.
+    pub conduct: Conduct,
 }
 
 impl Default for TrtConfig {
@@ -53,6 +56,7 @@ impl Default for TrtConfig {
             seed: 0,
             http: SocketAddr::from(([127, 0, 0, 1], 0)),
             faults: Vec::new(),
+            conduct: Conduct::default(),
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::engine::{CompletionOptions, CompletionResult, SimError};
 use crate::history::next_token;
 use crate::keys::Keys;
 use crate::load::Random;
+use crate::operate::{Conduct, Desk, before_routes};
 use crate::pool::PoolError;
 use crate::serve::ServerThread;
 
@@ -78,6 +79,7 @@ pub struct TrtBlockState {
 struct Server {
     config: TrtConfig,
     state: Mutex<State>,
+    desk: Arc<Desk>,
 }
 
 /// What a server has in one life, and what goes wrong with it.
@@ -110,12 +112,14 @@ impl TrtSim {
             State { ranks: Vec::new(), lives: 0, arrivals: 0, next_rank: 0, answers: VecDeque::new() };
         state.begin_life(&config);
         let address = config.http;
-        let server = Arc::new(Server { config, state: Mutex::new(state) });
+        let desk = Arc::new(Desk::new(config.conduct.clone()));
+        let server = Arc::new(Server { config, state: Mutex::new(state), desk });
         let handle = TrtHandle { server: server.clone(), http: None };
         for fault in server.config.faults.clone() {
             handle.fault(None, fault);
         }
-        let http = ServerThread::http(address, http::router(handle))?;
+        let router = before_routes(http::router(handle), &server.desk);
+        let http = ServerThread::start("sim-http", address, router)?;
         Ok(TrtHandle { server, http: Some(Arc::new(http)) })
     }
 }
@@ -226,6 +230,15 @@ impl TrtHandle {
         if let Some(http) = &self.http {
             http.stop();
         }
+    }
+
+    /// How operations go from now on, until somebody says otherwise.
+    pub fn conduct(&self, conduct: Conduct) {
+        self.server.desk.set(conduct);
+    }
+
+    pub(super) fn is_well(&self) -> bool {
+        self.server.desk.is_well()
     }
 
     /// How the next drain is to be answered, if not rightly.

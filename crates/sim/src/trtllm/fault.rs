@@ -6,11 +6,14 @@
 //! {"lose": 3}                                                next events take their numbers and are never seen
 //! {"steal": true}                                            somebody else drains
 //! {"restart": {"first_event_id": 0, "same_content": false}}   a new life
+//! {"operations": {"answer": "hang"}}                         operations go wrong: see [`operate::conduct`](crate::operate::conduct)
 //! ```
 //!
 //! Keys combine; `"rank": r` limits lost events to one rank.
 
 use serde::{Deserialize, Serialize};
+
+use crate::operate::Conduct;
 
 /// How a drain is answered instead of rightly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +76,8 @@ pub struct TrtFaultRequest {
     lose: Option<u32>,
     steal: Option<bool>,
     restart: Option<TrtRestart>,
+    /// How operations go from now on.
+    pub operations: Option<Conduct>,
 }
 
 impl TrtFaultRequest {

@@ -19,8 +19,8 @@ const HUGE_BYTES: usize = 10 << 20;
 
 pub(super) fn router(server: TrtHandle) -> Router {
     Router::new()
-        .route("/health", get(|| async { StatusCode::OK }))
-        .route("/health_generate", get(|| async { StatusCode::OK }))
+        .route("/health", get(health))
+        .route("/health_generate", get(health))
         .route("/version", get(|| async { Json(json!({ "version": "1.2.0" })) }))
         .route("/server_info", get(|| async { Json(json!({ "disaggregated_params": {} })) }))
         .route("/metrics", get(metrics))
@@ -29,6 +29,10 @@ pub(super) fn router(server: TrtHandle) -> Router {
         .route("/sim/fault", post(fault))
         .route("/sim/state", get(state))
         .with_state(server)
+}
+
+async fn health(State(server): State<TrtHandle>) -> StatusCode {
+    if server.is_well() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 /// The drain. A right answer has status 200 and a list, also when there are no events at all.
@@ -113,11 +117,14 @@ async fn completions(State(server): State<TrtHandle>, Json(request): Json<Comple
 
 async fn fault(State(server): State<TrtHandle>, Json(request): Json<TrtFaultRequest>) -> Response {
     let faults = request.faults();
-    if faults.is_empty() {
+    if faults.is_empty() && request.operations.is_none() {
         return error(StatusCode::BAD_REQUEST, "no fault named");
     }
     if let Some(rank) = request.rank.filter(|rank| *rank >= server.config().ranks.max(1)) {
         return error(StatusCode::BAD_REQUEST, &SimError::NoRank(rank).to_string());
+    }
+    if let Some(conduct) = request.operations {
+        server.conduct(conduct);
     }
     for fault in faults {
         server.fault(request.rank, fault);

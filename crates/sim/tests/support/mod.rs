@@ -1,6 +1,8 @@
 //! A consumer that counts copies, over real sockets.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod client;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

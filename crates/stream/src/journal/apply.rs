@@ -9,6 +9,7 @@ use super::Journal;
 use super::reannounced::Telling;
 use crate::change::{Change, Transition};
 use crate::clock::Now;
+use crate::flush::Signs;
 use crate::state::{Attached, Attributes, Place, SlotId};
 
 /// How many ancestors one batch may look at to see whether they are held. Chains that are known to be whole cost one
@@ -46,6 +47,8 @@ pub(super) struct Effects {
     pub(super) joined: Vec<SlotId>,
     /// What stores of the main group that begin a prompt say of it, by their number in the batch.
     pub(super) tellings: Vec<(usize, Telling)>,
+    /// What it shows of flushes.
+    pub(super) signs: Signs,
 }
 
 impl Effects {
@@ -75,9 +78,13 @@ impl Journal {
             self.counters.events += 1;
             match event {
                 Event::Stored(stored) => self.apply_stored(batch, (at, stored), &mut effects, now),
-                Event::Removed(removed) => self.apply_removed(batch, removed, &mut effects, now),
+                Event::Removed(removed) => {
+                    let watched = self.watched_blocks();
+                    self.apply_removed(batch, removed, &mut effects, now);
+                    self.note_removal_sign(watched, &mut effects);
+                }
                 Event::Cleared { ownership } => {
-                    self.apply_cleared(*ownership, engine_sequence, &mut effects, now);
+                    self.apply_cleared(*ownership, (engine_sequence, at), &mut effects, now);
                 }
                 Event::Moved(moved) => self.apply_moved(moved, &mut effects, now),
                 Event::Created(created) => self.apply_created(*created, &mut effects, now),
@@ -106,6 +113,7 @@ impl Journal {
             self.degrade(reason, now);
         }
         self.forget_others(&mut effects, now);
+        self.settle_signs(&mut effects);
         self.settle_groups(&mut effects);
         self.release_left(&mut effects);
         self.note_unresolved(&effects);

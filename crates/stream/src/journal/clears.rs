@@ -16,7 +16,7 @@ impl Journal {
     pub(super) fn apply_cleared(
         &mut self,
         ownership: Option<&str>,
-        engine_sequence: u64,
+        (engine_sequence, at): (u64, usize),
         effects: &mut Effects,
         now: Now,
     ) {
@@ -28,13 +28,21 @@ impl Journal {
         if ownership.is_some() && places.is_empty() {
             return;
         }
-        let was_exact = self.trust.level() == Trust::Exact;
+        // What is being flushed is not in doubt for any other reason.
+        let was_exact = self.trust.level_besides(Reason::Flushing) == Trust::Exact;
         let on_device_alone = self.options.semantics.clears == ClearScope::Device;
         // What they held before is as unknown as what is left of it.
         let others_unknown = ownership.is_none()
             && on_device_alone
             && (!self.state.nothing_but(is_device)
                 || !was_exact && self.state.places.iter().any(|(_, place)| !is_device(place)));
+        let begins_life = self.options.semantics.starts_with_clear && (engine_sequence, at) == (0, 0);
+        if ownership.is_none() && !begins_life {
+            let in_doubt = |id, place: &Place| {
+                others_unknown && !is_device(place) && (!was_exact || self.state.places.blocks(id) > 0)
+            };
+            self.note_clear_sign(in_doubt, effects);
+        }
         // A block that is stored there again may come without its tokens.
         self.clear_places(places, others_unknown, effects);
         if ownership.is_some() {
@@ -61,7 +69,14 @@ impl Journal {
             return;
         }
         let others = self.state.places.iter().filter(|(_, place)| !is_device(place));
-        let others = others.map(|(_, place)| place.clone()).collect();
+        let others = others
+            .map(|(id, place)| {
+                if self.state.places.blocks(id) > 0 {
+                    effects.signs.reach.remain(place.tier, None);
+                }
+                place.clone()
+            })
+            .collect();
         self.clear_places(others, true, effects);
         self.degrade(Reason::TierHistory, now);
     }

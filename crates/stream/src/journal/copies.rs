@@ -42,6 +42,6 @@ impl Journal {
         self.over_counted = true;
         self.counters.over_counts += 1;
         self.pass_over("store", "over_count", self.counters.over_counts);
-        self.drop_residency(Reason::OverCount, now);
+        self.forget_residency(Reason::OverCount, now);
     }
 }

@@ -31,6 +31,10 @@ pub struct JournalCounters {
     pub reannounced_blocks: u64,
     /// Lives in which more copies were told than the engine has blocks.
     pub over_counts: u64,
+    /// Flushes that the stream showed.
+    pub flushes_proven: u64,
+    /// Flushes that it did not show in time.
+    pub flushes_unproven: u64,
     /// Blocks not recorded because a budget was used up.
     pub unrecorded_blocks: u64,
     /// Sparse stores.

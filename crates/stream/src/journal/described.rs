@@ -75,6 +75,7 @@ impl Journal {
             Reason::UnremovedTier => !self.state.nothing_but(|place| self.tells_removals(place)),
             Reason::ChunkSize => self.chunks_are_unclear(),
             Reason::UntoldAdapters => self.untold_adapters,
+            Reason::Flushing => self.is_fenced(),
             // How an engine looks for windows and states behind its device is not proven.
             Reason::UnknownGroup if self.sides.are_there() && !self.state.nothing_but(is_device) => true,
             _ => self.sides.stands(reason),

@@ -15,11 +15,16 @@ use crate::clock::Now;
 use crate::mirror::{MirroredState, Misfit, ToldEntry, chain_as_told, check};
 use crate::state::{Attributes, Place, PlaceId, SlotId};
 
-/// Whether batches were lost, or copies counted too often: then it is still known what blocks are, but not where they lie.
+/// Whether batches were lost, copies counted too often, or a flush was not shown: then it is still known what blocks are, but not where they lie.
 fn is_loss(reason: Reason) -> bool {
     matches!(
         reason,
-        Reason::Gap | Reason::Undecodable | Reason::StolenDrain | Reason::SuspectedDrain | Reason::OverCount
+        Reason::Gap
+            | Reason::Undecodable
+            | Reason::StolenDrain
+            | Reason::SuspectedDrain
+            | Reason::OverCount
+            | Reason::UnprovenFlush
     )
 }
 

@@ -7,6 +7,7 @@ mod clears;
 mod copies;
 mod counters;
 mod described;
+mod flushes;
 mod groups;
 mod levels;
 mod marks;
@@ -29,6 +30,7 @@ use kvplane_core::{Continuity as Standing, Cursor, Epoch, Reason, Resumption, St
 use crate::change::{Change, Entry, Transition};
 use crate::clock::Now;
 use crate::continuity::EpochCause;
+use crate::flush::Fence;
 use crate::state::{Attributes, BlockImage, CutAborted, Image, Place, State, ToldSize};
 use chunks::Chunks;
 pub use counters::{JournalCounters, PassedOver};
@@ -144,6 +146,7 @@ pub struct Journal {
     /// Numbers snapshots, over all states: a cut of one must not be taken for a cut of the next.
     cuts: u32,
     sides: Sides,
+    fence: Fence,
     departed: Departed,
     /// States of lives that are over, to be dropped where it delays nobody.
     retired: Vec<State>,
@@ -163,6 +166,7 @@ impl Journal {
         Self {
             window: Arc::new(Window::new(options.max_batches, options.max_bytes, epoch)),
             sides: Sides::new(options.eagle),
+            fence: Fence::default(),
             departed: Departed::default(),
             state: State::new(options.state),
             chunks: Chunks::new(options.offload_chunk),
@@ -357,6 +361,7 @@ impl Journal {
         self.epoch = Epoch::mint(now.unix_ms, Some(self.epoch), self.window.highest());
         self.window.restart(self.epoch);
         self.sides = Sides::new(self.options.eagle);
+        self.begin_life_of_flushes(cause);
         self.replace_state();
         self.restore_trust();
         self.trust.degrade(if cause.proven() { Reason::Unheard } else { Reason::Unproven }, now.unix_ms);
@@ -406,6 +411,11 @@ impl Journal {
 
     /// Batches are lost: what is known may hold phantoms. Forget the residency, keep the dictionary.
     pub fn drop_residency(&mut self, reason: Reason, now: Now) {
+        self.fence.note_loss();
+        self.forget_residency(reason, now);
+    }
+
+    fn forget_residency(&mut self, reason: Reason, now: Now) {
         self.doubt_capacity();
         let elsewhere = self.state.held_elsewhere();
         self.state.drop_places(|_| true);
@@ -419,6 +429,7 @@ impl Journal {
 
     /// Batches are lost and the operator wants to keep what is known.
     pub fn keep_after_loss(&mut self, now: Now) {
+        self.fence.note_loss();
         self.trust.degrade(Reason::GapKept, now.unix_ms);
         self.note_trust_change();
     }

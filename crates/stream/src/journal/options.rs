@@ -30,6 +30,10 @@ pub enum ClearScope {
 pub struct Semantics {
     /// What a clear empties.
     pub clears: ClearScope,
+    /// Every life begins with a clear, which is the sign of no flush (`SGLang`).
+    pub starts_with_clear: bool,
+    /// A flush may be told by the removal of all blocks, without a clear (`TokenSpeed`).
+    pub flushes_by_removals: bool,
     /// The last block of a prompt may be stored before it is full (TensorRT-LLM): only blocks of the stream's size are
     /// told to consumers that know one block size.
     pub partial_blocks: bool,
@@ -48,11 +52,19 @@ impl Semantics {
     pub fn of(kind: EngineKind) -> Self {
         match kind {
             EngineKind::Vllm => Self::default(),
-            EngineKind::Sglang => Self { sglang_hashes: true, ..Self::of(EngineKind::Tokenspeed) },
+            EngineKind::Sglang => Self {
+                sglang_hashes: true,
+                starts_with_clear: true,
+                flushes_by_removals: false,
+                ..Self::of(EngineKind::Tokenspeed)
+            },
             EngineKind::Tokenspeed => Self { held_once: true, ..Self::of(EngineKind::Grpc) },
-            EngineKind::Grpc | EngineKind::Kvplane => {
-                Self { clears: ClearScope::Everything, cold_stores_name_keys: true, ..Self::default() }
-            }
+            EngineKind::Grpc | EngineKind::Kvplane => Self {
+                clears: ClearScope::Everything,
+                flushes_by_removals: true,
+                cold_stores_name_keys: true,
+                ..Self::default()
+            },
             EngineKind::Trtllm => {
                 Self { partial_blocks: true, held_once: true, windows: true, ..Self::of(EngineKind::Grpc) }
             }

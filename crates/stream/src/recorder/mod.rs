@@ -5,6 +5,7 @@
 //! [`handed`] the engine's own process.
 
 mod drained;
+mod flushes;
 mod follower;
 mod handed;
 mod mirrored;
@@ -52,6 +53,8 @@ pub enum Happening {
     Epoch(Epoch, EpochCause),
     /// Batches were lost for good.
     Lost(Reason),
+    /// The stream did not show a flush in time; what it held was dropped.
+    UnprovenFlush,
     /// A batch could not be decoded.
     Undecodable {
         /// Its number.

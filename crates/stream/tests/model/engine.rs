@@ -17,6 +17,12 @@ pub struct Engine {
     clears_at_start: bool,
     clock: u64,
     pending: Vec<OwnedEvent>,
+    /// It never tells a clear, as `TokenSpeed` does not: a flush removes block by block.
+    pub flushes_by_removals: bool,
+    /// Stores and flushes so far, over all lives.
+    steps: u64,
+    /// The step in which each block was stored last.
+    pub stored_at: BTreeMap<u64, u64>,
 }
 
 /// The same conversation has the same hashes in every life: equal hashes must prove nothing.
@@ -38,6 +44,9 @@ impl Engine {
             clears_at_start: false,
             clock: 0,
             pending: Vec::new(),
+            flushes_by_removals: false,
+            steps: 0,
+            stored_at: BTreeMap::new(),
         }
     }
 
@@ -68,8 +77,10 @@ impl Engine {
             return;
         }
         let hashes: Vec<u64> = (cached..depth).map(|d| block_hash(conversation, d)).collect();
+        self.steps += 1;
         for &hash in &hashes {
             *self.held.entry(hash).or_default() += 1;
+            self.stored_at.insert(hash, self.steps);
         }
         self.pending.push(OwnedEvent::Stored(OwnedStored {
             block_hashes: hashes.into_iter().map(OwnedHash::Unsigned).collect(),
@@ -91,12 +102,7 @@ impl Engine {
         if *copies == 0 {
             self.held.remove(&hash);
         }
-        self.pending.push(OwnedEvent::Removed(OwnedRemoved {
-            block_hashes: vec![OwnedHash::Unsigned(hash)],
-            medium: Some("GPU".into()),
-            group: Some(0),
-            ..OwnedRemoved::default()
-        }));
+        self.pending.push(removed(vec![hash]));
     }
 
     /// Whether everything that happened has been published.
@@ -104,9 +110,22 @@ impl Engine {
         self.pending.is_empty()
     }
 
-    pub fn clear(&mut self) {
-        self.held.clear();
-        self.pending.push(OwnedEvent::Cleared);
+    /// Forgets every block; returns the step in which it does.
+    pub fn clear(&mut self) -> u64 {
+        self.steps += 1;
+        let held = std::mem::take(&mut self.held);
+        if self.flushes_by_removals {
+            let copies = held.into_iter().flat_map(|(hash, copies)| vec![hash; copies as usize]);
+            self.pending.extend(copies.map(|hash| removed(vec![hash])));
+        } else {
+            self.pending.push(OwnedEvent::Cleared);
+        }
+        self.steps
+    }
+
+    /// Something else that goes into the next batch.
+    pub fn tell(&mut self, event: OwnedEvent) {
+        self.pending.push(event);
     }
 
     /// Publishes what happened since the last batch.
@@ -128,4 +147,13 @@ impl Engine {
         let _ = self.publish();
         self.ring.pop_back();
     }
+}
+
+fn removed(hashes: Vec<u64>) -> OwnedEvent {
+    OwnedEvent::Removed(OwnedRemoved {
+        block_hashes: hashes.into_iter().map(OwnedHash::Unsigned).collect(),
+        medium: Some("GPU".into()),
+        group: Some(0),
+        ..OwnedRemoved::default()
+    })
 }

@@ -8,6 +8,7 @@
 #[allow(dead_code, reason = "shared with the other models")]
 mod copy;
 mod engine;
+mod flushes;
 mod followers;
 
 use std::collections::VecDeque;
@@ -16,9 +17,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use copy::Copy;
 use engine::{Engine, block_hash};
+use flushes::{FlushStep, Flushes};
 use followers::{Replica, TransitionReader};
-use kvplane_core::{Continuity as Standing, EngineKind, Trust};
-use kvplane_stream::{Ask, EpochCause, Happening, JournalOptions, Now, Options, Recorder};
+use kvplane_core::{Continuity as Standing, EngineKind, Reason, Trust};
+use kvplane_stream::{Ask, EpochCause, Happening, JournalOptions, Now, Options, Recorder, Semantics};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -49,6 +51,8 @@ enum Op {
     },
     /// The replica is far behind and must take a snapshot.
     ForgetReplica,
+    /// Somebody flushes the cache, and watches the stream for it. Several may at once.
+    Flush(usize, FlushStep),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -86,15 +90,20 @@ struct World {
     copy: Copy,
     /// Why each epoch began.
     causes: Vec<EpochCause>,
+    flushes: Flushes,
 }
 
 impl World {
     fn new(has_replay: bool, has_hint: bool, ring: usize, window: usize) -> Self {
+        Self::of(Semantics::default(), has_replay, has_hint, ring, window)
+    }
+
+    fn of(semantics: Semantics, has_replay: bool, has_hint: bool, ring: usize, window: usize) -> Self {
         let now = Now { mono: Duration::from_secs(1), unix_ms: 1_700_000_000_000 };
         let follow = Options { replay: has_replay, hold_batches: 6, ..Options::default() };
-        let keep = JournalOptions { max_batches: window, ..JournalOptions::default() };
+        let keep = JournalOptions { max_batches: window, semantics, ..JournalOptions::default() };
         Self {
-            engine: Engine::new(ring),
+            engine: if semantics.starts_with_clear { Engine::clearing(ring) } else { Engine::new(ring) },
             recorder: Recorder::new(follow, keep, 0, now),
             now,
             connected: false,
@@ -107,13 +116,8 @@ impl World {
             reader: TransitionReader::default(),
             copy: Copy::new(EngineKind::Vllm),
             causes: Vec::new(),
+            flushes: Flushes::default(),
         }
-    }
-
-    /// The same with an engine whose lives begin by clearing the cache.
-    fn clearing(mut self, ring: usize) -> Self {
-        self.engine = Engine::clearing(ring);
-        self
     }
 
     fn collect(&mut self) {
@@ -210,7 +214,7 @@ impl World {
                 self.engine.extend(conversation, depth, second_copy);
             }
             Op::Evict(pick) => self.engine.evict(pick),
-            Op::Clear => self.engine.clear(),
+            Op::Clear => self.clear(),
             Op::Publish(fate) => self.publish(fate),
             Op::PublishFailed => self.engine.publish_failed(),
             Op::DeliverLate => {
@@ -234,6 +238,7 @@ impl World {
                 }
             }
             Op::ForgetReplica => self.replica = Replica::default(),
+            Op::Flush(slot, step) => self.flush(slot, step),
         }
         self.check();
     }
@@ -256,6 +261,8 @@ impl World {
         }
         self.answer(AnswerKind::Whole);
         self.check();
+        self.end_flushes();
+        self.check();
         assert_eq!(self.recorder.standing(), Standing::Live);
         assert_eq!(self.recorder.last_sequence(), self.engine.next_sequence.checked_sub(1));
     }
@@ -276,20 +283,27 @@ impl World {
         if journal.state().waiting() == 0 {
             assert!(ours.keys().all(|hash| visible.contains(hash)), "transitions must not lose blocks");
         }
-        let caught_up = self.recorder.standing() == Standing::Live
-            && self.recorder.last_sequence() == self.engine.next_sequence.checked_sub(1)
-            && self.engine.nothing_pending();
-        if !caught_up {
+        self.check_flushes(&ours);
+        if !self.has_heard_all() || !self.engine.nothing_pending() {
             return;
         }
+        let journal = self.recorder.journal();
         match journal.trust().level() {
             Trust::Exact => assert_eq!(ours, self.engine.held, "exact"),
             Trust::Lower => {
                 assert!(ours.keys().all(|hash| self.engine.held.contains_key(hash)), "phantoms in {ours:?}");
             }
+            Trust::Unsound if self.flushes.are_fenced() => {
+                assert_eq!(journal.trust().worst().unwrap().reason, Reason::Flushing);
+            }
             other => panic!("the model never does anything that makes trust {other}"),
         }
     }
+}
+
+/// What an engine means whose lives begin by clearing the cache, or do not.
+fn clearing(at_start: bool) -> Semantics {
+    Semantics { starts_with_clear: at_start, ..Semantics::default() }
 }
 
 fn fate() -> impl Strategy<Value = Fate> {
@@ -318,6 +332,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => Just(Op::Reconnect),
         1 => (0..12u8).prop_map(|publishes| Op::Restart { publishes }),
         1 => Just(Op::ForgetReplica),
+        6 => (0..flushes::AT_ONCE, flushes::step()).prop_map(|(slot, step)| Op::Flush(slot, step)),
     ]
 }
 
@@ -328,10 +343,7 @@ proptest! {
     fn with_replay(
         ops in prop::collection::vec(op(), 0..120), ring in 1..40usize, window in 1..30usize, clears_at_start: bool,
     ) {
-        let mut world = World::new(true, true, ring, window);
-        if clears_at_start {
-            world = world.clearing(ring);
-        }
+        let mut world = World::of(clearing(clears_at_start), true, true, ring, window);
         for op in ops {
             world.run(&op);
         }
@@ -342,10 +354,20 @@ proptest! {
     fn without_replay(
         ops in prop::collection::vec(op(), 0..120), has_hint: bool, window in 1..30usize, clears_at_start: bool,
     ) {
-        let mut world = World::new(false, has_hint, 0, window);
-        if clears_at_start {
-            world = world.clearing(0);
+        let mut world = World::of(clearing(clears_at_start), false, has_hint, 0, window);
+        for op in ops {
+            world.run(&op);
         }
+        world.rest();
+    }
+
+    #[test]
+    fn flushes_told_by_removals(
+        ops in prop::collection::vec(op(), 0..120), has_replay: bool, ring in 1..40usize, window in 1..30usize,
+    ) {
+        let semantics = Semantics { flushes_by_removals: true, ..Semantics::default() };
+        let mut world = World::of(semantics, has_replay, true, ring, window);
+        world.engine.flushes_by_removals = true;
         for op in ops {
             world.run(&op);
         }
@@ -376,7 +398,7 @@ fn a_restart_that_overtook_the_sequence_is_seen_and_equal_hashes_prove_nothing()
 /// A life of a few batches, heard from its start; then another, whose first batch is heard. `answer` is what the replay
 /// socket does meanwhile.
 fn begun_again(has_replay: bool, answer: AnswerKind) -> World {
-    let mut world = World::new(has_replay, false, 100, 100).clearing(100);
+    let mut world = World::of(clearing(true), has_replay, false, 100, 100);
     world.run(&Op::Reconnect);
     world.run(&Op::Answer(AnswerKind::Whole));
     for depth in 1..5 {

@@ -6,23 +6,22 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use kvplane_client::{
-    BlockCounts, Client, Connection, Continuity, Cursor, Following, Options, ReplicaView, Selection,
-    StateDigest, StreamId, Tier, TrustReport,
+    BlockCounts, Connection, Continuity, Cursor, Following, ReplicaView, Selection, StateDigest, StreamId,
+    Tier, TrustReport,
 };
 use serde_json::{Value, json};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Output, TailArgs};
-use crate::commands::Failure;
+use crate::commands::{Failure, connect};
 use crate::output::Written;
 
 /// At most two lines a second for each stream.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub(super) async fn run(args: TailArgs, stop: CancellationToken) -> Result<(), Failure> {
-    let client = Client::connect(&args.plane.plane, Options::default()).await;
-    let client = client.map_err(|error| anyhow!("{error}; is `kvplane serve` running?"))?;
+    let client = connect(&args.plane).await?;
     let following = client.follow(match (args.engine, args.rank) {
         (None, _) => Selection::All,
         (Some(engine), None) => Selection::Engines(vec![engine.as_str().into()]),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kvplane_client::{Client, Options, ReplicaView, StreamId};
 use kvplane_core::{Continuity, EngineId, EngineKind, PlaceSeed, StateDigest, Trust};
 use kvplane_ingest::{
-    CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, Plane, PlaneOptions, RankSpec,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, Plane, PlaneOptions, RankSpec,
 };
 use kvplane_server::Service;
 use kvplane_sim::load::{LoadConfig, Workload};
@@ -83,6 +83,7 @@ impl Engine {
             worker_id: 7,
             cache: CacheSpec::default(),
             http: self.sim.http_address().map(|address| format!("http://{address}")),
+            control: ControlSpec::default(),
         }
     }
 }
@@ -191,7 +192,7 @@ impl Rig {
     /// What `/v1/status` says of a stream: (cursor, digest).
     pub async fn status(&self, at: usize) -> (String, String) {
         let mut connection = TcpStream::connect(self.http).await.unwrap();
-        let request = "GET /v1/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        let request = "GET /v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
         connection.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         connection.read_to_string(&mut answer).await.unwrap();

@@ -20,16 +20,26 @@ impl EngineConfig {
             ("tenant", self.tenant.is_some()),
             ("worker_id", self.worker_id.is_some()),
             ("http", self.http.is_some()),
-            ("grpc_ca", self.grpc_ca.is_some()),
+            ("api_key_file", self.api_key_file.is_some()),
             ("front", self.front.is_some()),
+            ("front_open", self.front_open),
             ("republish", self.republish.is_some()),
         ];
         if let Some((key, _)) = foreign.into_iter().find(|(_, given)| *given) {
             return wrong(key, "is not for another kvplane: its engines are as they are there");
         }
-        let link = LinkSpec { url: url.clone(), engine: self.upstream.clone() };
-        if !url.starts_with("http://") || link.endpoint().is_err() {
-            return wrong("grpc", "is not a URL like http://host:port");
+        let ca = self.certificates("grpc", url)?;
+        if self.grpc_ca.is_some() && ca.is_none() {
+            return wrong("grpc_ca", "is for an https address");
+        }
+        let (url, engine) = (url.clone(), self.upstream.clone());
+        let link = LinkSpec { url, ca, token_file: self.token_file.clone(), engine };
+        if let Err(error) = link.token() {
+            let message = error.to_string();
+            return Err(EngineConfigError::Value { key: "token_file", message });
+        }
+        if link.endpoint().is_err() {
+            return wrong("grpc", "is not a URL like http://host:port or https://host:port");
         }
         Ok(link)
     }

@@ -1,0 +1,136 @@
+//! The arguments of operations on engines: `flush`, `profile`, `info`, `loads`, `health`.
+
+use clap::{Args as ClapArgs, Subcommand};
+
+use super::{PlaneArgs, TableOutput};
+use crate::config::Span;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum OperateCommand {
+    /// Make engines forget their caches, and prove it by their streams
+    #[command(
+        after_help = "Ends with 0 only if every rank is proven or done, with 3 if some are, with 1 if none is.\n\n\
+        Examples:\n  \
+        kvplane flush\n  \
+        kvplane flush --model llama --timeout 30s --nudge\n  \
+        kvplane flush --engine vllm-0 --engine vllm-1 --reset-external -o json | jq .summary\n  \
+        kvplane flush --kind sglang --dry-run"
+    )]
+    Flush(FlushArgs),
+    /// Begin or end profiling
+    #[command(
+        subcommand,
+        after_help = "Example:\n  kvplane profile start --engine sglang-0 && sleep 10 && kvplane profile stop --engine sglang-0"
+    )]
+    Profile(ProfileCommand),
+    /// What engines say of themselves
+    #[command(after_help = "Example:\n  kvplane info --engine sglang-0 -o json | jq '.ranks[0].detail'")]
+    Info(OperationArgs),
+    /// How busy engines are
+    #[command(after_help = "Example:\n  kvplane loads --model llama")]
+    Loads(OperationArgs),
+    /// Whether engines are well
+    #[command(
+        after_help = "Ends with 0 only if every engine is well.\n\nExample:\n  kvplane health --deadline 2s"
+    )]
+    Health(OperationArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProfileCommand {
+    /// Begin to profile
+    #[command(
+        after_help = "What is not set is left to the engine. An engine that cannot be told something that is set is not asked.\n\n\
+        Example:\n  \
+        kvplane profile start --engine sglang-0 --output-dir /traces --num-steps 20 --activity CPU --activity GPU"
+    )]
+    Start(StartProfileArgs),
+    /// End profiling, and let engines write what they recorded
+    #[command(after_help = "Example:\n  kvplane profile stop --engine sglang-0")]
+    Stop(OperationArgs),
+}
+
+/// What every operation takes.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct OperationArgs {
+    #[command(flatten)]
+    pub(crate) plane: PlaneArgs,
+    /// Only this engine; repeatable. Without any of --engine, --model and --kind: all
+    #[arg(long, value_name = "ID")]
+    pub(crate) engine: Vec<String>,
+    /// Only engines of this model; repeatable
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Vec<String>,
+    /// Only engines of this kind: vllm, sglang, tokenspeed, trtllm, grpc, kvplane; repeatable
+    #[arg(long, value_name = "KIND")]
+    pub(crate) kind: Vec<String>,
+    /// How long one server may take in all [default: what the operation usually needs]
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) deadline: Option<Span>,
+    /// Say what would be asked, and ask nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// How to print what came of it
+    #[arg(long, short, value_enum, default_value_t = TableOutput::Table)]
+    pub(crate) output: TableOutput,
+    /// Lines instead of a live table meanwhile (also when standard error is not a terminal)
+    #[arg(long)]
+    pub(crate) plain: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct FlushArgs {
+    #[command(flatten)]
+    pub(crate) operation: OperationArgs,
+    /// How long to wait for a busy engine; 0s: it is asked once
+    #[arg(long, value_name = "DURATION", default_value = "0s")]
+    pub(crate) timeout: Span,
+    /// How long to wait for a stream to show the flush, after the engine's answer [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) proof_timeout: Option<Span>,
+    /// Send an idle engine that shows its flush only with its next step a request for one token
+    #[arg(long)]
+    pub(crate) nudge: bool,
+    /// vllm: running requests lose what they hold, and are computed again
+    #[arg(long)]
+    pub(crate) reset_running: bool,
+    /// Flush the tiers behind the device too
+    #[arg(long)]
+    pub(crate) reset_external: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct StartProfileArgs {
+    #[command(flatten)]
+    pub(crate) operation: OperationArgs,
+    /// The folder for traces, on the engine's machine
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) output_dir: Option<String>,
+    /// Put before the names of traces
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prefix: Option<String>,
+    /// Steps to let pass first
+    #[arg(long, value_name = "N")]
+    pub(crate) start_step: Option<u32>,
+    /// Steps to record [default: until it is stopped]
+    #[arg(long, value_name = "N")]
+    pub(crate) num_steps: Option<u32>,
+    /// What to record, as the engine names it: CPU, GPU, MEM, RPD; repeatable
+    #[arg(long, value_name = "NAME")]
+    pub(crate) activity: Vec<String>,
+    /// Whether to record where in the source
+    #[arg(long, value_name = "BOOL")]
+    pub(crate) with_stack: Option<bool>,
+    /// Whether to record the shapes of inputs
+    #[arg(long, value_name = "BOOL")]
+    pub(crate) record_shapes: Option<bool>,
+    /// Prefill and decode apart
+    #[arg(long)]
+    pub(crate) by_stage: bool,
+    /// Only this stage; repeatable
+    #[arg(long, value_name = "NAME")]
+    pub(crate) stage: Vec<String>,
+    /// One trace of all ranks
+    #[arg(long)]
+    pub(crate) merge: bool,
+}

@@ -1,0 +1,90 @@
+//! Who a command is, and whom it believes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow};
+use kvplane_client::Bearer;
+use kvplane_ingest::read_token;
+use kvplane_report::{Credentials, Token};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::args::KeyArgs;
+use crate::config::client_token;
+
+impl KeyArgs {
+    /// The token to send, if there is one.
+    pub(crate) fn token(&self) -> anyhow::Result<Option<String>> {
+        match &self.token_file {
+            Some(path) => Ok(Some(read_token(path)?)),
+            None => Ok(client_token()),
+        }
+    }
+
+    /// How a client of the gRPC server behaves.
+    pub(crate) fn client_options(&self) -> anyhow::Result<kvplane_client::Options> {
+        let bearer = self.token()?.map(|token| Bearer::new(&token)).transpose()?;
+        let certificate = match self.cert.as_deref().zip(self.key.as_deref()) {
+            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+            None => None,
+        };
+        Ok(kvplane_client::Options {
+            bearer: bearer.unwrap_or_default(),
+            ca: self.ca.as_deref().map(read).transpose()?,
+            certificate,
+            ..kvplane_client::Options::default()
+        })
+    }
+
+    /// What a server is shown that is reported to.
+    pub(crate) fn credentials(&self) -> anyhow::Result<Credentials> {
+        let kvplane_client::Options { bearer, ca, certificate, .. } = self.client_options()?;
+        let token = self.token_file.clone().map_or(Token::Given(bearer), Token::File);
+        Ok(Credentials { ca, certificate, token })
+    }
+
+    /// TLS towards the HTTP server.
+    pub(crate) fn connector(&self) -> anyhow::Result<TlsConnector> {
+        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(self.roots()?);
+        let mut config = match self.cert.as_deref().zip(self.key.as_deref()) {
+            Some((certificate, key)) => {
+                let private = PrivateKeyDer::from_pem_slice(&read(key)?)
+                    .map_err(|error| anyhow!("--key {}: {error}", key.display()))?;
+                builder.with_client_auth_cert(certificates(certificate)?, private)?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(TlsConnector::from(Arc::new(config)))
+    }
+
+    fn roots(&self) -> anyhow::Result<RootCertStore> {
+        let Some(path) = &self.ca else {
+            return Ok(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() });
+        };
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(path)? {
+            roots.add(certificate).with_context(|| path.display().to_string())?;
+        }
+        Ok(roots)
+    }
+}
+
+fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let found = CertificateDer::pem_slice_iter(&read(path)?).collect::<Result<Vec<_>, _>>();
+    let found = found.map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    if found.is_empty() {
+        return Err(anyhow!("{}: no certificate in it", path.display()));
+    }
+    Ok(found)
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}

@@ -1,0 +1,200 @@
+//! The binary, with keys and certificates: who may ask, what is read again, and what is never printed.
+
+#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
+
+mod abuse;
+mod reports;
+mod rig;
+
+use std::process::Command;
+
+use rig::{Files, SECRETS, Served, kvplane, run, said};
+
+const ADD: [&str; 4] = ["add", "a", "--engine", "vllm=tcp://127.0.0.1:1,model=m"];
+
+#[test]
+fn commands_prove_who_they_are() {
+    let files = Files::new("commands");
+    let served = Served::start(&files.config());
+    let token = files.at("read.token");
+    let ok = |command: &mut Command| {
+        let output = run(command);
+        assert!(output.status.success(), "{}", said(&output));
+        said(&output)
+    };
+    let refused = |command: &mut Command, words: &str| {
+        let output = run(command);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(words), "{}", said(&output));
+    };
+    refused(&mut served.engines(&files, &[]), "bearer token");
+    refused(served.engines(&files, &[]).env("KVPLANE_TOKEN", "hush-wrong"), "not known");
+    ok(served.engines(&files, &[]).arg("--token-file").arg(&token));
+    refused(served.engines(&files, &ADD).arg("--token-file").arg(&token), "role admin");
+    ok(served.engines(&files, &ADD).env("KVPLANE_TOKEN", "hush-admin"));
+    // A certificate instead of a token.
+    let shown = |command: &mut Command| {
+        ok(command.arg("--cert").arg(files.at("client.pem")).arg("--key").arg(files.at("client.key")))
+    };
+    shown(&mut served.engines(&files, &["remove", "a"]));
+
+    // The same over gRPC.
+    let tail = |words: &[&str]| {
+        let mut command = kvplane();
+        let limited = ["tail", "--seconds", "1", "--plane", &served.grpc(), "--ca"];
+        command.args(limited).arg(files.at("ca.pem")).args(words);
+        command
+    };
+    refused(&mut tail(&[]), "bearer token");
+    ok(tail(&[]).arg("--token-file").arg(&token));
+    shown(&mut tail(&[]));
+
+    // The wrong authority, and no TLS at all, are told soon.
+    let output =
+        run(kvplane().args(["engines", "--server", &served.http()]).env("KVPLANE_TOKEN", "hush-admin"));
+    assert!(said(&output).contains("certificate"), "{}", said(&output));
+    let plain = served.http().replace("https://", "http://");
+    let output = run(kvplane().args(["engines", "--server", &plain]).env("KVPLANE_TOKEN", "hush-admin"));
+    assert!(said(&output).contains("use https"), "{}", said(&output));
+
+    // Somebody else's certificate. The server says so after the handshake.
+    files.stranger("stranger");
+    let mut command = served.engines(&files, &[]);
+    command.arg("--cert").arg(files.at("stranger.pem")).arg("--key").arg(files.at("stranger.key"));
+    let output = run(&mut command);
+    assert!(output.status.code() == Some(1) && said(&output).contains("alert"), "{}", said(&output));
+
+    let log = served.process.stop();
+    for secret in SECRETS.iter().chain(&["hush-wrong", "hush"]) {
+        assert!(!log.contains(secret), "{secret} is in the log: {log}");
+    }
+    assert!(log.contains("unknown_token") || log.contains("no_key"), "{log}");
+}
+
+#[test]
+fn who_asks_for_tls_where_there_is_none_is_told_so() {
+    let files = Files::new("none");
+    let served = Served::start(&files.plain_config());
+    let mut tail = kvplane();
+    tail.args(["tail", "--seconds", "1", "--plane", &served.grpc(), "--ca"]).arg(files.at("ca.pem"));
+    for mut command in [served.engines(&files, &[]), tail] {
+        let output = run(command.env("KVPLANE_TOKEN", "hush-admin"));
+        assert!(said(&output).contains("use http"), "{}", said(&output));
+    }
+}
+
+#[test]
+fn keys_and_certificates_are_read_again_on_sighup() {
+    let files = Files::new("reload");
+    let config = files.config();
+    let mut served = Served::start(&config);
+    let list = |served: &Served, token: &str| {
+        run(served.engines(&files, &[]).env("KVPLANE_TOKEN", token)).status.success()
+    };
+    assert!(list(&served, "hush-read-1") && !list(&served, "hush-read-2"));
+    files.write("read.token", "hush-read-2");
+    files.certificate("server", "elsewhere");
+    served.process.hang_up();
+    served.process.logged("configuration reloaded");
+    // The name on the certificate is another one now.
+    let output = run(served.engines(&files, &[]).env("KVPLANE_TOKEN", "hush-read-2"));
+    assert!(said(&output).contains("certificate"), "{}", said(&output));
+    files.certificate("server", "localhost");
+    served.process.hang_up();
+    served.process.logged("configuration reloaded");
+    assert!(!list(&served, "hush-read-1") && list(&served, "hush-read-2"));
+
+    // What cannot be read changes nothing.
+    files.write("read.token", "\n");
+    served.process.hang_up();
+    served.process.logged("configuration not reloaded: nothing has changed");
+    files.write("read.token", "hush-read-1");
+    files.write("server.pem", "-----BEGIN");
+    served.process.hang_up();
+    served.process.logged("configuration not reloaded: nothing has changed");
+    assert!(list(&served, "hush-read-2"));
+    // Access is not opened by a file that has lost its keys.
+    let text = std::fs::read_to_string(&config).unwrap();
+    files.certificate("server", "localhost");
+    files.write("kvplane.toml", text.split("[[auth").next().unwrap());
+    served.process.hang_up();
+    let line = served.process.logged("configuration not reloaded: nothing has changed");
+    assert!(line["error"].as_str().unwrap().contains("cannot be opened"), "{line}");
+    assert!(list(&served, "hush-read-2"));
+    let log = served.process.stop();
+    for secret in SECRETS {
+        assert!(!log.contains(secret), "{secret} is in the log");
+    }
+}
+
+#[test]
+fn listeners_beyond_loopback_refuse_to_start_without_keys() {
+    for (flag, key) in [("--http", "listen.http"), ("--grpc", "listen.grpc")] {
+        let other = if flag == "--http" { "--grpc" } else { "--http" };
+        let output = run(kvplane().args(["serve", other, "127.0.0.1:0", flag, "0.0.0.0:0"]));
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        for word in [key, "[auth]", "--insecure"] {
+            assert!(said(&output).contains(word), "{}", said(&output));
+        }
+    }
+    let loopback = ["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
+    let engine = "vllm=tcp://127.0.0.1:1,grpc=http://127.0.0.1:2,front=0.0.0.0:0";
+    let output = run(kvplane().args(loopback).args(["--engine", engine]));
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("front"), "{}", said(&output));
+    let republish = "engine.0.republish={ events = \"tcp://0.0.0.0:0\" }";
+    let engine = [
+        "--set",
+        "engine.0.id=a",
+        "--set",
+        "engine.0.kind=vllm",
+        "--set",
+        "engine.0.events=tcp://127.0.0.1:1",
+    ];
+    let output = run(kvplane().args(loopback).args(engine).args(["--set", republish]));
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("open = true"), "{}", said(&output));
+}
+
+#[test]
+fn the_printed_configuration_has_no_secret() {
+    let files = Files::new("printed");
+    let config = files.config();
+    let mut command = kvplane();
+    command.args(["serve", "--dump-config", "--config"]).arg(&config).env("TEST_ADMIN_TOKEN", "hush-admin");
+    let output = run(&mut command);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(
+        said(&output).contains("TEST_ADMIN_TOKEN") && !said(&output).contains("hush"),
+        "{}",
+        said(&output)
+    );
+    // A token where its file belongs is not repeated.
+    for wrong in ["KVPLANE__AUTH__TOKEN", "KVPLANE__AUTH__TOKEN__0__FILE__X"] {
+        let output = run(kvplane().args(["serve", "--dump-config"]).env(wrong, "hush-read-1"));
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(!said(&output).contains("hush"), "{}", said(&output));
+    }
+}
+
+#[test]
+fn tokens_that_cannot_be_sent_are_refused() {
+    let files = Files::new("unfit");
+    let config = files.plain_config();
+    for unfit in ["", "\n", "hush\nhush", "hush hush", "hush-\u{e4}", "hush\u{0}", "\u{feff}hush"] {
+        files.write("read.token", unfit);
+        let output = run(kvplane().args(["serve", "--config"]).arg(&config).env("TEST_ADMIN_TOKEN", "x"));
+        assert_eq!(output.status.code(), Some(2), "{unfit:?}: {}", said(&output));
+        assert!(said(&output).contains("read.token") && !said(&output).contains("hush"), "{}", said(&output));
+    }
+    files.write("read.token", "hush-read-1");
+    for unfit in ["", "hush\nhush", "hush-\u{e4}", "hush-read-1"] {
+        let output = run(kvplane().args(["serve", "--config"]).arg(&config).env("TEST_ADMIN_TOKEN", unfit));
+        assert_eq!(output.status.code(), Some(2), "{unfit:?}: {}", said(&output));
+        assert!(said(&output).contains("operator") && !said(&output).contains("hush"), "{}", said(&output));
+    }
+    let mut asking = kvplane();
+    asking.args(["engines", "--server", "http://127.0.0.1:1"]).env("KVPLANE_TOKEN", "hush\nhush");
+    let output = run(&mut asking);
+    assert!(!output.status.success() && !said(&output).contains("hush"), "{}", said(&output));
+}

@@ -1,0 +1,30 @@
+//! Who may ask for what.
+//!
+//! ```text
+//!  connection ── listen/ ──> Peer (address, client certificate)
+//!                               │
+//!  request ── headers ──────> Gate ── table: what the route needs ──> Caller, or 401 / 403
+//! ```
+//!
+//! Every route and every method has a row in the [`table`]. A request is checked before anything is looked up, so that a
+//! refusal says nothing about engines. Where no keys are configured, it is the address that counts: callers on this machine
+//! may do everything, others nothing, unless the listener was opened to everybody.
+
+mod access;
+mod guard;
+mod keys;
+mod refusals;
+mod role;
+pub(crate) mod table;
+
+pub use access::{Access, Exposed};
+pub(crate) use access::{Gate, Port};
+pub(crate) use guard::{guard_calls, guard_pages, refused_call};
+pub(crate) use keys::Identity;
+pub use keys::{Caller, CertificateKey, Keys, KeysError, Proof, Subject, TokenKey};
+pub(crate) use refusals::Refused;
+pub(crate) use role::Needs;
+pub use role::{Role, Roles};
+
+#[cfg(test)]
+mod tests;

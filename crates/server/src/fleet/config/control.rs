@@ -1,0 +1,31 @@
+//! How operations reach an engine.
+
+use kvplane_ingest::{ControlSpec, GrpcSpec, read_token};
+use kvplane_ops::Service;
+
+use super::{EngineConfig, EngineConfigError};
+
+impl EngineConfig {
+    /// How the engine is asked to do something, besides over HTTP. Reads certificates, and whether there is a key.
+    pub(super) fn control(&self) -> Result<ControlSpec, EngineConfigError> {
+        let wrong = |message: String| Err(EngineConfigError::Value { key: "api_key_file", message });
+        if let Some(path) = &self.api_key_file {
+            if self.http.is_none() {
+                return wrong("is for the engine's HTTP server: give http too".to_owned());
+            }
+            if let Err(error) = read_token(path) {
+                return wrong(error.to_string());
+            }
+        }
+        let server = self.grpc.clone().map(|url| ("grpc", url)).or_else(|| self.subscribed_to());
+        let grpc = match server {
+            Some((key, url)) => {
+                let ca = self.certificates(key, &url)?;
+                let services = Service::of(self.kind).iter().map(|service| service.name()).collect();
+                Some(GrpcSpec { url, ca, services })
+            }
+            None => None,
+        };
+        Ok(ControlSpec { grpc, api_key_file: self.api_key_file.clone() })
+    }
+}

@@ -1,0 +1,40 @@
+//! Certificates and keys from files.
+
+use std::fs;
+use std::path::Path;
+
+use tokio_rustls::rustls::RootCertStore;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// More than any list of certificates: a wrong path must not be read without end.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// Certificates to trust.
+pub(crate) fn roots(path: &Path) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| error.to_string())?;
+    }
+    Ok(roots)
+}
+
+/// The certificates of a file, at least one, in their order.
+pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found = CertificateDer::pem_slice_iter(&read(path)?).collect::<Result<Vec<_>, _>>();
+    let found = found.map_err(|error| error.to_string())?;
+    if found.is_empty() { Err("no certificate in it".to_owned()) } else { Ok(found) }
+}
+
+/// The private key of a file.
+pub(crate) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| error.to_string())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
+    if size > BYTES_MAX {
+        return Err(format!("{size} bytes are too many"));
+    }
+    fs::read(path).map_err(|error| error.to_string())
+}

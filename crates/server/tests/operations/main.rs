@@ -1,0 +1,16 @@
+//! Operations on the fleet, over HTTP and gRPC, with simulated engines and with servers that do as a test says.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+
+mod audit;
+mod cancelled;
+mod fronts;
+mod input;
+mod misbehaving;
+mod proofs;
+#[path = "../faults/rig.rs"]
+#[allow(dead_code, unused_macros, reason = "shared with the fault matrix, which uses all of it")]
+mod rig;
+mod scripted;
+mod talk;
+mod verdicts;

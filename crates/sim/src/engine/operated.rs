@@ -1,0 +1,125 @@
+//! The engine as its operator sees it.
+
+use kvplane_core::EngineKind;
+use serde_json::Value;
+
+use super::{Engine, Life, Rank, SimHandle};
+use crate::cache::Moment;
+use crate::operate::{ClearTold, Conduct, Desk, Facts, Load, Manner, Operated, Reset};
+use crate::relay::RelayService;
+
+impl SimHandle {
+    /// Forgets every cached block on every rank; false when running requests hold some on any. It is told as
+    /// the engine tells it: vLLM with the next batch only, `SGLang` at once. vLLM's colder tiers stay as they are.
+    pub fn reset_prefix_cache(&self) -> bool {
+        self.flush(Reset::default())
+    }
+
+    /// The same, for vLLM's colder tiers too. It is told alike.
+    pub fn reset_external_cache(&self) -> bool {
+        self.flush(Reset { external: true, ..Reset::default() })
+    }
+
+    fn flush(&self, reset: Reset) -> bool {
+        let ranks = 0..self.engine.ranks.len() as u32;
+        // Every rank is asked, also after one refused.
+        ranks.filter(|rank| !self.engine.flush_rank(*rank, reset)).count() == 0
+    }
+
+    /// How operations go from now on, until somebody says otherwise.
+    pub fn conduct(&self, conduct: Conduct) {
+        self.engine.desk.set(conduct);
+    }
+
+    /// What operators have asked, the last thousand questions: method, path and query. Completions are among them.
+    pub fn asked(&self) -> Vec<String> {
+        self.engine.desk.asked()
+    }
+
+    /// The options of every recording, the last thousand; and whether one is under way.
+    pub fn profiles(&self) -> (Vec<Value>, bool) {
+        self.engine.desk.profiles()
+    }
+}
+
+impl Engine {
+    /// The release of the profile, as its engine writes it.
+    pub(crate) fn release(&self) -> &'static str {
+        let profile = self.config.profile.as_str();
+        profile.split_once('-').map_or(profile, |(_, release)| release)
+    }
+
+    /// The service that gateways find before such an engine.
+    pub(super) fn service(&self) -> RelayService {
+        match self.config.profile.engine() {
+            EngineKind::Sglang => RelayService::Sglang,
+            EngineKind::Tokenspeed => RelayService::Tokenspeed,
+            EngineKind::Trtllm => RelayService::Trtllm,
+            _ => RelayService::Vllm,
+        }
+    }
+}
+
+impl Operated for Engine {
+    fn desk(&self) -> &Desk {
+        &self.desk
+    }
+
+    fn facts(&self) -> Facts {
+        let is_vllm = self.config.profile.engine() == EngineKind::Vllm;
+        Facts {
+            model: self.config.model.clone(),
+            release: self.release(),
+            block_size: self.config.block_size,
+            blocks: self.config.blocks,
+            ranks: self.ranks.len() as u32,
+            start_time: *self.start_time.lock(),
+            has_profiler: !(is_vllm && self.config.vllm.without.profiler),
+        }
+    }
+
+    fn loads(&self) -> Vec<Load> {
+        let room = self.config.blocks * self.config.block_size;
+        let load = |(rank, place): (u32, &Rank)| {
+            let life = place.state.lock();
+            let blocks: usize = life.cache.groups().iter().flat_map(|group| group.device.values()).sum();
+            Load { rank, running: life.running, used_tokens: blocks * self.config.block_size, room }
+        };
+        (0..).zip(&self.ranks).map(load).collect()
+    }
+
+    fn flush_rank(&self, rank: u32, reset: Reset) -> bool {
+        let Some(place) = self.ranks.get(rank as usize) else { return false };
+        let told = match self.desk.manner(rank) {
+            Manner::Busy => return false,
+            Manner::Pretends => return true,
+            Manner::Does(told) => told,
+        };
+        let mut life = place.state.lock();
+        let done = life.reset(reset, told);
+        place.publish(&mut life, if told == ClearTold::Early { Moment::Prefill } else { Moment::Idle });
+        done
+    }
+}
+
+impl Life {
+    /// Empties the cache, unless requests hold blocks of it.
+    fn reset(&mut self, reset: Reset, told: ClearTold) -> bool {
+        if reset.running && self.running > 0 {
+            self.cache.preempt();
+            self.preemptions += 1;
+        }
+        // What came before is told before, whatever becomes of the clear.
+        let withheld = matches!(told, ClearTold::NextStep | ClearTold::Lost);
+        if withheld {
+            let before = self.cache.take_events(Moment::Prefill);
+            self.held_back.extend(before);
+        }
+        let done = self.cache.reset(reset.external).is_ok();
+        if withheld {
+            let clear = self.cache.take_events(Moment::Prefill);
+            self.held_back.extend(clear.into_iter().filter(|_| told == ClearTold::NextStep));
+        }
+        done
+    }
+}

@@ -1,0 +1,182 @@
+//! Questions over HTTP/1: each has a connection of its own, so that dropping one is seen by the server at once.
+
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::{self, Either};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use http::uri::{PathAndQuery, Scheme};
+use http::{Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use crate::Sent;
+
+/// How long a connection may take to be made, the name included: a machine that is there answers within a second.
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+
+/// A metrics page is some hundred kilobytes; what is larger is not one.
+pub const MAX_PAGE: usize = 16 << 20;
+
+/// Why there is no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoAnswer {
+    /// It is not `http://host[:port]`.
+    #[error("the address is none")]
+    Address,
+    /// No connection: refused, no such host, no way to it.
+    #[error("nobody answers ({})", reason(*.0))]
+    Unreachable(io::ErrorKind),
+    /// The time was over.
+    #[error("no answer in time")]
+    Timeout,
+    /// The connection ended before there was an answer, or what came is no HTTP.
+    #[error("the connection broke off before there was an answer")]
+    Lost,
+    /// The answer ended before its end.
+    #[error("the answer broke off")]
+    Body,
+    /// The answer is larger than it may be.
+    #[error("the answer is too large")]
+    TooLarge,
+}
+
+fn reason(kind: io::ErrorKind) -> String {
+    match kind {
+        io::ErrorKind::TimedOut => "no connection in time".to_owned(),
+        kind => kind.to_string(),
+    }
+}
+
+/// What is asked.
+#[derive(Debug, Clone)]
+pub struct HttpQuestion<'q> {
+    /// How.
+    pub method: Method,
+    /// Of whom: `http://host:port`.
+    pub base: &'q str,
+    /// Path and query.
+    pub path: &'q str,
+    /// A body in JSON.
+    pub json: Option<Bytes>,
+    /// Who asks, for a server that wants to know. To be marked as sensitive, so that nothing prints it.
+    pub authorization: Option<HeaderValue>,
+    /// What the server is told besides.
+    pub header: Option<(HeaderName, HeaderValue)>,
+}
+
+impl<'q> HttpQuestion<'q> {
+    /// A page is asked for.
+    pub fn get(base: &'q str, path: &'q str) -> Self {
+        Self { method: Method::GET, base, path, json: None, authorization: None, header: None }
+    }
+}
+
+/// Asks servers.
+#[derive(Debug, Clone)]
+pub struct HttpClient {
+    connect_within: Duration,
+}
+
+impl Default for HttpClient {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl HttpClient {
+    /// A client that gives connections 2 s to be made.
+    pub fn new() -> Self {
+        Self::with_connect_timeout(CONNECT_WITHIN)
+    }
+
+    /// A client that gives connections this long to be made.
+    pub fn with_connect_timeout(connect_within: Duration) -> Self {
+        Self { connect_within }
+    }
+
+    /// The status and at most `max` bytes of a page.
+    pub async fn get(
+        &self,
+        base: &str,
+        path: &str,
+        max: usize,
+        deadline: Duration,
+    ) -> Result<(StatusCode, Bytes), NoAnswer> {
+        self.ask(HttpQuestion::get(base, path), max, deadline, &Sent::default()).await
+    }
+
+    /// The status and at most `max` bytes of the answer. `sent` is marked before the first byte leaves.
+    pub async fn ask(
+        &self,
+        question: HttpQuestion<'_>,
+        max: usize,
+        deadline: Duration,
+        sent: &Sent,
+    ) -> Result<(StatusCode, Bytes), NoAnswer> {
+        let asked = self.ask_without_deadline(question, max, sent);
+        tokio::time::timeout(deadline, asked).await.unwrap_or(Err(NoAnswer::Timeout))
+    }
+
+    async fn ask_without_deadline(
+        &self,
+        question: HttpQuestion<'_>,
+        max: usize,
+        sent: &Sent,
+    ) -> Result<(StatusCode, Bytes), NoAnswer> {
+        let (host, port, request) = request(question).ok_or(NoAnswer::Address)?;
+        let socket = tokio::time::timeout(self.connect_within, TcpStream::connect((&*host, port)))
+            .await
+            .unwrap_or(Err(io::ErrorKind::TimedOut.into()))
+            .map_err(|error| NoAnswer::Unreachable(error.kind()))?;
+        // A question is one small packet. Without this option it only may wait a little.
+        let _ = socket.set_nodelay(true);
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(socket)).await.map_err(|_| NoAnswer::Lost)?;
+        sent.mark();
+        let exchange = async {
+            let response = sender.send_request(request).await.map_err(|_| NoAnswer::Lost)?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), max).collect().await.map_err(|error| {
+                if error.is::<LengthLimitError>() { NoAnswer::TooLarge } else { NoAnswer::Body }
+            })?;
+            Ok((status, body.to_bytes()))
+        };
+        // The connection lives in here and not in a task: whoever drops the question closes it.
+        match future::select(pin!(exchange), pin!(connection)).await {
+            Either::Left((answer, _)) => answer,
+            Either::Right((_, exchange)) => exchange.await,
+        }
+    }
+}
+
+/// Host, port and request; `None` if the address is none.
+fn request(question: HttpQuestion<'_>) -> Option<(String, u16, Request<Full<Bytes>>)> {
+    let HttpQuestion { method, base, path, json, authorization, header } = question;
+    let uri: Uri = format!("{}{path}", base.trim_end_matches('/')).parse().ok()?;
+    if uri.scheme() != Some(&Scheme::HTTP) {
+        return None;
+    }
+    let authority = uri.authority()?;
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+    let port = authority.port_u16().unwrap_or(80);
+    let mut request = Request::builder()
+        .method(method)
+        .uri(uri.path_and_query().map_or("/", PathAndQuery::as_str))
+        .header(HOST, authority.as_str())
+        .header(CONNECTION, "close");
+    if json.is_some() {
+        request = request.header(CONTENT_TYPE, "application/json");
+    }
+    if let Some(authorization) = authorization {
+        request = request.header(AUTHORIZATION, authorization);
+    }
+    if let Some((name, value)) = header {
+        request = request.header(name, value);
+    }
+    Some((host, port, request.body(Full::new(json.unwrap_or_default())).ok()?))
+}

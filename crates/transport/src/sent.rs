@@ -1,0 +1,20 @@
+//! Whether a request may have left.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Says, also to whoever drops a question, whether any of its request may have left. Cheap to clone; clones are one.
+#[derive(Debug, Clone, Default)]
+pub struct Sent(Arc<AtomicBool>);
+
+impl Sent {
+    /// From now on a server may act on the request.
+    pub fn mark(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether a server may have acted on the request.
+    pub fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
