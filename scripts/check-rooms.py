@@ -35,7 +35,7 @@ ROOMS = {
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-socket", "kvplane-wire"},
-    "kvplane-embed": {"kvplane-core", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
+    "kvplane-embed": {"kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-stream", "kvplane-wire"},
     "kvplane-python": {"kvplane-core", "kvplane-embed", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
     "kvplane": "*",
 }

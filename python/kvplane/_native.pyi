@@ -284,6 +284,8 @@ class Client:
         self,
         address: str,
         *,
+        token: Optional[str] = None,
+        ca: Optional[bytes] = None,
         engine: Optional[str] = None,
         credit: Optional[Iterable[Trust]] = None,
         down_after: float = 10.0,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Optional
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _native
 from .errors import ArgumentTypeError
@@ -49,11 +51,17 @@ class Client:
         self,
         address: str,
         *,
+        token: Optional[str] = None,
+        ca: Union[bytes, str, os.PathLike[str], None] = None,
         engine: Optional[str] = None,
         credit: Optional[Iterable[_native.Trust]] = None,
         down_after: float = 10.0,
     ) -> None:
-        self._native = _native.Client(address, engine=engine, credit=credit, down_after=down_after)
+        if isinstance(ca, (str, os.PathLike)):
+            ca = Path(ca).read_bytes()
+        self._native = _native.Client(
+            address, token=token, ca=ca, engine=engine, credit=credit, down_after=down_after
+        )
         self.address = address
         self._lock = threading.Lock()
         self._callbacks: tuple[Callable[[_native.Change], object], ...] = ()
@@ -135,11 +143,15 @@ class AsyncClient:
         self,
         address: str,
         *,
+        token: Optional[str] = None,
+        ca: Union[bytes, str, os.PathLike[str], None] = None,
         engine: Optional[str] = None,
         credit: Optional[Iterable[_native.Trust]] = None,
         down_after: float = 10.0,
     ) -> None:
-        self._client = Client(address, engine=engine, credit=credit, down_after=down_after)
+        self._client = Client(
+            address, token=token, ca=ca, engine=engine, credit=credit, down_after=down_after
+        )
 
     async def query(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[_native.QueryDetails]) -> _native.Answer:
         """Who holds how much of a prompt, from the copy."""

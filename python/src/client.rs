@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use kvplane_core::Tier;
-use kvplane_embed::{Client as Embedded, ClientSettings, Followed, engine_of};
+use kvplane_embed::{Bearer, Client as Embedded, ClientSettings, Followed, engine_of};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::arguments;
 use crate::changes::Changes;
-use crate::errors::{Argument, bad_value, detached, public};
+use crate::errors::{Argument, bad_type, bad_value, detached, public};
 use crate::question::{Answer, credit, question, read};
 
 /// Follows a plane until it is closed.
@@ -21,16 +21,20 @@ pub(crate) struct Client {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (address, *, engine=None, credit=None, down_after=10.0))]
+    #[pyo3(signature = (address, *, token=None, ca=None, engine=None, credit=None, down_after=10.0))]
     fn new(
         py: Python<'_>,
         address: &Bound<'_, PyAny>,
+        token: Option<&Bound<'_, PyAny>>,
+        ca: Option<&Bound<'_, PyAny>>,
         engine: Option<&Bound<'_, PyAny>>,
         credit: Option<&Bound<'_, PyAny>>,
         down_after: f64,
     ) -> PyResult<Self> {
         let settings = ClientSettings {
             address: arguments::text(Argument::new("address"), address)?,
+            bearer: token.map_or_else(|| Ok(Bearer::default()), bearer)?,
+            ca: ca.map(certificates).transpose()?,
             engine: engine.map(|engine| arguments::text(Argument::new("engine"), engine)).transpose()?,
             credit: self::credit(credit)?,
             down_after: seconds(Argument::new("down_after"), down_after)?,
@@ -128,6 +132,16 @@ impl Client {
     fn closed(&self) -> bool {
         self.embedded.is_closed()
     }
+}
+
+fn bearer(token: &Bound<'_, PyAny>) -> PyResult<Bearer> {
+    let argument = Argument::new("token");
+    Bearer::new(&arguments::text(argument, token)?).map_err(|unfit| bad_value(argument, unfit))
+}
+
+fn certificates(ca: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    let bytes = ca.cast::<PyBytes>().map_err(|_| bad_type(Argument::new("ca"), "bytes", ca))?;
+    Ok(bytes.as_bytes().to_vec())
 }
 
 /// A time that Python has as a float.

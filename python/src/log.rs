@@ -20,6 +20,7 @@ pub(crate) fn tell(py: Python<'_>, stream: &StreamId, number: u64, happening: Ha
         // Sources of other kinds have them.
         Happening::Epoch(..)
         | Happening::ForeignReplay
+        | Happening::UnprovenFlush
         | Happening::Void(_)
         | Happening::Undecodable { .. } => return Ok(()),
     };

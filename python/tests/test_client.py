@@ -11,6 +11,8 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from harness.certificates import certificates
+from harness.plane import Plane, Sim, clean_environment
 from planes import MODEL, eventually, fleet, http, prompt
 
 import kvplane
@@ -235,6 +237,61 @@ def test_a_plane_that_is_not_there_yet(own, caplog):
         own.start_plane()
         assert client.wait_ready(15)
         eventually(lambda: "following the plane at" in caplog.text, lambda: caplog.text)
+
+
+def test_a_plane_that_wants_a_token_over_tls(binary, tmp_path):
+    certificates(tmp_path)
+    sim = Sim(binary, "--blocks", 400, "--block-size", 8)
+    config = tmp_path / "kvplane.toml"
+    config.write_text(f"""
+        [listen]
+        tls = {{ cert = "{tmp_path}/cert.pem", key = "{tmp_path}/key.pem" }}
+        [[auth.token]]
+        name = "gateway"
+        role = "read"
+        env = "TEST_READ_TOKEN"
+        [[engine]]
+        id = "e0"
+        kind = "vllm"
+        model = "{MODEL}"
+        events = "{sim.events[0]}"
+        replay = "{sim.replay[0]}"
+    """)
+    plane = Plane(binary, "--config", config, env=clean_environment(TEST_READ_TOKEN="gateways-secret-1"))
+    try:
+        address, ca = f"https://{plane.grpc}", tmp_path / "ca.pem"
+        for wrong in (None, "nobodys"):
+            with kvplane.Client(address, token=wrong, ca=ca) as client:
+                eventually(lambda: client.status()["trouble"] == "refused", client.status)
+                assert client.streams() == [] and not client.wait_ready(0)
+        with kvplane.Client(address, token="gateways-secret-1", ca=ca.read_bytes()) as client:
+            assert client.wait_ready(15)
+            sim.complete(prompt(1, 3))
+            eventually(lambda: client.query(MODEL, prompt(1, 3)).best, "held")
+            assert "secret" not in repr(client) + repr(client.status())
+        with kvplane.Client(address, token="gateways-secret-1") as client:
+            eventually(lambda: client.status()["trouble"] == "unreached", client.status)
+    finally:
+        plane.close()
+        sim.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({"token": "two words"}, "token"),
+        ({"token": 3}, "token"),
+        ({"address": "https://h:1", "ca": b"no certificates"}, "ca"),
+        ({"ca": b"x"}, "ca"),
+        ({"address": "ftp://h:1"}, "address"),
+        ({"credit": ["much"]}, "credit[0]"),
+        ({"down_after": -1.0}, "down_after"),
+    ],
+)
+def test_what_a_client_cannot_be_made_with_is_named(arguments, names):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        kvplane.Client(**{"address": "127.0.0.1:1", **arguments})
+    assert caught.value.argument == names
 
 
 # --- changes ---------------------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use kvplane_core::{EngineId, EngineKind, ErrorCode, PublicError, Trust};
 use kvplane_ingest::{
-    Answer, CacheSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, LinkSpec, LinkState, LinkStatus, Match,
-    Origin, Plane, PlaneOptions, Question, Stream,
+    Answer, CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, LinkSpec, LinkState, LinkStatus,
+    Match, Origin, Plane, PlaneOptions, Question, Stream,
 };
+use kvplane_proto::Bearer;
 use parking_lot::RwLock;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
@@ -36,8 +37,12 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Which plane is followed, and what counts.
 #[derive(Debug, Clone)]
 pub struct ClientSettings {
-    /// The plane's gRPC address: `host:port` or `http://host:port`.
+    /// The plane's gRPC address: `host:port`, `http://host:port` or `https://host:port`.
     pub address: String,
+    /// The token that the plane wants.
+    pub bearer: Bearer,
+    /// Certificates (PEM) to trust instead of the public ones, for `https`.
+    pub ca: Option<Vec<u8>>,
     /// The only engine that is wanted; absent: all.
     pub engine: Option<String>,
     /// What a stream's word must be worth to be credited.
@@ -82,9 +87,16 @@ pub(crate) struct Open {
 impl Client {
     /// Follows the plane from now on. It need not be there yet.
     pub fn start(settings: ClientSettings) -> Result<Self, PublicError> {
-        let ClientSettings { address, engine, credit, down_after } = settings;
-        let spec = LinkSpec { url: url(&address)?, engine };
-        spec.endpoint().map_err(|_| not_an_address())?;
+        let ClientSettings { address, bearer, ca, engine, credit, down_after } = settings;
+        let url = url(&address)?;
+        if ca.is_some() && !url.starts_with("https://") {
+            return Err(PublicError::field("ca", "is for an address that begins with https://"));
+        }
+        let spec = LinkSpec { url, ca, token_file: None, bearer, engine };
+        spec.endpoint().map_err(|_| match &spec.ca {
+            Some(_) => PublicError::field("ca", "has no certificates that can be used"),
+            None => not_an_address(),
+        })?;
         let defect = |error: &dyn std::fmt::Display| {
             PublicError::new(ErrorCode::Internal, format!("the client cannot run: {error}"))
         };
@@ -248,17 +260,19 @@ fn linked(spec: LinkSpec) -> EngineSpec {
         worker_id: 0,
         cache: CacheSpec::default(),
         http: None,
+        control: ControlSpec::default(),
     }
 }
 
 fn url(address: &str) -> Result<String, PublicError> {
     let with_scheme = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
-    let host = with_scheme.strip_prefix("http://").filter(|host| !host.is_empty());
+    let host = ["http://", "https://"].iter().find_map(|scheme| with_scheme.strip_prefix(scheme));
+    let host = host.filter(|host| !host.is_empty());
     host.is_some().then_some(with_scheme).ok_or_else(not_an_address)
 }
 
 fn not_an_address() -> PublicError {
-    PublicError::field("address", "must be like 127.0.0.1:50090 or http://127.0.0.1:50090")
+    PublicError::field("address", "must be like 127.0.0.1:50090 or https://plane.example:50090")
 }
 
 fn gone(message: &str) -> PublicError {

@@ -15,6 +15,9 @@ mod serve;
 
 pub use changes::{Change, Changes, Happened, Stop};
 pub use client::{Client, ClientSettings, Followed, engine_of};
+/// The token that a plane wants.
+pub use kvplane_proto::Bearer;
+
 pub use index::{DEFAULT_CREDIT, Index};
 pub use recorder::{NotAnswered, Recorder, Settings};
 pub use serve::{ListenError, RecoveryServer};

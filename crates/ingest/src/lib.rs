@@ -44,7 +44,5 @@ pub use spec::{
     CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed,
     GrpcSpec, LinkSpec, MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
 };
-pub use stream::{
-    FlushWatch, HandedOver, News, NotHandedOver, NotIndexed, Outcome, Stream, StreamStatus,
-};
+pub use stream::{FlushWatch, HandedOver, News, NotHandedOver, NotIndexed, Outcome, Stream, StreamStatus};
 pub use token_file::{TokenFileError, read_token};
