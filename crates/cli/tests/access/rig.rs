@@ -131,7 +131,7 @@ pub fn connect(port: &str) -> TcpStream {
 /// A request for a page, as its bytes.
 pub fn request(path: &str, token: &str, connection: &str) -> String {
     format!(
-        "GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\nconnection: {connection}\r\n\r\n"
+        "GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\nconnection: {connection}\r\n\r\n"
     )
 }
 
