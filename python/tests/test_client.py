@@ -281,7 +281,6 @@ def test_a_plane_that_wants_a_token_over_tls(binary, tmp_path):
     [
         ({"token": "two words"}, "token"),
         ({"token": 3}, "token"),
-        ({"address": "https://h:1", "ca": b"no certificates"}, "ca"),
         ({"ca": b"x"}, "ca"),
         ({"address": "ftp://h:1"}, "address"),
         ({"credit": ["much"]}, "credit[0]"),
