@@ -128,7 +128,7 @@ def test_a_gap_that_the_operator_keeps_is_not_given_out():
     store(one, 1, 1)
     store(one, 5, 5)
     assert held(one) == {1, 5} and one.status()["trust"] == "unsound"
-    assert ask(one) == ("Error", "stream e/0: trust is unsound, which is not credited")
+    assert ask(one) == ("Error", "stream e/0: trust is unsound, reason gap_kept, which is not credited")
 
 
 @pytest.mark.parametrize("number", [3, 2, 0])
