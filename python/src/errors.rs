@@ -114,3 +114,17 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
     let done = py.detach(|| catch_unwind(AssertUnwindSafe(work)));
     done.map_err(|_| classes::InternalError::new_err("a defect of kvplane; what it was doing is void"))
 }
+
+/// Does `work` without the interpreter's lock where an object of Python goes, which may be large. At the end of the interpreter
+/// nobody waits for the lock any more.
+pub(crate) fn aside(work: impl FnOnce() + Send) {
+    let mut work = Some(work);
+    let mut run = || {
+        if let Some(work) = work.take() {
+            // An object that goes can tell nobody of a defect.
+            let _ = catch_unwind(AssertUnwindSafe(work));
+        }
+    };
+    Python::try_attach(|py| py.detach(&mut run));
+    run();
+}

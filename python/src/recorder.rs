@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::{self, Fields};
-use crate::errors::{Argument, bad_value, detached, not_recorded, public};
+use crate::errors::{Argument, aside, bad_value, detached, not_recorded, public};
 use crate::events::{REMOVED_DETAILS, STORED_DETAILS, removed_details, stored_details};
 use crate::log;
 use crate::snapshot::Snapshot;
@@ -239,6 +239,15 @@ impl Recorder {
 
     fn __repr__(&self) -> String {
         format!("<kvplane.Recorder of {}>", self.embedded.stream().id())
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        // Nobody else has it: nobody would be told of what it holds.
+        if Arc::strong_count(&self.embedded) == 1 {
+            aside(|| self.embedded.close());
+        }
     }
 }
 

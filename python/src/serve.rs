@@ -6,7 +6,7 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::arguments;
-use crate::errors::{Argument, bad_value, detached};
+use crate::errors::{Argument, aside, bad_value, detached};
 use crate::recorder::Recorder;
 
 /// A server that answers until it is shut down.
@@ -41,6 +41,13 @@ pub(crate) fn serve_recovery(
         port: address.port(),
         server: Mutex::new(Some(server)),
     })
+}
+
+impl Drop for RecoveryServer {
+    fn drop(&mut self) {
+        let server = self.server.get_mut().take();
+        aside(|| drop(server)); // waits for its thread
+    }
 }
 
 #[pymethods]

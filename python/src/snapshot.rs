@@ -1,5 +1,6 @@
 //! `Snapshot`: a state at one moment, kept outside of Python until somebody looks.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use kvplane_embed::Recorder as Embedded;
@@ -7,18 +8,36 @@ use kvplane_stream::{BlockImage, Parent, Snapshot as Taken};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::errors::detached;
+use crate::errors::{aside, detached};
 
 /// What a recorder held at one moment.
 #[pyclass(frozen, module = "kvplane")]
 pub(crate) struct Snapshot {
     recorder: Arc<Embedded>,
-    taken: Arc<Taken>,
+    taken: Arc<Kept>,
+}
+
+/// A snapshot that Python holds: whoever lets go of it last does not hold up the others while it is freed.
+struct Kept(Taken);
+
+impl Deref for Kept {
+    type Target = Taken;
+
+    fn deref(&self) -> &Taken {
+        &self.0
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let image = std::mem::take(&mut self.0.image);
+        aside(|| drop(image));
+    }
 }
 
 impl Snapshot {
     pub(crate) fn new(recorder: Arc<Embedded>, taken: Taken) -> Self {
-        Self { recorder, taken: Arc::new(taken) }
+        Self { recorder, taken: Arc::new(Kept(taken)) }
     }
 }
 
@@ -70,7 +89,7 @@ impl Snapshot {
     }
 
     fn __repr__(&self) -> String {
-        let Taken { engine_sequence, image, .. } = &*self.taken;
+        let Taken { engine_sequence, image, .. } = &self.taken.0;
         let at = engine_sequence.map_or_else(|| "the beginning".to_owned(), |number| number.to_string());
         format!(
             "<kvplane.Snapshot of {} at {at}, {} blocks>",
@@ -83,7 +102,7 @@ impl Snapshot {
 /// The blocks of a snapshot, parents before children. Each is made when it is asked for.
 #[pyclass(module = "kvplane")]
 pub(crate) struct Blocks {
-    taken: Arc<Taken>,
+    taken: Arc<Kept>,
     order: std::vec::IntoIter<u32>,
 }
 
