@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::arguments;
 use crate::changes::Changes;
-use crate::errors::{Argument, bad_type, bad_value, detached, public};
+use crate::errors::{Argument, aside, bad_type, bad_value, detached, public};
 use crate::question::{Answer, credit, question, read};
 
 /// Follows a plane until it is closed.
@@ -142,6 +142,12 @@ fn bearer(token: &Bound<'_, PyAny>) -> PyResult<Bearer> {
 fn certificates(ca: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     let bytes = ca.cast::<PyBytes>().map_err(|_| bad_type(Argument::new("ca"), "bytes", ca))?;
     Ok(bytes.as_bytes().to_vec())
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        aside(|| self.embedded.close()); // waits for its threads
+    }
 }
 
 /// A time that Python has as a float.
