@@ -66,6 +66,15 @@ def test_after_shutdown_nobody_listens(recorder):
         assert again.port == server.port
 
 
+def test_a_server_that_nobody_holds_any_more_ends(recorder):
+    server = kvplane.serve_recovery(recorder)
+    url = server.url
+    assert text(url) == recorder.get_events_json()
+    del server
+    with pytest.raises(urllib.error.URLError):
+        text(url)
+
+
 def test_a_port_that_is_taken_is_an_error_at_once(recorder):
     with kvplane.serve_recovery(recorder) as server, pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}"):
         kvplane.serve_recovery(recorder, port=server.port)
