@@ -9,12 +9,13 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms docs unit loom interop python-env bench bench-peers clean rust-tools compilers
+.PHONY: help demo test lint fmt clippy rooms docs unit loom interop python python-env wheel bench bench-python bench-peers clean rust-tools compilers
 
 help:
 	@echo "make demo    see it work: three simulated engines, faults, and what kvplane makes of them"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    formatting, lints, the direction of dependencies, and where the documentation points"
+	@echo "make wheel   the Python package, as one wheel in dist/"
 	@echo "make bench   measurements"
 	@echo "make bench-peers  the index beside its peers"
 	@echo "make clean   remove what was built"
@@ -24,7 +25,7 @@ demo: compilers
 	$(CARGO) build --release -p kvplane
 	$(CARGO) run --quiet --release -p kvplane -- demo $(DEMO)
 
-test: lint unit loom interop
+test: lint unit loom interop python
 
 lint: rust-tools compilers fmt clippy rooms docs
 
@@ -55,8 +56,19 @@ interop: compilers python-env
 python-env:
 	@scripts/python-env.sh
 
+# The Python package in a clean environment. PYTEST takes arguments here too.
+python: compilers
+	scripts/python-tests.sh $(PYTEST)
+
+wheel: compilers
+	scripts/wheel.sh release dist
+	@ls dist
+
 bench: compilers
 	scripts/bench.sh
+
+bench-python: compilers
+	scripts/bench-python.sh
 
 # TRACE=FILE adds the workload conv8. PEERS takes arguments: make bench-peers PEERS="--quick"
 bench-peers:
@@ -65,8 +77,8 @@ bench-peers:
 clean:
 	$(CARGO) clean
 	rm -rf benches/peers/target
-	rm -rf .venv .pytest_cache
-	find tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .venv .venv-build .venv-python .pytest_cache dist
+	find tests scripts python -name __pycache__ -type d -prune -exec rm -rf {} +
 
 rust-tools:
 	@$(CARGO) fmt --version >/dev/null 2>&1 || { echo "rustfmt is missing: rustup component add rustfmt" >&2; exit 1; }

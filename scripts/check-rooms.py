@@ -35,6 +35,8 @@ ROOMS = {
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-socket", "kvplane-wire"},
+    "kvplane-embed": {"kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-stream", "kvplane-wire"},
+    "kvplane-python": {"kvplane-core", "kvplane-embed", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
     "kvplane": "*",
 }
 

@@ -1,11 +1,8 @@
 """Fixtures: the binary, planes, engines and simulators that end with their test."""
 
 import importlib
-import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,26 +10,12 @@ from harness.engine import Engine
 from harness.inference_cache.server import Server
 from harness.inference_cache.subscriber import Subscriber
 from harness.metrics import Metrics
-from harness.plane import Plane, Report, Sim
-
-ROOT = Path(__file__).resolve().parents[2]
+from harness.plane import ROOT, Plane, Report, Sim, find_binary
 
 
 @pytest.fixture(scope="session")
 def binary():
-    """The `kvplane` under test: KVPLANE_BIN, or what cargo builds from this checkout."""
-    if given := os.environ.get("KVPLANE_BIN"):
-        path = Path(given)
-        assert path.is_file(), f"KVPLANE_BIN: {path} is not there"
-        return path
-    cargo = os.environ.get("CARGO", "cargo")
-    build = [cargo, "build", "-p", "kvplane", "--message-format=json-render-diagnostics"]
-    done = subprocess.run(build, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    for line in done.stdout.splitlines():
-        record = json.loads(line)
-        if record.get("executable") and record["target"]["name"] == "kvplane":
-            return Path(record["executable"])
-    raise AssertionError("cargo built no kvplane")
+    return find_binary()
 
 
 @pytest.fixture(scope="session")

@@ -3,16 +3,15 @@
 import concurrent.futures
 import json
 import ssl
-import subprocess
 import threading
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import grpc
 import pytest
 from smg_grpc_proto.generated import common_pb2, sglang_scheduler_pb2_grpc, tokenspeed_scheduler_pb2_grpc, vllm_engine_pb2_grpc
 
+from harness.certificates import certificates
 from harness.plane import clean_environment, free_ports, http
 from harness.wait import eventually
 
@@ -395,20 +394,6 @@ def test_smgs_client_flushes_and_profiles_through_a_front(fronted, profile, has_
     assert one.truth()["profiling"]
     assert stub.StopProfile(common_pb2.StopProfileRequest(), timeout=30).success
     assert not one.truth()["profiling"]
-
-
-def certificates(folder):
-    """A CA, and a certificate of it for localhost."""
-
-    def openssl(*words):
-        subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, cwd=folder)
-
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-days", 2, "-subj", "/CN=test CA")
-    openssl("req", *curve, "-keyout", "key.pem", "-out", "request.pem", "-subj", "/CN=plane")
-    Path(folder, "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    openssl("x509", "-req", "-in", "request.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", 2, "-extfile", "names", "-out", "cert.pem")
-    return folder
 
 
 def test_with_tokens_over_tls(sim, plane, generated, tmp_path):

@@ -33,7 +33,8 @@ mod zmq_source;
 
 pub use address::AddressError;
 pub use catalog::{
-    Answer, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Roster, View,
+    Answer, Asking, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Question,
+    Roster, View, check_length,
 };
 pub use check::{AddError, UnknownMember};
 pub use chronicle::{Chronicle, Mood, Remark, Said};
@@ -45,5 +46,5 @@ pub use spec::{
     CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed,
     GrpcSpec, LinkSpec, MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
 };
-pub use stream::{FlushWatch, News, Outcome, Stream, StreamStatus};
+pub use stream::{FlushWatch, HandedOver, News, NotHandedOver, NotIndexed, Outcome, Stream, StreamStatus};
 pub use token_file::{TokenFileError, read_token};

@@ -3,7 +3,7 @@
 mod given;
 mod mirrors;
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use kvplane_core::{Cursor, PlaneId, StreamId};
 use kvplane_socket::{Options as SocketOptions, Sockets};
@@ -74,7 +74,8 @@ pub struct Plane {
     clock: Clock,
     chronicle: Arc<Chronicle>,
     catalog: Arc<Catalog>,
-    sockets: Sockets,
+    /// Started for the first engine that has one; set under the lock of `members`.
+    sockets: OnceLock<Sockets>,
     http: HttpClient,
     runtime: Handle,
     me: Weak<Self>,
@@ -93,7 +94,6 @@ impl Plane {
     /// Checks the specifications, then opens every socket. Must be called within a tokio runtime.
     pub fn start(specs: Vec<EngineSpec>, options: &PlaneOptions) -> Result<Arc<Self>, AddError> {
         check(&[], &specs, options.max_engines)?;
-        let sockets = Sockets::start(&SocketOptions::default()).map_err(AddError::Threads)?;
         let plane = Arc::new_cyclic(|me| Self {
             id: mirrors::random_id(),
             engines: watch::Sender::new(Engines::from([])),
@@ -102,7 +102,7 @@ impl Plane {
             clock: Clock::start(),
             chronicle: Arc::default(),
             catalog: Catalog::new(options.index.clone()),
-            sockets,
+            sockets: OnceLock::new(),
             http: HttpClient::new(),
             runtime: Handle::current(),
             me: me.clone(),
@@ -244,7 +244,9 @@ impl Plane {
     /// Stops listening. Streams stay readable. Blocks until the socket threads have ended.
     pub fn shutdown(&self) {
         self.members.lock().sources.clear();
-        self.sockets.shutdown();
+        if let Some(sockets) = self.sockets.get() {
+            sockets.shutdown();
+        }
     }
 
     /// Tells everybody of a change, before anything of it is felt.
@@ -274,6 +276,7 @@ impl Plane {
             block_size: spec.block_size,
             semantics: Semantics::of(spec.kind),
             relayed: matches!(spec.feed, Feed::Subscribed(_)),
+            transitions_only: false,
         };
         let mut now = self.clock.now();
         now.unix_ms = now.unix_ms.max(members.epochs_from);
@@ -358,13 +361,23 @@ impl Plane {
             Events::Shared(_) => members.sources.share(spec, &self.me, feeder),
             Events::Connect(_) | Events::Bind(_) => {
                 let address = events.address().to_owned();
-                let (sockets, http) = (self.sockets.clone(), self.http.clone());
-                let driver = Driver::new(feeder, sockets, &self.options, replay, spec.http.clone(), http);
-                let opened = members.sources.open(&self.sockets, events, spec.topic.clone(), driver);
+                let (sockets, http) = (self.sockets()?, self.http.clone());
+                let driver =
+                    Driver::new(feeder, sockets.clone(), &self.options, replay, spec.http.clone(), http);
+                let opened = members.sources.open(&sockets, events, spec.topic.clone(), driver);
                 opened.map_err(|error| AddError::Socket { address, error })?;
             }
         }
         Ok(())
+    }
+
+    /// The socket threads, which run from the first use on.
+    fn sockets(&self) -> Result<Sockets, AddError> {
+        if let Some(sockets) = self.sockets.get() {
+            return Ok(sockets.clone());
+        }
+        let started = Sockets::start(&SocketOptions::default()).map_err(AddError::Threads)?;
+        Ok(self.sockets.get_or_init(|| started).clone())
     }
 }
 

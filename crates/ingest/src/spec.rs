@@ -140,6 +140,8 @@ pub struct LinkSpec {
     pub ca: Option<Vec<u8>>,
     /// Where the bearer token is that it wants.
     pub token_file: Option<PathBuf>,
+    /// The token itself, where it is in no file.
+    pub bearer: Bearer,
     /// The only engine of it that is wanted; absent: all.
     pub engine: Option<String>,
 }
@@ -155,9 +157,9 @@ impl LinkSpec {
         kvplane_transport::grpc::server(&self.url, self.ca.as_deref())
     }
 
-    /// The bearer token that it wants, as the file has it now.
+    /// The bearer token that it wants, as it was given or as the file has it now.
     pub fn token(&self) -> Result<Bearer, TokenFileError> {
-        let Some(path) = &self.token_file else { return Ok(Bearer::default()) };
+        let Some(path) = &self.token_file else { return Ok(self.bearer.clone()) };
         Bearer::new(&read_token(path)?).map_err(|_| TokenFileError::Unfit(path.clone()))
     }
 }

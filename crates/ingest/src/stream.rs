@@ -1,6 +1,8 @@
 //! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
 
 mod flush;
+mod handed;
+mod late;
 mod mirrored;
 mod news;
 
@@ -11,8 +13,8 @@ use std::time::Duration;
 
 use kvplane_core::{Continuity, Cursor, Epoch, PlaneId, Reason, StateDigest, StreamId, Tier, TrustState};
 use kvplane_stream::{
-    Ask, Counters, Entry, Group, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Range,
-    Recorder, Snapshot, SnapshotBuilder, Window,
+    Ask, Counters, Entry, Group, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Recorder,
+    Snapshot, SnapshotBuilder, Window,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -24,6 +26,8 @@ use crate::chronicle::{Chronicle, Said};
 use crate::clock::Clock;
 use crate::trouble::{DEFECT, Teller, Troubles};
 pub use flush::FlushWatch;
+pub use handed::{HandedOver, NotHandedOver};
+pub use late::NotIndexed;
 pub use news::News;
 
 /// Slots that a snapshot visits while it holds the stream's lock: some tens of microseconds.
@@ -302,9 +306,9 @@ impl Stream {
         self.announce();
     }
 
-    /// The residency transitions from a number on.
-    pub fn transitions_from(&self, start: u64) -> Range {
-        self.window.transitions_from(start)
+    /// The replay window, which is read without waiting for a batch that is being applied.
+    pub fn window(&self) -> &Window {
+        &self.window
     }
 
     /// The state at a moment after the call. Batches go on being applied while it is taken; several who ask at the same
@@ -326,14 +330,18 @@ impl Stream {
     }
 
     async fn take_snapshot(&self) -> Snapshot {
-        let builder = self.inner.lock().recorder.journal_mut().begin_snapshot();
-        let mut taking = Taking { stream: self, builder: Some(builder) };
+        let mut taking = self.begin_snapshot();
         loop {
             if let Some(snapshot) = taking.step() {
                 return snapshot;
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    fn begin_snapshot(&self) -> Taking<'_> {
+        let builder = self.inner.lock().recorder.journal_mut().begin_snapshot();
+        Taking { stream: self, builder: Some(builder) }
     }
 
     /// What the stream looks like now.

@@ -166,9 +166,9 @@ pub const fn support(speaker: Speaker, verb: VerbName) -> Support {
         Speaker::Http(EngineKind::Trtllm) => trtllm_http(verb),
         Speaker::Http(EngineKind::Grpc) => Support::No(WHICH_ENGINE),
         Speaker::Http(EngineKind::Kvplane) => Support::No(ELSEWHERE),
-        Speaker::Grpc(Service::Vllm) => vllm_grpc(verb),
-        Speaker::Grpc(Service::Sglang) => scheduler_grpc(verb, SGLANG_FLUSH),
-        Speaker::Grpc(Service::Tokenspeed) => scheduler_grpc(verb, FLUSH_CACHE),
+        Speaker::Grpc(Service::Vllm) => whole_grpc(verb, FLUSH_CACHE, VLLM_START),
+        Speaker::Grpc(Service::Sglang) => whole_grpc(verb, SGLANG_FLUSH, SCHEDULER_START),
+        Speaker::Grpc(Service::Tokenspeed) => whole_grpc(verb, FLUSH_CACHE, SCHEDULER_START),
         Speaker::Grpc(Service::Trtllm) => trtllm_grpc(verb),
         Speaker::Grpc(Service::Mlx) => mlx_grpc(verb),
     }
@@ -289,26 +289,15 @@ const SGLANG_FLUSH: &[Way] = &[method("FlushCache", Takes::FlushTreeMessage, Rea
 const HEALTH_CHECK: &[Way] = &[method("HealthCheck", Takes::Nothing, Reads::Healthy)];
 const STOP_PROFILE: &[Way] = &[method("StopProfile", Takes::Nothing, Reads::Success)];
 
-const fn vllm_grpc(verb: VerbName) -> Support {
-    // The engine has its profiler's options from its launch; a request that names any is refused.
-    const START: &[Way] = &[method("StartProfile", Takes::Nothing, Reads::Success)];
-    Support::Ways(match verb {
-        VerbName::Flush => FLUSH_CACHE,
-        VerbName::StartProfile => START,
-        VerbName::StopProfile => STOP_PROFILE,
-        VerbName::Info => SERVER_INFO,
-        VerbName::Loads => GET_LOADS,
-        VerbName::Health => HEALTH_CHECK,
-        VerbName::Nudge => return Support::No(NUDGE_GRPC),
-    })
-}
+/// vLLM's profiler has its options from the engine's launch; a request that names any is refused.
+const VLLM_START: &[Way] = &[method("StartProfile", Takes::Nothing, Reads::Success)];
+const SCHEDULER_START: &[Way] = &[method("StartProfile", Takes::ProfileMessage, Reads::Success)];
 
-/// `SGLang` and `TokenSpeed`, whose service is of the same make.
-const fn scheduler_grpc(verb: VerbName, flush: &'static [Way]) -> Support {
-    const START: &[Way] = &[method("StartProfile", Takes::ProfileMessage, Reads::Success)];
+/// The services that have every operation. They differ in what a flush reaches and in what a profile can be told.
+const fn whole_grpc(verb: VerbName, flush: &'static [Way], start: &'static [Way]) -> Support {
     Support::Ways(match verb {
         VerbName::Flush => flush,
-        VerbName::StartProfile => START,
+        VerbName::StartProfile => start,
         VerbName::StopProfile => STOP_PROFILE,
         VerbName::Info => SERVER_INFO,
         VerbName::Loads => GET_LOADS,

@@ -14,7 +14,6 @@ mod listen;
 mod ops;
 mod pem;
 mod publishers;
-mod query;
 mod readiness;
 mod republish;
 mod select;

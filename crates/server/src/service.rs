@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_core::Trust;
-use kvplane_ingest::Plane;
+use kvplane_ingest::{Asking, Plane};
 use kvplane_report::Reports;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -49,6 +49,13 @@ impl Default for Options {
             tls: None,
             hints: HintsOptions::default(),
         }
+    }
+}
+
+impl Options {
+    /// What questions are bound by.
+    pub(crate) fn asking(&self) -> Asking<'_> {
+        Asking { credit: &self.credit, max_tokens: self.max_tokens }
     }
 }
 

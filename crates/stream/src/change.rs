@@ -114,7 +114,7 @@ pub struct VisibleBlock {
     pub hash: u64,
     /// Our hash of its content.
     pub content: u64,
-    /// Its tokens.
+    /// Its tokens; none in entries of a journal that keeps none there.
     pub tokens: Arc<[u32]>,
     /// Tokens per block.
     pub block_size: u32,
@@ -126,10 +126,15 @@ pub struct VisibleBlock {
 
 impl VisibleBlock {
     pub(crate) fn new(hash: u64, chain: &Chain) -> Self {
+        Self::with_tokens(hash, chain, &chain.tokens)
+    }
+
+    /// The same with other tokens than the chain's.
+    pub(crate) fn with_tokens(hash: u64, chain: &Chain, tokens: &Arc<[u32]>) -> Self {
         Self {
             hash,
             content: chain.content,
-            tokens: chain.tokens.clone(),
+            tokens: tokens.clone(),
             block_size: chain.block_size,
             attributes: chain.attributes.clone(),
             extra_keys: chain.extra_keys.clone(),

@@ -8,10 +8,12 @@ mod clock;
 mod continuity;
 mod drain;
 mod flush;
+mod handed;
 mod journal;
 mod merge;
 mod mirror;
 mod recorder;
+mod recovery;
 mod relay;
 mod state;
 mod transitions;
@@ -24,6 +26,7 @@ pub use clock::Now;
 pub use continuity::{Action, Continuity, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
 pub use drain::{Drain, DrainFailure, DrainOptions, DrainedPart};
 pub use flush::{FlushError, FlushId, FlushOutcome, FlushReach, FlushSign};
+pub use handed::{HandedOptions, NotTaken};
 pub use journal::{
     ClearScope, Duplicates, Group, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range,
     Semantics, Snapshot, SnapshotBuilder, Window,
@@ -31,6 +34,7 @@ pub use journal::{
 pub use merge::RankMerge;
 pub use mirror::{MirrorSnapshot, MirroredState, Misfit, ToldBlocks, ToldChunk, ToldEnd, ToldEntry};
 pub use recorder::{Ask, Happening, Recorder};
+pub use recovery::{Numbering, Recovery, Worker, withheld};
 pub use relay::{Ended, Link, Next, Relay, RelayOptions};
 pub use state::{
     Attributes, BlockImage, Chain, CutAborted, ExtraKeys, HoldingImage, Image, Limits, Parent, Place,

@@ -30,6 +30,7 @@ use crate::hash::Hash;
 use crate::msgpack::{Fault, Reader};
 use crate::{smg, trtllm};
 
+pub(crate) use self::draft::check_store;
 use self::draft::{Draft, usual_store};
 use self::multimodal::Text;
 
@@ -130,6 +131,18 @@ impl Decoder {
         let mut sink = Sink::new(&mut self.scratch);
         let mut parts = Parts { timestamp, events: Vec::with_capacity(count.min(16)), ..Parts::default() };
         parts.broken = parts.read(&mut reader, elements, count, &mut sink).err();
+        Ok(parts.into_batch(sink.extra_keys, &self.scratch))
+    }
+
+    /// A batch of whatever `events` puts into the buffers.
+    pub(crate) fn fill<'d, 'f>(
+        &'d mut self,
+        timestamp: f64,
+        events: impl FnOnce(&mut Sink<'_, 'f>) -> Result<Vec<Event<'f>>, RejectReason>,
+    ) -> Result<Batch<'d, 'f>, RejectReason> {
+        self.scratch.clear();
+        let mut sink = Sink::new(&mut self.scratch);
+        let parts = Parts { timestamp, events: events(&mut sink)?, ..Parts::default() };
         Ok(parts.into_batch(sink.extra_keys, &self.scratch))
     }
 

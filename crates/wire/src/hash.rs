@@ -54,6 +54,21 @@ impl Hash {
         Some(Self { bits, wide_start, wide_len, negative: false, hex: true })
     }
 
+    /// The same for a digest that an engine would send in hexadecimal digits.
+    pub(crate) fn from_hex_bytes(bytes: &[u8], digests: &mut Vec<u8>) -> Option<Self> {
+        let head = *bytes.first_chunk()?;
+        Self::from_bytes(bytes, digests).map(|hash| Self {
+            bits: u64::from_be_bytes(head),
+            hex: true,
+            ..hash
+        })
+    }
+
+    /// Whether the engine sent a digest as hexadecimal digits.
+    pub fn is_hex(self) -> bool {
+        self.hex
+    }
+
     /// Whether the engine sent a whole digest rather than an integer.
     pub fn is_wide(self) -> bool {
         self.wide_len > 0

@@ -22,6 +22,7 @@ pub mod replay;
 pub mod smg;
 pub mod trtllm;
 
+mod assemble;
 mod decode;
 mod event;
 mod field;

@@ -33,6 +33,25 @@ def http(method, url, body=None):
         return status, text.decode()
 
 
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def find_binary():
+    """The `kvplane` under test: KVPLANE_BIN, or what cargo builds from this checkout."""
+    if given := os.environ.get("KVPLANE_BIN"):
+        path = Path(given)
+        assert path.is_file(), f"KVPLANE_BIN: {path} is not there"
+        return path
+    cargo = os.environ.get("CARGO", "cargo")
+    build = [cargo, "build", "-p", "kvplane", "--message-format=json-render-diagnostics"]
+    done = subprocess.run(build, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    for line in done.stdout.splitlines():
+        record = json.loads(line)
+        if record.get("executable") and record["target"]["name"] == "kvplane":
+            return Path(record["executable"])
+    raise AssertionError("cargo built no kvplane")
+
+
 def clean_environment(**more):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVPLANE__")}
     return {**kept, **more}
@@ -111,10 +130,10 @@ class Process:
 
 
 class Plane(Process):
-    """`kvplane serve` on free ports."""
+    """`kvplane serve` on free ports, or where it was before."""
 
-    def __init__(self, binary, *words, env=None):
-        listen = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--log-format", "json"]
+    def __init__(self, binary, *words, env=None, grpc="127.0.0.1:0"):
+        listen = ["--http", "127.0.0.1:0", "--grpc", grpc, "--log-format", "json"]
         super().__init__(binary, "serve", *listen, *words, env=env)
         self.binary = binary
         (serving,) = self.logged("serving")

@@ -50,6 +50,12 @@ impl<'a> Match<'a> {
         Self { depths, ..*self }
     }
 
+    /// What is told of its main group: where that is not what counts, or where groups were asked for.
+    #[must_use]
+    pub fn told_main(&self, groups: bool) -> Option<Self> {
+        (groups || self.main != self.depths).then(|| self.with_depths(self.main))
+    }
+
     /// Blocks in any local tier.
     pub fn blocks(&self) -> u32 {
         self.depths[LOCAL.index()]

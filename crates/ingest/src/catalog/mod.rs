@@ -12,6 +12,7 @@ mod ask;
 mod feed;
 mod needs;
 mod prompt;
+mod question;
 mod roster;
 mod view;
 
@@ -27,6 +28,7 @@ use tokio::sync::Notify;
 pub use answer::{Answer, GroupLength, Match};
 pub(crate) use feed::StreamFeed;
 pub use prompt::{Prompt, PromptKeys};
+pub use question::{Asking, Question, check_length};
 pub use roster::{Identity, Member, Roster};
 pub use view::View;
 
@@ -125,7 +127,7 @@ impl Catalog {
     }
 
     /// Gives back what dead generations hold, a little at a time, for as long as there is a catalog.
-    pub(crate) fn reclaim(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
+    pub fn reclaim(self: &Arc<Self>) -> impl Future<Output = ()> + Send + use<> {
         let catalog = Arc::downgrade(self);
         let to_reclaim = self.to_reclaim.clone();
         async move {

@@ -208,12 +208,12 @@ impl Session {
         let mut messages = answer.map_err(|_| End::Silent)??.into_inner();
         self.subscribed = true;
         let told = self.look().await?;
-        let connects = self.state.change(|status| {
+        self.state.change(|status| {
             status.connected = true;
             status.trouble = None;
             status.connects += 1;
-            status.connects
         });
+        let connects = self.state.status().connects;
         info!(link = %self.link, plane = told.plane, connects, "following the other plane");
         self.follow(&mut messages).await
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kvplane_core::PlaneId;
-use parking_lot::Mutex;
+use tokio::sync::watch;
 
 /// How the way to another plane is, at one moment.
 #[derive(Debug, Clone, Default)]
@@ -26,23 +26,27 @@ pub struct LinkStatus {
 
 /// The same, shared.
 #[derive(Debug, Default)]
-pub struct LinkState(Mutex<LinkStatus>);
+pub struct LinkState(watch::Sender<LinkStatus>);
 
 impl LinkState {
     /// How it is now.
     pub fn status(&self) -> LinkStatus {
-        self.0.lock().clone()
+        self.0.borrow().clone()
     }
 
-    pub(super) fn change<T>(&self, change: impl FnOnce(&mut LinkStatus) -> T) -> T {
-        change(&mut self.0.lock())
+    /// How it is, and a wake-up whenever that changes.
+    pub fn watch(&self) -> watch::Receiver<LinkStatus> {
+        self.0.subscribe()
+    }
+
+    pub(super) fn change(&self, change: impl FnOnce(&mut LinkStatus)) {
+        self.0.send_modify(change);
     }
 
     pub(super) fn count_void(&self, reason: &'static str) {
-        let mut status = self.0.lock();
-        match status.voids.iter_mut().find(|(known, _)| *known == reason) {
+        self.0.send_modify(|status| match status.voids.iter_mut().find(|(known, _)| *known == reason) {
             Some((_, count)) => *count += 1,
             None => status.voids.push((reason, 1)),
-        }
+        });
     }
 }

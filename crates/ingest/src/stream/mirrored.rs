@@ -20,6 +20,11 @@ impl Stream {
         self.mirrored
     }
 
+    /// Whether another plane records it, and all that it had when it was asked is here.
+    pub fn is_current(&self) -> bool {
+        self.inner.lock().recorder.is_current()
+    }
+
     /// The planes that it came through: the one that heard the engine first, this one last.
     pub fn via(&self) -> Arc<[PlaneId]> {
         self.via.lock().clone()

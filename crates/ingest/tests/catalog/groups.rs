@@ -78,11 +78,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn answers_follow_from_what_the_journals_say_of_groups(steps in vec((0_usize..2, step(3)), 1..60)) {
+    fn answers_follow_from_what_the_journals_say_of_groups(steps in vec((0_usize..2, step(3), proptest::bool::weighted(0.1)), 1..60)) {
         let catalog = Catalog::new(Options::default());
         let mut sources: Vec<Source> = (0..2).map(|number| Source::start(&catalog, number, BLOCK_SIZE)).collect();
-        for (at, step) in &steps {
+        for (at, step, rejoins) in &steps {
             sources[*at].run(step);
+            if *rejoins {
+                sources[*at].rejoin(&catalog);
+            }
             check(&catalog, &sources);
         }
     }

@@ -102,13 +102,16 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn answers_are_what_the_journals_hold(steps in vec((0_usize..3, step(1)), 1..60)) {
+    fn answers_are_what_the_journals_hold(steps in vec((0_usize..3, step(1), proptest::bool::weighted(0.1)), 1..60)) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let catalog = Catalog::new(IndexOptions::default());
         let mut sources: Vec<Source> =
             [4, 4, 8].into_iter().zip(0..).map(|(size, number)| Source::start(&catalog, number, size)).collect();
-        for (at, step) in &steps {
+        for (at, step, rejoins) in &steps {
             sources[*at].run(step);
+            if *rejoins {
+                sources[*at].rejoin(&catalog);
+            }
             check(&catalog, &sources, &runtime);
         }
         let last = sources.pop().unwrap();

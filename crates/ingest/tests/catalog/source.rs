@@ -78,17 +78,25 @@ pub(crate) struct Source {
     ring: Vec<(u64, Bytes)>,
 }
 
+fn identity(number: u64) -> Identity {
+    Identity { model: "m".to_owned(), worker_id: number, routing_group: "default".to_owned() }
+}
+
 impl Source {
     pub(crate) fn start(catalog: &Arc<Catalog>, number: u64, block_size: u32) -> Self {
         let id = StreamId::new(EngineId::new(&format!("e{number}")), 0);
         let stream = Stream::in_process(id, Options::default(), JournalOptions::default());
-        let identity =
-            Identity { model: "m".to_owned(), worker_id: number, routing_group: "default".to_owned() };
-        stream.join(catalog, identity);
+        stream.join(catalog, identity(number));
         let mut source =
             Self { stream, block_size, salt: number, next_sequence: 0, clock: 1.0, ring: Vec::new() };
         source.feed(Recorder::connected);
         source
+    }
+
+    /// Leaves the index and comes into it again, with all that it holds.
+    pub(crate) fn rejoin(&self, catalog: &Arc<Catalog>) {
+        self.stream.leave_index();
+        self.stream.join_with_history(catalog, identity(self.salt)).unwrap();
     }
 
     /// Feeds the stream and answers whatever it asks.

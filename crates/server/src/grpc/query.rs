@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _};
 use kvplane_core::{ErrorCode, MultimodalItem, PublicError, Tier, Trust};
-use kvplane_ingest::{Answer, GroupLength, Match, told_keys};
+use kvplane_ingest::{Answer, GroupLength, Match, Question, told_keys};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::query_result::Outcome;
 use tonic::{Status, Streaming};
 
 use super::encode;
 use crate::error::ApiError;
-use crate::query::{Question, told_main};
 use crate::service::Shared;
 
 /// Tokens of one message that are hashed at once: some hundred microseconds. More is done where it delays nobody.
@@ -111,7 +110,7 @@ fn answer(shared: &Shared, request: proto::QueryRequest) -> Result<proto::QueryR
     let (tokens_given, hashes_given) = (!token_ids.is_empty(), !block_hashes.is_empty());
     question.set_token_ids(token_ids, tokens_given);
     question.set_block_hashes(block_hashes, hashes_given);
-    question.ask(shared, |answer| response(answer, groups))
+    question.ask(shared.plane.catalog(), shared.options.asking(), |answer| response(answer, groups))
 }
 
 fn response(answer: &Answer<'_>, groups: bool) -> proto::QueryResponse {
@@ -149,7 +148,7 @@ fn found_in(found: &Match<'_>, groups: bool) -> proto::Match {
         blocks,
         tokens,
         tiers,
-        main: told_main(found, groups).as_ref().map(length),
+        main: found.told_main(groups).as_ref().map(length),
         groups: if groups { found.sides().iter().map(group).collect() } else { Vec::new() },
     }
 }

@@ -14,14 +14,14 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt as _, stream};
 use kvplane_core::{PublicError, Tier};
-use kvplane_ingest::{Answer, DEFAULT_ROUTING_GROUP, Prompt, Roster, Stream};
+use kvplane_ingest::{Answer, DEFAULT_ROUTING_GROUP, Prompt, Question, Roster, Stream};
+use kvplane_stream::Worker;
 use serde::Serialize;
 use serde_json::json;
 
 use super::fields::{Fields, Malformed};
-use super::query::{on_a_fitting_thread, read_body, with_question};
-use super::recover::{Worker, not_worth_crediting};
-use crate::query::Question;
+use super::query::{on_a_fitting_thread, read_block_hashes, read_body, read_token_ids, with_question};
+use super::recover::not_worth_crediting;
 use crate::service::Shared;
 
 /// A refusal in the peers' form.
@@ -106,8 +106,8 @@ fn read(body: &[u8], by: By, max_tokens: usize, question: &mut Question) -> Resu
     let mut fields = Fields::open(body).map_err(malformed)?;
     while let Some(name) = fields.next().map_err(malformed)? {
         match (&*name, by) {
-            ("token_ids", By::Tokens) => question.read_token_ids(&mut fields, max_tokens)?,
-            ("block_hashes", By::Hashes) => question.read_block_hashes(&mut fields, max_tokens)?,
+            ("token_ids", By::Tokens) => read_token_ids(question, &mut fields, max_tokens)?,
+            ("block_hashes", By::Hashes) => read_block_hashes(question, &mut fields, max_tokens)?,
             ("model_name", _) => question.model = fields.value().map_err(|_| not_text(&name))?,
             ("routing_group", _) => group = Some(fields.value().map_err(|_| not_text(&name))?),
             ("lora_name", By::Tokens) => question.lora_name = fields.value().map_err(|_| not_text(&name))?,

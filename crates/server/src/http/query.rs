@@ -9,14 +9,13 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use http_body::Body as _;
 use kvplane_core::{ErrorCode, PublicError, Tier};
-use kvplane_ingest::{Answer, GroupLength, Match};
+use kvplane_ingest::{Answer, GroupLength, Match, Question, check_length};
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
 use super::fields::{Fields, ListError, Malformed};
 use super::keys::{ItemJson, KeyLists};
 use crate::error::ApiError;
-use crate::query::{Question, check_length, told_main};
 use crate::service::Shared;
 
 /// A token id and its comma in the widest form that people write.
@@ -83,7 +82,9 @@ fn respond(shared: &Shared, body: &[u8]) -> Result<Response, ApiError> {
     let json = with_question(|question| {
         read(body, shared.options.max_tokens, question)?;
         let groups = question.groups == Some(true);
-        question.ask(shared, |answer| serde_json::to_vec(&AnswerJson { answer, groups }))
+        question.ask(shared.plane.catalog(), shared.options.asking(), |answer| {
+            serde_json::to_vec(&AnswerJson { answer, groups })
+        })
     })?;
     let json = json.map_err(|_| PublicError::new(ErrorCode::Internal, "the answer cannot be written"))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
@@ -107,8 +108,8 @@ fn read(body: &[u8], max_tokens: usize, question: &mut Question) -> Result<(), P
         }
         seen.push(field);
         match field {
-            "token_ids" => question.read_token_ids(&mut fields, max_tokens)?,
-            "block_hashes" => question.read_block_hashes(&mut fields, max_tokens)?,
+            "token_ids" => read_token_ids(question, &mut fields, max_tokens)?,
+            "block_hashes" => read_block_hashes(question, &mut fields, max_tokens)?,
             "block_size" => {
                 question.block_size = fields.value().map_err(|_| not("block_size", "a whole number"))?;
             }
@@ -153,39 +154,40 @@ fn not(field: &'static str, what: &str) -> PublicError {
     PublicError::field(field, format!("is not {what}"))
 }
 
-impl Question {
-    pub(super) fn read_token_ids(&mut self, fields: &mut Fields<'_>, max: usize) -> Result<(), PublicError> {
-        let mut ids = self.token_room();
-        let read = fields.numbers(max, |number| match u32::try_from(number.magnitude) {
-            Ok(id) if !number.negative => {
-                ids.push(id);
-                true
-            }
-            _ => false,
-        });
-        let given = read
-            .map_err(|error| list_error("token_ids", &error, max, "a whole number from 0 to 4294967295"))?;
-        self.set_token_ids(ids, given);
-        Ok(())
-    }
+pub(super) fn read_token_ids(
+    question: &mut Question,
+    fields: &mut Fields<'_>,
+    max: usize,
+) -> Result<(), PublicError> {
+    let mut ids = question.token_room();
+    let read = fields.numbers(max, |number| match u32::try_from(number.magnitude) {
+        Ok(id) if !number.negative => {
+            ids.push(id);
+            true
+        }
+        _ => false,
+    });
+    let given =
+        read.map_err(|error| list_error("token_ids", &error, max, "a whole number from 0 to 4294967295"))?;
+    question.set_token_ids(ids, given);
+    Ok(())
+}
 
-    pub(super) fn read_block_hashes(
-        &mut self,
-        fields: &mut Fields<'_>,
-        max: usize,
-    ) -> Result<(), PublicError> {
-        let mut hashes = self.hash_room();
-        let read = fields.numbers(max, |number| {
-            // Peers write the same 64 bits with a sign.
-            let signed = number.negative && number.magnitude <= 1 << 63;
-            hashes.push(if signed { number.magnitude.wrapping_neg() } else { number.magnitude });
-            signed || !number.negative
-        });
-        let given =
-            read.map_err(|error| list_error("block_hashes", &error, max, "a whole number of 64 bits"))?;
-        self.set_block_hashes(hashes, given);
-        Ok(())
-    }
+pub(super) fn read_block_hashes(
+    question: &mut Question,
+    fields: &mut Fields<'_>,
+    max: usize,
+) -> Result<(), PublicError> {
+    let mut hashes = question.hash_room();
+    let read = fields.numbers(max, |number| {
+        // Peers write the same 64 bits with a sign.
+        let signed = number.negative && number.magnitude <= 1 << 63;
+        hashes.push(if signed { number.magnitude.wrapping_neg() } else { number.magnitude });
+        signed || !number.negative
+    });
+    let given = read.map_err(|error| list_error("block_hashes", &error, max, "a whole number of 64 bits"))?;
+    question.set_block_hashes(hashes, given);
+    Ok(())
 }
 
 fn list_error(field: &'static str, error: &ListError, max: usize, what: &str) -> PublicError {
@@ -316,7 +318,7 @@ impl<'a> MatchJson<'a> {
             reason: found.view.reason.map(kvplane_core::Reason::as_str),
             block_size: found.block_size,
             length: LengthJson::new(found),
-            main: told_main(found, groups).as_ref().map(LengthJson::new),
+            main: found.told_main(groups).as_ref().map(LengthJson::new),
             groups: groups.then(|| found.sides().iter().map(group).collect()),
         }
     }

@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 
 use super::Request;
-use super::plan::{Target, TargetRank, bystanders};
+use super::plan::{Bystanders, Target, TargetRank};
 use super::proof::{Asking, At, Nudge, Proof, Proving, Watched};
 use super::report::{Phase, Plan, RankReport, Update};
 use super::tally::{Order, Tally};
@@ -34,10 +34,9 @@ pub(super) async fn run(
     place: Arc<OwnedSemaphorePermit>,
 ) {
     let verb = &request.verb;
-    let targets: Arc<[Target]> = engines
-        .iter()
-        .map(|engine| Target::new(engine, verb, &bystanders(engine, &engines, &shared.plane.engines())))
-        .collect();
+    let bystanders = Bystanders::of(&engines, &shared.plane.engines());
+    let targets: Arc<[Target]> =
+        engines.iter().map(|engine| Target::new(engine, verb, &bystanders)).collect();
     let mut limits = Limits::of(verb);
     limits.deadline = request.deadline.unwrap_or(limits.deadline);
     if request.nudge {

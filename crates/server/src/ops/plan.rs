@@ -1,5 +1,6 @@
 //! Who is asked, and how: the selected engines, their ranks and their servers.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use http::HeaderValue;
@@ -29,9 +30,10 @@ pub(super) struct TargetRank {
 }
 
 impl Target {
-    pub(super) fn new(engine: &Engine, verb: &Verb, bystanders: &[Arc<Engine>]) -> Self {
+    pub(super) fn new(engine: &Engine, verb: &Verb, bystanders: &Bystanders) -> Self {
         let spec = &engine.spec;
-        let bystanders = bystanders.iter().flat_map(|engine| ranks_of(engine)).collect();
+        let beside = bystanders.beside(engine);
+        let bystanders = beside.iter().flat_map(|engine| ranks_of(engine)).collect();
         let backend = backend(engine);
         let call = match &backend {
             Ok(backend) => dry_run(backend, verb),
@@ -76,14 +78,32 @@ fn ranks_of(engine: &Engine) -> impl Iterator<Item = TargetRank> {
     })
 }
 
-/// The engines behind the same server as `engine` that are not `selected`.
-pub(super) fn bystanders(engine: &Engine, selected: &[Arc<Engine>], all: &[Arc<Engine>]) -> Vec<Arc<Engine>> {
-    let own: Vec<_> = addresses(engine).collect();
-    let shares = |other: &&Arc<Engine>| {
-        addresses(other).any(|address| own.contains(&address))
-            && !selected.iter().any(|one| one.spec.id == other.spec.id)
-    };
-    all.iter().filter(shares).cloned().collect()
+/// Engines that nobody selected, by the addresses of their servers.
+pub(super) struct Bystanders(HashMap<String, Vec<Arc<Engine>>>);
+
+impl Bystanders {
+    pub(super) fn of(selected: &[Arc<Engine>], all: &[Arc<Engine>]) -> Self {
+        let selected: HashSet<_> = selected.iter().map(|engine| &engine.spec.id).collect();
+        let mut known: HashMap<_, Vec<_>> = HashMap::new();
+        for engine in all.iter().filter(|engine| !selected.contains(&engine.spec.id)) {
+            for address in addresses(engine) {
+                known.entry(address).or_default().push(engine.clone());
+            }
+        }
+        Self(known)
+    }
+
+    /// Those behind the same server as `engine`.
+    fn beside(&self, engine: &Engine) -> Vec<Arc<Engine>> {
+        let mut beside: Vec<Arc<Engine>> = Vec::new();
+        for other in addresses(engine).filter_map(|address| self.0.get(&address)).flatten() {
+            // One that shares both addresses is one.
+            if !beside.iter().any(|known| Arc::ptr_eq(known, other)) {
+                beside.push(other.clone());
+            }
+        }
+        beside
+    }
 }
 
 fn addresses(engine: &Engine) -> impl Iterator<Item = String> {

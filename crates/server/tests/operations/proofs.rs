@@ -7,6 +7,7 @@ use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Tier};
 use kvplane_ingest::{
     CacheSpec, ControlSpec, EngineSpec, Events, Feed, LinkSpec, PlaneOptions, RankSpec, StreamStatus,
 };
+use kvplane_proto::Bearer;
 use kvplane_sim::{CompletionOptions, Conduct, HostEvents, HostOptions};
 use serde_json::{Value, json};
 
@@ -220,6 +221,7 @@ async fn engines_of_another_plane_are_asked_there() {
             url: format!("http://{}", there.grpc),
             ca: None,
             token_file: None,
+            bearer: Bearer::default(),
             engine: None,
         }),
         cache: CacheSpec::default(),

@@ -119,6 +119,8 @@ pub struct Journal {
     engine_sequence: Option<u64>,
     /// Most stores have the same: shared.
     last_attributes: Arc<Attributes>,
+    /// In the place of tokens that are not kept.
+    no_tokens: Arc<[u32]>,
     learned_block_size: Option<u32>,
     /// Since when the engine's own word contradicts the configured block size.
     misdescribed_since_ms: Option<u64>,
@@ -179,6 +181,7 @@ impl Journal {
             known_from_next: false,
             engine_sequence: None,
             last_attributes: Arc::default(),
+            no_tokens: Arc::default(),
             learned_block_size: None,
             misdescribed_since_ms: None,
             untold_adapters: false,
@@ -501,6 +504,7 @@ impl Journal {
         notes: Notes,
         transitions: Vec<Transition>,
     ) {
+        let changes = if self.options.transitions_only { Vec::new() } else { changes };
         let entry = self.window.push(engine_sequence, timestamp, changes, notes, transitions);
         if let Some(fresh) = &mut self.fresh {
             fresh.push(entry);

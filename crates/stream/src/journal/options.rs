@@ -93,6 +93,9 @@ pub struct JournalOptions {
     pub eagle: bool,
     /// Tokens that a tier behind the device gives back at once, where the operator says so.
     pub offload_chunk: Option<u32>,
+    /// Nobody follows the stream as a replica, and nobody asks entries for tokens: they keep transitions alone, by hashes alone. The
+    /// state and snapshots of it have all.
+    pub transitions_only: bool,
 }
 
 impl Default for JournalOptions {
@@ -107,6 +110,7 @@ impl Default for JournalOptions {
             relayed: false,
             eagle: false,
             offload_chunk: None,
+            transitions_only: false,
         }
     }
 }

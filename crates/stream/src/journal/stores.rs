@@ -83,7 +83,7 @@ impl Journal {
         let mut change = StoredChange {
             cause: StoreCause::Announced,
             place: place_ref.clone(),
-            blocks: Vec::with_capacity(hashes.len()),
+            blocks: Vec::with_capacity(if self.options.transitions_only { 0 } else { hashes.len() }),
             layout,
             block_size: stored.block_size,
             parent: stored.parent.map(|parent| parent.bits),
@@ -116,7 +116,7 @@ impl Journal {
             let block = BlockAt { at, hash, parent, place, hidden };
             match self.store_block(batch, stored, block, &change.attributes, effects) {
                 Ok((slot, block)) => {
-                    change.blocks.push(block);
+                    change.blocks.extend(block);
                     if ends_chunks {
                         self.end_chunk(slot, place, effects);
                         ended.push(slot);
@@ -186,7 +186,7 @@ impl Journal {
         BlockAt { at, hash, parent, place, hidden }: BlockAt,
         attributes: &Arc<Attributes>,
         effects: &mut Effects,
-    ) -> Result<(SlotId, StoredBlock), Refusal> {
+    ) -> Result<(SlotId, Option<StoredBlock>), Refusal> {
         let slot = self.state.slot_for(hash.bits)?;
         let was_known = self.state.attached_chain(slot).is_some();
         let was_tellable = self.state.told_chain(slot, self.told_size()).is_some();
@@ -271,6 +271,9 @@ impl Journal {
         {
             effects.inherited = Some(chain.attributes.clone());
         }
+        if self.options.transitions_only {
+            return Ok((slot, None));
+        }
         let block = StoredBlock {
             hash: hash.bits,
             wide: wide.and_then(|_| self.state.wide(hash.bits).cloned()),
@@ -284,7 +287,7 @@ impl Journal {
                 None => own_keys(extra_keys),
             },
         };
-        Ok((slot, block))
+        Ok((slot, Some(block)))
     }
 
     /// The size of the blocks that one of such a size builds on: the same, unless it is not full.

@@ -27,7 +27,8 @@ impl Journal {
             Parent::Root => None,
             Parent::Block(parent) => Some(parent),
         };
-        push_stored(log, tier, parent, VisibleBlock::new(self.state.hash_of(slot), chain));
+        let tokens = if self.options.transitions_only { &self.no_tokens } else { &chain.tokens };
+        push_stored(log, tier, parent, VisibleBlock::with_tokens(self.state.hash_of(slot), chain, tokens));
     }
 
     /// A block that waited is attached now, and can be told where what waited is what is told.

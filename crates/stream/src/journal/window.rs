@@ -246,4 +246,26 @@ impl Window {
         let from = kept.entries.partition_point(|entry| entry.next_event_id() <= start);
         Range::Entries { entries: kept.entries.range(from..).cloned().collect(), last: newest }
     }
+    /// The same by the numbers that batches were handed over with. What kvplane itself did stands before the batch that
+    /// it came with.
+    ///
+    /// Such numbers do not say which life they are of. Whoever has followed this one asks for the next number at the most,
+    /// so that anything above it is foreign.
+    pub fn batches_from(&self, start: u64) -> Range {
+        let kept = self.kept.lock();
+        let Some(last) = kept.entries.iter().rev().find_map(|entry| entry.engine_sequence) else {
+            return Range::Outside;
+        };
+        if start > last {
+            return if start - last == 1 { Range::TooNew { newest: last } } else { Range::Outside };
+        }
+        let wanted = |entry: &&Arc<Entry>| entry.engine_sequence.is_none_or(|number| number >= start);
+        let count = kept.entries.iter().rev().take_while(wanted).count();
+        let from = kept.entries.len() - count;
+        let first = kept.entries.range(from..).find_map(|entry| entry.engine_sequence);
+        if from == 0 && first != Some(start) {
+            return Range::Outside;
+        }
+        Range::Entries { entries: kept.entries.range(from..).cloned().collect(), last }
+    }
 }

@@ -51,6 +51,11 @@ impl Mirror {
         }
     }
 
+    /// All that the other plane had when it was asked is here, and what follows is being told.
+    pub(crate) fn is_current(&self) -> bool {
+        self.link == Link::Up && self.told.is_some()
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.counters
     }

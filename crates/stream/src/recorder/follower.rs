@@ -5,6 +5,7 @@ use kvplane_core::Continuity as Standing;
 use crate::clock::Now;
 use crate::continuity::{Action, Continuity, Counters, Sequenced};
 use crate::drain::Drain;
+use crate::handed::Handed;
 use crate::mirror::Mirror;
 use crate::relay::Relay;
 
@@ -18,6 +19,8 @@ pub(super) enum Follower {
     Relayed(Box<Relay>),
     /// Another plane, which has put them in order already.
     Mirrored(Box<Mirror>),
+    /// The engine's own process.
+    Handed(Box<Handed>),
 }
 
 /// Whatever the kind: the same call to each.
@@ -28,6 +31,7 @@ macro_rules! each {
             Follower::Drained($machine) => $call,
             Follower::Relayed($machine) => $call,
             Follower::Mirrored($machine) => $call,
+            Follower::Handed($machine) => $call,
         }
     };
 }
@@ -46,6 +50,7 @@ impl Follower {
             Self::Published(machine) => machine.last_sequence(),
             Self::Drained(machine) => machine.last_sequence(),
             Self::Relayed(machine) => machine.last_sequence(),
+            Self::Handed(machine) => machine.last_sequence(),
             // What comes from another plane is in order: only the journal knows it.
             Self::Mirrored(_) => None,
         }
@@ -56,12 +61,19 @@ impl Follower {
             Self::Published(machine) => machine.poll(),
             Self::Drained(machine) => machine.poll(),
             Self::Relayed(machine) => machine.poll(),
-            Self::Mirrored(_) => None,
+            // Both are applied as they come.
+            Self::Mirrored(_) | Self::Handed(_) => None,
         }
     }
 
     pub(super) fn tick(&mut self, now: Now) {
-        each!(self, machine => machine.tick(now));
+        match self {
+            Self::Published(machine) => machine.tick(now),
+            Self::Drained(machine) => machine.tick(now),
+            Self::Relayed(machine) => machine.tick(now),
+            Self::Mirrored(machine) => machine.tick(now),
+            Self::Handed(_) => {}
+        }
     }
 
     pub(super) fn undecodable(&mut self, now: Now, batch: Sequenced) {
@@ -69,7 +81,7 @@ impl Follower {
             Self::Published(machine) => machine.undecodable(now, batch),
             Self::Drained(machine) => machine.undecodable(now, batch),
             Self::Relayed(machine) => machine.undecodable(now, batch),
-            Self::Mirrored(_) => {}
+            Self::Mirrored(_) | Self::Handed(_) => {}
         }
     }
 }

@@ -27,6 +27,11 @@ impl Recorder {
         matches!(self.follower, Follower::Mirrored(_))
     }
 
+    /// Whether another plane records it, and all that it had when it was asked is here.
+    pub fn is_current(&self) -> bool {
+        matches!(&self.follower, Follower::Mirrored(mirror) if mirror.is_current())
+    }
+
     /// Where the other plane goes on; `None`: with a snapshot.
     pub fn resume(&self) -> Option<Cursor> {
         Some(self.journal.cursor()).filter(|cursor| cursor.epoch != Epoch::UNKNOWN)

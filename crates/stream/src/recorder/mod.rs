@@ -1,11 +1,13 @@
 //! A stream's recorder: what puts batches in order, and the journal that applies them, behind one set of inputs.
 //!
 //! The inputs depend on the kind of source: [`published`] is a socket that engines publish on, [`drained`] a buffer that is
-//! emptied by whoever reads it, [`relayed`] a server that keeps a stream of numbered batches, [`mirrored`] another plane.
+//! emptied by whoever reads it, [`relayed`] a server that keeps a stream of numbered batches, [`mirrored`] another plane,
+//! [`handed`] the engine's own process.
 
 mod drained;
 mod flushes;
 mod follower;
+mod handed;
 mod mirrored;
 mod published;
 mod relayed;
@@ -211,18 +213,7 @@ impl Recorder {
                     self.hints_from = u64::MAX;
                     self.happenings.push(Happening::Epoch(self.journal.epoch(), cause));
                 }
-                Action::HeardFromStart => self.journal.heard_from_start(),
-                Action::KnownFrom(sequence) => self.journal.known_from_sequence(sequence, now),
-                Action::DropResidency(reason) => {
-                    self.journal.drop_residency(reason, now);
-                    self.happenings.push(Happening::Lost(reason));
-                }
-                Action::KeepAfterLoss => {
-                    self.journal.keep_after_loss(now);
-                    self.happenings.push(Happening::Lost(Reason::GapKept));
-                }
-                Action::Degrade(reason) => self.journal.degrade_source(reason, now),
-                Action::Resolve(reason) => self.journal.resolve_source(reason),
+                action => heed(&mut self.journal, &mut self.happenings, &action, now),
             }
         }
         if self.follower.counters().replays_foreign > self.foreign_replays {
@@ -255,6 +246,29 @@ impl Recorder {
             self.last_trust = trust;
             self.happenings.push(Happening::Trust(trust.0, trust.1));
         }
+    }
+}
+
+/// What an action says of the history that is known.
+fn heed(journal: &mut Journal, happenings: &mut Vec<Happening>, action: &Action, now: Now) {
+    match *action {
+        Action::HeardFromStart => journal.heard_from_start(),
+        Action::KnownFrom(sequence) => journal.known_from_sequence(sequence, now),
+        Action::DropResidency(reason) => {
+            journal.drop_residency(reason, now);
+            happenings.push(Happening::Lost(reason));
+        }
+        Action::KeepAfterLoss => {
+            journal.keep_after_loss(now);
+            happenings.push(Happening::Lost(Reason::GapKept));
+        }
+        Action::Degrade(reason) => journal.degrade_source(reason, now),
+        Action::Resolve(reason) => journal.resolve_source(reason),
+        Action::Replay { .. }
+        | Action::Hint { .. }
+        | Action::Resubscribe
+        | Action::Apply(_)
+        | Action::NewEpoch(_) => {}
     }
 }
 

@@ -185,7 +185,7 @@ pub(super) fn usual_store<'f>(
 }
 
 /// Whether a store's parts go together.
-fn check_store(stored: &Stored<'_>, sink: &Sink<'_, '_>) -> Result<(), RejectReason> {
+pub(crate) fn check_store(stored: &Stored<'_>, sink: &Sink<'_, '_>) -> Result<(), RejectReason> {
     let blocks = stored.hashes.len();
     let ids = stored.tokens.len();
     let positions = if stored.bigrams { ids / 2 } else { ids };

@@ -1,6 +1,7 @@
 //! Another kvplane, as people describe it.
 
 use kvplane_ingest::LinkSpec;
+use kvplane_proto::Bearer;
 
 use super::{EngineConfig, EngineConfigError};
 
@@ -33,7 +34,8 @@ impl EngineConfig {
             return wrong("grpc_ca", "is for an https address");
         }
         let (url, engine) = (url.clone(), self.upstream.clone());
-        let link = LinkSpec { url, ca, token_file: self.token_file.clone(), engine };
+        let link =
+            LinkSpec { url, ca, token_file: self.token_file.clone(), bearer: Bearer::default(), engine };
         if let Err(error) = link.token() {
             let message = error.to_string();
             return Err(EngineConfigError::Value { key: "token_file", message });

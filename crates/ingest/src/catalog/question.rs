@@ -1,41 +1,60 @@
 //! Who holds how much of a prompt: what is asked, checked once for every protocol.
 
-use kvplane_core::{MultimodalItem, Names, PublicError};
-use kvplane_ingest::{Answer, Match, Prompt, PromptKeys};
+use kvplane_core::{MultimodalItem, Names, PublicError, Trust};
 use kvplane_wire::OwnedExtraKey;
 
-use crate::service::Shared;
+use super::Catalog;
+use super::answer::Answer;
+use super::prompt::{Prompt, PromptKeys};
 
 /// A question as it came in. Reused from request to request: lists keep their room.
 #[derive(Debug, Default)]
-pub(crate) struct Question {
-    pub(crate) model: Option<String>,
-    pub(crate) token_ids: Option<Vec<u32>>,
-    pub(crate) block_hashes: Option<Vec<u64>>,
+pub struct Question {
+    /// Whose streams are asked.
+    pub model: Option<String>,
+    /// The whole prompt.
+    pub token_ids: Option<Vec<u32>>,
+    /// Or hashes of its blocks, from the first on.
+    pub block_hashes: Option<Vec<u64>>,
     /// Each hash is of the whole prefix that ends with its block.
-    pub(crate) chained: Option<bool>,
-    pub(crate) block_size: Option<u32>,
-    pub(crate) lora_name: Option<String>,
-    pub(crate) lora_id: Option<i64>,
-    pub(crate) cache_salt: Option<String>,
+    pub chained: Option<bool>,
+    /// Tokens per block, beside hashes or extra keys.
+    pub block_size: Option<u32>,
+    /// The prompt's adapter.
+    pub lora_name: Option<String>,
+    /// Its number, where it has no name.
+    pub lora_id: Option<i64>,
+    /// The prompt's salt.
+    pub cache_salt: Option<String>,
     /// One list per block.
-    pub(crate) extra_keys: Option<Vec<Vec<OwnedExtraKey>>>,
-    pub(crate) multimodal: Option<Vec<MultimodalItem>>,
+    pub extra_keys: Option<Vec<Vec<OwnedExtraKey>>>,
+    /// What else the prompt is made of: in order, without overlap.
+    pub multimodal: Option<Vec<MultimodalItem>>,
     /// Each group of a cache is asked for.
-    pub(crate) groups: Option<bool>,
-    /// Empty lists, kept for the next question.
-    pub(crate) token_room: Vec<u32>,
-    pub(crate) hash_room: Vec<u64>,
+    pub groups: Option<bool>,
+    /// An empty list, kept for the next question.
+    pub token_room: Vec<u32>,
+    /// An empty list, kept for the next question.
+    pub hash_room: Vec<u64>,
+}
+
+/// Whom a question may credit, and how long it may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Asking<'a> {
+    /// What a stream's word must be worth.
+    pub credit: &'a [Trust],
+    /// Elements of a list.
+    pub max_tokens: usize,
 }
 
 impl Question {
     /// Checks the question, asks the streams of its model, and hands the answer to `read`.
-    pub(crate) fn ask<R>(
+    pub fn ask<R>(
         &self,
-        shared: &Shared,
+        catalog: &Catalog,
+        Asking { credit, max_tokens }: Asking<'_>,
         read: impl FnOnce(&Answer<'_>) -> R,
     ) -> Result<R, PublicError> {
-        let catalog = shared.plane.catalog();
         let known = || match &catalog.models()[..] {
             [] => "there are no models".to_owned(),
             models => format!("known models: {}", models.join(", ")),
@@ -44,10 +63,9 @@ impl Question {
         let missing = || PublicError::field("model", format!("is missing; {}", known()));
         let unknown = || PublicError::field("model", format!("is not known; {}", known()));
         let model = self.model.as_deref().ok_or_else(missing)?;
-        let prompt = self.prompt(shared.options.max_tokens)?;
+        let prompt = self.prompt(max_tokens)?;
         let roster = catalog.model(model);
         let roster = roster.ok_or_else(|| if model.is_empty() { missing() } else { unknown() })?;
-        let credit = &shared.options.credit;
         Ok(if self.groups == Some(true) {
             roster.ask_by_group(&prompt, credit, read)
         } else {
@@ -122,7 +140,7 @@ impl Question {
     }
 
     /// What separates its tokens from equal ones.
-    pub(crate) fn names(&self) -> Names<'_> {
+    pub fn names(&self) -> Names<'_> {
         Names {
             lora_name: self.lora_name.as_deref(),
             lora_id: self.lora_id,
@@ -131,46 +149,41 @@ impl Question {
     }
 
     /// Empties the question but keeps the room of its lists.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         let (token_room, hash_room) = (self.token_room(), self.hash_room());
         *self = Self { token_room, hash_room, ..Self::default() };
     }
 
     /// Gives back what a large question took.
-    pub(crate) fn forget_beyond(&mut self, elements: usize) {
+    pub fn forget_beyond(&mut self, elements: usize) {
         self.clear();
         self.token_room.shrink_to(elements);
         self.hash_room.shrink_to(elements);
     }
 
     /// An empty list with room.
-    pub(crate) fn token_room(&mut self) -> Vec<u32> {
+    pub fn token_room(&mut self) -> Vec<u32> {
         let mut room = self.token_ids.take().unwrap_or_else(|| std::mem::take(&mut self.token_room));
         room.clear();
         room
     }
 
     /// An empty list with room.
-    pub(crate) fn hash_room(&mut self) -> Vec<u64> {
+    pub fn hash_room(&mut self) -> Vec<u64> {
         let mut room = self.block_hashes.take().unwrap_or_else(|| std::mem::take(&mut self.hash_room));
         room.clear();
         room
     }
 
     /// Sets the list that was read, or only gives its room back.
-    pub(crate) fn set_token_ids(&mut self, ids: Vec<u32>, given: bool) {
+    pub fn set_token_ids(&mut self, ids: Vec<u32>, given: bool) {
         if given { self.token_ids = Some(ids) } else { self.token_room = ids }
     }
 
     /// Sets the list that was read, or only gives its room back.
-    pub(crate) fn set_block_hashes(&mut self, hashes: Vec<u64>, given: bool) {
+    pub fn set_block_hashes(&mut self, hashes: Vec<u64>, given: bool) {
         if given { self.block_hashes = Some(hashes) } else { self.hash_room = hashes }
     }
-}
-
-/// What a match says of its main group: where that is not what counts, or where groups were asked for.
-pub(crate) fn told_main<'a>(found: &Match<'a>, groups: bool) -> Option<Match<'a>> {
-    (groups || found.main != found.depths).then(|| found.with_depths(found.main))
 }
 
 /// Every whole block has a list of keys. One that is not full may have, or not: it is asked for by nobody.
@@ -205,7 +218,7 @@ fn check_items(items: &[MultimodalItem], tokens: usize) -> Result<(), PublicErro
 }
 
 /// A list may be as long as the longest prompt. Whoever reads one stops there.
-pub(crate) fn check_length(field: &'static str, length: usize, max: usize) -> Result<(), PublicError> {
+pub fn check_length(field: &'static str, length: usize, max: usize) -> Result<(), PublicError> {
     if length > max {
         return Err(PublicError::field(field, format!("has more than {max} elements (query.max_tokens)")));
     }

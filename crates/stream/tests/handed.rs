@@ -1,0 +1,190 @@
+//! Batches that the engine's own process hands over: numbers, gaps, and what is told of them.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvplane_core::{Reason, Trust};
+use kvplane_stream::{
+    Entry, HandedOptions, JournalOptions, NotTaken, Now, Numbering, OnGap, Recorder, Recovery, Transition,
+    Worker,
+};
+use kvplane_wire::dynamo::{KvCacheEventData, WorkerKvQueryResponse as Answer};
+use kvplane_wire::encode::{Profile, encode_batch};
+use kvplane_wire::{DecodeError, OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored, RejectReason};
+use serde_json::Value;
+
+const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
+const WORKER: Worker = Worker { id: 7, rank: 0 };
+
+fn recorder() -> Recorder {
+    recorder_with(HandedOptions::default(), JournalOptions::default())
+}
+
+fn recorder_with(follow: HandedOptions, keep: JournalOptions) -> Recorder {
+    Recorder::of_hand_over(follow, keep, 0, NOW)
+}
+
+fn store(hash: u64) -> OwnedEvent {
+    OwnedEvent::Stored(OwnedStored {
+        block_hashes: vec![OwnedHash::Unsigned(hash)],
+        token_ids: vec![hash as u32; 2],
+        block_size: 2,
+        ..OwnedStored::default()
+    })
+}
+
+fn remove(hash: u64) -> OwnedEvent {
+    OwnedEvent::Removed(OwnedRemoved {
+        block_hashes: vec![OwnedHash::Unsigned(hash)],
+        ..OwnedRemoved::default()
+    })
+}
+
+fn ask(recorder: &Recorder, start: u64) -> Option<Answer> {
+    let recovery = Recovery { start: Some(start), end: None };
+    recovery.from_window(WORKER, Numbering::Batches, &recorder.journal().window())
+}
+
+/// The numbers of what is told from `start` on, with `c` for a clear, and the number of blocks of anything else.
+fn told(recorder: &Recorder, start: u64) -> Vec<(u64, String)> {
+    let Some(Answer::Events { events, .. }) = ask(recorder, start) else { panic!("not in the window") };
+    let told = |data: &KvCacheEventData| match data {
+        KvCacheEventData::Stored(stored) => format!("+{}", stored.blocks.len()),
+        KvCacheEventData::Removed(removed) => format!("-{}", removed.block_hashes.len()),
+        KvCacheEventData::Cleared => "c".to_owned(),
+    };
+    events.iter().map(|event| (event.event.event_id, told(&event.event.data))).collect()
+}
+
+fn pairs(expected: &[(u64, &str)]) -> Vec<(u64, String)> {
+    expected.iter().map(|&(number, what)| (number, what.to_owned())).collect()
+}
+
+#[test]
+fn every_number_is_told_and_numbers_follow_one_another() {
+    let mut recorder = recorder();
+    assert_eq!(recorder.hand_events(NOW, Some(5), &[store(1)]), Ok(5));
+    assert_eq!(recorder.hand_events(NOW, None, &[store(1)]), Ok(6));
+    assert_eq!(recorder.hand_events(NOW, Some(7), &[remove(1), store(2), OwnedEvent::Cleared]), Ok(7));
+    assert_eq!(told(&recorder, 5), pairs(&[(5, "+1"), (6, "-0"), (7, "+1"), (7, "c")]));
+    assert_eq!(told(&recorder, 7), pairs(&[(7, "+1"), (7, "c")]));
+    assert!(matches!(ask(&recorder, 8), Some(Answer::TooNew { newest_available: 7, .. })));
+    for foreign in [0, 4, 9, u64::MAX] {
+        assert_eq!(ask(&recorder, foreign), None, "{foreign}");
+    }
+    assert_eq!(recorder.journal().trust().level(), Trust::Exact);
+}
+
+#[test]
+fn a_gap_stands_under_the_last_number_that_is_missing() {
+    let mut recorder = recorder();
+    for number in [0, 1, 6] {
+        recorder.hand_events(NOW, Some(number), &[store(number + 1)]).unwrap();
+    }
+    assert_eq!(told(&recorder, 1), pairs(&[(1, "+1"), (5, "c"), (6, "+1")]));
+    assert_eq!(told(&recorder, 3), pairs(&[(5, "c"), (6, "+1")]));
+    assert_eq!(told(&recorder, 6), pairs(&[(6, "c"), (6, "+1")]));
+    assert!(recorder.journal().trust().has(Reason::Gap));
+    assert_eq!((recorder.counters().gaps, recorder.journal().known_from()), (1, Some(6)));
+
+    let keep = HandedOptions { on_gap: OnGap::Keep, ..HandedOptions::default() };
+    let mut keeping = recorder_with(keep, JournalOptions::default());
+    for number in [0, 6] {
+        keeping.hand_events(NOW, Some(number), &[store(number + 1)]).unwrap();
+    }
+    assert_eq!(told(&keeping, 0), pairs(&[(0, "+1"), (6, "+1")]));
+    assert_eq!(keeping.journal().trust().level(), Trust::Unsound);
+}
+
+#[test]
+fn what_is_not_taken_changes_nothing() {
+    let mut recorder = recorder();
+    recorder.hand_events(NOW, Some(3), &[store(1)]).unwrap();
+    let before = (recorder.journal().cursor(), recorder.journal().state().digest());
+    let good = encode_batch(Profile::Vllm0_32, 1.0, None, &[store(2)]);
+    let torn = &good[..good.len() - 1];
+    let unfit = OwnedEvent::Stored(OwnedStored {
+        block_hashes: vec![OwnedHash::Unsigned(9)],
+        token_ids: vec![1],
+        block_size: 2,
+        ..OwnedStored::default()
+    });
+    let passed = |number| Err(NotTaken::Passed { number, last: 3 });
+    assert_eq!(recorder.hand_frame(NOW, Some(4), torn), Err(DecodeError::Truncated.into()));
+    assert_eq!(recorder.hand_frame(NOW, Some(3), &good), passed(3));
+    assert_eq!(recorder.hand_events(NOW, Some(0), &[store(2)]), passed(0));
+    let refused = recorder.hand_events(NOW, Some(4), &[store(2), unfit]);
+    assert_eq!(refused, Err(NotTaken::Unfit(RejectReason::TooFewTokens)));
+    assert_eq!((recorder.journal().cursor(), recorder.journal().state().digest()), before);
+    assert_eq!((recorder.counters().undecodable, recorder.counters().refused), (2, 2));
+
+    recorder.hand_events(NOW, Some(u64::MAX), &[store(2)]).unwrap();
+    assert_eq!(recorder.hand_events(NOW, None, &[store(3)]), Err(NotTaken::NoNumber));
+    let mut elsewhere = Recorder::new(kvplane_stream::Options::default(), JournalOptions::default(), 0, NOW);
+    assert_eq!(elsewhere.hand_frame(NOW, Some(0), &good), Err(NotTaken::Foreign));
+}
+
+#[test]
+fn who_was_not_there_from_the_start_says_so() {
+    let frame = encode_batch(Profile::Vllm0_32, 1.0, None, &[store(2)]);
+    let late = HandedOptions { from_start: false, ..HandedOptions::default() };
+    let mut by_setting = recorder_with(late, JournalOptions::default());
+    by_setting.hand_events(NOW, Some(4), &[store(1)]).unwrap();
+    let mut by_number = recorder();
+    by_number.hand_frame(NOW, Some(4), &frame).unwrap();
+    for recorder in [&by_setting, &by_number] {
+        assert!(recorder.journal().trust().has(Reason::History));
+        assert_eq!(recorder.journal().known_from(), Some(4));
+    }
+    for first in [Some(0), None] {
+        let mut from_start = recorder();
+        from_start.hand_frame(NOW, first, &frame).unwrap();
+        assert_eq!(from_start.journal().trust().level(), Trust::Exact);
+    }
+}
+
+/// What entries say of blocks, without tokens.
+fn without_tokens(entry: &Entry) -> String {
+    let mut transitions = entry.transitions.clone();
+    for transition in &mut transitions {
+        if let Transition::Stored { blocks, .. } = transition {
+            for block in blocks {
+                block.tokens = std::sync::Arc::default();
+            }
+        }
+    }
+    format!("{:?} {:?} {:?} {:?}", entry.engine_sequence, entry.digest, transitions, entry.marks)
+}
+
+#[test]
+fn entries_without_changes_say_the_same_of_every_capture() {
+    for name in ["vllm-0.32.0-hybrid-oracle", "vllm-0.32.0", "sglang-0.5.23"] {
+        let path =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../wire/tests/captures/{name}.jsonl"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let [mut whole, mut short] = [false, true].map(|transitions_only| {
+            let keep = JournalOptions { transitions_only, ..JournalOptions::default() };
+            let mut recorder = recorder_with(HandedOptions::default(), keep);
+            recorder.journal_mut().keep_fresh();
+            recorder
+        });
+        for line in lines.filter(|line| line["kind"] == "live") {
+            let digits = line["payload_hex"].as_str().unwrap().as_bytes().chunks(2);
+            let byte = |pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+            let payload: Vec<u8> = digits.map(byte).collect();
+            let [whole, short] = [&mut whole, &mut short].map(|recorder| {
+                recorder.hand_frame(NOW, line["seq"].as_u64(), &payload).unwrap();
+                recorder.journal_mut().take_fresh()
+            });
+            assert!(short.iter().all(|entry| entry.changes.is_empty()));
+            let told = |entries: &[std::sync::Arc<Entry>]| -> Vec<_> {
+                entries.iter().map(|entry| without_tokens(entry)).collect()
+            };
+            assert_eq!(told(&short), told(&whole), "{name}");
+        }
+        assert!(short.journal().window_bytes() * 2 < whole.journal().window_bytes(), "{name}");
+    }
+}

@@ -1,0 +1,240 @@
+"""Following a plane: :class:`Client`, and :class:`AsyncClient` for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+from . import _native
+from .errors import ArgumentTypeError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["AsyncClient", "Client"]
+
+_log = logging.getLogger("kvplane")
+
+# How long one call waits before Python gets a chance to look at signals.
+_SLICE = 0.2
+# Changes that are taken at a time.
+_AT_A_TIME = 256
+# How often somebody who waits within asyncio looks.
+_LOOK_AGAIN = 0.01
+
+# At exit, threads of Python must not be inside of the native part: whoever is open is closed before.
+_open: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for client in list(_open):
+        client.close()
+
+
+class Client:
+    """Follows a plane, keeps an exact copy of its streams, and answers from it.
+
+    Any thread may call it. A client does not come along into a fork: make another one there.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: Optional[str] = None,
+        ca: Union[bytes, str, os.PathLike[str], None] = None,
+        engine: Optional[str] = None,
+        credit: Optional[Iterable[_native.Trust]] = None,
+        down_after: float = 10.0,
+    ) -> None:
+        if isinstance(ca, (str, os.PathLike)):
+            ca = Path(ca).read_bytes()
+        self._native = _native.Client(
+            address, token=token, ca=ca, engine=engine, credit=credit, down_after=down_after
+        )
+        self.address = address
+        self._lock = threading.Lock()
+        self._callbacks: tuple[Callable[[_native.Change], object], ...] = ()
+        self._callback_errors = 0
+        self._threads: list[threading.Thread] = []
+        # Neither thread holds the client: one that is forgotten is closed by its end.
+        self._run(_tell_of_link, self._native.changes(False), address)
+        _open.add(self)
+
+    def query(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[_native.QueryDetails]) -> _native.Answer:
+        """Who holds how much of a prompt, from the copy: nothing is waited for."""
+        return self._native.query(model, token_ids, **details)
+
+    def on_change(self, callback: Callable[[_native.Change], object]) -> Callable[[_native.Change], object]:
+        """Calls back with every change from now on, from one thread for all callbacks. Returns the callback, so that it can decorate."""
+        if not callable(callback):
+            raise ArgumentTypeError(f"callback: must be callable, not {type(callback).__name__}", "callback")
+        with self._lock:
+            first = not self._callbacks
+            if first:
+                self._run(_call_back, self._native.changes(True), weakref.ref(self))
+            self._callbacks += (callback,)
+        return callback
+
+    def changes(self) -> Iterator[_native.Change]:
+        """What happens from now on. Ends when the client is closed."""
+        return _iterate(self._native.changes(True))
+
+    def status(self) -> dict[str, Any]:
+        """How the way to the plane is."""
+        return {"address": self.address, **self._native.status(), "callback_errors": self._callback_errors}
+
+    def streams(self) -> list[dict[str, Any]]:
+        """The streams that are followed, and where each stands."""
+        return self._native.streams()
+
+    def wait_ready(self, timeout: Optional[float] = None) -> bool:
+        """Waits until all that the plane had when it was asked is here. Says whether it is."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _SLICE if deadline is None else max(0.0, min(_SLICE, deadline - time.monotonic()))
+            if self._native.wait_ready(left):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def close(self) -> None:
+        """Follows nothing any more. Calls after it raise ``ClosedError``; a second time changes nothing."""
+        _open.discard(self)
+        self._native.close()
+        me = threading.current_thread()
+        for thread in self._threads:
+            if thread is not me:
+                thread.join()
+
+    @property
+    def closed(self) -> bool:
+        return self._native.closed
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<kvplane.Client of {self.address}{', closed' if self.closed else ''}>"
+
+    def _run(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, name="kvplane-client", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+class AsyncClient:
+    """The same for asyncio. What only looks into the copy is done at once; what waits lets others run meanwhile."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: Optional[str] = None,
+        ca: Union[bytes, str, os.PathLike[str], None] = None,
+        engine: Optional[str] = None,
+        credit: Optional[Iterable[_native.Trust]] = None,
+        down_after: float = 10.0,
+    ) -> None:
+        self._client = Client(
+            address, token=token, ca=ca, engine=engine, credit=credit, down_after=down_after
+        )
+
+    async def query(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[_native.QueryDetails]) -> _native.Answer:
+        """Who holds how much of a prompt, from the copy."""
+        return self._client.query(model, token_ids, **details)
+
+    async def changes(self) -> AsyncIterator[_native.Change]:
+        """What happens from now on. Ends when the client is closed."""
+        changes = self._client._native.changes(True)
+        loop = asyncio.get_running_loop()
+        pool = ThreadPoolExecutor(1, thread_name_prefix="kvplane-changes")
+        try:
+            while True:
+                batch = await loop.run_in_executor(pool, changes.wait, _AT_A_TIME, _SLICE)
+                if batch is None:
+                    return
+                for change in batch:
+                    yield change
+        finally:
+            changes.close()
+            pool.shutdown(wait=False)
+
+    def status(self) -> dict[str, Any]:
+        """How the way to the plane is."""
+        return self._client.status()
+
+    def streams(self) -> list[dict[str, Any]]:
+        """The streams that are followed, and where each stands."""
+        return self._client.streams()
+
+    async def wait_ready(self, timeout: Optional[float] = None) -> bool:
+        """Waits until all that the plane had when it was asked is here. Says whether it is."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._client._native.wait_ready(0.0):
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_LOOK_AGAIN)
+        return True
+
+    async def close(self) -> None:
+        """Follows nothing any more. A second time changes nothing."""
+        await asyncio.get_running_loop().run_in_executor(None, self._client.close)
+
+    @property
+    def closed(self) -> bool:
+        return self._client.closed
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._client).replace("Client", "AsyncClient", 1)
+
+
+def _iterate(changes: _native.Changes) -> Iterator[_native.Change]:
+    try:
+        while (batch := changes.wait(_AT_A_TIME, _SLICE)) is not None:
+            yield from batch
+    finally:
+        changes.close()
+
+
+def _tell_of_link(changes: _native.Changes, address: str) -> None:
+    """Log lines: one whenever the way to the plane is another."""
+    for change in _iterate(changes):
+        if change.kind == "connected":
+            _log.info("following the plane at %s", address)
+        else:
+            _log.warning("the plane at %s is not followed: %s", address, change.trouble)
+
+
+def _call_back(changes: _native.Changes, owner: weakref.ref[Client]) -> None:
+    for change in _iterate(changes):
+        client = owner()
+        if client is None:
+            return
+        for callback in client._callbacks:
+            try:
+                callback(change)
+            except Exception:
+                # One that fails must not keep the others from being told, nor go unnoticed.
+                client._callback_errors += 1
+                _log.exception("a callback of on_change failed: %r", callback)
+        del client

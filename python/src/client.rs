@@ -1,0 +1,157 @@
+//! The native part of `Client`: a copy of a plane's streams, and answers from it.
+
+use std::time::Duration;
+
+use kvplane_core::Tier;
+use kvplane_embed::{Bearer, Client as Embedded, ClientSettings, Followed, engine_of};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList};
+
+use crate::arguments;
+use crate::changes::Changes;
+use crate::errors::{Argument, aside, bad_type, bad_value, detached, public};
+use crate::question::{Answer, credit, question, read};
+
+/// Follows a plane until it is closed.
+#[pyclass(frozen, module = "kvplane._native")]
+pub(crate) struct Client {
+    embedded: Embedded,
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    #[pyo3(signature = (address, *, token=None, ca=None, engine=None, credit=None, down_after=10.0))]
+    fn new(
+        py: Python<'_>,
+        address: &Bound<'_, PyAny>,
+        token: Option<&Bound<'_, PyAny>>,
+        ca: Option<&Bound<'_, PyAny>>,
+        engine: Option<&Bound<'_, PyAny>>,
+        credit: Option<&Bound<'_, PyAny>>,
+        down_after: f64,
+    ) -> PyResult<Self> {
+        let settings = ClientSettings {
+            address: arguments::text(Argument::new("address"), address)?,
+            bearer: token.map_or_else(|| Ok(Bearer::default()), bearer)?,
+            ca: ca.map(certificates).transpose()?,
+            engine: engine.map(|engine| arguments::text(Argument::new("engine"), engine)).transpose()?,
+            credit: self::credit(credit)?,
+            down_after: seconds(Argument::new("down_after"), down_after)?,
+        };
+        let embedded = detached(py, || Embedded::start(settings))?.map_err(public)?;
+        Ok(Self { embedded })
+    }
+
+    /// Who holds how much of a prompt, from the copy.
+    #[pyo3(signature = (model, token_ids=None, **details))]
+    fn query(
+        &self,
+        py: Python<'_>,
+        model: &Bound<'_, PyAny>,
+        token_ids: Option<&Bound<'_, PyAny>>,
+        details: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Answer> {
+        let question = question(model, token_ids, details)?;
+        let groups = question.groups == Some(true);
+        let name = |found: &kvplane_ingest::Match<'_>| engine_of(found).to_owned();
+        let found = detached(py, || self.embedded.ask(&question, |answer| read(answer, groups, name)))?;
+        Answer::new(py, found.map_err(public)?)
+    }
+
+    /// How the way to the plane is.
+    fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (link, ready) =
+            detached(py, || Ok((self.embedded.link()?, self.embedded.is_ready()?)))?.map_err(public)?;
+        let dict = PyDict::new(py);
+        dict.set_item("connected", link.connected)?;
+        dict.set_item("ready", ready)?;
+        dict.set_item("plane", link.plane.as_ref().map(ToString::to_string))?;
+        dict.set_item("trouble", link.trouble)?;
+        dict.set_item("connects", link.connects)?;
+        let voids = PyDict::new(py);
+        for (reason, count) in link.voids {
+            voids.set_item(reason, count)?;
+        }
+        dict.set_item("voids", voids)?;
+        Ok(dict)
+    }
+
+    /// The streams that are followed.
+    fn streams<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let followed = detached(py, || {
+            let followed = self.embedded.streams()?;
+            let looked = followed.into_iter().map(|one| (one.stream.status(), one.stream.is_current(), one));
+            Ok(looked.collect::<Vec<_>>())
+        })?;
+        let list = PyList::empty(py);
+        for (status, current, Followed { engine, model, stream }) in followed.map_err(public)? {
+            let dict = PyDict::new(py);
+            dict.set_item("engine", engine)?;
+            dict.set_item("rank", stream.id().rank)?;
+            dict.set_item("model", model)?;
+            dict.set_item("current", current)?;
+            dict.set_item("continuity", status.continuity.as_str())?;
+            dict.set_item("trust", status.trust.level().as_str())?;
+            let reasons: Vec<&str> = status.trust.active().iter().map(|one| one.reason.as_str()).collect();
+            dict.set_item("reasons", reasons)?;
+            dict.set_item("epoch", status.epoch.as_u64())?;
+            dict.set_item("sequence", status.cursor.sequence)?;
+            dict.set_item("engine_sequence", status.engine_sequence)?;
+            dict.set_item("digest", status.digest.to_string())?;
+            let blocks = PyDict::new(py);
+            for tier in Tier::ALL {
+                blocks.set_item(tier.as_str(), status.blocks[tier.index()])?;
+            }
+            dict.set_item("blocks", blocks)?;
+            dict.set_item("block_size", status.block_size)?;
+            list.append(dict)?;
+        }
+        Ok(list)
+    }
+
+    /// Waits until all that the plane had is here. Says whether it is.
+    fn wait_ready(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = seconds(Argument::new("timeout"), timeout)?;
+        detached(py, || self.embedded.wait_ready(Some(timeout)))?.map_err(public)
+    }
+
+    /// What happens from now on: to the link, and to the streams if they are wanted.
+    fn changes(&self, py: Python<'_>, streams: bool) -> PyResult<Changes> {
+        let changes = detached(py, || self.embedded.changes(streams))?.map_err(public)?;
+        Ok(Changes::new(changes))
+    }
+
+    /// Follows nothing any more. A second time changes nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        detached(py, || self.embedded.close())
+    }
+
+    /// Whether it was closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.embedded.is_closed()
+    }
+}
+
+fn bearer(token: &Bound<'_, PyAny>) -> PyResult<Bearer> {
+    let argument = Argument::new("token");
+    Bearer::new(&arguments::text(argument, token)?).map_err(|unfit| bad_value(argument, unfit))
+}
+
+fn certificates(ca: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    let bytes = ca.cast::<PyBytes>().map_err(|_| bad_type(Argument::new("ca"), "bytes", ca))?;
+    Ok(bytes.as_bytes().to_vec())
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        aside(|| self.embedded.close()); // waits for its threads
+    }
+}
+
+/// A time that Python has as a float.
+pub(crate) fn seconds(argument: Argument<'_>, seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| bad_value(argument, "must be a number of seconds, 0 or more"))
+}
