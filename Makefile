@@ -40,6 +40,7 @@ rooms:
 
 docs:
 	$(PYTHON) scripts/check-docs.py
+	$(PYTHON) scripts/check-book.py
 
 unit: compilers
 	$(CARGO) test --workspace

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Checks that the documentation is whole.
+
+- docs/SUMMARY.md lists every page under docs/, once, and nothing else;
+- every link with an anchor leads to a heading.
+"""
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
+
+
+def main() -> int:
+    pages = [*ROOT.glob("*.md"), *DOCS.glob("**/*.md")]
+    errors = [*check_summary(), *check_anchors(pages)]
+    for line in errors:
+        print(line, file=sys.stderr)
+    return 1 if errors else 0
+
+
+def check_summary() -> list[str]:
+    listed = Counter(LINK.findall((DOCS / "SUMMARY.md").read_text()))
+    there = {page.relative_to(DOCS).as_posix() for page in DOCS.glob("**/*.md")} - {"SUMMARY.md"}
+    errors = [f"docs/SUMMARY.md: {page} is not listed" for page in sorted(there - listed.keys())]
+    errors += [f"docs/SUMMARY.md: {page} does not exist" for page in sorted(listed.keys() - there)]
+    return errors + [f"docs/SUMMARY.md: {page} is listed {times} times" for page, times in listed.items() if times > 1]
+
+
+def check_anchors(pages: list[Path]) -> list[str]:
+    errors = []
+    for page in pages:
+        for link in LINK.findall(FENCE.sub("", page.read_text())):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            if "://" in link or not anchor or target.suffix != ".md" or not target.is_file():
+                continue
+            if anchor not in anchors(target):
+                errors.append(f"{page.relative_to(ROOT)}: {link} leads to no heading")
+    return errors
+
+
+def anchors(page: Path) -> set[str]:
+    """Of every heading, as hosts of Markdown make them: a title that comes again gets a number."""
+    found: Counter[str] = Counter()
+    names = set()
+    for title in HEADING.findall(FENCE.sub("", page.read_text())):
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        name = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        names.add(f"{name}-{found[name]}" if found[name] else name)
+        found[name] += 1
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())
