@@ -1,5 +1,6 @@
 //! A stream that the engine's own process feeds, by calls.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvplane_core::{Continuity, StateDigest, StreamId, TrustState};
@@ -47,7 +48,7 @@ impl Stream {
             now.unix_ms = LAST_LIFE.fetch_add(1, Ordering::Relaxed) + 1;
         }
         let recorder = Recorder::of_hand_over(follow, keep, id.rank, now);
-        Self::new(id, clock, recorder)
+        Self::new(id, clock, Arc::default(), recorder)
     }
 
     /// A message as the engine publishes it, under its number or the next there is.
