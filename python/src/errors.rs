@@ -71,7 +71,7 @@ pub(crate) fn undecodable(reason: Undecodable) -> PyErr {
 
 /// Whatever else the other rooms refuse.
 pub(crate) fn public(error: PublicError) -> PyErr {
-    let PublicError { code, message, field } = error;
+    let PublicError { code, message, field, .. } = error;
     match (code, field) {
         (ErrorCode::InvalidArgument, Some(field)) => classes::ArgumentError::new_err((message, field)),
         (ErrorCode::ShuttingDown, _) => classes::ClosedError::new_err(message),

@@ -354,7 +354,7 @@ def test_http_pages(engine, plane):
     assert (described["id"], described["model"], described["added_by"]) == ("e0", "llama", "config")
     assert described["ranks"] == [{"rank": 0, "events": one.events, "replay": one.replay}]
     status, body = p.get("/nothing")
-    assert status == 404 and set(body["error"]) == {"code", "message", "blame", "retry"}
+    assert status == 404 and set(body["error"]) == {"code", "message", "next", "blame", "retry"}
     text = p.get("/metrics")[1]
     assert text.endswith("# EOF\n")
     samples = [line for line in text.splitlines() if not line.startswith("#")]

@@ -80,6 +80,25 @@ impl ErrorCode {
         }
     }
 
+    /// What the side that has to act can do, where nothing closer to the case is known.
+    pub fn next_step(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "correct what is named and ask again",
+            Self::NotFound => "GET /v1/status, or `kvplane engines`, lists what there is",
+            Self::Conflict => "look at what is there with `kvplane engines`, and change one of the two",
+            Self::LimitReached => "ask for less or later, or raise the limit in the configuration",
+            Self::Unauthenticated => {
+                "send a token as `authorization: Bearer …`, or show a client certificate"
+            }
+            Self::Forbidden => "use a key with that role, or ask whoever runs this plane for one",
+            Self::MethodNotAllowed => "GET /openapi.json lists the methods of every path",
+            Self::OutOfRange | Self::DataLoss => "begin again with a snapshot",
+            Self::Unavailable => "ask again shortly; GET /v1/status says what each stream waits for",
+            Self::ShuttingDown => "connect again in a moment",
+            Self::Internal => "this is a defect of kvplane: its log says more, please report it",
+        }
+    }
+
     /// Whether the same request may succeed later.
     pub fn retry(self) -> bool {
         matches!(self, Self::Unavailable | Self::ShuttingDown)
@@ -130,16 +149,29 @@ pub struct PublicError {
     pub message: String,
     /// The field of the request that is to blame, where it is one.
     pub field: Option<&'static str>,
+    /// What can be done about it.
+    pub next: &'static str,
 }
 
 impl PublicError {
     /// Builds one.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), field: None }
+        Self { code, message: message.into(), field: None, next: code.next_step() }
+    }
+
+    /// The same, where something better can be done about it than about others of its code.
+    #[must_use]
+    pub fn with_next(self, next: &'static str) -> Self {
+        Self { next, ..self }
+    }
+
+    /// What is wrong and what to do, in one line.
+    pub fn in_full(&self) -> String {
+        format!("{}; {}", self.message, self.next)
     }
 
     /// A field of the request cannot be used, and why.
     pub fn field(field: &'static str, reason: impl std::fmt::Display) -> Self {
-        Self { code: ErrorCode::InvalidArgument, message: format!("{field}: {reason}"), field: Some(field) }
+        Self { field: Some(field), ..Self::new(ErrorCode::InvalidArgument, format!("{field}: {reason}")) }
     }
 }

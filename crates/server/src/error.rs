@@ -20,10 +20,11 @@ impl From<PublicError> for ApiError {
 impl ApiError {
     /// The one shape that errors have in JSON.
     pub(crate) fn body(&self) -> Value {
-        let PublicError { code, message, field } = &self.0;
+        let PublicError { code, message, field, next } = &self.0;
         let mut body = json!({"error": {
             "code": code,
             "message": message,
+            "next": next,
             "blame": code.blame(),
             "retry": code.retry(),
         }});
@@ -43,6 +44,6 @@ impl IntoResponse for ApiError {
 
 impl From<ApiError> for Status {
     fn from(error: ApiError) -> Self {
-        Status::new(Code::from_i32(error.0.code.grpc_status()), error.0.message)
+        Status::new(Code::from_i32(error.0.code.grpc_status()), error.0.in_full())
     }
 }

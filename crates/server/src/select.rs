@@ -21,7 +21,8 @@ pub(crate) fn engine(plane: &Plane, name: Option<&str>) -> Result<Arc<Engine>, P
             })
         }
         (None, [only]) => Ok(only.clone()),
-        (None, []) => Err(PublicError::new(ErrorCode::NotFound, "there are no engines")),
+        (None, []) => Err(PublicError::new(ErrorCode::NotFound, "there are no engines")
+            .with_next("add one with `kvplane engines add` or in the configuration")),
         (None, _) => Err(PublicError::new(
             ErrorCode::InvalidArgument,
             format!("name one of several engines: {}", names(&engines)),

@@ -21,8 +21,8 @@ pub(crate) async fn run(args: DumpArgs) -> Result<(), Failure> {
         let message = messages
             .message()
             .await
-            .map_err(|status| anyhow!("the snapshot broke off: {}", status.message()))?;
-        let message = message.context("the snapshot broke off")?;
+            .map_err(|status| anyhow!("the snapshot broke off: {}; try again", status.message()))?;
+        let message = message.context("the snapshot broke off; try again")?;
         match &message.item {
             // Another life began while the snapshot was on its way: what was printed is void.
             Some(Item::Reset(_)) => {}
@@ -47,6 +47,7 @@ async fn select(
     let status = status.map_err(|status| refused(&status))?.into_inner();
     let found = match &status.engines[..] {
         [only] => only,
+        [] => return Err(anyhow!("the plane has no engines; add one with `kvplane engines add`").into()),
         several => {
             let names: Vec<&str> = several.iter().map(|engine| engine.id.as_str()).collect();
             return Err(usage(anyhow!("name one of several engines with --engine: {}", names.join(", "))));

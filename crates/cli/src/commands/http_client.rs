@@ -64,21 +64,29 @@ pub(crate) async fn ask(
         })?;
         exchange(stream, request).await
     };
-    let (status, body) = tokio::time::timeout(ANSWER_WITHIN, answer)
-        .await
-        .map_err(|_| anyhow!("no answer from {server} within {} s", ANSWER_WITHIN.as_secs()))??;
+    let (status, body) = tokio::time::timeout(ANSWER_WITHIN, answer).await.map_err(|_| {
+        anyhow!(
+            "no answer from {server} within {} s: is it a kvplane, and is its machine overloaded?",
+            ANSWER_WITHIN.as_secs()
+        )
+    })??;
     let json: Value = if body.is_empty() {
         Value::Null
     } else {
-        serde_json::from_slice(&body)
-            .with_context(|| format!("{server} answers {status}, and not as a kvplane"))?
+        serde_json::from_slice(&body).with_context(|| {
+            format!("{server} answers {status}, and not as a kvplane: is this the port of listen.http?")
+        })?
     };
     if status.is_success() {
         return Ok(json);
     }
-    let message = json["error"]["message"].as_str().unwrap_or("refused without a reason");
-    let mistake = json["error"]["blame"] == "caller";
-    Err(Failure { code: if mistake { 2 } else { 1 }, error: anyhow!("{message}") })
+    let error = &json["error"];
+    let message = error["message"]
+        .as_str()
+        .map_or_else(|| format!("{server} answers {status} and no reason"), str::to_owned);
+    let next = error["next"].as_str().map(|next| format!("; {next}")).unwrap_or_default();
+    let mistake = error["blame"] == "caller";
+    Err(Failure { code: if mistake { 2 } else { 1 }, error: anyhow!("{message}{next}") })
 }
 
 type Stream = Either<TcpStream, TlsStream<TcpStream>>;

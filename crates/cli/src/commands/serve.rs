@@ -1,6 +1,6 @@
 //! `kvplane serve`.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -170,5 +170,13 @@ impl Running {
 }
 
 async fn bind(key: &str, address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("{key}: cannot listen on {address}"))
+    TcpListener::bind(address).await.map_err(|error| {
+        let next = match error.kind() {
+            io::ErrorKind::AddrInUse => "; another process has that port: stop it, or choose another",
+            io::ErrorKind::AddrNotAvailable => "; this machine has no such address",
+            io::ErrorKind::PermissionDenied => "; ports below 1024 need the capability CAP_NET_BIND_SERVICE",
+            _ => "",
+        };
+        anyhow::anyhow!("{key}: cannot listen on {address}: {error}{next}")
+    })
 }

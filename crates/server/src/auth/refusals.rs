@@ -72,16 +72,22 @@ impl Refused {
         match self {
             Self::NoKey => unauthenticated("a bearer token or a client certificate with a role is needed"),
             Self::NotBearer => unauthenticated("authorization is not one bearer token"),
-            Self::UnknownToken => unauthenticated("the token is not known"),
-            Self::UnknownCertificate => unauthenticated("the client certificate has no role here"),
+            Self::UnknownToken => unauthenticated("the token is not known").with_next(
+                "compare it with the file or variable that [[auth.token]] names, and reload kvplane",
+            ),
+            Self::UnknownCertificate => unauthenticated("the client certificate has no role here")
+                .with_next("give its name a role under [[auth.certificate]], and reload kvplane"),
             Self::WrongRole(role) => forbidden(format!("this needs the role {role}")),
             Self::NotLoopback => {
-                forbidden("this is for callers on this machine: connect over loopback".to_owned())
+                forbidden("this is for callers on this machine, as long as there are no keys".to_owned())
+                    .with_next("connect over loopback, or configure [auth] and send a token")
             }
-            Self::ForeignPage => forbidden("this is not for pages of other sites".to_owned()),
-            Self::ForeignHost => {
-                forbidden("callers on this machine ask localhost or an address, not another name".to_owned())
-            }
+            Self::ForeignPage => forbidden("this is not for pages of other sites".to_owned())
+                .with_next("ask from a page of this plane, or without a browser"),
+            Self::ForeignHost => forbidden(
+                "without keys, only localhost or an address may be asked, not another name".to_owned(),
+            )
+            .with_next("write localhost or 127.0.0.1 in the URL, or configure [auth] and send a token"),
         }
     }
 }

@@ -122,7 +122,7 @@ impl Follower {
                     Err(Loss::Future) => self.phase = Phase::Reset(ResetReason::Future),
                     Err(Loss::Expired) => {
                         let message = format!(
-                            "stream {}: what follows sequence {} has left the replay window; subscribe again",
+                            "stream {}: what follows sequence {} has left the replay window",
                             self.stream.id(),
                             cursor.sequence,
                         );

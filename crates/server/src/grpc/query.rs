@@ -54,7 +54,7 @@ async fn answer_batch(
             let id = request.id;
             let outcome = match answer(shared, request) {
                 Ok(response) => Outcome::Response(response),
-                Err(PublicError { code, message, field }) => Outcome::Refusal(proto::QueryRefusal {
+                Err(PublicError { code, message, field, .. }) => Outcome::Refusal(proto::QueryRefusal {
                     code: code.as_str().to_owned(),
                     message,
                     field: field.map(str::to_owned),

@@ -87,7 +87,7 @@ pub(super) fn listen(
     if sender.receiver_count() >= MAX_LISTENERS {
         hints.counters.refused.count(Refusal::TooManyListeners);
         let message = format!("there are {MAX_LISTENERS} listeners already");
-        return Err(PublicError::new(ErrorCode::LimitReached, message));
+        return Err(PublicError::new(ErrorCode::LimitReached, message).with_next("end one of them first"));
     }
     let proto::StreamEventsRequest { model_id, tenant_id, types } = request;
     let wanted = Wanted { tenant: tenant_id, model: model_id, types: types.into_iter().collect() };

@@ -93,8 +93,9 @@ impl Hints {
             return Ok(());
         }
         self.counters.refused.count(Refusal::Forbidden);
-        let message = "without [auth] reports are taken from this machine only, unless hints.accept_reports is \"anyone\" in the configuration";
-        Err(PublicError::new(ErrorCode::Forbidden, message))
+        let message = "without [auth] reports are taken from this machine only";
+        let next = "configure [auth] and send a token, or set hints.accept_reports = \"anyone\"";
+        Err(PublicError::new(ErrorCode::Forbidden, message).with_next(next))
     }
 
     /// How many listen to changes.

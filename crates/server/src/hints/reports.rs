@@ -30,8 +30,10 @@ pub(crate) async fn take_update(
     let count = update.prefixes.iter().map(|prefix| prefix.block_hashes.len().max(1)).sum::<usize>();
     if count > MAX_ENTRIES {
         counters.refused.count(Refusal::TooManyEntries);
-        let message = format!("the report has {count} entries: send at most {MAX_ENTRIES} in one message");
-        return Err(PublicError::new(ErrorCode::LimitReached, message));
+        let message = format!("the report has {count} entries, and one may have {MAX_ENTRIES}");
+        return Err(
+            PublicError::new(ErrorCode::LimitReached, message).with_next("send it as several messages")
+        );
     }
     let at_us = moment(update.timestamp_us, now_us);
     if update.hash_scheme.is_empty() {

@@ -98,8 +98,9 @@ impl InferenceCache for HintsService {
         self.hints.listen_to_engines();
         let Ok(_permit) = report_streams.try_acquire() else {
             counters.refused.count(Refusal::TooManyReports);
-            let message = "too many reports at the same time: try again";
-            return Err(ApiError(PublicError::new(ErrorCode::LimitReached, message)).into());
+            let message = "too many reports at the same time";
+            let error = PublicError::new(ErrorCode::LimitReached, message).with_next("try again shortly");
+            return Err(ApiError(error).into());
         };
         let mut updates = request.into_inner();
         let stop = self.shared.stop.clone();
@@ -108,8 +109,9 @@ impl InferenceCache for HintsService {
             let update = stop.run_until_cancelled(update).await.ok_or_else(shutting_down)?;
             let Ok(update) = update else {
                 counters.refused.count(Refusal::SilentReport);
-                let message = format!("nothing came for {} s: report again", LONGEST_SILENCE.as_secs());
-                return Err(ApiError(PublicError::new(ErrorCode::LimitReached, message)).into());
+                let message = format!("nothing came for {} s", LONGEST_SILENCE.as_secs());
+                let error = PublicError::new(ErrorCode::LimitReached, message).with_next("report again");
+                return Err(ApiError(error).into());
             };
             let Some(update) = update? else { break };
             reports::take_update(book, counters, update, unix_us()).await.map_err(ApiError)?;

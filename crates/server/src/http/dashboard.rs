@@ -7,7 +7,6 @@ use axum::extract::Path;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderValue, header};
-use kvplane_core::{ErrorCode, PublicError};
 
 use crate::error::ApiError;
 use crate::service::Shared;
@@ -50,7 +49,7 @@ async fn page() -> Response {
 
 async fn file(Path(name): Path<String>) -> Result<Response, ApiError> {
     let found = FILES.iter().find(|(file, ..)| *file == name);
-    let (_, kind, text) = found.ok_or_else(|| PublicError::new(ErrorCode::NotFound, "no such path"))?;
+    let (_, kind, text) = found.ok_or_else(|| super::no_such_path())?;
     Ok(served(kind, text))
 }
 

@@ -74,7 +74,7 @@ fn serving(more: Router<Arc<Shared>>, shared: Arc<Shared>) -> Router {
             let message = "this path does not take that method";
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message))
         })
-        .fallback(async || ApiError(PublicError::new(ErrorCode::NotFound, "no such path")))
+        .fallback(async || ApiError(no_such_path()))
         .layer(from_fn_with_state(shared.options.access.gate(Port::Http), guard_pages))
         .with_state(shared)
 }
@@ -115,4 +115,9 @@ async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, Api
 
 async fn status_page(State(shared): State<Arc<Shared>>) -> Json<status::PlaneStatus> {
     Json(status::plane(&shared.plane, &shared.reports))
+}
+
+/// What is said of a path that nothing is served under.
+fn no_such_path() -> PublicError {
+    PublicError::new(ErrorCode::NotFound, "no such path").with_next("GET /openapi.json lists every path")
 }

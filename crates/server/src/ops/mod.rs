@@ -148,8 +148,10 @@ pub(crate) fn start(
     let Operations { reading, changing, .. } = &shared.operations;
     let places = if request.verb.name().changes() { changing } else { reading };
     let Ok(place) = places.clone().try_acquire_owned() else {
-        let message = format!("{OPERATIONS_MAX} such operations are under way: try again when one has ended");
-        return Err(PublicError::new(ErrorCode::LimitReached, message));
+        let message = format!("{OPERATIONS_MAX} such operations are under way");
+        return Err(
+            PublicError::new(ErrorCode::LimitReached, message).with_next("try again when one has ended")
+        );
     };
     let (updates, listener) = mpsc::channel(UPDATES_MAX);
     let run = operation::run(shared.clone(), caller, request, engines, updates, Arc::new(place));

@@ -37,7 +37,9 @@ pub(super) async fn run(args: TailArgs, stop: CancellationToken) -> Result<(), F
         }
     }
     if last.is_empty() {
-        return Err(anyhow!("no stream could be followed").into());
+        return Err(
+            anyhow!("no stream could be followed; `kvplane engines list` says which there are").into()
+        );
     }
     Ok(())
 }
