@@ -81,7 +81,7 @@ pub(super) fn numbers(text: &str) -> anyhow::Result<Vec<u64>> {
     words
         .enumerate()
         .map(|(at, word)| {
-            word.parse().with_context(|| format!("number {at} is not a whole number of 64 bits"))
+            word.parse().with_context(|| format!("number {at} is not a whole number of 64 bits: write ids with commas or spaces between, or as a JSON list"))
         })
         .collect()
 }

@@ -34,10 +34,10 @@ pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
 fn check(args: &SimArgs) -> anyhow::Result<()> {
     let is_published = matches!(args.profile, SimProfile::Published(_));
     if args.grpc.is_some() && !is_published {
-        bail!("--grpc: this engine has no server beside its own");
+        bail!("--grpc: this profile has no gRPC server beside its own: leave it out");
     }
     if args.api_key.is_some() && !is_published {
-        bail!("--api-key: this engine asks for none");
+        bail!("--api-key: this profile asks for none: leave it out");
     }
     if args.service.is_some() && !matches!(args.profile, SimProfile::Subscribed(_)) {
         bail!("--service: only grpc and grpc-live take one");
@@ -45,7 +45,7 @@ fn check(args: &SimArgs) -> anyhow::Result<()> {
     let is_vllm =
         matches!(args.profile, SimProfile::Published(profile) if profile.engine() == EngineKind::Vllm);
     if !args.without.is_empty() && !is_vllm {
-        bail!("--without: this is not vLLM");
+        bail!("--without: is for vLLM's profiles: leave it out, or choose one with --profile");
     }
     Ok(())
 }

@@ -85,7 +85,9 @@ impl TokenConfig {
                 warn_if_exposed(file);
                 read_token(file)?
             }
-            (None, Some(name)) => variable(name).ok_or_else(|| anyhow!("env: {name} is not set"))?,
+            (None, Some(name)) => variable(name).ok_or_else(|| {
+                anyhow!("env: {name} is not set in this process's environment: set it, or name a file")
+            })?,
             _ => bail!("needs either file or env, where the token is"),
         };
         Ok(TokenKey::new(&self.name, self.role, token.trim_end())?)
@@ -106,7 +108,7 @@ impl CertificateConfig {
 
 fn check_name(name: &str) -> anyhow::Result<()> {
     if name.is_empty() || name.chars().any(|c| c.is_whitespace() || c.is_control()) {
-        bail!("name: must be a word without spaces");
+        bail!("name: must be a word without spaces, such as router-1");
     }
     Ok(())
 }

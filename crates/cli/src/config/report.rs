@@ -199,8 +199,8 @@ impl ReportConfig {
         let certificate = match (&self.cert, &self.key) {
             (Some(cert), Some(key)) => Some((read("cert", cert)?, read("key", key)?)),
             (None, None) => None,
-            (Some(_), None) => bail!("cert: needs its key"),
-            (None, Some(_)) => bail!("key: needs its cert"),
+            (Some(_), None) => bail!("cert: needs its key: set key to the file that has it"),
+            (None, Some(_)) => bail!("key: needs its cert: set cert to the file that has it"),
         };
         let token = match &self.token_file {
             Some(path) => {
@@ -289,7 +289,9 @@ fn check_name(key: &str, name: Option<&str>) -> anyhow::Result<()> {
     match name {
         Some("") => bail!("{key}: must not be empty: leave it out"),
         Some(name) if name.len() > NAME_MAX => bail!("{key}: is longer than {NAME_MAX} bytes"),
-        Some(RESERVED_TENANT) if key == "tenant" => bail!("{key}: is reserved for probes"),
+        Some(RESERVED_TENANT) if key == "tenant" => {
+            bail!("{key}: is reserved for probes: choose another name")
+        }
         _ => Ok(()),
     }
 }

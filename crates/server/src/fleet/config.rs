@@ -196,22 +196,25 @@ impl EngineConfig {
     fn spec(&self) -> Result<EngineSpec, EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         if self.id.is_empty() || self.id.chars().any(|c| c.is_whitespace() || c.is_control()) {
-            return wrong("id", "must be a word without spaces".to_owned());
+            return wrong("id", "must be a word without spaces, such as vllm-0".to_owned());
         }
         if self.rank_count() == 0 || self.rank_count() > MAX_RANKS {
             return wrong("ranks", format!("must be 1 to {MAX_RANKS}, not {}", self.rank_count()));
         }
         if self.block_size == Some(0) {
-            return wrong("block_size", "must not be 0".to_owned());
+            return wrong("block_size", "must not be 0: leave it out, and the events say it".to_owned());
         }
         if self.tenant.as_deref() == Some("") {
             return wrong("tenant", "must not be empty: leave it out".to_owned());
         }
         if self.tenant.as_deref() == Some(kvplane_hints::RESERVED_TENANT) {
-            return wrong("tenant", "is reserved for probes".to_owned());
+            return wrong("tenant", "is reserved for probes: choose another name".to_owned());
         }
         if self.offload_chunk == Some(0) {
-            return wrong("offload_chunk", "must not be 0".to_owned());
+            return wrong(
+                "offload_chunk",
+                "must not be 0: leave it out where nothing is offloaded".to_owned(),
+            );
         }
         if let Some(http) = &self.http {
             let uri = http.parse::<Uri>().ok();
@@ -300,7 +303,7 @@ impl EngineConfig {
                 );
             }
             if self.replay.is_some() {
-                return wrong("replay", "a drain has none".to_owned());
+                return wrong("replay", "a drain has none: leave it out".to_owned());
             }
             let drain = DrainSpec { url: events.clone(), buffer: self.event_buffer };
             return Ok((Feed::Drained(drain), shared(events)));
@@ -328,7 +331,9 @@ impl EngineConfig {
     /// Checks the address of a gRPC server, and reads the certificates to trust it by.
     fn certificates(&self, key: &'static str, url: &str) -> Result<Option<Vec<u8>>, EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
-        let Ok(uri) = url.parse::<Uri>() else { return wrong(key, format!("{url:?} is not a URL")) };
+        let Ok(uri) = url.parse::<Uri>() else {
+            return wrong(key, format!("{url:?} is not a URL like http://host:port"));
+        };
         let ca = self.grpc_ca.as_deref().filter(|_| url.starts_with("https://"));
         if let Err(error) = front::check_upstream(&uri, ca) {
             return wrong(key, error.to_string());
@@ -340,7 +345,7 @@ impl EngineConfig {
     fn subscription(&self, key: &'static str, url: &str) -> Result<GrpcSpec, EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         if self.replay.is_some() {
-            return wrong("replay", "a server that is subscribed to has none".to_owned());
+            return wrong("replay", "a server that is subscribed to has none: leave it out".to_owned());
         }
         if self.event_buffer.is_some() {
             return wrong("event_buffer", "is for events that are drained: events = \"http://…\"".to_owned());
@@ -352,7 +357,10 @@ impl EngineConfig {
                 return wrong("service", "must be vllm, sglang, tokenspeed or trtllm".to_owned());
             }
             (Some(_), Some(_)) => {
-                return wrong("service", format!("an engine of kind {} has its own", self.kind));
+                return wrong(
+                    "service",
+                    format!("an engine of kind {} has its own: leave it out", self.kind),
+                );
             }
             (Some(one), None) | (None, Some(Some(one))) => vec![one],
             (None, None) => EngineKind::ALL.into_iter().filter_map(EngineKind::grpc_service).collect(),
@@ -365,14 +373,14 @@ impl EngineConfig {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         let Some(address) = self.front else {
             if self.front_open {
-                return wrong("front_open", "there is no front".to_owned());
+                return wrong("front_open", "there is no front: set front, or leave it out".to_owned());
             }
             if self.kind == EngineKind::Kvplane {
                 return Ok(None);
             }
             let called = self.subscribed_to().map(|(_, url)| url).or_else(|| self.grpc.clone());
             if self.grpc_ca.is_some() && !called.is_some_and(|url| url.starts_with("https://")) {
-                return wrong("grpc_ca", "there is no https server that it could be for".to_owned());
+                return wrong("grpc_ca", "there is no https server that it could be for: leave it out, or write https:// in the address".to_owned());
             }
             return Ok(None);
         };
@@ -380,7 +388,7 @@ impl EngineConfig {
             return wrong("front", "needs grpc or http, one of the engine's own servers".to_owned());
         }
         let Ok(upstream) = self.grpc.as_deref().map(str::parse::<Uri>).transpose() else {
-            return wrong("grpc", "is not a URL".to_owned());
+            return wrong("grpc", "is not a URL like http://host:port".to_owned());
         };
         let named = self.service.and_then(EngineKind::grpc_service);
         let Some(service) = self.kind.grpc_service().or(named) else {
