@@ -175,3 +175,15 @@ impl PublicError {
         Self { field: Some(field), ..Self::new(ErrorCode::InvalidArgument, format!("{field}: {reason}")) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_in_full_says_what_is_wrong_and_what_to_do() {
+        let error = PublicError::field("model", "is missing");
+        assert_eq!(error.in_full(), "model: is missing; correct what is named and ask again");
+        assert_eq!(error.with_next("name one").in_full(), "model: is missing; name one");
+    }
+}

@@ -237,6 +237,7 @@ async fn what_cannot_be_added_changes_nothing() {
         let (got, answer) = ask(&rig, "POST", "/v1/engines", &body).await;
         let error = &answer["error"];
         assert_eq!((got, error["code"].as_str()), (status, Some(code)), "{body}: {answer}");
+        assert!(error["next"].as_str().is_some_and(|next| !next.is_empty()), "{answer}");
         let message = error["message"].as_str().unwrap();
         assert!(message.to_lowercase().contains(&word.to_lowercase()), "{body}: {message}");
     }
