@@ -12,7 +12,7 @@ export CARGO PYTHON
 .PHONY: help demo test lint fmt clippy rooms docs unit loom interop python python-env wheel bench bench-python bench-peers clean rust-tools compilers
 
 help:
-	@echo "make demo    see it work: three simulated engines, faults, and what kvplane makes of them"
+	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    formatting, lints, the direction of dependencies, and where the documentation points"
 	@echo "make wheel   the Python package, as one wheel in dist/"

@@ -1,5 +1,6 @@
 //! The command line, as clap reads it.
 
+mod demo;
 mod key;
 mod operate;
 mod query;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+pub(crate) use demo::DemoArgs;
 pub(crate) use key::KeyArgs;
 pub(crate) use operate::{FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs};
 pub(crate) use query::QueryArgs;
@@ -79,8 +81,13 @@ pub(crate) enum Command {
         kvplane report --replica-id pod-0 --model-id llama --tenant-id team-a --metrics-listen 127.0.0.1:9091\n  \
         curl -s 127.0.0.1:9091/metrics | grep kvplane_report")]
     Report(ReportArgs),
-    /// See it work: three simulated engines, load, a lost frame and a restart
-    #[command(after_help = "Examples:\n  kvplane demo\n  kvplane demo --seconds 20 --plain")]
+    /// A tour: simulated engines of every kind, conversations routed by what they hold, and what goes wrong
+    #[command(after_help = "Examples:\n  \
+        kvplane demo\n  \
+        kvplane demo --pause --stay\n  \
+        kvplane demo --seconds 20 --plain\n  \
+        kvplane demo --trace conversation_trace.jsonl\n  \
+        kvplane demo --seconds 10 -o json | jq '.routed.share, .round_robin.share, .false_hits'")]
     Demo(DemoArgs),
 }
 
@@ -245,17 +252,4 @@ pub(crate) enum TableOutput {
     Table,
     /// The answer as JSON
     Json,
-}
-
-#[derive(Debug, ClapArgs)]
-pub(crate) struct DemoArgs {
-    /// Stop after so many seconds
-    #[arg(long, value_name = "N")]
-    pub(crate) seconds: Option<u64>,
-    /// Lines instead of a live view (also when output is not a terminal)
-    #[arg(long)]
-    pub(crate) plain: bool,
-    /// Seed of the load
-    #[arg(long, default_value_t = 7)]
-    pub(crate) seed: u64,
 }

@@ -1,7 +1,6 @@
 //! What each command does.
 
 pub(crate) mod demo;
-mod demo_view;
 pub(crate) mod dump;
 pub(crate) mod engines;
 mod http_client;

@@ -1,0 +1,33 @@
+//! The arguments of `kvplane demo`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use super::Output;
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DemoArgs {
+    /// About how long the tour takes; its steps are taken in any case
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    pub(crate) seconds: u64,
+    /// Recorded requests instead of made-up conversations: a Mooncake trace (JSON lines with timestamp, `input_length`, `output_length`
+    /// and `hash_ids`)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Wait for Enter before each step
+    #[arg(long)]
+    pub(crate) pause: bool,
+    /// Keep plane, engines and load running at the end, until Ctrl-C
+    #[arg(long)]
+    pub(crate) stay: bool,
+    /// Plain lines, without colours and a line that moves (also when output is not a terminal)
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// Seed of the made-up conversations
+    #[arg(long, default_value_t = 7)]
+    pub(crate) seed: u64,
+    /// The tour as text, or its summary alone as JSON
+    #[arg(long, short, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+}

@@ -1,0 +1,160 @@
+//! `kvplane demo`: the tour.
+//!
+//! Simulated engines of every kind and one plane, with real sockets between them. Conversations are routed by asking the plane
+//! (`POST /v1/query`); a second fleet gets the same requests in turn. In between things go wrong, one after the other.
+//!
+//! ```text
+//!  workload ──┬─> tour ── query ──> plane <── events ── fleet     ledger: predicted = delivered?
+//!             │     └── request ────────────────────────> │
+//!             └──────── request, in turn ─────────────> second fleet
+//!  story ── fault ──────────────────────────────────────> │       plain consumer: what does one believe who asks nothing?
+//! ```
+//!
+//! - `fleet` is the engines, and the truth about them;
+//! - `workload` is what is asked of them;
+//! - `plane` serves, asks and compares;
+//! - `routing` says where a request goes, and keeps the ledger;
+//! - `plain` is a consumer that applies what it hears;
+//! - `tour` brings these together, and `story` has the steps;
+//! - `view` and `summary` show it.
+
+mod fleet;
+mod plain;
+mod plane;
+mod routing;
+mod story;
+mod summary;
+mod tour;
+mod view;
+mod workload;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use tokio::time::Instant;
+
+use self::fleet::Fleet;
+use self::plane::ServedPlane;
+use self::story::{Act, Story};
+use self::summary::{EngineSummary, Summary};
+use self::tour::Tour;
+use self::view::View;
+use self::workload::Workload;
+use super::page::print;
+use super::{Failure, stop_signal, usage};
+use crate::args::{DemoArgs, Output};
+
+/// Requests between two steps, however short the tour is to be.
+const FEWEST_REQUESTS: usize = 10;
+
+/// Why the tour does not go on.
+enum Halt {
+    /// Somebody has seen enough.
+    Stopped,
+    /// Something did not come as it should.
+    Failed(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Halt {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+pub(crate) async fn run(args: DemoArgs) -> Result<(), Failure> {
+    let workload = match &args.trace {
+        Some(trace) => Workload::recorded(trace, args.seed).map_err(usage)?,
+        None => Workload::made_up(args.seed),
+    };
+    let stop = stop_signal(None)?;
+    let silent = args.output == Output::Json;
+    let mut view = View::new(silent, args.plain);
+    let plane = ServedPlane::start(stop.clone()).await?;
+    greet(&mut view, &plane, silent);
+    let trace = args.trace.clone();
+    let fleets = tokio::task::spawn_blocking(move || {
+        anyhow::Ok([Fleet::start(trace.as_deref())?, Fleet::start(trace.as_deref())?])
+    });
+    let fleets = fleets.await.context("the simulator")??;
+    let mut tour = Tour::new(plane, fleets, workload, view, stop);
+    let mut story = Story::new()?;
+    let halted = go(&args, &mut tour, &mut story).await.err();
+
+    let summary = summarise(&mut tour, halted).await;
+    let right = summary.is_right();
+    let failure = summary.failure.clone();
+    print(&if silent {
+        format!("{}\n", serde_json::to_string(&summary).context("cannot print the summary")?)
+    } else {
+        format!("\n{}", summary.text())
+    })?;
+    if args.stay && right && summary.complete {
+        eprintln!("the plane stays at {}/ until Ctrl-C", tour.plane.url());
+        tour.stay().await;
+    }
+    let Tour { plane, fleet, in_turn, .. } = tour;
+    plane.shutdown().await?;
+    let end = move || {
+        story.end();
+        fleet.stop();
+        in_turn.stop();
+    };
+    tokio::task::spawn_blocking(end).await.context("the simulator")?;
+    if right {
+        return Ok(());
+    }
+    let reason = failure
+        .unwrap_or_else(|| "a prediction was wrong, or kvplane and the engines do not agree".to_owned());
+    Err(anyhow!("{reason}").into())
+}
+
+/// Says where to look. Beside a summary for programs it is for whoever watches.
+fn greet(view: &mut View, plane: &ServedPlane, silent: bool) {
+    let dashboard = format!("dashboard  {}/", plane.url());
+    if silent {
+        eprintln!("{dashboard}");
+        return;
+    }
+    view.line("kvplane demo: one simulated engine of each kind, one plane, real sockets. Ctrl-C ends it.");
+    view.line(&dashboard);
+    view.line(&format!("follow     kvplane tail --plane http://{}", plane.grpc));
+}
+
+/// The story, with load between its steps: each has an equal part of the time.
+async fn go(args: &DemoArgs, tour: &mut Tour, story: &mut Story) -> Result<(), Halt> {
+    let begun = Instant::now();
+    let part = Duration::from_secs(args.seconds) / Act::ALL.len() as u32;
+    for (number, act) in (1..).zip(Act::ALL) {
+        if args.pause {
+            tour.pause().await?;
+        }
+        tour.goes_on()?;
+        story.play(act, tour).await?;
+        tour.load(begun + part * number, FEWEST_REQUESTS).await?;
+    }
+    Ok(())
+}
+
+/// What came of it, also if it ended early.
+async fn summarise(tour: &mut Tour, halted: Option<Halt>) -> Summary {
+    let mut engines = Vec::new();
+    tour.plane.finish();
+    for engine in &tour.fleet.engines {
+        // Engines that the plane was not told of yet are not compared. Otherwise the last batch may still be on its way.
+        let _ = tour.plane.until_heard(engine).await;
+        if let Ok(compared) = tour.plane.compare(engine).await {
+            engines.push(EngineSummary { kind: engine.kind, compared });
+        }
+    }
+    Summary {
+        complete: halted.is_none(),
+        failure: halted.and_then(|halt| match halt {
+            Halt::Stopped => None,
+            Halt::Failed(error) => Some(format!("{error:#}")),
+        }),
+        dashboard: format!("{}/", tour.plane.url()),
+        ledger: tour.ledger.clone(),
+        steps: std::mem::take(&mut tour.steps),
+        engines,
+    }
+}

@@ -1,0 +1,294 @@
+//! The story, step by step: what is done to an engine, what a plain consumer believes then, and what the plane says.
+
+use anyhow::{Context as _, anyhow};
+use kvplane_core::{EngineKind, Trust};
+use kvplane_ingest::StreamStatus;
+use kvplane_sim::trtllm::TrtHandle;
+use kvplane_sim::{Conduct, Fault, Restart, SimHandle};
+use kvplane_socket::Sockets;
+
+use super::Halt;
+use super::fleet::Sim;
+use super::plain::{Belief, PlainConsumer};
+use super::plane::FlushVerdict;
+use super::tour::Tour;
+use super::view::Voice;
+
+/// Requests that each engine has served before the plane comes.
+const EARLIER: usize = 12;
+/// Frames that are lost, and requests that come after them.
+const LOST_FRAMES: u32 = 3;
+const REQUESTS: usize = 6;
+/// How far the sequence of a restarted engine is ahead of the old one when it is first heard.
+const AHEAD: u64 = 5;
+/// How often somebody tries to be faster than the plane with a drain.
+const ATTEMPTS: usize = 200;
+/// How long a flush may take to show on an engine's stream, in seconds. The liar's proof is waited for as long.
+const PROOF_S: u64 = 3;
+
+/// The story's steps, in their order.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Act {
+    LateJoin,
+    LostFrames,
+    Overtaken,
+    StolenDrain,
+    Flush,
+}
+
+impl Act {
+    pub(super) const ALL: [Self; 5] =
+        [Self::LateJoin, Self::LostFrames, Self::Overtaken, Self::StolenDrain, Self::Flush];
+}
+
+/// Who plays in it, besides the plane and the engines.
+pub(super) struct Story {
+    sockets: Sockets,
+    /// A plain consumer of the vLLM, as soon as there is one.
+    consumer: Option<PlainConsumer>,
+}
+
+impl Story {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let sockets = Sockets::start(&kvplane_socket::Options::default());
+        Ok(Self { sockets: sockets.context("cannot start the plain consumer")?, consumer: None })
+    }
+
+    /// Ends the plain consumer. Blocks.
+    pub(super) fn end(self) {
+        drop(self.consumer);
+        self.sockets.shutdown();
+    }
+
+    pub(super) async fn play(&mut self, act: Act, tour: &mut Tour) -> Result<(), Halt> {
+        match act {
+            Act::LateJoin => self.late_join(tour).await?,
+            Act::LostFrames => self.lost_frames(tour).await?,
+            Act::Overtaken => self.overtaken(tour).await?,
+            Act::StolenDrain => stolen_drain(tour).await?,
+            Act::Flush => flush(tour).await?,
+        }
+        tour.check().await
+    }
+
+    /// Engines that have run for a while before anybody listens.
+    async fn late_join(&mut self, tour: &mut Tour) -> Result<(), Halt> {
+        tour.begin("late_join", "a late join");
+        let engines = tour.fleet.engines.len();
+        for _ in 0..EARLIER {
+            for engine in 0..engines {
+                tour.send_to(engine, 1)?;
+            }
+        }
+        tour.tell(
+            Voice::Done,
+            format!(
+                "{engines} engines serve {} requests; only then kvplane and a plain consumer of vllm-0 come",
+                EARLIER * engines
+            ),
+        );
+        let before = tour.plane.last_remark();
+        for engine in &tour.fleet.engines {
+            tour.plane.add(engine).await?;
+        }
+        let vllm = tour.fleet.position(EngineKind::Vllm);
+        let events = published(tour, vllm)?.event_endpoints().into_iter().next().unwrap_or_default();
+        let consumer =
+            PlainConsumer::start(&self.sockets, &events).context("cannot start the plain consumer")?;
+        for engine in &tour.fleet.engines {
+            tour.plane.until_heard(engine).await?;
+        }
+        tour.plane
+            .until(&tour.fleet.engines[vllm], "a plain consumer is connected", |_| consumer.is_connected())
+            .await?;
+        self.consumer = Some(consumer);
+        self.tell_belief(tour, vllm, None);
+        for engine in 0..engines {
+            tour.tell_remarks(before, engine);
+        }
+        Ok(())
+    }
+
+    /// Frames that the network swallows.
+    async fn lost_frames(&mut self, tour: &mut Tour) -> Result<(), Halt> {
+        tour.begin("lost_frames", "lost frames");
+        let vllm = tour.fleet.position(EngineKind::Vllm);
+        let gaps = status(tour, vllm).await?.counters.gaps;
+        let (before, believed) = (tour.plane.last_remark(), self.belief(tour, vllm));
+        published(tour, vllm)?.fault(None, Fault::Drop(LOST_FRAMES));
+        tour.send_to(vllm, REQUESTS)?;
+        tour.tell(
+            Voice::Done,
+            format!("{LOST_FRAMES} frames of vllm-0 are lost on the way, with what they said was stored and evicted"),
+        );
+        let noticed =
+            |status: &StreamStatus| status.counters.gaps > gaps && status.counters.gaps_unfilled == 0;
+        let engine = &tour.fleet.engines[vllm];
+        tour.plane.until(engine, "the gap is noticed and filled", noticed).await?;
+        tour.plane.until_heard(engine).await?;
+        self.tell_belief(tour, vllm, believed.as_ref());
+        tour.tell_remarks(before, vllm);
+        Ok(())
+    }
+
+    /// A restart that no number gives away.
+    async fn overtaken(&mut self, tour: &mut Tour) -> Result<(), Halt> {
+        tour.begin("overtaken", "a crash and a restart that overtakes the sequence");
+        let vllm = tour.fleet.position(EngineKind::Vllm);
+        let old = status(tour, vllm).await?;
+        let (before, believed) = (tour.plane.last_remark(), self.belief(tour, vllm));
+        let first_sequence = old.engine_sequence.map_or(0, |last| last + 1) + AHEAD;
+        let restart = Fault::Restart(Restart { first_sequence, same_content: false });
+        published(tour, vllm)?.fault(None, restart);
+        if let Sim::Published(other) = &tour.in_turn.engines[vllm].sim {
+            other.fault(None, restart);
+        }
+        tour.send_to(vllm, REQUESTS)?;
+        tour.tell(
+            Voice::Done,
+            format!(
+                "vllm-0 is killed and restarted with an empty cache; it is at {first_sequence} when it is heard again, after {}: no number went back",
+                first_sequence - AHEAD - 1
+            ),
+        );
+        let engine = &tour.fleet.engines[vllm];
+        let proven = |status: &StreamStatus| {
+            status.counters.restarts > old.counters.restarts && status.epoch > old.epoch
+        };
+        tour.plane.until(engine, "the restart is proven", proven).await?;
+        tour.plane.until_heard(engine).await?;
+        self.tell_belief(tour, vllm, believed.as_ref());
+        tour.tell_remarks(before, vllm);
+        Ok(())
+    }
+
+    /// What the plain consumer believes of an engine by now.
+    fn belief(&self, tour: &Tour, engine: usize) -> Option<Belief> {
+        let truth = tour.fleet.engines[engine].held();
+        self.consumer.as_ref().map(|consumer| consumer.belief(&truth))
+    }
+
+    /// Adds that, beside what it believed before.
+    fn tell_belief(&self, tour: &mut Tour, engine: usize, before: Option<&Belief>) {
+        let Some(Belief { blocks, phantoms, unknown }) = self.belief(tour, engine) else { return };
+        let before = before.map_or_else(String::new, |before| {
+            format!(" (before: {} and {})", before.phantoms, before.unknown)
+        });
+        let name = tour.fleet.engines[engine].name;
+        tour.tell(
+            Voice::Plain,
+            format!(
+                "believes that {name} holds {blocks} blocks: {phantoms} of them are not there, and {unknown} that are there it does not know{before}"
+            ),
+        );
+    }
+}
+
+/// A second reader of a buffer that is emptied by reading it.
+async fn stolen_drain(tour: &mut Tour) -> Result<(), Halt> {
+    tour.begin("stolen_drain", "a stolen drain");
+    let trtllm = tour.fleet.position(EngineKind::Trtllm);
+    let before = tour.plane.last_remark();
+    let mut stolen = 0;
+    // The plane drains as well: somebody has to be faster once.
+    for _ in 0..ATTEMPTS {
+        tour.send_to(trtllm, 1)?;
+        stolen = drained(tour, trtllm)?.drain().len();
+        if stolen > 0 {
+            break;
+        }
+    }
+    if stolen == 0 {
+        return Err(Halt::Failed(anyhow!("nobody was ever faster than the plane: nothing could be stolen")));
+    }
+    tour.tell(
+        Voice::Done,
+        format!("another router polls trtllm-0, and gets {stolen} events that are gone then"),
+    );
+    tour.tell(
+        Voice::Plain,
+        format!("the first router never hears of those {stolen} events, and has no reason to ask"),
+    );
+    tour.send_to(trtllm, REQUESTS)?;
+    let engine = &tour.fleet.engines[trtllm];
+    let noticed = |status: &StreamStatus| status.trust.level() == Trust::Lower;
+    tour.plane.until(engine, "the loss is noticed", noticed).await?;
+    tour.plane.until_heard(engine).await?;
+    tour.tell_remarks(before, trtllm);
+    Ok(())
+}
+
+/// A flush of the whole fleet, of which one engine says that it did it, and did not.
+async fn flush(tour: &mut Tour) -> Result<(), Halt> {
+    tour.begin("flush", "a flush with proof, and an engine that lies");
+    let sglang = tour.fleet.position(EngineKind::Sglang);
+    let liar = tour.fleet.engines[sglang].name;
+    let before = tour.plane.last_remark();
+    published(tour, sglang)?.conduct(Conduct { no_effect: true, ..Conduct::default() });
+    tour.tell(
+        Voice::Done,
+        format!("POST /flush_cache for all engines; {liar} answers that it did it, and keeps everything"),
+    );
+    let verdicts = tour.plane.flush(None, PROOF_S).await?;
+    published(tour, sglang)?.conduct(Conduct::default());
+    for engine in &tour.in_turn.engines {
+        engine.flush();
+    }
+    let kept = tour.fleet.engines[sglang].held().len();
+    tour.tell(
+        Voice::Plain,
+        format!(
+            "{liar} answered with a success, and that is all there is to see; it still holds {kept} blocks"
+        ),
+    );
+    tell_verdicts(tour, &verdicts);
+    for FlushVerdict { engine, verdict, why } in &verdicts {
+        // TensorRT-LLM has no such call, and the plane says so.
+        let expected = match engine.as_str() {
+            name if name == liar => "timeout",
+            "trtllm-0" => "unsupported",
+            _ => "proven",
+        };
+        if verdict != expected {
+            return Err(Halt::Failed(anyhow!("the flush of {engine} is {verdict} ({why}), not {expected}")));
+        }
+    }
+    tour.tell_remarks(before, sglang);
+    tour.tell(Voice::Done, format!("{liar} is flushed again, and does it"));
+    let again = tour.plane.flush(Some(liar), PROOF_S).await?;
+    tell_verdicts(tour, &again);
+    if again.iter().any(|verdict| verdict.verdict != "proven") {
+        return Err(Halt::Failed(anyhow!("the second flush of {liar} is not proven")));
+    }
+    let engine = &tour.fleet.engines[sglang];
+    let exact = |status: &StreamStatus| status.trust.level() == Trust::Exact;
+    tour.plane.until(engine, "what it holds is known exactly again", exact).await?;
+    Ok(())
+}
+
+fn tell_verdicts(tour: &mut Tour, verdicts: &[FlushVerdict]) {
+    for FlushVerdict { engine, verdict, why } in verdicts {
+        tour.tell(Voice::Plane, format!("{engine}: {verdict}: {why}"));
+    }
+}
+
+/// How an engine's stream stands when everything is heard.
+async fn status(tour: &Tour, engine: usize) -> Result<StreamStatus, Halt> {
+    tour.plane.until_heard(&tour.fleet.engines[engine]).await
+}
+
+fn published(tour: &Tour, engine: usize) -> anyhow::Result<&SimHandle> {
+    let engine = &tour.fleet.engines[engine];
+    match &engine.sim {
+        Sim::Published(sim) => Ok(sim),
+        _ => Err(anyhow!("{} does not publish", engine.name)),
+    }
+}
+
+fn drained(tour: &Tour, engine: usize) -> anyhow::Result<&TrtHandle> {
+    let engine = &tour.fleet.engines[engine];
+    match &engine.sim {
+        Sim::Drained(sim) => Ok(sim),
+        _ => Err(anyhow!("{} is not drained", engine.name)),
+    }
+}

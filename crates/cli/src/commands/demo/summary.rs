@@ -1,0 +1,141 @@
+//! What the tour has shown, for people and as JSON.
+
+use kvplane_core::EngineKind;
+use serde::Serialize;
+
+use super::plane::{Agreement, Comparison};
+use super::routing::Ledger;
+use super::view::Voice;
+use crate::commands::page::aligned;
+
+/// One step of the story.
+#[derive(Debug, Serialize)]
+pub(super) struct Step {
+    name: &'static str,
+    title: String,
+    /// What was done.
+    done: Vec<String>,
+    /// What a plain consumer believes then.
+    plain: Vec<String>,
+    /// What the plane says.
+    kvplane: Vec<String>,
+    /// What the comparison with the engines showed.
+    checked: Vec<String>,
+    /// Whether everything came as it should.
+    pub(super) met: bool,
+}
+
+impl Step {
+    pub(super) fn new(name: &'static str, title: &str) -> Self {
+        let (done, plain, kvplane, checked) = Default::default();
+        Self { name, title: title.to_owned(), done, plain, kvplane, checked, met: false }
+    }
+
+    pub(super) fn tell(&mut self, voice: Voice, words: String) {
+        let lines = match voice {
+            Voice::Done => &mut self.done,
+            Voice::Plain => &mut self.plain,
+            Voice::Plane => &mut self.kvplane,
+            Voice::Checked => &mut self.checked,
+        };
+        lines.push(words);
+    }
+}
+
+/// The whole tour.
+#[derive(Debug, Serialize)]
+pub(super) struct Summary {
+    /// It went to its end.
+    pub(super) complete: bool,
+    /// What it was ended by, if something was not as it should be.
+    pub(super) failure: Option<String>,
+    /// Where the plane was.
+    pub(super) dashboard: String,
+    #[serde(flatten)]
+    pub(super) ledger: Ledger,
+    pub(super) steps: Vec<Step>,
+    pub(super) engines: Vec<EngineSummary>,
+}
+
+/// One engine at the end.
+#[derive(Debug, Serialize)]
+pub(super) struct EngineSummary {
+    pub(super) kind: EngineKind,
+    #[serde(flatten)]
+    pub(super) compared: Comparison,
+}
+
+impl Summary {
+    /// Whether the plane kept its promise, as far as the tour went.
+    pub(super) fn is_right(&self) -> bool {
+        let agree = self.engines.iter().all(|engine| engine.compared.agreement != Agreement::Different);
+        self.failure.is_none() && self.ledger.is_right() && agree
+    }
+
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        let Ledger { requests, prompt_tokens, routed, round_robin, exact, not_exact, false_hits } =
+            &self.ledger;
+        let share = |share: f64| format!("{:.1} %", share * 100.0);
+        let mut rows = vec![
+            ["requests".to_owned(), format!("{requests}, of {prompt_tokens} prompt tokens")],
+            [
+                "cached, routed by kvplane".to_owned(),
+                format!("{} tokens, {}", routed.cached_tokens, share(routed.share)),
+            ],
+            [
+                "cached, in turn".to_owned(),
+                format!("{} tokens, {}", round_robin.cached_tokens, share(round_robin.share)),
+            ],
+            [
+                "predicted = delivered".to_owned(),
+                format!(
+                    "{} of {} exact answers; {} of {} that said that they were less",
+                    exact.equal, exact.answers, not_exact.equal, not_exact.answers
+                ),
+            ],
+            ["false hits".to_owned(), false_hits.to_string()],
+            ["survived".to_owned(), self.survived()],
+        ];
+        let ended = if self.complete { "to its end" } else { "not to its end" };
+        rows.push(["the tour went".to_owned(), ended.to_owned()]);
+        format!("{}\n{}", aligned(&rows), aligned(&self.table()))
+    }
+
+    /// The steps that came out as they should.
+    fn survived(&self) -> String {
+        let met: Vec<&str> =
+            self.steps.iter().filter(|step| step.met).map(|step| step.title.as_str()).collect();
+        let met = if met.is_empty() { "nothing yet".to_owned() } else { met.join(", ") };
+        format!("{} of {} steps: {met}", self.steps.iter().filter(|step| step.met).count(), self.steps.len())
+    }
+
+    fn table(&self) -> Vec<Vec<String>> {
+        let head = [
+            "ENGINE", "KIND", "REQUESTS", "TRUST", "BLOCKS", "OF", "AGREE", "RESTARTS", "GAPS", "UNFILLED",
+            "CUTS",
+        ];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        for (at, EngineSummary { kind, compared }) in self.engines.iter().enumerate() {
+            let agree = match compared.agreement {
+                Agreement::Equal => "equal",
+                Agreement::Lower => "fewer, as told",
+                Agreement::Different => "DIFFERENT",
+            };
+            rows.push(vec![
+                compared.engine.to_owned(),
+                kind.to_string(),
+                self.ledger.routed.requests.get(at).copied().unwrap_or(0).to_string(),
+                compared.trust.to_owned(),
+                compared.blocks.to_string(),
+                compared.engine_blocks.to_string(),
+                agree.to_owned(),
+                compared.restarts.to_string(),
+                compared.gaps.to_string(),
+                compared.gaps_unfilled.to_string(),
+                compared.disconnects.to_string(),
+            ]);
+        }
+        rows
+    }
+}

@@ -1,0 +1,211 @@
+//! Two fleets under one workload: the first is routed to by asking the plane, the second in turn.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Halt;
+use super::fleet::Fleet;
+use super::plane::{Agreement, Prediction, ServedPlane};
+use super::routing::{Delivered, Ledger, choose};
+use super::summary::Step;
+use super::view::{View, Voice};
+use super::workload::{Request, Workload};
+
+/// Everything that the tour has.
+pub(super) struct Tour {
+    pub(super) plane: ServedPlane,
+    pub(super) fleet: Fleet,
+    /// The same engines again, with as much room, which no plane hears.
+    pub(super) in_turn: Fleet,
+    pub(super) ledger: Ledger,
+    pub(super) steps: Vec<Step>,
+    pub(super) view: View,
+    workload: Workload,
+    /// Tokens that each engine had to compute.
+    computed: Vec<u64>,
+    /// Whose turn it is in the second fleet.
+    turn: usize,
+    /// The engine that served last: the plane may not have heard of it yet.
+    unheard: Option<usize>,
+    /// When the next request comes.
+    due: Instant,
+    stop: CancellationToken,
+}
+
+impl Tour {
+    pub(super) fn new(
+        plane: ServedPlane,
+        [fleet, in_turn]: [Fleet; 2],
+        workload: Workload,
+        view: View,
+        stop: CancellationToken,
+    ) -> Self {
+        let engines = fleet.engines.len();
+        Self {
+            plane,
+            ledger: Ledger::new(engines),
+            computed: vec![0; engines],
+            fleet,
+            in_turn,
+            steps: Vec::new(),
+            view,
+            workload,
+            turn: 0,
+            unheard: None,
+            due: Instant::now(),
+            stop,
+        }
+    }
+
+    /// Routes requests as they come, until a moment, and at least so many.
+    pub(super) async fn load(&mut self, until: Instant, at_least: usize) -> Result<(), Halt> {
+        self.due = Instant::now();
+        let mut served = 0;
+        while served < at_least || Instant::now() < until {
+            let Some(request) = self.workload.next() else { break };
+            // Whoever is late does not wait for what comes anyway.
+            self.due += request.after;
+            let arrival = if served < at_least { self.due.min(until) } else { self.due };
+            tokio::select! {
+                () = self.stop.cancelled() => return Err(Halt::Stopped),
+                () = tokio::time::sleep_until(arrival) => {}
+            }
+            self.route(&request).await?;
+            self.view.progress(&self.ledger);
+            served += 1;
+        }
+        self.view.load(&self.ledger);
+        Ok(())
+    }
+
+    /// Asks the plane where a request should go, runs it there, and enters what was promised and what was found.
+    async fn route(&mut self, request: &Request) -> Result<(), Halt> {
+        // A prediction is judged by what the engine holds. So the plane is asked when it has heard of the last request.
+        if let Some(last) = self.unheard.take() {
+            self.plane.until_heard(&self.fleet.engines[last]).await?;
+        }
+        let answer = self.plane.ask(&request.prompt).await?;
+        let prompt = request.prompt.len() as u64;
+        let said: Vec<Option<&Prediction>> =
+            self.fleet.engines.iter().map(|engine| answer.get(engine.name)).collect();
+        let held: Vec<u64> = said.iter().map(|said| said.map_or(0, |said| said.tokens)).collect();
+        let at = choose(prompt, &held, &self.computed);
+        let predicted = said[at].cloned().unwrap_or(Prediction { tokens: 0, exact: false });
+        let (delivered, in_turn) = self.serve(at, request)?;
+        self.ledger.enter(prompt, &predicted, delivered, in_turn);
+        Ok(())
+    }
+
+    /// Runs requests on one engine without asking anybody, and on the second fleet in turn. They are not entered.
+    pub(super) fn send_to(&mut self, engine: usize, requests: usize) -> anyhow::Result<()> {
+        for _ in 0..requests {
+            let request = self.workload.next_in_any_case();
+            self.serve(engine, &request)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a request on an engine of the first fleet and on the next one of the second.
+    fn serve(&mut self, engine: usize, request: &Request) -> anyhow::Result<(Delivered, Delivered)> {
+        let Request { prompt, max_tokens, .. } = request;
+        let result = self.fleet.engines[engine].complete(prompt, *max_tokens)?;
+        self.unheard = Some(engine);
+        let tokens = result.cached_tokens as u64;
+        self.computed[engine] += (prompt.len() as u64).saturating_sub(tokens);
+        let delivered = Delivered { engine, tokens };
+        let engine = self.turn % self.in_turn.engines.len();
+        self.turn += 1;
+        let tokens = self.in_turn.engines[engine].complete(prompt, *max_tokens)?.cached_tokens as u64;
+        self.workload.replied(request, &result.output);
+        Ok((delivered, Delivered { engine, tokens }))
+    }
+
+    /// Begins a step.
+    pub(super) fn begin(&mut self, name: &'static str, title: &str) {
+        let number = self.steps.len() + 1;
+        self.view.title(&format!("Step {number}: {title}"));
+        self.steps.push(Step::new(name, title));
+    }
+
+    /// Adds to the step.
+    pub(super) fn tell(&mut self, voice: Voice, words: impl Into<String>) {
+        let words = words.into();
+        self.view.tell(voice, &words);
+        if let Some(step) = self.steps.last_mut() {
+            step.tell(voice, words);
+        }
+    }
+
+    /// Adds what the plane's timeline says of an engine since a remark.
+    pub(super) fn tell_remarks(&mut self, since: u64, engine: usize) {
+        let engine = &self.fleet.engines[engine];
+        let words = self.plane.remarks_since(since, engine).join("; ");
+        self.tell(Voice::Plane, format!("{}: {words}", engine.name));
+    }
+
+    /// Ends the step: compares what the plane holds with what every engine holds, once it has heard everything.
+    pub(super) async fn check(&mut self) -> Result<(), Halt> {
+        let (mut equal, mut lower, mut blocks) = (0, Vec::new(), 0);
+        for engine in &self.fleet.engines {
+            self.plane.until_heard(engine).await?;
+            let compared = self.plane.compare(engine).await?;
+            blocks += compared.blocks;
+            match compared.agreement {
+                Agreement::Equal => equal += 1,
+                Agreement::Lower => lower.push(format!(
+                    "{}: {} of its {} blocks, as it says ({}), and no other",
+                    compared.engine, compared.blocks, compared.engine_blocks, compared.trust
+                )),
+                Agreement::Different => {
+                    return Err(Halt::Failed(anyhow::anyhow!(
+                        "{}: kvplane holds {} blocks and says {}, the engine holds {}, and they differ",
+                        compared.engine,
+                        compared.blocks,
+                        compared.trust,
+                        compared.engine_blocks
+                    )));
+                }
+            }
+        }
+        let engines = self.fleet.engines.len();
+        self.tell(
+            Voice::Checked,
+            format!("{equal} of {engines} engines: what kvplane holds is what they hold, block by block ({blocks} blocks in all)"),
+        );
+        for words in lower {
+            self.tell(Voice::Checked, words);
+        }
+        if let Some(step) = self.steps.last_mut() {
+            step.met = true;
+        }
+        Ok(())
+    }
+
+    /// Whether nobody has said that it is enough.
+    pub(super) fn goes_on(&self) -> Result<(), Halt> {
+        if self.stop.is_cancelled() { Err(Halt::Stopped) } else { Ok(()) }
+    }
+
+    /// Waits for Enter, or until it is enough.
+    pub(super) async fn pause(&mut self) -> Result<(), Halt> {
+        eprintln!("\n  Enter goes on.");
+        let mut line = String::new();
+        let read = tokio::task::spawn_blocking(move || std::io::stdin().read_line(&mut line));
+        tokio::select! {
+            () = self.stop.cancelled() => Err(Halt::Stopped),
+            // Where nobody can press Enter, nobody is waited for.
+            _ = read => Ok(()),
+        }
+    }
+
+    /// Goes on with the load until it is enough.
+    pub(super) async fn stay(&mut self) {
+        const A_DAY: Duration = Duration::from_hours(24);
+        while let Ok(()) = self.load(Instant::now() + A_DAY, 0).await {
+            // A trace has ended.
+            self.stop.cancelled().await;
+        }
+    }
+}

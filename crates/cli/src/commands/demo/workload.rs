@@ -1,0 +1,191 @@
+//! What is asked of the engines: conversations that grow, made up or recorded, and when each request comes.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use kvplane_sim::load::{LoadConfig, Random, Workload as Conversations};
+use serde::Deserialize;
+
+/// Requests a second, on the whole fleet: enough to see blocks come and go, and slow enough to watch.
+const RATE: f64 = 12.0;
+/// Tokens that a recorded block stands for.
+const TRACE_BLOCK: usize = 512;
+/// Tokens that are generated for a recorded request at most. No later prompt has them: they only take room.
+const TRACE_OUTPUT: usize = 64;
+/// Token ids are below this.
+const VOCABULARY: u64 = 32_000;
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Request {
+    /// How long after the one before it comes.
+    pub(super) after: Duration,
+    pub(super) prompt: Vec<u32>,
+    pub(super) max_tokens: usize,
+    conversation: Option<usize>,
+}
+
+/// Requests, one after the other.
+pub(super) struct Workload {
+    trace: Option<Trace>,
+    /// Conversations with shared system prompts, without end.
+    conversations: Conversations,
+    /// When their requests come.
+    arrivals: Random,
+}
+
+/// Recorded requests.
+struct Trace {
+    left: VecDeque<Recorded>,
+    /// Trace time until now, in milliseconds.
+    now: f64,
+    /// Seconds here for a millisecond there.
+    pace: f64,
+}
+
+/// A line of a trace.
+#[derive(Debug, Clone, Deserialize)]
+struct Recorded {
+    timestamp: f64,
+    input_length: usize,
+    output_length: usize,
+    hash_ids: Vec<u64>,
+}
+
+impl Workload {
+    /// Conversations that a seed determines.
+    pub(super) fn made_up(seed: u64) -> Self {
+        let config = LoadConfig {
+            seed,
+            system_prompts: 6,
+            system_tokens: 512,
+            conversations: 40,
+            turn_tokens: 120,
+            output_tokens: 64,
+            turns: 8,
+            ..LoadConfig::default()
+        };
+        Self { trace: None, conversations: Conversations::new(config), arrivals: Random::new(seed) }
+    }
+
+    /// The requests of a trace, at a pace that can be watched.
+    pub(super) fn recorded(path: &Path, seed: u64) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("--trace {}", path.display()))?;
+        let trace = Trace::read(&text).with_context(|| format!("--trace {}", path.display()))?;
+        Ok(Self { trace: Some(trace), ..Self::made_up(seed) })
+    }
+
+    /// The next request; none when a trace has ended.
+    pub(super) fn next(&mut self) -> Option<Request> {
+        match &mut self.trace {
+            Some(trace) => trace.next(),
+            None => Some(self.next_made_up()),
+        }
+    }
+
+    /// The next request, a made-up one when a trace has ended.
+    pub(super) fn next_in_any_case(&mut self) -> Request {
+        self.next().unwrap_or_else(|| self.next_made_up())
+    }
+
+    fn next_made_up(&mut self) -> Request {
+        let turn = self.conversations.next_turn();
+        Request {
+            after: Duration::from_secs_f64(pause(&mut self.arrivals)),
+            prompt: turn.prompt,
+            max_tokens: turn.max_tokens,
+            conversation: Some(turn.conversation),
+        }
+    }
+
+    /// A reply, on which the conversation goes on.
+    pub(super) fn replied(&mut self, request: &Request, output: &[u32]) {
+        if let Some(conversation) = request.conversation {
+            self.conversations.replied(conversation, output);
+        }
+    }
+}
+
+impl Trace {
+    fn read(text: &str) -> anyhow::Result<Self> {
+        let mut left = VecDeque::new();
+        for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let recorded: Recorded = serde_json::from_str(line).with_context(|| {
+                format!(
+                    "line {}: not a request with timestamp, input_length, output_length and hash_ids",
+                    at + 1
+                )
+            })?;
+            left.push_back(recorded);
+        }
+        let (Some(first), Some(last)) = (left.front(), left.back()) else { bail!("has no requests") };
+        let span = (last.timestamp - first.timestamp).max(1.0);
+        Ok(Self { now: first.timestamp, pace: left.len() as f64 / RATE / span, left })
+    }
+
+    fn next(&mut self) -> Option<Request> {
+        let recorded = self.left.pop_front()?;
+        let after = ((recorded.timestamp - self.now) * self.pace).max(0.0);
+        self.now = recorded.timestamp;
+        Some(Request { after: Duration::from_secs_f64(after), ..recorded.request() })
+    }
+}
+
+impl Recorded {
+    /// The request, with tokens in place of the numbers of its blocks: the same for the same number.
+    fn request(&self) -> Request {
+        let tokens = self.hash_ids.iter().flat_map(|&id| {
+            let mut noise = Random::new(id);
+            (0..TRACE_BLOCK).map(move |_| noise.below(VOCABULARY) as u32)
+        });
+        Request {
+            after: Duration::ZERO,
+            prompt: tokens.take(self.input_length).collect(),
+            max_tokens: self.output_length.clamp(1, TRACE_OUTPUT),
+            conversation: None,
+        }
+    }
+}
+
+/// Seconds until the next request, where requests know nothing of one another.
+fn pause(random: &mut Random) -> f64 {
+    const STEPS: u64 = 1 << 32;
+    let share = (random.below(STEPS) + 1) as f64 / STEPS as f64;
+    -share.ln() / RATE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_one_workload() {
+        let first = |seed| {
+            let mut load = Workload::made_up(seed);
+            (0..50).filter_map(|_| load.next()).collect::<Vec<_>>()
+        };
+        assert_eq!(first(3), first(3));
+        assert_ne!(first(3), first(4));
+        let seconds: f64 = first(3).iter().map(|request| request.after.as_secs_f64()).sum();
+        assert!((1.0..20.0).contains(&seconds), "{seconds}");
+    }
+
+    #[test]
+    fn equal_blocks_of_a_trace_are_equal_tokens() {
+        let mut load = Trace::read(
+            "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 500, \"hash_ids\": [1, 2]}\n\
+             {\"timestamp\": 2000, \"input_length\": 1024, \"output_length\": 3, \"hash_ids\": [1, 3]}\n",
+        )
+        .unwrap();
+        let (one, two) = (load.next().unwrap(), load.next().unwrap());
+        assert_eq!((one.prompt.len(), one.max_tokens), (600, TRACE_OUTPUT));
+        assert_eq!((two.prompt.len(), two.max_tokens), (1024, 3));
+        assert_eq!(one.prompt[..512], two.prompt[..512]);
+        assert_ne!(one.prompt[512..600], two.prompt[512..600]);
+        assert_eq!((one.after, two.after), (Duration::ZERO, Duration::from_secs_f64(2.0 / RATE)));
+        assert!(load.next().is_none());
+        assert!(Trace::read("\n").is_err() && Trace::read("{}").is_err());
+    }
+}
