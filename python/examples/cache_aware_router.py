@@ -8,6 +8,7 @@ The copy of the plane's state is in this process: asking it takes microseconds, 
 import itertools
 import json
 import sys
+import urllib.error
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -16,8 +17,7 @@ import kvplane
 
 class Router:
     def __init__(self, client: kvplane.Client, model: str, engines: dict[str, str]) -> None:
-        self.client, self.model, self.engines = client, model, engines
-        self.turns = itertools.count()
+        self.client, self.model, self.engines, self.turns = client, model, engines, itertools.count()
 
     def pick(self, prompt: list[int]) -> str:
         try:
@@ -36,11 +36,14 @@ def serve(router: Router, port: int = 0) -> ThreadingHTTPServer:
             body = self.rfile.read(int(self.headers["content-length"]))
             engine = router.pick(json.loads(body)["prompt"])
             request = urllib.request.Request(router.engines[engine] + self.path, body, {"content-type": "application/json"})
-            with urllib.request.urlopen(request) as response:
-                self.send_response(response.status)
-                self.send_header("x-engine", engine)
-                self.end_headers()
-                self.wfile.write(response.read())
+            try:
+                response = urllib.request.urlopen(request)
+            except urllib.error.HTTPError as refusal:  # an answer too: whoever asked is told what the engine says
+                response = refusal
+            self.send_response(response.status)
+            self.send_header("x-engine", engine)
+            self.end_headers()
+            self.wfile.write(response.read())
 
     return ThreadingHTTPServer(("127.0.0.1", port), Handler)
 

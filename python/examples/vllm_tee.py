@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from typing import Callable, List, Optional, Union
+from typing import Callable, List, Optional, Tuple, Union
 
 import msgspec
 
@@ -54,17 +54,26 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 class RecordingPublisher:
     """Publishes batches in order from a thread of its own, and records each before it is sent."""
 
-    def __init__(self, recorder: kvplane.Recorder, send: Callable[[List[bytes]], object], topic: bytes = b"") -> None:
+    def __init__(
+        self, recorder: kvplane.Recorder, send: Callable[[List[bytes]], object], topic: bytes = b"", room: int = 100_000
+    ) -> None:
+        self.dropped = 0
         self._recorder = recorder
         self._send = send
         self._topic = topic
-        self._queue: "queue.Queue[Optional[EventBatch]]" = queue.Queue(maxsize=100_000)
+        self._next = 0
+        self._queue: "queue.Queue[Optional[Tuple[int, EventBatch]]]" = queue.Queue(maxsize=room)
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
     def publish(self, *events: Union[BlockStored, BlockRemoved, AllBlocksCleared]) -> None:
-        """Called by the engine's scheduler: never waits for a subscriber."""
-        self._queue.put(EventBatch(time.time(), list(events), self._recorder.rank))
+        """Called by the engine's scheduler, by one thread: never waits."""
+        seq, self._next = self._next, self._next + 1
+        try:
+            self._queue.put_nowait((seq, EventBatch(time.time(), list(events), self._recorder.rank)))
+        except queue.Full:
+            # Its number is used up: the recorder and every subscriber see the gap, and say so.
+            self.dropped += 1
 
     def shutdown(self) -> None:
         self._queue.put(None)
@@ -72,11 +81,11 @@ class RecordingPublisher:
 
     def _run(self) -> None:
         encoder = msgspec.msgpack.Encoder()
-        for seq, batch in enumerate(iter(self._queue.get, None)):
+        for seq, batch in iter(self._queue.get, None):
             payload = encoder.encode(batch)
             try:
                 self._recorder.apply_frame(seq, payload)
-            except kvplane.Error as error:
+            except Exception as error:
                 # The engine goes on. What the recorder has not heard is a gap to it, and its answers say so.
-                log.warning("batch %d is not recorded: %s (%s)", seq, error, error.code)
+                log.warning("batch %d is not recorded: %r", seq, error)
             self._send([self._topic, seq.to_bytes(8, "big"), payload])

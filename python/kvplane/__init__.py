@@ -22,6 +22,7 @@ from .errors import (
     DecodeError,
     Error,
     InternalError,
+    ListenError,
     OrderError,
 )
 
@@ -37,6 +38,7 @@ __all__ = [
     "Error",
     "Index",
     "InternalError",
+    "ListenError",
     "Match",
     "NotCredited",
     "OrderError",

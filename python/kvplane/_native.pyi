@@ -30,7 +30,7 @@ class Recorder:
         kind: Optional[str] = None,
         worker_id: Optional[int] = None,
         max_state_bytes: Optional[int] = None,
-        from_start: bool = True,
+        from_start: Optional[bool] = None,
         on_gap: Optional[str] = None,
     ) -> None: ...
     @property
@@ -117,7 +117,7 @@ class Snapshot:
     @property
     def block_size(self) -> Optional[int]: ...
     def to_json(self) -> str:
-        """The same as a ``TreeDump`` of ``/kv_recover``."""
+        """What ``/kv_recover`` answered at that moment: a ``TreeDump``, or why there is none."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[dict[str, Any]]: ...
@@ -288,7 +288,7 @@ class Client:
         ca: Optional[bytes] = None,
         engine: Optional[str] = None,
         credit: Optional[Iterable[Trust]] = None,
-        down_after: float = 10.0,
+        down_after: Optional[float] = None,
     ) -> None: ...
     def query(
         self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[QueryDetails]
@@ -308,8 +308,8 @@ def encode(
     events: Sequence[Mapping[str, Any]],
     /,
     *,
-    timestamp: float = 0.0,
+    timestamp: Optional[float] = None,
     rank: Optional[int] = None,
-    profile: str = "vllm-0.32",
+    profile: Optional[str] = None,
 ) -> bytes:
     """The message that an engine of some release would publish."""

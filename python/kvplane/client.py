@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import inspect
 import logging
 import os
 import threading
@@ -28,6 +29,8 @@ _log = logging.getLogger("kvplane")
 _SLICE = 0.2
 # Changes that are taken at a time.
 _AT_A_TIME = 256
+# How long callbacks that are running may take when the client is closed.
+_CALLBACKS_WITHIN = 5.0
 # How often somebody who waits within asyncio looks.
 _LOOK_AGAIN = 0.01
 
@@ -64,7 +67,7 @@ class Client:
         )
         self.address = address
         self._lock = threading.Lock()
-        self._callbacks: tuple[Callable[[_native.Change], object], ...] = ()
+        self._callbacks: list[Callable[[_native.Change], object]] = []
         self._callback_errors = 0
         self._threads: list[threading.Thread] = []
         # Neither thread holds the client: one that is forgotten is closed by its end.
@@ -76,18 +79,18 @@ class Client:
         return self._native.query(model, token_ids, **details)
 
     def on_change(self, callback: Callable[[_native.Change], object]) -> Callable[[_native.Change], object]:
-        """Calls back with every change from now on, from one thread for all callbacks. Returns the callback, so that it can decorate."""
-        if not callable(callback):
-            raise ArgumentTypeError(f"callback: must be callable, not {type(callback).__name__}", "callback")
+        """Calls back with every change from now on, from a thread for this callback alone. Begins with where the plane and each
+        of its streams stand. Returns the callback, so that it can decorate."""
+        _check_callback(callback)
+        changes = self._native.changes(True)
         with self._lock:
-            first = not self._callbacks
-            if first:
-                self._run(_call_back, self._native.changes(True), weakref.ref(self))
-            self._callbacks += (callback,)
+            at = len(self._callbacks)
+            self._callbacks.append(callback)
+        self._run(_call_back, changes, weakref.ref(self), at)
         return callback
 
     def changes(self) -> Iterator[_native.Change]:
-        """What happens from now on. Ends when the client is closed."""
+        """What happens from now on, beginning with where the plane and each of its streams stand. Ends when the client is closed."""
         return _iterate(self._native.changes(True))
 
     def status(self) -> dict[str, Any]:
@@ -109,13 +112,16 @@ class Client:
                 return False
 
     def close(self) -> None:
-        """Follows nothing any more. Calls after it raise ``ClosedError``; a second time changes nothing."""
+        """Follows nothing any more, and waits for callbacks that are running, for a while. Calls after it raise ``ClosedError``; a
+        second time changes nothing."""
         _open.discard(self)
         self._native.close()
-        me = threading.current_thread()
+        deadline = time.monotonic() + _CALLBACKS_WITHIN
         for thread in self._threads:
-            if thread is not me:
-                thread.join()
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+                if thread.is_alive():
+                    _log.warning("a callback has not returned %s s after the client was closed", _CALLBACKS_WITHIN)
 
     @property
     def closed(self) -> bool:
@@ -129,6 +135,12 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<kvplane.Client of {self.address}{', closed' if self.closed else ''}>"
+
+    def _failed(self, callback: object) -> None:
+        """A callback raised. That must not keep it from being told of the next change, nor go unnoticed."""
+        with self._lock:
+            self._callback_errors += 1
+        _log.exception("a callback of on_change failed: %r", callback)
 
     def _run(self, work: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, name="kvplane-client", daemon=True)
@@ -152,14 +164,36 @@ class AsyncClient:
         self._client = Client(
             address, token=token, ca=ca, engine=engine, credit=credit, down_after=down_after
         )
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def query(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[_native.QueryDetails]) -> _native.Answer:
         """Who holds how much of a prompt, from the copy."""
         return self._client.query(model, token_ids, **details)
 
-    async def changes(self) -> AsyncIterator[_native.Change]:
-        """What happens from now on. Ends when the client is closed."""
-        changes = self._client._native.changes(True)
+    def on_change(self, callback: Callable[[_native.Change], object]) -> Callable[[_native.Change], object]:
+        """Calls back within the running loop with every change from now on, one after the other; awaits what the callback returns
+        if that can be awaited. Begins with where the plane and each of its streams stand. Returns the callback."""
+        _check_callback(callback)
+        task = asyncio.get_running_loop().create_task(self._call_back(self._iterate(self._client._native.changes(True)), callback))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return callback
+
+    def changes(self) -> AsyncIterator[_native.Change]:
+        """What happens from now on, beginning with where the plane and each of its streams stand. Ends when the client is closed."""
+        return self._iterate(self._client._native.changes(True))
+
+    async def _call_back(self, changes: AsyncIterator[_native.Change], callback: Callable[[_native.Change], object]) -> None:
+        async for change in changes:
+            try:
+                returned = callback(change)
+                if inspect.isawaitable(returned):
+                    await returned
+            except Exception:
+                self._client._failed(callback)
+
+    @staticmethod
+    async def _iterate(changes: _native.Changes) -> AsyncIterator[_native.Change]:
         loop = asyncio.get_running_loop()
         pool = ThreadPoolExecutor(1, thread_name_prefix="kvplane-changes")
         try:
@@ -191,8 +225,11 @@ class AsyncClient:
         return True
 
     async def close(self) -> None:
-        """Follows nothing any more. A second time changes nothing."""
+        """Follows nothing any more, and waits for callbacks that are running, for a while. A second time changes nothing."""
         await asyncio.get_running_loop().run_in_executor(None, self._client.close)
+        waiting = self._tasks - {asyncio.current_task()}
+        if waiting and (await asyncio.wait(waiting, timeout=_CALLBACKS_WITHIN))[1]:
+            _log.warning("a callback has not returned %s s after the client was closed", _CALLBACKS_WITHIN)
 
     @property
     def closed(self) -> bool:
@@ -225,16 +262,23 @@ def _tell_of_link(changes: _native.Changes, address: str) -> None:
             _log.warning("the plane at %s is not followed: %s", address, change.trouble)
 
 
-def _call_back(changes: _native.Changes, owner: weakref.ref[Client]) -> None:
+def _call_back(changes: _native.Changes, owner: weakref.ref[Client], at: int) -> None:
     for change in _iterate(changes):
         client = owner()
         if client is None:
             return
-        for callback in client._callbacks:
-            try:
-                callback(change)
-            except Exception:
-                # One that fails must not keep the others from being told, nor go unnoticed.
-                client._callback_errors += 1
-                _log.exception("a callback of on_change failed: %r", callback)
-        del client
+        # The client has it, not this thread: a callback may refer to the client.
+        callback = client._callbacks[at]
+        try:
+            callback(change)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            # Also what would end the program or a task: this thread is neither.
+            client._failed(callback)
+        del client, callback
+
+
+def _check_callback(callback: object) -> None:
+    if not callable(callback):
+        raise ArgumentTypeError(f"callback: must be callable, not {type(callback).__name__}", "callback")

@@ -1,10 +1,15 @@
-"""What can go wrong. Every exception of this package is an :class:`Error` with a stable ``code``."""
+"""What can go wrong. Every exception of this package is an :class:`Error` with a stable ``code``.
+
+Not of this package: the interpreter's ``TypeError`` for a call with too few or too many arguments or an unknown keyword, and the
+``OSError`` of a file that cannot be read.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Optional
 
-__all__ = ["ArgumentError", "ArgumentTypeError", "ClosedError", "DecodeError", "Error", "InternalError", "OrderError"]
+__all__ = ["ArgumentError", "ArgumentTypeError", "ClosedError", "DecodeError", "Error", "InternalError", "ListenError", "OrderError"]
 
 
 class Error(Exception):
@@ -59,6 +64,19 @@ class ClosedError(Error):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "shutting_down")
+
+
+class ListenError(Error, OSError):
+    """Nobody can be served at that address. ``errno`` and ``strerror`` are the system's; ``errno`` is None where it gave none."""
+
+    def __init__(self, message: str, errno: Optional[int], strerror: str) -> None:
+        super().__init__(message, "unavailable")
+        self.errno = errno
+        # In the system's words alone, as any other OSError has them.
+        self.strerror = strerror if errno is None else os.strerror(errno)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class InternalError(Error):

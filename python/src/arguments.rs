@@ -1,9 +1,14 @@
 //! From Python's values to ours. Whatever does not fit is refused under its name.
 
+use std::time::Duration;
+
 use kvplane_wire::{OwnedExtraKey, OwnedHash};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{
+    PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMapping, PyMemoryView, PyString, PyTuple, PyType,
+};
 
 use crate::errors::{Argument, bad_type, bad_value, unknown_keyword};
 
@@ -52,7 +57,33 @@ pub(crate) fn text(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult
     text.extract().map_err(|_| bad_value(argument, "must be text that can be written as UTF-8"))
 }
 
-/// Calls `each` with every element. Texts and bytes have elements too, but never those that are meant.
+/// A time in seconds.
+pub(crate) fn seconds(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(float(argument, value)?)
+        .map_err(|_| bad_value(argument, "must be a number of seconds, 0 or more"))
+}
+
+pub(crate) fn float(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult<f64> {
+    if value.is_instance_of::<PyBool>() {
+        return Err(bad_type(argument, "a float", value));
+    }
+    value.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(value.py()) {
+            bad_value(argument, "must be a number that a float can be")
+        } else if error.is_instance_of::<PyTypeError>(value.py()) {
+            bad_type(argument, "a float", value)
+        } else {
+            error // of the value's own code
+        }
+    })
+}
+
+pub(crate) fn truth(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    value.extract().map_err(|_| bad_type(argument, "a bool", value))
+}
+
+/// Calls `each` with every element of something that has them in an order. Texts and bytes have elements too, but never those
+/// that are meant; those of a set or a mapping come in an order that nobody chose.
 pub(crate) fn elements<'py>(
     argument: Argument<'_>,
     value: &Bound<'py, PyAny>,
@@ -62,12 +93,32 @@ pub(crate) fn elements<'py>(
     if let Ok(list) = value.cast::<PyList>() {
         return list.iter().enumerate().try_for_each(|(at, element)| each(at, &element));
     }
-    let scalar = value.is_instance_of::<PyString>()
+    if value.cast::<PyMapping>().is_ok() || is_set(value)? {
+        return Err(bad_type(argument, wanted, value));
+    }
+    members(argument, value, wanted, each)
+}
+
+/// The same where no order is needed.
+pub(crate) fn members<'py>(
+    argument: Argument<'_>,
+    value: &Bound<'py, PyAny>,
+    wanted: &str,
+    mut each: impl FnMut(usize, &Bound<'py, PyAny>) -> PyResult<()>,
+) -> PyResult<()> {
+    let whole = value.is_instance_of::<PyString>()
         || value.is_instance_of::<PyBytes>()
-        || value.is_instance_of::<PyDict>();
-    let iterator = value.try_iter().ok().filter(|_| !scalar);
+        || value.is_instance_of::<PyByteArray>()
+        || value.is_instance_of::<PyMemoryView>();
+    let iterator = value.try_iter().ok().filter(|_| !whole);
     let iterator = iterator.ok_or_else(|| bad_type(argument, wanted, value))?;
     iterator.enumerate().try_for_each(|(at, element)| each(at, &element?))
+}
+
+/// A set of any kind, also the keys of a mapping.
+fn is_set(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static SET: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    value.is_instance(SET.import(value.py(), "collections.abc", "Set")?)
 }
 
 /// A block hash: an int of 64 bits, with or without a sign, or a digest as bytes or hexadecimal digits.

@@ -9,34 +9,48 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::client::seconds;
+use crate::arguments;
 use crate::errors::{Argument, detached};
+use crate::process::Own;
 
 /// Changes for one reader.
 #[pyclass(frozen, module = "kvplane._native")]
 pub(crate) struct Changes {
+    reader: Own<Reader>,
+}
+
+/// Who holds it keeps a client's threads, also one that was closed meanwhile.
+struct Reader {
     embedded: Mutex<Embedded>,
     stop: Stop,
 }
 
 impl Changes {
     pub(crate) fn new(embedded: Embedded) -> Self {
-        Self { stop: embedded.stop(), embedded: Mutex::new(embedded) }
+        Self { reader: Own::new(Reader { stop: embedded.stop(), embedded: Mutex::new(embedded) }) }
     }
 }
 
 #[pymethods]
 impl Changes {
     /// Waits for the next changes, at most so many. None: there will be no more. An empty list: none within the time.
-    fn wait(&self, py: Python<'_>, limit: usize, timeout: f64) -> PyResult<Option<Vec<Change>>> {
-        let timeout = seconds(Argument::new("timeout"), timeout)?;
-        let next = detached(py, || self.embedded.lock().wait(limit, timeout))?;
+    fn wait(
+        &self,
+        py: Python<'_>,
+        limit: usize,
+        timeout: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<Vec<Change>>> {
+        let timeout = arguments::seconds(Argument::new("timeout"), timeout)?;
+        let reader = self.reader.get()?;
+        let next = detached(py, || reader.embedded.lock().wait(limit, timeout))?;
         Ok(next.map(|told| told.into_iter().map(Change).collect()))
     }
 
     /// Whoever waits is told that there will be no more.
     fn close(&self) {
-        self.stop.now();
+        if let Some(reader) = self.reader.here() {
+            reader.stop.now();
+        }
     }
 }
 

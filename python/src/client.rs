@@ -9,19 +9,23 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::arguments;
 use crate::changes::Changes;
-use crate::errors::{Argument, aside, bad_type, bad_value, detached, public};
+use crate::errors::{Argument, bad_type, bad_value, detached, public};
+use crate::process::Own;
 use crate::question::{Answer, credit, question, read};
+
+/// Out of reach for longer is `down`, where nobody says otherwise.
+const DOWN_AFTER: Duration = Duration::from_secs(10);
 
 /// Follows a plane until it is closed.
 #[pyclass(frozen, module = "kvplane._native")]
 pub(crate) struct Client {
-    embedded: Embedded,
+    embedded: Own<Embedded>,
 }
 
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (address, *, token=None, ca=None, engine=None, credit=None, down_after=10.0))]
+    #[pyo3(signature = (address, *, token=None, ca=None, engine=None, credit=None, down_after=None))]
     fn new(
         py: Python<'_>,
         address: &Bound<'_, PyAny>,
@@ -29,7 +33,7 @@ impl Client {
         ca: Option<&Bound<'_, PyAny>>,
         engine: Option<&Bound<'_, PyAny>>,
         credit: Option<&Bound<'_, PyAny>>,
-        down_after: f64,
+        down_after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let settings = ClientSettings {
             address: arguments::text(Argument::new("address"), address)?,
@@ -37,10 +41,12 @@ impl Client {
             ca: ca.map(certificates).transpose()?,
             engine: engine.map(|engine| arguments::text(Argument::new("engine"), engine)).transpose()?,
             credit: self::credit(credit)?,
-            down_after: seconds(Argument::new("down_after"), down_after)?,
+            down_after: down_after.map_or(Ok(DOWN_AFTER), |down_after| {
+                arguments::seconds(Argument::new("down_after"), down_after)
+            })?,
         };
         let embedded = detached(py, || Embedded::start(settings))?.map_err(public)?;
-        Ok(Self { embedded })
+        Ok(Self { embedded: Own::new(embedded) })
     }
 
     /// Who holds how much of a prompt, from the copy.
@@ -55,14 +61,15 @@ impl Client {
         let question = question(model, token_ids, details)?;
         let groups = question.groups == Some(true);
         let name = |found: &kvplane_ingest::Match<'_>| engine_of(found).to_owned();
-        let found = detached(py, || self.embedded.ask(&question, |answer| read(answer, groups, name)))?;
+        let embedded = self.embedded.get()?;
+        let found = detached(py, || embedded.ask(&question, |answer| read(answer, groups, name)))?;
         Answer::new(py, found.map_err(public)?)
     }
 
     /// How the way to the plane is.
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (link, ready) =
-            detached(py, || Ok((self.embedded.link()?, self.embedded.is_ready()?)))?.map_err(public)?;
+        let embedded = self.embedded.get()?;
+        let (link, ready) = detached(py, || Ok((embedded.link()?, embedded.is_ready()?)))?.map_err(public)?;
         let dict = PyDict::new(py);
         dict.set_item("connected", link.connected)?;
         dict.set_item("ready", ready)?;
@@ -79,8 +86,9 @@ impl Client {
 
     /// The streams that are followed.
     fn streams<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let embedded = self.embedded.get()?;
         let followed = detached(py, || {
-            let followed = self.embedded.streams()?;
+            let followed = embedded.streams()?;
             let looked = followed.into_iter().map(|one| (one.stream.status(), one.stream.is_current(), one));
             Ok(looked.collect::<Vec<_>>())
         })?;
@@ -111,26 +119,28 @@ impl Client {
     }
 
     /// Waits until all that the plane had is here. Says whether it is.
-    fn wait_ready(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let timeout = seconds(Argument::new("timeout"), timeout)?;
-        detached(py, || self.embedded.wait_ready(Some(timeout)))?.map_err(public)
+    fn wait_ready(&self, py: Python<'_>, timeout: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let timeout = arguments::seconds(Argument::new("timeout"), timeout)?;
+        let embedded = self.embedded.get()?;
+        detached(py, || embedded.wait_ready(Some(timeout)))?.map_err(public)
     }
 
     /// What happens from now on: to the link, and to the streams if they are wanted.
     fn changes(&self, py: Python<'_>, streams: bool) -> PyResult<Changes> {
-        let changes = detached(py, || self.embedded.changes(streams))?.map_err(public)?;
+        let embedded = self.embedded.get()?;
+        let changes = detached(py, || embedded.changes(streams))?.map_err(public)?;
         Ok(Changes::new(changes))
     }
 
     /// Follows nothing any more. A second time changes nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        detached(py, || self.embedded.close())
+        self.embedded.here().map_or(Ok(()), |embedded| detached(py, || embedded.close()))
     }
 
     /// Whether it was closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.embedded.is_closed()
+        self.embedded.here().is_none_or(Embedded::is_closed)
     }
 }
 
@@ -142,16 +152,4 @@ fn bearer(token: &Bound<'_, PyAny>) -> PyResult<Bearer> {
 fn certificates(ca: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     let bytes = ca.cast::<PyBytes>().map_err(|_| bad_type(Argument::new("ca"), "bytes", ca))?;
     Ok(bytes.as_bytes().to_vec())
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        aside(|| self.embedded.close()); // waits for its threads
-    }
-}
-
-/// A time that Python has as a float.
-pub(crate) fn seconds(argument: Argument<'_>, seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|_| bad_value(argument, "must be a number of seconds, 0 or more"))
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvplane_core::{ErrorCode, PublicError};
+use kvplane_embed::ListenError;
 use kvplane_ingest::NotHandedOver;
 use kvplane_stream::NotTaken;
 use kvplane_wire::{DecodeError as Undecodable, RejectReason};
@@ -18,6 +19,7 @@ mod classes {
     pyo3::import_exception!(kvplane.errors, OrderError);
     pyo3::import_exception!(kvplane.errors, ClosedError);
     pyo3::import_exception!(kvplane.errors, InternalError);
+    pyo3::import_exception!(kvplane.errors, ListenError);
 }
 
 /// An argument, or an element of it. Its name is put together only where it is told.
@@ -78,6 +80,18 @@ pub(crate) fn public(error: PublicError) -> PyErr {
         (ErrorCode::Internal, _) => classes::InternalError::new_err(message),
         _ => classes::Error::new_err((message, code.as_str())),
     }
+}
+
+/// The object was made before a fork, and this is after it.
+pub(crate) fn elsewhere() -> PyErr {
+    classes::ClosedError::new_err("made in another process: it does not come along into a fork")
+}
+
+/// Nobody can be served there.
+pub(crate) fn no_server(error: &ListenError) -> PyErr {
+    let reason = error.reason();
+    let system = reason.raw_os_error();
+    classes::ListenError::new_err((error.to_string(), system, reason.to_string()))
 }
 
 /// A batch was not recorded.

@@ -34,16 +34,23 @@ pub(crate) fn decode<'py>(py: Python<'py>, payload: &Bound<'py, PyAny>) -> PyRes
 
 /// The message that an engine of some release would publish. What its release does not know is not sent.
 #[pyfunction]
-#[pyo3(signature = (events, /, *, timestamp=0.0, rank=None, profile="vllm-0.32"))]
+#[pyo3(signature = (events, /, *, timestamp=None, rank=None, profile=None))]
 pub(crate) fn encode<'py>(
     py: Python<'py>,
     events: &Bound<'py, PyAny>,
-    timestamp: f64,
+    timestamp: Option<&Bound<'py, PyAny>>,
     rank: Option<&Bound<'py, PyAny>>,
-    profile: &str,
+    profile: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let profile: Profile =
-        profile.parse().map_err(|error| bad_value(Argument::new("profile"), format_args!("{error}")))?;
+    let argument = Argument::new("timestamp");
+    let timestamp = timestamp.map_or(Ok(0.0), |timestamp| arguments::float(argument, timestamp))?;
+    let argument = Argument::new("profile");
+    let profile: Profile = match profile {
+        Some(name) => arguments::text(argument, name)?
+            .parse()
+            .map_err(|error| bad_value(argument, format_args!("{error}")))?,
+        None => Profile::Vllm0_32,
+    };
     let rank = rank.map(|rank| arguments::unsigned_32(Argument::new("rank"), rank)).transpose()?;
     let mut owned: Vec<OwnedEvent> = Vec::new();
     arguments::elements(Argument::new("events"), events, "a sequence of dicts", |at, event| {

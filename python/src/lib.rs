@@ -11,6 +11,7 @@ mod events;
 mod frames;
 mod index;
 mod log;
+mod process;
 mod question;
 mod recorder;
 mod serve;
@@ -46,6 +47,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::process::watch_forks(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -36,8 +36,8 @@ pub(crate) fn question(
         cache_salt: fields.text("cache_salt")?,
         block_size: fields.unsigned_32("block_size")?,
         multimodal: fields.get("multimodal", items)?,
-        chained: fields.get("chained", truth)?,
-        groups: fields.get("groups", truth)?,
+        chained: fields.get("chained", arguments::truth)?,
+        groups: fields.get("groups", arguments::truth)?,
         ..Question::default()
     };
     let keys = fields.get("extra_keys", arguments::extra_keys)?;
@@ -70,10 +70,6 @@ fn hashes(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult<Vec<u64>
         )),
     });
     bits.collect()
-}
-
-fn truth(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    value.extract().map_err(|_| bad_type(argument, "a bool", value))
 }
 
 /// Items as tuples of id, offset and length.
@@ -399,7 +395,7 @@ pub(crate) fn credit(value: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<kvplane_c
     let Some(value) = value else { return Ok(kvplane_embed::DEFAULT_CREDIT.to_vec()) };
     let argument = Argument::new("credit");
     let mut levels = Vec::new();
-    arguments::elements(argument, value, "a sequence of trust levels", |at, element| {
+    arguments::members(argument, value, "a sequence of trust levels", |at, element| {
         let argument = argument.element(at);
         let name = arguments::text(argument, element)?;
         let level = kvplane_core::Trust::ALL.into_iter().find(|level| level.as_str() == name);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{EngineKind, Tier};
+use kvplane_core::{EngineKind, StreamId, Tier};
 use kvplane_embed::{NotAnswered, Recorder as Embedded, Settings};
 use kvplane_ingest::{HandedOver, NotHandedOver};
 use kvplane_stream::{OnGap, Recovery};
@@ -11,15 +11,19 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::{self, Fields};
-use crate::errors::{Argument, aside, bad_value, detached, not_recorded, public};
+use crate::errors::{Argument, bad_type, bad_value, detached, not_recorded, public};
 use crate::events::{REMOVED_DETAILS, STORED_DETAILS, removed_details, stored_details};
 use crate::log;
+use crate::process::Own;
 use crate::snapshot::Snapshot;
 
 /// Records the KV-cache events of one rank inside its engine's process.
 #[pyclass(frozen, module = "kvplane")]
 pub(crate) struct Recorder {
-    pub(crate) embedded: Arc<Embedded>,
+    embedded: Own<Arc<Embedded>>,
+    /// Whose events they are, known in every process.
+    id: StreamId,
+    worker_id: u64,
 }
 
 #[pymethods]
@@ -27,7 +31,7 @@ impl Recorder {
     #[new]
     #[pyo3(signature = (
         engine, rank=None, block_size=None, max_events=None, max_bytes=None, *,
-        kind=None, worker_id=None, max_state_bytes=None, from_start=true, on_gap=None,
+        kind=None, worker_id=None, max_state_bytes=None, from_start=None, on_gap=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keywords")]
     fn new(
@@ -39,11 +43,13 @@ impl Recorder {
         kind: Option<&Bound<'_, PyAny>>,
         worker_id: Option<&Bound<'_, PyAny>>,
         max_state_bytes: Option<&Bound<'_, PyAny>>,
-        from_start: bool,
+        from_start: Option<&Bound<'_, PyAny>>,
         on_gap: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let mut settings = Settings::new(&arguments::text(Argument::new("engine"), engine)?);
-        settings.from_start = from_start;
+        if let Some(from_start) = from_start {
+            settings.from_start = arguments::truth(Argument::new("from_start"), from_start)?;
+        }
         if let Some(rank) = rank {
             settings.rank = arguments::unsigned_32(Argument::new("rank"), rank)?;
         }
@@ -77,7 +83,8 @@ impl Recorder {
             };
         }
         let embedded = Embedded::new(&settings).map_err(public)?;
-        Ok(Self { embedded: Arc::new(embedded) })
+        let (id, worker_id) = (embedded.stream().id().clone(), embedded.worker_id());
+        Ok(Self { embedded: Own::new(Arc::new(embedded)), id, worker_id })
     }
 
     /// Blocks became resident.
@@ -98,7 +105,7 @@ impl Recorder {
         let blocks = OwnedStored {
             block_hashes: arguments::hashes(Argument::new("block_hashes"), block_hashes)?,
             parent: arguments::optional_hash(Argument::new("parent"), parent)?,
-            block_size: self.embedded.block_size().unwrap_or_default(),
+            block_size: self.embedded.get()?.block_size().unwrap_or_default(),
             token_ids,
             bigrams,
             ..OwnedStored::default()
@@ -139,7 +146,8 @@ impl Recorder {
         let number = arguments::number(Argument::new("seq"), seq)?;
         let payload = arguments::payload(payload)?;
         let bytes = payload.as_bytes();
-        let recorded = detached(py, || self.embedded.apply_frame(number, bytes))?;
+        let embedded = self.embedded.get()?;
+        let recorded = detached(py, || embedded.apply_frame(number, bytes))?;
         self.recorded(py, recorded)
     }
 
@@ -155,23 +163,26 @@ impl Recorder {
             value.map(|value| arguments::unsigned_64(Argument::new(name), value)).transpose()
         };
         let recovery = Recovery { start: number("start", start)?, end: number("end", end)? };
-        detached(py, || self.embedded.recover_json(recovery))?.map_err(closed)
+        let embedded = self.embedded.get()?;
+        detached(py, || embedded.recover_json(recovery))?.map_err(closed)
     }
 
     /// The whole state at one moment.
     fn snapshot(&self, py: Python<'_>) -> PyResult<Snapshot> {
-        let taken = detached(py, || self.embedded.snapshot())?.map_err(closed)?;
-        Ok(Snapshot::new(self.embedded.clone(), taken))
+        let embedded = self.embedded.get()?;
+        detached(py, || embedded.snapshot())?.map(Snapshot::new).map_err(closed)
     }
 
     /// Digest of what is resident: two that hold the same have the same.
     fn digest(&self, py: Python<'_>) -> PyResult<String> {
-        detached(py, || self.embedded.digest().to_string())
+        let embedded = self.embedded.get()?;
+        detached(py, || embedded.digest().to_string())
     }
 
     /// Where the stream stands, what its state is worth, and what was counted.
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let status = detached(py, || self.embedded.status())?;
+        let embedded = self.embedded.get()?;
+        let status = detached(py, || embedded.status())?;
         let dict = PyDict::new(py);
         dict.set_item("continuity", status.continuity.as_str())?;
         dict.set_item("trust", status.trust.level().as_str())?;
@@ -196,6 +207,7 @@ impl Recorder {
             ("gaps", status.counters.gaps),
             ("refused", status.counters.refused),
             ("undecodable", status.counters.undecodable),
+            ("foreign_rank_batches", status.journal.foreign_rank),
             ("rejected_events", rejected),
             ("unknown_events", status.journal.unknown_events),
             ("unrecorded_blocks", status.journal.unrecorded_blocks),
@@ -208,24 +220,24 @@ impl Recorder {
     /// The engine's name.
     #[getter]
     fn engine(&self) -> &str {
-        self.embedded.stream().id().engine.as_str()
+        self.id.engine.as_str()
     }
 
     /// Its data-parallel rank.
     #[getter]
     fn rank(&self) -> u32 {
-        self.embedded.stream().id().rank
+        self.id.rank
     }
 
     /// The engine's number in answers.
     #[getter]
     fn worker_id(&self) -> u64 {
-        self.embedded.worker_id()
+        self.worker_id
     }
 
     /// Lets go of everything. Calls after it raise; a second time changes nothing.
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
-        detached(py, || self.embedded.close())
+        self.embedded.here().map_or(Ok(()), |embedded| detached(py, || embedded.close()))
     }
 
     fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -238,31 +250,34 @@ impl Recorder {
     }
 
     fn __repr__(&self) -> String {
-        format!("<kvplane.Recorder of {}>", self.embedded.stream().id())
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        // Nobody else has it: nobody would be told of what it holds.
-        if Arc::strong_count(&self.embedded) == 1 {
-            aside(|| self.embedded.close());
-        }
+        format!("<kvplane.Recorder of {}>", self.id)
     }
 }
 
 impl Recorder {
+    /// The recorder that an argument of that name is.
+    pub(crate) fn given<'a>(value: &'a Bound<'_, PyAny>) -> PyResult<&'a Arc<Embedded>> {
+        let argument = Argument::new("recorder");
+        let recorder = value.cast::<Self>().map_err(|_| bad_type(argument, "a kvplane.Recorder", value))?;
+        recorder.get().embedded.get()
+    }
+
     fn apply(&self, py: Python<'_>, number: Option<u64>, event: OwnedEvent) -> PyResult<u64> {
-        let recorded = detached(py, || self.embedded.apply(number, &[event]))?;
+        let embedded = self.embedded.get()?;
+        let recorded = detached(py, || embedded.apply(number, &[event]))?;
         self.recorded(py, recorded)
     }
 
     fn recorded(&self, py: Python<'_>, recorded: Result<HandedOver, NotHandedOver>) -> PyResult<u64> {
         let HandedOver { number, happenings } = recorded.map_err(not_recorded)?;
+        let mut told = Ok(number);
         for happening in happenings {
-            log::tell(py, self.embedded.stream().id(), number, happening)?;
+            // Each is told, also after an interruption.
+            if let Err(interrupted) = log::tell(py, &self.id, number, happening) {
+                told = Err(interrupted);
+            }
         }
-        Ok(number)
+        told
     }
 }
 

@@ -2,11 +2,12 @@
 
 use kvplane_embed::RecoveryServer as Server;
 use parking_lot::Mutex;
-use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 use crate::arguments;
-use crate::errors::{Argument, aside, bad_value, detached};
+use crate::errors::{Argument, bad_value, detached, no_server};
+use crate::log;
+use crate::process::Own;
 use crate::recorder::Recorder;
 
 /// A server that answers until it is shut down.
@@ -15,7 +16,7 @@ pub(crate) struct RecoveryServer {
     host: String,
     port: u16,
     /// Gone once it is shut down.
-    server: Mutex<Option<Server>>,
+    server: Own<Mutex<Option<Server>>>,
 }
 
 /// Serves `/kv_recover` of a recorder from a thread of its own.
@@ -23,31 +24,27 @@ pub(crate) struct RecoveryServer {
 #[pyo3(signature = (recorder, host=None, port=None))]
 pub(crate) fn serve_recovery(
     py: Python<'_>,
-    recorder: &Recorder,
+    recorder: &Bound<'_, PyAny>,
     host: Option<&Bound<'_, PyAny>>,
     port: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<RecoveryServer> {
+    let recorder = Recorder::given(recorder)?.clone();
+    let stream = recorder.stream().id().clone();
     let host = host.map(|host| arguments::text(Argument::new("host"), host)).transpose()?;
     let host = host.unwrap_or_else(|| "127.0.0.1".to_owned());
     let argument = Argument::new("port");
     let port = port.map_or(Ok(0), |port| arguments::unsigned_32(argument, port))?;
     let port = u16::try_from(port).map_err(|_| bad_value(argument, "must be from 0 to 65535"))?;
-    let embedded = recorder.embedded.clone();
-    let server = detached(py, || Server::start(embedded, &host, port))?
-        .map_err(|error| PyOSError::new_err(error.to_string()))?;
+    let server = detached(py, || Server::start(recorder, &host, port))?.map_err(|error| no_server(&error))?;
     let address = server.address();
+    if !address.ip().is_loopback() {
+        log::warn(py, format!("anybody who reaches {address} can read what {stream} holds"))?;
+    }
     Ok(RecoveryServer {
         host: address.ip().to_string(),
         port: address.port(),
-        server: Mutex::new(Some(server)),
+        server: Own::new(Mutex::new(Some(server))),
     })
-}
-
-impl Drop for RecoveryServer {
-    fn drop(&mut self) {
-        let server = self.server.get_mut().take();
-        aside(|| drop(server)); // waits for its thread
-    }
 }
 
 #[pymethods]
@@ -73,8 +70,9 @@ impl RecoveryServer {
 
     /// Answers what is being asked, then ends. A second time changes nothing.
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(server) = self.server.here() else { return Ok(()) };
         detached(py, || {
-            let server = self.server.lock().take();
+            let server = server.lock().take();
             drop(server); // waits for its thread
         })
     }

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use kvplane_embed::Recorder as Embedded;
+use kvplane_embed::Moment;
 use kvplane_stream::{BlockImage, Parent, Snapshot as Taken};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -13,31 +13,34 @@ use crate::errors::{aside, detached};
 /// What a recorder held at one moment.
 #[pyclass(frozen, module = "kvplane")]
 pub(crate) struct Snapshot {
-    recorder: Arc<Embedded>,
     taken: Arc<Kept>,
 }
 
-/// A snapshot that Python holds: whoever lets go of it last does not hold up the others while it is freed.
-struct Kept(Taken);
+/// A moment that Python holds: whoever lets go of it last does not hold up the others while it is freed.
+struct Kept(Moment);
 
 impl Deref for Kept {
     type Target = Taken;
 
     fn deref(&self) -> &Taken {
-        &self.0
+        &self.0.snapshot
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let image = std::mem::take(&mut self.0.image);
+        let image = std::mem::take(&mut self.0.snapshot.image);
         aside(|| drop(image));
     }
 }
 
 impl Snapshot {
-    pub(crate) fn new(recorder: Arc<Embedded>, taken: Taken) -> Self {
-        Self { recorder, taken: Arc::new(Kept(taken)) }
+    pub(crate) fn new(moment: Moment) -> Self {
+        Self { taken: Arc::new(Kept(moment)) }
+    }
+
+    fn held(&self) -> usize {
+        self.taken.image.blocks.iter().filter(|block| !block.holdings.is_empty()).count()
     }
 }
 
@@ -73,14 +76,13 @@ impl Snapshot {
         self.taken.block_size
     }
 
-    /// The same as a `TreeDump` of `/kv_recover`.
+    /// The same as `/kv_recover` would answer at that moment.
     fn to_json(&self, py: Python<'_>) -> PyResult<String> {
-        detached(py, || self.recorder.dump_json(&self.taken))
+        detached(py, || self.taken.0.recover_json())
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        let held = |block: &&BlockImage| !block.holdings.is_empty();
-        detached(py, || self.taken.image.blocks.iter().filter(held).count())
+        detached(py, || self.held())
     }
 
     fn __iter__(&self, py: Python<'_>) -> PyResult<Blocks> {
@@ -88,14 +90,11 @@ impl Snapshot {
         Ok(Blocks { taken: self.taken.clone(), order: order.into_iter() })
     }
 
-    fn __repr__(&self) -> String {
-        let Taken { engine_sequence, image, .. } = &self.taken.0;
-        let at = engine_sequence.map_or_else(|| "the beginning".to_owned(), |number| number.to_string());
-        format!(
-            "<kvplane.Snapshot of {} at {at}, {} blocks>",
-            self.recorder.stream().id(),
-            image.blocks.len()
-        )
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let number = self.taken.engine_sequence;
+        let at = number.map_or_else(|| "the beginning".to_owned(), |number| number.to_string());
+        let (stream, blocks) = (&self.taken.0.stream, self.__len__(py)?);
+        Ok(format!("<kvplane.Snapshot of {stream} at {at}, {blocks} blocks>"))
     }
 }
 

@@ -1,8 +1,10 @@
 """The example: prompts go where they are held, and in turns where that is not known."""
 
+import ast
 import json
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -62,6 +64,26 @@ def test_prompts_go_where_they_are_held(own):
             eventually(lambda seed=seed: again(seed), f"prompt {seed} where it is held")
         for seed in range(6):
             assert again(seed)
+
+
+def test_what_an_engine_refuses_is_told(own):
+    own.settle()
+    with Routed(own) as router:
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            router.complete([])
+        direct = urllib.request.Request(f"{own.sims[0].http}/v1/completions", b'{"prompt": [], "max_tokens": 1}', {"content-type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as expected:
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(direct, timeout=15)
+        assert (raised.value.code, raised.value.read()) == (expected.value.code, expected.value.read())
+        assert raised.value.headers["x-engine"] in ("e0", "e1", "e2")
+
+
+def test_it_has_forty_lines():
+    source = EXAMPLE.read_text()
+    words = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    documentation = {line for text in words for line in range(text.lineno, text.end_lineno + 1)}
+    code = [line for at, line in enumerate(source.splitlines(), 1) if at not in documentation and line.strip() and not line.strip().startswith("#")]
+    assert len(code) <= 40
 
 
 def test_in_turns_while_the_plane_is_away(own):

@@ -282,6 +282,8 @@ def test_a_plane_that_wants_a_token_over_tls(binary, tmp_path):
         ({"token": "two words"}, "token"),
         ({"token": 3}, "token"),
         ({"ca": b"x"}, "ca"),
+        ({"ca": b"", "address": "https://127.0.0.1:1"}, "ca"),
+        ({"ca": b"no certificate in it", "address": "https://127.0.0.1:1"}, "ca"),
         ({"address": "ftp://h:1"}, "address"),
         ({"credit": ["much"]}, "credit[0]"),
         ({"down_after": -1.0}, "down_after"),
@@ -296,8 +298,8 @@ def test_what_a_client_cannot_be_made_with_is_named(arguments, names):
 # --- changes ---------------------------------------------------------------------------------------------------------
 
 
-def test_changes_make_a_copy_of_one_s_own(own):
-    """Whoever applies what is told holds what the engine holds."""
+def test_batches_tell_everything_that_happens_to_a_stream(own):
+    """Whoever applies them from an empty beginning holds what the engine holds. What is loaded is not told block by block."""
     with kvplane.Client(own.address) as client:
         held, heard, loaded = {}, [], threading.Event()
 
@@ -346,6 +348,68 @@ def test_a_callback_that_fails_is_reported_and_the_next_is_called(own, caplog):
         assert len(client.streams()) == 2, "and the client goes on"
         with pytest.raises(TypeError, match="callback"):
             client.on_change(3)
+
+
+@pytest.mark.parametrize("fault", [SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_a_callback_that_would_end_everything_ends_nothing(steady, caplog, fault):
+    with kvplane.Client(steady.address) as client:
+        @client.on_change
+        def fails(change):
+            raise fault("of the callback")
+
+        # Connected, and two streams.
+        eventually(lambda: client.status()["callback_errors"] >= 3, client.status)
+    assert f"{fault.__name__}: of the callback" in caplog.text
+
+
+def test_every_callback_begins_with_where_everything_stands(client):
+    for _ in range(2):
+        told, all_there = [], threading.Event()
+
+        @client.on_change
+        def listen(change, told=told, all_there=all_there):
+            told.append((change.kind, change.engine))
+            if len(told) == 3:
+                all_there.set()
+
+        assert all_there.wait(15), told
+        assert sorted(told[:3], key=str) == [("connected", None), ("loaded", "e0"), ("loaded", "e1")]
+
+
+def test_whoever_hears_that_the_plane_is_away_gets_no_credit(own):
+    with kvplane.Client(own.address) as client:
+        own.sims[1].complete(prompt(1, 4))
+        caught_up(client, own)
+        answers, heard = [], threading.Event()
+
+        @client.on_change
+        def ask(change):
+            if change.kind == "disconnected":
+                answers.append(client.query(MODEL, prompt(1, 4)).matches)
+                heard.set()
+
+        own.stop_plane()
+        assert heard.wait(15)
+        assert answers[0] == ()
+
+
+def test_a_callback_that_does_not_return_is_left_behind(steady, caplog, monkeypatch):
+    monkeypatch.setattr("kvplane.client._CALLBACKS_WITHIN", 0.05)
+    called, release = threading.Event(), threading.Event()
+    client = kvplane.Client(steady.address)
+
+    @client.on_change
+    def stays(change):
+        called.set()
+        release.wait()
+
+    assert called.wait(15)
+    client.close()
+    assert "a callback has not returned 0.05 s after the client was closed" in caplog.text
+    release.set()
+    for thread in client._threads:
+        thread.join(15)
+        assert not thread.is_alive()
 
 
 def test_the_plane_s_engines_come_and_go(own):
@@ -443,7 +507,7 @@ print("done", flush=True)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_is_told_that_it_has_no_client(steady):
     script = f"""
-import os, kvplane
+import os, sys, kvplane
 client = kvplane.Client({steady.address!r})
 assert client.wait_ready(15)
 child = os.fork()
@@ -453,7 +517,9 @@ if child == 0:
     except kvplane.ClosedError:
         with kvplane.Client({steady.address!r}) as own:
             assert own.wait_ready(15) and own.query("m", [1]).trust == "exact"
-        os._exit(7)
+        assert client.closed
+        client.close()
+        sys.exit(7)
     os._exit(8)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert client.query("m", [1]).trust == "exact"
@@ -490,7 +556,61 @@ def test_the_same_within_asyncio(own):
         with pytest.raises(kvplane.ClosedError):
             await client.query(MODEL, [1])
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_callbacks_within_asyncio(own, caplog):
+    async def main():
+        loop = asyncio.get_running_loop()
+        async with kvplane.AsyncClient(own.address) as client:
+            plain, awaited, batch = [], [], asyncio.Event()
+
+            @client.on_change
+            def listen(change):
+                assert asyncio.get_running_loop() is loop
+                plain.append(change.kind)
+
+            @client.on_change
+            async def listen_and_wait(change):
+                await asyncio.sleep(0)
+                awaited.append(change.kind)
+                if change.kind == "batch":
+                    batch.set()
+
+            @client.on_change
+            async def fails(change):
+                raise RuntimeError("of the callback")
+
+            with pytest.raises(TypeError, match="callback"):
+                client.on_change(3)
+            while awaited.count("loaded") < 2 or plain.count("loaded") < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(own.sims[0].complete, prompt(1, 4))
+            await batch.wait()
+        assert not client._tasks
+        assert client._client._callback_errors >= 3
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert "RuntimeError: of the callback" in caplog.text
+
+
+def test_an_asynchronous_callback_that_does_not_return_is_left_behind(own, caplog, monkeypatch):
+    monkeypatch.setattr("kvplane.client._CALLBACKS_WITHIN", 0.05)
+
+    async def main():
+        called = asyncio.Event()
+        client = kvplane.AsyncClient(own.address)
+
+        @client.on_change
+        async def stays(change):
+            called.set()
+            await asyncio.Event().wait()
+
+        await called.wait()
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert "a callback has not returned" in caplog.text
 
 
 def test_listening_can_be_given_up_and_ends_with_the_client(own):

@@ -4,11 +4,13 @@ import json
 import logging
 import queue
 import struct
+import threading
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from fastapi_recovery import add_recovery
+from planes import eventually
 from router import Replica, told_by
 from vllm_tee import AllBlocksCleared, BlockRemoved, BlockStored, RecordingPublisher
 
@@ -60,7 +62,47 @@ def test_a_tee_that_cannot_record_still_publishes(caplog):
         publisher.publish(stored(2))
         publisher.shutdown()
     assert sent.qsize() == 1
-    assert "batch 1 is not recorded" in caplog.text and "shutting_down" in caplog.text
+    assert "batch 1 is not recorded" in caplog.text and "ClosedError" in caplog.text
+
+
+def test_a_tee_survives_whatever_its_recorder_raises(caplog):
+    class Broken:
+        rank = 0
+
+        def apply_frame(self, seq, payload):
+            raise RuntimeError("of the recorder")
+
+    sent = queue.Queue()
+    publisher = RecordingPublisher(Broken(), sent.put)
+    for number in range(3):
+        publisher.publish(stored(number + 1))
+    publisher.shutdown()
+    assert sent.qsize() == 3 and "of the recorder" in caplog.text
+
+
+def test_a_tee_never_waits_and_what_it_drops_is_a_gap():
+    recorder = kvplane.Recorder("vllm-0", block_size=4)
+    sending, go_on, numbers = threading.Event(), threading.Event(), []
+
+    def send(frames):
+        numbers.append(int.from_bytes(frames[1], "big"))
+        sending.set()
+        go_on.wait()
+
+    publisher = RecordingPublisher(recorder, send, room=2)
+    publisher.publish(stored(1))
+    assert sending.wait(15)
+    for number in range(1, 6):
+        publisher.publish(stored(number + 1))  # two of them wait, three find no room
+    assert publisher.dropped == 3
+    go_on.set()
+    eventually(lambda: len(numbers) == 3, lambda: f"{numbers}")
+    publisher.publish(stored(9))
+    publisher.shutdown()
+    assert numbers == [0, 1, 2, 6]
+    status = recorder.status()
+    assert (status["trust"], status["reasons"], status["gaps"]) == ("lower", ["gap"], 1)
+    assert [block["block_hash"] for block in recorder.snapshot()] == [9]
 
 
 @pytest.fixture
@@ -79,7 +121,12 @@ def test_an_application_that_answers_for_the_recorder(application):
         answer = client.get("/kv_recover", params=question)
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
         assert answer.text == recorder.get_events_json(**question)
-    assert client.get("/kv_recover", params={"start": -1}).status_code == 422
+    assert client.get("/kv_recover", params={"engine": "vllm-0", "rank": 0, "start": 1}).text == recorder.get_events_json(1)
+    for question, status in (
+        ({"start": -1}, 400), ({"start": "x"}, 400), ({"end": 2**64}, 400), ({"rank": "x"}, 400), ({"engine": "f"}, 404), ({"rank": 1}, 404),
+    ):
+        answer = client.get("/kv_recover", params=question)
+        assert (answer.status_code, list(answer.json())) == (status, ["Error"]), question
     recorder.shutdown()
     answer = client.get("/kv_recover")
     assert answer.status_code == 503 and list(json.loads(answer.text)) == ["Error"]

@@ -1,5 +1,6 @@
 """`Index`: who holds how much of a prompt, among recorders of this process."""
 
+import gc
 import random
 import threading
 
@@ -158,3 +159,18 @@ def test_an_index_that_is_forgotten_lets_go_of_its_recorders():
     second.add(one, "m")
     store(one, 0, 2)
     assert held(second, 0) == {("a", 0): 8}
+
+
+def test_a_recorder_that_is_forgotten_leaves_also_if_a_snapshot_of_it_is_kept():
+    index, one = kvplane.Index(), kvplane.Recorder("e", 0, 2)
+    one.apply_stored(1, None, [1], [1, 1])
+    index.add(one, "m")
+    other = kvplane.Recorder("f", 0, 2)
+    other.apply_stored(1, None, [1], [1, 1])
+    index.add(other, "m")
+    assert len(index.query("m", [1, 1, 1]).best) == 2
+    taken = one.snapshot()
+    del one
+    gc.collect()
+    assert [found.engine for found in index.query("m", [1, 1, 1]).matches] == ["f"]
+    assert len(taken) == 1 and "TreeDump" in taken.to_json()

@@ -3,6 +3,8 @@
 import json
 import logging
 import threading
+from array import array
+from collections import deque
 
 import pytest
 
@@ -222,6 +224,57 @@ def test_a_snapshot_is_of_one_moment():
     ]
     assert json.loads(taken.to_json())["TreeDump"]["last_event_id"] == 1
     assert "3 blocks" in repr(taken)
+    one.apply_removed(3, [1])  # a hole, which others build on
+    assert len(one.snapshot()) == 3 and "3 blocks" in repr(one.snapshot())
+
+
+def test_a_snapshot_is_told_by_what_it_was_worth():
+    one = recorder(on_gap="keep")
+    before = one.snapshot()
+    assert (before.last_event_id, len(before)) == (None, 0)
+    store(one, 1, 1)
+    good = one.snapshot()
+    store(one, 5, 5)
+    unsound, refused = one.snapshot(), one.get_events_json()
+    one.apply_cleared(6)
+    assert json.loads(before.to_json()) == {"Error": "stream e/0: nothing is known yet"}
+    assert list(json.loads(good.to_json())) == ["TreeDump"]
+    assert unsound.to_json() == refused and "unsound" in refused
+    assert list(json.loads(one.get_events_json())) == ["TreeDump"]
+
+
+class Refuses(logging.Handler):
+    def emit(self, record):
+        raise RuntimeError("of the handler")
+
+
+def leaves(record):
+    raise SystemExit("of the filter")
+
+
+@pytest.mark.parametrize("fault", [lambda logger: logger.addHandler(Refuses()), lambda logger: logger.addFilter(leaves)])
+def test_what_is_recorded_is_recorded_whatever_becomes_of_its_log_line(monkeypatch, fault):
+    logger, unraisable = logging.getLogger("kvplane"), []
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "filters", [])
+    monkeypatch.setattr("sys.unraisablehook", lambda what: unraisable.append(str(what.exc_value)))
+    fault(logger)
+    one = recorder()
+    store(one, 1, 1)
+    unraisable.clear()
+    assert store(one, 5, 5) == 5
+    assert [words.split(" ")[0] for words in unraisable] == ["of", "of"], "a line for the gap, one for what it did to trust"
+    assert one.status()["last_event_id"] == 5 and held(one) == {5}
+
+
+def test_frames_of_another_rank_are_recorded_counted_and_told_once(caplog):
+    one = recorder()
+    frames = [kvplane.encode([{"type": "AllBlocksCleared"}], rank=rank) for rank in (0, 3, 3, None)]
+    with caplog.at_level(logging.WARNING, "kvplane"):
+        for number, frame in enumerate(frames):
+            assert one.apply_frame(number, frame) == number
+    assert (one.status()["foreign_rank_batches"], one.status()["trust"]) == (2, "exact")
+    assert ["names rank 3" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_equal_states_have_equal_digests():
@@ -310,6 +363,17 @@ GOOD = {"event_id": 1, "parent": None, "block_hashes": [1, 2], "token_ids": [1, 
         ({"token_ids": None}, "token_ids", TypeError),
         ({"token_ids": [(1, 2), 3, (4, 5), (6, 7)]}, r"token_ids\[1\]", TypeError),
         ({"token_ids": [1, 2, 3]}, "token_ids", ValueError),
+        ({"token_ids": [1, 2, True, 4]}, r"token_ids\[2\]", TypeError),
+        ({"token_ids": bytearray(4)}, "token_ids", TypeError),
+        ({"token_ids": memoryview(array("I", [1, 2, 3, 4]))}, "token_ids", TypeError),
+        ({"token_ids": {1, 2, 3, 4}}, "token_ids", TypeError),
+        ({"token_ids": frozenset((1, 2, 3, 4))}, "token_ids", TypeError),
+        ({"token_ids": {1: 1, 2: 2, 3: 3, 4: 4}}, "token_ids", TypeError),
+        ({"token_ids": {1: 1, 2: 2, 3: 3, 4: 4}.keys()}, "token_ids", TypeError),
+        ({"block_hashes": {1, 2}}, "block_hashes", TypeError),
+        ({"block_hashes": bytearray(2)}, "block_hashes", TypeError),
+        ({"block_hashes": [False, 2]}, r"block_hashes\[0\]", TypeError),
+        ({"extra_keys": {(1,), None}}, "extra_keys", TypeError),
         ({"block_size": 0}, "block_size", ValueError),
         ({"block_size": -2}, "block_size", ValueError),
         ({"medium": 3}, "medium", TypeError),
@@ -329,6 +393,50 @@ def test_arguments_that_cannot_be_are_named_and_change_nothing(change, argument,
     assert one.status()["applied"] == 0
     one.apply_stored(**GOOD)
     assert one.status()["trust"] == "exact"
+
+
+class Scalar:
+    """An int as libraries for arrays have them."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+@pytest.mark.parametrize("sequence", [tuple, lambda ints: array("Q", ints), lambda ints: array("I", ints), lambda ints: map(Scalar, ints), deque])
+def test_sequences_of_every_kind(sequence):
+    one, other = recorder(), recorder()
+    one.apply_stored(1, Scalar(9), sequence([1, 2]), sequence([1, 2, 3, 4]))
+    other.apply_stored(1, 9, [1, 2], [1, 2, 3, 4])
+    assert one.digest() == other.digest() and held(one) == held(other)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda: recorder(from_start="yes"), "from_start"),
+        (lambda: recorder(from_start=None), None),
+        (lambda: kvplane.encode([], timestamp="now"), "timestamp"),
+        (lambda: kvplane.encode([], timestamp=10**400), "timestamp"),
+        (lambda: kvplane.encode([], profile=3), "profile"),
+        (lambda: kvplane.encode([], profile="none"), "profile"),
+        (lambda: kvplane.Index().add("e", "m"), "recorder"),
+        (lambda: kvplane.Index().remove(None), "recorder"),
+        (lambda: kvplane.serve_recovery("e"), "recorder"),
+        (lambda: kvplane.Client("127.0.0.1:1", down_after="soon"), "down_after"),
+        (lambda: kvplane.Client("127.0.0.1:1", down_after=True), "down_after"),
+    ],
+)
+def test_whatever_is_wrong_is_named(call, argument):
+    if argument is None:
+        call()
+        return
+    with pytest.raises((TypeError, ValueError), match=f"^{argument}: ") as raised:
+        call()
+    assert isinstance(raised.value, kvplane.Error)
+    assert (raised.value.code, raised.value.argument) == ("invalid_argument", argument)
 
 
 @pytest.mark.parametrize(

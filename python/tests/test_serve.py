@@ -1,5 +1,8 @@
 """Recovery over HTTP, from a thread of its own."""
 
+import errno
+import json
+import os
 import socket
 import threading
 import urllib.error
@@ -76,8 +79,15 @@ def test_a_server_that_nobody_holds_any_more_ends(recorder):
 
 
 def test_a_port_that_is_taken_is_an_error_at_once(recorder):
-    with kvplane.serve_recovery(recorder) as server, pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}"):
+    with kvplane.serve_recovery(recorder) as server, pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}") as raised:
         kvplane.serve_recovery(recorder, port=server.port)
+    assert isinstance(raised.value, kvplane.ListenError) and raised.value.code == "unavailable"
+    assert (raised.value.errno, raised.value.strerror) == (errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def test_a_host_that_nobody_knows_is_an_error_at_once(recorder):
+    with pytest.raises(kvplane.ListenError, match="cannot listen on nobody.invalid:0"):
+        kvplane.serve_recovery(recorder, "nobody.invalid")
 
 
 @pytest.mark.parametrize(("options", "argument"), [({"port": 65_536}, "port"), ({"port": -1}, "port"), ({"host": 5}, "host"), ({"port": "80"}, "port")])
@@ -88,22 +98,52 @@ def test_addresses_that_cannot_be_are_named(recorder, options, argument):
 
 
 def test_answers_while_the_engine_goes_on(recorder):
-    """Writers and askers at the same time: every answer is whole and not older than the last."""
-    done = threading.Event()
+    """Writers and askers at the same time: every answer is whole, and not older than the one before it."""
+    done, answered = threading.Event(), threading.Semaphore(0)
+    seen = [[], []]
+
+    def look(answers):
+        while not done.is_set():
+            dump = http("GET", server.url)[1]["TreeDump"]
+            stored = [event["event"]["data"]["stored"]["blocks"] for event in dump["events"]]
+            answers.append((dump["last_event_id"], {block["block_hash"] for blocks in stored for block in blocks}))
+            answered.release()
+
     with kvplane.serve_recovery(recorder) as server:
-        seen = []
-
-        def look():
-            while not done.is_set():
-                seen.append(http("GET", server.url)[1]["TreeDump"]["last_event_id"])
-
-        askers = [threading.Thread(target=look) for _ in range(2)]
+        askers = [threading.Thread(target=look, args=(answers,)) for answers in seen]
         for asker in askers:
             asker.start()
-        for number in range(5, 2_000):
-            recorder.apply_stored(number, None, [number], [number, number])
-        done.set()
-        for asker in askers:
-            asker.join()
-        assert http("GET", server.url)[1]["TreeDump"]["last_event_id"] == 1_999
-    assert all(4 <= number <= 1_999 for number in seen)
+        last = 4
+        try:
+            for _ in range(20):
+                for last in range(last + 1, last + 51):
+                    recorder.apply_stored(last, None, [last], [last, last])
+                assert answered.acquire(timeout=30)
+        finally:
+            done.set()
+            for asker in askers:
+                asker.join()
+        assert http("GET", server.url)[1]["TreeDump"]["last_event_id"] == last == 1_004
+    for answers in seen:
+        numbers = [number for number, _ in answers]
+        assert numbers == sorted(numbers) and numbers[0] >= 4
+        for number, hashes in answers:
+            assert hashes == set(range(1, number + 1))
+    assert len({number for answers in seen for number, _ in answers}) > 1
+
+
+def test_beyond_loopback_a_line_says_who_can_read_it(recorder, caplog):
+    with caplog.at_level("WARNING", "kvplane"):
+        with kvplane.serve_recovery(recorder):
+            assert caplog.records == []
+        with kvplane.serve_recovery(recorder, "0.0.0.0") as server:
+            (record,) = caplog.records
+            assert record.getMessage() == f"anybody who reaches 0.0.0.0:{server.port} can read what e/3 holds"
+
+
+def test_names_of_others_are_refused_on_loopback(recorder):
+    with kvplane.serve_recovery(recorder) as server:
+        request = urllib.request.Request(server.url, headers={"host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            text(request)
+    assert raised.value.code == 403 and list(json.load(raised.value)) == ["Error"]

@@ -93,10 +93,11 @@ impl Client {
             return Err(PublicError::field("ca", "is for an address that begins with https://"));
         }
         let spec = LinkSpec { url, ca, token_file: None, bearer, engine };
-        spec.endpoint().map_err(|_| match &spec.ca {
-            Some(_) => PublicError::field("ca", "has no certificates that can be used"),
-            None => not_an_address(),
-        })?;
+        let unusable = || PublicError::field("ca", "has no certificates that can be used");
+        if !spec.trusts_somebody() {
+            return Err(unusable());
+        }
+        spec.endpoint().map_err(|_| if spec.ca.is_some() { unusable() } else { not_an_address() })?;
         let defect = |error: &dyn std::fmt::Display| {
             PublicError::new(ErrorCode::Internal, format!("the client cannot run: {error}"))
         };

@@ -10,14 +10,15 @@
 mod changes;
 mod client;
 mod index;
+mod moment;
 mod recorder;
 mod serve;
 
 pub use changes::{Change, Changes, Happened, Stop};
 pub use client::{Client, ClientSettings, Followed, engine_of};
+pub use index::{DEFAULT_CREDIT, Index};
 /// The token that a plane wants.
 pub use kvplane_proto::Bearer;
-
-pub use index::{DEFAULT_CREDIT, Index};
+pub use moment::Moment;
 pub use recorder::{NotAnswered, Recorder, Settings};
 pub use serve::{ListenError, RecoveryServer};

@@ -2,21 +2,13 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{
-    EngineId, EngineKind, ErrorCode, PublicError, StateDigest, StreamId, Trust, default_worker_id,
-};
+use kvplane_core::{EngineId, EngineKind, ErrorCode, PublicError, StateDigest, StreamId, default_worker_id};
 use kvplane_ingest::{HandedOver, NotHandedOver, Stream, StreamStatus};
-use kvplane_stream::{
-    HandedOptions, JournalOptions, Limits, Numbering, OnGap, Recovery, Semantics, Snapshot, Worker, withheld,
-};
+use kvplane_stream::{HandedOptions, JournalOptions, Limits, OnGap, Recovery, Semantics, Worker};
 use kvplane_wire::OwnedEvent;
 use kvplane_wire::dynamo::WorkerKvQueryResponse;
 
-/// What a state may be worth and still be given out to readers who cannot be told.
-const CREDIT: [Trust; 3] = [Trust::Exact, Trust::Lower, Trust::Unverified];
-
-/// Every number that a batch has is the one that it was handed over with.
-const NUMBERING: Numbering = Numbering::Batches;
+use crate::moment::{Moment, NUMBERING, refusal};
 
 /// What is recorded, and within which bounds.
 #[derive(Debug, Clone)]
@@ -155,17 +147,21 @@ impl Recorder {
         if let Some(refusal) = recovery.refusal() {
             return Ok(refusal);
         }
+        if let Some(refusal) = self.refusal()? {
+            return Ok(refusal);
+        }
+        let Some(answer) = recovery.from_window(self.worker, NUMBERING, self.stream.window()) else {
+            return self.snapshot().map(|moment| moment.recover());
+        };
+        // Once more: a batch that made it worth nothing may have come meanwhile, and be part of the answer.
+        Ok(self.refusal()?.unwrap_or(answer))
+    }
+
+    /// What readers are told instead, if the state is not worth giving out now.
+    fn refusal(&self) -> Result<Option<WorkerKvQueryResponse>, NotAnswered> {
         let (trust, continuity) = self.stream.worth();
         // After the look at its worth: a stream that is being closed has a worth, and nothing in it.
-        self.open()?;
-        if let Some(reason) = withheld(&trust, continuity, &CREDIT) {
-            let stream = self.stream.id();
-            return Ok(WorkerKvQueryResponse::Error(format!("stream {stream}: {reason}")));
-        }
-        match recovery.from_window(self.worker, NUMBERING, self.stream.window()) {
-            Some(answer) => Ok(answer),
-            None => self.snapshot().map(|snapshot| self.dump(&snapshot)),
-        }
+        self.open().map(|()| refusal(self.stream.id(), &trust, continuity))
     }
 
     /// The same as JSON.
@@ -174,18 +170,10 @@ impl Recorder {
     }
 
     /// The whole state, at a moment after the call. Events are recorded meanwhile.
-    pub fn snapshot(&self) -> Result<Snapshot, NotAnswered> {
+    pub fn snapshot(&self) -> Result<Moment, NotAnswered> {
         let snapshot = self.stream.snapshot_here();
-        self.open().map(|()| snapshot)
-    }
-
-    /// A snapshot as a router is told it.
-    pub fn dump_json(&self, snapshot: &Snapshot) -> String {
-        to_json(&self.dump(snapshot))
-    }
-
-    fn dump(&self, snapshot: &Snapshot) -> WorkerKvQueryResponse {
-        self.worker.dump(snapshot, NUMBERING)
+        self.open()?;
+        Ok(Moment { stream: self.stream.id().clone(), worker: self.worker, snapshot })
     }
 
     /// Digest of the resident state.
@@ -207,6 +195,13 @@ impl Recorder {
 
     fn open(&self) -> Result<(), NotAnswered> {
         if self.stream.is_closed() { Err(NotAnswered::Closed) } else { Ok(()) }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        // Nobody would be told of what it holds any more, nor may an index go on crediting it.
+        self.close();
     }
 }
 

@@ -1,25 +1,49 @@
 //! `/kv_recover` of one recorder over HTTP, from a thread of its own: the engine's threads are not asked to answer.
+//!
+//! Nobody is asked who he is: whoever reaches the port reads. So it is on loopback unless the caller says otherwise, and there a
+//! name that is not this machine's is refused.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Query, State};
+use axum::extract::{Query, Request, State};
+use axum::http::uri::Authority;
 use axum::http::{StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use kvplane_stream::Recovery;
 use kvplane_wire::dynamo::WorkerKvQueryResponse as Answer;
 use serde::Deserialize;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::recorder::{Recorder, to_json};
 
 /// How long connections may take to end when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// Connections at a time. More wait until one of them ends.
+const CONNECTIONS: usize = 64;
+
+/// How long a client may take to ask, from the connection or the last answer on: a connection that is not used ends, too.
+const ASKED_WITHIN: Duration = Duration::from_secs(10);
+
+/// What a request may have before its body, which nobody reads. Questions are short.
+const HEAD_BYTES: usize = 16 << 10;
+
+/// After a failure to accept (no descriptors left), so that it is not tried in a circle.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Whole states that are told at a time: each may be as large as the state itself.
 const DUMPS: usize = 4;
@@ -31,6 +55,13 @@ pub struct ListenError {
     host: String,
     port: u16,
     source: io::Error,
+}
+
+impl ListenError {
+    /// What the system says.
+    pub fn reason(&self) -> &io::Error {
+        &self.source
+    }
 }
 
 /// A server that runs until it is shut down or dropped.
@@ -85,17 +116,58 @@ impl Drop for RecoveryServer {
 
 async fn serve(listener: TcpListener, recorder: Arc<Recorder>, stop: CancellationToken) {
     let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-    let routes =
+    let local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
+    let mut routes =
         Router::new().route("/kv_recover", get(kv_recover)).fallback(no_such_path).with_state(recorder);
-    let serving = axum::serve(listener, routes).with_graceful_shutdown(stop.clone().cancelled_owned());
-    let limit = async {
-        stop.cancelled().await;
-        tokio::time::sleep(GRACE).await;
-    };
-    tokio::select! {
-        _ = IntoFuture::into_future(serving) => {}
-        () = limit => {}
+    if local {
+        routes = routes.layer(axum::middleware::from_fn(of_this_machine));
     }
+    let mut open = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(_) = open.join_next() => {}
+            accepted = listener.accept(), if open.len() < CONNECTIONS => match accepted {
+                Ok((stream, _)) => drop(open.spawn(converse(stream, routes.clone(), stop.clone()))),
+                Err(_) => sleep(ACCEPT_PAUSE).await,
+            },
+        }
+    }
+    drop(listener);
+    // Those that take longer go with the runtime.
+    let _ = timeout(GRACE, async { while open.join_next().await.is_some() {} }).await;
+}
+
+/// Answers over one connection until it ends. What is being answered when the server stops is answered.
+async fn converse(stream: TcpStream, routes: Router, stop: CancellationToken) {
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(ASKED_WITHIN)
+        .max_buf_size(HEAD_BYTES)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    let mut connection = pin!(connection);
+    // However it ends, nobody is left to be told.
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}
+
+/// Refuses what is asked of a name that is not this machine's: its owner can have it resolve to this machine after a page of
+/// theirs was loaded here, and the page would read what only this machine may.
+async fn of_this_machine(request: Request, next: Next) -> Response {
+    let is_ours = |authority: &str| {
+        let Ok(authority) = authority.parse::<Authority>() else { return false };
+        let host = authority.host().to_ascii_lowercase();
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        bare.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost")
+    };
+    let hosts = request.headers().get_all(header::HOST);
+    if hosts.iter().all(|host| host.to_str().is_ok_and(is_ours)) {
+        return next.run(request).await;
+    }
+    refuse(StatusCode::FORBIDDEN, "the name that was asked is not this machine's".to_owned())
 }
 
 #[derive(Debug, Deserialize)]

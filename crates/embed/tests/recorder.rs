@@ -5,11 +5,12 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_core::{EngineKind, ErrorCode, PublicError};
-use kvplane_embed::{NotAnswered, Recorder, RecoveryServer, Settings};
-use kvplane_ingest::NotHandedOver;
-use kvplane_stream::Recovery;
+use kvplane_embed::{DEFAULT_CREDIT, Index, NotAnswered, Recorder, RecoveryServer, Settings};
+use kvplane_ingest::{NotHandedOver, Question};
+use kvplane_stream::{OnGap, Recovery};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedStored};
 
 const ALL: Recovery = Recovery { start: None, end: None };
@@ -59,12 +60,89 @@ fn a_recorder_that_was_closed_says_nothing() {
     assert_eq!(recorder.snapshot().err(), Some(NotAnswered::Closed));
 }
 
-fn get(server: &RecoveryServer, path: &str) -> String {
+#[test]
+fn a_moment_is_told_by_what_it_was_worth() {
+    let settings = Settings { on_gap: OnGap::Keep, ..Settings::new("e") };
+    let recorder = Recorder::new(&settings).unwrap();
+    let before = recorder.snapshot().unwrap();
+    recorder.apply(Some(1), &[store(1)]).unwrap();
+    let good = recorder.snapshot().unwrap();
+    recorder.apply(Some(9), &[store(9)]).unwrap();
+    let unsound = recorder.snapshot().unwrap();
+    let refused = recorder.recover_json(ALL).unwrap();
+    recorder.apply(Some(10), &[OwnedEvent::Cleared]).unwrap();
+    assert_eq!(before.recover_json(), r#"{"Error":"stream e/0: nothing is known yet"}"#);
+    assert!(good.recover_json().starts_with(r#"{"TreeDump":"#));
+    assert_eq!(unsound.recover_json(), refused);
+    assert!(refused.contains("unsound"), "{refused}");
+    assert!(recorder.recover_json(ALL).unwrap().starts_with(r#"{"TreeDump":"#));
+}
+
+#[test]
+fn a_recorder_that_is_gone_is_not_credited_whatever_was_taken_of_it() {
+    let index = Index::new(DEFAULT_CREDIT.to_vec()).unwrap();
+    let recorder = Recorder::new(&Settings::new("e")).unwrap();
+    recorder.apply(Some(1), &[store(1)]).unwrap();
+    index.add(&recorder, "m").unwrap();
+    let question = Question { model: Some("m".into()), token_ids: Some(vec![1, 2]), ..Question::default() };
+    let matches = || index.ask(&question, |answer| answer.matches().len());
+    assert_eq!(matches().unwrap(), 1);
+    let moment = recorder.snapshot().unwrap();
+    drop(recorder);
+    assert_ne!(matches().ok(), Some(1));
+    assert!(moment.recover_json().starts_with(r#"{"TreeDump":"#));
+}
+
+fn ask(connection: &mut TcpStream, host: &str, path: &str) {
+    write!(connection, "GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n").unwrap();
+}
+
+fn get_of(server: &RecoveryServer, host: &str, path: &str) -> String {
     let mut connection = TcpStream::connect(server.address()).unwrap();
-    write!(connection, "GET {path} HTTP/1.1\r\nhost: e\r\nconnection: close\r\n\r\n").unwrap();
+    ask(&mut connection, host, path);
     let mut answer = String::new();
     connection.read_to_string(&mut answer).unwrap();
     answer
+}
+
+fn get(server: &RecoveryServer, path: &str) -> String {
+    get_of(server, "localhost", path)
+}
+
+#[test]
+fn on_loopback_only_names_of_this_machine_are_answered() {
+    let recorder = Arc::new(Recorder::new(&Settings::new("e")).unwrap());
+    let server = RecoveryServer::start(recorder.clone(), "127.0.0.1", 0).unwrap();
+    for ours in ["localhost:8090", "127.0.0.1", "[::1]:80", "10.0.0.7:8090", "a.localhost"] {
+        assert!(get_of(&server, ours, "/kv_recover").starts_with("HTTP/1.1 200"), "{ours}");
+    }
+    for foreign in ["evil.example", "localhost.evil.example:8090", "127.0.0.1.evil.example", "a b"] {
+        let answer = get_of(&server, foreign, "/kv_recover");
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(r#"{"Error":"#), "{foreign}: {answer}");
+    }
+    let open = RecoveryServer::start(recorder, "0.0.0.0", 0).unwrap();
+    let mut connection = TcpStream::connect(("127.0.0.1", open.address().port())).unwrap();
+    ask(&mut connection, "engine-0.cluster", "/kv_recover");
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[test]
+fn more_connections_than_there_may_be_wait_for_one_that_ends() {
+    let recorder = Arc::new(Recorder::new(&Settings::new("e")).unwrap());
+    let server = RecoveryServer::start(recorder, "127.0.0.1", 0).unwrap();
+    // Accepted in the order in which they come.
+    let mut idle: Vec<_> = (0..64).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    let mut last = TcpStream::connect(server.address()).unwrap();
+    ask(&mut last, "localhost", "/kv_recover");
+    last.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    assert!(last.read(&mut [0; 64]).is_err(), "it waits");
+    idle.pop();
+    last.set_read_timeout(None).unwrap();
+    let mut answer = String::new();
+    last.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
 #[test]

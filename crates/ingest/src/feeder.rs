@@ -94,6 +94,7 @@ impl Feeder {
             Happening::ForeignReplay => {
                 warn!(%stream, "the replay address answers with another publisher's batches; it is asked no more");
             }
+            Happening::ForeignRank(rank) => warn!(%stream, rank, "a batch names another rank"),
             Happening::PassedOver(PassedOver { kind, reason, count }) => {
                 warn!(%stream, kind, reason, count, "event passed over");
             }

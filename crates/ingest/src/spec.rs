@@ -157,6 +157,11 @@ impl LinkSpec {
         kvplane_transport::grpc::server(&self.url, self.ca.as_deref())
     }
 
+    /// Whether the certificates to trust, if there are to be any, have one among them.
+    pub fn trusts_somebody(&self) -> bool {
+        self.ca.as_deref().is_none_or(kvplane_transport::grpc::has_certificate)
+    }
+
     /// The bearer token that it wants, as it was given or as the file has it now.
     pub fn token(&self) -> Result<Bearer, TokenFileError> {
         let Some(path) = &self.token_file else { return Ok(self.bearer.clone()) };

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use kvplane_core::{Reason, Trust};
 use kvplane_stream::{
-    Entry, HandedOptions, JournalOptions, NotTaken, Now, Numbering, OnGap, Recorder, Recovery, Transition,
-    Worker,
+    Entry, HandedOptions, Happening, JournalOptions, NotTaken, Now, Numbering, OnGap, Recorder, Recovery,
+    Transition, Worker,
 };
 use kvplane_wire::dynamo::{KvCacheEventData, WorkerKvQueryResponse as Answer};
 use kvplane_wire::encode::{Profile, encode_batch};
@@ -96,6 +96,43 @@ fn a_gap_stands_under_the_last_number_that_is_missing() {
     }
     assert_eq!(told(&keeping, 0), pairs(&[(0, "+1"), (6, "+1")]));
     assert_eq!(keeping.journal().trust().level(), Trust::Unsound);
+}
+
+#[test]
+fn what_a_gap_did_is_never_left_out() {
+    for max_batches in 1..8 {
+        let keep = JournalOptions { max_batches, ..JournalOptions::default() };
+        let mut recorder = recorder_with(HandedOptions::default(), keep);
+        for number in [0, 1, 2, 5, 6, 9, 10, 11] {
+            recorder.hand_events(NOW, Some(number), &[store(number + 1)]).unwrap();
+            let cleared = |start| told(&recorder, start).iter().any(|(_, what)| what == "c");
+            match ask(&recorder, number) {
+                // There is no room for the batch and what came with it.
+                None => assert!(max_batches <= 2, "{number}"),
+                Some(_) => assert_eq!(cleared(number), [5, 9].contains(&number), "{number}"),
+            }
+            let in_window = |start: u64| start <= number && ask(&recorder, start).is_some();
+            for start in (0..=number).filter(|&start| in_window(start)) {
+                let gaps = [5, 9].iter().filter(|&&after| start <= after && after <= number).count();
+                let told = told(&recorder, start);
+                assert_eq!(told.iter().filter(|(_, what)| what == "c").count(), gaps, "{start} {told:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_of_another_rank_is_recorded_and_told_once() {
+    let mut recorder = recorder();
+    let mut foreign = 0;
+    for (number, rank) in [Some(0), Some(3), None, Some(3), Some(4)].into_iter().enumerate() {
+        let frame = encode_batch(Profile::Vllm0_32, 1.0, rank, &[store(number as u64 + 1)]);
+        recorder.hand_frame(NOW, Some(number as u64), &frame).unwrap();
+        let happened = recorder.take_happenings();
+        foreign += happened.iter().filter(|one| matches!(one, Happening::ForeignRank(3))).count();
+    }
+    assert_eq!((foreign, recorder.journal().counters().foreign_rank), (1, 3));
+    assert_eq!(recorder.journal().trust().level(), Trust::Exact);
 }
 
 #[test]

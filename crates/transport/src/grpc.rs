@@ -78,6 +78,12 @@ pub fn tls(ca: Option<&[u8]>) -> ClientTlsConfig {
     }
 }
 
+/// Whether there is any certificate (PEM). Trusting a file without one would be trusting nobody.
+pub fn has_certificate(pem: &[u8]) -> bool {
+    const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
+    pem.windows(BEGIN.len()).any(|window| window == BEGIN)
+}
+
 /// One question and one answer of at most `max` bytes. It has no deadline: a caller that cannot wait for ever drops it.
 pub async fn unary(
     channel: Channel,

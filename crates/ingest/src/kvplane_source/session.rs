@@ -326,14 +326,15 @@ impl Session {
             self.state.count_void(misfit.as_str());
         }
         self.subscribed = false;
+        // First: whoever sees that the way is gone sees that its streams are not credited.
+        for member in self.roster.members.values_mut() {
+            member.lost();
+        }
         self.state.change(|status| {
             status.connected = false;
             status.trouble = Some(end.trouble());
             status.loops += u64::from(matches!(end, End::Itself));
         });
-        for member in self.roster.members.values_mut() {
-            member.lost();
-        }
         // One line for a state, however often it is tried.
         let text = end.to_string();
         if before.as_ref() == Some(&text) {

@@ -10,7 +10,7 @@ use http::Uri;
 use hyper_util::rt::TokioIo;
 use kvplane_ingest::TokenFileError;
 use kvplane_proto::Bearer;
-use kvplane_transport::grpc::{innermost, tls};
+use kvplane_transport::grpc::{has_certificate, innermost, tls};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -110,11 +110,6 @@ impl ServerAddress {
         let channel = self.endpoint()?.connect_with_connector(once).await?;
         Ok(Connection { channel, token, broken })
     }
-}
-
-fn has_certificate(pem: &[u8]) -> bool {
-    const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
-    pem.windows(BEGIN.len()).any(|window| window == BEGIN)
 }
 
 /// A connection to a server.

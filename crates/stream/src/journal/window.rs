@@ -70,6 +70,8 @@ struct Kept {
     next_event_id: u64,
     /// Nothing before this number was ever here, although it is of the same life.
     begun_after: u64,
+    /// What kvplane itself did before the first batch that is kept had to go, without any batch after it.
+    first_is_torn: bool,
     /// Where the stream stands. What entries say, unless it stands elsewhere since the last one.
     standing: Continuity,
 }
@@ -83,6 +85,7 @@ impl Kept {
             next_sequence: epoch.base().nth(1),
             next_event_id: epoch.base().nth(1),
             begun_after: 0,
+            first_is_torn: false,
             standing,
         }
     }
@@ -192,6 +195,8 @@ impl Window {
         {
             let Some(old) = kept.entries.pop_front() else { break };
             kept.bytes -= old.cost;
+            let torn = kept.first_is_torn || !old.transitions.is_empty();
+            kept.first_is_torn = old.engine_sequence.is_none() && torn;
             expired.push(old);
         }
         drop(kept);
@@ -246,6 +251,7 @@ impl Window {
         let from = kept.entries.partition_point(|entry| entry.next_event_id() <= start);
         Range::Entries { entries: kept.entries.range(from..).cloned().collect(), last: newest }
     }
+
     /// The same by the numbers that batches were handed over with. What kvplane itself did stands before the batch that
     /// it came with.
     ///
@@ -259,11 +265,13 @@ impl Window {
         if start > last {
             return if start - last == 1 { Range::TooNew { newest: last } } else { Range::Outside };
         }
-        let wanted = |entry: &&Arc<Entry>| entry.engine_sequence.is_none_or(|number| number >= start);
-        let count = kept.entries.iter().rev().take_while(wanted).count();
-        let from = kept.entries.len() - count;
-        let first = kept.entries.range(from..).find_map(|entry| entry.engine_sequence);
-        if from == 0 && first != Some(start) {
+        let number_from = |at: usize| kept.entries.range(at..).find_map(|entry| entry.engine_sequence);
+        let first = kept.entries.front().map_or(kept.next_sequence, |entry| entry.sequence);
+        // What has no number is sorted by the batch that it came with, the next one: a few steps at the most.
+        let from = kept.entries.partition_point(|entry| {
+            number_from((entry.sequence - first) as usize).is_some_and(|number| number < start)
+        });
+        if from == 0 && (kept.first_is_torn || number_from(0) != Some(start)) {
             return Range::Outside;
         }
         Range::Entries { entries: kept.entries.range(from..).cloned().collect(), last }

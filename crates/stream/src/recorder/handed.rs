@@ -3,7 +3,7 @@
 use kvplane_wire::{Batch, Decoder, Dialect, OwnedEvent};
 
 use super::follower::Follower;
-use super::{Recorder, heed};
+use super::{Happening, Recorder, heed};
 use crate::clock::Now;
 use crate::handed::{Handed, HandedOptions, NotTaken};
 use crate::journal::JournalOptions;
@@ -54,7 +54,11 @@ impl Recorder {
         if let Some(action) = handed.take(number, begins) {
             heed(journal, happenings, &action, now);
         }
+        let foreign = batch.rank.filter(|_| journal.counters().foreign_rank == 0);
         journal.apply(number, &batch, now);
+        if let Some(rank) = foreign.filter(|_| journal.counters().foreign_rank > 0) {
+            happenings.push(Happening::ForeignRank(rank));
+        }
         self.settle(now);
         Ok(number)
     }

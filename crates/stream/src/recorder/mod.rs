@@ -66,6 +66,8 @@ pub enum Happening {
     },
     /// The replay address is another publisher's; it is asked no more.
     ForeignReplay,
+    /// For the first time a batch that was handed over names another rank than the stream's. It is recorded.
+    ForeignRank(i64),
     /// An event was rejected or skipped.
     PassedOver(PassedOver),
     /// What the plane that is followed says does not fit: what was known is void.
