@@ -26,6 +26,7 @@ pub(crate) fn tell(py: Python<'_>, stream: &StreamId, number: u64, happening: Ha
         ),
         // Sources of other kinds have them.
         Happening::Epoch(..)
+        | Happening::CaughtUp(_)
         | Happening::ForeignReplay
         | Happening::UnprovenFlush
         | Happening::Void(_)

@@ -56,6 +56,13 @@ impl Said {
                 Mood::Bad,
                 "the replay address answers with another publisher's batches: it is asked no more",
             ),
+            Happening::ForeignRank(rank) => Self::new(
+                "events",
+                Mood::Bad,
+                format!(
+                    "batches name rank {rank}, and are recorded as this rank's: is the engine's rank configured?"
+                ),
+            ),
             Happening::PassedOver(PassedOver { kind, reason, .. }) => {
                 Self::new("events", Mood::Bad, format!("an announcement was passed over ({kind}): {reason}"))
             }
