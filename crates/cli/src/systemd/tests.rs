@@ -98,8 +98,8 @@ fn life_is_shown_while_workers_run_and_not_while_all_are_stuck() {
     let (socket, name) = listen("stuck");
     let manager = manager(&name, Some("2000"), None).unwrap();
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
-    let (let_go, held) = mpsc::channel::<()>();
-    let (tell_stuck, stuck) = mpsc::channel();
+    let (let_go, held) = mpsc::sync_channel::<()>(1);
+    let (tell_stuck, stuck) = mpsc::sync_channel(1);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             runtime.block_on(async {
