@@ -16,7 +16,7 @@ pub(crate) async fn run(args: ReadyArgs) -> Result<(), Failure> {
     match &verdict["ready"] {
         Value::Bool(true) => print("ready\n"),
         Value::Bool(false) => Err(anyhow!("not ready{}", reasons(&verdict)).into()),
-        _ => Err(anyhow!("{server} answers {status}, and not as a kvplane: is this the port of listen.http?").into()),
+        _ => Err(anyhow!("{server} answers {status}, and not as a kvplane").into()),
     }
 }
 
