@@ -1,17 +1,22 @@
-# docker build -t kvplane . && docker run --rm -p 127.0.0.1:8090:8090 -p 127.0.0.1:50090:50090 -v ./kvplane.toml:/etc/kvplane/kvplane.toml:ro kvplane
+# docker build -t kvplane .
+# docker run --rm -p 127.0.0.1:8090:8090 -p 127.0.0.1:50090:50090 -v ./kvplane.toml:/etc/kvplane/kvplane.toml:ro kvplane
+# docs/guide/install.md has more: in a container, loopback is the container's own.
 FROM rust:1.95-bookworm AS build
-# ZeroMQ and TLS are built from source: a C++ compiler and cmake.
-RUN apt-get update && apt-get install -y --no-install-recommends cmake && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
+# Everything that is not Rust is built by the C and C++ compilers of the image.
 RUN cargo build --release --locked -p kvplane && strip target/release/kvplane
 
 FROM debian:bookworm-slim
-RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates libstdc++6 && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --no-create-home --uid 65532 kvplane
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libstdc++6 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --no-create-home --shell /usr/sbin/nologin --uid 65532 kvplane
 COPY --from=build /src/target/release/kvplane /usr/bin/kvplane
+COPY deploy/kvplane.toml /etc/kvplane/kvplane.toml
 USER 65532:65532
 EXPOSE 8090 50090
-# A container's loopback is its own: listen addresses and who may ask ([auth]) belong into the file.
+# Once every engine has had a verdict, or 30 seconds after the start; /healthz and /readyz need no token.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=40s CMD ["/usr/bin/kvplane", "ready"]
 ENTRYPOINT ["/usr/bin/kvplane"]
-CMD ["serve", "--config", "/etc/kvplane/kvplane.toml"]
+CMD ["serve", "--config", "/etc/kvplane/kvplane.toml", "--log-format", "json"]

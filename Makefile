@@ -9,13 +9,16 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms docs unit loom interop python python-env wheel bench bench-python bench-peers clean rust-tools compilers
+.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env wheel bench bench-python bench-peers dist install uninstall clean rust-tools compilers
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    formatting, lints, the direction of dependencies, and where the documentation points"
 	@echo "make wheel   the Python package, as one wheel in dist/"
+	@echo "make dist    the program with all that belongs to it, as one archive in dist/"
+	@echo "make install the same, into PREFIX (default: /usr/local); make uninstall takes it away"
+	@echo "make reference  write the parts of docs/reference that are made from the code"
 	@echo "make bench   measurements"
 	@echo "make bench-peers  the index beside its peers"
 	@echo "make clean   remove what was built"
@@ -25,7 +28,7 @@ demo: compilers
 	$(CARGO) build --release -p kvplane
 	$(CARGO) run --quiet --release -p kvplane -- demo $(DEMO)
 
-test: lint unit loom interop python
+test: lint unit loom alerts interop python
 
 lint: rust-tools compilers fmt clippy rooms docs
 
@@ -42,12 +45,20 @@ docs:
 	$(PYTHON) scripts/check-docs.py
 	$(PYTHON) scripts/check-book.py
 
+# Pages that are made from the code; `make unit` fails when one of them is not up to date.
+reference: compilers
+	KVPLANE_WRITE_REFERENCE=1 $(CARGO) test -p kvplane-server --lib reference
+
 unit: compilers
 	$(CARGO) test --workspace
 
 # Interleavings of the index's readers and writer, as many as loom's bounds allow. In a directory of its own: the flag is every crate's.
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --target-dir target/loom -p kvplane-index --lib loom
+
+# Alert rules and the Grafana dashboard.
+alerts: python-env
+	promtool=$$(scripts/promtool.sh) && .venv/bin/python scripts/check-alerts.py "$$promtool"
 
 # PYTEST takes arguments: make interop PYTEST="-k grpc -x"
 interop: compilers python-env
@@ -65,6 +76,24 @@ wheel: compilers
 	scripts/wheel.sh release dist
 	@ls dist
 
+# PROFILE=dev is faster to build, and slower; BINARY=FILE is one that was built already. PREFIX is where it will run, DESTDIR a
+# directory in place of the root.
+PROFILE ?= release
+BINARY ?=
+export BINARY
+PREFIX ?= /usr/local
+DESTDIR ?=
+DIST ?= dist
+
+dist: $(if $(BINARY),,compilers)
+	scripts/dist.sh "$(PROFILE)" "$(DIST)"
+
+install: $(if $(BINARY),,compilers)
+	scripts/stage.sh "$(PROFILE)" "$(DESTDIR)$(PREFIX)" "$(PREFIX)"
+
+uninstall:
+	scripts/unstage.sh "$(DESTDIR)$(PREFIX)"
+
 bench: compilers
 	scripts/bench.sh
 
@@ -78,7 +107,7 @@ bench-peers:
 clean:
 	$(CARGO) clean
 	rm -rf benches/peers/target
-	rm -rf .venv .venv-build .venv-python .pytest_cache dist
+	rm -rf .venv .venv-build .venv-python .tools .pytest_cache dist
 	find tests scripts python -name __pycache__ -type d -prune -exec rm -rf {} +
 
 rust-tools:

@@ -3,7 +3,7 @@
 
 - every relative link of a page leads to a file;
 - every test that docs/reference/engines.md names is a function of the file beside it;
-- every metric has a row in docs/reference/metrics.md, and every word for a trouble one in docs/reference/troubles.md.
+- every word for a trouble has a row in docs/reference/troubles.md.
 """
 
 import re
@@ -23,23 +23,10 @@ def main() -> int:
             if "://" not in target and not (page.parent / target).exists():
                 errors.append(f"{page.relative_to(ROOT)}: {target} does not exist")
     errors += check_engines(ROOT / "docs/reference/engines.md")
-    errors += check_metrics(ROOT / "docs/reference/metrics.md")
     errors += check_troubles(ROOT / "docs/reference/troubles.md")
     for line in errors:
         print(line, file=sys.stderr)
     return 1 if errors else 0
-
-
-def check_metrics(page: Path) -> list[str]:
-    """Metrics are named where they are encoded; counters of a stream by the last part of their name alone."""
-    rows = set(re.findall(r"^\| `(kvplane_[a-z_]+)`", page.read_text(), re.MULTILINE))
-    named = set()
-    for source in (ROOT / "crates/server/src/http").glob("*.rs"):
-        named |= set(re.findall(r'"(kvplane_[a-z_]+)"', source.read_text()))
-    counters = (ROOT / "crates/server/src/http/status.rs").read_text().partition("fn counters(")[2].partition("\n}")[0]
-    named |= {f"kvplane_stream_{name}" for name in re.findall(r'\("([a-z_]+)",', counters)}
-    missing = [name for name in sorted(named) if not {name, f"{name}_total"} & rows]
-    return [f"{page.name}: {name} has no row" for name in missing]
 
 
 def check_troubles(page: Path) -> list[str]:

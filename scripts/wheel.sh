@@ -14,5 +14,5 @@ if [[ ! -f $stamp ]] || ! cmp --quiet "$requirements" "$stamp"; then
     scripts/venv.sh "$venv" "$requirements"
     cp "$requirements" "$stamp"
 fi
-rm -rf "$out"
+rm -f "$out"/*.whl
 PATH="$PWD/$venv/bin:$PATH" maturin build --locked --profile "$profile" --manifest-path python/Cargo.toml --out "$out"

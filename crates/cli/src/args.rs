@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 pub(crate) use demo::DemoArgs;
 pub(crate) use key::KeyArgs;
@@ -64,6 +65,12 @@ pub(crate) enum Command {
         kvplane engines remove vllm-3\n  \
         kvplane engines list -o json | jq -r '.engines[].id'")]
     Engines(EnginesArgs),
+    /// Ask a running kvplane whether it is ready; the exit code says so
+    #[command(after_help = "Examples:\n  \
+        kvplane ready\n  \
+        kvplane ready --strict --server https://127.0.0.1:8090 --ca ca.pem\n  \
+        until kvplane ready; do sleep 1; done")]
+    Ready(ReadyArgs),
     #[command(flatten)]
     Operate(OperateCommand),
     /// Ask who holds how much of a prompt
@@ -89,6 +96,21 @@ pub(crate) enum Command {
         kvplane demo --trace conversation_trace.jsonl\n  \
         kvplane demo --seconds 10 -o json | jq '.routed.share, .round_robin.share, .false_hits'")]
     Demo(DemoArgs),
+    /// Print a completion script for a shell
+    #[command(after_help = "Examples:\n  \
+        kvplane completions bash > ~/.local/share/bash-completion/completions/kvplane\n  \
+        kvplane completions zsh > ~/.zfunc/_kvplane\n  \
+        kvplane completions fish > ~/.config/fish/completions/kvplane.fish")]
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// The directory, which is made
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, ClapArgs)]
@@ -159,6 +181,15 @@ pub(crate) struct ServerArgs {
     pub(crate) server: String,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct ReadyArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Ready only while every stream is live and exact, instead of once every stream has had a verdict
+    #[arg(long)]
+    pub(crate) strict: bool,
 }
 
 #[derive(Debug, ClapArgs)]

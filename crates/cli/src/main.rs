@@ -5,6 +5,7 @@ mod commands;
 mod config;
 mod logging;
 mod output;
+mod systemd;
 
 use std::process::ExitCode;
 
@@ -32,10 +33,13 @@ fn main() -> ExitCode {
             Command::Tail(tail) => commands::tail::run(tail).await,
             Command::Dump(dump) => commands::dump::run(dump).await,
             Command::Engines(engines) => commands::engines::run(engines).await,
+            Command::Ready(ready) => commands::ready::run(ready).await,
             Command::Operate(operation) => commands::operate::run(operation).await,
             Command::Query(query) => commands::query::run(query).await,
             Command::Report(report) => commands::report::run(report).await,
             Command::Demo(demo) => commands::demo::run(demo).await,
+            Command::Completions { shell } => commands::shipped::completions(shell),
+            Command::Man { directory } => commands::shipped::manual(&directory),
         }
     });
     // Whatever still blocks (a socket thread, a name look-up) must not keep the process.

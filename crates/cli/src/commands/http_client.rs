@@ -33,6 +33,27 @@ pub(crate) async fn ask(
     path: &str,
     body: Option<&Value>,
 ) -> Result<Value, Failure> {
+    let (status, json) = answer(server, key, method, path, body).await?;
+    if status.is_success() {
+        return Ok(json);
+    }
+    let error = &json["error"];
+    let message = error["message"]
+        .as_str()
+        .map_or_else(|| format!("{server} answers {status} and no reason"), str::to_owned);
+    let next = error["next"].as_str().map(|next| format!("; {next}")).unwrap_or_default();
+    let mistake = error["blame"] == "caller";
+    Err(Failure { code: if mistake { 2 } else { 1 }, error: anyhow!("{message}{next}") })
+}
+
+/// The same, whatever the status of the answer.
+pub(crate) async fn answer(
+    server: &str,
+    key: &KeyArgs,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> Result<(StatusCode, Value), Failure> {
     let base = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let not_an_address =
         || usage(anyhow!("--server {server:?} is not an address like http://127.0.0.1:8090"));
@@ -77,16 +98,7 @@ pub(crate) async fn ask(
             format!("{server} answers {status}, and not as a kvplane: is this the port of listen.http?")
         })?
     };
-    if status.is_success() {
-        return Ok(json);
-    }
-    let error = &json["error"];
-    let message = error["message"]
-        .as_str()
-        .map_or_else(|| format!("{server} answers {status} and no reason"), str::to_owned);
-    let next = error["next"].as_str().map(|next| format!("; {next}")).unwrap_or_default();
-    let mistake = error["blame"] == "caller";
-    Err(Failure { code: if mistake { 2 } else { 1 }, error: anyhow!("{message}{next}") })
+    Ok((status, json))
 }
 
 type Stream = Either<TcpStream, TlsStream<TcpStream>>;

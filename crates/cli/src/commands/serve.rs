@@ -1,6 +1,7 @@
 //! `kvplane serve`.
 
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use super::{Failure, stop_signal, usage};
 use crate::args::ServeArgs;
 use crate::config::{self, Config, Listen};
 use crate::logging;
+use crate::systemd::Manager;
 
 /// How long connections may take to end after a stop.
 const GRACE: Duration = Duration::from_secs(5);
@@ -30,6 +32,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let plans = config.plans().map_err(usage)?;
     let reported = config.reports().map_err(usage)?;
     logging::start(&args.log).map_err(usage)?;
+    let manager = Arc::new(Manager::from_env());
     let access = Arc::new(config.access(args.insecure).map_err(usage)?);
     let tls = config.tls().map_err(usage)?;
     let stop = stop_signal(None)?;
@@ -52,13 +55,18 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         Failure { code, error: anyhow::Error::new(error) }
     })?;
     reports.set(&plane, reported);
+    let addresses = Addresses {
+        http: http.local_addr().context("listen.http")?,
+        grpc: grpc.local_addr().context("listen.grpc")?,
+    };
     info!(
-        http = %http.local_addr().context("listen.http")?,
-        grpc = %grpc.local_addr().context("listen.grpc")?,
+        http = %addresses.http,
+        grpc = %addresses.grpc,
         engines = count,
         streams = plane.streams().count(),
         "serving"
     );
+    manager.ready(&addresses.status(&plane));
     let running = Running {
         args,
         started: config,
@@ -67,6 +75,8 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         plane: plane.clone(),
         access,
         tls,
+        addresses,
+        manager: manager.clone(),
     };
     tokio::spawn(stop.clone().run_until_cancelled_owned(running.reload_on(hangup)));
     let serving = service.run(http, grpc, stop.clone());
@@ -74,7 +84,9 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let stopped_early = tokio::select! {
         () = &mut serving => true,
         () = stop.cancelled() => false,
+        never = manager.show_life() => match never {},
     };
+    manager.stopping();
     if stopped_early {
         reports.shutdown().await;
     } else {
@@ -120,15 +132,36 @@ struct Running {
     plane: Arc<Plane>,
     access: Arc<Access>,
     tls: Option<Arc<Tls>>,
+    addresses: Addresses,
+    manager: Arc<Manager>,
+}
+
+/// Where the servers listen.
+struct Addresses {
+    http: SocketAddr,
+    grpc: SocketAddr,
+}
+
+impl Addresses {
+    /// A line for whoever looks at the service.
+    fn status(&self, plane: &Plane) -> String {
+        let (engines, streams) = (plane.engines().len(), plane.streams().count());
+        format!("engines: {engines}, streams: {streams}, http: {}, grpc: {}", self.http, self.grpc)
+    }
 }
 
 impl Running {
     /// Reads the configuration again at every SIGHUP, and applies what it says about engines, reports and who may ask.
     async fn reload_on(self, mut hangup: Signal) {
         while hangup.recv().await.is_some() {
-            if let Err(error) = self.reload().await {
+            self.manager.reloading();
+            let outcome = self.reload().await;
+            let mut status = self.addresses.status(&self.plane);
+            if let Err(error) = outcome {
                 error!(error = format!("{error:#}"), "configuration not reloaded: nothing has changed");
+                status += "; configuration not reloaded, see the log";
             }
+            self.manager.ready(&status);
         }
     }
 
@@ -169,7 +202,7 @@ impl Running {
     }
 }
 
-async fn bind(key: &str, address: std::net::SocketAddr) -> anyhow::Result<TcpListener> {
+async fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let next = match error.kind() {
             io::ErrorKind::AddrInUse => "; another process has that port: stop it, or choose another",

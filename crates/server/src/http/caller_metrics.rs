@@ -4,9 +4,9 @@ use std::fmt::Error;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 
+use super::family::list::callers;
 use crate::service::Options;
 
 /// A listener, a reason, and how often.
@@ -28,16 +28,10 @@ impl Callers {
 
 impl Collector for Callers {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        let families = [
-            ("kvplane_auth_refused", "Requests that were refused, by why", &self.refused),
-            (
-                "kvplane_tls_handshakes_failed",
-                "Connections that did not become any, by why",
-                &self.handshakes,
-            ),
-        ];
-        for (name, help, counts) in families.into_iter().filter(|(.., counts)| !counts.is_empty()) {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let families =
+            [(callers::AUTH_REFUSED, &self.refused), (callers::TLS_HANDSHAKES_FAILED, &self.handshakes)];
+        for (family, counts) in families.into_iter().filter(|(_, counts)| !counts.is_empty()) {
+            let mut metric = family.begin(&mut encoder)?;
             for (listener, why, count) in counts {
                 let labels = [("listener", *listener), ("why", *why)];
                 ConstCounter::new(*count).encode(metric.encode_family(&labels)?)?;

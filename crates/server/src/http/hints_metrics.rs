@@ -9,9 +9,10 @@ use kvplane_hints::{Census, Dropped, ReasonCode};
 use kvplane_report::Withheld;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 
+use super::family::Family;
+use super::family::list::{hints as own, inference_cache as peers};
 use super::metrics::gauge;
 use crate::hints::{ByReason, Counted, Hints, LATENCY_BOUNDS};
 
@@ -35,58 +36,46 @@ impl HintMetrics {
     /// Our own.
     fn own(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let counters = &self.hints.counters;
-        let help = "Parts of reports, and events, that changed nothing";
-        by_reason(encoder, "kvplane_hints_dropped", help, &counters.dropped)?;
-        let help = "Lookups that could not be used";
-        by_reason(encoder, "kvplane_hints_unusable_lookups", help, &counters.unusable)?;
-        let help = "Calls that were refused, and listeners that were ended";
-        by_reason(encoder, "kvplane_hints_refused", help, &counters.refused)?;
+        by_reason(encoder, own::DROPPED, &counters.dropped)?;
+        by_reason(encoder, own::UNUSABLE_LOOKUPS, &counters.unusable)?;
+        by_reason(encoder, own::REFUSED, &counters.refused)?;
         if let Some(feeds) = self.hints.feeds() {
-            let help = "Blocks of engines that are not told";
-            let name = "kvplane_hints_withheld_blocks";
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            let mut metric = own::WITHHELD_BLOCKS.begin(encoder)?;
             for reason in Withheld::ALL {
                 let count = ConstCounter::new(feeds.withheld().get(reason));
                 count.encode(metric.encode_family(&[("reason", reason.as_str())])?)?;
             }
         }
-        let help = "Replicas that something is known of";
-        let mut metric =
-            encoder.encode_descriptor("kvplane_hints_replicas", help, None, MetricType::Gauge)?;
+        let mut metric = own::REPLICAS.begin(encoder)?;
         for (from, heard) in [("heard", true), ("reported", false)] {
             let count = self.census.replicas.iter().filter(|replica| replica.heard == heard).count();
             gauge(count as u64, metric.encode_family(&[("from", from)])?)?;
         }
         let entries: usize = self.census.models.iter().map(|model| model.entries).sum();
-        for (name, help, value) in [
-            ("kvplane_hints_entries", "Prefixes, once per replica that holds them", entries),
-            ("kvplane_hints_bytes", "Bytes that what is known takes", self.hints.book.bytes()),
-            ("kvplane_hints_listeners", "Listeners to changes", self.hints.listeners()),
+        for (family, value) in [
+            (own::ENTRIES, entries),
+            (own::BOOK_BYTES, self.hints.book.bytes()),
+            (own::LISTENERS, self.hints.listeners()),
         ] {
-            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            gauge(value as u64, metric)?;
+            gauge(value as u64, family.begin(encoder)?)?;
         }
         Ok(())
     }
 
     /// Under the peer's names, so that its alerts and dashboards go on.
     fn peers(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        for (name, help, value) in [
-            ("inferencecache_server_up", "1 while lookups are answered", 1),
-            ("inferencecache_server_grpc_tls_enabled", "1 where gRPC is encrypted", self.encrypted.into()),
-        ] {
-            gauge(value, encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
-        }
+        gauge(1, peers::SERVER_UP.begin(encoder)?)?;
+        gauge(self.encrypted.into(), peers::GRPC_TLS_ENABLED.begin(encoder)?)?;
         self.entries_by_model(encoder)?;
         self.lookups(encoder)?;
         self.evictions(encoder)?;
         let counters = &self.hints.counters;
-        for (name, help, counted) in [
-            ("inferencecache_snapshot_auth", "Calls of /snapshot", &counters.snapshot_page),
-            ("inferencecache_policy_auth", "Calls of /policy", &counters.policy_page),
-            ("inferencecache_probe_auth", "Calls of /probe", &counters.probe_page),
+        for (family, counted) in [
+            (peers::SNAPSHOT_AUTH, &counters.snapshot_page),
+            (peers::POLICY_AUTH, &counters.policy_page),
+            (peers::PROBE_AUTH, &counters.probe_page),
         ] {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            let mut metric = family.begin(encoder)?;
             let count = ConstCounter::new(counted.load(Ordering::Relaxed));
             count.encode(metric.encode_family(&[("result", "ok")])?)?;
         }
@@ -98,9 +87,7 @@ impl HintMetrics {
         for model in &self.census.models {
             *models.entry(self.hints.counters.lookups.label(&model.model)).or_default() += model.prefixes;
         }
-        let help = "Distinct prefixes";
-        let mut metric =
-            encoder.encode_descriptor("inferencecache_index_entries", help, None, MetricType::Gauge)?;
+        let mut metric = peers::INDEX_ENTRIES.begin(encoder)?;
         for (model, prefixes) in models {
             gauge(prefixes as u64, metric.encode_family(&[("model", model)])?)?;
         }
@@ -109,13 +96,7 @@ impl HintMetrics {
 
     fn lookups(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let lookups = &self.hints.counters.lookups;
-        let help = "Lookups, by what was answered";
-        let mut metric = encoder.encode_descriptor(
-            "inferencecache_lookup_route_calls",
-            help,
-            None,
-            MetricType::Counter,
-        )?;
+        let mut metric = peers::LOOKUP_ROUTE_CALLS.begin(encoder)?;
         lookups.each(|model, counters| {
             for (reason, count) in counters.by_reason().filter(|(_, count)| *count > 0) {
                 let named = matches!(
@@ -128,9 +109,7 @@ impl HintMetrics {
             }
             Ok(())
         })?;
-        let help = "How long lookups took";
-        let name = "inferencecache_lookup_route_latency_seconds";
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        let mut metric = peers::LOOKUP_ROUTE_LATENCY_SECONDS.begin(encoder)?;
         lookups.each(|model, counters| {
             let (sum, count, buckets) = counters.latency();
             let bounds = LATENCY_BOUNDS.into_iter().chain([f64::INFINITY]);
@@ -141,9 +120,7 @@ impl HintMetrics {
     }
 
     fn evictions(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let help = "Entries dropped because a tenant had too many";
-        let name = "inferencecache_tenant_evictions";
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let mut metric = peers::TENANT_EVICTIONS.begin(encoder)?;
         for dropped in self.dropped.iter().filter(|dropped| dropped.reason == "quota") {
             // The peer's word for the one quota that there is.
             let labels = [("tenant_id", &*dropped.tenant), ("reason", "over_entries")];
@@ -154,9 +131,7 @@ impl HintMetrics {
             let algorithm = dropped.algorithm.as_str().to_ascii_lowercase();
             *by_order.entry((algorithm, dropped.reason)).or_default() += dropped.entries;
         }
-        let help = "Entries dropped because there were too many, or because they were old";
-        let name = "inferencecache_index_evictions";
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let mut metric = peers::INDEX_EVICTIONS.begin(encoder)?;
         for ((algorithm, reason), entries) in &by_order {
             let labels = [("algorithm", algorithm.as_str()), ("reason", reason)];
             ConstCounter::new(*entries).encode(metric.encode_family(&labels)?)?;
@@ -167,11 +142,10 @@ impl HintMetrics {
 
 fn by_reason<R: Counted>(
     encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
+    family: Family,
     counts: &ByReason<R>,
 ) -> Result<(), Error> {
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    let mut metric = family.begin(encoder)?;
     for (reason, count) in counts.all() {
         ConstCounter::new(count).encode(metric.encode_family(&[("reason", reason)])?)?;
     }

@@ -6,9 +6,10 @@ use kvplane_index::{Refused, Stats};
 use kvplane_ingest::IndexStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 
+use super::family::Family;
+use super::family::list::indexes;
 use super::metrics::gauge;
 
 /// All indexes at one moment.
@@ -19,22 +20,20 @@ pub(super) struct Indexes {
     pub(super) refused: Vec<(String, [(Refused, u64); 2])>,
 }
 
-/// A gauge of an index: name, help, value.
-type OfIndex = (&'static str, &'static str, fn(&Stats) -> usize);
+/// A gauge of an index.
+type OfIndex = (Family, fn(&Stats) -> usize);
 
 impl Collector for Indexes {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let gauges: [OfIndex; 5] = [
-            ("kvplane_index_streams", "Streams in an index", |stats| stats.streams),
-            ("kvplane_index_blocks", "Blocks in an index, once per stream", |stats| stats.blocks),
-            ("kvplane_index_bytes", "Bytes that an index takes", |stats| stats.bytes),
-            ("kvplane_index_waiting_blocks", "Blocks that wait for a parent", |stats| stats.waiting),
-            ("kvplane_index_unreclaimed_blocks", "Blocks of the past, to be reclaimed", |stats| {
-                stats.unreclaimed
-            }),
+            (indexes::STREAMS, |stats| stats.streams),
+            (indexes::BLOCKS, |stats| stats.blocks),
+            (indexes::INDEX_BYTES, |stats| stats.bytes),
+            (indexes::WAITING_BLOCKS, |stats| stats.waiting),
+            (indexes::UNRECLAIMED_BLOCKS, |stats| stats.unreclaimed),
         ];
-        for (name, help, value) in gauges {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (family, value) in gauges {
+            let mut metric = family.begin(&mut encoder)?;
             for IndexStats { model, block_size, bigrams, stats } in &self.stats {
                 let bigrams = if *bigrams { "true" } else { "false" };
                 let block_size = block_size.to_string();
@@ -42,9 +41,7 @@ impl Collector for Indexes {
                 gauge(value(stats) as u64, metric.encode_family(&labels)?)?;
             }
         }
-        let help = "Stores that an index did not take whole, by reason";
-        let mut metric =
-            encoder.encode_descriptor("kvplane_index_refused", help, None, MetricType::Counter)?;
+        let mut metric = indexes::REFUSED.begin(&mut encoder)?;
         for (model, counts) in &self.refused {
             for (refused, count) in counts {
                 let reason = match refused {

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use kvplane_ingest::{Engine, LinkStatus};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 
+use super::family::Family;
+use super::family::list::links;
 use super::metrics::gauge;
 
-/// A number of a link: name, help, value.
-type OfLink = (&'static str, &'static str, fn(&LinkStatus) -> u64);
+/// A number of a link.
+type OfLink = (Family, fn(&LinkStatus) -> u64);
 
 /// The planes that are followed, by their names here.
 #[derive(Debug)]
@@ -34,30 +35,25 @@ impl Collector for Links {
             return Ok(());
         }
         let gauges: [OfLink; 2] = [
-            ("kvplane_link_up", "1 while the other plane is followed", |link| u64::from(link.connected)),
-            ("kvplane_link_refused_engines", "Engines that would be a loop", |link| {
-                link.refused.len() as u64
-            }),
+            (links::UP, |link| u64::from(link.connected)),
+            (links::REFUSED_ENGINES, |link| link.refused.len() as u64),
         ];
-        for (name, help, value) in gauges {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (family, value) in gauges {
+            let mut metric = family.begin(&mut encoder)?;
             for (engine, link) in &self.0 {
                 gauge(value(link), metric.encode_family(&[("engine", engine.as_str())])?)?;
             }
         }
-        let counters: [OfLink; 2] = [
-            ("kvplane_link_connects", "Subscriptions that came up", |link| link.connects),
-            ("kvplane_link_loops", "Times that a loop was refused", |link| link.loops),
-        ];
-        for (name, help, value) in counters {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let counters: [OfLink; 2] =
+            [(links::CONNECTS, |link| link.connects), (links::LOOPS, |link| link.loops)];
+        for (family, value) in counters {
+            let mut metric = family.begin(&mut encoder)?;
             for (engine, link) in &self.0 {
                 let labels = [("engine", engine.as_str())];
                 ConstCounter::new(value(link)).encode(metric.encode_family(&labels)?)?;
             }
         }
-        let help = "Streams that became void because what was told did not fit";
-        let mut metric = encoder.encode_descriptor("kvplane_link_voids", help, None, MetricType::Counter)?;
+        let mut metric = links::VOIDS.begin(&mut encoder)?;
         for (engine, link) in &self.0 {
             for (reason, count) in &link.voids {
                 let labels = [("engine", engine.as_str()), ("reason", *reason)];

@@ -2,6 +2,7 @@
 
 mod caller_metrics;
 mod dashboard;
+mod family;
 mod fields;
 mod hints;
 mod hints_metrics;

@@ -4,9 +4,9 @@ use std::fmt::Error;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 
+use super::family::list::operations;
 use super::metrics::gauge;
 use crate::ops::{Counts, Operations};
 
@@ -27,20 +27,15 @@ impl OperationMetrics {
 
 impl Collector for OperationMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        let families = [
-            ("kvplane_operations", "Operations that ended, by how", "outcome", &self.operations),
-            ("kvplane_operation_ranks", "Ranks of operations, by verdict", "verdict", &self.ranks),
-        ];
-        for (name, help, label, counts) in families {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let families =
+            [(operations::ENDED, "outcome", &self.operations), (operations::RANKS, "verdict", &self.ranks)];
+        for (family, label, counts) in families {
+            let mut metric = family.begin(&mut encoder)?;
             for (verb, value, count) in counts {
                 let labels = [("verb", *verb), (label, *value)];
                 ConstCounter::new(*count).encode(metric.encode_family(&labels)?)?;
             }
         }
-        let help = "Operations under way, and those whose streams are still watched";
-        let metric =
-            encoder.encode_descriptor("kvplane_operations_in_flight", help, None, MetricType::Gauge)?;
-        gauge(self.in_flight as u64, metric)
+        gauge(self.in_flight as u64, operations::IN_FLIGHT.begin(&mut encoder)?)
     }
 }

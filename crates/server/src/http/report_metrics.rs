@@ -9,16 +9,17 @@ use kvplane_report::{
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
+use super::family::Family;
+use super::family::list::reports as families;
 use super::metrics::gauge;
 
-/// A gauge of a report: name, help, value.
-type Level = (&'static str, &'static str, fn(&Row) -> u64);
-/// A counter of a report: name, help, value.
-type Count = (&'static str, &'static str, fn(&OutboxCounts) -> u64);
+/// A gauge of a report.
+type Level = (Family, fn(&Row) -> u64);
+/// A counter of a report.
+type Count = (Family, fn(&OutboxCounts) -> u64);
 
 /// One replica at one server.
 #[derive(Debug)]
@@ -67,60 +68,43 @@ impl Collector for ReportMetrics {
             return Ok(());
         }
         let gauges: [Level; 7] = [
-            ("kvplane_report_connected", "1 while there is a connection to the server", |row| {
-                u64::from(row.report.link.is_up())
-            }),
-            ("kvplane_report_failing", "1 while the last call was not taken", |row| {
-                u64::from(row.report.is_failing())
-            }),
-            ("kvplane_report_blocks", "Blocks that the server may hold", |row| row.pending.maybe_told as u64),
-            ("kvplane_report_pending_adds", "Blocks to be told", |row| row.pending.adds as u64),
-            ("kvplane_report_pending_evictions", "Evictions to be told", |row| row.pending.evictions as u64),
-            ("kvplane_report_pending_clear", "1 while everything has to be cleared first", |row| {
-                u64::from(row.pending.clear)
-            }),
-            ("kvplane_report_stats_stale", "1 while the engine's load cannot be read", |row| {
-                u64::from(row.report.are_stats_stale())
-            }),
+            (families::CONNECTED, |row| u64::from(row.report.link.is_up())),
+            (families::FAILING, |row| u64::from(row.report.is_failing())),
+            (families::BLOCKS, |row| row.pending.maybe_told as u64),
+            (families::PENDING_ADDS, |row| row.pending.adds as u64),
+            (families::PENDING_EVICTIONS, |row| row.pending.evictions as u64),
+            (families::PENDING_CLEAR, |row| u64::from(row.pending.clear)),
+            (families::STATS_STALE, |row| u64::from(row.report.are_stats_stale())),
         ];
-        for (name, help, value) in gauges {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (family, value) in gauges {
+            let mut metric = family.begin(&mut encoder)?;
             for row in &self.rows {
                 gauge(value(row), metric.encode_family(&row.labels())?)?;
             }
         }
         let counters: [Count; 8] = [
-            ("kvplane_report_told_blocks", "Blocks that the server took, repeated ones too", |c| {
-                c.told_blocks
-            }),
-            ("kvplane_report_evicted_blocks", "Evictions that the server took", |c| c.evicted_blocks),
-            ("kvplane_report_refreshed_blocks", "Blocks told again so that they are not forgotten", |c| {
-                c.refreshed_blocks
-            }),
-            ("kvplane_report_refused_blocks", "Blocks refused, which wait for their refresh", |c| {
-                c.refused_blocks
-            }),
-            ("kvplane_report_clears", "Times that everything was cleared", |c| c.clears),
-            ("kvplane_report_resyncs", "Times that everything was told again", |c| c.resyncs),
-            ("kvplane_report_collapses", "Times that too many evictions waited", |c| c.collapses),
-            ("kvplane_report_retries", "Calls whose content is told again", |c| c.retries),
+            (families::TOLD_BLOCKS, |c| c.told_blocks),
+            (families::EVICTED_BLOCKS, |c| c.evicted_blocks),
+            (families::REFRESHED_BLOCKS, |c| c.refreshed_blocks),
+            (families::REFUSED_BLOCKS, |c| c.refused_blocks),
+            (families::CLEARS, |c| c.clears),
+            (families::RESYNCS, |c| c.resyncs),
+            (families::COLLAPSES, |c| c.collapses),
+            (families::RETRIES, |c| c.retries),
         ];
-        for (name, help, value) in counters {
-            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (family, value) in counters {
+            let mut metric = family.begin(&mut encoder)?;
             for row in &self.rows {
                 ConstCounter::new(value(&row.counts)).encode(metric.encode_family(&row.labels())?)?;
             }
         }
         self.calls(&mut encoder)?;
-        let (name, help) =
-            ("kvplane_report_since_last_taken_seconds", "Time since the server last took something");
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let mut metric = families::SINCE_LAST_TAKEN_SECONDS.begin(&mut encoder)?;
         for row in &self.rows {
             let since = row.report.since_last_taken().as_secs_f64();
             ConstGauge::new(since).encode(metric.encode_family(&row.labels())?)?;
         }
-        let (name, help) = ("kvplane_report_withheld_blocks", "Blocks that are not told, by reason");
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let mut metric = families::WITHHELD_BLOCKS.begin(&mut encoder)?;
         let mut by_server: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         for (server, counts) in &self.withheld {
             for reason in Withheld::ALL {
@@ -137,8 +121,7 @@ impl Collector for ReportMetrics {
 
 impl ReportMetrics {
     fn calls(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let (name, help) = ("kvplane_report_calls", "Calls, by what they say and how they ended");
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let mut metric = families::CALLS.begin(encoder)?;
         for row in &self.rows {
             for (saying, call) in SAYINGS.into_iter().enumerate() {
                 for (at, outcome) in CALL_OUTCOMES.into_iter().enumerate() {

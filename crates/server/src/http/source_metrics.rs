@@ -6,9 +6,10 @@ use std::sync::Arc;
 use kvplane_ingest::{Engine, StreamStatus};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 
+use super::family::Family;
+use super::family::list::sources;
 use super::metrics::gauge;
 use crate::publishers::Count;
 
@@ -35,11 +36,10 @@ impl Sources {
     fn count(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
-        name: &str,
-        help: &str,
+        family: Family,
         value: fn(&Count) -> u64,
     ) -> Result<(), Error> {
-        let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let mut metric = family.begin(encoder)?;
         for (engine, count) in &self.engines {
             gauge(value(count), metric.encode_family(&[("engine", engine.as_str())])?)?;
         }
@@ -49,25 +49,19 @@ impl Sources {
 
 impl Collector for Sources {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        let expected = "Publishers that an engine should have";
-        self.count(&mut encoder, "kvplane_publishers_expected", expected, |count| count.expected)?;
-        let heard = "Publishers of an engine that are connected and have a verdict";
-        self.count(&mut encoder, "kvplane_publishers_heard", heard, |count| count.heard)?;
+        self.count(&mut encoder, sources::PUBLISHERS_EXPECTED, |count| count.expected)?;
+        self.count(&mut encoder, sources::PUBLISHERS_HEARD, |count| count.heard)?;
 
         let labels = |engine: &'_ String, rank: &'_ String, trouble: &'static str| {
             [("engine", engine.clone()), ("rank", rank.clone()), ("trouble", trouble.to_owned())]
         };
-        let help = "1 for what keeps a source from being heard";
-        let mut metric =
-            encoder.encode_descriptor("kvplane_source_trouble", help, None, MetricType::Gauge)?;
+        let mut metric = sources::TROUBLE.begin(&mut encoder)?;
         for (engine, rank, status) in &self.ranks {
             if let Some(trouble) = status.trouble {
                 gauge(1, metric.encode_family(&labels(engine, rank, trouble))?)?;
             }
         }
-        let help = "Times that a kind of trouble began";
-        let mut metric =
-            encoder.encode_descriptor("kvplane_source_troubles", help, None, MetricType::Counter)?;
+        let mut metric = sources::TROUBLES.begin(&mut encoder)?;
         for (engine, rank, status) in &self.ranks {
             for &(trouble, count) in &status.troubles {
                 let labels = labels(engine, rank, trouble);

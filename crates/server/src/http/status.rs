@@ -8,6 +8,9 @@ use kvplane_report::{ReplicaReport, Reports};
 use kvplane_stream::Group;
 use serde::Serialize;
 
+use super::family::Family;
+use super::family::list::stream_counters;
+
 /// Everything, at one moment per stream.
 #[derive(Debug, Serialize)]
 pub(crate) struct PlaneStatus {
@@ -231,7 +234,7 @@ fn rank(stream: &Stream) -> RankStatus {
             bytes: status.state_bytes,
         },
         counters: CounterStatus {
-            plain: counters(&status).into_iter().collect(),
+            plain: COUNTERS.iter().map(|(family, value)| (family.name_in_status(), value(&status))).collect(),
             rejected: rejected(&status),
             troubles: status.troubles.iter().copied().collect(),
         },
@@ -249,45 +252,45 @@ fn group(group: &Group) -> GroupStatus {
     }
 }
 
-/// Every counter of a stream by its name, for status and metrics alike.
-pub(super) fn counters(status: &StreamStatus) -> Vec<(&'static str, u64)> {
-    let (follow, keep) = (&status.counters, &status.journal);
-    vec![
-        ("batches", keep.batches),
-        ("events", keep.events),
-        ("blocks_stored", keep.blocks_stored),
-        ("blocks_removed", keep.blocks_removed),
-        ("clears", keep.clears),
-        ("gaps", follow.gaps),
-        ("gaps_unfilled", follow.gaps_unfilled),
-        ("replays", follow.replays),
-        ("replays_failed", follow.replays_failed),
-        ("replayed_batches", follow.replayed_batches),
-        ("restarts", follow.restarts),
-        ("unproven_epochs", follow.unproven),
-        ("disconnects", follow.disconnects),
-        ("duplicates", follow.duplicates),
-        ("refused", follow.refused),
-        ("hold_overflows", follow.hold_overflows),
-        ("undecodable_batches", follow.undecodable),
-        ("foreign_replays", follow.replays_foreign),
-        ("malformed_frames", status.malformed_frames),
-        ("unknown_events", keep.unknown_events),
-        ("unknown_fields", keep.unknown_fields),
-        ("unknown_removals", keep.unknown_removals),
-        ("misplaced_removals", keep.misplaced_removals),
-        ("proven_blocks", keep.proven_blocks),
-        ("reannounced_blocks", keep.reannounced_blocks),
-        ("over_counts", keep.over_counts),
-        ("flushes_proven", keep.flushes_proven),
-        ("flushes_unproven", keep.flushes_unproven),
-        ("unrecorded_blocks", keep.unrecorded_blocks),
-        ("sparse_stores", keep.sparse_stores),
-        ("placeholder_stores", keep.placeholder_stores),
-        ("foreign_rank_batches", keep.foreign_rank),
-        ("block_size_contradictions", keep.block_size_contradictions),
-    ]
-}
+/// A counter of a stream, for status and metrics alike.
+type OfStream = (Family, fn(&StreamStatus) -> u64);
+
+/// Every counter of a stream that has no labels of its own.
+pub(super) const COUNTERS: [OfStream; 33] = [
+    (stream_counters::BATCHES, |s| s.journal.batches),
+    (stream_counters::EVENTS, |s| s.journal.events),
+    (stream_counters::BLOCKS_STORED, |s| s.journal.blocks_stored),
+    (stream_counters::BLOCKS_REMOVED, |s| s.journal.blocks_removed),
+    (stream_counters::CLEARS, |s| s.journal.clears),
+    (stream_counters::GAPS, |s| s.counters.gaps),
+    (stream_counters::GAPS_UNFILLED, |s| s.counters.gaps_unfilled),
+    (stream_counters::REPLAYS, |s| s.counters.replays),
+    (stream_counters::REPLAYS_FAILED, |s| s.counters.replays_failed),
+    (stream_counters::REPLAYED_BATCHES, |s| s.counters.replayed_batches),
+    (stream_counters::RESTARTS, |s| s.counters.restarts),
+    (stream_counters::UNPROVEN_EPOCHS, |s| s.counters.unproven),
+    (stream_counters::DISCONNECTS, |s| s.counters.disconnects),
+    (stream_counters::DUPLICATES, |s| s.counters.duplicates),
+    (stream_counters::REFUSED, |s| s.counters.refused),
+    (stream_counters::HOLD_OVERFLOWS, |s| s.counters.hold_overflows),
+    (stream_counters::UNDECODABLE_BATCHES, |s| s.counters.undecodable),
+    (stream_counters::FOREIGN_REPLAYS, |s| s.counters.replays_foreign),
+    (stream_counters::MALFORMED_FRAMES, |s| s.malformed_frames),
+    (stream_counters::UNKNOWN_EVENTS, |s| s.journal.unknown_events),
+    (stream_counters::UNKNOWN_FIELDS, |s| s.journal.unknown_fields),
+    (stream_counters::UNKNOWN_REMOVALS, |s| s.journal.unknown_removals),
+    (stream_counters::MISPLACED_REMOVALS, |s| s.journal.misplaced_removals),
+    (stream_counters::PROVEN_BLOCKS, |s| s.journal.proven_blocks),
+    (stream_counters::REANNOUNCED_BLOCKS, |s| s.journal.reannounced_blocks),
+    (stream_counters::OVER_COUNTS, |s| s.journal.over_counts),
+    (stream_counters::FLUSHES_PROVEN, |s| s.journal.flushes_proven),
+    (stream_counters::FLUSHES_UNPROVEN, |s| s.journal.flushes_unproven),
+    (stream_counters::UNRECORDED_BLOCKS, |s| s.journal.unrecorded_blocks),
+    (stream_counters::SPARSE_STORES, |s| s.journal.sparse_stores),
+    (stream_counters::PLACEHOLDER_STORES, |s| s.journal.placeholder_stores),
+    (stream_counters::FOREIGN_RANK_BATCHES, |s| s.journal.foreign_rank),
+    (stream_counters::BLOCK_SIZE_CONTRADICTIONS, |s| s.journal.block_size_contradictions),
+];
 
 /// Rejected events by `kind_reason`.
 pub(super) fn rejected(status: &StreamStatus) -> BTreeMap<String, u64> {

@@ -1,0 +1,126 @@
+//! What a service manager is told: systemd's notification protocol, a datagram with lines of `KEY=VALUE`.
+//!
+//! Its few lines are here rather than a library's: the socket must never block the loop that serves, and what the
+//! environment says is passed in, so that tests need not change it.
+
+use std::convert::Infallible;
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::time::MissedTickBehavior;
+use tracing::warn;
+
+/// The manager that started this process, if one did and wants to be told.
+#[derive(Debug, Default)]
+pub(crate) struct Manager {
+    socket: Option<(UnixDatagram, SocketAddr)>,
+    /// How long it waits for a sign of life.
+    patience: Option<Duration>,
+}
+
+/// What a manager leaves in the environment.
+#[derive(Debug, Default)]
+struct Left<'a> {
+    /// `NOTIFY_SOCKET`
+    socket: Option<&'a OsStr>,
+    /// `WATCHDOG_USEC`
+    watchdog: Option<&'a OsStr>,
+    /// `WATCHDOG_PID`: the process that is watched, where it is not every one.
+    watched: Option<&'a OsStr>,
+}
+
+impl Manager {
+    /// As the environment says. A manager that cannot be told is a warning: it will end this process.
+    pub(crate) fn from_env() -> Self {
+        let [socket, watchdog, watched] =
+            ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"].map(std::env::var_os);
+        let left =
+            Left { socket: socket.as_deref(), watchdog: watchdog.as_deref(), watched: watched.as_deref() };
+        match Self::new(&left) {
+            Ok(manager) => manager,
+            Err(error) => {
+                warn!(%error, "the service manager cannot be told how this process is");
+                Self::default()
+            }
+        }
+    }
+
+    fn new(left: &Left<'_>) -> io::Result<Self> {
+        let Some(address) = left.socket.filter(|name| !name.is_empty()) else { return Ok(Self::default()) };
+        let address = match address.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+            [b'/', ..] => SocketAddr::from_pathname(address)?,
+            _ => {
+                let message = format!("NOTIFY_SOCKET: {} is neither a path nor @NAME", address.display());
+                return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+            }
+        };
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket: Some((socket, address)), patience: patience(left)? })
+    }
+
+    /// Listeners are bound and engines are followed.
+    pub(crate) fn ready(&self, status: &str) {
+        self.tell(&format!("READY=1\nSTATUS={}", status.replace('\n', " ")));
+    }
+
+    /// The configuration is read again; [`ready`](Self::ready) says that this is over.
+    pub(crate) fn reloading(&self) {
+        let now = clock_gettime(ClockId::Monotonic);
+        let micros = now.tv_sec * 1_000_000 + now.tv_nsec / 1_000;
+        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reading the configuration again"));
+    }
+
+    /// The process is about to end.
+    pub(crate) fn stopping(&self) {
+        self.tell("STOPPING=1\nSTATUS=ending subscriptions");
+    }
+
+    /// Shows a sign of life, twice as often as is asked for. To be polled by the task that serves. Where that is stuck no
+    /// sign comes, nor where all workers of the runtime are, whose timer this is; the manager then starts the process again.
+    pub(crate) async fn show_life(&self) -> Infallible {
+        let Some(patience) = self.patience else { return std::future::pending().await };
+        let mut beat = tokio::time::interval(patience / 2);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            beat.tick().await;
+            self.tell("WATCHDOG=1");
+        }
+    }
+
+    fn tell(&self, state: &str) {
+        let Some((socket, address)) = &self.socket else { return };
+        if let Err(error) = socket.send_to_addr(state.as_bytes(), address) {
+            let told = state.lines().next().unwrap_or_default();
+            warn!(%error, told, "the service manager was not told");
+        }
+    }
+}
+
+/// How long the manager waits for a sign of life of this process.
+fn patience(left: &Left<'_>) -> io::Result<Option<Duration>> {
+    let number = |name: &str, value: &OsStr| {
+        let parsed = value.to_str().and_then(|text| text.parse::<u64>().ok());
+        parsed.ok_or_else(|| {
+            let message = format!("{name}: {} is not a number", value.display());
+            io::Error::new(io::ErrorKind::InvalidInput, message)
+        })
+    };
+    if let Some(watched) = left.watched
+        && number("WATCHDOG_PID", watched)? != u64::from(std::process::id())
+    {
+        return Ok(None);
+    }
+    let Some(watchdog) = left.watchdog else { return Ok(None) };
+    let micros = number("WATCHDOG_USEC", watchdog)?;
+    Ok((micros > 0).then(|| Duration::from_micros(micros)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! A datagram socket in the place of systemd.
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+
+use super::*;
+
+/// Far beyond anything that should take: only a hang reaches it.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A manager's socket under a name that no other test has.
+fn listen(test: &str) -> (UnixDatagram, String) {
+    let name = format!("kvplane-{}-{test}", std::process::id());
+    let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    (socket, format!("@{name}"))
+}
+
+fn heard(socket: &UnixDatagram) -> String {
+    let mut bytes = [0; 1024];
+    let length = socket.recv(&mut bytes).unwrap();
+    String::from_utf8(bytes[..length].to_vec()).unwrap()
+}
+
+fn manager(socket: &str, watchdog: Option<&str>, watched: Option<&str>) -> io::Result<Manager> {
+    Manager::new(&Left {
+        socket: Some(socket.as_ref()),
+        watchdog: watchdog.map(AsRef::as_ref),
+        watched: watched.map(AsRef::as_ref),
+    })
+}
+
+#[test]
+fn a_life_is_told_in_order() {
+    let (socket, name) = listen("life");
+    let manager = manager(&name, None, None).unwrap();
+    manager.ready("two\nlines");
+    assert_eq!(heard(&socket), "READY=1\nSTATUS=two lines");
+    let instant = || {
+        manager.reloading();
+        let told = heard(&socket);
+        assert!(told.starts_with("RELOADING=1\n"), "{told}");
+        let micros = told.lines().find_map(|line| line.strip_prefix("MONOTONIC_USEC=")).unwrap();
+        micros.parse::<u64>().unwrap()
+    };
+    assert!(instant() <= instant());
+    manager.stopping();
+    assert!(heard(&socket).starts_with("STOPPING=1\n"));
+}
+
+#[test]
+fn a_socket_may_be_a_path() {
+    let path = PathBuf::from(format!("/tmp/kvplane-{}-notify", std::process::id()));
+    let socket = UnixDatagram::bind(&path).unwrap();
+    manager(path.to_str().unwrap(), None, None).unwrap().ready("here");
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(heard(&socket), "READY=1\nSTATUS=here");
+}
+
+#[test]
+fn without_a_manager_nobody_is_told() {
+    let nobody = Manager::new(&Left { watchdog: Some("1000".as_ref()), ..Left::default() }).unwrap();
+    assert!(nobody.socket.is_none() && nobody.patience.is_none());
+    nobody.ready("unheard");
+    // One that has gone keeps nobody from serving.
+    let (socket, name) = listen("gone");
+    let manager = manager(&name, None, None).unwrap();
+    drop(socket);
+    manager.ready("unheard");
+}
+
+#[test]
+fn what_cannot_be_understood_is_named() {
+    for (socket, watchdog, watched, named) in [
+        ("vsock:2:1234", None, None, "NOTIFY_SOCKET"),
+        ("@name", Some("soon"), None, "WATCHDOG_USEC"),
+        ("@name", Some("1000"), Some("me"), "WATCHDOG_PID"),
+    ] {
+        let error = manager(socket, watchdog, watched).unwrap_err();
+        assert!(error.to_string().contains(named), "{error}");
+    }
+}
+
+#[test]
+fn only_the_watched_process_shows_life() {
+    let own = std::process::id().to_string();
+    let patience = |watchdog, watched| manager("@name", watchdog, watched).unwrap().patience;
+    assert_eq!(patience(Some("30000000"), None), Some(Duration::from_secs(30)));
+    assert_eq!(patience(Some("30000000"), Some(&own)), Some(Duration::from_secs(30)));
+    assert_eq!(patience(Some("30000000"), Some("1")), None);
+    assert_eq!(patience(Some("0"), None), None);
+    assert_eq!(patience(None, None), None);
+}
+
+#[test]
+fn life_is_shown_while_workers_run_and_not_while_all_are_stuck() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (socket, name) = listen("stuck");
+    let manager = manager(&name, Some("2000"), None).unwrap();
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let (let_go, held) = mpsc::sync_channel::<()>(1);
+    let (tell_stuck, stuck) = mpsc::sync_channel(1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = ended => {}
+                    never = manager.show_life() => match never {},
+                }
+            });
+        });
+        assert_eq!([heard(&socket), heard(&socket)], ["WATCHDOG=1", "WATCHDOG=1"]);
+
+        // The one worker hangs until it is let go.
+        runtime.spawn(async move {
+            tell_stuck.send(()).unwrap();
+            let _ = held.recv();
+        });
+        stuck.recv().unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let still_shown = (0..1000).take_while(|_| socket.recv(&mut [0; 64]).is_ok()).count();
+        // More than can have waited in the socket.
+        assert!(still_shown < 1000);
+
+        drop(let_go);
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(heard(&socket), "WATCHDOG=1");
+        drop(end);
+    });
+}

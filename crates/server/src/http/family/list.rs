@@ -1,0 +1,210 @@
+//! Every family of `/metrics`. What is said of one is for Prometheus and for the reference alike: plain text, no links.
+
+use super::Family;
+
+/// `section { kind NAME "name" [labels] "what it is"; … }`. A section is a module with a constant for each family, and a table
+/// of the reference.
+macro_rules! families {
+    ($($(#[$doc:meta])* $section:ident { $($kind:ident $id:ident $name:literal [$($label:ident)*] $help:literal;)+ })+) => {
+        $(
+            $(#[$doc])*
+            pub(in crate::http) mod $section {
+                use super::Family;
+                $(pub(in crate::http) const $id: Family = Family::$kind($name, &[$(stringify!($label)),*], $help);)+
+            }
+        )+
+
+        /// All families, by section.
+        #[cfg(test)]
+        pub(super) const SECTIONS: &[(&str, &[Family])] =
+            &[$((stringify!($section), &[$($section::$id),+])),+];
+    };
+}
+
+families! {
+    /// Where a stream stands and what it holds.
+    streams {
+        gauge BLOCKS "kvplane_stream_blocks" [engine rank model tier] "Blocks resident, by tier";
+        gauge CONTINUITY "kvplane_stream_continuity" [engine rank model continuity] "1 for where the stream stands, 0 for the others";
+        gauge TRUST "kvplane_stream_trust" [engine rank model trust] "1 for what answers are worth, 0 for the others";
+        gauge DEGRADED "kvplane_stream_degraded" [engine rank model reason] "1 for each reason that holds; absent for the others";
+        gauge EPOCH "kvplane_stream_epoch" [engine rank model] "The publisher's life, unix milliseconds";
+        gauge LAST_SEQUENCE "kvplane_stream_last_sequence" [engine rank model] "The engine's number of the last batch; 0 also before the first";
+        gauge KNOWN_FROM_SEQUENCE "kvplane_stream_known_from_sequence" [engine rank model]
+            "Everything is known from this number of the engine on; 0 also when nothing is known";
+        gauge WAITING_BLOCKS "kvplane_stream_waiting_blocks" [engine rank model] "Blocks that wait for an unknown parent";
+        gauge UNJOINED_BLOCKS "kvplane_stream_unjoined_blocks" [engine rank model]
+            "Blocks in colder tiers that came as hashes alone and could not be joined to a known block yet: held, credited to nobody. A figure that stays up is credit that is missing";
+        gauge DICTIONARY_BLOCKS "kvplane_stream_dictionary_blocks" [engine rank model] "Blocks known, held or not";
+        gauge STATE_BYTES "kvplane_stream_state_bytes" [engine rank model] "Bytes of the live state (estimated)";
+        gauge WINDOW_BYTES "kvplane_stream_window_bytes" [engine rank model] "Bytes of the replay window (estimated)";
+        gauge WINDOW_BATCHES "kvplane_stream_window_batches" [engine rank model] "Entries in the replay window, kvplane's own notes included";
+        gauge SINCE_LAST_EVENT_SECONDS "kvplane_stream_since_last_event_seconds" [engine rank model]
+            "Time since the last batch was applied; absent before the first";
+    }
+
+    /// What happened to a stream.
+    stream_counters {
+        counter BATCHES "kvplane_stream_batches" [engine rank model] "Batches applied";
+        counter EVENTS "kvplane_stream_events" [engine rank model] "Events in them";
+        counter BLOCKS_STORED "kvplane_stream_blocks_stored" [engine rank model] "Blocks announced as stored";
+        counter BLOCKS_REMOVED "kvplane_stream_blocks_removed" [engine rank model] "Copies announced as removed";
+        counter CLEARS "kvplane_stream_clears" [engine rank model] "Clears";
+        counter GAPS "kvplane_stream_gaps" [engine rank model] "Gaps seen in the live sequence, damaged frames included";
+        counter GAPS_UNFILLED "kvplane_stream_gaps_unfilled" [engine rank model] "Losses that could not be repaired";
+        counter REPLAYS "kvplane_stream_replays" [engine rank model] "Questions to the replay socket, those during a silence included";
+        counter REPLAYS_FAILED "kvplane_stream_replays_failed" [engine rank model] "Questions to the replay socket that failed or proved to be cut short";
+        counter REPLAYED_BATCHES "kvplane_stream_replayed_batches" [engine rank model] "Batches that came from a ring";
+        counter RESTARTS "kvplane_stream_restarts" [engine rank model] "Restarts proven";
+        counter UNPROVEN_EPOCHS "kvplane_stream_unproven_epochs" [engine rank model] "New epochs because sameness could not be proven";
+        counter DISCONNECTS "kvplane_stream_disconnects" [engine rank model] "Disconnects noticed; not for streams on a bound socket";
+        counter DUPLICATES "kvplane_stream_duplicates" [engine rank model] "Duplicates dropped, batches that came both live and replayed included";
+        counter REFUSED "kvplane_stream_refused" [engine rank model]
+            "Late batches of a range that was given up; frames under the number that ends a replay";
+        counter HOLD_OVERFLOWS "kvplane_stream_hold_overflows" [engine rank model] "Times that too many batches waited for a verdict";
+        counter UNDECODABLE_BATCHES "kvplane_stream_undecodable_batches" [engine rank model] "Batches that could not be decoded";
+        counter FOREIGN_REPLAYS "kvplane_stream_foreign_replays" [engine rank model]
+            "Times that the replay address turned out to be another publisher's";
+        counter MALFORMED_FRAMES "kvplane_stream_malformed_frames" [engine rank model]
+            "Messages that are no batch: wrong number of frames, or no sequence";
+        counter UNKNOWN_EVENTS "kvplane_stream_unknown_events" [engine rank model] "Events of an unknown kind, skipped";
+        counter UNKNOWN_FIELDS "kvplane_stream_unknown_fields" [engine rank model] "Unknown fields, passed over";
+        counter UNKNOWN_REMOVALS "kvplane_stream_unknown_removals" [engine rank model]
+            "Removals of blocks that no place held. Normal after a loss or a late join";
+        counter MISPLACED_REMOVALS "kvplane_stream_misplaced_removals" [engine rank model]
+            "Removals of blocks that another place held, and not the one that was named. Nothing changes";
+        counter PROVEN_BLOCKS "kvplane_stream_proven_blocks" [engine rank model] "Blocks that a later store proved to be held";
+        counter REANNOUNCED_BLOCKS "kvplane_stream_reannounced_blocks" [engine rank model]
+            "Blocks that were announced again without another copy (vLLM's kv_cache_report_mode)";
+        counter OVER_COUNTS "kvplane_stream_over_counts" [engine rank model] "Lives in which more copies were told than the engine has blocks";
+        counter FLUSHES_PROVEN "kvplane_stream_flushes_proven" [engine rank model] "Flushes that the stream showed";
+        counter FLUSHES_UNPROVEN "kvplane_stream_flushes_unproven" [engine rank model]
+            "Flushes that the stream did not show in time; residency was dropped";
+        counter UNRECORDED_BLOCKS "kvplane_stream_unrecorded_blocks" [engine rank model] "Blocks not recorded because a budget was used up";
+        counter SPARSE_STORES "kvplane_stream_sparse_stores" [engine rank model] "Stores with holes (hybrid models)";
+        counter PLACEHOLDER_STORES "kvplane_stream_placeholder_stores" [engine rank model] "Stores with hashes and no tokens";
+        counter FOREIGN_RANK_BATCHES "kvplane_stream_foreign_rank_batches" [engine rank model]
+            "Batches that name another rank than their stream";
+        counter BLOCK_SIZE_CONTRADICTIONS "kvplane_stream_block_size_contradictions" [engine rank model]
+            "Stores whose block size is not the configured (or first learned) one";
+        counter REJECTED_EVENTS "kvplane_stream_rejected_events" [engine rank model reason]
+            "Malformed events, rejected one by one; absent until there is one";
+    }
+
+    /// Where events come from.
+    sources {
+        gauge PUBLISHERS_EXPECTED "kvplane_publishers_expected" [engine] "Ranks that are configured, or that the engine says it has";
+        gauge PUBLISHERS_HEARD "kvplane_publishers_heard" [engine] "Ranks that are connected and have a verdict";
+        gauge TROUBLE "kvplane_source_trouble" [engine rank trouble] "1 for what keeps the source from being heard; absent without trouble";
+        counter TROUBLES "kvplane_source_troubles" [engine rank trouble] "Times that a kind of trouble began; absent until there is one";
+    }
+
+    /// Who was turned away.
+    callers {
+        counter AUTH_REFUSED "kvplane_auth_refused" [listener why] "Requests that were refused, by why";
+        counter TLS_HANDSHAKES_FAILED "kvplane_tls_handshakes_failed" [listener why]
+            "Connections that did not become any, by why. Absent without TLS";
+    }
+
+    /// Operations on the fleet.
+    operations {
+        counter ENDED "kvplane_operations" [verb outcome] "Operations that ended, by how. Absent until there is one";
+        counter RANKS "kvplane_operation_ranks" [verb verdict] "Ranks of operations, by verdict";
+        gauge IN_FLIGHT "kvplane_operations_in_flight" [] "Operations under way, and those whose streams are still watched";
+    }
+
+    /// Fronts of engines.
+    fronts {
+        counter FORWARDED_CALLS "kvplane_front_forwarded_calls" [engine] "Calls passed to the engine";
+        counter OWN_CALLS "kvplane_front_own_calls" [engine] "Calls that kvplane answered itself";
+        counter UNAVAILABLE_CALLS "kvplane_front_unavailable_calls" [engine] "Calls that found no engine";
+        counter CONNECTS "kvplane_front_connects" [engine] "Connections made to the engine";
+        counter CONNECT_FAILURES "kvplane_front_connect_failures" [engine] "Dials that failed";
+        counter REFUSED_CONNECTIONS "kvplane_front_refused_connections" [engine] "Clients turned away because there were too many";
+        gauge IN_FLIGHT_CALLS "kvplane_front_in_flight_calls" [engine] "Calls under way";
+    }
+
+    /// Other planes that are followed.
+    links {
+        gauge UP "kvplane_link_up" [engine] "1 while the other plane is followed";
+        gauge REFUSED_ENGINES "kvplane_link_refused_engines" [engine]
+            "Engines of the other plane that came through this one: following them would be a loop";
+        counter CONNECTS "kvplane_link_connects" [engine] "Subscriptions that came up";
+        counter LOOPS "kvplane_link_loops" [engine] "Times that a loop was refused";
+        counter VOIDS "kvplane_link_voids" [engine reason] "Streams that became void because what was told did not fit";
+    }
+
+    /// What is reported to servers elsewhere.
+    reports {
+        gauge CONNECTED "kvplane_report_connected" [server engine tenant model replica] "1 while there is a connection to the server";
+        gauge FAILING "kvplane_report_failing" [server engine tenant model replica] "1 while the last call was not taken";
+        gauge BLOCKS "kvplane_report_blocks" [server engine tenant model replica] "Blocks that the server may hold";
+        gauge PENDING_ADDS "kvplane_report_pending_adds" [server engine tenant model replica] "Blocks that are to be told";
+        gauge PENDING_EVICTIONS "kvplane_report_pending_evictions" [server engine tenant model replica] "Evictions that are to be told";
+        gauge PENDING_CLEAR "kvplane_report_pending_clear" [server engine tenant model replica]
+            "1 while everything has to be cleared first";
+        gauge STATS_STALE "kvplane_report_stats_stale" [server engine tenant model replica] "1 while the engine's load cannot be read";
+        gauge SINCE_LAST_TAKEN_SECONDS "kvplane_report_since_last_taken_seconds" [server engine tenant model replica]
+            "Time since the server last took something";
+        counter TOLD_BLOCKS "kvplane_report_told_blocks" [server engine tenant model replica]
+            "Blocks that the server took, repeated ones too";
+        counter EVICTED_BLOCKS "kvplane_report_evicted_blocks" [server engine tenant model replica] "Evictions that the server took";
+        counter REFRESHED_BLOCKS "kvplane_report_refreshed_blocks" [server engine tenant model replica]
+            "Blocks that were told again so that they are not forgotten";
+        counter REFUSED_BLOCKS "kvplane_report_refused_blocks" [server engine tenant model replica]
+            "Blocks that the server will not take; they are tried again when they would be refreshed";
+        counter CLEARS "kvplane_report_clears" [server engine tenant model replica] "Times that everything was cleared";
+        counter RESYNCS "kvplane_report_resyncs" [server engine tenant model replica]
+            "Times that everything was told again, because the connection was new";
+        counter COLLAPSES "kvplane_report_collapses" [server engine tenant model replica]
+            "Times that so many evictions waited that everything was cleared and told again";
+        counter RETRIES "kvplane_report_retries" [server engine tenant model replica]
+            "Calls that failed, and whose content is told again";
+        counter CALLS "kvplane_report_calls" [server engine tenant model replica call outcome]
+            "Calls, by what they say and how they ended";
+        counter WITHHELD_BLOCKS "kvplane_report_withheld_blocks" [server reason] "Blocks that are not told, by reason";
+    }
+
+    /// What is held, by content.
+    indexes {
+        gauge STREAMS "kvplane_index_streams" [model block_size bigrams] "Streams in the index";
+        gauge BLOCKS "kvplane_index_blocks" [model block_size bigrams] "Blocks, once per stream that holds them";
+        gauge INDEX_BYTES "kvplane_index_bytes" [model block_size bigrams] "Bytes that the index takes";
+        gauge WAITING_BLOCKS "kvplane_index_waiting_blocks" [model block_size bigrams]
+            "Blocks whose parent nobody holds: not credited until it comes";
+        gauge UNRECLAIMED_BLOCKS "kvplane_index_unreclaimed_blocks" [model block_size bigrams]
+            "Blocks of lives that are over, in no answer, to be given back";
+        counter REFUSED "kvplane_index_refused" [model reason] "Stores that were not taken whole, by reason";
+    }
+
+    /// Hints for gateways.
+    hints {
+        gauge ENTRIES "kvplane_hints_entries" [] "Prefixes, once per replica that holds them";
+        gauge BOOK_BYTES "kvplane_hints_bytes" [] "Bytes that what is known takes (estimated)";
+        gauge REPLICAS "kvplane_hints_replicas" [from] "Replicas that something is known of: reported, or engines that are heard here";
+        gauge LISTENERS "kvplane_hints_listeners" [] "Subscribers of StreamCacheEvents";
+        counter DROPPED "kvplane_hints_dropped" [reason] "Parts of reports, and events, that changed nothing";
+        counter UNUSABLE_LOOKUPS "kvplane_hints_unusable_lookups" [reason]
+            "Lookups that were answered with no hint because they could not be used; the response says so too, in the metadata kvplane-reason";
+        counter REFUSED "kvplane_hints_refused" [reason] "Calls that were refused, and listeners that were ended";
+        counter WITHHELD_BLOCKS "kvplane_hints_withheld_blocks" [reason]
+            "Blocks of engines that are heard here and not told, because hints cannot carry what they would need; absent before the first call";
+    }
+
+    /// Under the names of inference-cache's server.
+    inference_cache {
+        gauge SERVER_UP "inferencecache_server_up" [] "1 while lookups are answered";
+        gauge GRPC_TLS_ENABLED "inferencecache_server_grpc_tls_enabled" [] "1 with listen.tls, else 0";
+        gauge INDEX_ENTRIES "inferencecache_index_entries" [model] "Distinct prefixes";
+        counter LOOKUP_ROUTE_CALLS "inferencecache_lookup_route_calls" [model reason_code hint_used]
+            "Lookups, by what was answered; absent until there is one";
+        histogram LOOKUP_ROUTE_LATENCY_SECONDS "inferencecache_lookup_route_latency_seconds" [model]
+            "How long lookups took, from when the request was read to when the response is written";
+        counter TENANT_EVICTIONS "inferencecache_tenant_evictions" [tenant_id reason] "Entries dropped to keep a tenant to its quota";
+        counter INDEX_EVICTIONS "inferencecache_index_evictions" [algorithm reason]
+            "Entries dropped because there were too many in all, or because they were not reported again";
+        counter SNAPSHOT_AUTH "inferencecache_snapshot_auth" [result] "Calls of /snapshot by callers who may";
+        counter POLICY_AUTH "inferencecache_policy_auth" [result] "Calls of /policy by callers who may";
+        counter PROBE_AUTH "inferencecache_probe_auth" [result] "Calls of /probe by callers who may";
+    }
+}

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Makes DIRECTORY/kvplane-VERSION-TRIPLE.tar.gz and its checksum: scripts/dist.sh PROFILE DIRECTORY. The same files make the same
+# bytes: names are sorted, owners are root, and times are SOURCE_DATE_EPOCH (default: the last commit's). BINARY as for
+# scripts/stage.sh.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+profile=$1
+out=$2
+epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
+triple=$(rustc -vV | sed -n 's/^host: //p')
+
+staged=$(mktemp -d)
+trap 'rm -rf "$staged"' EXIT
+# A mask of the one who builds must not get into the archive.
+umask 022
+scripts/stage.sh "$profile" "$staged/kvplane" /usr/local
+read -r _ version < <("$staged/kvplane/bin/kvplane" --version)
+name=kvplane-$version-$triple
+mv "$staged/kvplane" "$staged/$name"
+mkdir -p "$out"
+tar --create --directory "$staged" --format=ustar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" "$name" |
+    gzip --no-name --best >"$out/$name.tar.gz"
+(cd "$out" && sha256sum "$name.tar.gz" >"$name.tar.gz.sha256")
+echo "$out/$name.tar.gz"
