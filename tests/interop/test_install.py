@@ -72,6 +72,8 @@ def test_the_unit_starts_what_was_installed(installed):
     unit = (installed / "lib/systemd/system/kvplane.service").read_text()
     assert "ExecStart=/opt/kvplane/bin/kvplane serve --config /etc/kvplane/kvplane.toml" in unit
     assert "Type=notify" in unit and "/usr/bin/kvplane" not in unit
+    # libzmq aborts without it, and only then.
+    assert unit.index("@resources") < unit.index("SystemCallFilter=sched_setscheduler")
 
 
 def test_the_example_is_a_configuration(installed):
