@@ -1,5 +1,6 @@
 //! The command line, as clap reads it.
 
+mod config;
 mod demo;
 mod key;
 mod operate;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+pub(crate) use config::{ConfigArgs, ConfigCommand};
 pub(crate) use demo::DemoArgs;
 pub(crate) use key::KeyArgs;
 pub(crate) use operate::{FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs};
@@ -88,6 +90,9 @@ pub(crate) enum Command {
         kvplane report --replica-id pod-0 --model-id llama --tenant-id team-a --metrics-listen 127.0.0.1:9091\n  \
         curl -s 127.0.0.1:9091/metrics | grep kvplane_report")]
     Report(ReportArgs),
+    /// Show what there is to configure
+    #[command(after_help = "Examples:\n  kvplane config schema > kvplane.schema.json")]
+    Config(ConfigArgs),
     /// A tour: simulated engines of every kind, conversations routed by what they hold, and what goes wrong
     #[command(after_help = "Examples:\n  \
         kvplane demo\n  \

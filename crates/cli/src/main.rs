@@ -37,6 +37,7 @@ fn main() -> ExitCode {
             Command::Operate(operation) => commands::operate::run(operation).await,
             Command::Query(query) => commands::query::run(query).await,
             Command::Report(report) => commands::report::run(report).await,
+            Command::Config(config) => commands::config::run(&config),
             Command::Demo(demo) => commands::demo::run(demo).await,
             Command::Completions { shell } => commands::shipped::completions(shell),
             Command::Man { directory } => commands::shipped::manual(&directory),

@@ -84,6 +84,9 @@ pub(crate) struct SimArgs {
     /// Requests a second that it sends to itself
     #[arg(long, default_value_t = 0.0, value_name = "RATE")]
     pub(crate) load: f64,
+    /// The model that clients ask for, where the engine publishes [default: sim]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
     /// Adapters that clients may ask for instead of the model
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) loras: Vec<String>,

@@ -1,5 +1,6 @@
 //! What each command does.
 
+pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod dump;
 pub(crate) mod engines;

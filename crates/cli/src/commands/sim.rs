@@ -39,6 +39,9 @@ fn check(args: &SimArgs) -> anyhow::Result<()> {
     if args.api_key.is_some() && !is_published {
         bail!("--api-key: this profile asks for none: leave it out");
     }
+    if args.model.is_some() && !is_published {
+        bail!("--model: this engine takes any");
+    }
     if args.service.is_some() && !matches!(args.profile, SimProfile::Subscribed(_)) {
         bail!("--service: only grpc and grpc-live take one");
     }
@@ -110,6 +113,7 @@ fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
     let is_vllm = profile.engine() == EngineKind::Vllm;
     Ok(SimConfig {
         profile,
+        model: args.model.clone().unwrap_or_else(|| SimConfig::default().model),
         block_size: args.block_size as usize,
         blocks: args.blocks as usize,
         loras: args.loras.clone(),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow, bail};
 use kvplane_ingest::read_token;
 use kvplane_server::{CertificateKey, Keys, Role, Subject, TokenKey};
+use schemars::JsonSchema;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
 use tracing::warn;
@@ -18,43 +19,45 @@ const READABLE_BY_OTHERS: u32 = 0o004;
 const CLIENT_TOKEN: &str = "KVPLANE_TOKEN";
 
 /// Who may ask. Without any key it is not asked who calls, and only callers on this machine are served.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct AuthConfig {
+    /// Bearer tokens.
     #[serde(deserialize_with = "without_values", skip_serializing_if = "Vec::is_empty")]
     pub(crate) token: Vec<TokenConfig>,
+    /// Client certificates. They need `listen.tls.client_ca`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) certificate: Vec<CertificateConfig>,
 }
 
 /// A bearer token: where it is, and what its owner may do.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TokenConfig {
     /// What its owner is called in logs.
     pub(crate) name: String,
     /// What its owner may do.
     pub(crate) role: Role,
-    /// The file that it is in.
+    /// The file that it is in; white space at its end does not count. This or `env`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) file: Option<PathBuf>,
-    /// The variable of the environment that it is in.
+    /// The variable of the environment that it is in. This or `file`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) env: Option<String>,
 }
 
 /// A client certificate: how it is recognised, and what its owner may do.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CertificateConfig {
     /// What its owner is called in logs.
     pub(crate) name: String,
     /// What its owner may do.
     pub(crate) role: Role,
-    /// One of its subject alternative names.
+    /// One of its subject alternative names. This or `common_name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) san: Option<String>,
-    /// The common name of its subject.
+    /// The common name of its subject. This or `san`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) common_name: Option<String>,
 }

@@ -3,26 +3,30 @@
 use anyhow::ensure;
 use kvplane_hints::{Eviction, Limits, Policies, Policy, Quota, RESERVED_TENANT, Strategy};
 use kvplane_server::{AcceptReports, HintsOptions};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::units::Span;
 
 /// Hints for gateways.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[allow(clippy::struct_excessive_bools, reason = "keys of a file")]
 pub(crate) struct HintsConfig {
-    /// Whether they are given.
+    /// Whether they are given. Engines are followed for them from the first call on.
     pub(crate) enabled: bool,
     /// The tenant of engines that name none.
     pub(crate) default_tenant: String,
-    /// Tokens per block of replicas that report themselves, for lookups that bring tokens.
+    /// Tokens per block of replicas that report themselves, for lookups that bring tokens. Engines that are heard here have their own
+    /// sizes beside it.
     pub(crate) block_size: u32,
-    /// Prefixes that replicas report, once per replica.
+    /// Prefixes that replicas report, once per replica; beyond that `eviction` says which go.
     pub(crate) max_entries: usize,
-    /// Who may report: "loopback" is callers on this machine, "anyone" everybody.
+    /// Who may report where there are no keys: `loopback` is callers on this machine, `anyone` everybody who reaches the port, which
+    /// beyond loopback also needs `--insecure`. Whoever reports can clear any replica. With keys it says nothing: the role `report`
+    /// decides.
     pub(crate) accept_reports: AcceptReportsName,
-    /// What was not reported again for so long is forgotten.
+    /// What was not reported again for so long is forgotten. Engines that are heard here say themselves what goes.
     pub(crate) ttl: Span,
     /// Prompts of fewer tokens get no match.
     pub(crate) minimum_prefix_tokens: u32,
@@ -30,11 +34,11 @@ pub(crate) struct HintsConfig {
     pub(crate) minimum_matched_tokens: u32,
     /// Below this score nobody is named for a match.
     pub(crate) routing_floor_score: f32,
-    /// A lookup takes no longer; "0s" is as long as it takes.
+    /// A lookup that takes longer gets `TIMEOUT`; `0s` is no limit but the caller's.
     pub(crate) lookup_timeout: Span,
     /// A prompt that nobody holds always goes to the same replica.
     pub(crate) affinity_routing: bool,
-    /// What goes first where there is no room: "lru" or "lfu".
+    /// What goes first where there is no room: `lru`, what was reported longest ago, or `lfu`, what answered the fewest lookups.
     pub(crate) eviction: EvictionName,
     /// Chains are matched block by block; otherwise by their last hash alone.
     pub(crate) chain_matching: bool,
@@ -73,49 +77,63 @@ impl Default for HintsConfig {
 }
 
 /// A tenant that is treated otherwise: keys that are absent are as in `[hints]`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TenantConfig {
     /// Its name.
     pub(crate) id: String,
-    /// Distinct prefixes that it may have; as many as there is room for when absent.
+    /// Distinct prefixes that it may have, its oldest go first; as many as there is room for when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) max_entries: Option<usize>,
+    /// What was not reported again for so long is forgotten.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ttl: Option<Span>,
+    /// Prompts of fewer tokens get no match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) minimum_prefix_tokens: Option<u32>,
+    /// Replicas that match fewer tokens are left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) minimum_matched_tokens: Option<u32>,
+    /// Below this score nobody is named for a match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) routing_floor_score: Option<f32>,
+    /// A lookup takes no longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lookup_timeout: Option<Span>,
+    /// A prompt that nobody holds always goes to the same replica.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) affinity_routing: Option<bool>,
+    /// What goes first where there is no room.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) eviction: Option<EvictionName>,
+    /// Chains are matched block by block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) chain_matching: Option<bool>,
+    /// Only lookups with a chain are answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) require_chain: Option<bool>,
+    /// Replicas that serve the tenant well are named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tenant_hot: Option<bool>,
 }
 
 /// Who may report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum AcceptReportsName {
+    /// Callers on this machine.
     Loopback,
+    /// Everybody who reaches the port.
     Anyone,
 }
 
 /// What goes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum EvictionName {
+    /// What was reported longest ago.
     Lru,
+    /// What answered the fewest lookups.
     Lfu,
 }
 

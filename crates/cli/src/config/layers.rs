@@ -6,6 +6,7 @@ use anyhow::{Context as _, anyhow, bail};
 use toml::{Table, Value};
 
 use super::Config;
+use super::schema::is_unquoted;
 use crate::args::ServeArgs;
 
 const PREFIX: &str = "KVPLANE__";
@@ -75,34 +76,9 @@ fn check(tree: &Table) -> anyhow::Result<Config> {
     })
 }
 
-/// Keys whose values are numbers, or true and false; all others are text, also where they look like numbers.
-const UNQUOTED: [&str; 21] = [
-    "max_batches",
-    "max_engines",
-    "max_waiting",
-    "max_tokens",
-    "ranks",
-    "block_size",
-    "worker_id",
-    "event_buffer",
-    "discover",
-    "max_batch",
-    "concurrency",
-    "max_requests",
-    "enabled",
-    "max_entries",
-    "minimum_prefix_tokens",
-    "minimum_matched_tokens",
-    "routing_floor_score",
-    "affinity_routing",
-    "chain_matching",
-    "require_chain",
-    "tenant_hot",
-];
-
 /// A value as it would be written in the file: numbers and lists as such, everything else as text.
 fn scalar(key: &str, text: &str) -> Value {
-    if !UNQUOTED.contains(&key) && !text.starts_with(['[', '{']) {
+    if !is_unquoted(key) && !text.starts_with(['[', '{']) {
         return Value::String(text.to_owned());
     }
     let parsed: Option<Table> = toml::from_str(&format!("value = {text}")).ok();

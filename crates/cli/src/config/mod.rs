@@ -4,6 +4,7 @@ mod auth;
 mod hints;
 mod layers;
 mod report;
+mod schema;
 mod units;
 
 use std::collections::BTreeSet;
@@ -16,6 +17,7 @@ use kvplane_ingest::PlaneOptions;
 use kvplane_report::ReportSpec;
 use kvplane_server::{Access, EngineConfig, EnginePlan, Keys, Tls, TlsFiles};
 use kvplane_stream::{Limits, OnGap};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use auth::{AuthConfig, client_token};
@@ -23,31 +25,45 @@ use hints::HintsConfig;
 pub(crate) use layers::{engine_flag, load};
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
+pub(crate) use schema::schema;
 use units::ByteSize;
 pub(crate) use units::Span;
 
 /// Everything that can be configured.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Config {
+    /// Where kvplane listens.
     pub(crate) listen: Listen,
+    /// Who may ask.
     pub(crate) auth: AuthConfig,
+    /// What is kept of each stream.
     pub(crate) journal: Journal,
+    /// How streams are followed.
     pub(crate) follow: Follow,
+    /// What each index may use.
     pub(crate) index: IndexConfig,
+    /// What may be asked.
     pub(crate) query: QueryConfig,
+    /// Which states are credited.
     pub(crate) trust: TrustConfig,
+    /// Engines that come while kvplane runs.
     pub(crate) members: MembersConfig,
+    /// Hints for gateways.
     pub(crate) hints: HintsConfig,
+    /// The engines.
     pub(crate) engine: Vec<EngineConfig>,
+    /// What is told to inference-cache servers elsewhere.
     pub(crate) report: Vec<ReportConfig>,
 }
 
 /// Where kvplane listens. Loopback unless told otherwise.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Listen {
+    /// Address of the HTTP server. Port 0 lets the system choose; the log says which.
     pub(crate) http: SocketAddr,
+    /// Address of the gRPC server.
     pub(crate) grpc: SocketAddr,
     /// TLS on both; without it they are plain.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,16 +81,17 @@ impl Default for Listen {
 }
 
 /// What is kept of each stream.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Journal {
-    /// Batches in the replay window.
+    /// Batches in the replay window. It decides how long a consumer may be away and still resume without a snapshot.
     pub(crate) max_batches: usize,
     /// Bytes in the replay window.
     pub(crate) max_bytes: ByteSize,
-    /// Bytes of the live state.
+    /// Bytes of the live state, estimated. When it is full, new blocks are not recorded: `lower`, `budget`.
     pub(crate) max_state_bytes: ByteSize,
-    /// What an unfilled gap does: "drop" fails closed, "keep" goes on as unsound.
+    /// What a gap does that cannot be filled: `drop` drops what the stream held and goes on as `lower`, `gap`; `keep` keeps it, and is
+    /// `unsound`, `gap_kept`.
     pub(crate) on_gap: OnGapName,
 }
 
@@ -90,24 +107,26 @@ impl Default for Journal {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OnGapName {
+    /// Fail closed.
     Drop,
+    /// Go on.
     Keep,
 }
 
 /// How streams are followed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Follow {
-    /// Disconnected for longer than this is "down".
+    /// Without a verdict for longer than this, a stream is `down`.
     pub(crate) down_after: Span,
-    /// How long one replay may be silent.
+    /// One replay may be silent for so long.
     pub(crate) replay_idle: Span,
-    /// How long one replay may take in all.
+    /// One replay may take so long in all.
     pub(crate) replay_deadline: Span,
-    /// After this, /readyz says yes even if an engine was never heard.
+    /// After this `/readyz` says yes even if an engine was never heard.
     pub(crate) ready_deadline: Span,
     /// How often an engine is asked where it publishes while something of it is missing.
     pub(crate) discover_every: Span,
@@ -127,12 +146,13 @@ impl Default for Follow {
 }
 
 /// What each index may use: there is one per model and block size.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct IndexConfig {
-    /// Bytes; what does not fit is not indexed, and its stream is "lower".
+    /// Memory. What does not fit is not indexed: answers say `lower`, `budget` of that stream until its next clear or life. Nothing
+    /// is evicted.
     pub(crate) max_bytes: ByteSize,
-    /// Blocks of one stream that may wait for a parent.
+    /// Blocks of a stream that may wait for a parent that nobody holds; beyond that `lower`, `waiting_overflow`.
     pub(crate) max_waiting: usize,
 }
 
@@ -144,10 +164,10 @@ impl Default for IndexConfig {
 }
 
 /// What may be asked.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct QueryConfig {
-    /// The longest prompt.
+    /// The longest prompt that may be asked for; also bounds the size of a request.
     pub(crate) max_tokens: usize,
 }
 
@@ -158,9 +178,12 @@ impl Default for QueryConfig {
 }
 
 /// Which states are credited in answers, and given out where an answer cannot carry a flag.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TrustConfig {
+    /// Levels that are credited in answers to questions, and whose state is given out by formats that cannot carry a flag: the routes of
+    /// an indexer, `/kv_recover` and SMG's `SubscribeKvEvents`. kvplane.v1 always gives the state and says what it is worth;
+    /// `republish` gives it at any level.
     pub(crate) credit: Vec<TrustName>,
 }
 
@@ -170,7 +193,7 @@ impl Default for TrustConfig {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TrustName {
     Exact,
@@ -180,10 +203,10 @@ pub(crate) enum TrustName {
 }
 
 /// Engines that come while the plane runs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct MembersConfig {
-    /// Engines at the same time, configured ones included.
+    /// Engines at the same time, however they were added.
     pub(crate) max_engines: usize,
 }
 

@@ -12,6 +12,7 @@ use kvplane_report::{
     UsageOf,
 };
 use kvplane_server::EngineConfig;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::units::{ByteSize, Span};
@@ -22,7 +23,7 @@ const NAME_MAX: usize = 1_024;
 const RESERVED_TENANT: &str = "inferencecache.io/probe";
 
 /// What is reported to one server.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReportConfig {
     /// `host:port`, `http://host:port` or `https://host:port`.
@@ -123,7 +124,7 @@ fn max_requests() -> u32 {
 }
 
 /// Which number says how full a cache is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CacheTierName {
     /// The whole cache, or the fuller of the two where that is not said

@@ -4,6 +4,8 @@
 mod asked;
 mod control;
 mod link;
+mod republish;
+mod schema;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -16,114 +18,111 @@ use kvplane_ingest::{
     GrpcSpec, RankSpec,
 };
 use kvplane_stream::Duplicates;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use republish::RepublishConfig;
 
 use crate::front::{self, Front, FrontError, FrontOptions};
 use crate::republish::{RepublishError, RepublishSpec};
 
 /// One engine.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
-    /// Its name; unique.
+    /// Its name, unique, without spaces. With `--engine`: the kind and a number (`vllm-0`) unless given.
     pub id: String,
     /// Its software.
+    #[schemars(schema_with = "schema::kind")]
     pub kind: EngineKind,
-    /// The model it serves.
+    /// The model it serves: what is asked for by name, and a label in status and metrics.
     #[serde(default)]
     pub model: String,
-    /// Where its events come from: `tcp://…` or `ipc://…` where it publishes them (rank r is at port + r; "bind:ADDRESS" where
-    /// engines connect to us), `http://…` where they are drained, `grpc://…` or `grpcs://…` where they are subscribed to. Without
-    /// it the engine is asked, at `http` or `grpc`; some kinds have their events there.
+    /// Where its events come from: `tcp://host:port` or `ipc://path` where it publishes them (`bind:` in front: kvplane binds and engines
+    /// connect), `http://…` where they are drained, `grpc://…` or `grpcs://…` where they are subscribed to. Rank r is at port + r. A
+    /// wildcard host means this machine when connecting. Without it the engine is asked, at `http` or `grpc`; some kinds have their
+    /// events there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub events: Option<String>,
-    /// Its replay socket.
+    /// Its replay socket. Rank r is at port + r. Event and replay ports of the ranks must not meet on one host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay: Option<String>,
     /// Events that the engine's buffer holds per rank, where they are drained (`event_buffer_max_size`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event_buffer: Option<usize>,
-    /// Topic prefix.
+    /// Topic prefix. Tells engines apart that share a bound address.
     #[serde(default)]
     pub topic: String,
-    /// Data-parallel ranks; 1 when absent, or as many as the engine says if it is asked.
+    /// Data-parallel ranks, 1 to 1024; 1 when absent, or as many as the engine says if it is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,
-    /// Whether the engine is asked for what is not said here: where it publishes, its topic and its ranks. When absent, it is
-    /// asked if `events` is.
+    /// Whether the engine is asked for what is not said here: `events`, `replay`, `topic`, `ranks`. When absent, it is asked if `events` is.
+    /// Kinds `vllm`, `sglang`, `tokenspeed`; needs `http` or `grpc`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discover: Option<bool>,
-    /// Block size, to be checked; learned when absent.
+    /// Tokens per block, to be checked; learned when absent. Blocks of another size make trust `unverified`, and so does an engine that says
+    /// another size when it is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
-    /// The `worker_id` in Dynamo-shaped JSON; a stable hash of the id when absent.
+    /// The `worker_id` in Dynamo-shaped JSON, as of `/kv_recover`; a stable 53-bit hash of `id` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_id: Option<u64>,
     /// Whose prompts it serves, where hints are asked for by tenant; `hints.default_tenant` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// What a second store of a held hash means.
+    /// What a second store of a held block means. `count`: another physical copy, it takes as many removals. `presence`: the same copy,
+    /// announced again. Only for kinds that may hold a block several times (vLLM, and what is relayed): the others hold it once.
     #[serde(default)]
     pub duplicates: DuplicatesName,
     /// The engine gives up the last block that it finds, as vLLM with EAGLE does: answers count one block less.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub eagle: bool,
-    /// Tokens that a tier behind the device gives back at once; learned when absent, as far as the events tell.
+    /// Tokens that a tier behind vLLM's device gives back at once: what its offloading calls `block_size`, a multiple of the engine's.
+    /// Learned when absent, as far as the events tell; else trust is `lower`, `chunk_size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_chunk: Option<u32>,
-    /// The engine's HTTP server, for its start time and capacity, and to ask it where it publishes.
+    /// The engine's HTTP server, `http://host:port`. Its `/metrics` give the start time and the number of device blocks; it is also where the
+    /// engine is asked where it publishes, and for operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<String>,
-    /// Which engine's service a server of kind `grpc` offers; all are tried when absent.
+    /// Which engine's service a server of kind `grpc` offers: `vllm`, `sglang`, `tokenspeed`, `trtllm`; all are tried when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::kind_or_none")]
     pub service: Option<EngineKind>,
-    /// The engine's own gRPC server, behind `front`, where events of kind `grpc` come from, and to ask it where it publishes:
-    /// http:// or https://.
+    /// The engine's own gRPC server, `http://host:port` or `https://host:port`: for operations, behind `front`, where events of kind `grpc` come
+    /// from, and where an engine is asked where it publishes. Of another kvplane: its gRPC address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc: Option<String>,
-    /// The only engine of another kvplane that is wanted; all of them when absent.
+    /// Of another kvplane (`kind = "kvplane"`), the only engine that is wanted; all of them when absent. Such an entry has no other keys but
+    /// `grpc`, `grpc_ca` and `token_file`: its engines are as they are there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
-    /// Certificates (PEM) to trust for an https `grpc`, instead of the public ones.
+    /// File with the certificates (PEM) to trust for an `https` `grpc`, and for `events = "grpcs://…"`, instead of the public ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc_ca: Option<PathBuf>,
-    /// Where a transparent gRPC front of this engine listens.
+    /// `host:port` where a transparent gRPC front of this engine listens, for SMG. Needs `grpc`, or `http`: then it answers events and
+    /// operations, and nothing else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<SocketAddr>,
     /// Callers of the front are not asked who they are, unless they would change the engine: for gateways that cannot send a
     /// token, on a network that is trusted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub front_open: bool,
-    /// File with the bearer token that another kvplane wants. It is read again with every connection.
+    /// File with the bearer token that another kvplane wants. It is read again with every connection. Only in the configuration, not in
+    /// calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
-    /// File with the key that the engine's own HTTP server wants for operations. It is read again with every operation.
+    /// File with the key that the engine's own HTTP server wants for operations (SGLang's `--admin-api-key`, vLLM's `--api-key`). Sent as a
+    /// bearer token, read again with every operation. Only in the configuration, not in calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_file: Option<PathBuf>,
-    /// Publish this engine's events again, in vLLM's framing.
+    /// Where this engine's events are published again, in vLLM's framing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub republish: Option<RepublishConfig>,
 }
 
-/// Where an engine's events are published again; rank r is at port + r.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RepublishConfig {
-    /// PUB address.
-    pub events: String,
-    /// ROUTER address.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub replay: Option<String>,
-    /// Topic of every message.
-    #[serde(default)]
-    pub topic: String,
-    /// Whoever reaches an address beyond loopback may read: `ZeroMQ` asks nobody.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub open: bool,
-}
-
 /// What a second store of a held hash means.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DuplicatesName {
     /// One more copy.
