@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use kvplane_core::Continuity;
 use kvplane_ingest::{Engine, Plane};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Of one engine, or of all.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "PublisherCount")]
 pub(crate) struct Count {
     /// Ranks that are configured, or that the engine says it has.
     pub(crate) expected: u64,
@@ -23,7 +25,7 @@ impl Count {
 }
 
 /// Every engine's.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct Publishers {
     #[serde(flatten)]
     pub(crate) all: Count,

@@ -21,6 +21,7 @@ pub(crate) const PAGES: &[(&str, &str, Needs)] = &[
     ("GET", "/readyz", OPEN),
     ("GET", "/health", OPEN),
     ("GET", "/metrics", READ),
+    ("GET", "/openapi.json", READ),
     ("GET", "/v1/status", READ),
     ("GET", "/v1/watch", READ),
     ("POST", "/v1/query", READ),

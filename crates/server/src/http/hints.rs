@@ -11,6 +11,7 @@ use axum::{Json, Router};
 use http::StatusCode;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::{Census, ReplicaCensus, Stats};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -65,9 +66,10 @@ async fn snapshot_page(State(hints): State<Arc<Hints>>) -> Result<Json<Snapshot>
     Ok(Json(Snapshot::of(&census.map_err(failed)?)))
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-struct Snapshot {
+#[schemars(rename = "HintsSnapshot")]
+pub(super) struct Snapshot {
     replicas: Vec<ReplicaRow>,
     tenants: Vec<TenantRow>,
     total_prefixes: usize,
@@ -75,7 +77,7 @@ struct Snapshot {
     hot_prefixes: usize,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 struct ReplicaRow {
     replica_id: String,
@@ -91,7 +93,7 @@ struct ReplicaRow {
     t2_query_tokens: i64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 struct TenantRow {
     tenant_id: String,

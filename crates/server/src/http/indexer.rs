@@ -12,6 +12,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use kvplane_core::{Continuity, PublicError};
 use kvplane_ingest::{DEFAULT_ROUTING_GROUP, Engine, RankSpec};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -33,8 +34,8 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
         .route("/health", get(async || StatusCode::OK))
 }
 
-#[derive(Debug, Deserialize)]
-struct RegisterRequest {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct RegisterRequest {
     instance_id: u64,
     endpoint: String,
     model_name: String,
@@ -44,16 +45,16 @@ struct RegisterRequest {
     replay_endpoint: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-struct UnregisterRequest {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct UnregisterRequest {
     instance_id: u64,
     model_name: String,
     routing_group: Option<String>,
     dp_rank: Option<u32>,
 }
 
-#[derive(Debug, Deserialize)]
-struct PeerRequest {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct PeerRequest {
     url: String,
 }
 
@@ -95,8 +96,9 @@ async fn unregister(State(shared): State<Arc<Shared>>, body: Body<UnregisterRequ
 }
 
 /// One instance, as these routes show it.
-#[derive(Debug, Serialize)]
-struct Worker {
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "IndexerWorker")]
+pub(super) struct Worker {
     instance_id: u64,
     source: &'static str,
     status: Listening,
@@ -107,7 +109,7 @@ struct Worker {
     listeners: BTreeMap<u32, Listener>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Listener {
     endpoint: String,
     status: Listening,
@@ -116,7 +118,7 @@ struct Listener {
 }
 
 /// Where a listener stands, in the peers' words. The worst is last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Listening {
     Active,

@@ -12,6 +12,7 @@ mod keys;
 mod link_metrics;
 mod members;
 mod metrics;
+mod openapi;
 mod operation_metrics;
 mod operations;
 mod parameters;
@@ -45,6 +46,7 @@ use crate::service::Shared;
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     let more = Router::new()
+        .route("/openapi.json", get(openapi::page))
         .route("/v1/query", post(query::query))
         .route("/query", post(peer_query::query))
         .route("/query_by_hash", post(peer_query::query_by_hash))

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kvplane_core::PublicError;
 use kvplane_hints::{Eviction, Policies, Policy, Quota, Strategy};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// Versions of the form that are understood.
@@ -14,7 +15,7 @@ const VERSIONS: std::ops::RangeInclusive<i64> = 3..=7;
 const KNOWS_MATCHED_TOKENS: i64 = 4;
 
 /// Everything, as it is told.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PolicySnapshot {
     version: i64,
@@ -24,7 +25,7 @@ pub(super) struct PolicySnapshot {
     tenants: Option<Vec<TenantJson>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct PolicyJson {
     namespace: String,
@@ -43,7 +44,7 @@ struct PolicyJson {
     strategy: Option<StrategyJson>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct StrategyJson {
     enable_chain_matching: Option<bool>,
@@ -51,7 +52,7 @@ struct StrategyJson {
     enable_tenant_hot: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct TenantJson {
     #[serde(rename = "tenantID")]

@@ -12,6 +12,7 @@ use kvplane_hints::{
 };
 use kvplane_proto::inferencecache as proto;
 use kvplane_report::unix_us;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::hints::{Counters, Hints, take_update};
@@ -21,7 +22,7 @@ const TOKENS: u32 = 16;
 const TENANT: &str = "marker";
 
 /// What is to be probed.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct ProbeRequest {
     backend: String,
@@ -33,7 +34,7 @@ pub(super) struct ProbeRequest {
 }
 
 /// What became of it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct ProbeResult {
     backend: String,
     ingest: Stage,
@@ -42,7 +43,7 @@ pub(super) struct ProbeResult {
     errors: Vec<StageError>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Stage {
     Ok,
@@ -50,7 +51,7 @@ enum Stage {
     Skipped,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct StageError {
     stage: &'static str,
     message: String,

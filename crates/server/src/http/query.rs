@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use http_body::Body as _;
 use kvplane_core::{ErrorCode, PublicError, Tier};
 use kvplane_ingest::{Answer, GroupLength, Match, Question, check_length};
+use schemars::JsonSchema;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
@@ -236,8 +237,9 @@ where
     }
 }
 
-#[derive(Serialize)]
-struct StreamJson<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "StreamName")]
+pub(super) struct StreamJson<'a> {
     engine: &'a str,
     rank: u32,
 }
@@ -248,8 +250,9 @@ impl<'a> StreamJson<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct MatchJson<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Match")]
+pub(super) struct MatchJson<'a> {
     engine: &'a str,
     rank: u32,
     epoch: u64,
@@ -264,14 +267,16 @@ struct MatchJson<'a> {
     groups: Option<Vec<GroupJson>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Length")]
 struct LengthJson {
     blocks: u32,
     tokens: u64,
     tiers: TiersJson,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "GroupLength")]
 struct GroupJson {
     group: Option<u32>,
     kind: &'static str,
@@ -279,7 +284,8 @@ struct GroupJson {
     length: LengthJson,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "TokensByTier")]
 struct TiersJson {
     device: u64,
     host: u64,
@@ -324,8 +330,9 @@ impl<'a> MatchJson<'a> {
     }
 }
 
-#[derive(Serialize)]
-struct NotCreditedJson<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "NotCredited")]
+pub(super) struct NotCreditedJson<'a> {
     engine: &'a str,
     rank: u32,
     epoch: u64,

@@ -6,13 +6,14 @@ use kvplane_core::{Continuity, Tier, Trust};
 use kvplane_ingest::{Engine, Events, Feed, Plane, RankSpec, Stream, StreamStatus};
 use kvplane_report::{ReplicaReport, Reports};
 use kvplane_stream::Group;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::family::Family;
 use super::family::list::stream_counters;
 
 /// Everything, at one moment per stream.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct PlaneStatus {
     /// This plane's identity; another run has another.
     plane: String,
@@ -22,7 +23,7 @@ pub(crate) struct PlaneStatus {
     reports: Vec<ReportStatus>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct ReportStatus {
     server: String,
     engine: String,
@@ -38,7 +39,7 @@ struct ReportStatus {
     seconds_since_last_taken: f64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct EngineStatus {
     id: String,
     kind: &'static str,
@@ -52,7 +53,7 @@ struct EngineStatus {
     ranks: Vec<RankStatus>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct OriginStatus {
     link: String,
     /// Its name there.
@@ -61,7 +62,7 @@ struct OriginStatus {
     via: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct LinkStatus {
     connected: bool,
     /// The other plane's identity, as last heard.
@@ -74,7 +75,7 @@ struct LinkStatus {
     voids: BTreeMap<&'static str, u64>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct RankStatus {
     rank: u32,
     continuity: &'static str,
@@ -105,7 +106,7 @@ struct RankStatus {
 }
 
 /// A group of the engine's cache.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct GroupStatus {
     group: Option<u32>,
     kind: &'static str,
@@ -117,19 +118,19 @@ struct GroupStatus {
     main: bool,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct ReasonSince {
     reason: &'static str,
     since_ms: u64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct WindowStatus {
     batches: usize,
     bytes: usize,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct StateStatus {
     dictionary: usize,
     waiting: usize,
@@ -137,7 +138,7 @@ struct StateStatus {
     bytes: usize,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct CounterStatus {
     #[serde(flatten)]
     plain: BTreeMap<&'static str, u64>,

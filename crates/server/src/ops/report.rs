@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kvplane_core::Tier;
 use kvplane_stream::FlushReach;
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
@@ -20,7 +21,7 @@ pub(crate) enum Update {
 }
 
 /// A rank, by the names that people know it by.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct RankName {
     pub(crate) engine: String,
     pub(crate) rank: u32,
@@ -29,7 +30,7 @@ pub(crate) struct RankName {
 }
 
 /// Who will be asked.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct Plan {
     pub(crate) operation: String,
     pub(crate) verb: &'static str,
@@ -38,9 +39,10 @@ pub(crate) struct Plan {
     pub(crate) backends: usize,
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct PlannedRank {
     #[serde(flatten, serialize_with = "as_name")]
+    #[schemars(with = "RankName")]
     pub(crate) name: Arc<RankName>,
     /// How its server will be asked; empty if it will not be.
     pub(crate) call: String,
@@ -49,7 +51,7 @@ pub(crate) struct PlannedRank {
 }
 
 /// How far an operation on a rank is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Phase {
     Asking,
@@ -58,9 +60,10 @@ pub(crate) enum Phase {
 }
 
 /// What is known of a rank.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct RankReport {
     #[serde(flatten, serialize_with = "as_name")]
+    #[schemars(with = "RankName")]
     pub(crate) name: Arc<RankName>,
     pub(crate) phase: Phase,
     /// Only in the last report.
@@ -69,11 +72,14 @@ pub(crate) struct RankReport {
     /// What was asked last; empty if nothing was.
     pub(crate) asked: String,
     #[serde(rename = "answer_s", serialize_with = "as_seconds")]
+    #[schemars(with = "f64")]
     pub(crate) answered_after: Duration,
     #[serde(rename = "proof_s", serialize_with = "as_seconds")]
+    #[schemars(with = "f64")]
     pub(crate) proven_after: Duration,
     pub(crate) may_still_complete: bool,
     #[serde(flatten, serialize_with = "as_tiers")]
+    #[schemars(with = "Tiers")]
     pub(crate) reach: FlushReach,
     /// What the engine said of itself.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,17 +116,18 @@ impl RankReport {
 }
 
 /// The end of an operation.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct Summary {
     /// Ranks by verdict.
     pub(crate) verdicts: BTreeMap<&'static str, u32>,
     pub(crate) outcome: Outcome,
     #[serde(rename = "took_s", serialize_with = "as_seconds")]
+    #[schemars(with = "f64")]
     pub(crate) took: Duration,
 }
 
 /// Every rank proven or done, some, or none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
     All,
@@ -146,13 +153,13 @@ fn as_seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S:
     serializer.serialize_f64(time.as_secs_f64())
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Tiers {
     tiers_cleared: Vec<&'static str>,
     tiers_remaining: Vec<Remaining>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Remaining {
     tier: &'static str,
     /// Absent: not known.

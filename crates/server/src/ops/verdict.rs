@@ -6,10 +6,11 @@
 use kvplane_core::{Continuity, EngineKind, Tier};
 use kvplane_ops::{Answer, Covers, Meaning, VerbName};
 use kvplane_stream::{FlushOutcome, FlushReach, FlushSign};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// What became of it, in one word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
     /// The rank's stream shows it.
