@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env wheel bench bench-python bench-peers dist install uninstall clean rust-tools compilers
+.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer wheel bench bench-python bench-peers dist install uninstall clean rust-tools compilers
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
@@ -28,7 +28,7 @@ demo: compilers
 	$(CARGO) build --release -p kvplane
 	$(CARGO) run --quiet --release -p kvplane -- demo $(DEMO)
 
-test: lint unit loom alerts interop python
+test: lint unit loom alerts interop python newcomer
 
 lint: rust-tools compilers fmt clippy rooms docs
 
@@ -45,9 +45,11 @@ docs:
 	$(PYTHON) scripts/check-docs.py
 	$(PYTHON) scripts/check-book.py
 
-# Pages that are made from the code; `make unit` fails when one of them is not up to date.
+# Pages that are made from the code; `make unit` and `make interop` fail when one of them is not up to date.
 reference: compilers
 	KVPLANE_WRITE_REFERENCE=1 $(CARGO) test -p kvplane-server --lib reference
+	$(CARGO) run --quiet -p kvplane -- config schema | $(PYTHON) scripts/config-page.py
+	$(PYTHON) scripts/messages-page.py
 
 unit: compilers
 	$(CARGO) test --workspace
@@ -71,6 +73,11 @@ python-env:
 # The Python package in a clean environment. PYTEST takes arguments here too.
 python: compilers
 	scripts/python-tests.sh $(PYTEST)
+
+# What the README and the page of five minutes say, done in a fresh clone.
+newcomer: compilers python-env
+	@scripts/newcomer-env.sh
+	.venv/bin/python -m pytest tests/newcomer $(PYTEST)
 
 wheel: compilers
 	scripts/wheel.sh release dist

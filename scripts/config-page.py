@@ -34,7 +34,7 @@ def main() -> int:
     if not options.check:
         PAGE.write_text(after)
     elif after != before:
-        print(f"{PAGE.name}: keys have changed; `make config-page` writes them", file=sys.stderr)
+        print(f"{PAGE.name}: keys have changed; `make reference` writes them", file=sys.stderr)
         return 1
     return 0
 

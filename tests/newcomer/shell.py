@@ -1,0 +1,93 @@
+"""One who types what a page says."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from harness.plane import free_ports
+from page import Step
+
+STAND_INS = Path(__file__).resolve().parent / "stand-ins"
+# The ports that pages name, and that commands have as defaults.
+PORTS = (5557, 5558, 8000, 8090, 50090)
+# A page's reader is slower than its commands: what a command shows may be a moment old.
+PATIENCE = 60
+
+
+class Shell:
+    """A shell in a directory, whose environment lasts, and terminals beside it. Ports of pages are free ones here."""
+
+    def __init__(self, directory: Path, environment: dict[str, str], scratch: Path):
+        self.directory = directory
+        self.scratch = scratch
+        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self.environment = {**environment, **{f"NEWCOMER_PORT_{port}": str(free) for port, free in self.ports.items()}}
+        self.terminals: list[tuple[subprocess.Popen, Path]] = []
+
+    def here(self, text: str) -> str:
+        return re.sub(r"\d+", lambda number: str(self.ports.get(int(number[0]), number[0])), text)
+
+    def take(self, step: Step) -> None:
+        """Does what the step says, and looks at what it shows."""
+        if step.in_terminal:
+            self.open_terminal(step.commands)
+            return
+        wanted = Step(step.commands, False, step.printed and self.here(step.printed))
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            output = self.run(step.commands)
+            if wanted.is_as_printed(output):
+                return
+            assert time.monotonic() < deadline, f"{step.commands}\nprinted\n{output}\nand not\n{wanted.printed}\n{self.heard()}"
+            time.sleep(0.2)
+
+    def run(self, commands: str) -> str:
+        """Runs commands to their end, which must be a good one. What they export lasts."""
+        kept = self.scratch / "environment"
+        script = f"{self.here(commands)}\nenv -0 > {kept}"
+        done = subprocess.run(
+            ["bash", "-eu", "-o", "pipefail", "-c", script],
+            cwd=self.directory, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
+        )
+        assert done.returncode == 0, f"{commands}\nended with {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.heard()}"
+        self.environment = dict(entry.split("=", 1) for entry in kept.read_text().split("\0") if entry)
+        return done.stdout
+
+    def open_terminal(self, commands: str) -> None:
+        log = self.scratch / f"terminal-{len(self.terminals)}"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                ["bash", "-eu", "-c", self.here(commands)],
+                cwd=self.directory, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+            )
+        self.terminals.append((process, log))
+
+    def heard(self) -> str:
+        """What the terminals show."""
+        return "\n".join(f"{log.name}:\n{log.read_text(errors='replace')}" for _, log in self.terminals)
+
+    def close(self) -> None:
+        for process, _ in self.terminals:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def environment(scratch: Path, target: Path) -> dict[str, str]:
+    """That of somebody who has just logged in, but for where builds are kept."""
+    dropped = ("MAKE", "MFLAGS", "KVPLANE", "CARGO_TARGET_DIR", "PYTEST", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    configured = scratch / "gitconfig"
+    # The checkout may be somebody else's.
+    configured.write_text("[safe]\n\tdirectory = *\n")
+    return {
+        **kept,
+        "PATH": f"{STAND_INS}:{kept['PATH']}",
+        "CARGO": str(STAND_INS / "cargo"),
+        "NEWCOMER_CARGO": os.environ.get("NEWCOMER_CARGO", "cargo"),
+        "CARGO_TARGET_DIR": str(target),
+        "GIT_CONFIG_GLOBAL": str(configured),
+        "no_proxy": "127.0.0.1,localhost",
+    }

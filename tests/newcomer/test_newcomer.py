@@ -1,0 +1,84 @@
+"""Somebody who has never heard of kvplane: a fresh clone, the README's two commands, and the page of five minutes, word for word.
+
+The clone has what is committed. Builds go to this checkout's target directory, so that only kvplane's own crates are built again.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from page import Step, steps
+from shell import STAND_INS, Shell, environment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp("newcomer")
+
+
+@pytest.fixture(scope="module")
+def clone(scratch):
+    """A fresh clone. Where a release would be, there is what was built, at free ports."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+    # `cargo` by name is the stand-in from here on.
+    os.environ.setdefault("NEWCOMER_CARGO", shutil.which(os.environ.get("CARGO", "cargo")) or "cargo")
+    shell = Shell(scratch, environment(scratch, target), scratch)
+    shell.run(f"git clone --quiet {ROOT} clone")
+    directory = scratch / "clone"
+    (directory / "target/release").mkdir(parents=True)
+    (directory / "target/release/kvplane").symlink_to(STAND_INS / "kvplane")
+    yield directory, shell.environment
+    shell.close()
+
+
+@pytest.fixture
+def shell(clone, tmp_path):
+    directory, ours = clone
+    shell = Shell(directory, ours, tmp_path)
+    yield shell
+    shell.close()
+
+
+def commands_of_the_readme():
+    (step,) = steps(ROOT / "README.md", under="Try it")
+    lines = (line.partition("#")[0].strip() for line in step.commands.splitlines())
+    return [line for line in lines if line]
+
+
+def test_the_readme_has_two_commands(shell):
+    assert commands_of_the_readme() == ["make demo", "make test"]
+
+
+def test_the_first_command(shell):
+    (first, _) = commands_of_the_readme()
+    shown = shell.run(f"DEMO='--seconds 20 --plain' {first}")
+    assert shown.strip(), "the demo shows nothing"
+
+
+def test_the_second_command_is_what_ci_runs(shell):
+    """To run it here would be to run this test in itself."""
+    (_, second) = commands_of_the_readme()
+    assert shell.run(f"{second} --dry-run").strip()
+    assert f"exec {second}\n" in (shell.directory / ".ci/run").read_text()
+
+
+def test_the_page_of_five_minutes(shell):
+    taken = steps(shell.directory / "docs/guide/five-minutes.md")
+    assert sum(step.in_terminal for step in taken) == 2, "an engine, and kvplane"
+    for step in taken:
+        shell.take(step)
+
+
+def test_what_is_printed_is_told_from_what_is_not():
+    def wanted(printed):
+        return Step("", False, printed)
+
+    table = wanted("A  B\nx  1  …\n")
+    assert table.is_as_printed("A     B\nx     1     anything\n")
+    assert not table.is_as_printed("A     B\nx     2     anything\n")
+    assert wanted("{…\"tokens\":40…}").is_as_printed('{"a":{"tokens":40,"b":1}}')
+    assert not wanted("{\"ready\":true}").is_as_printed('{"ready":false}')
+    assert not wanted("one").is_as_printed("one\ntwo")
