@@ -2,10 +2,13 @@
 """Checks that the documentation is whole.
 
 - docs/SUMMARY.md lists every page under docs/, once, and nothing else;
-- every link with an anchor leads to a heading.
+- every link with an anchor leads to a heading;
+- every test that a page names as "`test` in `file`" is a function of that file;
+- docs/reference/messages.md is what the contract says.
 """
 
 import re
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,15 +17,17 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+SHOWN_BY = re.compile(r"((?:`[a-z0-9_]+`(?:, )?)+) in `([\w/.-]+\.(?:rs|py))`")
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 
 
 def main() -> int:
     pages = [*ROOT.glob("*.md"), *DOCS.glob("**/*.md")]
-    errors = [*check_summary(), *check_anchors(pages)]
+    errors = [*check_summary(), *check_anchors(pages), *check_tests(pages)]
     for line in errors:
         print(line, file=sys.stderr)
-    return 1 if errors else 0
+    written = subprocess.run([sys.executable, ROOT / "scripts/messages-page.py", "--check"], check=False)
+    return 1 if errors or written.returncode else 0
 
 
 def check_summary() -> list[str]:
@@ -43,6 +48,18 @@ def check_anchors(pages: list[Path]) -> list[str]:
                 continue
             if anchor not in anchors(target):
                 errors.append(f"{page.relative_to(ROOT)}: {link} leads to no heading")
+    return errors
+
+
+def check_tests(pages: list[Path]) -> list[str]:
+    errors = []
+    for page in pages:
+        for names, path in SHOWN_BY.findall(page.read_text()):
+            file = ROOT / path
+            source = file.read_text() if file.is_file() else ""
+            for name in re.findall(r"`(\w+)`", names):
+                if not re.search(rf"\b(?:fn|def) {name}\b", source):
+                    errors.append(f"{page.relative_to(ROOT)}: {path} has no test {name}")
     return errors
 
 
