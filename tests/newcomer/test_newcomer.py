@@ -26,8 +26,12 @@ def clone(scratch):
     # `cargo` by name is the stand-in from here on.
     os.environ.setdefault("NEWCOMER_CARGO", shutil.which(os.environ.get("CARGO", "cargo")) or "cargo")
     shell = Shell(scratch, environment(scratch, target), scratch)
-    shell.run(f"git clone --quiet {ROOT} clone")
     directory = scratch / "clone"
+    if (ROOT / ".git").exists():
+        shell.run(f"git clone --quiet '{ROOT}' clone")
+    else:
+        # Somebody unpacked an archive: what was made since is left out.
+        shutil.copytree(ROOT, directory, ignore=shutil.ignore_patterns("target", ".venv*", "dist", "__pycache__"))
     (directory / "target/release").mkdir(parents=True)
     (directory / "target/release/kvplane").symlink_to(STAND_INS / "kvplane")
     yield directory, shell.environment
