@@ -77,7 +77,9 @@ def rows(table: dict, definitions: dict) -> str:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name in names:
         value = table["properties"][name]
-        default = "required" if name in required else shown(value.get("default"))
+        # What is left out of a printed configuration while it is false has no default in the schema.
+        default = value.get("default", False if value.get("type") == "boolean" else None)
+        default = "required" if name in required else shown(default)
         meaning = value["description"].replace("\n", " ").replace("|", "\\|").removesuffix(".")
         lines.append(f"| `{name}` | {type_of(value, definitions)} | {default} | {meaning} |")
     return "\n".join(lines)
