@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/reference/config.md"
+# Comments in Rust quote such names so that they are not taken for code.
+NAME = re.compile(r"`(SGLang|TokenSpeed|ZeroMQ)`")
 PLACE = re.compile(r"(<!-- keys of ([a-z_.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -80,7 +82,7 @@ def rows(table: dict, definitions: dict) -> str:
         # What is left out of a printed configuration while it is false has no default in the schema.
         default = value.get("default", False if value.get("type") == "boolean" else None)
         default = "required" if name in required else shown(default)
-        meaning = value["description"].replace("\n", " ").replace("|", "\\|").removesuffix(".")
+        meaning = NAME.sub(r"\1", value["description"]).replace("\n", " ").replace("|", "\\|").removesuffix(".")
         lines.append(f"| `{name}` | {type_of(value, definitions)} | {default} | {meaning} |")
     return "\n".join(lines)
 

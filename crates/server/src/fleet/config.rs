@@ -112,7 +112,7 @@ pub struct EngineConfig {
     /// calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
-    /// File with the key that the engine's own HTTP server wants for operations (SGLang's `--admin-api-key`, vLLM's `--api-key`). Sent as a
+    /// File with the key that the engine's own HTTP server wants for operations (`SGLang`'s `--admin-api-key`, vLLM's `--api-key`). Sent as a
     /// bearer token, read again with every operation. Only in the configuration, not in calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_file: Option<PathBuf>,
