@@ -32,7 +32,7 @@ def main() -> int:
     if not options.check:
         PAGE.write_text(text)
     elif not PAGE.is_file() or PAGE.read_text() != text:
-        print(f"{PAGE.name}: the contract has changed; scripts/messages-page.py writes the page", file=sys.stderr)
+        print(f"{PAGE.name}: the contract has changed; `make reference` writes the page", file=sys.stderr)
         return 1
     return 0
 
