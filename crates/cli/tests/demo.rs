@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::process::{Command, Stdio};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
@@ -12,6 +13,12 @@ fn demo(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvplane"));
     command.arg("demo").args(words).env_remove("KVPLANE_TOKEN").stdin(Stdio::null());
     command
+}
+
+/// What Ctrl-C does.
+fn interrupt(tour: &Child) {
+    let words = format!("kill -INT {}", tour.id());
+    assert!(Command::new("sh").args(["-c", &words]).status().unwrap().success());
 }
 
 /// The summary of a tour that must go well.
@@ -100,11 +107,30 @@ fn whoever_has_seen_enough_gets_the_summary_so_far() {
             break;
         }
     }
-    let interrupt = format!("kill -INT {}", tour.id());
-    assert!(Command::new("sh").args(["-c", &interrupt]).status().unwrap().success());
+    interrupt(&tour);
     let mut rest = String::new();
     lines.read_to_string(&mut rest).unwrap();
     assert_eq!(tour.wait().unwrap().code(), Some(0), "{rest}");
     assert!(rest.contains("not to its end") && rest.contains("a late join"), "{rest}");
     assert!(rest.contains("vllm-0") && rest.contains("equal") && !rest.contains('\x1b'), "{rest}");
+}
+
+#[test]
+fn a_plane_that_stays_shows_its_dashboard_until_it_is_ended() {
+    // Nobody can press Enter, so nobody is waited for.
+    let words = ["--seconds", "1", "--pause", "--stay", "-o", "json"];
+    let mut tour = demo(&words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(tour.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let summary: Value = serde_json::from_str(&line).unwrap();
+    check(&summary);
+    let address = summary["dashboard"].as_str().unwrap();
+    let address = address.strip_prefix("http://").unwrap().trim_end_matches('/');
+    let mut page = TcpStream::connect(address).unwrap();
+    write!(page, "GET / HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    page.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("<html"), "{answer}");
+    interrupt(&tour);
+    assert_eq!(tour.wait().unwrap().code(), Some(0));
 }

@@ -278,6 +278,11 @@ impl SimHandle {
         self.engine.ranks.iter().enumerate().map(state).collect()
     }
 
+    /// The sequence of a rank's next batch, once everything before is published; 0 for a rank that there is not.
+    pub fn next_sequence(&self, rank: u32) -> u64 {
+        self.publishers(Some(rank)).find_map(PublisherHandle::sync).unwrap_or(0)
+    }
+
     /// Where each rank publishes.
     pub fn event_endpoints(&self) -> Vec<String> {
         self.engine.ranks.iter().map(|rank| rank.publisher.events.clone()).collect()

@@ -215,6 +215,12 @@ impl TrtHandle {
         state.ranks.iter().enumerate().map(rank).collect()
     }
 
+    /// The id of a rank's next event; 0 for a rank that there is not.
+    pub fn next_event_id(&self, rank: u32) -> u64 {
+        let state = self.server.state.lock();
+        state.ranks.get(rank as usize).map_or(0, |rank| rank.buffer.next_id())
+    }
+
     /// Where HTTP is served.
     pub fn http_address(&self) -> SocketAddr {
         self.http.as_ref().map_or(self.server.config.http, |http| http.address())

@@ -21,7 +21,7 @@ const SEED: u64 = 0;
 /// Tokens that an engine has room for: some ten of the made-up conversations, a fifth of those that are under way.
 const ROOM: usize = 12 << 10;
 /// The same for recorded requests, of which one may have over a hundred thousand tokens.
-const ROOM_FOR_TRACES: usize = 256 << 10;
+const ROOM_FOR_TRACES: usize = 1 << 20;
 /// Tokens per block; TensorRT-LLM has its own.
 const BLOCK_SIZE: usize = 16;
 const TRTLLM_BLOCK_SIZE: usize = 32;
@@ -126,8 +126,8 @@ impl Engine {
     /// The number of the last batch or event that it told; none before the first.
     pub(super) fn last_told(&self) -> Option<u64> {
         let next = match &self.sim {
-            Sim::Published(sim) => sim.state().first().map_or(0, |rank| rank.next_sequence),
-            Sim::Drained(sim) => sim.state().first().map_or(0, |rank| rank.next_event_id),
+            Sim::Published(sim) => sim.next_sequence(0),
+            Sim::Drained(sim) => sim.next_event_id(0),
             Sim::Relayed(sim) => sim.next_sequence(0),
         };
         next.checked_sub(1)

@@ -30,7 +30,7 @@ mod workload;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use tokio::time::Instant;
 
 use self::fleet::Fleet;
@@ -53,6 +53,16 @@ enum Halt {
     Stopped,
     /// Something did not come as it should.
     Failed(anyhow::Error),
+}
+
+impl Halt {
+    /// What did not come as it should, in words.
+    fn failure(self) -> Option<String> {
+        match self {
+            Self::Stopped => None,
+            Self::Failed(error) => Some(format!("{error:#}")),
+        }
+    }
 }
 
 impl From<anyhow::Error> for Halt {
@@ -81,16 +91,18 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), Failure> {
     let halted = go(&args, &mut tour, &mut story).await.err();
 
     let summary = summarise(&mut tour, halted).await;
-    let right = summary.is_right();
-    let failure = summary.failure.clone();
     print(&if silent {
         format!("{}\n", serde_json::to_string(&summary).context("cannot print the summary")?)
     } else {
         format!("\n{}", summary.text())
     })?;
-    if args.stay && right && summary.complete {
-        eprintln!("the plane stays at {}/ until Ctrl-C", tour.plane.url());
-        tour.stay().await;
+    let mut verdict = summary.verdict();
+    if args.stay && summary.complete && verdict.is_ok() {
+        eprintln!("the plane stays at {} until Ctrl-C", summary.dashboard);
+        verdict = match tour.stay().await {
+            Err(Halt::Failed(error)) => Err(error),
+            Ok(()) | Err(Halt::Stopped) => tour.ledger.verdict(),
+        };
     }
     let Tour { plane, fleet, in_turn, .. } = tour;
     plane.shutdown().await?;
@@ -100,12 +112,7 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), Failure> {
         in_turn.stop();
     };
     tokio::task::spawn_blocking(end).await.context("the simulator")?;
-    if right {
-        return Ok(());
-    }
-    let reason = failure
-        .unwrap_or_else(|| "a prediction was wrong, or kvplane and the engines do not agree".to_owned());
-    Err(anyhow!("{reason}").into())
+    Ok(verdict?)
 }
 
 /// Says where to look. Beside a summary for programs it is for whoever watches.
@@ -148,10 +155,7 @@ async fn summarise(tour: &mut Tour, halted: Option<Halt>) -> Summary {
     }
     Summary {
         complete: halted.is_none(),
-        failure: halted.and_then(|halt| match halt {
-            Halt::Stopped => None,
-            Halt::Failed(error) => Some(format!("{error:#}")),
-        }),
+        failure: halted.and_then(Halt::failure),
         dashboard: format!("{}/", tour.plane.url()),
         ledger: tour.ledger.clone(),
         steps: std::mem::take(&mut tour.steps),

@@ -1,5 +1,6 @@
 //! Where a request goes, and what came of it.
 
+use anyhow::bail;
 use serde::Serialize;
 
 use super::plane::Prediction;
@@ -82,8 +83,15 @@ impl Ledger {
     }
 
     /// Whether the plane's promise held: exact predictions came true, and nothing was promised that was not there.
-    pub(super) fn is_right(&self) -> bool {
-        self.false_hits == 0 && self.exact.equal == self.exact.answers
+    pub(super) fn verdict(&self) -> anyhow::Result<()> {
+        if self.false_hits > 0 {
+            bail!("{} of {} predictions were above what was delivered", self.false_hits, self.requests);
+        }
+        let Predictions { answers, equal } = self.exact;
+        if equal < answers {
+            bail!("{} of {answers} exact predictions were below what was delivered", answers - equal);
+        }
+        Ok(())
     }
 }
 
@@ -114,16 +122,16 @@ mod tests {
         let at = |engine, tokens| Delivered { engine, tokens };
         let said = |tokens, exact| Prediction { tokens, exact };
         ledger.enter(100, &said(64, true), at(0, 64), at(1, 0));
-        assert!(ledger.is_right());
+        assert!(ledger.verdict().is_ok());
         ledger.enter(100, &said(32, false), at(1, 64), at(0, 32));
-        assert!(ledger.is_right() && ledger.false_hits == 0);
+        assert!(ledger.verdict().is_ok() && ledger.false_hits == 0);
         assert_eq!((ledger.exact.equal, ledger.not_exact.equal, ledger.not_exact.answers), (1, 0, 1));
         assert_eq!((ledger.routed.cached_tokens, ledger.round_robin.cached_tokens), (128, 32));
         assert!((ledger.routed.share - 0.64).abs() < 1e-9, "{}", ledger.routed.share);
         let mut worse = ledger.clone();
         worse.enter(100, &said(32, true), at(0, 64), at(1, 0));
-        assert!(!worse.is_right() && worse.false_hits == 0);
+        assert!(worse.verdict().is_err() && worse.false_hits == 0);
         ledger.enter(100, &said(64, false), at(0, 32), at(1, 0));
-        assert!(!ledger.is_right() && ledger.false_hits == 1);
+        assert!(ledger.verdict().is_err() && ledger.false_hits == 1);
     }
 }

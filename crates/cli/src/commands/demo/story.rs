@@ -137,7 +137,8 @@ impl Story {
         let vllm = tour.fleet.position(EngineKind::Vllm);
         let old = status(tour, vllm).await?;
         let (before, believed) = (tour.plane.last_remark(), self.belief(tour, vllm));
-        let first_sequence = old.engine_sequence.map_or(0, |last| last + 1) + AHEAD;
+        let last = old.engine_sequence.unwrap_or(0);
+        let first_sequence = last + 1 + AHEAD;
         let restart = Fault::Restart(Restart { first_sequence, same_content: false });
         published(tour, vllm)?.fault(None, restart);
         if let Sim::Published(other) = &tour.in_turn.engines[vllm].sim {
@@ -147,8 +148,7 @@ impl Story {
         tour.tell(
             Voice::Done,
             format!(
-                "vllm-0 is killed and restarted with an empty cache; it is at {first_sequence} when it is heard again, after {}: no number went back",
-                first_sequence - AHEAD - 1
+                "vllm-0 is killed and restarted with an empty cache; it is at {first_sequence} when it is heard again, after {last}: no number went back"
             ),
         );
         let engine = &tour.fleet.engines[vllm];
@@ -188,6 +188,7 @@ impl Story {
 async fn stolen_drain(tour: &mut Tour) -> Result<(), Halt> {
     tour.begin("stolen_drain", "a stolen drain");
     let trtllm = tour.fleet.position(EngineKind::Trtllm);
+    let lost = status(tour, trtllm).await?.counters.gaps_unfilled;
     let before = tour.plane.last_remark();
     let mut stolen = 0;
     // The plane drains as well: somebody has to be faster once.
@@ -211,7 +212,7 @@ async fn stolen_drain(tour: &mut Tour) -> Result<(), Halt> {
     );
     tour.send_to(trtllm, REQUESTS)?;
     let engine = &tour.fleet.engines[trtllm];
-    let noticed = |status: &StreamStatus| status.trust.level() == Trust::Lower;
+    let noticed = |status: &StreamStatus| status.counters.gaps_unfilled > lost;
     tour.plane.until(engine, "the loss is noticed", noticed).await?;
     tour.plane.until_heard(engine).await?;
     tour.tell_remarks(before, trtllm);

@@ -1,5 +1,6 @@
 //! What the tour has shown, for people and as JSON.
 
+use anyhow::bail;
 use kvplane_core::EngineKind;
 use serde::Serialize;
 
@@ -67,9 +68,15 @@ pub(super) struct EngineSummary {
 
 impl Summary {
     /// Whether the plane kept its promise, as far as the tour went.
-    pub(super) fn is_right(&self) -> bool {
-        let agree = self.engines.iter().all(|engine| engine.compared.agreement != Agreement::Different);
-        self.failure.is_none() && self.ledger.is_right() && agree
+    pub(super) fn verdict(&self) -> anyhow::Result<()> {
+        if let Some(failure) = &self.failure {
+            bail!("{failure}");
+        }
+        let different = |engine: &&EngineSummary| engine.compared.agreement == Agreement::Different;
+        if let Some(EngineSummary { compared, .. }) = self.engines.iter().find(different) {
+            bail!("what kvplane holds of {} is not what it says of it ({})", compared.engine, compared.trust);
+        }
+        self.ledger.verdict()
     }
 
     /// For people.
@@ -106,7 +113,7 @@ impl Summary {
     fn survived(&self) -> String {
         let met: Vec<&str> =
             self.steps.iter().filter(|step| step.met).map(|step| step.title.as_str()).collect();
-        let met = if met.is_empty() { "nothing yet".to_owned() } else { met.join(", ") };
+        let met = if met.is_empty() { "nothing yet".to_owned() } else { met.join("; ") };
         format!("{} of {} steps: {met}", self.steps.iter().filter(|step| step.met).count(), self.steps.len())
     }
 

@@ -201,11 +201,11 @@ impl Tour {
     }
 
     /// Goes on with the load until it is enough.
-    pub(super) async fn stay(&mut self) {
+    pub(super) async fn stay(&mut self) -> Result<(), Halt> {
         const A_DAY: Duration = Duration::from_hours(24);
-        while let Ok(()) = self.load(Instant::now() + A_DAY, 0).await {
-            // A trace has ended.
-            self.stop.cancelled().await;
-        }
+        self.load(Instant::now() + A_DAY, 0).await?;
+        // A trace has ended, or a day.
+        self.stop.cancelled().await;
+        Ok(())
     }
 }

@@ -10,6 +10,8 @@ use serde::Deserialize;
 
 /// Requests a second, on the whole fleet: enough to see blocks come and go, and slow enough to watch.
 const RATE: f64 = 12.0;
+/// The same for recorded requests, which come back after minutes: as fast as can be, or a minute would show none of that.
+const TRACE_RATE: f64 = 40.0;
 /// Tokens that a recorded block stands for.
 const TRACE_BLOCK: usize = 512;
 /// Tokens that are generated for a recorded request at most. No later prompt has them: they only take room.
@@ -122,7 +124,7 @@ impl Trace {
         }
         let (Some(first), Some(last)) = (left.front(), left.back()) else { bail!("has no requests") };
         let span = (last.timestamp - first.timestamp).max(1.0);
-        Ok(Self { now: first.timestamp, pace: left.len() as f64 / RATE / span, left })
+        Ok(Self { now: first.timestamp, pace: left.len() as f64 / TRACE_RATE / span, left })
     }
 
     fn next(&mut self) -> Option<Request> {
@@ -184,7 +186,7 @@ mod tests {
         assert_eq!((two.prompt.len(), two.max_tokens), (1024, 3));
         assert_eq!(one.prompt[..512], two.prompt[..512]);
         assert_ne!(one.prompt[512..600], two.prompt[512..600]);
-        assert_eq!((one.after, two.after), (Duration::ZERO, Duration::from_secs_f64(2.0 / RATE)));
+        assert_eq!((one.after, two.after), (Duration::ZERO, Duration::from_secs_f64(2.0 / TRACE_RATE)));
         assert!(load.next().is_none());
         assert!(Trace::read("\n").is_err() && Trace::read("{}").is_err());
     }
