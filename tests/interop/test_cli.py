@@ -327,7 +327,8 @@ def test_tail_stops_after_seconds(engine, plane):
 def test_demo(binary):
     done = run(binary, "demo", "--seconds", "5", "--plain")
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^\S+-0 .* equal ", done.stdout, re.MULTILINE)) == 4, done.stdout
+    # Of the fifth some events are stolen: less is known of it until it is as much as the engine counts.
+    assert len(re.findall(r"^\S+-0 .* equal ", done.stdout, re.MULTILINE)) in (4, 5), done.stdout
     assert re.search(r"^false hits +0$", done.stdout, re.MULTILINE), done.stdout
     assert "\x1b" not in done.stdout
 

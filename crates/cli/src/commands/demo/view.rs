@@ -102,11 +102,16 @@ impl View {
         self.last = Some(voice);
     }
 
-    /// How the load goes, in the line that moves.
+    /// How the load goes, in the line that moves: short, because one that does not fit cannot be written again.
     pub(super) fn progress(&self, ledger: &Ledger) {
         if self.style == Style::Terminal {
+            let (routed, in_turn) = (ledger.routed.share * 100.0, ledger.round_robin.share * 100.0);
+            let Ledger { requests, false_hits, .. } = ledger;
             let mut out = std::io::stdout();
-            let _ = write!(out, "{REWRITE}  {:<8} {}", "load", load_words(ledger));
+            let _ = write!(
+                out,
+                "{REWRITE}  load     {requests} requests: {routed:.1} % cached, in turn {in_turn:.1} %; false hits {false_hits}"
+            );
             let _ = out.flush();
         }
     }
