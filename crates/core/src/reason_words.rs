@@ -48,10 +48,10 @@ impl Reason {
             Self::UnknownRemoval => "a block left twice: a removal may have meant another tier",
             Self::UntoldAdapters => "the engine serves adapters, and its events do not name them",
             Self::Flushing => {
-                "the engine accepted a flush, and its stream does not show it yet: nothing is credited"
+                "the engine may have flushed, and its stream does not show it yet: nothing is credited"
             }
             Self::UnprovenFlush => {
-                "the engine accepted a flush that its stream did not show in time; what was held is forgotten until it is seen again"
+                "the engine may have flushed, and its stream did not show it in time; what was held is forgotten until it is seen again"
             }
             Self::UpstreamLower | Self::UpstreamUnverified | Self::UpstreamUnsound => {
                 "the plane that is followed says so, for a reason of a newer release"

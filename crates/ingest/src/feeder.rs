@@ -86,7 +86,7 @@ impl Feeder {
             Happening::Epoch(epoch, cause) => {
                 warn!(%stream, %epoch, proven = cause.proven(), cause = cause.as_str(), "new epoch");
             }
-            Happening::CaughtUp(batches) => info!(%stream, batches, "replayed"),
+            Happening::CaughtUp { batches, gaps_filled } => info!(%stream, batches, gaps_filled, "replayed"),
             Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
             Happening::UnprovenFlush => {
                 warn!(%stream, "the stream did not show a flush in time, residency dropped");

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::catalog::{Catalog, Identity};
 use crate::check::{AddError, UnknownMember, check};
-use crate::chronicle::{Chronicle, Said};
+use crate::chronicle::{Chronicle, Mood, Said};
 use crate::clock::Clock;
 use crate::discovery::Asker;
 use crate::feeder::Feeder;
@@ -108,6 +108,7 @@ impl Plane {
             me: me.clone(),
         });
         plane.runtime.spawn(plane.catalog.reclaim());
+        plane.remark(Said::new("plane", Mood::Plain, "the plane began: it knows what happens from here on"));
         plane.add(specs, Origin::Config)?;
         Ok(plane)
     }
@@ -162,6 +163,7 @@ impl Plane {
         let mut members = self.members.lock();
         let mut engines = self.engines().to_vec();
         check(&engines, &specs, self.options.max_engines)?;
+        let before = engines.len();
         let mut planned = Vec::new();
         for spec in specs {
             let streams = spec.ranks.iter().map(|rank| {
@@ -174,6 +176,10 @@ impl Plane {
         }
         mirrors::check_links(&engines)?;
         self.open(&mut members, planned)?;
+        let added: Vec<_> = engines[before..].iter().map(|engine| &engine.spec.id).collect();
+        if !added.is_empty() {
+            self.remark(Said::added(&added, origin));
+        }
         self.engines.send_replace(engines.into());
         self.start_links(&mut members);
         Ok(())
@@ -192,9 +198,10 @@ impl Plane {
         let stream = self.plan(&members, &spec, &rank);
         self.open(&mut members, vec![(stream.clone(), spec.clone(), rank)])?;
         let mut streams = engine.streams.clone();
-        streams.push(stream);
+        streams.push(stream.clone());
         streams.sort_by_key(|stream| stream.id().rank);
         self.replace(&engines, engine, Some(Engine::new(spec, engine.origin, streams)));
+        stream.remark(Said::new("members", Mood::Plain, "the rank was added"));
         Ok(())
     }
 
@@ -207,12 +214,15 @@ impl Plane {
         members.sources.unlink(&engine.spec.id);
         members.sources.end_discovery(&engine.spec.id);
         let comes_over = |other: &&Arc<Engine>| other.spec.feed.comes_over(&engine.spec.id);
-        for going in engines.iter().filter(comes_over).chain([engine]) {
+        let leaving: Vec<_> = engines.iter().filter(comes_over).chain([engine]).collect();
+        for going in &leaving {
             self.replace(&self.engines(), going, None);
             for stream in &going.streams {
                 members.close(stream);
             }
         }
+        let gone: Vec<_> = leaving.iter().map(|engine| &engine.spec.id).collect();
+        self.remark(Said::removed(&gone));
         Ok(engine.clone())
     }
 
@@ -233,6 +243,11 @@ impl Plane {
         }
         self.replace(&engines, engine, rest);
         members.close(stream);
+        stream.remark(Said::new(
+            "members",
+            Mood::Plain,
+            "the rank was removed: what it held does not count any more",
+        ));
         Ok(())
     }
 

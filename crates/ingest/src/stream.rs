@@ -82,6 +82,9 @@ pub struct StreamStatus {
     pub troubles: Vec<(&'static str, u64)>,
     /// Time since the last event was applied.
     pub since_last_event: Option<Duration>,
+    /// From the engine's stamp of the last batch until it was applied here, where it stamps with the time of day. What
+    /// their clocks differ by is in it.
+    pub lag: Option<Duration>,
     /// Why the index knows less of the stream than its journal does.
     pub index_lacking: Option<Reason>,
 }
@@ -92,6 +95,7 @@ struct Inner {
     malformed_frames: u64,
     troubles: Troubles,
     last_event: Option<Duration>,
+    lag: Option<Duration>,
     /// The stream was removed: whatever its source still says is not recorded.
     closed: bool,
     /// Where the stream is in the index, if it is in one.
@@ -152,6 +156,7 @@ impl Stream {
                 malformed_frames: 0,
                 troubles: Troubles::default(),
                 last_event: None,
+                lag: None,
                 closed: false,
                 index: None,
             }),
@@ -177,7 +182,7 @@ impl Stream {
     }
 
     /// Writes down for people what happened to it.
-    pub(crate) fn remark(&self, said: Said) {
+    pub fn remark(&self, said: Said) {
         self.chronicle.write(self.clock.now().unix_ms, Some(&self.id), said);
     }
 
@@ -232,6 +237,7 @@ impl Stream {
         input(&mut inner.recorder, now);
         if inner.recorder.journal().counters().batches != batches {
             inner.last_event = Some(now.mono);
+            inner.lag = lag(inner.recorder.journal().last_timestamp(), now);
         }
         let news = (inner.recorder.journal().cursor(), inner.recorder.standing()) != before;
         // Under the lock, so that the index has seen all that the journal has once the lock is free.
@@ -373,9 +379,17 @@ impl Stream {
             trouble: inner.troubles.now(),
             troubles: inner.troubles.counted().to_vec(),
             since_last_event: inner.last_event.map(|at| now.mono.saturating_sub(at)),
+            lag: inner.lag,
             index_lacking: inner.index.as_ref().and_then(StreamFeed::lacking),
         }
     }
+}
+
+/// How old a batch is that was stamped with a time of day, in seconds. One that is stamped with anything else has no age.
+fn lag(stamp: Option<f64>, now: Now) -> Option<Duration> {
+    const DAY_S: f64 = 86_400.0;
+    let age = now.unix_ms as f64 / 1_000.0 - stamp?;
+    (age.abs() < DAY_S).then(|| Duration::from_secs_f64(age.max(0.0)))
 }
 
 /// What answers say of a stream.

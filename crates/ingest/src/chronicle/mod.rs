@@ -93,7 +93,7 @@ impl Chronicle {
             remarks.pop_front();
         }
         remarks.push_back(Arc::new(Remark { number, unix_ms, stream: stream.cloned(), said, times }));
-        drop(remarks);
+        // Under the lock: the next one takes its number from it.
         self.last.send_replace(number);
     }
 
@@ -121,7 +121,7 @@ mod tests {
     }
 
     fn stream(rank: u32) -> StreamId {
-        StreamId::new(EngineId::new("a").unwrap(), rank)
+        StreamId::new(EngineId::new("a"), rank)
     }
 
     #[test]
@@ -137,6 +137,23 @@ mod tests {
         chronicle.write(5, Some(&a), said("x"));
         assert_eq!(chronicle.after(2).iter().map(|r| r.times).collect::<Vec<_>>(), [2, 1, 1]);
         assert_eq!(*chronicle.watch().borrow(), 5);
+    }
+
+    #[test]
+    fn numbers_are_given_once_whoever_writes() {
+        let chronicle = Chronicle::default();
+        std::thread::scope(|scope| {
+            for rank in 0..4 {
+                let chronicle = &chronicle;
+                scope.spawn(move || {
+                    for at in 0..200_u64 {
+                        chronicle.write(at, Some(&stream(rank)), said(&at.to_string()));
+                    }
+                });
+            }
+        });
+        let numbers: Vec<_> = chronicle.after(0).iter().map(|remark| remark.number).collect();
+        assert_eq!(numbers, (1..=800).collect::<Vec<_>>());
     }
 
     #[test]

@@ -1,13 +1,33 @@
 //! What happens to a stream, said to somebody who has not read the design.
 
-use kvplane_core::{Continuity, Trust};
+use kvplane_core::{Continuity, EngineId, Trust};
 use kvplane_stream::{Happening, PassedOver};
 
 use super::{Mood, Said};
+use crate::spec::Origin;
+
+/// Engines that a remark names; of the others it has the number.
+const NAMED_MAX: usize = 4;
 
 impl Said {
-    fn new(topic: &'static str, mood: Mood, words: impl Into<String>) -> Self {
+    /// Something that happened.
+    pub fn new(topic: &'static str, mood: Mood, words: impl Into<String>) -> Self {
         Self { topic, mood, words: words.into() }
+    }
+
+    pub(crate) fn added(engines: &[&EngineId], origin: Origin) -> Self {
+        let by = match origin {
+            Origin::Config => "as configured",
+            Origin::Api => "by a call",
+            Origin::Register => "because it registered",
+            Origin::Upstream => "because the plane that is followed has it",
+        };
+        Self::new("members", Mood::Plain, format!("added {by}: {}", named(engines)))
+    }
+
+    pub(crate) fn removed(engines: &[&EngineId]) -> Self {
+        let words = format!("removed: {}. What it held does not count any more", named(engines));
+        Self::new("members", Mood::Plain, words)
     }
 
     pub(crate) fn of(happening: &Happening) -> Self {
@@ -38,18 +58,25 @@ impl Said {
                 );
                 Self::new("epoch", if cause.proven() { Mood::Plain } else { Mood::Bad }, words)
             }
-            Happening::CaughtUp(batches) => {
-                Self::new("continuity", Mood::Good, format!("caught up: {batches} batches were replayed"))
+            Happening::CaughtUp { batches, gaps_filled: 0 } => {
+                let words =
+                    format!("caught up: {} came from the engine's replay", counted(*batches, "batch"));
+                Self::new("continuity", Mood::Good, words)
             }
-            Happening::Lost(reason) => Self::new(
-                "gap",
-                Mood::Bad,
-                format!("batches are lost for good, what was held is forgotten: {}", reason.words()),
-            ),
+            Happening::CaughtUp { batches, .. } => {
+                let words = format!(
+                    "gap repaired: {} came from the engine's replay, nothing is lost",
+                    counted(*batches, "missing batch")
+                );
+                Self::new("gap", Mood::Good, words)
+            }
+            Happening::Lost(reason) => {
+                Self::new("gap", Mood::Bad, format!("lost for good: {}", reason.words()))
+            }
             Happening::UnprovenFlush => Self::new(
                 "flush",
                 Mood::Bad,
-                "the engine accepted a flush, and its stream did not show it in time: what was held is forgotten",
+                "a flush was not shown by the stream in time: what was held is forgotten",
             ),
             Happening::ForeignReplay => Self::new(
                 "replay",
@@ -73,5 +100,42 @@ impl Said {
                 Self::new("events", Mood::Bad, format!("a batch cannot be decoded: {reason}"))
             }
         }
+    }
+}
+
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "es" })
+}
+
+fn named(engines: &[&EngineId]) -> String {
+    let names: Vec<_> = engines.iter().take(NAMED_MAX).map(|id| id.as_str()).collect();
+    match engines.len() - names.len() {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_that_is_filled_is_told_apart_from_a_late_join() {
+        let said = |batches, gaps_filled| Said::of(&Happening::CaughtUp { batches, gaps_filled });
+        assert_eq!(said(7, 0).words, "caught up: 7 batches came from the engine's replay");
+        let repaired = said(1, 1);
+        assert_eq!((repaired.topic, repaired.mood), ("gap", Mood::Good));
+        assert_eq!(
+            repaired.words,
+            "gap repaired: 1 missing batch came from the engine's replay, nothing is lost"
+        );
+    }
+
+    #[test]
+    fn of_many_engines_the_first_are_named() {
+        let ids: Vec<_> = (0..6).map(|at| EngineId::new(&format!("e{at}"))).collect();
+        let ids: Vec<_> = ids.iter().collect();
+        assert_eq!(Said::added(&ids, Origin::Config).words, "added as configured: e0, e1, e2, e3 and 2 more");
+        assert_eq!(Said::removed(&ids[..1]).words, "removed: e0. What it held does not count any more");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use kvplane_ingest::Origin;
+use kvplane_ingest::{Mood, Origin, Said};
 use tracing::{error, info, warn};
 
 use super::{EnginePlan, Fleet, FleetError};
@@ -71,6 +71,20 @@ impl Fleet {
             }
         }
         reloaded.removed = going.len();
+        self.0.plane.remark(reloaded.said());
         Ok(reloaded)
+    }
+}
+
+impl Reloaded {
+    fn said(self) -> Said {
+        let Self { added, removed, changed, unchanged, failed } = self;
+        let mut words = format!(
+            "configuration reloaded: {added} added, {removed} removed, {changed} changed, {unchanged} as before"
+        );
+        if failed > 0 {
+            words += &format!(", {failed} could not be added, because a port was taken");
+        }
+        Said::new("reload", if failed > 0 { Mood::Bad } else { Mood::Plain }, words)
     }
 }

@@ -16,6 +16,7 @@ mod input;
 mod operation;
 mod plan;
 mod proof;
+mod remark;
 mod report;
 mod selection;
 mod tally;

@@ -295,6 +295,9 @@ impl Operation {
     ) -> RankReport {
         let ruling = judge(self.wanted, &answered.asked.answer, answered.first, sight);
         self.tally.rule(&rank.name, ruling.verdict);
+        if let Some(said) = ruling.said(self.wanted.verb) {
+            rank.stream.remark(said);
+        }
         let mut report = self.described(rank, answered, Phase::Over);
         report.verdict = Some(ruling.verdict);
         report.why = ruling.why;

@@ -117,6 +117,8 @@ pub struct Journal {
     /// The next batch is the first that is known.
     known_from_next: bool,
     engine_sequence: Option<u64>,
+    /// The engine's stamp of that batch, in seconds.
+    last_timestamp: Option<f64>,
     /// Most stores have the same: shared.
     last_attributes: Arc<Attributes>,
     /// In the place of tokens that are not kept.
@@ -180,6 +182,7 @@ impl Journal {
             known_from: None,
             known_from_next: false,
             engine_sequence: None,
+            last_timestamp: None,
             last_attributes: Arc::default(),
             no_tokens: Arc::default(),
             learned_block_size: None,
@@ -229,6 +232,11 @@ impl Journal {
     /// The engine's number of the last batch.
     pub fn engine_sequence(&self) -> Option<u64> {
         self.engine_sequence
+    }
+
+    /// The engine's stamp of the last batch, in seconds.
+    pub fn last_timestamp(&self) -> Option<f64> {
+        self.last_timestamp
     }
 
     /// The block size, configured or learned.
@@ -368,6 +376,7 @@ impl Journal {
         self.known_from = None;
         self.known_from_next = false;
         self.engine_sequence = None;
+        self.last_timestamp = None;
         self.learned_block_size = None;
         self.page_hashes = PageHashes::default();
         self.main_window = None;
@@ -504,6 +513,9 @@ impl Journal {
         notes: Notes,
         transitions: Vec<Transition>,
     ) {
+        if engine_sequence.is_some() {
+            self.last_timestamp = Some(timestamp);
+        }
         let changes = if self.options.transitions_only { Vec::new() } else { changes };
         let entry = self.window.push(engine_sequence, timestamp, changes, notes, transitions);
         if let Some(fresh) = &mut self.fresh {

@@ -51,8 +51,13 @@ pub enum Happening {
     Trust(Trust, Option<Reason>),
     /// A new epoch.
     Epoch(Epoch, EpochCause),
-    /// It caught up: so many batches were replayed.
-    CaughtUp(u64),
+    /// It caught up.
+    CaughtUp {
+        /// Batches that replays brought.
+        batches: u64,
+        /// Gaps among them that are filled.
+        gaps_filled: u64,
+    },
     /// Batches were lost for good.
     Lost(Reason),
     /// The stream did not show a flush in time; what it held was dropped.
@@ -85,8 +90,8 @@ pub struct Recorder {
     /// Answers to older hints speak of another life's capacity.
     hints_from: u64,
     last_standing: Standing,
-    /// Batches that replays had brought when it was last live.
-    replayed: u64,
+    /// What had been counted when it was last live.
+    last_live: Counters,
     last_trust: (Trust, Option<Reason>),
     asks: Vec<Ask>,
     happenings: Vec<Happening>,
@@ -114,7 +119,7 @@ impl Recorder {
             foreign_replays: 0,
             hints_from: 0,
             last_standing: follower.standing(),
-            replayed: 0,
+            last_live: Counters::default(),
             last_trust: trust_of(&journal),
             follower,
             journal,
@@ -234,9 +239,12 @@ impl Recorder {
         if standing != self.last_standing {
             self.last_standing = standing;
             if standing == Standing::Live {
-                let replayed = self.follower.counters().replayed_batches;
-                let batches = replayed - std::mem::replace(&mut self.replayed, replayed);
-                self.happenings.extend((batches > 0).then_some(Happening::CaughtUp(batches)));
+                let counters = self.follower.counters();
+                let before = std::mem::replace(&mut self.last_live, counters);
+                let batches = counters.replayed_batches - before.replayed_batches;
+                let lost = counters.gaps_unfilled - before.gaps_unfilled;
+                let gaps_filled = (counters.gaps - before.gaps).saturating_sub(lost);
+                self.happenings.extend((batches > 0).then_some(Happening::CaughtUp { batches, gaps_filled }));
             }
             if !mirrored {
                 self.journal.note_standing(standing);
