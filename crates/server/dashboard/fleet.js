@@ -1,7 +1,7 @@
 // The fleet at a glance: a card for each engine, a cell for each rank.
 
-import { known, key, now } from "./live.js";
-import { LEGEND, MARKS, TIERS, make, mark, say, sentence, short, since, standing, total } from "./words.js";
+import { known, key } from "./live.js";
+import { LEGEND, MARKS, TIERS, lag, make, mark, say, sentence, short, standing, tierNames, total } from "./words.js";
 
 const cards = new Map(); // engine -> {card, cells: Map(rank -> parts)}
 let members = -1;
@@ -12,6 +12,9 @@ export function begin() {
   for (const [state, meaning] of LEGEND) {
     const sign = make("span", { class: "mark", "data-standing": state }, MARKS[state]);
     legend.append(make("li", { title: meaning }, sign, ` ${state}`));
+  }
+  for (const tier of TIERS.filter((tier) => tier !== "unknown")) {
+    legend.append(make("li", { title: `blocks: ${tier}` }, make("span", { class: "tier", "data-tier": tier }, tier)));
   }
   const filter = document.getElementById("filter");
   filter.addEventListener("input", () => {
@@ -28,48 +31,79 @@ export function draw() {
   for (const rank of known.ranks.values()) drawCell(rank);
   if (wanted) hideOthers();
   const empty = document.getElementById("fleet-empty");
-  empty.hidden = known.ranks.size > 0;
+  empty.hidden = known.ranks.size > 0 || known.plane === null;
   say(empty, "No engine yet. Add one: kvplane engines add NAME --engine vllm=tcp://HOST:5557,model=NAME");
 }
 
 function build() {
   const fleet = document.getElementById("fleet");
+  const focused = document.activeElement?.closest("#fleet .cell");
+  const held = focused && [focused.dataset.engine, Number(focused.dataset.rank)];
   cards.clear();
   for (const rank of known.ranks.values()) {
-    let entry = cards.get(rank.engine);
-    if (!entry) {
-      const link = make("a", { href: `#/engine/${encodeURIComponent(rank.engine)}`, title: rank.engine }, rank.engine);
-      const cells = make("div", { class: "cells" });
-      const title = make("h2", {}, link, make("span", {}, rank.kind));
-      const card = make("article", { class: "engine" }, title, make("p", { class: "model", title: rank.model }, rank.model), cells);
-      entry = { card, list: cells, cells: new Map() };
-      cards.set(rank.engine, entry);
-    }
-    const parts = { mark: make("span", { class: "mark" }), blocks: make("b"), rate: make("span", { class: "rate" }) };
-    parts.cell = make("div", { class: "cell", "data-rank": rank.rank }, parts.mark, ` ${rank.rank} `, parts.blocks, parts.rate);
+    const entry = cards.get(rank.engine) ?? buildCard(rank);
+    const parts = buildCell(rank);
     entry.cells.set(rank.rank, parts);
     entry.list.append(parts.cell);
   }
   fleet.replaceChildren(...[...cards.values()].map((entry) => entry.card));
+  // One cell is reached by Tab, the others by arrows.
+  const first = held && cards.get(held[0])?.cells.get(held[1])?.cell;
+  (first ?? fleet.querySelector(".cell"))?.setAttribute("tabindex", "0");
+  first?.focus({ preventScroll: true });
+}
+
+const page = (engine) => `#/engine/${encodeURIComponent(engine)}`;
+
+function buildCard(rank) {
+  // The cells lead there too: by keyboard an engine is reached once.
+  const link = make("a", { href: page(rank.engine), title: rank.engine, tabindex: "-1" }, rank.engine);
+  const list = make("div", { class: "cells" });
+  const title = make("h2", {}, link, make("span", {}, rank.kind));
+  const model = make("p", { class: "model", title: rank.model }, rank.model);
+  const entry = { card: make("article", { class: "engine" }, title, model, list), list, cells: new Map() };
+  cards.set(rank.engine, entry);
+  return entry;
+}
+
+function buildCell(rank) {
+  const parts = { mark: make("span", { class: "mark" }), state: make("span", { class: "state" }), pace: make("span", { class: "pace" }), tiers: {} };
+  const blocks = make("span", { class: "blocks" });
+  for (const tier of TIERS) {
+    parts.tiers[tier] = make("span", { class: "tier", "data-tier": tier, hidden: "" });
+    blocks.append(parts.tiers[tier]);
+  }
+  const names = { class: "cell", href: page(rank.engine), tabindex: "-1", "data-engine": rank.engine, "data-rank": rank.rank };
+  parts.cell = make("a", names, make("span", { class: "top" }, parts.mark, make("b", {}, `rank ${rank.rank}`), parts.state), blocks, parts.pace);
+  return parts;
 }
 
 function drawCell(rank) {
   const parts = cards.get(rank.engine)?.cells.get(rank.rank);
-  if (!parts) return;
+  // The same object: nothing was told of it since.
+  if (!parts || parts.drawn === rank) return;
+  parts.drawn = rank;
   const state = standing(rank);
+  const life = rank.restarts + 1;
   mark(parts.cell, "data-standing", state);
   mark(parts.cell, "data-epoch", String(rank.epoch));
   say(parts.mark, MARKS[state]);
-  say(parts.blocks, short(total(rank.blocks)));
-  say(parts.rate, state === "away" ? rank.continuity : `${short(rank.events_per_s)}/s`);
-  const tiers = TIERS.filter((tier) => rank.blocks[tier]).map((tier) => `${tier} ${rank.blocks[tier]}`);
-  const quiet = rank.last_event_ms === null ? "nothing heard yet" : `last event ${since(rank.last_event_ms, now())} ago`;
+  say(parts.state, state === "away" ? rank.continuity : state);
+  for (const tier of TIERS) {
+    const held = rank.blocks[tier];
+    parts.tiers[tier].hidden = held === undefined;
+    if (held !== undefined) say(parts.tiers[tier], short(held));
+  }
+  say(parts.pace, `${short(rank.events_per_s)}/s · ${lag(rank)} · life ${life}`);
+  const tiers = tierNames(rank.blocks);
   mark(
     parts.cell,
     "title",
-    `rank ${rank.rank}: ${rank.continuity}, ${rank.trust}\n${sentence(rank)}\nblocks: ${tiers.join(", ") || "none"}\n${quiet}, epoch ${rank.epoch}`,
+    `${key(rank)}: ${rank.continuity}, ${rank.trust}\n${sentence(rank)}\nblocks: ${tiers}\n` +
+      `${rank.events_per_s} events/s, lag ${lag(rank)}\nepoch ${rank.epoch}, life ${life} since it is followed`,
   );
-  mark(parts.cell, "aria-label", `rank ${rank.rank}, ${state}, ${total(rank.blocks)} blocks, ${rank.events_per_s} events a second`);
+  const spoken = `${rank.engine} rank ${rank.rank}, ${rank.continuity}, ${rank.trust}, blocks ${tiers}, ${rank.events_per_s} events a second`;
+  mark(parts.cell, "aria-label", spoken);
 }
 
 function hideOthers() {
@@ -82,6 +116,7 @@ function hideOthers() {
 }
 
 export function totals() {
+  if (known.plane === null) return "";
   const states = { exact: 0, away: 0, other: 0 };
   let blocks = 0;
   let rate = 0;
@@ -93,7 +128,8 @@ export function totals() {
     blocks += total(rank.blocks);
     rate += rank.events_per_s;
   }
-  const parts = [`${engines.size} engines`, `${known.ranks.size} ranks`, `${states.exact} exact`];
+  const counted = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
+  const parts = [counted(engines.size, "engine"), counted(known.ranks.size, "rank"), `${states.exact} exact`];
   if (states.other) parts.push(`${states.other} less than exact`);
   if (states.away) parts.push(`${states.away} not followed`);
   parts.push(`${short(blocks)} blocks`, `${short(rate)} events/s`);

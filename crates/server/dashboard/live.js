@@ -1,10 +1,12 @@
 // The one stream from the plane: what it says, and what was said before.
 
 const HISTORY = 600; // samples a rank keeps: five minutes
+const SILENCE = 40_000; // the plane says something every 15 s: one that is silent for this long is gone
 const TOKEN = "kvplane-token";
 
 /** Everything that is known. */
 export const known = {
+  plane: null, // {id, version}
   ranks: new Map(), // "engine/rank" -> the rank as the plane tells it
   history: new Map(), // "engine/rank" -> [{at, rate, blocks}]
   remarks: [], // oldest first
@@ -15,9 +17,13 @@ export const known = {
 export const key = (rank) => `${rank.engine}/${rank.rank}`;
 export const now = () => Date.now() + known.skew;
 
+/** The token is kept for this tab alone, and is never part of an address. */
 export function setToken(token) {
-  sessionStorage.setItem(TOKEN, token);
+  if (token) sessionStorage.setItem(TOKEN, token);
+  else sessionStorage.removeItem(TOKEN);
 }
+
+export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
 
 /** What every request to the plane carries. */
 export function headers() {
@@ -25,44 +31,60 @@ export function headers() {
   return token ? { authorization: `Bearer ${token}` } : {};
 }
 
+/** What a refusal says, and what to do about it, in the plane's own words. */
+export async function refusal(response) {
+  const { error } = await response.json().catch(() => ({}));
+  return error ? [error.message, error.next].filter(Boolean).join("; ") : `the plane answers ${response.status}`;
+}
+
 /**
- * Follows the plane until the page is closed. `tell` gets "fleet" and "remarks" when there is news, and "live", "lost" or "locked"
- * when the connection changes. Returns a function that connects again at once.
+ * Follows the plane until the page is closed. `tell` gets "plane", "fleet" and "remarks" when there is news, and ("live"), ("lost", why) or
+ * ("locked", why) when the connection changes. Returns a function that connects again at once.
  */
 export function follow(tell) {
   let wake = () => {};
   (async () => {
-    for (let pause = 500; ; pause = Math.min(pause * 2, 10_000)) {
-      const ended = await read(tell, () => (pause = 500)).catch((error) => String(error));
-      tell(ended === "locked" ? "locked" : "lost");
+    let pause = 500;
+    for (;;) {
+      const ended = await read(tell, () => (pause = 500)).catch(() => ({ state: "lost", why: "it does not answer" }));
+      tell(ended.state, ended.why);
       await new Promise((resolve) => {
         wake = resolve;
-        if (ended !== "locked") setTimeout(resolve, pause);
+        // Whoever is not let in is asked for a token, and not let in by trying again.
+        if (ended.state === "lost") setTimeout(resolve, pause);
       });
+      pause = Math.min(pause * 2, 5_000);
     }
   })();
   return () => wake();
 }
 
 async function read(tell, reached) {
-  const response = await fetch("v1/watch", { headers: headers(), cache: "no-store" });
-  if (response.status === 401 || response.status === 403) return "locked";
-  if (!response.ok) return `HTTP ${response.status}`;
-  reached();
-  tell("live");
-  const lines = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await lines.read();
-    if (done) return "ended";
-    rest += value;
-    const events = rest.split("\n\n");
-    rest = events.pop();
-    for (const event of events) take(event, tell);
+  const given_up = new AbortController();
+  let timer = setTimeout(() => given_up.abort(), SILENCE);
+  try {
+    const response = await fetch("v1/watch", { headers: headers(), cache: "no-store", signal: given_up.signal });
+    if (!response.ok) {
+      const locked = response.status === 401 || response.status === 403;
+      return { state: locked ? "locked" : "lost", why: await refusal(response) };
+    }
+    const text = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { value, done } = await text.read();
+      if (done) return { state: "lost", why: "it ended the connection" };
+      clearTimeout(timer);
+      timer = setTimeout(() => given_up.abort(), SILENCE);
+      const events = (rest + value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) take(event, tell, reached);
+    }
+  } finally {
+    clearTimeout(timer);
   }
 }
 
-function take(event, tell) {
+function take(event, tell, reached) {
   let name = "";
   let data = "";
   for (const line of event.split("\n")) {
@@ -71,6 +93,12 @@ function take(event, tell) {
   }
   if (!data) return;
   const said = JSON.parse(data);
+  if (name === "plane") {
+    known.plane = said;
+    known.remarks = []; // what is still known of them comes next
+    reached();
+    tell("live");
+  }
   if (name === "fleet") takeFleet(said);
   if (name === "remarks") takeRemarks(said);
   tell(name);
@@ -102,11 +130,11 @@ function takeRemarks(remarks) {
     // What happens again moves to the end under a new number.
     if (remark.times > 1) {
       const same = (other) =>
-        other.engine === remark.engine && other.rank === remark.rank && other.words === remark.words && other.times === remark.times - 1;
+        other.engine === remark.engine && other.rank === remark.rank && other.words === remark.words && other.times < remark.times;
       const at = known.remarks.findLastIndex(same);
       if (at >= 0) known.remarks.splice(at, 1);
     }
-    if (!known.remarks.some((other) => other.number === remark.number)) known.remarks.push(remark);
+    known.remarks.push(remark);
   }
   known.remarks.splice(0, Math.max(0, known.remarks.length - 1024));
 }

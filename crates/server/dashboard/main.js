@@ -1,13 +1,14 @@
-// Pages, keys and the rhythm: news marks what is stale, and the next frame draws what is seen.
+// Pages and the rhythm: news marks what is stale, and the next frame draws what is seen.
 
 import * as engine from "./engine.js";
 import * as fleet from "./fleet.js";
 import * as query from "./query.js";
 import * as timeline from "./timeline.js";
-import { follow, setToken } from "./live.js";
+import { arrows, shortcuts } from "./keys.js";
+import { follow, hasToken, setToken } from "./live.js";
 import { say } from "./words.js";
 
-const LINK = { live: "live", lost: "connection lost, trying again", locked: "a token is needed" };
+const by = (id) => document.getElementById(id);
 let page = { name: "fleet" };
 let due = false;
 
@@ -21,6 +22,7 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   document.title = page.engine ? `${page.engine} · kvplane` : "kvplane";
+  window.scrollTo(0, 0);
   redraw();
 }
 
@@ -29,7 +31,7 @@ function redraw() {
   due = true;
   requestAnimationFrame(() => {
     due = false;
-    say(document.getElementById("totals"), fleet.totals());
+    say(by("totals"), fleet.totals());
     if (page.name === "fleet") fleet.draw();
     if (page.name === "engine") engine.draw(page.engine);
     if (page.name === "ask") query.draw();
@@ -46,46 +48,60 @@ function theme(change) {
     localStorage.setItem("kvplane-theme", chosen);
   }
   document.documentElement.dataset.theme = chosen;
+  by("theme").setAttribute("aria-label", `Switch to ${chosen === "dark" ? "light" : "dark"} colours`);
   redraw();
 }
 
-function keys(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
-  const go = { f: "#/", a: "#/ask" }[event.key];
-  if (go) location.hash = go;
-  else if (event.key === "d") theme(true);
-  else if (event.key === "/") {
-    location.hash = "#/";
-    document.getElementById("filter").focus();
-    event.preventDefault();
-  }
+const LINK = { live: "live", lost: "not connected", locked: "not let in" };
+
+/** Says how the connection is: in the corner always, and across the page when what is shown is old. */
+function connection(state, why) {
+  by("link").dataset.state = state;
+  say(by("link"), LINK[state]);
+  document.documentElement.dataset.link = state;
+  by("banner").hidden = state !== "lost";
+  if (state === "lost") say(by("banner-words"), `The plane is not heard: ${why}. What is shown is what was last heard of it; it is tried again all the time.`);
+  by("token-form").hidden = state !== "locked";
+  if (state !== "locked") return;
+  const asked = hasToken() ? "This plane does not let this token in" : "This plane does not let everybody in";
+  say(by("token-why"), `${asked}: ${why}.`);
+  by("token").focus();
 }
 
-theme(false);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme(false));
-document.getElementById("theme").addEventListener("click", () => theme(true));
-document.addEventListener("keydown", keys);
-window.addEventListener("hashchange", route);
-window.addEventListener("resize", redraw);
 fleet.begin();
 query.begin();
+theme(false);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme(false));
+by("theme").addEventListener("click", () => theme(true));
+by("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says which page it is
+  by("main").focus();
+});
+window.addEventListener("hashchange", route);
+window.addEventListener("resize", redraw);
+arrows(by("fleet"));
+shortcuts({
+  f: () => (location.hash = "#/"),
+  a: () => (location.hash = "#/ask"),
+  d: () => theme(true),
+  "/": () => {
+    location.hash = "#/";
+    route();
+    by("filter").focus();
+  },
+});
 
-const form = document.getElementById("token-form");
-const link = document.getElementById("link");
-const again = follow((news) => {
-  if (news in LINK) {
-    link.dataset.state = news;
-    say(link, LINK[news]);
-    form.hidden = news !== "locked";
-    if (news === "locked") document.getElementById("token").focus();
-  }
+const again = follow((news, why) => {
+  if (news in LINK) connection(news, why);
   redraw();
 });
-form.addEventListener("submit", (event) => {
+by("again").addEventListener("click", again);
+by("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  setToken(document.getElementById("token").value.trim());
+  setToken(by("token").value.trim());
+  by("token").value = "";
   again();
 });
-// "2 min ago" grows also while nothing happens.
-setInterval(redraw, 5000);
+// Plots go on, and "2 min ago" grows, also while nothing happens.
+setInterval(() => page.name === "engine" && redraw(), 1000);
 route();

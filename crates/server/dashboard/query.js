@@ -1,16 +1,17 @@
 // Who holds how much of a prompt, drawn along it.
 
-import { headers, known } from "./live.js";
-import { make, say } from "./words.js";
+import { headers, key, known, refusal } from "./live.js";
+import { make, say, sentence, standing } from "./words.js";
 
 const COLDEST_FIRST = ["remote", "disk", "host", "device"];
+const LARGEST = 0xffff_ffff;
 let models = "";
 
 export function begin() {
   const form = document.getElementById("ask");
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    ask().catch((error) => fail(String(error)));
+    ask().catch(() => fail("The plane does not answer."));
   });
   form.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
@@ -31,32 +32,58 @@ function fail(message) {
   const error = document.getElementById("ask-error");
   error.hidden = !message;
   say(error, message);
+  if (message) document.getElementById("ask-answer").replaceChildren();
+}
+
+/** Token ids as they are pasted: a JSON list, or numbers with commas or spaces between. Anything else is said, not guessed. */
+export function tokenIds(text) {
+  const words = text.trim().replace(/^\[/, "").replace(/\]$/, "").split(/[\s,;]+/).filter(Boolean);
+  if (!words.length) throw new Error("There is no token id in it.");
+  return words.map((word, at) => {
+    const id = Number(word);
+    if (/^[0-9]+$/.test(word) && id <= LARGEST) return id;
+    throw new Error(`Number ${at + 1} is "${word.slice(0, 20)}": a token id is a whole number from 0 to ${LARGEST}.`);
+  });
 }
 
 async function ask() {
   fail("");
-  const text = document.getElementById("ask-tokens").value;
-  const token_ids = (text.match(/-?[0-9.]+/g) ?? []).map(Number);
-  const wrong = token_ids.find((id) => !Number.isInteger(id) || id < 0 || id > 0xffffffff);
-  if (wrong !== undefined) return fail(`${wrong} is not a token id: whole numbers from 0 to 4294967295`);
-  if (!token_ids.length) return fail("there is no number in it");
-  const body = JSON.stringify({ model: document.getElementById("ask-model").value, token_ids });
-  const response = await fetch("v1/query", { method: "POST", headers: { ...headers(), "content-type": "application/json" }, body });
-  const answer = await response.json();
-  if (!response.ok) return fail(answer.error?.message ?? `HTTP ${response.status}`);
-  show(answer, token_ids.length);
+  const value = (id) => document.getElementById(id).value;
+  const question = { model: value("ask-model") };
+  try {
+    question.token_ids = tokenIds(value("ask-tokens"));
+  } catch (error) {
+    return fail(error.message);
+  }
+  if (value("ask-salt")) question.cache_salt = value("ask-salt");
+  if (value("ask-adapter")) question.lora_name = value("ask-adapter");
+  const asked = { method: "POST", headers: { ...headers(), "content-type": "application/json" }, body: JSON.stringify(question) };
+  const response = await fetch("v1/query", asked);
+  if (!response.ok) return fail(`Not answered: ${await refusal(response)}.`);
+  show(await response.json(), question.token_ids.length);
 }
 
 function show(answer, tokens) {
-  const best = new Set(answer.best.map(({ engine, rank }) => `${engine}/${rank}`));
-  const nodes = [make("p", {}, `${tokens.toLocaleString()} tokens. The answer is worth: `, make("b", {}, answer.trust), ".")];
-  for (const match of answer.matches) nodes.push(holder(match, tokens, best.has(`${match.engine}/${match.rank}`)));
-  nodes.push(make("p", { class: "ruler" }, make("span", {}, "first token"), make("span", {}, `token ${tokens.toLocaleString()}`)));
-  if (!answer.matches.length) nodes.push(make("p", { class: "empty" }, "No stream of this model can be asked right now."));
+  const best = new Set(answer.best.map(key));
+  const matches = answer.matches.toSorted((one, two) => two.tokens - one.tokens);
+  const holders = matches.filter((match) => match.tokens > 0);
+  const summary = `${holders.length} of ${matches.length} ranks hold a part of these ${tokens.toLocaleString()} tokens. The answer is worth: `;
+  const nodes = [make("p", {}, summary, make("b", {}, answer.trust), "."), ruler(tokens)];
+  for (const match of holders) nodes.push(holder(match, tokens, best.has(key(match))));
+  const others = matches.filter((match) => match.tokens === 0).map(key);
+  if (others.length) nodes.push(make("p", { class: "empty" }, `Nothing of it: ${others.join(", ")}`));
+  if (!matches.length) nodes.push(make("p", { class: "empty" }, "No rank of this model can be credited right now."));
   for (const other of answer.not_credited) {
-    nodes.push(make("p", { class: "empty" }, `${other.engine}/${other.rank} is not credited: ${other.reason}`));
+    const rank = known.ranks.get(key(other));
+    const why = rank && standing(rank) !== "exact" ? sentence(rank) : other.reason;
+    nodes.push(make("p", { class: "empty" }, `${key(other)} is not credited: ${why}`));
   }
   document.getElementById("ask-answer").replaceChildren(...nodes);
+}
+
+function ruler(tokens) {
+  const marks = [0, 0.25, 0.5, 0.75, 1].map((part) => make("span", {}, Math.round(tokens * part).toLocaleString()));
+  return make("p", { class: "ruler", "aria-hidden": "true" }, ...marks);
 }
 
 function holder(match, tokens, isBest) {
@@ -69,8 +96,10 @@ function holder(match, tokens, isBest) {
     part.style.width = `${share(held)}%`;
     bar.append(part);
   }
-  const name = make("span", { class: isBest ? "best" : "" }, `${match.engine}/${match.rank}`);
+  const link = make("a", { href: `#/engine/${encodeURIComponent(match.engine)}` }, key(match));
   const size = `${match.tokens.toLocaleString()} tokens (${share(match.tokens).toFixed(0)} %)`;
-  const worth = match.trust === "exact" ? "exact" : `${match.trust}: ${match.reason}`;
-  return make("div", { class: "holder" }, make("p", {}, name, make("span", {}, size), make("span", { class: "hint" }, worth)), bar);
+  const worth = match.trust === "exact" ? "exact" : `${match.trust}: ${known.ranks.get(key(match))?.words ?? match.reason}`;
+  const words = [link, make("span", {}, size), make("span", { class: "hint" }, worth)];
+  if (isBest) words.splice(1, 0, make("b", { class: "best" }, "best"));
+  return make("div", { class: "holder", "data-holder": key(match) }, make("p", {}, ...words), bar);
 }

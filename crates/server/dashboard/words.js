@@ -40,6 +40,17 @@ export function clock(unixMs) {
   return new Date(unixMs).toLocaleTimeString([], { hour12: false });
 }
 
+/** How long the last batch was on its way. */
+export function lag(rank) {
+  if (rank.lag_ms === null) return "no lag known";
+  return rank.lag_ms < 10_000 ? `${rank.lag_ms} ms` : since(0, rank.lag_ms);
+}
+
+/** Blocks by tier, in words. */
+export function tierNames(blocks) {
+  return TIERS.filter((tier) => blocks[tier] !== undefined).map((tier) => `${tier} ${blocks[tier].toLocaleString()}`).join(", ");
+}
+
 /** One sentence about a rank. */
 export function sentence(rank) {
   if (rank.continuity === "connecting") return rank.trouble ? `not reached: ${rank.trouble}` : "not reached yet";

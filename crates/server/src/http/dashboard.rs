@@ -27,6 +27,7 @@ const FILES: &[File] = &[
     file!("icon.svg", "image/svg+xml"),
     file!("main.js", "text/javascript"),
     file!("live.js", "text/javascript"),
+    file!("keys.js", "text/javascript"),
     file!("fleet.js", "text/javascript"),
     file!("timeline.js", "text/javascript"),
     file!("query.js", "text/javascript"),
@@ -49,7 +50,7 @@ async fn page() -> Response {
 
 async fn file(Path(name): Path<String>) -> Result<Response, ApiError> {
     let found = FILES.iter().find(|(file, ..)| *file == name);
-    let (_, kind, text) = found.ok_or_else(|| super::no_such_path())?;
+    let (_, kind, text) = found.ok_or_else(super::no_such_path)?;
     Ok(served(kind, text))
 }
 
@@ -64,4 +65,65 @@ fn served(kind: &'static str, text: &'static str) -> Response {
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
     ];
     (headers, text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_folder_is_served() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/dashboard");
+        let there: BTreeSet<_> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name != "index.html")
+            .collect();
+        let served: BTreeSet<_> = FILES.iter().map(|(name, ..)| (*name).to_owned()).collect();
+        assert_eq!(there, served);
+    }
+
+    /// What a policy against inline code and foreign addresses would refuse, and what it would not notice.
+    #[test]
+    fn files_need_nothing_from_elsewhere_and_hold_no_inline_code() {
+        for (name, _, text) in FILES.iter().chain([&("index.html", "text/html", PAGE)]) {
+            let foreign = text.replace("http://www.w3.org/2000/svg", "");
+            for word in
+                ["http://", "https://", "//cdn", "innerHTML", "eval(", " style=", " onclick=", "<style"]
+            {
+                assert!(!foreign.contains(word), "{name} has {word}");
+            }
+            let lines = text.lines().count();
+            assert!(lines <= 150, "{name} has {lines} lines: split it");
+        }
+        assert!(!PAGE.contains("<script>"));
+        for part in PAGE.split("dashboard/").skip(1) {
+            let name = part.split('"').next().unwrap();
+            assert!(FILES.iter().any(|(file, ..)| *file == name), "{name} is asked for and not served");
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_say_what_may_be_done_with_them() {
+        let mut answers = vec![page().await];
+        for (name, ..) in FILES {
+            answers.push(file(Path((*name).to_owned())).await.unwrap_or_else(|_| panic!("{name}")));
+        }
+        for answer in answers {
+            let header = |name| answer.headers().get(name).unwrap().to_str().unwrap().to_owned();
+            let policy = header("content-security-policy");
+            assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+            assert!(
+                policy.contains("frame-ancestors 'none'") && policy.contains("connect-src 'self'"),
+                "{policy}"
+            );
+            assert_eq!(header("x-content-type-options"), "nosniff");
+            assert_eq!(header("referrer-policy"), "no-referrer");
+            assert_eq!(header("cache-control"), "no-cache");
+            assert!(header("content-type").ends_with("; charset=utf-8"));
+        }
+        assert!(file(Path("../Cargo.toml".to_owned())).await.is_err());
+    }
 }

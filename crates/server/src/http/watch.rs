@@ -1,7 +1,7 @@
 //! `/v1/watch`: the fleet and what happens to it, as server-sent events.
 //!
-//! `fleet` has ranks: all of them (`whole`) when the stream begins and when others are there, else those that changed. `remarks` has what
-//! happened, oldest first; the first one what happened lately.
+//! `plane` comes first and says which plane it is. `fleet` has ranks: all of them (`whole`) when the stream begins and when others are
+//! there, else those that changed. `remarks` has what happened, oldest first; the first one all that is still known.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -23,6 +23,13 @@ use crate::watch::{Looking, Picture};
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Serialize)]
+struct PlaneJson {
+    /// Another run has another.
+    id: String,
+    version: &'static str,
+}
+
+#[derive(Debug, Serialize)]
 struct RemarkJson<'r> {
     number: u64,
     unix_ms: u64,
@@ -37,6 +44,7 @@ struct RemarkJson<'r> {
 }
 
 /// One who looks.
+#[derive(Debug)]
 struct Watcher {
     plane: Arc<Plane>,
     _looking: Arc<Looking>,
@@ -51,20 +59,7 @@ struct Watcher {
 pub(super) async fn watch(
     State(shared): State<Arc<Shared>>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let looking = shared.watch.look(&shared.plane);
-    let mut remarks = shared.plane.chronicle().watch();
-    remarks.mark_changed();
-    let watcher = Watcher {
-        plane: shared.plane.clone(),
-        pictures: looking.pictures(),
-        _looking: looking,
-        seen: 0,
-        remarks,
-        heard: 0,
-        ready: VecDeque::new(),
-        stop: shared.stop.clone(),
-    };
-    let events = futures::stream::unfold(watcher, async |mut watcher| {
+    let events = futures::stream::unfold(Watcher::new(&shared), async |mut watcher| {
         let event = watcher.next().await?;
         Some((Ok(event), watcher))
     });
@@ -72,6 +67,23 @@ pub(super) async fn watch(
 }
 
 impl Watcher {
+    fn new(shared: &Shared) -> Self {
+        let looking = shared.watch.look(&shared.plane);
+        let mut remarks = shared.plane.chronicle().watch();
+        remarks.mark_changed();
+        let hello = PlaneJson { id: shared.plane.id().to_string(), version: env!("CARGO_PKG_VERSION") };
+        Self {
+            plane: shared.plane.clone(),
+            pictures: looking.pictures(),
+            _looking: looking,
+            seen: 0,
+            remarks,
+            heard: 0,
+            ready: Event::default().event("plane").json_data(hello).into_iter().collect(),
+            stop: shared.stop.clone(),
+        }
+    }
+
     /// What to tell next; `None` when the plane ends.
     async fn next(&mut self) -> Option<Event> {
         loop {
@@ -112,3 +124,6 @@ fn told(remarks: &[Arc<Remark>]) -> Option<Event> {
         .collect();
     Event::default().event("remarks").json_data(shown).ok()
 }
+
+#[cfg(test)]
+mod tests;

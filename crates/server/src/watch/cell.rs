@@ -26,6 +26,8 @@ pub(super) struct Cell {
     events_per_s: u64,
     /// When the last event was applied, in unix milliseconds, to the second.
     last_event_ms: Option<u64>,
+    /// How long the last batch was on its way, by the engine's stamp.
+    lag_ms: Option<u64>,
     restarts: u64,
     gaps: u64,
     gaps_unfilled: u64,
@@ -69,6 +71,7 @@ impl Cell {
             last_event_ms: status
                 .since_last_event
                 .map(|since| now_ms.saturating_sub(since.as_millis() as u64) / 1000 * 1000),
+            lag_ms: status.lag.map(|lag| lag.as_millis() as u64),
             restarts: status.counters.restarts,
             gaps: status.counters.gaps,
             gaps_unfilled: status.counters.gaps_unfilled,

@@ -49,6 +49,12 @@ impl Watch {
         *looking = Arc::downgrade(&begun);
         begun
     }
+
+    /// Whether pictures are made.
+    #[cfg(test)]
+    pub(crate) fn is_looked_at(&self) -> bool {
+        self.looking.lock().strong_count() > 0
+    }
 }
 
 impl Looking {

@@ -56,14 +56,11 @@ impl Picture {
             for stream in &engine.streams {
                 let before = last.and_then(|last| last.shown(stream.id()));
                 let (cell, counted) = Cell::of(engine, stream, unix_ms, before.map(|shown| shown.counted));
-                let shown = match before.filter(|before| before.cell == cell) {
-                    Some(before) => {
-                        Shown { cell, counted, changed: before.changed, json: before.json.clone() }
-                    }
-                    None => {
-                        let json = serde_json::to_string(&cell).unwrap_or_default().into();
-                        Shown { cell, counted, changed: number, json }
-                    }
+                let shown = if let Some(before) = before.filter(|before| before.cell == cell) {
+                    Shown { cell, counted, changed: before.changed, json: before.json.clone() }
+                } else {
+                    let json = serde_json::to_string(&cell).unwrap_or_default().into();
+                    Shown { cell, counted, changed: number, json }
                 };
                 picture.by_stream.insert(stream.id().clone(), picture.cells.len());
                 picture.cells.push(shown);

@@ -279,7 +279,9 @@ impl Served {
         let request = headed(request, key).body(Full::new(Bytes::new())).unwrap();
         let asked = async {
             let (head, body) = sender.send_request(request).await.unwrap().into_parts();
-            let body = body.collect().await.unwrap().to_bytes();
+            // One that goes on for ever has no body to compare.
+            let is_endless = head.headers.get("content-type").is_some_and(|kind| kind == "text/event-stream");
+            let body = if is_endless { Bytes::new() } else { body.collect().await.unwrap().to_bytes() };
             Answer { status: head.status, headers: head.headers, body }
         };
         timeout(DEADLINE, asked).await.expect("an answer")

@@ -1,0 +1,133 @@
+//! What watchers are told, over the route's own body.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::IntoResponse as _;
+use http_body_util::BodyExt as _;
+use kvplane_ingest::{Mood, PlaneOptions, Said};
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::*;
+use crate::fleet::{Fleet, Registration};
+use crate::service::{Options, Service};
+
+/// Far beyond anything that should take: only a hang reaches it.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A plane with one rank that nobody answers for.
+async fn plane() -> (Arc<Shared>, Fleet) {
+    let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
+    let service = Service::new(plane, Options::default());
+    register(&service.fleet(), 1).await;
+    (service.shared(), service.fleet())
+}
+
+async fn register(fleet: &Fleet, instance_id: u64) {
+    let registration = Registration {
+        instance_id,
+        rank: 0,
+        model: "m".to_owned(),
+        routing_group: "g".to_owned(),
+        block_size: 16,
+        events: format!("tcp://127.0.0.1:{instance_id}"),
+        replay: None,
+    };
+    fleet.register(registration).await.unwrap();
+}
+
+/// One who reads the route's body.
+struct Reader(Body);
+
+impl Reader {
+    async fn begin(shared: &Arc<Shared>) -> Self {
+        Self(watch(State(shared.clone())).await.into_response().into_body())
+    }
+
+    /// The next event: its name and its data. `None` at the end.
+    async fn next(&mut self) -> Option<(String, Value)> {
+        let frame = timeout(DEADLINE, self.0.frame()).await.expect("an event")?;
+        let text = String::from_utf8(frame.unwrap().into_data().unwrap().to_vec()).unwrap();
+        let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        Some((line("event:")?.to_owned(), serde_json::from_str(line("data:")?).unwrap()))
+    }
+
+    /// Reads until an event of that name is as wanted.
+    async fn until(&mut self, wanted: &str, fits: impl Fn(&Value) -> bool) -> Value {
+        loop {
+            let (name, data) = self.next().await.expect("the stream goes on");
+            if name == wanted && fits(&data) {
+                return data;
+            }
+        }
+    }
+}
+
+fn engines(fleet: &Value) -> Vec<&str> {
+    fleet["ranks"].as_array().unwrap().iter().map(|rank| rank["engine"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_watcher_is_told_everything_and_then_what_changes() {
+    let (shared, fleet) = plane().await;
+    let mut reader = Reader::begin(&shared).await;
+    let (name, hello) = reader.next().await.unwrap();
+    assert_eq!((name.as_str(), &hello["id"]), ("plane", &Value::from(shared.plane.id().to_string())));
+    let (name, first) = reader.next().await.unwrap();
+    assert_eq!(
+        (name.as_str(), first["whole"].as_bool(), engines(&first)),
+        ("fleet", Some(true), vec!["instance-1"])
+    );
+    assert_eq!(first["ranks"][0]["continuity"], "connecting");
+    let (name, remarks) = reader.next().await.unwrap();
+    let topics: Vec<_> = remarks.as_array().unwrap().iter().map(|remark| remark["topic"].as_str()).collect();
+    assert_eq!((name.as_str(), topics), ("remarks", vec![Some("plane"), Some("members")]));
+
+    shared.plane.remark(Said::new("reload", Mood::Bad, "something went wrong"));
+    let news = reader.until("remarks", |_| true).await;
+    assert_eq!(news.as_array().unwrap().len(), 1);
+    assert_eq!((&news[0]["mood"], &news[0]["words"]), (&"bad".into(), &"something went wrong".into()));
+    assert!(news[0].get("engine").is_none(), "it is about the plane");
+
+    register(&fleet, 2).await;
+    let both = reader.until("fleet", |fleet| engines(fleet).len() == 2).await;
+    assert_eq!((both["whole"].as_bool(), engines(&both)), (Some(true), vec!["instance-1", "instance-2"]));
+}
+
+#[tokio::test]
+async fn one_who_does_not_read_holds_up_nobody_and_misses_nothing() {
+    let (shared, fleet) = plane().await;
+    let (mut slow, mut quick) = (Reader::begin(&shared).await, Reader::begin(&shared).await);
+    for instance in 2..6 {
+        register(&fleet, instance).await;
+        let count = instance as usize;
+        quick.until("fleet", |fleet| engines(fleet).len() == count).await;
+    }
+    // All that happened meanwhile, at once.
+    assert_eq!(slow.next().await.unwrap().0, "plane");
+    assert_eq!(engines(&slow.next().await.unwrap().1).len(), 5);
+    let (name, remarks) = slow.next().await.unwrap();
+    assert_eq!((name.as_str(), remarks.as_array().unwrap().len()), ("remarks", 6));
+}
+
+#[tokio::test]
+async fn the_stream_ends_with_the_plane() {
+    let (shared, _fleet) = plane().await;
+    let mut reader = Reader::begin(&shared).await;
+    shared.stop.cancel();
+    while reader.next().await.is_some() {}
+}
+
+#[tokio::test]
+async fn pictures_are_shared_and_made_for_those_who_look_alone() {
+    let (shared, _fleet) = plane().await;
+    assert!(!shared.watch.is_looked_at(), "nobody looks yet");
+    let (one, two) = (Reader::begin(&shared).await, Reader::begin(&shared).await);
+    let looking = shared.watch.look(&shared.plane);
+    assert!(Arc::ptr_eq(&looking, &shared.watch.look(&shared.plane)), "one picture for all");
+    drop((one, looking));
+    assert!(shared.watch.is_looked_at());
+    drop(two);
+    assert!(!shared.watch.is_looked_at(), "the last one who goes ends it");
+}
