@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer wheel bench bench-python bench-peers dist install uninstall clean rust-tools compilers
+.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-python bench-dashboard bench-peers dist install uninstall clean rust-tools compilers
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
@@ -28,7 +28,7 @@ demo: compilers
 	$(CARGO) build --release -p kvplane
 	$(CARGO) run --quiet --release -p kvplane -- demo $(DEMO)
 
-test: lint unit loom alerts interop python newcomer
+test: lint unit loom alerts interop python newcomer browser
 
 lint: rust-tools compilers fmt clippy rooms docs
 
@@ -79,6 +79,18 @@ newcomer: compilers python-env
 	@scripts/newcomer-env.sh
 	.venv/bin/python -m pytest tests/newcomer $(PYTEST)
 
+# The dashboard in Debian's chromium. PYTEST takes arguments here too.
+browser: compilers
+	@scripts/browser-env.sh
+	$(CARGO) build -p kvplane
+	.venv-browser/bin/python -m pytest tests/browser $(PYTEST)
+
+# The pictures of docs/images. Look at them before you commit them.
+screenshots: compilers
+	@scripts/browser-env.sh
+	$(CARGO) build -p kvplane
+	PYTHONPATH=tests/browser:tests/interop .venv-browser/bin/python tests/browser/screenshots.py
+
 wheel: compilers
 	scripts/wheel.sh release dist
 	@ls dist
@@ -107,6 +119,11 @@ bench: compilers
 bench-python: compilers
 	scripts/bench-python.sh
 
+bench-dashboard: compilers
+	@scripts/browser-env.sh
+	$(CARGO) build --release -p kvplane
+	KVPLANE_BIN="$${CARGO_TARGET_DIR:-target}/release/kvplane" PYTHONPATH=tests/browser:tests/interop .venv-browser/bin/python tests/browser/measure.py
+
 # TRACE=FILE adds the workload conv8. PEERS takes arguments: make bench-peers PEERS="--quick"
 bench-peers:
 	$(CARGO) run --release --locked --manifest-path benches/peers/Cargo.toml -- $(if $(TRACE),--trace "$(TRACE)") $(PEERS)
@@ -114,7 +131,7 @@ bench-peers:
 clean:
 	$(CARGO) clean
 	rm -rf benches/peers/target
-	rm -rf .venv .venv-build .venv-python .tools .pytest_cache dist
+	rm -rf .venv .venv-build .venv-python .venv-browser .tools .pytest_cache dist
 	find tests scripts python -name __pycache__ -type d -prune -exec rm -rf {} +
 
 rust-tools:

@@ -132,8 +132,8 @@ class Process:
 class Plane(Process):
     """`kvplane serve` on free ports, or where it was before."""
 
-    def __init__(self, binary, *words, env=None, grpc="127.0.0.1:0"):
-        listen = ["--http", "127.0.0.1:0", "--grpc", grpc, "--log-format", "json"]
+    def __init__(self, binary, *words, env=None, grpc="127.0.0.1:0", http="127.0.0.1:0"):
+        listen = ["--http", http, "--grpc", grpc, "--log-format", "json"]
         super().__init__(binary, "serve", *listen, *words, env=env)
         self.binary = binary
         (serving,) = self.logged("serving")

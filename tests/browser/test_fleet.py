@@ -1,0 +1,102 @@
+"""The fleet at a glance, and what happens to it, as it is seen in a browser."""
+
+import time
+
+from harness.plane import http
+from harness.wait import eventually
+
+# What the promise is: a restart is seen within two seconds.
+SEEN_WITHIN_MS = 2000
+# A machine may be busy with something else for a moment; three times it is not.
+TRIES = 3
+
+
+def test_cells_show_every_rank_and_go_on_changing(fleet, page):
+    there = fleet("vllm-0.32", "sglang-0.5.22", ranks=2)
+    seen = page(there).live()
+    for engine in ("e0", "e1"):
+        for rank in (0, 1):
+            cell = seen.cell(engine, rank, standing="exact")
+            assert "exact" in cell["text"] and "/s" in cell["text"] and "life 1" in cell["text"], cell
+            assert cell["epoch"] == str(there.plane.status(engine, rank)["epoch"])
+    before = seen.run("return document.getElementById('fleet').innerText")
+    seen.until("return document.getElementById('fleet').innerText !== arguments[0]", before, what="other numbers")
+    title = seen.find('.cell[data-engine="e0"]').get_attribute("title")
+    for word in ("live, exact", "what the engine holds", "blocks: device", "events/s", "lag", "epoch"):
+        assert word in title, title
+    seen.shows("2 engines · 4 ranks · 4 exact", "#totals")
+    seen.shows("the plane began", "#timeline")
+    seen.shows("added as configured: e0, e1", "#timeline")
+    seen.check_clean()
+
+
+def test_the_filter_finds_engines(fleet, page):
+    seen = page(fleet("vllm-0.32", "sglang-0.5.22")).live()
+    seen.cell("e1", standing="exact")
+    seen.find("#filter").send_keys("sglang exact")
+    seen.until("return [...document.querySelectorAll('.engine')].map((card) => card.hidden).join() === 'true,false'")
+    seen.check_clean()
+
+
+def restart(there, seen):
+    """Restarts e0, and returns after how many milliseconds its cell has another epoch and the timeline says why."""
+    seen.run("""
+        const epoch = () => document.querySelector('.cell[data-engine="e0"]').dataset.epoch;
+        const told = () => document.querySelectorAll('#timeline li[data-topic="epoch"]').length;
+        const [before, remarks] = [epoch(), told()];
+        window.seenAt = null;
+        const observer = new MutationObserver(() => {
+            if (epoch() === before || told() === remarks) return;
+            window.seenAt = Date.now();
+            observer.disconnect();
+        });
+        observer.observe(document.getElementById("main"), {subtree: true, childList: true, attributes: true, characterData: true});
+    """)
+    cause = time.time() * 1000
+    there.sims[0].fault(restart={"first_sequence": 40, "same_content": True})
+    return seen.until("return window.seenAt", what="a restart") - cause
+
+
+def test_a_restart_is_seen_within_two_seconds(fleet, page):
+    there = fleet("vllm-0.32", "vllm-0.32")
+    seen = page(there).live()
+    seen.cell("e0", standing="exact")
+    took = []
+    while not took or (took[-1] > SEEN_WITHIN_MS and len(took) < TRIES):
+        took.append(restart(there, seen))
+        seen.cell("e0", standing="exact")
+    print(f"a restart was seen after {took} ms")
+    assert took[-1] <= SEEN_WITHIN_MS, took
+    seen.shows("restart proven: ", "#timeline")
+    assert f"life {1 + len(took)}" in seen.cell("e0")["text"]
+    assert "life 1" in seen.cell("e1")["text"]
+    seen.check_clean()
+
+
+def test_what_happens_is_told_in_words(fleet, page):
+    there = fleet("sglang-0.5.22", "vllm-0.32")
+    seen = page(there).live()
+    seen.cell("e0", standing="exact")
+    seen.cell("e1", standing="exact")
+    there.sims[0].fault(drop=1)
+    seen.shows("gap repaired: ", "#timeline")
+    seen.shows("nothing is lost", "#timeline")
+    there.sims[0].fault(lose=1)
+    seen.shows("lost for good: batches were lost", "#timeline")
+    seen.cell("e0", standing="lower")
+
+    def flushed():
+        return http("POST", f"{there.plane.http}/flush_cache", {"engine": "e0", "proof_timeout_s": 10})[1]["ranks"][0]["verdict"] == "proven"
+
+    # One that is busy with a request refuses.
+    eventually(flushed, "a flush that is proven")
+    seen.shows("flush, proven: ", "#timeline")
+    there.sims[1].operations(answer="error")
+    http("POST", f"{there.plane.http}/flush_cache", {"engine": "e1"})
+    seen.shows("flush, failed: ", "#timeline")
+    seen.until("return document.querySelector('#timeline li[data-mood=\"bad\"][data-topic=\"flush\"]')")
+    status, body = http("DELETE", f"{there.plane.http}/v1/engines/e1")
+    assert status in (200, 204), body
+    seen.shows("removed: e1", "#timeline")
+    seen.until("return !document.querySelector('.cell[data-engine=\"e1\"]')")
+    seen.check_clean()

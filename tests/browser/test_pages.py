@@ -1,0 +1,121 @@
+"""The other pages, and what every page has to be: dark, narrow, reached by keys."""
+
+from selenium.webdriver.common.keys import Keys
+
+PROMPT = list(range(100, 197))
+PAGES = ("#/", "#/ask", "#/engine/e0")
+
+
+def test_a_question_is_drawn_along_the_prompt(fleet, page):
+    there = fleet("vllm-0.32", "vllm-0.32", load=0)
+    one, two = there.sims
+    one.complete(PROMPT, 1)
+    two.complete(PROMPT[:48] + [7] * 40, 1)
+    for at, sim in enumerate(there.sims):
+        there.plane.wait_at(sim.state()[1] - 1, f"e{at}")
+    seen = page(there, "#/ask").live()
+    for text in (str(PROMPT), ", ".join(map(str, PROMPT)), " ".join(map(str, PROMPT))):
+        seen.run("document.getElementById('ask-answer').replaceChildren()")
+        seen.ask(text)
+        drawn = seen.until("""
+            const holders = [...document.querySelectorAll(".holder")];
+            return holders.length && holders.map((holder) => [
+                holder.dataset.holder, holder.querySelector(".best") !== null,
+                holder.querySelector("i").getBoundingClientRect().width / holder.querySelector(".bar").getBoundingClientRect().width]);
+        """)
+        assert [(name, best) for name, best, _ in drawn] == [("e0/0", True), ("e1/0", False)], drawn
+        assert [round(width * len(PROMPT)) for *_, width in drawn] == [96, 48], drawn
+        seen.shows("2 of 2 ranks hold a part of these 97 tokens", "#ask-answer")
+        seen.shows("exact", "#ask-answer")
+    seen.find("#ask summary").click()
+    seen.find("#ask-salt").send_keys("another tenant")
+    seen.ask(str(PROMPT))
+    seen.shows("0 of 2 ranks hold a part", "#ask-answer")
+    for text, words in (("", "no token id"), ("1, 2, x3", 'Number 3 is "x3"'), ("1 -2", 'Number 2 is "-2"'), ("4294967296", "whole number")):
+        seen.run("document.getElementById('ask').noValidate = true")
+        seen.ask(text)
+        seen.shows(words, "#ask-error")
+    seen.check_clean()
+
+
+def test_an_engine_has_plots_that_move(fleet, page):
+    there = fleet("vllm-0.32", ranks=2)
+    seen = page(there, "#/engine/e0").live()
+    seen.shows("vllm, model sim, 2 ranks", "#engine-facts")
+    for rank in (0, 1):
+        card = f'.rank[data-rank="{rank}"]'
+        seen.shows("live, exact", card)
+        for plot in (0, 1):
+            drawn = "return document.querySelector(arguments[0]).querySelectorAll('canvas')[arguments[1]].toDataURL()"
+            before = seen.run(drawn, card, plot)
+            seen.until(f"{drawn} !== arguments[2]", card, plot, before, what="a plot that moves")
+    assert seen.driver.title == "e0 · kvplane"
+    seen.go("#/engine/nobody")
+    seen.shows("This plane has no such engine.", "#engine-facts")
+    seen.check_clean()
+
+
+def test_light_and_dark(fleet, page):
+    seen = page(fleet("vllm-0.32")).live()
+    paper = "const [r, g, b] = getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number); return r + g + b"
+    assert seen.run(paper) > 600
+    seen.media(prefers_color_scheme="dark")
+    seen.until(f"return (() => {{ {paper} }})() < 150", what="dark, as the system wants it")
+    seen.press("d")
+    seen.until(f"return (() => {{ {paper} }})() > 600", what="light, as the reader wants it")
+    seen.open().live()
+    assert seen.run(paper) > 600, "it is remembered"
+    seen.find("#theme").click()
+    seen.until(f"return (() => {{ {paper} }})() < 150")
+    seen.check_clean()
+
+
+def test_narrow_screens_have_no_overflow(fleet, page):
+    seen = page(fleet("vllm-0.32", ranks=2)).live()
+    seen.cell("e0", standing="exact")
+    for width in (360, 768):
+        seen.size(width, 740)
+        for fragment in PAGES:
+            seen.go(fragment)
+            seen.until("return !document.querySelector(`section[data-page=${arguments[0]}]`).hidden", fragment.split("/")[1] or "fleet")
+            wide = seen.run("""
+                const beyond = (element) => element.getBoundingClientRect().right > innerWidth + 1 && element.offsetParent;
+                const wide = [...document.querySelectorAll("main *, header *")].filter(beyond).map((element) => element.outerHTML.slice(0, 80));
+                return document.documentElement.scrollWidth > innerWidth ? ["the page", ...wide] : wide;
+            """)
+            assert not wide, (width, fragment, wide)
+    seen.check_clean()
+
+
+def focused(seen):
+    return seen.run("const at = document.activeElement; return at.id || at.dataset.page || at.dataset.engine || at.className || at.tagName")
+
+
+def test_everything_is_reached_by_keys(fleet, page):
+    seen = page(fleet("vllm-0.32", "vllm-0.32", ranks=2)).live()
+    seen.cell("e1", 1, standing="exact")
+    reached = []
+    while len(reached) < 12:
+        seen.tab()
+        reached.append(focused(seen))
+    wanted = ["skip", "name", "fleet", "ask", "theme", "filter", "e0", "timeline"]
+    assert [name for name in reached if name in wanted][: len(wanted)] == wanted, reached
+    outline = seen.run("document.querySelector('.cell').focus(); return getComputedStyle(document.querySelector('.cell')).outlineStyle")
+    assert outline != "none"
+    where = "return [document.activeElement.dataset.engine, document.activeElement.dataset.rank].join('/')"
+    visited = []
+    for key in (Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.END, Keys.HOME, Keys.ARROW_DOWN, Keys.ARROW_UP):
+        seen.press(key)
+        visited.append(seen.run(where))
+    assert visited == ["e0/1", "e1/0", "e0/1", "e1/1", "e0/0", "e0/1", "e0/0"], visited
+    seen.press(Keys.END, Keys.ENTER)
+    seen.until("return location.hash === '#/engine/e1'")
+    seen.press("a")
+    seen.until("return location.hash === '#/ask' && !document.getElementById('page-ask').hidden")
+    seen.press("/")
+    seen.until("return document.activeElement.id === 'filter'")
+    seen.open("#/engine/e0").live()
+    seen.tab()
+    seen.press(Keys.ENTER)
+    assert (focused(seen), seen.run("return location.hash")) == ("main", "#/engine/e0"), "skipping is not leaving"
+    seen.check_clean()
