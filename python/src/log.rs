@@ -26,7 +26,7 @@ pub(crate) fn tell(py: Python<'_>, stream: &StreamId, number: u64, happening: Ha
         ),
         // Sources of other kinds have them.
         Happening::Epoch(..)
-        | Happening::CaughtUp(_)
+        | Happening::CaughtUp { .. }
         | Happening::ForeignReplay
         | Happening::UnprovenFlush
         | Happening::Void(_)
