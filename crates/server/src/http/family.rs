@@ -1,4 +1,4 @@
-//! Families of `/metrics`: each is described once, in [`list`], and no family can be written without its description.
+//! Families of `/metrics`: each is described once, in [`list`], and is written by its description alone.
 //! The tables of docs/reference/metrics.md are made of the same descriptions.
 
 pub(super) mod list;
