@@ -35,6 +35,7 @@ ROOMS = {
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-socket", "kvplane-wire"},
+    "kvplane-doctor": {"kvplane-core", "kvplane-ingest", "kvplane-socket", "kvplane-transport", "kvplane-wire"},
     "kvplane-embed": {"kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-stream", "kvplane-wire"},
     "kvplane-python": {"kvplane-core", "kvplane-embed", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
     "kvplane": "*",
@@ -48,6 +49,7 @@ ROOMS_IN_TESTS = {
     "kvplane-ops": {"kvplane-sim", "kvplane-wire"},
     "kvplane-report": {"kvplane-sim"},
     "kvplane-server": {"kvplane-sim"},
+    "kvplane-doctor": {"kvplane-sim"},
     "kvplane-client": "*",
 }
 

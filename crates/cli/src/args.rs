@@ -2,6 +2,7 @@
 
 mod config;
 mod demo;
+mod doctor;
 mod key;
 mod operate;
 mod query;
@@ -16,6 +17,7 @@ use clap_complete::Shell;
 
 pub(crate) use config::{ConfigArgs, ConfigCommand};
 pub(crate) use demo::DemoArgs;
+pub(crate) use doctor::DoctorArgs;
 pub(crate) use key::KeyArgs;
 pub(crate) use operate::{FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs};
 pub(crate) use query::QueryArgs;
@@ -73,6 +75,9 @@ pub(crate) enum Command {
         kvplane ready --strict --server https://127.0.0.1:8090 --ca ca.pem\n  \
         until kvplane ready; do sleep 1; done")]
     Ready(ReadyArgs),
+    /// Say what is wrong with a configuration, with engines, or with a running kvplane
+    #[command(after_help = doctor::AFTER_HELP)]
+    Doctor(DoctorArgs),
     #[command(flatten)]
     Operate(OperateCommand),
     /// Ask who holds how much of a prompt

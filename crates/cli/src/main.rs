@@ -34,6 +34,7 @@ fn main() -> ExitCode {
             Command::Dump(dump) => commands::dump::run(dump).await,
             Command::Engines(engines) => commands::engines::run(engines).await,
             Command::Ready(ready) => commands::ready::run(ready).await,
+            Command::Doctor(doctor) => commands::doctor::run(doctor).await,
             Command::Operate(operation) => commands::operate::run(operation).await,
             Command::Query(query) => commands::query::run(query).await,
             Command::Report(report) => commands::report::run(report).await,

@@ -38,6 +38,7 @@ pub use catalog::{
 };
 pub use check::{AddError, UnknownMember};
 pub use chronicle::{Chronicle, Mood, Remark, Said};
+pub use discovery::{EngineWord, Refusal, ask_engine};
 pub use kvplane_source::{LinkState, LinkStatus, told_keys};
 pub use metrics_page::{Sample, samples};
 pub use plane::{Engine, Engines, Plane};

@@ -37,13 +37,18 @@ pub(crate) async fn ask(
     if status.is_success() {
         return Ok(json);
     }
-    let error = &json["error"];
+    let mistake = json["error"]["blame"] == "caller";
+    Err(Failure { code: if mistake { 2 } else { 1 }, error: anyhow!(refusal(server, status, &json)) })
+}
+
+/// Why a plane refuses and what to do next, in its words.
+pub(crate) fn refusal(server: &str, status: StatusCode, answer: &Value) -> String {
+    let error = &answer["error"];
     let message = error["message"]
         .as_str()
         .map_or_else(|| format!("{server} answers {status} and no reason"), str::to_owned);
     let next = error["next"].as_str().map(|next| format!("; {next}")).unwrap_or_default();
-    let mistake = error["blame"] == "caller";
-    Err(Failure { code: if mistake { 2 } else { 1 }, error: anyhow!("{message}{next}") })
+    format!("{message}{next}")
 }
 
 /// The same, whatever the status of the answer.

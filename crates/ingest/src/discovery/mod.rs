@@ -18,6 +18,7 @@ mod server_args;
 mod sglang;
 mod task;
 mod vllm;
+mod word;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,6 +30,7 @@ use crate::trouble::{BAD_ANSWER, DISCOVERING, EVENTS_DISABLED, NO_SOURCES};
 pub(crate) use ask::Asker;
 pub(crate) use place::Placed;
 pub(crate) use task::run;
+pub use word::{EngineWord, ask_engine};
 
 /// More ranks than any engine has; an answer that speaks of more is not believed.
 const MAX_RANKS: u32 = 1024;
@@ -55,7 +57,7 @@ struct Publisher {
 
 /// Why an engine's answer leads nowhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Refusal {
+pub enum Refusal {
     /// Nobody answered.
     Silent(String),
     /// It publishes no events.

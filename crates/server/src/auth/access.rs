@@ -230,7 +230,8 @@ fn has_foreign_host(headers: &HeaderMap) -> bool {
     !headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(is_ours))
 }
 
-fn is_loopback(address: &str) -> bool {
+/// Whether only this machine reaches `tcp://host:port` or `ipc://path`.
+pub fn is_loopback(address: &str) -> bool {
     let Some(rest) = address.strip_prefix("tcp://") else {
         // A path on this machine.
         return address.starts_with("ipc://");

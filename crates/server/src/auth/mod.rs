@@ -17,7 +17,7 @@ mod refusals;
 mod role;
 pub(crate) mod table;
 
-pub use access::{Access, Exposed};
+pub use access::{Access, Exposed, is_loopback};
 pub(crate) use access::{Gate, Port};
 pub(crate) use guard::{guard_calls, guard_pages, refused_call};
 pub(crate) use keys::Identity;

@@ -1,0 +1,48 @@
+//! The arguments of `doctor`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+
+use super::{KeyArgs, TableOutput};
+use crate::config::Span;
+
+/// What `--help` says after the options.
+pub(super) const AFTER_HELP: &str = "\
+Without --config and --engine it looks at the kvplane that runs at the usual address.
+
+It only looks: it subscribes, asks replay sockets once for what they have, and reads pages. It never drains TensorRT-LLM's
+events, because that would take them from whoever else reads them, and it flushes, registers and changes nothing. Where nobody
+listens at an event address of this machine, it listens there itself for as long as it runs, to hear whether an engine connects.
+
+Ends with 0 if nothing is wrong, with 1 if there is an error (with --strict also a warning), with 2 for wrong usage.
+
+Examples:
+  kvplane doctor
+  kvplane doctor --config kvplane.toml
+  kvplane doctor --engine vllm=tcp://127.0.0.1:5557,replay=tcp://127.0.0.1:5558,model=llama
+  kvplane doctor --config kvplane.toml --server http://127.0.0.1:8090 --strict -o json | jq -r '.findings[].code'";
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DoctorArgs {
+    /// Look at this configuration and its engines
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Look at this engine, described as for serve; repeatable
+    #[arg(long, value_name = "ENGINE")]
+    pub(crate) engine: Vec<String>,
+    /// Look at the kvplane that runs here (its HTTP address); the usual one if nothing else is looked at
+    #[arg(long, value_name = "URL")]
+    pub(crate) server: Option<String>,
+    #[command(flatten)]
+    pub(crate) key: KeyArgs,
+    /// How long to listen to engines; it ends sooner where enough was heard
+    #[arg(long, value_name = "DURATION", default_value = "5s")]
+    pub(crate) listen: Span,
+    /// Warnings are errors
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// How to print
+    #[arg(long, short, value_enum, default_value_t = TableOutput::Table)]
+    pub(crate) output: TableOutput,
+}

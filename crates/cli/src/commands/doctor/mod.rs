@@ -1,0 +1,56 @@
+//! `kvplane doctor`.
+
+mod plane;
+mod setup;
+mod view;
+
+use std::io::IsTerminal as _;
+
+use anyhow::anyhow;
+use kvplane_doctor::{Finding, Severity};
+
+use super::page::print;
+use super::{Failure, usage};
+use crate::args::{DoctorArgs, TableOutput};
+
+/// The plane that is looked at if nothing else is.
+const USUAL_SERVER: &str = "http://127.0.0.1:8090";
+/// Nobody waits longer for an engine to speak.
+const LONGEST_LISTEN: std::time::Duration = std::time::Duration::from_mins(10);
+
+/// What was looked at.
+#[derive(Debug, Default)]
+struct Looked {
+    engines: Vec<String>,
+    plane: Option<String>,
+    findings: Vec<Finding>,
+}
+
+pub(crate) async fn run(args: DoctorArgs) -> Result<(), Failure> {
+    if args.listen.0 > LONGEST_LISTEN {
+        return Err(usage(anyhow!("--listen {}: at most {} s", args.listen, LONGEST_LISTEN.as_secs())));
+    }
+    let mut looked = Looked::default();
+    let has_set_up = args.config.is_some() || !args.engine.is_empty();
+    if has_set_up {
+        setup::look(&args, &mut looked).await?;
+    }
+    if args.server.is_some() || !has_set_up {
+        plane::look(&args, &mut looked).await?;
+    }
+    looked.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    print(&match args.output {
+        TableOutput::Json => format!("{}\n", view::json(&looked)),
+        TableOutput::Table => view::page(&looked, std::io::stdout().is_terminal()),
+    })?;
+    let counted = |severity| looked.findings.iter().filter(|finding| finding.severity == severity).count();
+    let (errors, warnings) = (counted(Severity::Error), counted(Severity::Warning));
+    match (errors, warnings) {
+        (0, 0) => Ok(()),
+        (0, warnings) if args.strict => {
+            Err(anyhow!("{}, and --strict", view::counted(warnings, "warning")).into())
+        }
+        (0, _) => Ok(()),
+        (errors, _) => Err(anyhow!("{}", view::counted(errors, "error")).into()),
+    }
+}

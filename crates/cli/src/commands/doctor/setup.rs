@@ -1,0 +1,130 @@
+//! A configuration, and the engines in it.
+
+use anyhow::Context as _;
+use kvplane_doctor::{
+    Code, Examination, Finding, OpenSocket, SetUp, Severity, Window, descriptor_limit, examine, judge_set_up,
+};
+use kvplane_ingest::{AddressError, EngineSpec};
+use kvplane_server::{EngineConfig, EngineConfigError, is_loopback};
+
+use super::Looked;
+use crate::args::{DoctorArgs, LogArgs, LogFormat, ServeArgs};
+use crate::commands::{Failure, usage};
+use crate::config::{self, Config};
+
+/// Looks at what is configured.
+pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), Failure> {
+    let subject =
+        args.config.as_ref().map_or_else(|| "--engine".to_owned(), |path| path.display().to_string());
+    let config = match config::load(&as_served(args), std::env::vars()) {
+        Ok(config) => config,
+        // Without a file, what is wrong is what was typed.
+        Err(error) if args.config.is_none() => return Err(usage(error)),
+        Err(error) => {
+            looked.findings.push(invalid(&subject, &error));
+            return Ok(());
+        }
+    };
+    let engines = engines(&config, &mut looked.findings);
+    if looked.findings.is_empty() {
+        looked.findings.extend(whole(&config).err().map(|error| invalid(&subject, &error)));
+    }
+    looked.engines = engines.iter().map(|engine| engine.id.to_string()).collect();
+    looked.findings.extend(judge_set_up(&SetUp {
+        open: open_sockets(&config),
+        streams: engines.iter().map(|engine| engine.ranks.len()).sum(),
+        descriptors: descriptor_limit(),
+    }));
+    let options = config.plane_options();
+    let window = Window { max_batches: options.max_batches, max_bytes: options.max_bytes };
+    let examination = Examination { engines, listen: args.listen.0, window };
+    looked.findings.extend(examine(&examination).await.context("cannot start the socket threads")?);
+    Ok(())
+}
+
+/// The same layers as `kvplane serve` reads.
+fn as_served(args: &DoctorArgs) -> ServeArgs {
+    ServeArgs {
+        config: args.config.clone(),
+        engine: args.engine.clone(),
+        set: Vec::new(),
+        http: None,
+        grpc: None,
+        insecure: false,
+        dump_config: false,
+        log: LogArgs { log: "off".to_owned(), log_format: LogFormat::Text },
+    }
+}
+
+/// The engines whose descriptions are right; every other one is a finding.
+fn engines(config: &Config, findings: &mut Vec<Finding>) -> Vec<EngineSpec> {
+    let mut engines = Vec::new();
+    for (at, engine) in config.engine.iter().enumerate() {
+        match engine.clone().plan() {
+            Ok(plan) => engines.push(plan.spec().clone()),
+            Err(error) => findings.push(wrong_engine(at, engine, error)),
+        }
+    }
+    engines
+}
+
+fn wrong_engine(at: usize, engine: &EngineConfig, error: EngineConfigError) -> Finding {
+    let subject = format!("engine[{at}] ({:?})", engine.id);
+    if matches!(error, EngineConfigError::Address(AddressError::Overlap { .. })) {
+        return Finding::new(
+            Code::ReplayOnNextRanksPort,
+            Severity::Error,
+            subject,
+            error.to_string(),
+            "leave as many ports between events and replay as there are ranks, in the engine and here",
+        );
+    }
+    invalid(&subject, &error.into())
+}
+
+/// Everything that is wrong with the configuration as a whole. Reads certificates and tokens, and shows none.
+fn whole(config: &Config) -> anyhow::Result<()> {
+    config.plans()?;
+    config.reports()?;
+    config.keys()?;
+    config.tls()?;
+    Ok(())
+}
+
+fn invalid(subject: &str, error: &anyhow::Error) -> Finding {
+    let todo = "correct it; `kvplane serve --dump-config` shows what was read, docs/reference/config.md has every key";
+    Finding::new(Code::ConfigInvalid, Severity::Error, subject, format!("{error:#}"), todo)
+}
+
+/// What is open to whoever reaches it, beyond loopback.
+fn open_sockets(config: &Config) -> Vec<OpenSocket> {
+    let mut open = Vec::new();
+    let has_keys = config.keys().is_ok_and(|keys| !keys.is_empty());
+    let mut add = |key: String, address: String, on_purpose: bool| {
+        if !is_loopback(&format!("tcp://{}", address.trim_start_matches("tcp://"))) {
+            open.push(OpenSocket { key, address, on_purpose });
+        }
+    };
+    if !has_keys {
+        add("listen.http".to_owned(), config.listen.http.to_string(), false);
+        add("listen.grpc".to_owned(), config.listen.grpc.to_string(), false);
+    }
+    for engine in &config.engine {
+        let named = |key: &str| format!("{key} of engine {:?}", engine.id);
+        if let Some(front) = engine.front.filter(|_| engine.front_open || !has_keys) {
+            add(named("front"), front.to_string(), engine.front_open);
+        }
+        if let Some(republish) = &engine.republish {
+            for address in std::iter::once(&republish.events).chain(&republish.replay) {
+                add(named("republish"), address.clone(), republish.open);
+            }
+        }
+        // ZeroMQ asks nobody: there is no other way than the network's.
+        if let Some(address) = engine.events.as_deref().and_then(|events| events.strip_prefix("bind:"))
+            && address.starts_with("tcp://")
+        {
+            add(named("events"), address.to_owned(), true);
+        }
+    }
+    open
+}

@@ -1,0 +1,157 @@
+//! What was found, and the codes that say so.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// How much a finding matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Good to know; nothing has to be done.
+    Info,
+    /// It works, and will not always.
+    Warning,
+    /// Something is not heard, or not right.
+    Error,
+}
+
+impl Severity {
+    /// In one word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Something that was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is called, for ever.
+    pub code: Code,
+    /// How much it matters.
+    pub severity: Severity,
+    /// What it is about: `engine/rank`, `engine`, a key of the configuration, or a plane's address.
+    pub subject: String,
+    /// What was seen.
+    pub seen: String,
+    /// Why it matters.
+    pub why: &'static str,
+    /// What to do.
+    pub todo: String,
+}
+
+impl Finding {
+    /// A finding that matters as its code usually does.
+    pub fn new(
+        code: Code,
+        severity: Severity,
+        subject: impl Into<String>,
+        seen: impl Into<String>,
+        todo: impl Into<String>,
+    ) -> Self {
+        Self {
+            code,
+            severity,
+            subject: subject.into(),
+            seen: seen.into(),
+            why: code.why(),
+            todo: todo.into(),
+        }
+    }
+}
+
+/// Declares the codes once: the variant, the word, and why such a finding matters.
+macro_rules! codes {
+    ($($variant:ident $word:literal $why:literal)*) => {
+        /// A code. It keeps its meaning from release to release.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Code {
+            $(#[doc = $why] $variant,)*
+        }
+
+        impl Code {
+            /// Every code.
+            pub const ALL: &[Code] = &[$(Code::$variant,)*];
+
+            /// The word.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+
+            /// Why such a finding matters.
+            pub fn why(self) -> &'static str {
+                match self { $(Self::$variant => $why,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    EndpointUnreachable "endpoint_unreachable" "nothing of this engine can be heard, so no prompt is ever found on it"
+    Silent "silent" "an engine that says nothing looks like one with an empty cache"
+    TopicMismatch "topic_mismatch" "messages under another topic are dropped: the engine looks empty while it works"
+    PublisherConnects "publisher_connects" "two sides that both connect never meet: the engine is silent for ever, and no side reports an error"
+    WrongSocket "wrong_socket" "sockets of the wrong kind refuse each other, and nothing is heard"
+    RankMissing "rank_missing" "each rank has a cache of its own; of one that is not heard, every prompt is a miss"
+    SourcesUntold "sources_untold" "an engine that does not say where it publishes cannot be followed without `events`"
+    ReplayAbsent "replay_absent" "without replay a lost frame costs all that is known of the stream, a late start knows nothing of what is cached, and a restart cannot be proven"
+    ReplayTooShort "replay_too_short" "a gap that is older than the replay ring cannot be repaired: what is known of the stream is dropped"
+    ReplayOnNextRanksPort "replay_on_next_ranks_port" "rank r publishes at port + r: a replay port among them belongs to another rank, and one of the two is never reached"
+    BlockSizeContradiction "block_size_contradiction" "prompts are cut into blocks of the wrong size, and no block of them is ever found"
+    EventsDisabled "events_disabled" "the engine tells nobody what it caches"
+    PrefixCachingOff "prefix_caching_off" "an engine that does not reuse prefixes has nothing to announce, and nothing to route for"
+    ClockSkew "clock_skew" "lags and ages that are computed from the engine's timestamps are wrong by as much; order and trust do not depend on them"
+    HashWidthMix "hash_width_mix" "consumers that compare hashes as they are sent find no match between the two forms"
+    UnsupportedLayout "unsupported_layout" "what cannot be read is left out, and answers about this stream are not exact"
+    StolenDrain "stolen_drain" "reading TensorRT-LLM's buffer empties it: two readers each get a part of the events, and neither knows the cache"
+    EngineVersionBroken "engine_version_broken" "this release is known to tell its cache wrongly, or not at all"
+    WindowBelowRate "window_below_rate" "a consumer that is away for longer than the window lasts is sent a whole snapshot instead of what it missed"
+    OpenListenerWithoutRoles "open_listener_without_roles" "whoever reaches the address can read cached prompts, or make up events"
+    DescriptorLimit "descriptor_limit" "a process without free descriptors can neither hear another engine nor answer another caller"
+    ConfigInvalid "config_invalid" "kvplane does not start with this configuration"
+    ModelUnknown "model_unknown" "questions name the model: under another name nothing of this engine is ever found"
+    AddressInUse "address_in_use" "only one process can listen there, so it could not be heard who connects"
+    PlaneUnreachable "plane_unreachable" "nothing could be asked"
+    PlaneUnauthorised "plane_unauthorised" "nothing could be seen of the plane"
+    StreamNotExact "stream_not_exact" "answers about this stream are less than exact, and say so"
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Serialize for Code {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Headings of the reference are "### `code`".
+    #[test]
+    fn every_code_has_its_heading_and_every_heading_its_code() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/doctor.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let headings: BTreeSet<&str> =
+            page.lines().filter_map(|line| line.strip_prefix("### `")?.strip_suffix('`')).collect();
+        let codes: BTreeSet<&str> = Code::ALL.iter().map(|code| code.as_str()).collect();
+        assert_eq!(headings, codes);
+    }
+
+    #[test]
+    fn what_matters_more_is_greater() {
+        assert!(Severity::Error > Severity::Warning && Severity::Warning > Severity::Info);
+    }
+}

@@ -1,0 +1,261 @@
+//! What a running plane says of itself.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kvplane_core::{Reason, Trust};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::replay::window_too_short;
+use crate::seen::PlaneSeen;
+use crate::{Code, Finding, Severity};
+
+/// The part of `/v1/status` that is looked at.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    engines: Vec<Engine>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Engine {
+    id: String,
+    kind: String,
+    link: Option<Link>,
+    ranks: Vec<Stream>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Link {
+    connected: bool,
+    trouble: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Stream {
+    rank: u32,
+    continuity: String,
+    reasons: Vec<ReasonSince>,
+    trouble: Option<String>,
+    index_reason: Option<String>,
+    window: Held,
+    counters: BTreeMap<String, Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ReasonSince {
+    reason: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Held {
+    batches: u64,
+}
+
+/// The part of `/v1/engines` that is looked at.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Listed {
+    engines: Vec<ListedEngine>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ListedEngine {
+    id: String,
+    ranks: Vec<ListedRank>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ListedRank {
+    rank: u32,
+    events: Option<String>,
+    replay: Option<String>,
+}
+
+impl Stream {
+    fn counter(&self, name: &str) -> u64 {
+        self.counters.get(name).and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// Whether its window has let go of something.
+    fn is_cut(&self) -> bool {
+        self.counter("batches") > self.window.batches
+    }
+}
+
+impl PlaneSeen {
+    /// Whether it takes a second look to tell how long windows last.
+    pub fn needs_a_second_look(&self) -> bool {
+        status(&self.status).engines.iter().flat_map(|engine| &engine.ranks).any(Stream::is_cut)
+    }
+}
+
+/// What is wrong with a running plane and its streams.
+pub fn judge_plane(seen: &PlaneSeen) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if seen.answers_strangers {
+        found.push(Finding::new(
+            Code::OpenListenerWithoutRoles,
+            Severity::Error,
+            &seen.address,
+            "the plane answers beyond loopback, and asked for no key",
+            "give callers roles in [auth] (docs/guide/security.md)",
+        ));
+    }
+    let listed: Listed = Listed::deserialize(&seen.engines).unwrap_or_default();
+    let later = seen.later.as_ref().map(|(later, elapsed)| (status(later), *elapsed));
+    for engine in &status(&seen.status).engines {
+        found.extend(link(engine));
+        for rank in &engine.ranks {
+            let subject = format!("{}/{}", engine.id, rank.rank);
+            found.extend(trouble(rank, &subject));
+            found.extend(reasons(rank, &subject));
+            found.extend(counters(rank, &subject));
+            found.extend(without_replay(&listed, engine, rank, &subject));
+            let later =
+                later.as_ref().and_then(|(later, elapsed)| Some((find(later, engine, rank)?, *elapsed)));
+            found.extend(later.and_then(|(later, elapsed)| window(rank, later, elapsed, subject)));
+        }
+    }
+    found
+}
+
+fn status(value: &Value) -> Status {
+    Status::deserialize(value).unwrap_or_default()
+}
+
+fn find<'s>(status: &'s Status, engine: &Engine, rank: &Stream) -> Option<&'s Stream> {
+    let engine = status.engines.iter().find(|other| other.id == engine.id)?;
+    engine.ranks.iter().find(|other| other.rank == rank.rank)
+}
+
+fn link(engine: &Engine) -> Option<Finding> {
+    let link = engine.link.as_ref()?;
+    let trouble = match link.trouble.as_deref() {
+        None if link.connected => return None,
+        trouble => trouble.unwrap_or("unreached"),
+    };
+    let code = if trouble == "refused" { Code::PlaneUnauthorised } else { Code::PlaneUnreachable };
+    Some(Finding::new(
+        code,
+        Severity::Error,
+        &engine.id,
+        format!("the plane that it follows: {trouble}"),
+        "docs/reference/troubles.md says what the word means",
+    ))
+}
+
+/// The plane's words for what keeps a source from being heard, as codes.
+fn trouble(rank: &Stream, subject: &str) -> Option<Finding> {
+    let trouble = match (rank.trouble.as_deref(), rank.continuity.as_str()) {
+        (Some(trouble), _) => trouble,
+        (None, "down") => "down",
+        (None, _) => return None,
+    };
+    let code = match trouble {
+        "no_sources" | "shared_address" => Code::RankMissing,
+        "events_disabled" => Code::EventsDisabled,
+        "bad_answer" => Code::SourcesUntold,
+        "block_size" => Code::BlockSizeContradiction,
+        "defect" => Code::StreamNotExact,
+        _ => Code::EndpointUnreachable,
+    };
+    Some(Finding::new(
+        code,
+        Severity::Error,
+        subject,
+        format!("the plane's trouble with its source: {trouble}"),
+        "docs/reference/troubles.md says what to do about it; kvplane doctor --engine … looks at the engine itself",
+    ))
+}
+
+/// Why a stream is not exact; each reason under the code that is nearest to it.
+fn reasons(rank: &Stream, subject: &str) -> Vec<Finding> {
+    let mut words: Vec<&str> = rank.reasons.iter().map(|since| since.reason.as_str()).collect();
+    words.extend(rank.index_reason.as_deref());
+    words.dedup();
+    let known =
+        words.into_iter().filter_map(|word| Reason::ALL.into_iter().find(|reason| reason.as_str() == word));
+    known
+        // What a source in trouble leads to is said already.
+        .filter(|reason| {
+            rank.trouble.is_none()
+                || !matches!(reason, Reason::Unheard | Reason::EventsDisabled | Reason::BlockSize)
+        })
+        .map(|reason| {
+            let severity = if reason.trust() == Trust::Unsound { Severity::Error } else { Severity::Warning };
+            Finding::new(
+                code_of(reason),
+                severity,
+                subject,
+                format!("{} ({}): {}", reason.trust().as_str(), reason.as_str(), reason.words()),
+                "docs/reference/trust.md says how each reason ends",
+            )
+        })
+        .collect()
+}
+
+fn code_of(reason: Reason) -> Code {
+    match reason {
+        Reason::StolenDrain | Reason::SuspectedDrain => Code::StolenDrain,
+        Reason::EventsDisabled => Code::EventsDisabled,
+        Reason::BlockSize => Code::BlockSizeContradiction,
+        Reason::Unheard => Code::Silent,
+        Reason::Undecodable
+        | Reason::MalformedStore
+        | Reason::MalformedRemoval
+        | Reason::UnknownEvent
+        | Reason::UnknownMedium
+        | Reason::UnknownGroup
+        | Reason::NoFullGroup
+        | Reason::GroupLayout => Code::UnsupportedLayout,
+        _ => Code::StreamNotExact,
+    }
+}
+
+/// Batches of another rank on this one's socket.
+fn counters(rank: &Stream, subject: &str) -> Option<Finding> {
+    let foreign = rank.counter("foreign_rank_batches");
+    (foreign > 0).then(|| {
+        Finding::new(
+            Code::RankMissing,
+            Severity::Error,
+            subject,
+            format!("{foreign} batches named another rank than this stream's"),
+            "rank r publishes at the port of `events` + r: configure the port of rank 0",
+        )
+    })
+}
+
+fn without_replay(listed: &Listed, engine: &Engine, rank: &Stream, subject: &str) -> Option<Finding> {
+    let listed = listed.engines.iter().find(|other| other.id == engine.id)?;
+    let listed = listed.ranks.iter().find(|other| other.rank == rank.rank)?;
+    let published = listed.events.as_deref()?.trim_start_matches("bind:");
+    let is_published = published.starts_with("tcp://") || published.starts_with("ipc://");
+    (is_published && engine.kind != "kvplane" && listed.replay.is_none()).then(|| {
+        Finding::new(
+            Code::ReplayAbsent,
+            Severity::Warning,
+            subject,
+            "no replay is configured",
+            "start the engine with a replay_endpoint in --kv-events-config, and configure it as `replay`",
+        )
+    })
+}
+
+/// Of a window that is full, how long it lasts at the rate of two looks.
+fn window(rank: &Stream, later: &Stream, elapsed: Duration, subject: String) -> Option<Finding> {
+    let batches = later.counter("batches").checked_sub(rank.counter("batches"))?;
+    if !later.is_cut() || batches == 0 || elapsed.is_zero() {
+        return None;
+    }
+    window_too_short(subject, batches as f64 / elapsed.as_secs_f64(), later.window.batches as f64)
+}

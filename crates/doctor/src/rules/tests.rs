@@ -1,0 +1,209 @@
+//! Recorded engines, and what a running plane says, in tables.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kvplane_core::EngineKind;
+use kvplane_ingest::Events;
+use kvplane_wire::Decoder;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::seen::{Peer, PlaneSeen, RingEnd, RingSeen, Said, SetUp, Way};
+use crate::{Code, Heard, OpenSocket, Severity};
+
+const USUAL: Window = Window { max_batches: 10_000, max_bytes: 64 << 20 };
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digits = hex.as_bytes().chunks(2);
+    digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+}
+
+/// What the live frames of a recording sum up to, as if they came at the time that they say.
+fn recorded(name: &str) -> Heard {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../wire/tests/captures").join(name);
+    let text = std::fs::read_to_string(path).unwrap();
+    let (mut heard, mut decoder) = (Heard::default(), Decoder::default());
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        if line["kind"] == "live" {
+            let sequence = u64::from_be_bytes(bytes(line["seq_hex"].as_str().unwrap()).try_into().unwrap());
+            heard.note(&mut decoder, sequence, &bytes(line["payload_hex"].as_str().unwrap()), None);
+        }
+    }
+    assert!(heard.batches > 0);
+    heard
+}
+
+fn socket(socket: &str) -> Peer {
+    Peer::Zmtp { socket: socket.to_owned() }
+}
+
+/// An engine that is well, of which this was heard.
+fn well(kind: EngineKind, heard: &Heard) -> EngineSeen {
+    let events = Events::Connect("tcp://127.0.0.1:5557".to_owned());
+    let mut rank = RankSeen::new(0, events, Some("tcp://127.0.0.1:5558".to_owned()));
+    (rank.events_peer, rank.replay_peer) = (Some(socket("PUB")), Some(socket("ROUTER")));
+    rank.live = heard.clone();
+    rank.ring = Some(RingSeen { heard: heard.clone(), end: RingEnd::Complete });
+    EngineSeen {
+        id: "e".to_owned(),
+        kind,
+        model: "m".to_owned(),
+        topic: String::new(),
+        block_size: None,
+        way: Way::Published,
+        http: None,
+        said: Said::default(),
+        ranks: vec![rank],
+        server: None,
+    }
+}
+
+fn codes(found: &[Finding]) -> Vec<Code> {
+    found.iter().map(|finding| finding.code).collect()
+}
+
+#[test]
+fn real_engines_have_no_findings() {
+    for (name, kind, size) in [
+        ("vllm-0.32.0.jsonl", EngineKind::Vllm, 32),
+        ("vllm-0.32.0-oracle.jsonl", EngineKind::Vllm, 32),
+        ("vllm-0.32.0-hybrid-oracle.jsonl", EngineKind::Vllm, 32),
+        ("sglang-0.5.23.jsonl", EngineKind::Sglang, 16),
+    ] {
+        let heard = recorded(name);
+        let mut seen = well(kind, &heard);
+        assert_eq!(judge_engine(&seen, &USUAL), [], "{name}");
+        assert!(heard.block_sizes.contains(&size), "{name}: {:?}", heard.block_sizes);
+        seen.block_size = Some(size);
+        assert_eq!(judge_engine(&seen, &USUAL), [], "{name}");
+        seen.block_size = Some(size + 1);
+        assert_eq!(codes(&judge_engine(&seen, &USUAL)), [Code::BlockSizeContradiction], "{name}");
+    }
+}
+
+#[test]
+fn what_the_engine_says_of_its_block_size_is_held_against_both() {
+    let heard = recorded("vllm-0.32.0.jsonl");
+    let mut seen = well(EngineKind::Vllm, &heard);
+    seen.said.block_size = Some(16);
+    let found = judge_engine(&seen, &USUAL);
+    assert_eq!((codes(&found), found[0].severity), (vec![Code::BlockSizeContradiction], Severity::Warning));
+    // Nothing was heard: its word against the configuration.
+    seen.ranks[0].live = Heard::default();
+    seen.ranks[0].ring = None;
+    seen.block_size = Some(32);
+    assert!(codes(&judge_engine(&seen, &USUAL)).contains(&Code::BlockSizeContradiction));
+}
+
+#[test]
+fn listeners_and_descriptors() {
+    let open = |on_purpose| OpenSocket {
+        key: "listen.http".to_owned(),
+        address: "0.0.0.0:80".to_owned(),
+        on_purpose,
+    };
+    let cases = [
+        (SetUp::default(), vec![]),
+        (
+            SetUp { open: vec![open(false)], ..SetUp::default() },
+            vec![(Code::OpenListenerWithoutRoles, Severity::Error)],
+        ),
+        (
+            SetUp { open: vec![open(true)], ..SetUp::default() },
+            vec![(Code::OpenListenerWithoutRoles, Severity::Warning)],
+        ),
+        (SetUp { streams: 32, descriptors: Some(1024), ..SetUp::default() }, vec![]),
+        (
+            SetUp { streams: 200, descriptors: Some(1024), ..SetUp::default() },
+            vec![(Code::DescriptorLimit, Severity::Warning)],
+        ),
+        (SetUp { streams: 200, descriptors: None, ..SetUp::default() }, vec![]),
+    ];
+    for (seen, expected) in cases {
+        let found: Vec<_> =
+            judge_set_up(&seen).iter().map(|finding| (finding.code, finding.severity)).collect();
+        assert_eq!(found, expected, "{seen:?}");
+    }
+}
+
+/// A plane with one stream, which is like this.
+fn plane_with(rank: &Value) -> PlaneSeen {
+    let mut whole = json!({
+        "rank": 0, "continuity": "live", "reasons": [], "trouble": null, "index_reason": null,
+        "window": {"batches": 10, "bytes": 100}, "counters": {"batches": 10, "rejected": {}},
+    });
+    whole.as_object_mut().unwrap().extend(rank.as_object().unwrap().clone());
+    PlaneSeen {
+        address: "http://127.0.0.1:8090".to_owned(),
+        status: json!({"engines": [{"id": "e", "kind": "vllm", "ranks": [whole]}]}),
+        engines: json!({"engines": [{"id": "e", "ranks": [
+            {"rank": 0, "events": "tcp://127.0.0.1:5557", "replay": "tcp://127.0.0.1:5558"}]}]}),
+        ..PlaneSeen::default()
+    }
+}
+
+#[test]
+fn what_a_plane_says_of_its_streams_has_codes() {
+    let reason = |word: &str| json!({"reasons": [{"reason": word, "since_ms": 1}]});
+    let cases = [
+        (json!({}), None),
+        (json!({"trouble": "unreached"}), Some(Code::EndpointUnreachable)),
+        (json!({"trouble": "discovering"}), Some(Code::EndpointUnreachable)),
+        (json!({"continuity": "down"}), Some(Code::EndpointUnreachable)),
+        (json!({"trouble": "no_sources"}), Some(Code::RankMissing)),
+        (json!({"trouble": "shared_address"}), Some(Code::RankMissing)),
+        (
+            json!({"trouble": "events_disabled", "reasons": [{"reason": "events_disabled"}]}),
+            Some(Code::EventsDisabled),
+        ),
+        (json!({"trouble": "bad_answer", "reasons": [{"reason": "unheard"}]}), Some(Code::SourcesUntold)),
+        (
+            json!({"trouble": "block_size", "reasons": [{"reason": "block_size"}]}),
+            Some(Code::BlockSizeContradiction),
+        ),
+        (reason("stolen_drain"), Some(Code::StolenDrain)),
+        (reason("suspected_drain"), Some(Code::StolenDrain)),
+        (reason("unknown_event"), Some(Code::UnsupportedLayout)),
+        (reason("history"), Some(Code::StreamNotExact)),
+        (reason("a_word_of_a_newer_release"), None),
+        (json!({"index_reason": "budget"}), Some(Code::StreamNotExact)),
+        (json!({"counters": {"batches": 10, "foreign_rank_batches": 3}}), Some(Code::RankMissing)),
+    ];
+    for (rank, expected) in cases {
+        assert_eq!(codes(&judge_plane(&plane_with(&rank))), Vec::from_iter(expected), "{rank}");
+    }
+}
+
+#[test]
+fn a_plane_whose_windows_are_short_whose_engines_have_no_replay_and_that_is_open() {
+    let mut seen = plane_with(&json!({"counters": {"batches": 1000}}));
+    assert!(seen.needs_a_second_look());
+    assert_eq!(judge_plane(&seen), []);
+    // 100 batches within 10 s: 10 batches last a second.
+    let later = plane_with(&json!({"counters": {"batches": 1100}})).status;
+    seen.later = Some((later, Duration::from_secs(10)));
+    assert_eq!(codes(&judge_plane(&seen)), [Code::WindowBelowRate]);
+    let mut seen = plane_with(&json!({}));
+    assert!(!seen.needs_a_second_look());
+    seen.engines["engines"][0]["ranks"][0]["replay"] = Value::Null;
+    assert_eq!(codes(&judge_plane(&seen)), [Code::ReplayAbsent]);
+    seen.engines["engines"][0]["ranks"][0]["events"] = json!("http://127.0.0.1:8000");
+    assert_eq!(judge_plane(&seen), []);
+    seen.answers_strangers = true;
+    assert_eq!(codes(&judge_plane(&seen)), [Code::OpenListenerWithoutRoles]);
+}
+
+#[test]
+fn a_link_of_a_plane_that_is_refused_or_cut() {
+    for (link, code) in [
+        (json!({"connected": true, "trouble": null}), None),
+        (json!({"connected": false, "trouble": null}), Some(Code::PlaneUnreachable)),
+        (json!({"connected": false, "trouble": "refused"}), Some(Code::PlaneUnauthorised)),
+    ] {
+        let status = json!({"engines": [{"id": "site", "kind": "kvplane", "link": link, "ranks": []}]});
+        let seen = PlaneSeen { status, ..PlaneSeen::default() };
+        assert_eq!(codes(&judge_plane(&seen)), Vec::from_iter(code));
+    }
+}

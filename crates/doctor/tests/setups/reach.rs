@@ -1,0 +1,166 @@
+//! Events that do not arrive.
+
+use kvplane_doctor::{Code, Peer, Severity, greet};
+use kvplane_ingest::{EngineSpec, Events, RankSpec};
+use kvplane_sim::SimConfig;
+use kvplane_socket::Endpoint;
+use tokio::net::TcpListener;
+
+use crate::rig::{
+    LONG, PATIENCE, SHORT, codes, find, find_while, free_address, http_of, published, sim, spec_of, talk,
+};
+
+const ERROR: Severity = Severity::Error;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_listens() {
+    let (events, replay) = (free_address(), free_address());
+    let found = find(vec![published(&events, Some(&replay))], SHORT).await;
+    assert_eq!(
+        codes(&found),
+        [(Code::EndpointUnreachable, ERROR), (Code::ReplayAbsent, ERROR)],
+        "{found:#?}"
+    );
+    assert!(found[0].seen.contains("refused"), "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_without_a_socket() {
+    let found = find(vec![published("ipc:///nowhere/at/all", None)], SHORT).await;
+    assert_eq!(codes(&found)[0], (Code::EndpointUnreachable, ERROR), "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_hangs_costs_its_own_findings_alone() {
+    // Connections are taken by the system, and nobody ever reads from them.
+    let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let hanging = EngineSpec {
+        id: kvplane_core::EngineId::new("hanging"),
+        http: Some(format!("http://{}", mute.local_addr().unwrap())),
+        ..published(&format!("tcp://{}", mute.local_addr().unwrap()), None)
+    };
+    let engine = sim(SimConfig::default());
+    talk(&engine, 0, 1);
+    let found = find(vec![hanging, spec_of(&engine)], SHORT).await;
+    let of = |subject: &str| {
+        found.iter().filter(|finding| finding.subject.starts_with(subject)).cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(codes(&of("e/")), [(Code::Silent, Severity::Info)], "{found:#?}");
+    let hanging = codes(&of("hanging"));
+    assert!(hanging.contains(&(Code::EndpointUnreachable, ERROR)), "{found:#?}");
+    assert_eq!(found.len(), 1 + hanging.len(), "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connected_and_silent() {
+    // Nobody knows whether its events are off.
+    let engine = sim(SimConfig { replay: None, ..SimConfig::default() });
+    let spec = spec_of(&engine);
+    let found = find(vec![spec.clone()], SHORT).await;
+    let absent = (Code::ReplayAbsent, Severity::Warning);
+    assert_eq!(codes(&found), [(Code::Silent, Severity::Warning), absent], "{found:#?}");
+    // It says itself that they are on.
+    let found = find(vec![EngineSpec { http: Some(http_of(&engine)), ..spec }], SHORT).await;
+    assert_eq!(codes(&found), [absent, (Code::Silent, Severity::Info)], "{found:#?}");
+    // Its ring shows that they were.
+    let engine = sim(SimConfig::default());
+    talk(&engine, 0, 1);
+    let found = find(vec![spec_of(&engine)], SHORT).await;
+    assert_eq!(codes(&found), [(Code::Silent, Severity::Info)], "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_topic() {
+    let engine = sim(SimConfig { topic: "kv@a@llama".to_owned(), ..SimConfig::default() });
+    talk(&engine, 0, 1);
+    let spec = EngineSpec { topic: "kv@b".to_owned(), ..spec_of(&engine) };
+    let speaker = engine.clone();
+    let spoken = tokio::task::spawn_blocking(move || {
+        assert!(speaker.wait_for_subscriptions(0, 1, PATIENCE));
+        (1..65).for_each(|turn| talk(&speaker, 0, turn * 100));
+    });
+    let found = find(vec![spec], LONG).await;
+    spoken.await.unwrap();
+    assert_eq!(codes(&found), [(Code::TopicMismatch, ERROR)], "{found:#?}");
+    assert!(found[0].seen.contains("\"kv@a@llama\"") && found[0].todo.contains("kv@a@llama"), "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_that_connects() {
+    let address = free_address();
+    let engine = sim(SimConfig { events: Endpoint::Connect(address.clone()), ..SimConfig::default() });
+    talk(&engine, 0, 1);
+    let replay = engine.replay_endpoints()[0].clone();
+    let found = find(vec![published(&address, replay.as_deref())], LONG).await;
+    assert_eq!(codes(&found), [(Code::PublisherConnects, ERROR)], "{found:#?}");
+    assert!(found[0].todo.contains(&format!("bind:{address}")), "{found:#?}");
+    // As it should be: kvplane listens.
+    let spec = published(&format!("bind:{address}"), replay.as_deref());
+    let found = find_while(&engine, spec, |engine| talk(engine, 0, 1000)).await;
+    assert_eq!(codes(&found), [], "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_connects_to_where_kvplane_would_listen() {
+    let found = find(vec![published(&format!("bind:{}", free_address()), None)], SHORT).await;
+    let expected = [(Code::EndpointUnreachable, ERROR), (Code::ReplayAbsent, Severity::Warning)];
+    assert_eq!(codes(&found), expected, "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_listens_where_kvplane_would() {
+    let engine = sim(SimConfig::default());
+    talk(&engine, 0, 1);
+    let replay = engine.replay_endpoints()[0].clone();
+    let spec = published(&format!("bind:{}", engine.event_endpoints()[0]), replay.as_deref());
+    let found = find(vec![spec], SHORT).await;
+    assert_eq!(codes(&found), [(Code::WrongSocket, ERROR)], "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sockets_of_the_wrong_kind() {
+    let engine = sim(SimConfig::default());
+    talk(&engine, 0, 1);
+    let (events, replay) =
+        (engine.event_endpoints()[0].clone(), engine.replay_endpoints()[0].clone().unwrap());
+    // The two exchanged.
+    let found = find(vec![published(&replay, Some(&events))], SHORT).await;
+    assert_eq!(codes(&found), [(Code::WrongSocket, ERROR), (Code::WrongSocket, ERROR)], "{found:#?}");
+    assert!(found[0].todo.contains("replay socket") && found[1].todo.contains("event socket"), "{found:#?}");
+    // The HTTP server in the place of the events.
+    let http = format!("tcp://{}", engine.http_address().unwrap());
+    let found = find(vec![published(&http, Some(&replay))], SHORT).await;
+    assert_eq!(codes(&found), [(Code::WrongSocket, ERROR)], "{found:#?}");
+    assert!(found[0].seen.contains("HTTP"), "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_too_many() {
+    let engine = sim(SimConfig::default());
+    talk(&engine, 0, 1);
+    let mut spec = spec_of(&engine);
+    let replay = spec.ranks[0].replay.clone();
+    spec.ranks.push(RankSpec { rank: 1, events: Events::Connect(free_address()), replay });
+    let found = find(vec![spec], SHORT).await;
+    let expected = [
+        (Code::RankMissing, ERROR),
+        // Both ask the ring of rank 0.
+        (Code::ReplayOnNextRanksPort, ERROR),
+        (Code::Silent, Severity::Info),
+    ];
+    assert_eq!(codes(&found), expected, "{found:#?}");
+}
+
+#[tokio::test]
+async fn who_is_there_is_known_by_the_first_bytes() {
+    let engine = sim(SimConfig::default());
+    let socket = |socket: &str| Peer::Zmtp { socket: socket.to_owned() };
+    // The simulator watches who subscribes, as an XPUB can; to a subscriber it is the same.
+    let peer = greet(&engine.event_endpoints()[0], PATIENCE).await;
+    assert!(peer.is(&["PUB", "XPUB"]), "{peer:?}");
+    assert_eq!(greet(engine.replay_endpoints()[0].as_ref().unwrap(), PATIENCE).await, socket("ROUTER"));
+    assert_eq!(greet(&format!("tcp://{}", engine.http_address().unwrap()), PATIENCE).await, Peer::Http);
+    assert_eq!(greet(&free_address(), PATIENCE).await, Peer::Refused);
+    let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    assert_eq!(greet(&format!("tcp://{}", mute.local_addr().unwrap()), SHORT).await, Peer::Mute);
+}

@@ -1,0 +1,89 @@
+//! Replay that is not there, too short, or somebody else's; and windows that are too short.
+
+use kvplane_doctor::{Code, Examination, Severity, Window, examine};
+use kvplane_sim::{Fault, ReplayMode, SimConfig};
+use kvplane_wire::Profile;
+
+use crate::rig::{SHORT, codes, find, find_while, published, sim, spec_of, talk};
+
+const ERROR: Severity = Severity::Error;
+const WARNING: Severity = Severity::Warning;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_that_is_not_configured_is_named_where_the_engine_has_one() {
+    let engine = sim(SimConfig::default());
+    let address = engine.replay_endpoints()[0].clone().unwrap();
+    let mut spec = spec_of(&engine);
+    spec.ranks[0].replay = None;
+    spec.http = Some(crate::rig::http_of(&engine));
+    // Without a ring it is listened to for as long as it takes to know the rate.
+    let say = |engine: &kvplane_sim::SimHandle| (0..64).for_each(|turn| talk(engine, 0, turn * 100));
+    let found = find_while(&engine, spec, say).await;
+    assert_eq!(codes(&found), [(Code::ReplayAbsent, WARNING)], "{found:#?}");
+    assert!(found[0].seen.contains(&address), "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_socket_that_does_not_answer_or_answers_nonsense() {
+    for mode in [ReplayMode::Off, ReplayMode::Nonsense] {
+        let engine = sim(SimConfig { faults: vec![Fault::Replay(mode)], ..SimConfig::default() });
+        engine.fault(None, Fault::Replay(mode));
+        let say = |engine: &kvplane_sim::SimHandle| (0..64).for_each(|turn| talk(engine, 0, turn * 100));
+        let found = find_while(&engine, spec_of(&engine), say).await;
+        assert_eq!(codes(&found), [(Code::ReplayAbsent, ERROR)], "{mode:?}: {found:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ring_that_lasts_for_moments() {
+    let engine = sim(SimConfig { buffer_steps: 4, ..SimConfig::default() });
+    (0..8).for_each(|turn| talk(&engine, 0, turn * 100));
+    let found = find_while(&engine, spec_of(&engine), |engine| talk(engine, 0, 5000)).await;
+    assert_eq!(codes(&found), [(Code::ReplayTooShort, WARNING)], "{found:#?}");
+    // An engine that has just started has a short ring, too, and all of it.
+    let engine = sim(SimConfig::default());
+    (0..8).for_each(|turn| talk(&engine, 0, turn * 100));
+    let found = find_while(&engine, spec_of(&engine), |engine| talk(engine, 0, 5000)).await;
+    assert_eq!(codes(&found), [], "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_ranks_publisher_in_the_place_of_replay() {
+    // Of this kind, ranks are at ports in a row.
+    let engine = sim(SimConfig { profile: Profile::Sglang0_5_22, ranks: 2, ..SimConfig::default() });
+    talk(&engine, 0, 1);
+    let events = engine.event_endpoints();
+    let mut spec = published(&events[0], Some(&events[1]));
+    spec.kind = kvplane_core::EngineKind::Sglang;
+    let found = find(vec![spec], SHORT).await;
+    assert_eq!(codes(&found), [(Code::ReplayOnNextRanksPort, ERROR), (Code::Silent, WARNING)], "{found:#?}");
+    assert!(found[0].seen.contains("rank 1"), "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_ranks_ring() {
+    let engine = sim(SimConfig { ranks: 2, ..SimConfig::default() });
+    talk(&engine, 1, 1);
+    let mut spec = spec_of(&engine);
+    spec.ranks.truncate(1);
+    spec.ranks[0].replay = engine.replay_endpoints()[1].clone();
+    let found = find_while(&engine, spec, |engine| talk(engine, 0, 1000)).await;
+    assert_eq!(codes(&found), [(Code::ReplayOnNextRanksPort, ERROR)], "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_window_that_is_short_at_this_rate() {
+    let engine = sim(SimConfig::default());
+    // A good second of history would be enough to tell the rate; they come far faster than that.
+    (0..100).for_each(|turn| talk(&engine, 0, turn * 100));
+    let window = Window { max_batches: 10, max_bytes: usize::MAX };
+    let (speaker, spec) = (engine.clone(), spec_of(&engine));
+    let spoken = tokio::task::spawn_blocking(move || {
+        assert!(speaker.wait_for_subscriptions(0, 1, crate::rig::PATIENCE));
+        talk(&speaker, 0, 100_000);
+    });
+    let examination = Examination { engines: vec![spec], listen: crate::rig::LONG, window };
+    let found = examine(&examination).await.unwrap();
+    spoken.await.unwrap();
+    assert_eq!(codes(&found), [(Code::WindowBelowRate, WARNING)], "{found:#?}");
+}
