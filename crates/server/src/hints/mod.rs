@@ -147,7 +147,7 @@ mod tests {
         for stranger in [Some(caller(Proof::Nothing)), None] {
             let refused = local.check_writer(stranger.as_ref()).unwrap_err();
             assert_eq!(refused.code, ErrorCode::Forbidden, "{stranger:?}");
-            assert!(refused.message.contains("hints.accept_reports"), "{}", refused.message);
+            assert!(refused.next.contains("hints.accept_reports"), "{}", refused.next);
             assert_eq!(anyone.check_writer(stranger.as_ref()), Ok(()), "{stranger:?}");
         }
         assert_eq!(local.counters.refused.of(Refusal::Forbidden), 2);
