@@ -45,7 +45,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// A finding that matters as its code usually does.
+    /// A finding. Why it matters is said by its code.
     pub fn new(
         code: Code,
         severity: Severity,

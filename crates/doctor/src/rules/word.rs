@@ -46,7 +46,8 @@ fn unreachable(seen: &EngineSeen) -> Option<Finding> {
 }
 
 fn sources(seen: &EngineSeen) -> Option<Finding> {
-    let (code, todo) = match seen.said.sources.as_ref()?.as_ref().err()? {
+    let refusal = seen.said.sources.as_ref()?.as_ref().err()?;
+    let (code, todo) = match refusal {
         Refusal::Disabled => (
             Code::EventsDisabled,
             "start it with --kv-events-config: {\"enable_kv_cache_events\": true, \"publisher\": \"zmq\"} (vLLM), {\"publisher\": \"zmq\"} (SGLang)",
@@ -60,8 +61,7 @@ fn sources(seen: &EngineSeen) -> Option<Finding> {
             "configure `events` and `replay`; vLLM can be asked from 0.31 on, SGLang from 0.5.13 on",
         ),
     };
-    let words = seen.said.sources.as_ref()?.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    Some(Finding::new(code, Severity::Error, &seen.id, words, todo))
+    Some(Finding::new(code, Severity::Error, &seen.id, refusal.to_string(), todo))
 }
 
 /// Ranks that the engine has and nobody listens to, and complaints about those that it names.

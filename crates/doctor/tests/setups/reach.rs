@@ -2,8 +2,9 @@
 
 use kvplane_doctor::{Code, Peer, Severity, greet};
 use kvplane_ingest::{EngineSpec, Events, RankSpec};
-use kvplane_sim::SimConfig;
+use kvplane_sim::{SimConfig, SimHandle};
 use kvplane_socket::Endpoint;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::rig::{
@@ -101,6 +102,33 @@ async fn a_publisher_that_connects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn engines_that_share_an_address_are_told_apart_by_topic() {
+    let address = free_address();
+    let engines = ["kv@a", "kv@b"].map(|topic| {
+        let events = Endpoint::Connect(address.clone());
+        let engine = sim(SimConfig { events, topic: topic.to_owned(), ..SimConfig::default() });
+        talk(&engine, 0, 1);
+        engine
+    });
+    let spec = |engine: &SimHandle| EngineSpec {
+        id: kvplane_core::EngineId::new(&engine.config().topic),
+        topic: engine.config().topic.clone(),
+        ..published(&format!("bind:{address}"), engine.replay_endpoints()[0].as_deref())
+    };
+    let specs = engines.iter().map(spec).collect();
+    let speakers = engines.clone();
+    let spoken = tokio::task::spawn_blocking(move || {
+        for speaker in speakers {
+            assert!(speaker.wait_for_subscriptions(0, 1, PATIENCE));
+            talk(&speaker, 0, 1000);
+        }
+    });
+    let found = find(specs, LONG).await;
+    spoken.await.unwrap();
+    assert_eq!(codes(&found), [], "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nobody_connects_to_where_kvplane_would_listen() {
     let found = find(vec![published(&format!("bind:{}", free_address()), None)], SHORT).await;
     let expected = [(Code::EndpointUnreachable, ERROR), (Code::ReplayAbsent, Severity::Warning)];
@@ -149,6 +177,23 @@ async fn a_rank_too_many() {
         (Code::Silent, Severity::Info),
     ];
     assert_eq!(codes(&found), expected, "{found:#?}");
+}
+
+/// As libzmq does, it names its mechanism once it has heard the version, and would leave when it hears of another.
+#[tokio::test]
+async fn a_socket_that_wants_a_password() {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("tcp://{}", server.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut stream, _) = server.accept().await.unwrap();
+        let mut version = [0; 12];
+        stream.read_exact(&mut version).await.unwrap();
+        let mut greeting = [0; 64];
+        greeting[..12].copy_from_slice(&version);
+        greeting[12..17].copy_from_slice(b"PLAIN");
+        stream.write_all(&greeting).await.unwrap();
+    });
+    assert_eq!(greet(&address, PATIENCE).await, Peer::Secured("PLAIN".to_owned()));
 }
 
 #[tokio::test]
