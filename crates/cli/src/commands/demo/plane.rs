@@ -130,12 +130,9 @@ impl ServedPlane {
         Ok(matches.map(prediction).collect())
     }
 
-    /// Flushes engines, all or one, and says what became of it on each.
-    pub(super) async fn flush(&self, only: Option<&str>, proof_s: u64) -> Result<Vec<FlushVerdict>, Halt> {
-        let mut request = json!({ "nudge": true, "proof_timeout_s": proof_s });
-        if let Some(engine) = only {
-            request["engine"] = json!([engine]);
-        }
+    /// Flushes engines, and says what became of it on each.
+    pub(super) async fn flush(&self, engines: &[&str], proof_s: u64) -> Result<Vec<FlushVerdict>, Halt> {
+        let request = json!({ "engine": engines, "nudge": true, "proof_timeout_s": proof_s });
         let answer = self.call(Method::POST, "/flush_cache", &request).await?;
         let ranks = answer["ranks"].as_array().into_iter().flatten();
         let verdict = |rank: &Value| FlushVerdict {
@@ -156,13 +153,21 @@ impl ServedPlane {
         *self.plane.chronicle().watch().borrow()
     }
 
-    /// What the plane's timeline says of an engine since a remark.
-    pub(super) fn remarks_since(&self, number: u64, engine: &Engine) -> Vec<String> {
-        let remarks = self.plane.chronicle().after(number);
+    /// What the plane's timeline says of an engine since a remark, as soon as it says something of a topic: it is written a moment
+    /// after a stream has changed.
+    pub(super) async fn remarks_since(
+        &self,
+        number: u64,
+        engine: &Engine,
+        topic: &str,
+    ) -> Result<Vec<String>, Halt> {
         let is_its = |remark: &Remark| {
             remark.stream.as_ref().is_some_and(|stream| stream.engine.as_str() == engine.name)
         };
-        remarks.iter().filter(|remark| is_its(remark)).map(|remark| remark.said.words.clone()).collect()
+        let its = || self.plane.chronicle().after(number).into_iter().filter(|remark| is_its(remark));
+        let wanted = format!("the timeline says something of its {topic}");
+        self.until(engine, &wanted, |_| its().any(|remark| remark.said.topic == topic)).await?;
+        Ok(its().map(|remark| remark.said.words.clone()).collect())
     }
 
     /// Waits until an engine's stream is as wanted.

@@ -23,8 +23,9 @@ const REQUESTS: usize = 6;
 const AHEAD: u64 = 5;
 /// How often somebody tries to be faster than the plane with a drain.
 const ATTEMPTS: usize = 200;
-/// How long a flush may take to show on an engine's stream, in seconds. The liar's proof is waited for as long.
-const PROOF_S: u64 = 3;
+/// How long a flush may take to show on an engine's stream, in seconds: far beyond anything that it takes. The liar, of which nothing
+/// will show, is waited for as long.
+const PROOF_S: u64 = 5;
 
 /// The story's steps, in their order.
 #[derive(Debug, Clone, Copy)]
@@ -104,7 +105,7 @@ impl Story {
         self.consumer = Some(consumer);
         self.tell_belief(tour, vllm, None);
         for engine in 0..engines {
-            tour.tell_remarks(before, engine);
+            tour.tell_remarks(before, engine, "continuity").await?;
         }
         Ok(())
     }
@@ -127,8 +128,7 @@ impl Story {
         tour.plane.until(engine, "the gap is noticed and filled", noticed).await?;
         tour.plane.until_heard(engine).await?;
         self.tell_belief(tour, vllm, believed.as_ref());
-        tour.tell_remarks(before, vllm);
-        Ok(())
+        tour.tell_remarks(before, vllm, "gap").await
     }
 
     /// A restart that no number gives away.
@@ -158,8 +158,7 @@ impl Story {
         tour.plane.until(engine, "the restart is proven", proven).await?;
         tour.plane.until_heard(engine).await?;
         self.tell_belief(tour, vllm, believed.as_ref());
-        tour.tell_remarks(before, vllm);
-        Ok(())
+        tour.tell_remarks(before, vllm, "epoch").await
     }
 
     /// What the plain consumer believes of an engine by now.
@@ -215,8 +214,7 @@ async fn stolen_drain(tour: &mut Tour) -> Result<(), Halt> {
     let noticed = |status: &StreamStatus| status.counters.gaps_unfilled > lost;
     tour.plane.until(engine, "the loss is noticed", noticed).await?;
     tour.plane.until_heard(engine).await?;
-    tour.tell_remarks(before, trtllm);
-    Ok(())
+    tour.tell_remarks(before, trtllm, "gap").await
 }
 
 /// A flush of the whole fleet, of which one engine says that it did it, and did not.
@@ -230,7 +228,8 @@ async fn flush(tour: &mut Tour) -> Result<(), Halt> {
         Voice::Done,
         format!("POST /flush_cache for all engines; {liar} answers that it did it, and keeps everything"),
     );
-    let verdicts = tour.plane.flush(None, PROOF_S).await?;
+    let all: Vec<&str> = tour.fleet.engines.iter().map(|engine| engine.name).collect();
+    let verdicts = tour.plane.flush(&all, PROOF_S).await?;
     published(tour, sglang)?.conduct(Conduct::default());
     for engine in &tour.in_turn.engines {
         engine.flush();
@@ -254,9 +253,9 @@ async fn flush(tour: &mut Tour) -> Result<(), Halt> {
             return Err(Halt::Failed(anyhow!("the flush of {engine} is {verdict} ({why}), not {expected}")));
         }
     }
-    tour.tell_remarks(before, sglang);
+    tour.tell_remarks(before, sglang, "flush").await?;
     tour.tell(Voice::Done, format!("{liar} is flushed again, and does it"));
-    let again = tour.plane.flush(Some(liar), PROOF_S).await?;
+    let again = tour.plane.flush(&[liar], PROOF_S).await?;
     tell_verdicts(tour, &again);
     if again.iter().any(|verdict| verdict.verdict != "proven") {
         return Err(Halt::Failed(anyhow!("the second flush of {liar} is not proven")));

@@ -138,11 +138,12 @@ impl Tour {
         }
     }
 
-    /// Adds what the plane's timeline says of an engine since a remark.
-    pub(super) fn tell_remarks(&mut self, since: u64, engine: usize) {
+    /// Adds what the plane's timeline says of an engine since a remark, something of a topic among it.
+    pub(super) async fn tell_remarks(&mut self, since: u64, engine: usize, topic: &str) -> Result<(), Halt> {
         let engine = &self.fleet.engines[engine];
-        let words = self.plane.remarks_since(since, engine).join("; ");
+        let words = self.plane.remarks_since(since, engine, topic).await?.join("; ");
         self.tell(Voice::Plane, format!("{}: {words}", engine.name));
+        Ok(())
     }
 
     /// Ends the step: compares what the plane holds with what every engine holds, once it has heard everything.
