@@ -107,8 +107,8 @@ def check_paragraphs(rules: list[dict]) -> list[str]:
         begins = f"`{rule['labels']['severity']}`{delay}. `{' '.join(rule['expr'].split())}`"
         if paragraphs.get(name) != begins:
             errors.append(f"{RUNBOOK}: the paragraph of {name} does not begin with: {begins}")
-        if rule["annotations"].get("runbook") != f"{RUNBOOK}#{name.lower()}":
-            errors.append(f"{RULES.name}: {name}: its runbook is not {RUNBOOK}#{name.lower()}")
+        if rule["annotations"].get("runbook_url") != f"{RUNBOOK}#{name.lower()}":
+            errors.append(f"{RULES.name}: {name}: its runbook_url is not {RUNBOOK}#{name.lower()}")
     return errors
 
 

@@ -4,6 +4,7 @@
 - docs/SUMMARY.md lists every page under docs/, once, and nothing else;
 - every link with an anchor leads to a heading;
 - every test that a page names as "`test` in `file`" is a function of that file;
+- every row of the pages that say what is shown by a test names one, with a link to its file, or says that there is none;
 - docs/reference/messages.md is what the contract says.
 """
 
@@ -17,13 +18,17 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-SHOWN_BY = re.compile(r"((?:`[a-z0-9_]+`(?:, )?)+) in `([\w/.-]+\.(?:rs|py))`")
+SHOWN_BY = re.compile(r"((?:`[a-z0-9_]+`(?:, )?)+) in \[?`([\w/.-]+\.(?:rs|py))`(?:\]\(([^)]+)\))?")
+# Pages whose rows are claims.
+SHOWING = ["docs/reference/failures.md", "docs/reference/compatibility.md"]
+# A form to copy, and no page to read.
+UNLISTED = {"SUMMARY.md", "adr/000-template.md"}
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 
 
 def main() -> int:
     pages = [*ROOT.glob("*.md"), *DOCS.glob("**/*.md")]
-    errors = [*check_summary(), *check_anchors(pages), *check_tests(pages)]
+    errors = [*check_summary(), *check_anchors(pages), *check_tests(pages), *check_rows()]
     for line in errors:
         print(line, file=sys.stderr)
     written = subprocess.run([sys.executable, ROOT / "scripts/messages-page.py", "--check"], check=False)
@@ -32,7 +37,7 @@ def main() -> int:
 
 def check_summary() -> list[str]:
     listed = Counter(LINK.findall((DOCS / "SUMMARY.md").read_text()))
-    there = {page.relative_to(DOCS).as_posix() for page in DOCS.glob("**/*.md")} - {"SUMMARY.md"}
+    there = {page.relative_to(DOCS).as_posix() for page in DOCS.glob("**/*.md")} - UNLISTED
     errors = [f"docs/SUMMARY.md: {page} is not listed" for page in sorted(there - listed.keys())]
     errors += [f"docs/SUMMARY.md: {page} does not exist" for page in sorted(listed.keys() - there)]
     return errors + [f"docs/SUMMARY.md: {page} is listed {times} times" for page, times in listed.items() if times > 1]
@@ -54,12 +59,27 @@ def check_anchors(pages: list[Path]) -> list[str]:
 def check_tests(pages: list[Path]) -> list[str]:
     errors = []
     for page in pages:
-        for names, path in SHOWN_BY.findall(page.read_text()):
+        for names, path, link in SHOWN_BY.findall(page.read_text()):
             file = ROOT / path
+            if link and (page.parent / link).resolve() != file:
+                errors.append(f"{page.relative_to(ROOT)}: {link} is not {path}")
             source = file.read_text() if file.is_file() else ""
             for name in re.findall(r"`(\w+)`", names):
                 if not re.search(rf"\b(?:fn|def) {name}\b", source):
                     errors.append(f"{page.relative_to(ROOT)}: {path} has no test {name}")
+    return errors
+
+
+def check_rows() -> list[str]:
+    errors = []
+    for page in SHOWING:
+        rows = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("|")]
+        # The first two of a table are its head.
+        heads = {at + offset for at, row in enumerate(rows[1:]) if re.fullmatch(r"[|\- ]+", row) for offset in (0, 1)}
+        for at, row in enumerate(rows):
+            shown = any(link for _, _, link in SHOWN_BY.findall(row))
+            if at not in heads and not shown and "not tested" not in row:
+                errors.append(f"{page}: no test is linked: {row}")
     return errors
 
 
