@@ -28,7 +28,8 @@ demo: compilers
 	$(CARGO) build --release -p kvplane
 	$(CARGO) run --quiet --release -p kvplane -- demo $(DEMO)
 
-test: lint unit loom alerts interop python newcomer browser
+# What is quick comes first, and what builds everything once more comes last.
+test: lint alerts unit interop python browser loom newcomer
 
 lint: rust-tools compilers fmt clippy rooms docs
 

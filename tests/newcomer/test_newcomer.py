@@ -1,6 +1,7 @@
 """Somebody who has never heard of kvplane: a fresh clone, the README's two commands, and the page of five minutes, word for word.
 
-The clone has what is committed. Builds go to this checkout's target directory, so that only kvplane's own crates are built again.
+The clone has what is committed. Its builds are kept in a directory of their own, which is gone afterwards: what this checkout has built
+of others' crates is in it, so that only kvplane's own are built again.
 """
 
 import os
@@ -21,9 +22,22 @@ def scratch(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def clone(scratch):
+def target():
+    """Where the clone's builds are kept. What comes from others is linked, what is kvplane's left out: cargo cannot tell one checkout's
+    from another's, and would take the clone's for this one's."""
+    built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+    ours = built / "newcomer"
+    shutil.rmtree(ours, ignore_errors=True)
+    for part in ("deps", "build", ".fingerprint"):
+        if (source := built / "debug" / part).is_dir():
+            shutil.copytree(source, ours / "debug" / part, copy_function=os.link, symlinks=True, ignore=shutil.ignore_patterns("*kvplane*"))
+    yield ours
+    shutil.rmtree(ours, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def clone(scratch, target):
     """A fresh clone. Where a release would be, there is what was built, at free ports."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
     # `cargo` by name is the stand-in from here on.
     os.environ.setdefault("NEWCOMER_CARGO", shutil.which(os.environ.get("CARGO", "cargo")) or "cargo")
     shell = Shell(scratch, environment(scratch, target), scratch)
