@@ -1,5 +1,5 @@
 # docker build -t kvplane .
-# docker run --rm -p 127.0.0.1:8090:8090 -p 127.0.0.1:50090:50090 -v ./kvplane.toml:/etc/kvplane/kvplane.toml:ro kvplane
+# docker run --rm --network host kvplane
 # docs/guide/install.md has more: in a container, loopback is the container's own.
 FROM rust:1.95-bookworm AS build
 WORKDIR /src

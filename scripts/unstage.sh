@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Takes away what scripts/stage.sh has put into a directory, and directories that are empty then: scripts/unstage.sh DIRECTORY.
+# Takes away what scripts/stage.sh has put into a directory, and the directories that are kvplane's own: scripts/unstage.sh DIRECTORY.
+# Those that others put files into, too, are not ours to take, even if they are empty.
 set -euo pipefail
 
 root=$1
@@ -12,10 +13,9 @@ mapfile -t files <"$manifest"
 for file in "${files[@]}"; do
     rm -f "$root/$file"
 done
-for file in "${files[@]}"; do
-    directory=${file%/*}
-    # Others' files keep a directory, and those above it.
-    while rmdir "$root/$directory" 2>/dev/null && [[ $directory == */* ]]; do
-        directory=${directory%/*}
-    done
+# The innermost first. Whatever somebody else has put there keeps its directory.
+for own in share/kvplane share/doc/kvplane; do
+    if [[ -d $root/$own ]]; then
+        find "$root/$own" -depth -type d -empty -delete
+    fi
 done

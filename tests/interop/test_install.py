@@ -12,7 +12,6 @@ import pytest
 
 from harness.plane import ROOT, clean_environment, run
 
-COMMANDS = ["serve", "sim", "tail", "dump", "engines", "flush", "query", "report", "demo", "completions"]
 FILES = {
     "bin/kvplane",
     "lib/systemd/system/kvplane.service",
@@ -28,8 +27,16 @@ FILES = {
     "share/kvplane/prometheus/alerts.yaml",
     "share/zsh/site-functions/_kvplane",
     "share/man/man1/kvplane.1",
-    *(f"share/man/man1/kvplane-{command}.1" for command in COMMANDS),
 }
+
+
+@pytest.fixture(scope="module")
+def commands(binary):
+    """Those that `kvplane --help` lists."""
+    listed = run(binary, "--help").stdout.partition("\nCommands:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^  ([a-z]+) ", listed, re.MULTILINE)
+    assert {"serve", "doctor", "completions"} <= set(found), listed
+    return [command for command in found if command != "help"]
 
 
 def make(binary, *words):
@@ -57,9 +64,9 @@ def installed(tmp_path_factory, binary):
     return root / "opt/kvplane"
 
 
-def test_everything_is_there(installed, binary):
+def test_everything_is_there(installed, binary, commands):
     there = files(installed)
-    assert FILES <= there
+    assert FILES | {f"share/man/man1/kvplane-{command}.1" for command in commands} <= there
     assert {path for path in there - FILES if not path.startswith("share/man/man1/kvplane-")} == set()
     assert set((installed / "share/kvplane/manifest").read_text().split()) == there
     assert version(installed / "bin/kvplane") == version(binary)
@@ -80,14 +87,14 @@ def test_the_example_is_a_configuration(installed):
     example = installed / "share/kvplane/kvplane.toml"
     done = run(installed / "bin/kvplane", "serve", "--config", example, "--dump-config")
     assert done.returncode == 0, done.stderr
-    assert 'id = "vllm-0"' in done.stdout
+    assert "[[engine]]" not in done.stdout, "nobody's engine is where an example says"
     # What is commented out is right, too, once it is wanted.
-    text = example.read_text()
-    discovered = text[text.index("# [[engine]]"):text.index("# An engine whose ports are told")]
+    engines = [block.partition("\n\n")[0] for block in example.read_text().split("# [[engine]]\n")[1:]]
     other = installed.parent / "other.toml"
-    other.write_text(re.sub(r"^# ?", "", discovered, flags=re.MULTILINE))
+    other.write_text("".join("[[engine]]\n" + re.sub(r"^# ?(?=\w+ =)", "", block, flags=re.MULTILINE) + "\n" for block in engines))
     done = run(installed / "bin/kvplane", "serve", "--config", other, "--dump-config")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("[[engine]]") == 2
 
 
 @pytest.mark.parametrize("shell,path", [
@@ -95,9 +102,9 @@ def test_the_example_is_a_configuration(installed):
     ("zsh", "share/zsh/site-functions/_kvplane"),
     ("fish", "share/fish/vendor_completions.d/kvplane.fish"),
 ])
-def test_completions_are_scripts_of_their_shell(installed, shell, path):
+def test_completions_are_scripts_of_their_shell(installed, commands, shell, path):
     script = installed / path
-    for command in COMMANDS:
+    for command in commands:
         assert command in script.read_text()
     if shutil.which(shell):
         subprocess.run([shell, "-n", script], check=True)
@@ -110,9 +117,9 @@ def test_bash_completes_a_command(installed):
     assert offered == ["completions"]
 
 
-def test_every_command_has_a_manual_page(installed):
+def test_every_command_has_a_manual_page(installed, commands):
     pages = installed / "share/man/man1"
-    for command in COMMANDS:
+    for command in commands:
         page = (pages / f"kvplane-{command}.1").read_text()
         assert f".TH kvplane-{command} 1" in page
         assert ".SH DESCRIPTION" in page
@@ -129,7 +136,9 @@ def test_uninstalling_leaves_what_is_others(tmp_path, binary):
     other.write_text("")
     make(binary, "uninstall", f"DESTDIR={tmp_path}", "PREFIX=/usr")
     assert files(tmp_path) == {"usr/share/man/man1/other.1"}
-    assert sorted(path.name for path in (tmp_path / "usr").iterdir()) == ["share"]
+    # What others may have made is left, also empty; what is kvplane's own is gone.
+    assert (tmp_path / "usr/bin").is_dir() and (tmp_path / "usr/share/doc").is_dir()
+    assert not list(tmp_path.rglob("kvplane"))
 
 
 def test_the_archive_is_the_same_twice_and_runs(tmp_path, binary):
