@@ -73,8 +73,8 @@ pub(crate) fn undecodable(reason: Undecodable) -> PyErr {
 
 /// Whatever else the other rooms refuse.
 pub(crate) fn public(error: PublicError) -> PyErr {
-    let PublicError { code, message, field, .. } = error;
-    match (code, field) {
+    let (code, message) = (error.code, error.in_words());
+    match (code, error.field) {
         (ErrorCode::InvalidArgument, Some(field)) => classes::ArgumentError::new_err((message, field)),
         (ErrorCode::ShuttingDown, _) => classes::ClosedError::new_err(message),
         (ErrorCode::Internal, _) => classes::InternalError::new_err(message),

@@ -15,6 +15,10 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::time::MissedTickBehavior;
 use tracing::warn;
 
+/// How often, and how long apart, a manager is told again that this process is ready.
+const READY_TRIES: u32 = 100;
+const READY_PAUSE: Duration = Duration::from_millis(50);
+
 /// The manager that started this process, if one did and wants to be told.
 #[derive(Debug, Default)]
 pub(crate) struct Manager {
@@ -65,9 +69,19 @@ impl Manager {
         Ok(Self { socket: Some((socket, address)), patience: patience(left)? })
     }
 
-    /// Listeners are bound and engines are followed.
-    pub(crate) fn ready(&self, status: &str) {
-        self.tell(&format!("READY=1\nSTATUS={}", status.replace('\n', " ")));
+    /// Listeners are bound and engines are followed. A manager whose socket is full is told again for a while: it would wait for
+    /// this, and end the process.
+    pub(crate) async fn ready(&self, status: &str) {
+        let state = format!("READY=1\nSTATUS={}", status.replace('\n', " "));
+        let mut sent = self.send(&state);
+        for _ in 0..READY_TRIES {
+            if !sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                break;
+            }
+            tokio::time::sleep(READY_PAUSE).await;
+            sent = self.send(&state);
+        }
+        warn_of(&state, sent);
     }
 
     /// The configuration is read again; [`ready`](Self::ready) says that this is over.
@@ -83,7 +97,8 @@ impl Manager {
     }
 
     /// Shows a sign of life, twice as often as is asked for. To be polled by the task that serves. Where that is stuck no
-    /// sign comes, nor where all workers of the runtime are, whose timer this is; the manager then starts the process again.
+    /// sign comes, nor where all workers of the runtime are, whose timer this is; the manager then starts the process again. Threads
+    /// of sockets are not looked at: streams that they no longer serve are `down`, and metrics say so.
     pub(crate) async fn show_life(&self) -> Infallible {
         let Some(patience) = self.patience else { return std::future::pending().await };
         let mut beat = tokio::time::interval(patience / 2);
@@ -95,11 +110,19 @@ impl Manager {
     }
 
     fn tell(&self, state: &str) {
-        let Some((socket, address)) = &self.socket else { return };
-        if let Err(error) = socket.send_to_addr(state.as_bytes(), address) {
-            let told = state.lines().next().unwrap_or_default();
-            warn!(%error, told, "the service manager was not told");
-        }
+        warn_of(state, self.send(state));
+    }
+
+    fn send(&self, state: &str) -> io::Result<()> {
+        let Some((socket, address)) = &self.socket else { return Ok(()) };
+        socket.send_to_addr(state.as_bytes(), address).map(drop)
+    }
+}
+
+fn warn_of(state: &str, sent: io::Result<()>) {
+    if let Err(error) = sent {
+        let told = state.lines().next().unwrap_or_default();
+        warn!(%error, told, "the service manager was not told");
     }
 }
 

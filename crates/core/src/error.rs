@@ -1,5 +1,7 @@
 //! Errors that leave the process: one shape, a stable code, who is to blame, whether a retry helps.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
 /// A stable code. One table maps it to HTTP and gRPC.
@@ -101,7 +103,7 @@ impl ErrorCode {
 
     /// Whether the same request may succeed later.
     pub fn retry(self) -> bool {
-        matches!(self, Self::Unavailable | Self::ShuttingDown)
+        matches!(self, Self::LimitReached | Self::Unavailable | Self::ShuttingDown)
     }
 
     /// The HTTP status.
@@ -150,24 +152,30 @@ pub struct PublicError {
     /// The field of the request that is to blame, where it is one.
     pub field: Option<&'static str>,
     /// What can be done about it.
-    pub next: &'static str,
+    pub next: Cow<'static, str>,
 }
 
 impl PublicError {
     /// Builds one.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), field: None, next: code.next_step() }
+        Self { code, message: message.into(), field: None, next: code.next_step().into() }
     }
 
     /// The same, where something better can be done about it than about others of its code.
     #[must_use]
-    pub fn with_next(self, next: &'static str) -> Self {
-        Self { next, ..self }
+    pub fn with_next(self, next: impl Into<Cow<'static, str>>) -> Self {
+        Self { next: next.into(), ..self }
     }
 
     /// What is wrong and what to do, in one line.
     pub fn in_full(&self) -> String {
         format!("{}; {}", self.message, self.next)
+    }
+
+    /// What is wrong, and what to do where that is known of this very case: for callers who have neither HTTP nor the command
+    /// line, which the steps of a code name.
+    pub fn in_words(&self) -> String {
+        if self.next == self.code.next_step() { self.message.clone() } else { self.in_full() }
     }
 
     /// A field of the request cannot be used, and why.
@@ -181,9 +189,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn whoever_is_told_to_ask_later_is_told_that_it_may_help() {
+        for code in [ErrorCode::LimitReached, ErrorCode::Unavailable, ErrorCode::ShuttingDown] {
+            assert!(code.retry(), "{}: {}", code.as_str(), code.next_step());
+        }
+    }
+
+    #[test]
     fn an_error_in_full_says_what_is_wrong_and_what_to_do() {
         let error = PublicError::field("model", "is missing");
         assert_eq!(error.in_full(), "model: is missing; correct what is named and ask again");
-        assert_eq!(error.with_next("name one").in_full(), "model: is missing; name one");
+        assert_eq!(error.in_words(), "model: is missing");
+        let error = error.with_next("name one");
+        assert_eq!([error.in_full(), error.in_words()], ["model: is missing; name one"; 2]);
     }
 }

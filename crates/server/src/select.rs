@@ -5,6 +5,8 @@ use std::sync::Arc;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::{Engine, Engines, Plane, Stream};
 
+const ADD_ONE: &str = "add one with `kvplane engines add` or in the configuration";
+
 fn names(engines: &Engines) -> String {
     let names: Vec<&str> = engines.iter().map(|engine| engine.spec.id.as_str()).collect();
     names.join(", ")
@@ -16,17 +18,17 @@ pub(crate) fn engine(plane: &Plane, name: Option<&str>) -> Result<Arc<Engine>, P
     match (name, &engines[..]) {
         (Some(name), all) => {
             all.iter().find(|engine| engine.spec.id.as_str() == name).cloned().ok_or_else(|| {
-                let message = format!("no engine {name:?}; there are: {}", names(&engines));
-                PublicError::new(ErrorCode::NotFound, message)
+                let unknown = PublicError::new(ErrorCode::NotFound, format!("no engine {name:?}"));
+                match all {
+                    [] => unknown.with_next(ADD_ONE),
+                    _ => unknown.with_next(format!("name one of these: {}", names(&engines))),
+                }
             })
         }
         (None, [only]) => Ok(only.clone()),
-        (None, []) => Err(PublicError::new(ErrorCode::NotFound, "there are no engines")
-            .with_next("add one with `kvplane engines add` or in the configuration")),
-        (None, _) => Err(PublicError::new(
-            ErrorCode::InvalidArgument,
-            format!("name one of several engines: {}", names(&engines)),
-        )),
+        (None, []) => Err(PublicError::new(ErrorCode::NotFound, "there are no engines").with_next(ADD_ONE)),
+        (None, _) => Err(PublicError::new(ErrorCode::InvalidArgument, "there are several engines")
+            .with_next(format!("name one of these: {}", names(&engines)))),
     }
 }
 
@@ -35,14 +37,14 @@ pub(crate) fn stream(engine: &Engine, rank: Option<u32>) -> Result<&Arc<Stream>,
     let id = &engine.spec.id;
     match (rank, &engine.streams[..]) {
         (Some(rank), _) => engine.stream(rank).ok_or_else(|| {
-            let message = format!("engine {id} has no rank {rank}; it has {}", ranks(engine));
-            PublicError::new(ErrorCode::NotFound, message)
+            PublicError::new(ErrorCode::NotFound, format!("engine {id} has no rank {rank}"))
+                .with_next(format!("name one that it has: {}", ranks(engine)))
         }),
         (None, [only]) => Ok(only),
-        (None, _) => Err(PublicError::new(
-            ErrorCode::InvalidArgument,
-            format!("engine {id} has several ranks: name one of {}", ranks(engine)),
-        )),
+        (None, _) => {
+            Err(PublicError::new(ErrorCode::InvalidArgument, format!("engine {id} has several ranks"))
+                .with_next(format!("name one of them: {}", ranks(engine))))
+        }
     }
 }
 

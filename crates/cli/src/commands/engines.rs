@@ -40,7 +40,7 @@ pub(crate) async fn run(args: EnginesArgs) -> Result<(), Failure> {
 fn describe(id: &str, flag: &str) -> anyhow::Result<Value> {
     let mut engine = engine_flag(flag).with_context(|| format!("--engine {flag}"))?;
     if engine.get("id").is_some_and(|given| given.as_str() != Some(id)) {
-        return Err(anyhow!("--engine {flag}: has another id than {id}"));
+        return Err(anyhow!("--engine {flag}: has another id than {id}: leave id out of it"));
     }
     engine.insert("id".to_owned(), toml::Value::String(id.to_owned()));
     serde_json::to_value(engine).context("cannot describe the engine")

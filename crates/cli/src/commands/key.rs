@@ -54,8 +54,9 @@ impl KeyArgs {
             .with_root_certificates(self.roots()?);
         let mut config = match self.cert.as_deref().zip(self.key.as_deref()) {
             Some((certificate, key)) => {
-                let private = PrivateKeyDer::from_pem_slice(&read(key)?)
-                    .map_err(|error| anyhow!("--key {}: {error}", key.display()))?;
+                let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| {
+                    anyhow!("--key {}: {error}: name a file with a private key as PEM", key.display())
+                })?;
                 builder.with_client_auth_cert(certificates(certificate)?, private)?
             }
             None => builder.with_no_client_auth(),
@@ -70,7 +71,9 @@ impl KeyArgs {
         };
         let mut roots = RootCertStore::empty();
         for certificate in certificates(path)? {
-            roots.add(certificate).with_context(|| path.display().to_string())?;
+            let unusable =
+                || format!("--ca {}: name a file with certificates of authorities", path.display());
+            roots.add(certificate).with_context(unusable)?;
         }
         Ok(roots)
     }
@@ -78,9 +81,10 @@ impl KeyArgs {
 
 fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let found = CertificateDer::pem_slice_iter(&read(path)?).collect::<Result<Vec<_>, _>>();
-    let found = found.map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    let wrong = |what: &str| anyhow!("{}: {what}: name a file with certificates as PEM", path.display());
+    let found = found.map_err(|error| wrong(&error.to_string()))?;
     if found.is_empty() {
-        return Err(anyhow!("{}: no certificate in it", path.display()));
+        return Err(wrong("no certificate in it"));
     }
     Ok(found)
 }

@@ -20,9 +20,12 @@ mod sim_drained;
 mod sim_subscribed;
 pub(crate) mod tail;
 
+use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use kvplane_client::{Client, ClientError};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -72,6 +75,19 @@ pub(crate) fn stop_signal(seconds: Option<u64>) -> anyhow::Result<CancellationTo
         std::process::exit(130);
     });
     Ok(stop)
+}
+
+/// A listener; where there can be none, the error names the key or flag that asked for it, and what to do.
+pub(crate) async fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let next = match error.kind() {
+            io::ErrorKind::AddrInUse => "; another process has that port: stop it, or choose another",
+            io::ErrorKind::AddrNotAvailable => "; this machine has no such address: choose one that it has",
+            io::ErrorKind::PermissionDenied => "; ports below 1024 need the capability CAP_NET_BIND_SERVICE: grant it, or choose a higher one",
+            _ => "; choose another address",
+        };
+        anyhow::anyhow!("{key}: cannot listen on {address}: {error}{next}")
+    })
 }
 
 /// What a kvplane refused, with the exit code that says whose mistake it is.

@@ -57,7 +57,7 @@ fn question(args: &QueryArgs, text: &str, keys: Option<&str>) -> anyhow::Result<
     if !args.hashes
         && let Some(at) = numbers.iter().position(|&number| u32::try_from(number).is_err())
     {
-        bail!("number {at} is not a token id (0 to {})", u32::MAX);
+        bail!("number {at} is not a token id (0 to {}): ask for hashes with --hashes", u32::MAX);
     }
     add(if args.hashes { "block_hashes" } else { "token_ids" }, Some(json!(numbers)));
     add("block_size", args.block_size.map(Value::from));
@@ -67,7 +67,7 @@ fn question(args: &QueryArgs, text: &str, keys: Option<&str>) -> anyhow::Result<
     add("cache_salt", args.cache_salt.clone().map(Value::from));
     add("multimodal", (!args.multimodal.is_empty()).then(|| json!(args.multimodal)));
     let keys = keys.map(serde_json::from_str).transpose();
-    add("extra_keys", keys.context("the extra keys are not JSON")?);
+    add("extra_keys", keys.context("the extra keys are not JSON: write a list for each block, or null")?);
     add("groups", args.groups.then_some(Value::Bool(true)));
     Ok(question)
 }

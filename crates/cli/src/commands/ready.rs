@@ -15,8 +15,13 @@ pub(crate) async fn run(args: ReadyArgs) -> Result<(), Failure> {
     let (status, verdict) = answer(server, key, Method::GET, path, None).await?;
     match &verdict["ready"] {
         Value::Bool(true) => print("ready\n"),
-        Value::Bool(false) => Err(anyhow!("not ready{}", reasons(&verdict)).into()),
-        _ => Err(anyhow!("{server} answers {status}, and not as a kvplane").into()),
+        Value::Bool(false) => {
+            Err(anyhow!("not ready{}; `kvplane doctor` says what is wrong", reasons(&verdict)).into())
+        }
+        _ => Err(anyhow!(
+            "{server} answers {status}, and not as a kvplane: name its HTTP address with --server"
+        )
+        .into()),
     }
 }
 

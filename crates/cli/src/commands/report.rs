@@ -11,10 +11,9 @@ use kvplane_report::{
     AdapterNames, OutboxOptions, ReportSpec, ReporterOptions, Rules, ServerAddress, StatsOptions,
 };
 use kvplane_server::{Access, EngineConfig, EnginePlan, HintsOptions, Keys, Options, Service};
-use tokio::net::TcpListener;
 use tracing::{info, warn};
 
-use super::{Failure, stop_signal, usage};
+use super::{Failure, bind, stop_signal, usage};
 use crate::args::ReportArgs;
 use crate::config::check_times;
 use crate::logging;
@@ -36,10 +35,7 @@ pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
     logging::start(&args.log).map_err(usage)?;
     let stop = stop_signal(None)?;
     let listener = match args.metrics_listen {
-        Some(address) => {
-            let bound = TcpListener::bind(address).await;
-            Some(bound.with_context(|| format!("--metrics-listen: cannot listen on {address}"))?)
-        }
+        Some(address) => Some(bind("--metrics-listen", address).await?),
         None => None,
     };
     if args.tenant_id.is_empty() {
@@ -107,7 +103,7 @@ fn spec(args: &ReportArgs) -> anyhow::Result<ReportSpec> {
         ("--hash-scheme", &args.hash_scheme),
     ] {
         if value.is_empty() {
-            bail!("{flag}: must not be empty");
+            bail!("{flag}: must not be empty: name what the server knows it by");
         }
     }
     let server = ServerAddress::new(&args.server, args.key.credentials()?).context("--server")?;
@@ -142,17 +138,19 @@ fn spec(args: &ReportArgs) -> anyhow::Result<ReportSpec> {
 fn adapter_names(text: &str) -> anyhow::Result<AdapterNames> {
     let mut names = BTreeMap::new();
     for pair in text.split(',').filter(|_| !text.is_empty()) {
-        let (number, name) = pair.split_once('=').ok_or_else(|| anyhow!("{pair:?} is not ID=NAME"))?;
+        let (number, name) = pair
+            .split_once('=')
+            .ok_or_else(|| anyhow!("{pair:?} is not ID=NAME, as in 1=sql-lora,2=chat-lora"))?;
         let (number, name) = (number.trim(), name.trim());
-        let id: i64 = number.parse().map_err(|_| anyhow!("{number:?} is not a number"))?;
+        let id: i64 = number.parse().map_err(|_| anyhow!("{number:?} is not a number: write ID=NAME"))?;
         if name.is_empty() {
-            bail!("{id} has no name");
+            bail!("{id} has no name: write {id}=NAME");
         }
         if names.values().any(|known: &Arc<str>| **known == *name) {
-            bail!("{name:?} is there twice");
+            bail!("{name:?} is there twice: leave one out");
         }
         if names.insert(id, Arc::from(name)).is_some() {
-            bail!("{id} is there twice");
+            bail!("{id} is there twice: leave one out");
         }
     }
     Ok(names)

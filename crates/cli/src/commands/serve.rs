@@ -1,6 +1,6 @@
 //! `kvplane serve`.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +9,10 @@ use anyhow::{Context as _, bail};
 use kvplane_ingest::{Origin, Plane};
 use kvplane_report::Reports;
 use kvplane_server::{Access, Fleet, KeysError, Reloaded, Service, Tls};
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
-use super::{Failure, stop_signal, usage};
+use super::{Failure, bind, stop_signal, usage};
 use crate::args::ServeArgs;
 use crate::config::{self, Config, Listen};
 use crate::logging;
@@ -66,7 +65,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         streams = plane.streams().count(),
         "serving"
     );
-    manager.ready(&addresses.status(&plane));
+    manager.ready(&addresses.status(&plane)).await;
     let running = Running {
         args,
         started: config,
@@ -161,7 +160,7 @@ impl Running {
                 error!(error = format!("{error:#}"), "configuration not reloaded: nothing has changed");
                 status += "; configuration not reloaded, see the log";
             }
-            self.manager.ready(&status);
+            self.manager.ready(&status).await;
         }
     }
 
@@ -200,16 +199,4 @@ impl Running {
         );
         Ok(())
     }
-}
-
-async fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| {
-        let next = match error.kind() {
-            io::ErrorKind::AddrInUse => "; another process has that port: stop it, or choose another",
-            io::ErrorKind::AddrNotAvailable => "; this machine has no such address",
-            io::ErrorKind::PermissionDenied => "; ports below 1024 need the capability CAP_NET_BIND_SERVICE",
-            _ => "",
-        };
-        anyhow::anyhow!("{key}: cannot listen on {address}: {error}{next}")
-    })
 }

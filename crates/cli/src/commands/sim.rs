@@ -40,10 +40,12 @@ fn check(args: &SimArgs) -> anyhow::Result<()> {
         bail!("--api-key: this profile asks for none: leave it out");
     }
     if args.model.is_some() && !is_published {
-        bail!("--model: this engine takes any");
+        bail!("--model: this engine takes any: leave it out");
     }
     if args.service.is_some() && !matches!(args.profile, SimProfile::Subscribed(_)) {
-        bail!("--service: only grpc and grpc-live take one");
+        bail!(
+            "--service: only grpc and grpc-live take one: leave it out, or choose one of these with --profile"
+        );
     }
     let is_vllm =
         matches!(args.profile, SimProfile::Published(profile) if profile.engine() == EngineKind::Vllm);

@@ -42,7 +42,9 @@ fn config(args: &SimArgs) -> anyhow::Result<TrtConfig> {
         hash_algo: match args.hashes {
             SimHash::Unsigned => None,
             SimHash::Bytes32 => Some(HashAlgo::V2Sha256),
-            SimHash::Signed | SimHash::Bytes16 => bail!("trtllm-http has unsigned or bytes32 hashes"),
+            SimHash::Signed | SimHash::Bytes16 => {
+                bail!("trtllm-http has unsigned or bytes32 hashes: choose one of these")
+            }
         },
         seed: args.seed,
         http: args.http,

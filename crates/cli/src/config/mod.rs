@@ -224,7 +224,10 @@ impl Config {
         for (at, engine) in self.engine.iter().enumerate() {
             let plan = engine.clone().plan().with_context(|| format!("engine[{at}] ({:?})", engine.id))?;
             if let Some(first) = plans.iter().position(|other| other.id() == plan.id()) {
-                bail!("engine[{at}].id: {:?} is used twice (first by engine[{first}])", engine.id);
+                bail!(
+                    "engine[{at}].id: {:?} is used twice (first by engine[{first}]): give one of them another",
+                    engine.id
+                );
             }
             plans.push(plan);
         }

@@ -246,7 +246,7 @@ pub(super) fn check_distinct(reports: &[ReportSpec], engines: &[EngineConfig]) -
                 Entry::Occupied(first) if *first.get() == at => {}
                 Entry::Occupied(first) => bail!(
                     "report[{at}]: names a replica as report[{}] does (by server, engines, tenant, model and replica): \
-                     each would withdraw what the other tells",
+                     each would withdraw what the other tells; let them differ in one of these",
                     first.get()
                 ),
             }
@@ -270,11 +270,14 @@ pub(crate) fn check_times(
         ("stats_interval", stats_interval, 100 * ms, Duration::MAX),
     ] {
         if given < least || given > most {
-            bail!("{key}: {given:?} is not between {least:?} and {most:?}");
+            bail!("{key}: {given:?} is not between {least:?} and {most:?}: choose one that is");
         }
     }
     if outbox.refresh >= ttl / 2 {
-        bail!("refresh: {:?} is not less than half of the server's ttl ({ttl:?})", outbox.refresh);
+        bail!(
+            "refresh: {:?} is not less than half of the server's ttl ({ttl:?}): make it shorter",
+            outbox.refresh
+        );
     }
     Ok(())
 }
@@ -289,7 +292,7 @@ fn check_range(key: &str, given: usize, least: usize, most: usize) -> anyhow::Re
 fn check_name(key: &str, name: Option<&str>) -> anyhow::Result<()> {
     match name {
         Some("") => bail!("{key}: must not be empty: leave it out"),
-        Some(name) if name.len() > NAME_MAX => bail!("{key}: is longer than {NAME_MAX} bytes"),
+        Some(name) if name.len() > NAME_MAX => bail!("{key}: is longer than {NAME_MAX} bytes: shorten it"),
         Some(RESERVED_TENANT) if key == "tenant" => {
             bail!("{key}: is reserved for probes: choose another name")
         }

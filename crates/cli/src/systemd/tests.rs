@@ -30,11 +30,28 @@ fn manager(socket: &str, watchdog: Option<&str>, watched: Option<&str>) -> io::R
     })
 }
 
+fn say_ready(manager: &Manager, status: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(manager.ready(status));
+}
+
+#[test]
+fn that_it_is_ready_is_told_again_while_the_socket_is_full() {
+    let (socket, name) = listen("full");
+    let manager = manager(&name, None, None).unwrap();
+    while manager.send("FILLED=1").is_ok() {}
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| while heard(&socket) != "READY=1\nSTATUS=late" {});
+        say_ready(&manager, "late");
+        reader.join().unwrap();
+    });
+}
+
 #[test]
 fn a_life_is_told_in_order() {
     let (socket, name) = listen("life");
     let manager = manager(&name, None, None).unwrap();
-    manager.ready("two\nlines");
+    say_ready(&manager, "two\nlines");
     assert_eq!(heard(&socket), "READY=1\nSTATUS=two lines");
     let instant = || {
         manager.reloading();
@@ -52,7 +69,7 @@ fn a_life_is_told_in_order() {
 fn a_socket_may_be_a_path() {
     let path = PathBuf::from(format!("/tmp/kvplane-{}-notify", std::process::id()));
     let socket = UnixDatagram::bind(&path).unwrap();
-    manager(path.to_str().unwrap(), None, None).unwrap().ready("here");
+    say_ready(&manager(path.to_str().unwrap(), None, None).unwrap(), "here");
     std::fs::remove_file(&path).unwrap();
     assert_eq!(heard(&socket), "READY=1\nSTATUS=here");
 }
@@ -61,12 +78,12 @@ fn a_socket_may_be_a_path() {
 fn without_a_manager_nobody_is_told() {
     let nobody = Manager::new(&Left { watchdog: Some("1000".as_ref()), ..Left::default() }).unwrap();
     assert!(nobody.socket.is_none() && nobody.patience.is_none());
-    nobody.ready("unheard");
+    say_ready(&nobody, "unheard");
     // One that has gone keeps nobody from serving.
     let (socket, name) = listen("gone");
     let manager = manager(&name, None, None).unwrap();
     drop(socket);
-    manager.ready("unheard");
+    say_ready(&manager, "unheard");
 }
 
 #[test]

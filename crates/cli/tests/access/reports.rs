@@ -54,6 +54,8 @@ fn a_reporter_shows_a_token() {
     assert_eq!(reporter.logged(NOT_TAKEN)["code"], "PermissionDenied");
     let page = get(&pages, "/metrics", "none");
     assert!(page.contains("kvplane_report_failing") && page.contains(" 1\n"), "{page}");
+    let elsewhere = get(&pages, "/v1/query", "none");
+    assert!(elsewhere.contains("all that is served here") && !elsewhere.contains("openapi"), "{elsewhere}");
     // The file is read again after a refusal, also where it is no token for a while.
     files.write("sidecar.token", "");
     files.write("sidecar.token", "hush-report\n");

@@ -7,6 +7,10 @@ use super::Catalog;
 use super::answer::Answer;
 use super::prompt::{Prompt, PromptKeys};
 
+// What to do about fields that do not go together.
+const LEAVE_IT_OUT: &str = "leave it out";
+const LEAVE_ONE_OUT: &str = "leave out one of the two";
+
 /// A question as it came in. Reused from request to request: lists keep their room.
 #[derive(Debug, Default)]
 pub struct Question {
@@ -56,12 +60,12 @@ impl Question {
         read: impl FnOnce(&Answer<'_>) -> R,
     ) -> Result<R, PublicError> {
         let known = || match &catalog.models()[..] {
-            [] => "there are no models".to_owned(),
+            [] => "there are no models: add an engine with `kvplane engines add`".to_owned(),
             models => format!("known models: {}", models.join(", ")),
         };
         // An engine may be configured without a model; otherwise an empty name is none.
-        let missing = || PublicError::field("model", format!("is missing; {}", known()));
-        let unknown = || PublicError::field("model", format!("is not known; {}", known()));
+        let missing = || PublicError::field("model", "is missing").with_next(known());
+        let unknown = || PublicError::field("model", "is not known").with_next(known());
         let model = self.model.as_deref().ok_or_else(missing)?;
         let prompt = self.prompt(max_tokens)?;
         let roster = catalog.model(model);
@@ -75,14 +79,14 @@ impl Question {
 
     fn prompt(&self, max_tokens: usize) -> Result<Prompt<'_>, PublicError> {
         match (&self.token_ids, &self.block_hashes) {
-            (Some(_), Some(_)) => Err(PublicError::field("token_ids", "and block_hashes exclude each other")),
-            (None, None) => Err(PublicError::field(
-                "token_ids",
-                "is missing; give token_ids, or block_hashes with block_size",
-            )),
+            (Some(_), Some(_)) => Err(PublicError::field("token_ids", "and block_hashes exclude each other")
+                .with_next(LEAVE_ONE_OUT)),
+            (None, None) => Err(PublicError::field("token_ids", "is missing")
+                .with_next("give token_ids, or block_hashes with block_size")),
             (Some(ids), None) => {
                 if self.chained.is_some() {
-                    return Err(PublicError::field("chained", "goes with block_hashes, not with token_ids"));
+                    return Err(PublicError::field("chained", "goes with block_hashes, not with token_ids")
+                        .with_next(LEAVE_IT_OUT));
                 }
                 check_length("token_ids", ids.len(), max_tokens)?;
                 self.tokens(ids)
@@ -97,7 +101,8 @@ impl Question {
                     ("multimodal", self.multimodal.is_some()),
                 ] {
                     if given {
-                        return Err(PublicError::field(field, "is part of block_hashes already"));
+                        return Err(PublicError::field(field, "is part of block_hashes already")
+                            .with_next(LEAVE_IT_OUT));
                     }
                 }
                 check_length("block_hashes", hashes.len(), max_tokens)?;
@@ -111,7 +116,8 @@ impl Question {
     fn tokens<'a>(&'a self, ids: &'a [u32]) -> Result<Prompt<'a>, PublicError> {
         let names = self.names();
         match (&self.extra_keys, &self.multimodal) {
-            (Some(_), Some(_)) => Err(PublicError::field("multimodal", "and extra_keys exclude each other")),
+            (Some(_), Some(_)) => Err(PublicError::field("multimodal", "and extra_keys exclude each other")
+                .with_next(LEAVE_ONE_OUT)),
             (Some(lists), None) => {
                 let block_size = self.block_size_beside("extra_keys")?;
                 check_lists(lists.len(), ids.len(), block_size)?;
@@ -122,7 +128,8 @@ impl Question {
             (None, _) if self.block_size.is_some() => Err(PublicError::field(
                 "block_size",
                 "goes with block_hashes or extra_keys, not with token_ids alone",
-            )),
+            )
+            .with_next(LEAVE_IT_OUT)),
             (None, Some(items)) => {
                 check_items(items, ids.len())?;
                 Ok(Prompt::Keyed { ids, names, keys: PromptKeys::Items(items) })
@@ -135,7 +142,8 @@ impl Question {
         match self.block_size {
             Some(0) => Err(PublicError::field("block_size", "must not be 0")),
             Some(size) => Ok(size),
-            None => Err(PublicError::field("block_size", format!("is missing beside {field}"))),
+            None => Err(PublicError::field("block_size", format!("is missing beside {field}"))
+                .with_next("give the tokens of a block")),
         }
     }
 
@@ -220,7 +228,8 @@ fn check_items(items: &[MultimodalItem], tokens: usize) -> Result<(), PublicErro
 /// A list may be as long as the longest prompt. Whoever reads one stops there.
 pub fn check_length(field: &'static str, length: usize, max: usize) -> Result<(), PublicError> {
     if length > max {
-        return Err(PublicError::field(field, format!("has more than {max} elements (query.max_tokens)")));
+        return Err(PublicError::field(field, format!("has more than {max} elements"))
+            .with_next("ask about fewer, or raise query.max_tokens in the configuration"));
     }
     Ok(())
 }

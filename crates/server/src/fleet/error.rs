@@ -89,6 +89,25 @@ impl FleetError {
 
 impl From<FleetError> for PublicError {
     fn from(error: FleetError) -> Self {
-        Self::new(error.code(), error.to_string())
+        let code = error.code();
+        let next = match &error {
+            FleetError::Plane(AddError::DuplicateId(_)) => {
+                "choose another id, or remove the engine that has it with `kvplane engines remove`"
+            }
+            FleetError::Plane(AddError::TooMany(_)) => {
+                "remove one with `kvplane engines remove`, or raise limits.max_engines in the configuration"
+            }
+            FleetError::Plane(AddError::Socket { .. })
+            | FleetError::Republish(RepublishError::Socket { .. })
+            | FleetError::Front { .. } => {
+                if code == ErrorCode::Conflict {
+                    "choose another port, or stop the process that has this one"
+                } else {
+                    "choose an address that this machine has"
+                }
+            }
+            _ => code.next_step(),
+        };
+        Self::new(code, error.to_string()).with_next(next)
     }
 }

@@ -49,7 +49,9 @@ impl PlaneService {
             for stream in streams {
                 if selected.iter().any(|(known, _)| known.id() == stream.id()) {
                     let message = format!("stream {} is named twice", stream.id());
-                    return Err(PublicError::new(ErrorCode::InvalidArgument, message));
+                    return Err(
+                        PublicError::new(ErrorCode::InvalidArgument, message).with_next("name it once")
+                    );
                 }
                 selected.push((stream, begin));
             }
@@ -65,7 +67,8 @@ fn wanted(request: &proto::SubscribeRequest, begin: Begin) -> Result<Wanted, Pub
         let Some(at) = at else { continue };
         let Some(rank) = rank else {
             let message = format!("engine {engine}: resume needs a rank where all streams are followed");
-            return Err(PublicError::new(ErrorCode::InvalidArgument, message));
+            return Err(PublicError::new(ErrorCode::InvalidArgument, message)
+                .with_next("name the rank, or leave resume out"));
         };
         resume.insert(StreamId::new(EngineId::new(engine), *rank), cursor(at));
     }

@@ -54,10 +54,10 @@ async fn answer_batch(
             let id = request.id;
             let outcome = match answer(shared, request) {
                 Ok(response) => Outcome::Response(response),
-                Err(PublicError { code, message, field, .. }) => Outcome::Refusal(proto::QueryRefusal {
-                    code: code.as_str().to_owned(),
-                    message,
-                    field: field.map(str::to_owned),
+                Err(error) => Outcome::Refusal(proto::QueryRefusal {
+                    code: error.code.as_str().to_owned(),
+                    message: error.in_full(),
+                    field: error.field.map(str::to_owned),
                 }),
             };
             proto::QueryResult { id, outcome: Some(outcome) }

@@ -113,7 +113,11 @@ fn moment(told_us: i64, now_us: i64) -> i64 {
 
 fn too_much(refused: Refused, counters: &Counters) -> PublicError {
     counters.refused.count(Refusal::Names);
-    PublicError::new(ErrorCode::LimitReached, refused.to_string())
+    let next = match refused {
+        Refused::TooManyNames { .. } => "report for fewer of them: what is forgotten makes room",
+        Refused::NameTooLong { .. } => "use shorter names",
+    };
+    PublicError::new(ErrorCode::LimitReached, refused.to_string()).with_next(next)
 }
 
 /// The entries of a report: one for each hash.

@@ -50,7 +50,7 @@ async fn page() -> Response {
 
 async fn file(Path(name): Path<String>) -> Result<Response, ApiError> {
     let found = FILES.iter().find(|(file, ..)| *file == name);
-    let (_, kind, text) = found.ok_or_else(super::no_such_path)?;
+    let (_, kind, text) = found.ok_or_else(|| super::no_such_path(super::OPENAPI_LISTS))?;
     Ok(served(kind, text))
 }
 

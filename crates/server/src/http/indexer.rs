@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::extract::State;
 use axum::extract::rejection::JsonRejection;
-use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::members::changing;
+use super::parameters::{Pairs, Parameters};
 use crate::fleet::{Fleet, FleetError, Registration};
 use crate::service::Shared;
 
@@ -56,12 +57,6 @@ pub(super) struct UnregisterRequest {
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct PeerRequest {
     url: String,
-}
-
-#[derive(Debug, Deserialize)]
-struct WorkersQuery {
-    model_name: Option<String>,
-    routing_group: Option<String>,
 }
 
 type Body<T> = Result<Json<T>, JsonRejection>;
@@ -139,16 +134,22 @@ impl From<Continuity> for Listening {
     }
 }
 
-async fn workers(State(shared): State<Arc<Shared>>, Query(wanted): Query<WorkersQuery>) -> Json<Vec<Worker>> {
+async fn workers(State(shared): State<Arc<Shared>>, query: Pairs) -> Response {
+    let wanted = Parameters::read(query, &[])
+        .and_then(|mut given| Ok((given.text("model_name", &[])?, given.text("routing_group", &[])?)));
+    let (model, group) = match wanted {
+        Ok(wanted) => wanted,
+        Err(error) => return refuse(StatusCode::BAD_REQUEST, &error.in_full()),
+    };
     let is_wanted = |engine: &Engine| {
-        wanted.model_name.as_ref().is_none_or(|model| *model == engine.spec.model)
-            && wanted.routing_group.as_ref().is_none_or(|group| *group == engine.spec.routing_group)
+        model.as_ref().is_none_or(|model| *model == engine.spec.model)
+            && group.as_ref().is_none_or(|group| *group == engine.spec.routing_group)
     };
     let engines = shared.plane.engines();
     let wanted = engines.iter().filter(|engine| is_wanted(engine));
     let mut workers: Vec<Worker> = wanted.map(|engine| worker(engine)).collect();
     workers.sort_by_key(|worker| worker.instance_id);
-    Json(workers)
+    Json(workers).into_response()
 }
 
 fn worker(engine: &Engine) -> Worker {
@@ -207,10 +208,9 @@ fn done(success: StatusCode, result: Result<(), FleetError>) -> Response {
     match result {
         Ok(()) => (success, Json(json!({"status": "ok"}))).into_response(),
         Err(error) => {
-            let PublicError { code, message, .. } = error.into();
-            let status =
-                StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            refuse(status, &message)
+            let error = PublicError::from(error);
+            let status = StatusCode::from_u16(error.code.http_status());
+            refuse(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), &error.in_full())
         }
     }
 }

@@ -45,7 +45,8 @@ async fn add(
     // Whoever may add engines could have any file of this machine sent elsewhere.
     for (key, given) in [("token_file", &config.token_file), ("api_key_file", &config.api_key_file)] {
         if given.is_some() {
-            return Err(PublicError::field(key, "can be set in the configuration only").into());
+            let wrong = PublicError::field(key, "can be set in the configuration only");
+            return Err(wrong.with_next("describe the engine there, and reload kvplane").into());
         }
     }
     let id = config.id.clone();

@@ -29,20 +29,23 @@ mod watch;
 
 use std::sync::Arc;
 
-use axum::extract::{Extension, Query, State};
+use axum::extract::{Extension, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use kvplane_core::{ErrorCode, PublicError};
-use serde::Deserialize;
 use serde_json::json;
 
 use crate::auth::{Caller, Port, Role, guard_pages};
 use crate::error::ApiError;
 use crate::publishers::Publishers;
 use crate::service::Shared;
+use parameters::{Pairs, Parameters};
+
+/// What there is, where everything is served.
+const OPENAPI_LISTS: &str = "GET /openapi.json lists every path, and its methods";
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     let more = Router::new()
@@ -58,26 +61,31 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .merge(operations::routes())
         .merge(indexer::routes())
         .merge(shared.hints.clone().map(hints::routes).unwrap_or_default());
-    serving(more, shared)
+    serving(more, OPENAPI_LISTS, shared)
 }
 
 /// The pages that say how the process is, and nothing about prompts.
 pub(crate) fn pages(shared: Arc<Shared>) -> Router {
-    serving(Router::new(), shared)
+    serving(
+        Router::new(),
+        "GET /healthz, /readyz, /metrics and /v1/status are all that is served here",
+        shared,
+    )
 }
 
-fn serving(more: Router<Arc<Shared>>, shared: Arc<Shared>) -> Router {
+/// `listed` says what there is, to whoever asks for something else.
+fn serving(more: Router<Arc<Shared>>, listed: &'static str, shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
         .route("/v1/status", get(status_page))
         .merge(more)
-        .method_not_allowed_fallback(async || {
+        .method_not_allowed_fallback(async move || {
             let message = "this path does not take that method";
-            ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message))
+            ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message).with_next(listed))
         })
-        .fallback(async || ApiError(no_such_path()))
+        .fallback(async move || ApiError(no_such_path(listed)))
         .layer(from_fn_with_state(shared.options.access.gate(Port::Http), guard_pages))
         .with_state(shared)
 }
@@ -86,26 +94,23 @@ async fn healthz() -> &'static str {
     "ok\n"
 }
 
-#[derive(Debug, Deserialize)]
-struct ReadyQuery {
-    strict: Option<String>,
-}
-
 async fn readyz(
     State(shared): State<Arc<Shared>>,
     caller: Option<Extension<Caller>>,
-    Query(query): Query<ReadyQuery>,
-) -> Response {
-    let strict = query.strict.is_some_and(|value| value == "1" || value == "true");
+    query: Pairs,
+) -> Result<Response, ApiError> {
+    let mut given = Parameters::read(query, &[])?;
+    let strict = given.flag("strict", &[])?.unwrap_or(false);
+    given.finish()?;
     let verdict = shared.readiness.check(&shared.plane, strict);
     let code = if verdict.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     if !caller.is_some_and(|Extension(caller)| caller.roles.include(Role::Read)) {
         // Which engines there are is for those who may read.
-        return (code, Json(json!({"ready": verdict.ready}))).into_response();
+        return Ok((code, Json(json!({"ready": verdict.ready}))).into_response());
     }
     let publishers = Publishers::of(&shared.plane);
     let body = json!({"ready": verdict.ready, "reasons": verdict.reasons, "publishers": publishers});
-    (code, Json(body)).into_response()
+    Ok((code, Json(body)).into_response())
 }
 
 async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, ApiError> {
@@ -121,6 +126,6 @@ async fn status_page(State(shared): State<Arc<Shared>>) -> Json<status::PlaneSta
 }
 
 /// What is said of a path that nothing is served under.
-fn no_such_path() -> PublicError {
-    PublicError::new(ErrorCode::NotFound, "no such path").with_next("GET /openapi.json lists every path")
+fn no_such_path(listed: &'static str) -> PublicError {
+    PublicError::new(ErrorCode::NotFound, "no such path").with_next(listed)
 }

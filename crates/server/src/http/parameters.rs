@@ -35,7 +35,8 @@ impl Parameters {
         match self.0.first() {
             Some((name, _)) => {
                 let message = format!("there is no parameter {name:?}");
-                Err(PublicError::new(ErrorCode::InvalidArgument, message))
+                Err(PublicError::new(ErrorCode::InvalidArgument, message)
+                    .with_next("leave it out, or correct its name"))
             }
             None => Ok(()),
         }
@@ -50,7 +51,7 @@ impl Parameters {
         let mut taken = self.taken(name, others);
         let value = taken.next().map(|(_, value)| value);
         if taken.next().is_some() {
-            return Err(PublicError::field(name, "is given more than once"));
+            return Err(PublicError::field(name, "is given more than once").with_next("give it once"));
         }
         Ok(value)
     }

@@ -30,7 +30,7 @@ struct Refusal(StatusCode, String);
 
 impl From<PublicError> for Refusal {
     fn from(error: PublicError) -> Self {
-        Self(StatusCode::BAD_REQUEST, error.message)
+        Self(StatusCode::BAD_REQUEST, error.in_full())
     }
 }
 

@@ -40,12 +40,15 @@ pub(super) async fn query(State(shared): State<Arc<Shared>>, request: Request) -
     on_a_fitting_thread(shared, body, respond).await?
 }
 
+/// What helps where a body is too long.
+const SHORTER: &str = "ask about fewer tokens, or raise query.max_tokens in the configuration";
+
 /// The whole body. One that says itself that it is too large is refused before it is read.
 pub(super) async fn read_body(shared: &Shared, request: Request) -> Result<Bytes, PublicError> {
     let limit = body_limit(shared.options.max_tokens);
     let body = request.into_body();
     if body.size_hint().lower() > limit as u64 {
-        return Err(PublicError::field("body", format!("has more than {limit} bytes")));
+        return Err(PublicError::field("body", format!("has more than {limit} bytes")).with_next(SHORTER));
     }
     let cut_off = |_| PublicError::field("body", format!("breaks off, or has more than {limit} bytes"));
     axum::body::to_bytes(body, limit).await.map_err(cut_off)
@@ -105,7 +108,7 @@ fn read(body: &[u8], max_tokens: usize, question: &mut Question) -> Result<(), P
             ));
         };
         if seen.contains(&field) {
-            return Err(PublicError::field(field, "is given twice"));
+            return Err(PublicError::field(field, "is given twice").with_next("give it once"));
         }
         seen.push(field);
         match field {

@@ -8,7 +8,6 @@ use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use kvplane_core::PublicError;
 use kvplane_ingest::{Engine, Stream};
 use kvplane_stream::{Numbering, Recovery, Worker, withheld};
 use kvplane_wire::dynamo::WorkerKvQueryResponse as Answer;
@@ -37,9 +36,9 @@ pub(super) async fn kv_recover(
         .and_then(|engine| Ok((select::stream(&engine, question.rank)?.clone(), engine)));
     match selected {
         Ok((stream, engine)) => Json(answer(&shared, &engine, &stream, &question).await).into_response(),
-        Err(PublicError { code, message, .. }) => {
-            let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::BAD_REQUEST);
-            refuse(status, message)
+        Err(error) => {
+            let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::BAD_REQUEST);
+            refuse(status, error.in_full())
         }
     }
 }

@@ -39,7 +39,9 @@ pub(super) async fn send_away(mut stream: TcpStream) {
 }
 
 fn over_http1() -> Vec<u8> {
-    let error = ApiError(PublicError::new(ErrorCode::InvalidArgument, WORDS));
+    let error = ApiError(
+        PublicError::new(ErrorCode::InvalidArgument, WORDS).with_next("begin the address with https://"),
+    );
     let body = error.body().to_string();
     let length = body.len();
     format!(

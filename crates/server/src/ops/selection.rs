@@ -32,7 +32,8 @@ impl Selection {
         let kinds = kinds.iter().map(kind).collect::<Result<_, _>>()?;
         let is_address = |url: &String| url.parse::<Uri>().is_ok_and(|uri| uri.host().is_some());
         if let Some(url) = urls.iter().find(|url| !is_address(url)) {
-            return Err(PublicError::field("url", format!("{url:?} is not an address")));
+            return Err(PublicError::field("url", format!("{url:?} is not an address"))
+                .with_next("write it like http://127.0.0.1:8000"));
         }
         Ok(Self { engines, models, kinds, urls })
     }
@@ -46,7 +47,8 @@ impl Selection {
     pub(crate) fn of(&self, engines: &Engines) -> Result<Vec<Arc<Engine>>, PublicError> {
         for id in &self.engines {
             if !engines.iter().any(|engine| engine.spec.id.as_str() == id) {
-                return Err(PublicError::field("engine", format!("there is no engine {id:?}")));
+                return Err(PublicError::field("engine", format!("there is no engine {id:?}"))
+                    .with_next(ErrorCode::NotFound.next_step()));
             }
         }
         let meant = |engine: &&Arc<Engine>| !engine.streams.is_empty() && self.means(engine);

@@ -109,7 +109,7 @@ impl SmgService {
                 ErrorCode::InvalidArgument,
                 format!("metadata {RANK}: an engine is asked as a whole"),
             );
-            return Err(ApiError(whole).into());
+            return Err(ApiError(whole.with_next("leave it out")).into());
         }
         let engine = self.operated(request.metadata()).map_err(ApiError)?;
         let id = self.shared.operations.mint();

@@ -11,6 +11,7 @@ mod hybrid;
 mod identity;
 mod members;
 mod query;
+mod refusals;
 mod relay;
 mod replay;
 mod republish;
