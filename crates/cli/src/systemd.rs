@@ -98,7 +98,7 @@ impl Manager {
 
     /// Shows a sign of life, twice as often as is asked for. To be polled by the task that serves. Where that is stuck no
     /// sign comes, nor where all workers of the runtime are, whose timer this is; the manager then starts the process again. Threads
-    /// of sockets are not looked at: streams that they no longer serve are `down`, and metrics say so.
+    /// of sockets are not looked at.
     pub(crate) async fn show_life(&self) -> Infallible {
         let Some(patience) = self.patience else { return std::future::pending().await };
         let mut beat = tokio::time::interval(patience / 2);
