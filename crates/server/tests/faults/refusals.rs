@@ -58,7 +58,7 @@ async fn every_refusal_says_what_to_do() {
         ("POST", "/v1/engines", added("colour", "red"), invalid, OF_THE_CODE),
         ("DELETE", "/v1/engines/nobody", none(), not_found, "kvplane engines"),
         ("POST", "/flush_cache?engine=nobody", none(), invalid, "kvplane engines"),
-        ("POST", "/flush_cache?url=here", none(), invalid, "http://127.0.0.1:8000"),
+        ("POST", "/flush_cache?url=/here", none(), invalid, "http://127.0.0.1:8000"),
         ("POST", "/flush_cache?colour=red", none(), invalid, "leave it out"),
     ] {
         let (status, answer) = send(rig.http, method, path, body).await;

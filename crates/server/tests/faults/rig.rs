@@ -370,7 +370,10 @@ pub async fn send(address: SocketAddr, method: &str, path: &str, body: String) -
 /// Status and body of an HTTP request.
 pub async fn text(address: SocketAddr, method: &str, path: &str, body: String) -> (u16, String) {
     let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
-    let request = Request::builder().method(method).uri(format!("http://{address}{path}"));
+    let request = Request::builder()
+        .method(method)
+        .uri(format!("http://{address}{path}"))
+        .header("content-type", "application/json");
     let response = client.request(request.body(Full::from(body)).unwrap()).await.unwrap();
     let status = response.status().as_u16();
     let body = response.into_body().collect().await.unwrap().to_bytes();
