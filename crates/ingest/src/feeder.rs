@@ -101,8 +101,8 @@ impl Feeder {
             Happening::Void(misfit) => {
                 warn!(%stream, reason = misfit.as_str(), %misfit, "the mirror is void: a snapshot is needed");
             }
-            Happening::Undecodable { sequence, reason } => {
-                warn!(%stream, engine_sequence = sequence, reason, "batch cannot be decoded");
+            Happening::Undecodable { sequence, reason, count } => {
+                warn!(%stream, engine_sequence = sequence, reason, count, "batch cannot be decoded");
             }
         }
     }

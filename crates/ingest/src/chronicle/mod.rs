@@ -2,7 +2,7 @@
 
 mod words;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use kvplane_core::StreamId;
@@ -11,6 +11,8 @@ use tokio::sync::watch;
 
 /// Remarks that are kept: some hours of a fleet with a few restarts, half a megabyte.
 const KEPT: usize = 1024;
+/// Remarks of one stream that are kept when there is no more room: one that comes and goes again and again drives out its own.
+const KEPT_OF_ONE: usize = 64;
 
 /// How a remark is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +92,8 @@ impl Chronicle {
             None => 1,
         };
         if remarks.len() == KEPT {
-            remarks.pop_front();
+            let goes = first_to_go(&remarks);
+            remarks.remove(goes);
         }
         remarks.push_back(Arc::new(Remark { number, unix_ms, stream: stream.cloned(), said, times }));
         // Under the lock: the next one takes its number from it.
@@ -108,6 +111,16 @@ impl Chronicle {
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
     }
+}
+
+/// The remark that makes room: the oldest of a stream that has more than its part, or else the oldest.
+fn first_to_go(remarks: &VecDeque<Arc<Remark>>) -> usize {
+    let mut told: HashMap<_, usize> = HashMap::new();
+    for remark in remarks {
+        *told.entry(&remark.stream).or_default() += 1;
+    }
+    let has_much = |remark: &Arc<Remark>| told.get(&remark.stream).is_some_and(|told| *told > KEPT_OF_ONE);
+    remarks.iter().position(has_much).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -165,5 +178,24 @@ mod tests {
         let kept = chronicle.after(0);
         assert_eq!((kept.len(), kept[0].number), (KEPT, 11));
         assert_eq!(chronicle.after(KEPT as u64 + 8).len(), 2);
+    }
+
+    #[test]
+    fn one_that_has_much_to_tell_does_not_drive_out_the_others() {
+        let chronicle = Chronicle::default();
+        let (quiet, loud) = (stream(0), stream(1));
+        chronicle.write(0, Some(&quiet), said("once"));
+        let of = |stream: &StreamId| {
+            chronicle.after(0).iter().filter(|remark| remark.stream.as_ref() == Some(stream)).count()
+        };
+        for at in 0..10 * KEPT as u64 {
+            chronicle.write(at, Some(&loud), said(&at.to_string()));
+        }
+        assert_eq!((of(&quiet), of(&loud)), (1, KEPT - 1));
+        // It had room that nobody else wanted. Others take it, up to what is its own.
+        for rank in 2..1000 {
+            chronicle.write(0, Some(&stream(rank)), said("once"));
+        }
+        assert_eq!((of(&quiet), of(&loud), of(&stream(2))), (0, KEPT_OF_ONE - 38, 1));
     }
 }

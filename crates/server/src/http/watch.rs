@@ -1,7 +1,8 @@
 //! `/v1/watch`: the fleet and what happens to it, as server-sent events.
 //!
 //! `plane` comes first and says which plane it is. `fleet` has ranks: all of them (`whole`) when the stream begins and when others are
-//! there, else those that changed. `remarks` has what happened, oldest first; the first one all that is still known.
+//! there, else those that changed. `remarks` has what happened, oldest first; the first one all that is still known. Both come with
+//! a picture, however much happens between two.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -50,7 +51,7 @@ struct Watcher {
     _looking: Arc<Looking>,
     pictures: watch::Receiver<Arc<Picture>>,
     seen: u64,
-    remarks: watch::Receiver<u64>,
+    /// The last remark that it was told.
     heard: u64,
     ready: VecDeque<Event>,
     stop: CancellationToken,
@@ -69,15 +70,12 @@ pub(super) async fn watch(
 impl Watcher {
     fn new(shared: &Shared) -> Self {
         let looking = shared.watch.look(&shared.plane);
-        let mut remarks = shared.plane.chronicle().watch();
-        remarks.mark_changed();
         let hello = PlaneJson { id: shared.plane.id().to_string(), version: env!("CARGO_PKG_VERSION") };
         Self {
             plane: shared.plane.clone(),
             pictures: looking.pictures(),
             _looking: looking,
             seen: 0,
-            remarks,
             heard: 0,
             ready: Event::default().event("plane").json_data(hello).into_iter().collect(),
             stop: shared.stop.clone(),
@@ -93,12 +91,10 @@ impl Watcher {
             tokio::select! {
                 () = self.stop.cancelled() => return None,
                 changed = self.pictures.changed() => changed.ok()?,
-                changed = self.remarks.changed() => changed.ok()?,
             }
             let picture = self.pictures.borrow_and_update().clone();
             let fleet = picture.since(std::mem::replace(&mut self.seen, picture.number()));
             self.ready.extend(fleet.map(|fleet| Event::default().event("fleet").data(fleet)));
-            self.remarks.mark_unchanged();
             let remarks = self.plane.chronicle().after(self.heard);
             if let Some(last) = remarks.last() {
                 self.heard = last.number;

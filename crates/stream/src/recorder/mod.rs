@@ -62,12 +62,14 @@ pub enum Happening {
     Lost(Reason),
     /// The stream did not show a flush in time; what it held was dropped.
     UnprovenFlush,
-    /// A batch could not be decoded.
+    /// A batch could not be decoded: told for the first, then for ever fewer.
     Undecodable {
         /// Its number.
         sequence: u64,
         /// What is wrong, as a stable word.
         reason: &'static str,
+        /// How many there have been, this one included.
+        count: u64,
     },
     /// The replay address is another publisher's; it is asked no more.
     ForeignReplay,
@@ -90,7 +92,7 @@ pub struct Recorder {
     /// Answers to older hints speak of another life's capacity.
     hints_from: u64,
     last_standing: Standing,
-    /// What had been counted when it was last live.
+    /// What had been counted when it was last live; its gaps, when a life began since.
     last_live: Counters,
     last_trust: (Trust, Option<Reason>),
     asks: Vec<Ask>,
@@ -211,13 +213,19 @@ impl Recorder {
                     };
                     if let Some(error) = broken {
                         let (sequence, reason) = (batch.sequence, error.as_str());
-                        self.happenings.push(Happening::Undecodable { sequence, reason });
                         self.follower.undecodable(now, batch);
+                        let count = self.follower.counters().undecodable;
+                        if count.is_power_of_two() {
+                            self.happenings.push(Happening::Undecodable { sequence, reason, count });
+                        }
                     }
                 }
                 Action::NewEpoch(cause) => {
                     self.journal.begin_epoch(cause, now);
                     self.hints_from = u64::MAX;
+                    // A gap between two lives is none that can be filled.
+                    let Counters { gaps, gaps_unfilled, .. } = self.follower.counters();
+                    self.last_live = Counters { gaps, gaps_unfilled, ..self.last_live };
                     self.happenings.push(Happening::Epoch(self.journal.epoch(), cause));
                 }
                 action => heed(&mut self.journal, &mut self.happenings, &action, now),

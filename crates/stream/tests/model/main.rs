@@ -90,6 +90,8 @@ struct World {
     copy: Copy,
     /// Why each epoch began.
     causes: Vec<EpochCause>,
+    /// Gaps that were said to be filled.
+    filled: u64,
     flushes: Flushes,
 }
 
@@ -116,6 +118,7 @@ impl World {
             reader: TransitionReader::default(),
             copy: Copy::new(EngineKind::Vllm),
             causes: Vec::new(),
+            filled: 0,
             flushes: Flushes::default(),
         }
     }
@@ -129,8 +132,10 @@ impl World {
             }
         }
         for happening in self.recorder.take_happenings() {
-            if let Happening::Epoch(_, cause) = happening {
-                self.causes.push(cause);
+            match happening {
+                Happening::Epoch(_, cause) => self.causes.push(cause),
+                Happening::CaughtUp { gaps_filled, .. } => self.filled += gaps_filled,
+                _ => {}
             }
         }
     }
@@ -393,6 +398,41 @@ fn a_restart_that_overtook_the_sequence_is_seen_and_equal_hashes_prove_nothing()
     assert_eq!(world.recorder.counters().restarts, 1);
     assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
     assert!(!world.engine.held.contains_key(&block_hash(0, 5)));
+}
+
+#[test]
+fn a_gap_is_said_to_be_filled_unless_another_life_began_in_it() {
+    let mut world = World::new(true, true, 100, 100);
+    world.run(&Op::Reconnect);
+    world.run(&Op::Answer(AnswerKind::Whole));
+    let lose_and_go_on = |world: &mut World| {
+        for fate in [Fate::Arrives, Fate::Lost, Fate::Arrives] {
+            world.run(&Op::Extend { conversation: 0, depth: 1, second_copy: false });
+            world.run(&Op::Publish(fate));
+        }
+        for _ in 0..3 {
+            world.run(&Op::Answer(AnswerKind::Whole));
+            world.run(&Op::Wait(1_100));
+        }
+    };
+    lose_and_go_on(&mut world);
+    assert_eq!((world.recorder.counters().gaps, world.filled), (1, 1));
+    // Nobody notices that another life begins, until it is heard ahead of the last one: a gap, until it is asked about.
+    world.engine.restart();
+    world.engine_up_start += 1;
+    for depth in 1..10 {
+        world.engine.extend(1, depth, false);
+        world.publish(Fate::Lost);
+    }
+    world.publish(Fate::Arrives);
+    for _ in 0..3 {
+        world.answer(AnswerKind::Whole);
+        world.wait(1_100);
+    }
+    let counters = world.recorder.counters();
+    assert_eq!((counters.gaps, counters.restarts, world.filled), (2, 1, 1));
+    lose_and_go_on(&mut world);
+    assert_eq!((world.recorder.counters().gaps, world.filled), (3, 2));
 }
 
 /// A life of a few batches, heard from its start; then another, whose first batch is heard. `answer` is what the replay
