@@ -65,6 +65,7 @@ fn conversations_are_found_again_where_the_plane_said() {
     for step in [0, 1] {
         assert!(said(step).contains("came from the engine's replay"), "{}", said(step));
     }
+    assert!(said(1).contains("gap repaired: "), "{}", said(1));
     assert!(said(2).contains("restart proven"), "{}", said(2));
     assert!(said(4).contains("sglang-0: timeout") && said(4).contains("vllm-0: proven"), "{}", said(4));
 }

@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, value_parser};
 
 use super::Output;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DemoArgs {
     /// About how long the tour takes; its steps are taken in any case
-    #[arg(long, value_name = "N", default_value_t = 60)]
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = value_parser!(u64).range(..=86_400))]
     pub(crate) seconds: u64,
     /// Recorded requests instead of made-up conversations: a Mooncake trace (JSON lines with timestamp, `input_length`, `output_length`
     /// and `hash_ids`)

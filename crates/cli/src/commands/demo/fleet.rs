@@ -21,7 +21,7 @@ const SEED: u64 = 0;
 /// Tokens that an engine has room for: some ten of the made-up conversations, a fifth of those that are under way.
 const ROOM: usize = 12 << 10;
 /// The same for recorded requests, of which one may have over a hundred thousand tokens.
-const ROOM_FOR_TRACES: usize = 1 << 20;
+pub(super) const ROOM_FOR_TRACES: usize = 1 << 20;
 /// Tokens per block; TensorRT-LLM has its own.
 const BLOCK_SIZE: usize = 16;
 const TRTLLM_BLOCK_SIZE: usize = 32;

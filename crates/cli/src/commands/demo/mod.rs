@@ -150,7 +150,8 @@ async fn summarise(tour: &mut Tour, halted: Option<Halt>) -> Summary {
         // Engines that the plane was not told of yet are not compared. Otherwise the last batch may still be on its way.
         let _ = tour.plane.until_heard(engine).await;
         if let Ok(compared) = tour.plane.compare(engine).await {
-            engines.push(EngineSummary { kind: engine.kind, compared });
+            let known_in_part = tour.known_in_part == Some(engine.name);
+            engines.push(EngineSummary { kind: engine.kind, known_in_part, compared });
         }
     }
     Summary {

@@ -133,19 +133,24 @@ impl ServedPlane {
     /// Flushes engines, and says what became of it on each.
     pub(super) async fn flush(&self, engines: &[&str], proof_s: u64) -> Result<Vec<FlushVerdict>, Halt> {
         let request = json!({ "engine": engines, "nudge": true, "proof_timeout_s": proof_s });
-        let answer = self.call(Method::POST, "/flush_cache", &request).await?;
-        let ranks = answer["ranks"].as_array().into_iter().flatten();
+        let path = "/flush_cache";
+        let answer = http_client::answer(&self.url, &self.key, Method::POST, path, Some(&request)).await;
+        let (status, answer) = answer.map_err(|failure| failed(path, failure.error))?;
+        // Verdicts are told also where no engine did it, and the status says so.
+        let Some(ranks) = answer["ranks"].as_array() else {
+            return Err(failed(path, anyhow!(http_client::refusal(&self.url, status, &answer))));
+        };
         let verdict = |rank: &Value| FlushVerdict {
             engine: text(&rank["engine"]),
             verdict: text(&rank["verdict"]),
             why: text(&rank["why"]),
         };
-        Ok(ranks.map(verdict).collect())
+        Ok(ranks.iter().map(verdict).collect())
     }
 
     async fn call(&self, method: Method, path: &str, body: &Value) -> Result<Value, Halt> {
         let answer = http_client::ask(&self.url, &self.key, method, path, Some(body)).await;
-        answer.map_err(|failure| Halt::Failed(failure.error.context(format!("the plane's {path}"))))
+        answer.map_err(|failure| failed(path, failure.error))
     }
 
     /// The number of the last remark in the plane's timeline.
@@ -243,6 +248,11 @@ impl Agreement {
         let is_less = ours.iter().all(|(hash, copies)| truth.get(hash).is_some_and(|held| copies <= held));
         if is_less && trust == Trust::Lower { Self::Lower } else { Self::Different }
     }
+}
+
+/// A call that the plane did not answer as it should.
+fn failed(path: &str, error: anyhow::Error) -> Halt {
+    Halt::Failed(error.context(format!("the plane's {path}")))
 }
 
 fn text(value: &Value) -> String {

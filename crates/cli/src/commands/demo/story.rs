@@ -23,9 +23,11 @@ const REQUESTS: usize = 6;
 const AHEAD: u64 = 5;
 /// How often somebody tries to be faster than the plane with a drain.
 const ATTEMPTS: usize = 200;
-/// How long a flush may take to show on an engine's stream, in seconds: far beyond anything that it takes. The liar, of which nothing
-/// will show, is waited for as long.
-const PROOF_S: u64 = 5;
+/// How long a flush may take to show on an engine's stream, in seconds: far beyond anything that it takes, and
+/// less than its caller waits for an answer.
+const PROOF_S: u64 = 25;
+/// The same for the liar, of which nothing will show: the tour waits for as long.
+const LIAR_PROOF_S: u64 = 2;
 
 /// The story's steps, in their order.
 #[derive(Debug, Clone, Copy)]
@@ -122,13 +124,20 @@ impl Story {
             Voice::Done,
             format!("{LOST_FRAMES} frames of vllm-0 are lost on the way, with what they said was stored and evicted"),
         );
-        let noticed =
-            |status: &StreamStatus| status.counters.gaps > gaps && status.counters.gaps_unfilled == 0;
         let engine = &tour.fleet.engines[vllm];
-        tour.plane.until(engine, "the gap is noticed and filled", noticed).await?;
-        tour.plane.until_heard(engine).await?;
+        let noticed = |status: &StreamStatus| status.counters.gaps > gaps;
+        tour.plane.until(engine, "the gap is noticed", noticed).await?;
+        let heard = tour.plane.until_heard(engine).await?;
+        if heard.counters.gaps_unfilled > 0 || heard.trust.level() != Trust::Exact {
+            let (unfilled, trust) = (heard.counters.gaps_unfilled, heard.trust.level());
+            return Err(Halt::Failed(anyhow!("{unfilled} gaps of vllm-0 are not filled, and it is {trust}")));
+        }
         self.tell_belief(tour, vllm, believed.as_ref());
-        tour.tell_remarks(before, vllm, "gap").await
+        let said = tour.tell_remarks(before, vllm, "gap").await?;
+        if !said.contains("gap repaired") {
+            return Err(Halt::Failed(anyhow!("the timeline does not say that the gap is repaired: {said}")));
+        }
+        Ok(())
     }
 
     /// A restart that no number gives away.
@@ -158,7 +167,8 @@ impl Story {
         tour.plane.until(engine, "the restart is proven", proven).await?;
         tour.plane.until_heard(engine).await?;
         self.tell_belief(tour, vllm, believed.as_ref());
-        tour.tell_remarks(before, vllm, "epoch").await
+        tour.tell_remarks(before, vllm, "epoch").await?;
+        Ok(())
     }
 
     /// What the plain consumer believes of an engine by now.
@@ -214,7 +224,10 @@ async fn stolen_drain(tour: &mut Tour) -> Result<(), Halt> {
     let noticed = |status: &StreamStatus| status.counters.gaps_unfilled > lost;
     tour.plane.until(engine, "the loss is noticed", noticed).await?;
     tour.plane.until_heard(engine).await?;
-    tour.tell_remarks(before, trtllm, "gap").await
+    // It cannot be flushed either: from now on what is known of it is less than it holds.
+    tour.known_in_part = Some(engine.name);
+    tour.tell_remarks(before, trtllm, "gap").await?;
+    Ok(())
 }
 
 /// A flush of the whole fleet, of which one engine says that it did it, and did not.
@@ -228,8 +241,11 @@ async fn flush(tour: &mut Tour) -> Result<(), Halt> {
         Voice::Done,
         format!("POST /flush_cache for all engines; {liar} answers that it did it, and keeps everything"),
     );
-    let all: Vec<&str> = tour.fleet.engines.iter().map(|engine| engine.name).collect();
-    let verdicts = tour.plane.flush(&all, PROOF_S).await?;
+    let names = tour.fleet.engines.iter().map(|engine| engine.name);
+    let honest: Vec<&str> = names.filter(|name| *name != liar).collect();
+    let mut verdicts = tour.plane.flush(&honest, PROOF_S).await?;
+    verdicts.extend(tour.plane.flush(&[liar], LIAR_PROOF_S).await?);
+    verdicts.sort_by(|one, two| one.engine.cmp(&two.engine));
     published(tour, sglang)?.conduct(Conduct::default());
     for engine in &tour.in_turn.engines {
         engine.flush();

@@ -27,6 +27,8 @@ pub(super) struct Tour {
     computed: Vec<u64>,
     /// Whose turn it is in the second fleet.
     turn: usize,
+    /// The engine of which less is known than it holds, since a step that shows this.
+    pub(super) known_in_part: Option<&'static str>,
     /// The engine that served last: the plane may not have heard of it yet.
     unheard: Option<usize>,
     /// When the next request comes.
@@ -53,6 +55,7 @@ impl Tour {
             view,
             workload,
             turn: 0,
+            known_in_part: None,
             unheard: None,
             due: Instant::now(),
             stop,
@@ -65,9 +68,9 @@ impl Tour {
         let mut served = 0;
         while served < at_least || Instant::now() < until {
             let Some(request) = self.workload.next() else { break };
-            // Whoever is late does not wait for what comes anyway.
+            // Whoever is late does not wait for what comes anyway, and nobody waits beyond the end.
             self.due += request.after;
-            let arrival = if served < at_least { self.due.min(until) } else { self.due };
+            let arrival = self.due.min(until);
             tokio::select! {
                 () = self.stop.cancelled() => return Err(Halt::Stopped),
                 () = tokio::time::sleep_until(arrival) => {}
@@ -138,12 +141,17 @@ impl Tour {
         }
     }
 
-    /// Adds what the plane's timeline says of an engine since a remark, something of a topic among it.
-    pub(super) async fn tell_remarks(&mut self, since: u64, engine: usize, topic: &str) -> Result<(), Halt> {
+    /// Adds what the plane's timeline says of an engine since a remark, something of a topic among it, and returns that.
+    pub(super) async fn tell_remarks(
+        &mut self,
+        since: u64,
+        engine: usize,
+        topic: &str,
+    ) -> Result<String, Halt> {
         let engine = &self.fleet.engines[engine];
         let words = self.plane.remarks_since(since, engine, topic).await?.join("; ");
         self.tell(Voice::Plane, format!("{}: {words}", engine.name));
-        Ok(())
+        Ok(words)
     }
 
     /// Ends the step: compares what the plane holds with what every engine holds, once it has heard everything.
@@ -155,11 +163,11 @@ impl Tour {
             blocks += compared.blocks;
             match compared.agreement {
                 Agreement::Equal => equal += 1,
-                Agreement::Lower => lower.push(format!(
+                Agreement::Lower if self.known_in_part == Some(compared.engine) => lower.push(format!(
                     "{}: {} of its {} blocks, as it says ({}), and no other",
                     compared.engine, compared.blocks, compared.engine_blocks, compared.trust
                 )),
-                Agreement::Different => {
+                Agreement::Lower | Agreement::Different => {
                     return Err(Halt::Failed(anyhow::anyhow!(
                         "{}: kvplane holds {} blocks and says {}, the engine holds {}, and they differ",
                         compared.engine,

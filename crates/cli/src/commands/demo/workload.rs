@@ -8,6 +8,8 @@ use anyhow::{Context as _, bail};
 use kvplane_sim::load::{LoadConfig, Random, Workload as Conversations};
 use serde::Deserialize;
 
+use super::fleet::ROOM_FOR_TRACES;
+
 /// Requests a second, on the whole fleet: enough to see blocks come and go, and slow enough to watch.
 const RATE: f64 = 12.0;
 /// The same for recorded requests, which come back after minutes: as fast as can be, or a minute would show none of that.
@@ -16,6 +18,10 @@ const TRACE_RATE: f64 = 40.0;
 const TRACE_BLOCK: usize = 512;
 /// Tokens that are generated for a recorded request at most. No later prompt has them: they only take room.
 const TRACE_OUTPUT: usize = 64;
+/// Tokens of a recorded request at most, so that every engine has room for it.
+const TRACE_INPUT: usize = ROOM_FOR_TRACES / 2;
+/// Timestamps at most, in milliseconds: thousands of years, and every number below is one of its own.
+const LATEST: f64 = (1_u64 << 53) as f64;
 /// Token ids are below this.
 const VOCABULARY: u64 = 32_000;
 
@@ -38,7 +44,8 @@ pub(super) struct Workload {
     arrivals: Random,
 }
 
-/// Recorded requests.
+/// Recorded requests, in the order of their time.
+#[derive(Debug)]
 struct Trace {
     left: VecDeque<Recorded>,
     /// Trace time until now, in milliseconds.
@@ -112,7 +119,7 @@ impl Workload {
 
 impl Trace {
     fn read(text: &str) -> anyhow::Result<Self> {
-        let mut left = VecDeque::new();
+        let mut left = Vec::new();
         for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let recorded: Recorded = serde_json::from_str(line).with_context(|| {
                 format!(
@@ -120,11 +127,13 @@ impl Trace {
                     at + 1
                 )
             })?;
-            left.push_back(recorded);
+            recorded.check().with_context(|| format!("line {}", at + 1))?;
+            left.push(recorded);
         }
-        let (Some(first), Some(last)) = (left.front(), left.back()) else { bail!("has no requests") };
+        left.sort_by(|one, two| one.timestamp.total_cmp(&two.timestamp));
+        let (Some(first), Some(last)) = (left.first(), left.last()) else { bail!("has no requests") };
         let span = (last.timestamp - first.timestamp).max(1.0);
-        Ok(Self { now: first.timestamp, pace: left.len() as f64 / TRACE_RATE / span, left })
+        Ok(Self { now: first.timestamp, pace: left.len() as f64 / TRACE_RATE / span, left: left.into() })
     }
 
     fn next(&mut self) -> Option<Request> {
@@ -136,6 +145,24 @@ impl Trace {
 }
 
 impl Recorded {
+    /// Whether it can be asked of an engine.
+    fn check(&self) -> anyhow::Result<()> {
+        let Self { timestamp, input_length, hash_ids, .. } = self;
+        if !(0.0..=LATEST).contains(timestamp) {
+            bail!("timestamp {timestamp} is not a number of milliseconds from 0 to {LATEST}");
+        }
+        if *input_length == 0 || hash_ids.is_empty() {
+            bail!(
+                "a request without tokens: input_length is {input_length}, and hash_ids has {}",
+                hash_ids.len()
+            );
+        }
+        if *input_length > TRACE_INPUT {
+            bail!("input_length {input_length} is more than the simulated engines take ({TRACE_INPUT})");
+        }
+        Ok(())
+    }
+
     /// The request, with tokens in place of the numbers of its blocks: the same for the same number.
     fn request(&self) -> Request {
         let tokens = self.hash_ids.iter().flat_map(|&id| {
@@ -189,5 +216,38 @@ mod tests {
         assert_eq!((one.after, two.after), (Duration::ZERO, Duration::from_secs_f64(2.0 / TRACE_RATE)));
         assert!(load.next().is_none());
         assert!(Trace::read("\n").is_err() && Trace::read("{}").is_err());
+    }
+
+    fn line(timestamp: &str, input_length: &str, hash_ids: &str) -> String {
+        format!(
+            "{{\"timestamp\": {timestamp}, \"input_length\": {input_length}, \"output_length\": 1, \"hash_ids\": {hash_ids}}}\n"
+        )
+    }
+
+    #[test]
+    fn requests_come_in_the_order_of_their_time() {
+        let text = [line("3000", "3", "[3]"), line("1000", "1", "[1]"), line("9007199254740992", "2", "[2]")];
+        let mut load = Trace::read(&text.concat()).unwrap();
+        let requests: Vec<_> = std::iter::from_fn(|| load.next()).collect();
+        assert_eq!(requests.iter().map(|request| request.prompt.len()).collect::<Vec<_>>(), [1, 3, 2]);
+        let whole: Duration = requests.iter().map(|request| request.after).sum();
+        assert!(whole <= Duration::from_secs(1), "{whole:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_refused_by_its_line() {
+        for (bad, why) in [
+            (line("-1", "5", "[1]"), "timestamp -1 is not"),
+            (line("1e300", "5", "[1]"), "is not a number of milliseconds"),
+            (line("1e999", "5", "[1]"), "not a request"),
+            (line("0", "5", "[]"), "without tokens"),
+            (line("0", "0", "[1]"), "without tokens"),
+            (line("0", "18446744073709551615", "[1]"), "more than the simulated engines take"),
+            (line("0", "18446744073709551616", "[1]"), "not a request"),
+            (line("0", "5", "[-1]"), "not a request"),
+        ] {
+            let refused = format!("{:#}", Trace::read(&(line("0", "5", "[1]") + "\n" + &bad)).unwrap_err());
+            assert!(refused.starts_with("line 3: ") && refused.contains(why), "{refused}");
+        }
     }
 }
