@@ -12,12 +12,13 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::{hints, indexer, policy, probe, query, status};
+use super::{hints, indexer, policy, probe, query, status, watch};
 use crate::auth::Needs;
 use crate::auth::table::PAGES;
 use crate::fleet::EngineConfig;
 use crate::ops::{Plan, RankReport, Summary};
 use crate::publishers::Publishers;
+use crate::watch::Cell;
 
 const COMMON: &str = include_str!("../../openapi/common.json");
 
@@ -93,6 +94,9 @@ fn schemas() -> Value {
     written.subschema_for::<indexer::Worker>();
     written.subschema_for::<hints::Snapshot>();
     written.subschema_for::<probe::ProbeResult>();
+    written.subschema_for::<watch::PlaneJson>();
+    written.subschema_for::<Cell>();
+    written.subschema_for::<watch::RemarkJson<'_>>();
     let mut schemas = read.take_definitions(true);
     schemas.extend(written.take_definitions(true));
     Value::Object(schemas)

@@ -13,6 +13,7 @@ use axum::extract::State;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures::Stream;
 use kvplane_ingest::{Plane, Remark};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -23,24 +24,33 @@ use crate::watch::{Looking, Picture};
 /// So that proxies do not end a quiet stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-#[derive(Debug, Serialize)]
-struct PlaneJson {
+/// Which plane it is.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "WatchedPlane")]
+pub(super) struct PlaneJson {
     /// Another run has another.
     id: String,
     version: &'static str,
 }
 
-#[derive(Debug, Serialize)]
-struct RemarkJson<'r> {
+/// Something that happened.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "WatchedRemark")]
+pub(super) struct RemarkJson<'r> {
+    /// Rises with every remark. One that happens again right away gets a new number.
     number: u64,
     unix_ms: u64,
+    /// Absent for the plane as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     engine: Option<&'r str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rank: Option<u32>,
+    /// What it is about, as a stable word.
     topic: &'static str,
+    /// `good`, `plain` or `bad`.
     mood: &'static str,
     words: &'r str,
+    /// How often in a row.
     times: u64,
 }
 

@@ -4,30 +4,39 @@ use std::collections::BTreeMap;
 
 use kvplane_core::{Reason, Tier};
 use kvplane_ingest::{Engine, Stream};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// What is shown of a rank. Nothing in it changes while nothing happens.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Cell {
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "WatchedRank")]
+pub(crate) struct Cell {
     engine: String,
     rank: u32,
     kind: &'static str,
     model: String,
+    /// Where the stream stands.
     continuity: &'static str,
+    /// What answers about it are worth.
     trust: &'static str,
+    /// Why that is less than exact, as a stable word.
     reason: Option<&'static str>,
     /// The reason in words.
     words: Option<&'static str>,
+    /// What keeps the source from being reached.
     trouble: Option<&'static str>,
     epoch: u64,
+    /// The engine's own number of the last batch.
     sequence: Option<u64>,
     block_size: Option<u32>,
+    /// Blocks by tier: those that hold something, the device always.
     blocks: BTreeMap<&'static str, u64>,
     events_per_s: u64,
     /// When the last event was applied, in unix milliseconds, to the second.
     last_event_ms: Option<u64>,
     /// How long the last batch was on its way, by the engine's stamp.
     lag_ms: Option<u64>,
+    /// Lives that ended since it is followed.
     restarts: u64,
     gaps: u64,
     gaps_unfilled: u64,
