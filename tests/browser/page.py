@@ -24,6 +24,8 @@ def start_chromium():
     ]
     for word in words:
         options.add_argument(word)
+    # Nor is the driver beside us reached through anybody's proxy.
+    options.ignore_local_proxy_environment_variables()
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     return webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
 
@@ -56,8 +58,8 @@ class Page:
         """What a script returns in the page."""
         return self.driver.execute_script(script, *arguments)
 
-    def until(self, script, *arguments, what=None, deadline=20.0):
-        """Waits until a script returns something true, and returns that."""
+    def until(self, script, *arguments, what=None, deadline=60.0):
+        """Waits until a script returns something true, and returns that. Only what never comes is waited for to the end."""
         return eventually(
             lambda: self.run(script, *arguments),
             lambda: f"{what or script}\n{self.text()}\n{self.driver.get_log('browser')}", deadline,

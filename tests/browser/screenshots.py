@@ -35,7 +35,7 @@ def history(there, seen):
     seen.shows("flush, failed", "#timeline")
     # Plots reach from edge to edge.
     seen.go("#/engine/radix-0")
-    seen.until("return document.querySelector('.axis')?.innerText.includes('25 s ago')", deadline=60.0)
+    seen.until("return document.querySelector('.axis')?.innerText.includes('25 s ago')")
 
 
 def main(folder):

@@ -17,13 +17,17 @@ def test_cells_show_every_rank_and_go_on_changing(fleet, page):
     for engine in ("e0", "e1"):
         for rank in (0, 1):
             cell = seen.cell(engine, rank, standing="exact")
-            assert "exact" in cell["text"] and "/s" in cell["text"] and "life 1" in cell["text"], cell
+            for words in ("exact", "live · ", "/s · ", f"epoch {cell['epoch']}", "life 1"):
+                assert words in cell["text"], cell
             assert cell["epoch"] == str(there.plane.status(engine, rank)["epoch"])
     before = seen.run("return document.getElementById('fleet').innerText")
     seen.until("return document.getElementById('fleet').innerText !== arguments[0]", before, what="other numbers")
     title = seen.find('.cell[data-engine="e0"]').get_attribute("title")
     for word in ("live, exact", "what the engine holds", "blocks: device", "events/s", "lag", "epoch"):
         assert word in title, title
+    spoken = seen.find('.cell[data-engine="e0"]').get_attribute("aria-label")
+    for word in ("e0 rank 0", "live, exact", "what the engine holds", "blocks device", "events a second", "lag", "epoch"):
+        assert word in spoken, spoken
     seen.shows("2 engines · 4 ranks · 4 exact", "#totals")
     seen.shows("the plane began", "#timeline")
     seen.shows("added as configured: e0, e1", "#timeline")
@@ -39,7 +43,7 @@ def test_the_filter_finds_engines(fleet, page):
 
 
 def restart(there, seen):
-    """Restarts e0, and returns after how many milliseconds its cell has another epoch and the timeline says why."""
+    """Restarts e0. Returns how many milliseconds after that its cell has another epoch and the timeline says why."""
     seen.run("""
         const epoch = () => document.querySelector('.cell[data-engine="e0"]').dataset.epoch;
         const told = () => document.querySelectorAll('#timeline li[data-topic="epoch"]').length;
@@ -52,8 +56,9 @@ def restart(there, seen):
         });
         observer.observe(document.getElementById("main"), {subtree: true, childList: true, attributes: true, characterData: true});
     """)
-    cause = time.time() * 1000
     there.sims[0].fault(restart={"first_sequence": 40, "same_content": True})
+    # It has begun again, and goes on publishing twenty times a second.
+    cause = time.time() * 1000
     return seen.until("return window.seenAt", what="a restart") - cause
 
 

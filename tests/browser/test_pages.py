@@ -52,6 +52,8 @@ def test_an_engine_has_plots_that_move(fleet, page):
     assert seen.driver.title == "e0 · kvplane"
     seen.go("#/engine/nobody")
     seen.shows("This plane has no such engine.", "#engine-facts")
+    seen.go("#/engine/100%")
+    seen.shows("100%", "#engine-name")
     seen.check_clean()
 
 

@@ -77,12 +77,22 @@ function drawRank(rank, colours) {
     lag: lag(rank),
     blocks: `${tierNames(rank.blocks)}${rank.block_size ? ` (of ${rank.block_size} tokens)` : ""}`,
     restarts: String(rank.restarts),
-    gaps: !rank.gaps ? "0" : rank.gaps_unfilled ? `${rank.gaps}, ${rank.gaps_unfilled} not repaired` : `${rank.gaps}, all repaired`,
+    gaps: gaps(rank),
     "replay window": `${rank.window_batches.toLocaleString()} batches`,
     state: bytes(rank.state_bytes),
   };
   for (const [name, value] of Object.entries(values)) say(part.values[name], value);
   drawPlots(rank, part, colours);
+}
+
+/** Gaps are repaired when none is open: a stream that is not followed may have one. */
+function gaps(rank) {
+  if (!rank.gaps) return "0";
+  const parts = [String(rank.gaps)];
+  if (rank.gaps_unfilled) parts.push(`${rank.gaps_unfilled} not repaired`);
+  else if (rank.continuity === "live") parts.push("all repaired");
+  if (rank.continuity === "recovering") parts.push("being repaired");
+  return parts.join(", ");
 }
 
 function drawPlots(rank, part, colours) {

@@ -67,14 +67,14 @@ function buildCard(rank) {
 }
 
 function buildCell(rank) {
-  const parts = { mark: make("span", { class: "mark" }), state: make("span", { class: "state" }), pace: make("span", { class: "pace" }), tiers: {} };
+  const parts = { mark: make("span", { class: "mark" }), state: make("span", { class: "state" }), pace: make("span", { class: "pace" }), life: make("span", { class: "life" }), tiers: {} };
   const blocks = make("span", { class: "blocks" });
   for (const tier of TIERS) {
     parts.tiers[tier] = make("span", { class: "tier", "data-tier": tier, hidden: "" });
     blocks.append(parts.tiers[tier]);
   }
   const names = { class: "cell", href: page(rank.engine), tabindex: "-1", "data-engine": rank.engine, "data-rank": rank.rank };
-  parts.cell = make("a", names, make("span", { class: "top" }, parts.mark, make("b", {}, `rank ${rank.rank}`), parts.state), blocks, parts.pace);
+  parts.cell = make("a", names, make("span", { class: "top" }, parts.mark, make("b", {}, `rank ${rank.rank}`), parts.state), blocks, parts.pace, parts.life);
   return parts;
 }
 
@@ -88,13 +88,14 @@ function drawCell(rank) {
   mark(parts.cell, "data-standing", state);
   mark(parts.cell, "data-epoch", String(rank.epoch));
   say(parts.mark, MARKS[state]);
-  say(parts.state, state === "away" ? rank.continuity : state);
+  say(parts.state, state === "away" ? `${rank.trust}, away` : state);
   for (const tier of TIERS) {
     const held = rank.blocks[tier];
     parts.tiers[tier].hidden = held === undefined;
     if (held !== undefined) say(parts.tiers[tier], short(held));
   }
-  say(parts.pace, `${short(rank.events_per_s)}/s · ${lag(rank)} · life ${life}`);
+  say(parts.pace, `${rank.continuity} · ${short(rank.events_per_s)}/s · ${lag(rank)}`);
+  say(parts.life, `epoch ${rank.epoch} · life ${life}`);
   const tiers = tierNames(rank.blocks);
   mark(
     parts.cell,
@@ -102,8 +103,12 @@ function drawCell(rank) {
     `${key(rank)}: ${rank.continuity}, ${rank.trust}\n${sentence(rank)}\nblocks: ${tiers}\n` +
       `${rank.events_per_s} events/s, lag ${lag(rank)}\nepoch ${rank.epoch}, life ${life} since it is followed`,
   );
-  const spoken = `${rank.engine} rank ${rank.rank}, ${rank.continuity}, ${rank.trust}, blocks ${tiers}, ${rank.events_per_s} events a second`;
-  mark(parts.cell, "aria-label", spoken);
+  mark(
+    parts.cell,
+    "aria-label",
+    `${rank.engine} rank ${rank.rank}, ${rank.continuity}, ${rank.trust}: ${sentence(rank)}; blocks ${tiers}, ` +
+      `${rank.events_per_s} events a second, lag ${lag(rank)}, epoch ${rank.epoch}, life ${life}`,
+  );
 }
 
 function hideOthers() {

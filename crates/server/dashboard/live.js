@@ -1,6 +1,8 @@
 // The one stream from the plane: what it says, and what was said before.
 
 const HISTORY = 600; // samples a rank keeps: five minutes
+const REMARKS = 1024; // kept in all, and of one rank when there is no more room
+const REMARKS_OF_ONE = 64;
 const SILENCE = 40_000; // the plane says something every 15 s: one that is silent for this long is gone
 const TOKEN = "kvplane-token";
 
@@ -136,5 +138,13 @@ function takeRemarks(remarks) {
     }
     known.remarks.push(remark);
   }
-  known.remarks.splice(0, Math.max(0, known.remarks.length - 1024));
+  while (known.remarks.length > REMARKS) forgetOne();
+}
+
+/** As the plane does it: the oldest of a rank that has more than its part goes, or else the oldest. */
+function forgetOne() {
+  const told = new Map();
+  const of = (remark) => `${remark.engine}/${remark.rank}`;
+  for (const remark of known.remarks) told.set(of(remark), (told.get(of(remark)) ?? 0) + 1);
+  known.remarks.splice(Math.max(0, known.remarks.findIndex((remark) => told.get(of(remark)) > REMARKS_OF_ONE)), 1);
 }

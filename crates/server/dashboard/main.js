@@ -14,7 +14,7 @@ let due = false;
 
 function route() {
   const [, name, id] = location.hash.split("/");
-  if (name === "engine" && id) page = { name, engine: decodeURIComponent(id) };
+  if (name === "engine" && id) page = { name, engine: named(id) };
   else page = { name: name === "ask" ? "ask" : "fleet" };
   for (const section of document.querySelectorAll("section[data-page]")) section.hidden = section.dataset.page !== page.name;
   for (const link of document.querySelectorAll("nav a")) {
@@ -24,6 +24,15 @@ function route() {
   document.title = page.engine ? `${page.engine} · kvplane` : "kvplane";
   window.scrollTo(0, 0);
   redraw();
+}
+
+/** The engine that an address names. One that somebody wrote by hand may be no encoding of anything: it is taken as it is. */
+function named(id) {
+  try {
+    return decodeURIComponent(id);
+  } catch {
+    return id;
+  }
 }
 
 function redraw() {

@@ -3,15 +3,20 @@
 import { headers, key, known, refusal } from "./live.js";
 import { make, say, sentence, standing } from "./words.js";
 
+// A medium that the plane does not know is held, and never part of an answer.
 const COLDEST_FIRST = ["remote", "disk", "host", "device"];
 const LARGEST = 0xffff_ffff;
 let models = "";
+let questions = 0; // asked so far: only the last one's answer is shown
 
 export function begin() {
   const form = document.getElementById("ask");
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    ask().catch(() => fail("The plane does not answer."));
+    questions += 1;
+    const number = questions;
+    const shown = (show) => number === questions && show();
+    ask(shown).catch(() => shown(() => fail("The plane does not answer.")));
   });
   form.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
@@ -46,7 +51,8 @@ export function tokenIds(text) {
   });
 }
 
-async function ask() {
+/** Asks what the form says; `shown` runs what shows the outcome, unless another question was asked meanwhile. */
+async function ask(shown) {
   fail("");
   const value = (id) => document.getElementById(id).value;
   const question = { model: value("ask-model") };
@@ -59,8 +65,12 @@ async function ask() {
   if (value("ask-adapter")) question.lora_name = value("ask-adapter");
   const asked = { method: "POST", headers: { ...headers(), "content-type": "application/json" }, body: JSON.stringify(question) };
   const response = await fetch("v1/query", asked);
-  if (!response.ok) return fail(`Not answered: ${await refusal(response)}.`);
-  show(await response.json(), question.token_ids.length);
+  if (!response.ok) {
+    const why = await refusal(response);
+    return shown(() => fail(`Not answered: ${why}.`));
+  }
+  const answer = await response.json();
+  return shown(() => show(answer, question.token_ids.length));
 }
 
 function show(answer, tokens) {
