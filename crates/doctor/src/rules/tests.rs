@@ -197,9 +197,7 @@ fn a_plane_whose_windows_are_short_whose_engines_have_no_replay_and_that_is_open
 
 #[test]
 fn what_a_plane_says_of_its_listeners_and_descriptors() {
-    let listener = |loopback: bool, keys: bool, opened: bool| {
-        json!({"listeners": [{"name": "listen.http", "address": "0.0.0.0:1", "loopback": loopback, "keys": keys, "opened": opened}]})
-    };
+    let listener = |loopback: bool, keys: bool, opened: bool| json!({"listeners": [{"name": "listen.http", "address": "0.0.0.0:1", "loopback": loopback, "keys": keys, "opened": opened}]});
     let files = |open: u64, limit: u64| json!({"process": {"open_files": open, "open_files_limit": limit}});
     let open = |severity| Some((Code::OpenListenerWithoutRoles, severity));
     let short = |severity| Some((Code::DescriptorLimit, severity));
@@ -238,7 +236,9 @@ fn a_rank_that_is_an_engine_of_its_own_is_no_mistake() {
     let mut seen = well(EngineKind::Vllm, &heard);
     seen.ranks.push(RankSeen { rank: 3, ..seen.ranks[0].clone() });
     let found = judge_engine(&seen, Some(&USUAL));
-    assert!(found.iter().any(|finding| finding.code == Code::RankMissing && finding.severity == Severity::Error));
+    assert!(
+        found.iter().any(|finding| finding.code == Code::RankMissing && finding.severity == Severity::Error)
+    );
 }
 
 #[test]
@@ -267,7 +267,10 @@ fn one_buffer_under_two_names() {
     };
     let found = judge_fleet(&[engine("a", "http://localhost:8000/"), engine("b", "http://127.0.0.1:8000")]);
     assert_eq!(codes(&found), [Code::StolenDrain]);
-    assert_eq!(judge_fleet(&[engine("a", "http://127.0.0.1:8001"), engine("b", "http://127.0.0.1:8000")]), []);
+    assert_eq!(
+        judge_fleet(&[engine("a", "http://127.0.0.1:8001"), engine("b", "http://127.0.0.1:8000")]),
+        []
+    );
 }
 
 #[test]
