@@ -4,12 +4,13 @@ import json
 import resource
 import subprocess
 import time
+from contextlib import closing
 
 import pytest
 import zmq
 
 from conftest import flag
-from harness.plane import clean_environment, free_ports, run
+from harness.plane import Plane, clean_environment, free_ports, run
 from harness.wire import LAST_ARRAYS, NEWEST
 
 V = NEWEST
@@ -111,9 +112,10 @@ def test_another_topic(binary, engine):
 def test_frames_that_are_no_batches(binary, engine):
     one = engine(before=[[root(1)]])
     found, code = look(
-        binary, "--engine", flag(one, model="llama"), *SHORT, meanwhile=lambda: one.send_frames(b"", b"\0" * 8),
+        binary, "--engine", flag(one, model="llama"), *LONG, meanwhile=lambda: one.send_frames(b"", b"\0" * 8),
     )
-    assert code == 1 and "frame_count" in found["unsupported_layout"]["seen"]
+    assert (set(found), code) == ({"unsupported_layout"}, 1)
+    assert "frame_count" in found["unsupported_layout"]["seen"]
 
 
 def test_warnings_fail_when_they_are_asked_to(binary, engine):
@@ -170,7 +172,8 @@ def test_sockets_that_are_open_on_purpose(binary, config, engine):
 def test_too_few_descriptors(binary, config):
     found, code = look(binary, "--config", config(""), limit=256)
     assert (set(found), code) == ({"descriptor_limit"}, 0)
-    assert "256" in found["descriptor_limit"]["seen"]
+    assert found["descriptor_limit"]["severity"] == "info"
+    assert "256" in found["descriptor_limit"]["seen"] and "LimitNOFILE" in found["descriptor_limit"]["todo"]
 
 
 def test_wrong_usage(binary):
@@ -186,12 +189,45 @@ def test_a_running_plane(binary, engine, plane):
     one = engine(before=[[root(1)]])
     p = plane(one, model="llama")
     p.wait_live("e0")
-    assert look(binary, "--server", p.http) == ({}, 0)
+    assert look(binary, "--server", p.http, *LONG, meanwhile=speaks(one)) == ({}, 0)
+    asked = len(one.asked)
+    assert look(binary, "--server", p.http, "--plane-only") == ({}, 0)
+    assert len(one.asked) == asked, "the engine is not looked at"
     one.kill()
     p.wait(lambda status: status["continuity"] != "live", engine="e0")
     p.wait(lambda status: status["trouble"] is not None, engine="e0")
-    found, code = look(binary, "--server", p.http)
-    assert ("endpoint_unreachable" in found, code) == (True, 1)
+    for words in ([], ["--plane-only"]):
+        found, code = look(binary, "--server", p.http, *SHORT, *words)
+        assert ("endpoint_unreachable" in found, code) == (True, 1)
+
+
+def test_what_only_engines_know_is_found_by_way_of_a_running_plane(binary, engine, plane):
+    one = engine(topic="kv@b", before=[[root(1_000_000)]])
+    p = plane(args=["--engine", f"vllm={one.events},replay={one.replay},topic=kv@a,model=llama,id=e0"])
+    found, code = look(binary, "--server", p.http, *LONG, meanwhile=speaks(one))
+    assert code == 1 and "kv@b" in found["topic_mismatch"]["todo"]
+    assert found["topic_mismatch"]["subject"] == "e0/0"
+    assert "topic_mismatch" not in look(binary, "--server", p.http, "--plane-only")[0]
+
+
+def test_a_plane_that_is_open_is_found_from_loopback_with_a_token_and_without(binary):
+    with closing(Plane(binary, "--insecure", http="0.0.0.0:0")) as p:
+        server = f"http://127.0.0.1:{p.http.rsplit(':', 1)[1]}"
+        for token in ({}, {"KVPLANE_TOKEN": "a-token-of-some-length"}):
+            found, code = look(binary, "--server", server, env=clean_environment(**token))
+            assert (set(found), code) == ({"open_listener_without_roles"}, 1)
+            assert found["open_listener_without_roles"]["subject"] == "listen.http"
+
+
+def test_passwords_in_addresses_are_not_shown(binary):
+    (port,) = free_ports(1)
+    for words in (
+        ["--server", f"http://name:secret@127.0.0.1:{port}"],
+        ["--engine", f"trtllm=http://name:secret@127.0.0.1:{port},model=m"],
+    ):
+        done = run(binary, "doctor", *words, *SHORT)
+        assert done.returncode == 1 and f"127.0.0.1:{port}" in done.stdout
+        assert "secret" not in done.stdout + done.stderr
 
 
 def test_a_plane_whose_stream_is_not_exact(binary, engine, plane):
@@ -200,7 +236,7 @@ def test_a_plane_whose_stream_is_not_exact(binary, engine, plane):
     p = plane(one, model="llama")
     p.wait_live("e0")
     p.wait_at(one.publish(root(1)), "e0")
-    found, code = look(binary, "--server", p.http)
+    found, code = look(binary, "--server", p.http, *SHORT)
     assert (set(found), code) == ({"stream_not_exact", "replay_absent"}, 0)
     assert "before the first batch" in found["stream_not_exact"]["seen"]
 

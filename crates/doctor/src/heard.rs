@@ -45,6 +45,8 @@ impl std::fmt::Display for Width {
 pub struct Heard {
     /// Batches.
     pub batches: u64,
+    /// Messages that are no batches.
+    pub malformed: u64,
     /// Bytes of their payloads.
     pub bytes: u64,
     /// The one with the lowest number.
@@ -66,6 +68,7 @@ pub struct Heard {
 impl Heard {
     /// A message that is no batch came.
     pub fn note_malformed(&mut self, reason: &str) {
+        self.malformed += 1;
         self.unread(format!("message: {reason}"));
     }
 

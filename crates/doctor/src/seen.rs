@@ -97,7 +97,7 @@ pub struct RankSeen {
     pub live: Heard,
     /// Topics of other messages on the same socket, and how many there were.
     pub other_topics: BTreeMap<String, u64>,
-    /// We listened at its address ourselves: whether a publisher connected. Absent where we could not, or did not need to.
+    /// We listened at its address ourselves, for a moment or as a plane would: whether a publisher connected. Absent where we could not, or did not need to.
     pub called: Option<bool>,
     /// What is in the replay ring; absent where nobody was asked.
     pub ring: Option<RingSeen>,
@@ -222,7 +222,7 @@ pub struct SetUp {
     pub open: Vec<OpenSocket>,
     /// Ranks of all engines.
     pub streams: usize,
-    /// Descriptors that this process may have open.
+    /// Descriptors that this process may have open; a plane's own limit may be another.
     pub descriptors: Option<u64>,
 }
 

@@ -10,7 +10,9 @@ mod front;
 mod grpc;
 mod hints;
 mod http;
+mod limits;
 mod listen;
+mod listeners;
 mod ops;
 mod pem;
 mod publishers;
@@ -33,6 +35,8 @@ pub use front::{
     Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset,
 };
 pub use hints::{AcceptReports, HintsOptions};
+pub use limits::descriptor_limit;
 pub use listen::{Tls, TlsError, TlsFiles, TlsRead};
+pub use listeners::Listener;
 pub use republish::{BoundOutlets, OutletEndpoints, RepublishError, RepublishSpec, Republisher};
 pub use service::{Options, Service};

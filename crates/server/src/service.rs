@@ -1,7 +1,8 @@
 //! Both servers, started and stopped together.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvplane_core::Trust;
@@ -17,6 +18,7 @@ use crate::grpc;
 use crate::hints::{Hints, HintsOptions};
 use crate::http;
 use crate::listen::{Door, Peer, Tls};
+use crate::listeners::Listener;
 use crate::ops::Operations;
 use crate::readiness::Readiness;
 use crate::smg::Mergers;
@@ -68,6 +70,8 @@ pub(crate) struct Shared {
     pub(crate) mergers: Mergers,
     pub(crate) watch: Watch,
     pub(crate) fleet: Parts,
+    /// Where the servers listen, once they do: the key that configures it, and the address.
+    doors: OnceLock<Vec<(&'static str, SocketAddr)>>,
     pub(crate) reports: Arc<Reports>,
     pub(crate) operations: Operations,
     /// Absent where no hints are given.
@@ -75,6 +79,24 @@ pub(crate) struct Shared {
     /// Other indexers that somebody told us of.
     pub(crate) peers: parking_lot::Mutex<BTreeSet<String>>,
     pub(crate) stop: CancellationToken,
+}
+
+impl Shared {
+    /// Every socket that others connect to.
+    pub(crate) fn listeners(&self) -> Vec<Listener> {
+        let keys = self.options.access.has_keys();
+        let doors = self.doors.get().into_iter().flatten();
+        let mut all: Vec<Listener> =
+            doors.map(|(name, address)| Listener::new(*name, address.to_string(), keys, false)).collect();
+        all.extend(self.fleet.listeners(keys));
+        all
+    }
+
+    fn note_doors(&self, doors: &[(&'static str, &TcpListener)]) {
+        let known = doors.iter().filter_map(|(name, door)| Some((*name, door.local_addr().ok()?)));
+        // Servers run once.
+        let _ = self.doors.set(known.collect());
+    }
 }
 
 /// The servers.
@@ -98,6 +120,7 @@ impl Service {
             mergers: Mergers::default(),
             watch: Watch::default(),
             fleet: Parts::default(),
+            doors: OnceLock::new(),
             reports: Arc::default(),
             peers: parking_lot::Mutex::default(),
             stop,
@@ -122,6 +145,7 @@ impl Service {
 
     /// Serves health, readiness, status and metrics, and nothing else, until `stop` is cancelled.
     pub async fn run_pages(self, http: TcpListener, stop: CancellationToken) {
+        self.shared.note_doors(&[("listen.http", &http)]);
         let door = match Door::open(http, Port::Http, self.shared.options.tls.clone()) {
             Ok(door) => door,
             Err(error) => return error!(%error, "the server cannot listen"),
@@ -135,6 +159,7 @@ impl Service {
     /// Serves until `stop` is cancelled, then ends every subscription with a status and waits for connections to close.
     pub async fn run(self, http: TcpListener, grpc: TcpListener, stop: CancellationToken) {
         let shared = self.shared;
+        shared.note_doors(&[("listen.http", &http), ("listen.grpc", &grpc)]);
         let ends = shared.stop.clone();
         let watch = async {
             stop.cancelled().await;

@@ -13,7 +13,11 @@ Without --config and --engine it looks at the kvplane that runs at the usual add
 
 It only looks: it subscribes, asks replay sockets once for what they have, and reads pages. It never drains TensorRT-LLM's
 events, because that would take them from whoever else reads them, and it flushes, registers and changes nothing. Where nobody
-listens at an event address of this machine, it listens there itself for as long as it runs, to hear whether an engine connects.
+listens at an event address of this machine, it listens there itself, for at most one second, to hear whether an engine connects:
+an engine that wants to listen there in that second cannot. At addresses of `bind:` engines it listens as kvplane would, for as
+long as --listen says, unless a kvplane has them already.
+
+Of a kvplane on this machine it looks at the engines too, at the addresses that the kvplane lists.
 
 Ends with 0 if nothing is wrong, with 1 if there is an error (with --strict also a warning), with 2 for wrong usage.
 
@@ -34,6 +38,12 @@ pub(crate) struct DoctorArgs {
     /// Look at the kvplane that runs here (its HTTP address); the usual one if nothing else is looked at
     #[arg(long, value_name = "URL")]
     pub(crate) server: Option<String>,
+    /// Look at the running kvplane alone, and not at its engines
+    #[arg(long, conflicts_with = "engines")]
+    pub(crate) plane_only: bool,
+    /// Look at the engines of the running kvplane, also if it is on another machine
+    #[arg(long)]
+    pub(crate) engines: bool,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
     /// How long to listen to engines; it ends sooner where enough was heard

@@ -8,10 +8,15 @@ use kvplane_socket::{Endpoint, Sockets};
 
 use super::ear::{Catch, Ear};
 use super::{Ears, greet, ring, word};
+use crate::Heard;
+use crate::place::{place_of, without_userinfo};
 use crate::seen::{EngineSeen, Peer, RankSeen, RingSeen, Said, Way};
 
 /// A machine that is there answers within a second.
 const GREET_WITHIN: Duration = Duration::from_secs(2);
+/// An address is not kept from an engine that is about to listen there for longer than this. Publishers that connect try again ten
+/// times a second.
+const BIND_FOR: Duration = Duration::from_secs(1);
 /// Batches that tell an engine's rate where it has no ring to tell it; and messages under other topics that tell that none of
 /// ours will come.
 const ENOUGH_BATCHES: u64 = 64;
@@ -27,7 +32,7 @@ pub(super) async fn look(sockets: &Sockets, ears: &Ears, spec: &EngineSpec, list
     };
     let greeted = async {
         match server {
-            Some(url) => Some((url.clone(), greet(&place_of(&url), GREET_WITHIN).await)),
+            Some(url) => Some((without_userinfo(&url), greet(&place_of(&url), GREET_WITHIN).await)),
             None => None,
         }
     };
@@ -38,7 +43,7 @@ pub(super) async fn look(sockets: &Sockets, ears: &Ears, spec: &EngineSpec, list
         topic: spec.topic.clone(),
         block_size: spec.block_size,
         way,
-        http: spec.http.clone(),
+        http: spec.http.as_deref().map(without_userinfo),
         said: Said::default(),
         ranks: Vec::new(),
         server: None,
@@ -60,18 +65,6 @@ pub(super) async fn look(sockets: &Sockets, ears: &Ears, spec: &EngineSpec, list
         );
     }
     seen
-}
-
-/// `http://host` as the place of a TCP connection.
-fn place_of(url: &str) -> String {
-    let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
-    let authority = rest.split('/').next().unwrap_or(rest);
-    let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    match (has_port, scheme) {
-        (true, _) => authority.to_owned(),
-        (false, "https") => format!("{authority}:443"),
-        (false, _) => format!("{authority}:80"),
-    }
 }
 
 async fn look_at_ranks(
@@ -100,8 +93,11 @@ async fn look_at_rank(
         }
         Events::Bind(_) => {}
     }
+    if seen.events_peer == Some(Peer::Refused) {
+        (seen.called, seen.listened) = hear_a_call(sockets, &spec.events, topic, listen).await;
+    }
     // Listening begins before the ring is read, so that nothing falls between the two.
-    let own = own_ear(sockets, &seen, topic).await;
+    let own = own_ear(sockets, &seen, topic);
     let ear = own.as_ref().or_else(|| ears.get(spec.events.address()));
     let began = Instant::now();
     if let Some(address) = &spec.replay {
@@ -112,34 +108,47 @@ async fn look_at_rank(
         seen.replay_peer = Some(peer);
     }
     let Some(ear) = ear else { return seen };
-    let we_bound = matches!(spec.events, Events::Bind(_)) || seen.events_peer == Some(Peer::Refused);
-    let ring_tells = ring_tells(seen.ring.as_ref());
-    let enough_batches = if ring_tells { 1 } else { ENOUGH_BATCHES };
+    let we_bound = matches!(spec.events, Events::Bind(_));
+    let enough_batches = if ring_tells(seen.ring.as_ref()) { 1 } else { ENOUGH_BATCHES };
     let enough = |caught: &Catch| {
-        if seen.events_peer == Some(Peer::Refused) {
-            // Somebody connects to where nobody listened: that is all there is to know.
-            return caught.connected;
-        }
         let others: u64 = caught.others.values().sum();
-        (!we_bound && others >= ENOUGH_BATCHES) || caught.heard.batches >= enough_batches
+        // What is no batch is as good a sign as one: no more of it says more.
+        let Heard { batches, malformed, .. } = caught.heard;
+        (!we_bound && others >= ENOUGH_BATCHES) || malformed > 0 || batches >= enough_batches
     };
     let left = listen.saturating_sub(began.elapsed());
     let Catch { heard, others, connected } = ear.listen(topic, left, enough).await;
     (seen.live, seen.other_topics, seen.listened) = (heard, others, began.elapsed());
-    seen.called = we_bound.then_some(connected);
+    if we_bound {
+        seen.called = Some(connected);
+    }
     seen
 }
 
-/// A socket of this rank's own: connected to its publisher; or, where nobody listens at an address of this machine, listening
-/// there for whoever connects.
-async fn own_ear(sockets: &Sockets, seen: &RankSeen, topic: &str) -> Option<Ear> {
+/// A socket of this rank's own, connected to its publisher.
+fn own_ear(sockets: &Sockets, seen: &RankSeen, topic: &str) -> Option<Ear> {
     let Events::Connect(address) = &seen.events else { return None };
-    let endpoint = match seen.events_peer.as_ref()? {
-        peer if peer.is(&["PUB", "XPUB"]) => Endpoint::Connect(address.clone()),
-        Peer::Refused => Endpoint::Bind(bindable(address).await?),
-        _ => return None,
-    };
+    let peer = seen.events_peer.as_ref()?;
+    let endpoint = peer.is(&["PUB", "XPUB"]).then(|| Endpoint::Connect(address.clone()))?;
     Ear::open(sockets, endpoint, [topic.to_owned()]).ok()
+}
+
+/// Nobody listens at an address: listens there for a moment, and says whether a publisher connected, and how long it took. Absent
+/// where it is no address of this machine, or taken by now.
+async fn hear_a_call(
+    sockets: &Sockets,
+    events: &Events,
+    topic: &str,
+    listen: Duration,
+) -> (Option<bool>, Duration) {
+    let began = Instant::now();
+    let called = async {
+        let Events::Connect(address) = events else { return None };
+        let endpoint = Endpoint::Bind(bindable(address).await?);
+        let ear = Ear::open(sockets, endpoint, [topic.to_owned()]).ok()?;
+        Some(ear.listen(topic, listen.min(BIND_FOR), |caught| caught.connected).await.connected)
+    };
+    (called.await, began.elapsed())
 }
 
 /// The address with a number for the host. Whether it is this machine's shows when it is bound.

@@ -3,7 +3,6 @@
 mod ear;
 mod engine;
 mod greet;
-mod limits;
 mod ring;
 mod word;
 
@@ -16,7 +15,6 @@ use kvplane_ingest::{EngineSpec, Events};
 use kvplane_socket::{Endpoint, Options, SocketError, Sockets};
 
 pub use greet::greet;
-pub use limits::descriptor_limit;
 
 use crate::Finding;
 use crate::rules::{judge_engine, judge_fleet};
@@ -33,8 +31,8 @@ pub struct Examination {
     pub engines: Vec<EngineSpec>,
     /// How long to listen; it ends sooner where enough was heard.
     pub listen: Duration,
-    /// The plane's replay window.
-    pub window: Window,
+    /// The plane's replay window; absent where a running plane is asked about it.
+    pub window: Option<Window>,
 }
 
 /// Looks at the engines, and says what is wrong with them. The worst comes first.
@@ -49,7 +47,7 @@ pub async fn examine(examination: &Examination) -> Result<Vec<Finding>, SocketEr
     // Joins threads. If that fails there is nobody left to tell.
     let _ = tokio::task::spawn_blocking(move || sockets.shutdown()).await;
     let mut found: Vec<Finding> =
-        seen.iter().flat_map(|engine| judge_engine(engine, &examination.window)).collect();
+        seen.iter().flat_map(|engine| judge_engine(engine, examination.window.as_ref())).collect();
     found.extend(judge_fleet(&seen));
     found.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.subject.clone()));
     found.dedup();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::place::same_server;
 use crate::seen::{EngineSeen, Way};
 use crate::{Code, Finding, Severity, Width};
 
@@ -9,19 +10,20 @@ use crate::{Code, Finding, Severity, Width};
 pub(super) fn judge(seen: &[EngineSeen]) -> Vec<Finding> {
     let mut found = shared_drains(seen);
     found.extend(widths(seen));
+    found.extend(super::versions::judge_fleet(seen));
     found
 }
 
 /// Two engines of the configuration that empty one buffer.
 fn shared_drains(seen: &[EngineSeen]) -> Vec<Finding> {
-    let mut by_address: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut by_address: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for engine in seen.iter().filter(|engine| engine.way == Way::Drained) {
         if let Some((address, _)) = &engine.server {
-            by_address.entry(address).or_default().push(&engine.id);
+            by_address.entry(same_server(address)).or_default().push(&engine.id);
         }
     }
     let shared = by_address.into_iter().filter(|(_, engines)| engines.len() > 1);
-    let finding = |(address, engines): (&str, Vec<&str>)| {
+    let finding = |(address, engines): (String, Vec<&str>)| {
         Finding::new(
             Code::StolenDrain,
             Severity::Error,

@@ -21,8 +21,8 @@ use crate::{Finding, RankSeen};
 /// How far back a replay ring and a plane's window should reach. It takes about as long to restart a plane or a gateway.
 const REACH_BACK_SECONDS: f64 = 30.0;
 
-/// What is wrong with one engine, whose plane has this replay window.
-pub fn judge_engine(seen: &EngineSeen, window: &Window) -> Vec<Finding> {
+/// What is wrong with one engine, whose plane has this replay window, where it is known.
+pub fn judge_engine(seen: &EngineSeen, window: Option<&Window>) -> Vec<Finding> {
     let mut found = word::judge(seen);
     // Whoever publishes nothing is neither silent by accident nor in need of replay.
     if word::publishes_nothing(seen) {
@@ -35,7 +35,7 @@ pub fn judge_engine(seen: &EngineSeen, window: &Window) -> Vec<Finding> {
         found.extend(reached);
         found.extend(replay::judge(seen, rank));
         found.extend(shape::judge(seen, rank));
-        if heard {
+        if let Some(window) = window.filter(|_| heard) {
             found.extend(replay::judge_window(seen, rank, window));
         }
     }

@@ -8,14 +8,35 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::replay::window_too_short;
+use super::setup::{descriptors_for, open_socket};
+use super::shape::foreign_rank;
 use crate::seen::PlaneSeen;
-use crate::{Code, Finding, Severity};
+use crate::{Code, Finding, OpenSocket, Severity};
 
 /// The part of `/v1/status` that is looked at.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {
     engines: Vec<Engine>,
+    listeners: Vec<Listener>,
+    process: Process,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Listener {
+    name: String,
+    address: String,
+    loopback: bool,
+    keys: bool,
+    opened: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Process {
+    open_files: Option<u64>,
+    open_files_limit: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -92,6 +113,15 @@ impl Stream {
 }
 
 impl PlaneSeen {
+    /// Whether the plane has heard a stream, `engine/rank`.
+    pub fn has_heard(&self, stream: &str) -> bool {
+        let status = status(&self.status);
+        let heard =
+            status.engines.iter().flat_map(|engine| engine.ranks.iter().map(move |rank| (engine, rank)));
+        let mut heard = heard.filter(|(_, rank)| rank.counter("batches") > 0);
+        heard.any(|(engine, rank)| stream == format!("{}/{}", engine.id, rank.rank))
+    }
+
     /// Whether it takes a second look to tell how long windows last.
     pub fn needs_a_second_look(&self) -> bool {
         status(&self.status).engines.iter().flat_map(|engine| &engine.ranks).any(Stream::is_cut)
@@ -100,8 +130,10 @@ impl PlaneSeen {
 
 /// What is wrong with a running plane and its streams.
 pub fn judge_plane(seen: &PlaneSeen) -> Vec<Finding> {
-    let mut found = Vec::new();
-    if seen.answers_strangers {
+    let now = status(&seen.status);
+    let mut found = open_listeners(&now);
+    // One that listens on loopback alone, and is reached from elsewhere by way of another.
+    if seen.answers_strangers && found.is_empty() {
         found.push(Finding::new(
             Code::OpenListenerWithoutRoles,
             Severity::Error,
@@ -110,15 +142,16 @@ pub fn judge_plane(seen: &PlaneSeen) -> Vec<Finding> {
             "give callers roles in [auth] (docs/guide/security.md)",
         ));
     }
+    found.extend(descriptors(&now, &seen.address));
     let listed: Listed = Listed::deserialize(&seen.engines).unwrap_or_default();
     let later = seen.later.as_ref().map(|(later, elapsed)| (status(later), *elapsed));
-    for engine in &status(&seen.status).engines {
+    for engine in &now.engines {
         found.extend(link(engine));
         for rank in &engine.ranks {
             let subject = format!("{}/{}", engine.id, rank.rank);
             found.extend(trouble(rank, &subject));
             found.extend(reasons(rank, &subject));
-            found.extend(counters(rank, &subject));
+            found.extend(foreign_batches(engine, rank, &subject));
             found.extend(without_replay(&listed, engine, rank, &subject));
             let later =
                 later.as_ref().and_then(|(later, elapsed)| Some((find(later, engine, rank)?, *elapsed)));
@@ -130,6 +163,40 @@ pub fn judge_plane(seen: &PlaneSeen) -> Vec<Finding> {
 
 fn status(value: &Value) -> Status {
     Status::deserialize(value).unwrap_or_default()
+}
+
+fn open_listeners(status: &Status) -> Vec<Finding> {
+    let open = status.listeners.iter().filter(|listener| !listener.loopback && !listener.keys);
+    open.map(|Listener { name, address, opened, .. }| {
+        open_socket(&OpenSocket { key: name.clone(), address: address.clone(), on_purpose: *opened })
+    })
+    .collect()
+}
+
+/// Whether the plane can open what it needs.
+fn descriptors(status: &Status, address: &str) -> Option<Finding> {
+    let Process { open_files, open_files_limit } = status.process;
+    let (limit, open) = (open_files_limit?, open_files.unwrap_or(0));
+    let streams = status.engines.iter().map(|engine| engine.ranks.len()).sum();
+    let needed = descriptors_for(streams);
+    let is_short = open.saturating_mul(10) >= limit.saturating_mul(9);
+    let severity = match (is_short, limit < needed) {
+        (true, _) => Severity::Error,
+        (false, true) => Severity::Warning,
+        (false, false) => return None,
+    };
+    Some(Finding::new(
+        Code::DescriptorLimit,
+        severity,
+        address,
+        format!(
+            "the plane has {open} descriptors open and may have {limit}; {streams} streams and their consumers need about {needed}"
+        ),
+        format!(
+            "raise it to {} or more: LimitNOFILE in its unit, or ulimit -n where it is started; and restart it",
+            needed.max(open.saturating_mul(2))
+        ),
+    ))
 }
 
 fn find<'s>(status: &'s Status, engine: &Engine, rank: &Stream) -> Option<&'s Stream> {
@@ -222,17 +289,10 @@ fn code_of(reason: Reason) -> Code {
 }
 
 /// Batches of another rank on this one's socket.
-fn counters(rank: &Stream, subject: &str) -> Option<Finding> {
+fn foreign_batches(engine: &Engine, rank: &Stream, subject: &str) -> Option<Finding> {
     let foreign = rank.counter("foreign_rank_batches");
-    (foreign > 0).then(|| {
-        Finding::new(
-            Code::RankMissing,
-            Severity::Error,
-            subject,
-            format!("{foreign} batches named another rank than this stream's"),
-            "rank r publishes at the port of `events` + r: configure the port of rank 0",
-        )
-    })
+    let seen = format!("{foreign} batches named another rank than this stream's");
+    (foreign > 0).then(|| foreign_rank(engine.ranks.len() == 1, subject, seen))
 }
 
 fn without_replay(listed: &Listed, engine: &Engine, rank: &Stream, subject: &str) -> Option<Finding> {

@@ -102,7 +102,8 @@ fn bound(seen: &EngineSeen, rank: &RankSeen, subject: &str, address: &str) -> Op
 
 /// A publisher is there; does it say anything?
 fn heard(seen: &EngineSeen, rank: &RankSeen, subject: &str, address: &str) -> Option<Finding> {
-    if rank.live.batches > 0 {
+    // What is no batch is judged by its form.
+    if rank.live.batches > 0 || rank.live.malformed > 0 {
         return None;
     }
     if !rank.other_topics.is_empty() {

@@ -28,7 +28,7 @@ pub(super) fn judge(seen: &EngineSeen, rank: &RankSeen) -> Vec<Finding> {
         (Some(address), Some(peer), _) if !peer.is(&["ROUTER"]) => {
             Some(wrong_peer(seen, rank, subject, address))
         }
-        (Some(address), _, Some(ring)) => answered(rank, subject, address, &ring.heard, ring.end),
+        (Some(address), _, Some(ring)) => answered(seen, rank, subject, address, &ring.heard, ring.end),
         (Some(_), ..) => None,
     };
     found.into_iter().collect()
@@ -130,7 +130,15 @@ fn port_of(address: &str) -> Option<(&str, u16)> {
 }
 
 /// A replay socket answered; is it ours, and does it reach back far enough?
-fn answered(rank: &RankSeen, subject: String, address: &str, ring: &Heard, end: RingEnd) -> Option<Finding> {
+fn answered(
+    seen: &EngineSeen,
+    rank: &RankSeen,
+    subject: String,
+    address: &str,
+    ring: &Heard,
+    end: RingEnd,
+) -> Option<Finding> {
+    let is_alone = seen.ranks.len() == 1;
     let unanswered = |seen: String| {
         let todo = "see the engine's log; engines answer replays between two batches, within 100 ms";
         Some(Finding::new(Code::ReplayAbsent, Severity::Error, subject.clone(), seen, todo))
@@ -142,7 +150,12 @@ fn answered(rank: &RankSeen, subject: String, address: &str, ring: &Heard, end: 
         }
         RingEnd::Complete | RingEnd::Cut => {}
     }
-    if let Some(other) = ring.ranks.iter().find(|other| **other != i64::from(rank.rank)) {
+    let own = |other: i64| {
+        // A rank that is an engine of its own names itself alike on both sockets.
+        other == i64::from(rank.rank)
+            || (is_alone && (rank.live.ranks.is_empty() || rank.live.ranks.contains(&other)))
+    };
+    if let Some(other) = ring.ranks.iter().find(|other| !own(**other)) {
         return Some(Finding::new(
             Code::ReplayOnNextRanksPort,
             Severity::Error,

@@ -1,6 +1,6 @@
 //! What is wrong with a configuration beside its engines.
 
-use crate::seen::SetUp;
+use crate::seen::{OpenSocket, SetUp};
 use crate::{Code, Finding, Severity};
 
 /// Descriptors for a stream: the event socket with its monitor, a replay under way, the engine's HTTP server.
@@ -10,40 +10,45 @@ const BESIDES: u64 = 512;
 
 /// What is wrong with the configuration.
 pub fn judge_set_up(seen: &SetUp) -> Vec<Finding> {
-    let mut found: Vec<Finding> = seen
-        .open
-        .iter()
-        .map(|open| {
-            let todo = if open.on_purpose {
-                "let nobody reach it who may not read prompts: choose another address, or a firewall"
-            } else {
-                "give callers roles in [auth], or listen on loopback; kvplane does not start like this without --insecure"
-            };
-            Finding::new(
-                Code::OpenListenerWithoutRoles,
-                if open.on_purpose { Severity::Warning } else { Severity::Error },
-                &open.key,
-                format!("{} is beyond loopback, and asks nobody who they are", open.address),
-                todo,
-            )
-        })
-        .collect();
+    let mut found: Vec<Finding> = seen.open.iter().map(open_socket).collect();
     found.extend(descriptors(seen));
     found
 }
 
+/// The finding about a socket that is open to everybody.
+pub(super) fn open_socket(open: &OpenSocket) -> Finding {
+    let todo = if open.on_purpose {
+        "let nobody reach it who may not read prompts: choose another address, or a firewall"
+    } else {
+        "give callers roles in [auth], or listen on loopback; kvplane does not start like this without --insecure"
+    };
+    Finding::new(
+        Code::OpenListenerWithoutRoles,
+        if open.on_purpose { Severity::Warning } else { Severity::Error },
+        &open.key,
+        format!("{} is beyond loopback, and asks nobody who they are", open.address),
+        todo,
+    )
+}
+
+/// Descriptors that a plane with so many streams needs.
+pub(super) fn descriptors_for(streams: usize) -> u64 {
+    streams as u64 * PER_STREAM + BESIDES
+}
+
+/// Only the limit of this process is known, and kvplane may be started with another: a hint.
 fn descriptors(seen: &SetUp) -> Option<Finding> {
-    let (limit, needed) = (seen.descriptors?, seen.streams as u64 * PER_STREAM + BESIDES);
+    let (limit, needed) = (seen.descriptors?, descriptors_for(seen.streams));
     (limit < needed).then(|| {
         Finding::new(
             Code::DescriptorLimit,
-            Severity::Warning,
+            Severity::Info,
             "descriptors",
             format!(
-                "a process may have {limit} open here; {} streams and their consumers need about {needed}",
+                "the doctor itself may have {limit} open; {} streams and their consumers need about {needed}. A kvplane that is started elsewhere may have another limit",
                 seen.streams
             ),
-            format!("raise it: ulimit -n {needed}, or LimitNOFILE={needed} in the unit"),
+            format!("see that kvplane has {needed} or more: LimitNOFILE={needed} in its unit, or ulimit -n {needed} where it is started"),
         )
     })
 }

@@ -14,7 +14,7 @@ const SKEW_ERROR: f64 = 60.0;
 /// What is wrong with the frames of a rank.
 pub(super) fn judge(seen: &EngineSeen, rank: &RankSeen) -> Vec<Finding> {
     let subject = seen.stream(rank.rank);
-    let rules = [block_size, foreign_rank, clock, widths, unread];
+    let rules = [block_size, foreign_batches, clock, widths, unread];
     rules.iter().filter_map(|rule| rule(seen, rank, &subject)).collect()
 }
 
@@ -44,15 +44,28 @@ fn block_size(seen: &EngineSeen, rank: &RankSeen, subject: &str) -> Option<Findi
     Some(Finding::new(Code::BlockSizeContradiction, severity, subject, what, todo))
 }
 
-fn foreign_rank(_: &EngineSeen, rank: &RankSeen, subject: &str) -> Option<Finding> {
+fn foreign_batches(seen: &EngineSeen, rank: &RankSeen, subject: &str) -> Option<Finding> {
     let other = rank.live.ranks.iter().find(|other| **other != i64::from(rank.rank))?;
-    Some(Finding::new(
-        Code::RankMissing,
-        Severity::Error,
-        subject,
-        format!("{} publishes batches of rank {other}", rank.events.address()),
-        "rank r publishes at the port of `events` + r: configure the port of rank 0",
-    ))
+    let is_alone = seen.ranks.len() == 1 && rank.live.ranks.len() == 1;
+    let what = format!("{} publishes batches of rank {other}", rank.events.address());
+    Some(foreign_rank(is_alone, subject, what))
+}
+
+/// The finding about batches that name another rank than their stream's. kvplane applies them, and counts them. An engine of one
+/// rank may be a rank of a larger one: with external data parallelism each has a process, and is configured, by itself.
+pub(super) fn foreign_rank(is_alone: bool, subject: &str, seen: String) -> Finding {
+    let (severity, todo) = if is_alone {
+        (
+            Severity::Info,
+            "nothing, if each rank of the engine is a process of its own that is configured as an engine of its own: kvplane records its batches all the same; otherwise rank r publishes at the port of `events` + r: configure the port of rank 0",
+        )
+    } else {
+        (
+            Severity::Error,
+            "rank r publishes at the port of `events` + r: configure the port of rank 0, and as many ranks as there are",
+        )
+    };
+    Finding::new(Code::RankMissing, severity, subject, seen, todo)
 }
 
 fn clock(_: &EngineSeen, rank: &RankSeen, subject: &str) -> Option<Finding> {

@@ -74,12 +74,12 @@ fn real_engines_have_no_findings() {
     ] {
         let heard = recorded(name);
         let mut seen = well(kind, &heard);
-        assert_eq!(judge_engine(&seen, &USUAL), [], "{name}");
+        assert_eq!(judge_engine(&seen, Some(&USUAL)), [], "{name}");
         assert!(heard.block_sizes.contains(&size), "{name}: {:?}", heard.block_sizes);
         seen.block_size = Some(size);
-        assert_eq!(judge_engine(&seen, &USUAL), [], "{name}");
+        assert_eq!(judge_engine(&seen, Some(&USUAL)), [], "{name}");
         seen.block_size = Some(size + 1);
-        assert_eq!(codes(&judge_engine(&seen, &USUAL)), [Code::BlockSizeContradiction], "{name}");
+        assert_eq!(codes(&judge_engine(&seen, Some(&USUAL))), [Code::BlockSizeContradiction], "{name}");
     }
 }
 
@@ -88,13 +88,13 @@ fn what_the_engine_says_of_its_block_size_is_held_against_both() {
     let heard = recorded("vllm-0.32.0.jsonl");
     let mut seen = well(EngineKind::Vllm, &heard);
     seen.said.block_size = Some(16);
-    let found = judge_engine(&seen, &USUAL);
+    let found = judge_engine(&seen, Some(&USUAL));
     assert_eq!((codes(&found), found[0].severity), (vec![Code::BlockSizeContradiction], Severity::Warning));
     // Nothing was heard: its word against the configuration.
     seen.ranks[0].live = Heard::default();
     seen.ranks[0].ring = None;
     seen.block_size = Some(32);
-    assert!(codes(&judge_engine(&seen, &USUAL)).contains(&Code::BlockSizeContradiction));
+    assert!(codes(&judge_engine(&seen, Some(&USUAL))).contains(&Code::BlockSizeContradiction));
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn listeners_and_descriptors() {
         (SetUp { streams: 32, descriptors: Some(1024), ..SetUp::default() }, vec![]),
         (
             SetUp { streams: 200, descriptors: Some(1024), ..SetUp::default() },
-            vec![(Code::DescriptorLimit, Severity::Warning)],
+            vec![(Code::DescriptorLimit, Severity::Info)],
         ),
         (SetUp { streams: 200, descriptors: None, ..SetUp::default() }, vec![]),
     ];
@@ -193,6 +193,84 @@ fn a_plane_whose_windows_are_short_whose_engines_have_no_replay_and_that_is_open
     assert_eq!(judge_plane(&seen), []);
     seen.answers_strangers = true;
     assert_eq!(codes(&judge_plane(&seen)), [Code::OpenListenerWithoutRoles]);
+}
+
+#[test]
+fn what_a_plane_says_of_its_listeners_and_descriptors() {
+    let listener = |loopback: bool, keys: bool, opened: bool| json!({"listeners": [{"name": "listen.http", "address": "0.0.0.0:1", "loopback": loopback, "keys": keys, "opened": opened}]});
+    let files = |open: u64, limit: u64| json!({"process": {"open_files": open, "open_files_limit": limit}});
+    let open = |severity| Some((Code::OpenListenerWithoutRoles, severity));
+    let short = |severity| Some((Code::DescriptorLimit, severity));
+    for (said, expected) in [
+        (listener(true, false, false), None),
+        (listener(false, true, false), None),
+        (listener(false, false, false), open(Severity::Error)),
+        (listener(false, false, true), open(Severity::Warning)),
+        (files(40, 1024), None),
+        (files(40, 256), short(Severity::Warning)),
+        (files(1000, 1024), short(Severity::Error)),
+        (json!({"process": {"open_files": null, "open_files_limit": null}}), None),
+    ] {
+        let mut seen = plane_with(&json!({}));
+        seen.status.as_object_mut().unwrap().extend(said.as_object().unwrap().clone());
+        let found: Vec<_> =
+            judge_plane(&seen).iter().map(|finding| (finding.code, finding.severity)).collect();
+        assert_eq!(found, Vec::from_iter(expected), "{said}");
+        // Somebody who showed no key says nothing that the plane does not.
+        seen.answers_strangers = true;
+        let found = codes(&judge_plane(&seen));
+        assert_eq!(found.iter().filter(|code| **code == Code::OpenListenerWithoutRoles).count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_an_engine_of_its_own_is_no_mistake() {
+    let mut heard = recorded("vllm-0.32.0.jsonl");
+    heard.ranks = [3].into();
+    let mut seen = well(EngineKind::Vllm, &heard);
+    let found = judge_engine(&seen, Some(&USUAL));
+    assert_eq!((codes(&found), found[0].severity), (vec![Code::RankMissing], Severity::Info));
+    // Two ranks at one socket are one, and so is a rank beside others that names another.
+    seen.ranks[0].live.ranks = [0, 3].into();
+    assert!(judge_engine(&seen, Some(&USUAL)).iter().any(|finding| finding.severity == Severity::Error));
+    let mut seen = well(EngineKind::Vllm, &heard);
+    seen.ranks.push(RankSeen { rank: 3, ..seen.ranks[0].clone() });
+    let found = judge_engine(&seen, Some(&USUAL));
+    assert!(
+        found.iter().any(|finding| finding.code == Code::RankMissing && finding.severity == Severity::Error)
+    );
+}
+
+#[test]
+fn releases_on_both_sides_of_a_change() {
+    let heard = recorded("vllm-0.32.0.jsonl");
+    let engine = |id: &str, version: &str| {
+        let mut engine = well(EngineKind::Vllm, &heard);
+        (engine.id, engine.said.version) = (id.to_owned(), Some(version.to_owned()));
+        engine
+    };
+    assert_eq!(judge_fleet(&[engine("a", "0.31.0"), engine("b", "0.32.0")]), []);
+    let found = judge_fleet(&[engine("a", "0.30.1"), engine("b", "0.31.0rc1"), engine("c", "0.32.0")]);
+    assert_eq!((codes(&found), found[0].severity), (vec![Code::EngineVersionBroken], Severity::Info));
+    assert!(found[0].seen.contains("on (c) and before (a, b)"), "{}", found[0].seen);
+    for (version, rows) in [("0.23.0", 2), ("0.24.0", 1), ("0.29.1", 1), ("0.30.0rc1", 1), ("0.30.0", 0)] {
+        assert_eq!(judge_engine(&engine("a", version), Some(&USUAL)).len(), rows, "{version}");
+    }
+}
+
+#[test]
+fn one_buffer_under_two_names() {
+    let heard = recorded("vllm-0.32.0.jsonl");
+    let engine = |id: &str, address: &str| {
+        let server = Some((address.to_owned(), Peer::Http));
+        EngineSeen { id: id.to_owned(), way: Way::Drained, server, ..well(EngineKind::Trtllm, &heard) }
+    };
+    let found = judge_fleet(&[engine("a", "http://localhost:8000/"), engine("b", "http://127.0.0.1:8000")]);
+    assert_eq!(codes(&found), [Code::StolenDrain]);
+    assert_eq!(
+        judge_fleet(&[engine("a", "http://127.0.0.1:8001"), engine("b", "http://127.0.0.1:8000")]),
+        []
+    );
 }
 
 #[test]

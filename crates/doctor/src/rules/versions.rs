@@ -1,5 +1,7 @@
 //! Releases that are known to tell their caches wrongly, or not at all.
 
+use std::collections::BTreeMap;
+
 use kvplane_core::EngineKind;
 
 use super::reach::is_published;
@@ -7,14 +9,31 @@ use crate::heard::shown;
 use crate::seen::EngineSeen;
 use crate::{Code, Finding, Severity};
 
-type Version = [u32; 3];
+/// The numbers of a release.
+type Numbers = [u32; 3];
+
+/// A release, or what came before it under its numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Version {
+    numbers: Numbers,
+    is_final: bool,
+}
+
+/// The first vLLM that hashes what is salted, adapted or multimodal in another way.
+const KEYED_ANEW: Version = Version::of([0, 31, 0]);
+
+impl Version {
+    const fn of(numbers: Numbers) -> Self {
+        Self { numbers, is_final: true }
+    }
+}
 
 /// What is wrong with a range of releases.
 struct Broken {
     kind: EngineKind,
     /// The first release that is right.
-    before: Version,
-    from: Version,
+    before: Numbers,
+    from: Numbers,
     severity: Severity,
     /// Whether it matters for this engine.
     applies: fn(&EngineSeen) -> bool,
@@ -25,7 +44,7 @@ struct Broken {
 const ALWAYS: fn(&EngineSeen) -> bool = |_| true;
 
 /// Every such range.
-const BROKEN: [Broken; 7] = [
+const BROKEN: [Broken; 9] = [
     Broken {
         kind: EngineKind::Vllm,
         from: [0, 0, 0],
@@ -43,6 +62,24 @@ const BROKEN: [Broken; 7] = [
         applies: ALWAYS,
         what: "loses every batch under --prefix-caching-hash-algo sha256: its hashes do not fit into a message, and replay does not have it either",
         todo: "use 0.10.2 or later, or the hash algorithm builtin",
+    },
+    Broken {
+        kind: EngineKind::Vllm,
+        from: [0, 11, 1],
+        before: [0, 24, 0],
+        severity: Severity::Info,
+        applies: ALWAYS,
+        what: "writes the hashes of its CPU tier as bytes, also where those of the device are integers, if it offloads to the CPU",
+        todo: "nothing for kvplane, which joins the two forms; for other consumers use 0.24.0 or later",
+    },
+    Broken {
+        kind: EngineKind::Vllm,
+        from: [0, 9, 0],
+        before: [0, 30, 0],
+        severity: Severity::Info,
+        applies: ALWAYS,
+        what: "tells evictions from the CPU as removals from the device, if it runs with SimpleCPUOffload: blocks are then missed that are there",
+        todo: "use 0.30.0 or later, or another way to offload",
     },
     Broken {
         kind: EngineKind::Sglang,
@@ -99,7 +136,9 @@ pub(super) fn judge(seen: &EngineSeen) -> Vec<Finding> {
         return Vec::new();
     };
     let broken = BROKEN.iter().filter(|broken| {
-        broken.kind == seen.kind && (broken.from..broken.before).contains(&version) && (broken.applies)(seen)
+        broken.kind == seen.kind
+            && (Version::of(broken.from)..Version::of(broken.before)).contains(&version)
+            && (broken.applies)(seen)
     });
     let finding = |broken: &Broken| {
         Finding::new(
@@ -124,7 +163,43 @@ fn parse(text: &str) -> Option<Version> {
         return None;
     }
     let (major, minor) = (numbers.next()??, numbers.next()??);
-    Some([major, minor, numbers.next().flatten().unwrap_or(0)])
+    let numbers = [major, minor, numbers.next().flatten().unwrap_or(0)];
+    Some(Version { numbers, is_final: !is_early(text) })
+}
+
+/// Whether a version is one before a release: `1.3.0rc1`, `1.3.0-beta.2`, `1.3.0a1`. What follows a plus names a build.
+fn is_early(text: &str) -> bool {
+    let version = text.split('+').next().unwrap_or(text);
+    let word = version.trim_start_matches(|c: char| !c.is_ascii_alphabetic());
+    ["a", "b", "c", "rc", "alpha", "beta", "pre", "preview"].iter().any(|early| {
+        word.strip_prefix(early).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphabetic()))
+    })
+}
+
+/// Engines of one model on both sides of a change in vLLM's hashes.
+pub(super) fn judge_fleet(seen: &[EngineSeen]) -> Vec<Finding> {
+    let mut by_model: BTreeMap<&str, [Vec<&str>; 2]> = BTreeMap::new();
+    for engine in seen.iter().filter(|engine| engine.kind == EngineKind::Vllm) {
+        if let Some(version) = engine.said.version.as_deref().and_then(parse) {
+            let sides = by_model.entry(&engine.model).or_default();
+            sides[usize::from(version >= KEYED_ANEW)].push(&engine.id);
+        }
+    }
+    let mixed = by_model.into_iter().filter(|(_, sides)| sides.iter().all(|side| !side.is_empty()));
+    let finding = |(model, [old, new]): (&str, [Vec<&str>; 2])| {
+        Finding::new(
+            Code::EngineVersionBroken,
+            Severity::Info,
+            if model.is_empty() { "fleet".to_owned() } else { format!("model {model}") },
+            format!(
+                "vLLM from 0.31 on ({}) and before ({}) hash blocks with a salt, an adapter or an image in different ways",
+                new.join(", "),
+                old.join(", ")
+            ),
+            "nothing for kvplane, which computes its own; for whoever compares the engines' hashes use releases of one side",
+        )
+    };
+    mixed.map(finding).collect()
 }
 
 #[cfg(test)]
@@ -133,12 +208,22 @@ mod tests {
 
     #[test]
     fn versions_as_engines_write_them() {
-        assert_eq!(parse("0.32.0"), Some([0, 32, 0]));
-        assert_eq!(parse("v0.4.6.post5"), Some([0, 4, 6]));
-        assert_eq!(parse("1.3.0rc27"), Some([1, 3, 0]));
-        assert_eq!(parse("0.20"), Some([0, 20, 0]));
+        let release = |numbers| Some(Version::of(numbers));
+        assert_eq!(parse("0.32.0"), release([0, 32, 0]));
+        assert_eq!(parse("v0.4.6.post5"), release([0, 4, 6]));
+        assert_eq!(parse("0.11.0+cu129"), release([0, 11, 0]));
+        assert_eq!(parse("0.11.0+rc1"), release([0, 11, 0]));
+        assert_eq!(parse("0.20"), release([0, 20, 0]));
         assert_eq!(parse("0.1.dev1+g123"), None);
         assert_eq!(parse("main"), None);
         assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn what_comes_before_a_release_is_below_it() {
+        for early in ["1.3.0rc27", "1.3.0.rc1", "1.3.0-beta.2", "1.3.0a1", "v1.3.0rc1+cu129"] {
+            let version = parse(early).unwrap();
+            assert!(version < Version::of([1, 3, 0]) && version > Version::of([1, 2, 99]), "{early}");
+        }
     }
 }

@@ -82,7 +82,7 @@ async fn a_window_that_is_short_at_this_rate() {
         assert!(speaker.wait_for_subscriptions(0, 1, crate::rig::PATIENCE));
         talk(&speaker, 0, 100_000);
     });
-    let examination = Examination { engines: vec![spec], listen: crate::rig::LONG, window };
+    let examination = Examination { engines: vec![spec], listen: crate::rig::LONG, window: Some(window) };
     let found = examine(&examination).await.unwrap();
     spoken.await.unwrap();
     assert_eq!(codes(&found), [(Code::WindowBelowRate, WARNING)], "{found:#?}");

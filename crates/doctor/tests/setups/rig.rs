@@ -93,7 +93,7 @@ pub(crate) fn talk(sim: &SimHandle, rank: u32, from: u32) {
 
 /// What is found, in the order of the codes.
 pub(crate) async fn find(engines: Vec<EngineSpec>, listen: Duration) -> Vec<Finding> {
-    let examination = Examination { engines, listen, window: WIDE };
+    let examination = Examination { engines, listen, window: Some(WIDE) };
     tokio::time::timeout(PATIENCE, examine(&examination)).await.expect("the doctor ends").unwrap()
 }
 

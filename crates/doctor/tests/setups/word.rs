@@ -55,11 +55,16 @@ async fn a_rank_that_nobody_listens_to() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn releases_that_are_known_to_be_broken() {
-    for (profile, severity) in [(Profile::Vllm0_9, WARNING), (Profile::Sglang0_4_7, ERROR)] {
+    // Of vLLM there is also what matters only with an offloading that nobody here can see.
+    for (profile, severities) in
+        [(Profile::Vllm0_9, &[WARNING, Severity::Info][..]), (Profile::Sglang0_4_7, &[ERROR])]
+    {
         let engine = sim(SimConfig { profile, ..SimConfig::default() });
         let spec = EngineSpec { http: Some(http_of(&engine)), ..spec_of(&engine) };
         let found = find_while(&engine, spec, |engine| talk(engine, 0, 1)).await;
-        assert_eq!(codes(&found), [(Code::EngineVersionBroken, severity)], "{profile:?}: {found:#?}");
+        let expected: Vec<_> =
+            severities.iter().map(|severity| (Code::EngineVersionBroken, *severity)).collect();
+        assert_eq!(codes(&found), expected, "{profile:?}: {found:#?}");
     }
 }
 

@@ -80,6 +80,11 @@ impl Access {
         !self.keys.read().is_empty()
     }
 
+    /// Whether listeners may be open to everybody.
+    pub(crate) fn is_insecure(&self) -> bool {
+        self.insecure
+    }
+
     /// Whether a server of ours may listen there.
     pub fn check_listener(&self, what: &str, address: SocketAddr) -> Result<(), Exposed> {
         if self.insecure || self.has_keys() || address.ip().to_canonical().is_loopback() {

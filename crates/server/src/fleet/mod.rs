@@ -29,6 +29,7 @@ pub use register::Registration;
 pub use reload::Reloaded;
 
 use crate::auth::{Exposed, Port};
+use crate::listeners::Listener;
 use crate::republish::Republisher;
 use crate::service::Shared;
 
@@ -40,6 +41,16 @@ pub(crate) struct Parts {
     /// How engines were described; not those that registered themselves.
     configs: Mutex<HashMap<String, EngineConfig>>,
     changing: tokio::sync::Mutex<()>,
+}
+
+impl Parts {
+    /// What listens for engines, in a plane with or without keys.
+    pub(crate) fn listeners(&self, has_keys: bool) -> Vec<Listener> {
+        let configs = self.configs.lock();
+        let mut all: Vec<Listener> = configs.values().flat_map(|config| config.listeners(has_keys)).collect();
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        all
+    }
 }
 
 /// The engines of a plane, to be changed. Cheap to clone.

@@ -122,7 +122,7 @@ async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, Api
 }
 
 async fn status_page(State(shared): State<Arc<Shared>>) -> Json<status::PlaneStatus> {
-    Json(status::plane(&shared.plane, &shared.reports))
+    Json(status::plane(&shared))
 }
 
 /// What is said of a path that nothing is served under.

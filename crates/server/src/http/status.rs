@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 
 use kvplane_core::{Continuity, Tier, Trust};
-use kvplane_ingest::{Engine, Events, Feed, Plane, RankSpec, Stream, StreamStatus};
-use kvplane_report::{ReplicaReport, Reports};
+use kvplane_ingest::{Engine, Events, Feed, RankSpec, Stream, StreamStatus};
+use kvplane_report::ReplicaReport;
 use kvplane_stream::Group;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::family::Family;
 use super::family::list::stream_counters;
+use crate::limits::{descriptor_limit, open_descriptors};
+use crate::listeners::Listener;
+use crate::service::Shared;
 
 /// Everything, at one moment per stream.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -21,6 +24,18 @@ pub(crate) struct PlaneStatus {
     /// What is reported to others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reports: Vec<ReportStatus>,
+    /// Sockets that others connect to.
+    listeners: Vec<Listener>,
+    /// Listeners beyond loopback may be without keys (`--insecure`).
+    insecure: bool,
+    process: ProcessStatus,
+}
+
+/// What the system allows the process, and what it uses; null where the system does not say.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ProcessStatus {
+    open_files: Option<u64>,
+    open_files_limit: Option<u64>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -147,10 +162,16 @@ struct CounterStatus {
     troubles: BTreeMap<&'static str, u64>,
 }
 
-pub(super) fn plane(plane: &Plane, reports: &Reports) -> PlaneStatus {
-    let engines = plane.engines().iter().map(|member| engine(member)).collect();
-    let reports = reports.replicas().iter().map(|replica| report(replica)).collect();
-    PlaneStatus { plane: plane.id().to_string(), engines, reports }
+pub(super) fn plane(shared: &Shared) -> PlaneStatus {
+    let Shared { plane, reports, .. } = shared;
+    PlaneStatus {
+        plane: plane.id().to_string(),
+        engines: plane.engines().iter().map(|member| engine(member)).collect(),
+        reports: reports.replicas().iter().map(|replica| report(replica)).collect(),
+        listeners: shared.listeners(),
+        insecure: shared.options.access.is_insecure(),
+        process: ProcessStatus { open_files: open_descriptors(), open_files_limit: descriptor_limit() },
+    }
 }
 
 fn report(report: &ReplicaReport) -> ReportStatus {

@@ -1,5 +1,6 @@
 //! `kvplane doctor`.
 
+mod listed;
 mod plane;
 mod setup;
 mod view;

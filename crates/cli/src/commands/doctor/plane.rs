@@ -2,21 +2,22 @@
 
 use std::time::Instant;
 
+use anyhow::anyhow;
 use http::{Method, StatusCode};
-use kvplane_doctor::{Code, Finding, PlaneSeen, Severity, judge_plane};
+use kvplane_doctor::{Code, Finding, PlaneSeen, Severity, judge_plane, place_of, without_userinfo};
 use kvplane_server::is_loopback;
 use serde_json::Value;
 
-use super::{Looked, USUAL_SERVER};
+use super::{Looked, USUAL_SERVER, listed};
 use crate::args::DoctorArgs;
-use crate::commands::Failure;
 use crate::commands::http_client::{answer, refusal};
+use crate::commands::{Failure, usage};
 
 /// Looks at a running plane.
 pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), Failure> {
     let server = args.server.as_deref().unwrap_or(USUAL_SERVER);
-    looked.plane = Some(server.to_owned());
-    let mut seen = PlaneSeen { address: server.to_owned(), ..PlaneSeen::default() };
+    looked.plane = Some(without_userinfo(server));
+    let mut seen = PlaneSeen { address: without_userinfo(server), ..PlaneSeen::default() };
     for (page, path) in [(&mut seen.status, "/v1/status"), (&mut seen.engines, "/v1/engines")] {
         match read(args, server, path).await? {
             Ok(answer) => *page = answer,
@@ -35,16 +36,26 @@ pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), F
             seen.later = Some((later, began.elapsed()));
         }
     }
+    let looks_at_engines = !args.plane_only && (args.engines || is_here(server));
+    let closer = if looks_at_engines { listed::look(args, &seen, looked).await? } else { Vec::new() };
+    // What was seen at the engine says more than what the plane says of it.
+    let mut found = judge_plane(&seen);
+    found.retain(|one| !closer.iter().any(|other| (one.code, &one.subject) == (other.code, &other.subject)));
+    found.extend(closer);
+    looked.findings.extend(found);
     let engines = seen.engines["engines"].as_array().into_iter().flatten();
-    looked.engines.extend(engines.filter_map(|engine| engine["id"].as_str()).map(str::to_owned));
-    looked.findings.extend(judge_plane(&seen));
+    let engines = engines.filter_map(|engine| engine["id"].as_str()).map(str::to_owned);
+    let new: Vec<String> = engines.filter(|engine| !looked.engines.contains(engine)).collect();
+    looked.engines.extend(new);
     Ok(())
 }
 
 /// A page of the plane, or why it cannot be had. An address that is none is wrong usage.
 async fn read(args: &DoctorArgs, server: &str, path: &str) -> Result<Result<Value, Box<Finding>>, Failure> {
+    let shown = without_userinfo(server);
     let finding = |code, seen: String, todo: &str| {
-        Ok(Err(Box::new(Finding::new(code, Severity::Error, server, seen, todo))))
+        let seen = seen.replace(server, &shown);
+        Ok(Err(Box::new(Finding::new(code, Severity::Error, &shown, seen, todo))))
     };
     match answer(server, &args.key, Method::GET, path, None).await {
         Ok((StatusCode::OK, page)) => Ok(Ok(page)),
@@ -58,7 +69,7 @@ async fn read(args: &DoctorArgs, server: &str, path: &str) -> Result<Result<Valu
             format!("{path}: {}", refusal(server, status, &said)),
             "is this the HTTP address of a kvplane?",
         ),
-        Err(Failure { code: 2, error }) => Err(Failure { code: 2, error }),
+        Err(Failure { code: 2, error }) => Err(usage(anyhow!(format!("{error:#}").replace(server, &shown)))),
         Err(Failure { error, .. }) => finding(
             Code::PlaneUnreachable,
             format!("{error:#}"),
@@ -69,8 +80,5 @@ async fn read(args: &DoctorArgs, server: &str, path: &str) -> Result<Result<Valu
 
 /// Whether only this machine reaches the address that was given.
 fn is_here(server: &str) -> bool {
-    let place = server.split_once("://").map_or(server, |(_, place)| place);
-    let authority = place.split('/').next().unwrap_or(place);
-    let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    is_loopback(&if has_port { format!("tcp://{authority}") } else { format!("tcp://{authority}:80") })
+    is_loopback(&format!("tcp://{}", place_of(server)))
 }

@@ -2,10 +2,10 @@
 
 use anyhow::Context as _;
 use kvplane_doctor::{
-    Code, Examination, Finding, OpenSocket, SetUp, Severity, Window, descriptor_limit, examine, judge_set_up,
+    Code, Examination, Finding, OpenSocket, SetUp, Severity, Window, examine, judge_set_up,
 };
 use kvplane_ingest::{AddressError, EngineSpec};
-use kvplane_server::{EngineConfig, EngineConfigError, is_loopback};
+use kvplane_server::{EngineConfig, EngineConfigError, Listener, descriptor_limit};
 
 use super::Looked;
 use crate::args::{DoctorArgs, LogArgs, LogFormat, ServeArgs};
@@ -36,7 +36,7 @@ pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), F
         descriptors: descriptor_limit(),
     }));
     let options = config.plane_options();
-    let window = Window { max_batches: options.max_batches, max_bytes: options.max_bytes };
+    let window = Some(Window { max_batches: options.max_batches, max_bytes: options.max_bytes });
     let examination = Examination { engines, listen: args.listen.0, window };
     looked.findings.extend(examine(&examination).await.context("cannot start the socket threads")?);
     Ok(())
@@ -98,33 +98,11 @@ fn invalid(subject: &str, error: &anyhow::Error) -> Finding {
 
 /// What is open to whoever reaches it, beyond loopback.
 fn open_sockets(config: &Config) -> Vec<OpenSocket> {
-    let mut open = Vec::new();
     let has_keys = config.keys().is_ok_and(|keys| !keys.is_empty());
-    let mut add = |key: String, address: String, on_purpose: bool| {
-        if !is_loopback(&format!("tcp://{}", address.trim_start_matches("tcp://"))) {
-            open.push(OpenSocket { key, address, on_purpose });
-        }
-    };
-    if !has_keys {
-        add("listen.http".to_owned(), config.listen.http.to_string(), false);
-        add("listen.grpc".to_owned(), config.listen.grpc.to_string(), false);
-    }
-    for engine in &config.engine {
-        let named = |key: &str| format!("{key} of engine {:?}", engine.id);
-        if let Some(front) = engine.front.filter(|_| engine.front_open || !has_keys) {
-            add(named("front"), front.to_string(), engine.front_open);
-        }
-        if let Some(republish) = &engine.republish {
-            for address in std::iter::once(&republish.events).chain(&republish.replay) {
-                add(named("republish"), address.clone(), republish.open);
-            }
-        }
-        // ZeroMQ asks nobody: there is no other way than the network's.
-        if let Some(address) = engine.events.as_deref().and_then(|events| events.strip_prefix("bind:"))
-            && address.starts_with("tcp://")
-        {
-            add(named("events"), address.to_owned(), true);
-        }
-    }
-    open
+    let listen = [("listen.http", config.listen.http), ("listen.grpc", config.listen.grpc)];
+    let own = listen.map(|(key, address)| Listener::new(key, address.to_string(), has_keys, false));
+    let engines = config.engine.iter().flat_map(|engine| engine.listeners(has_keys));
+    let open = own.into_iter().chain(engines).filter(|listener| !listener.loopback && !listener.keys);
+    open.map(|Listener { name, address, opened, .. }| OpenSocket { key: name, address, on_purpose: opened })
+        .collect()
 }

@@ -1,8 +1,15 @@
-//! What the system allows a process.
+//! What the system allows this process, and what it uses.
 
 /// Descriptors that this process may have open; none where the system does not say.
 pub fn descriptor_limit() -> Option<u64> {
     parse(&std::fs::read_to_string("/proc/self/limits").ok()?)
+}
+
+/// Descriptors that this process has open; none where the system does not say.
+pub(crate) fn open_descriptors() -> Option<u64> {
+    // The directory itself is open while it is read.
+    let open = std::fs::read_dir("/proc/self/fd").ok()?.count() as u64;
+    Some(open.saturating_sub(1))
 }
 
 /// `Max open files            1024                 524288               files`: the first number is the one that holds.

@@ -1,0 +1,67 @@
+//! Addresses, as they are connected to, compared and shown.
+
+/// `http://host` as the place of a TCP connection, `host:80`.
+pub fn place_of(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
+    let authority = rest.split('/').next().unwrap_or(rest);
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, place)| place);
+    let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    match (has_port, scheme) {
+        (true, _) => authority.to_owned(),
+        (false, "https") => format!("{authority}:443"),
+        (false, _) => format!("{authority}:80"),
+    }
+}
+
+/// An address as it may be shown: without the name and the password before the host.
+pub fn without_userinfo(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (scheme, rest));
+    let (authority, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+    match authority.rsplit_once('@') {
+        None => url.to_owned(),
+        Some((_, place)) if scheme.is_empty() => format!("{place}{path}"),
+        Some((_, place)) => format!("{scheme}://{place}{path}"),
+    }
+}
+
+/// The server that an address leads to, written in one way: `localhost` is a number, and what follows the port says nothing.
+pub(crate) fn same_server(url: &str) -> String {
+    let place = place_of(url).to_ascii_lowercase();
+    place.strip_prefix("localhost:").map_or_else(|| place.clone(), |port| format!("127.0.0.1:{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places() {
+        for (url, place) in [
+            ("http://host", "host:80"),
+            ("https://host/path", "host:443"),
+            ("http://host:8000/", "host:8000"),
+            ("host:8000", "host:8000"),
+            ("http://name:word@host:8000/path", "host:8000"),
+            ("http://[::1]:8000", "[::1]:8000"),
+            ("http://[::1]", "[::1]:80"),
+        ] {
+            assert_eq!(place_of(url), place, "{url}");
+        }
+        assert_eq!(same_server("http://LOCALHOST:8000/"), same_server("http://127.0.0.1:8000"));
+        assert_ne!(same_server("http://localhost:8000"), same_server("http://localhost:8001"));
+    }
+
+    #[test]
+    fn nobody_is_shown_a_password() {
+        for (url, shown) in [
+            ("http://name:word@host:8000/a@b", "http://host:8000/a@b"),
+            ("name:word@host", "host"),
+            ("http://n:a@b@host", "http://host"),
+            ("http://host:8000", "http://host:8000"),
+            ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5557"),
+            ("ipc:///run/a@b", "ipc:///run/a@b"),
+        ] {
+            assert_eq!(without_userinfo(url), shown);
+        }
+    }
+}
