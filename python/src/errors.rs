@@ -72,6 +72,7 @@ pub(crate) fn undecodable(reason: Undecodable) -> PyErr {
 }
 
 /// Whatever else the other rooms refuse.
+#[expect(clippy::needless_pass_by_value, reason = "it is what map_err hands over")]
 pub(crate) fn public(error: PublicError) -> PyErr {
     let (code, message) = (error.code, error.in_words());
     match (code, error.field) {
