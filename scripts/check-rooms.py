@@ -31,12 +31,13 @@ ROOMS = {
     "kvplane-hints": set(),
     "kvplane-report": {"kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-stream", "kvplane-transport"},
     "kvplane-server": {
-        "kvplane-core", "kvplane-hints", "kvplane-report", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-wire",
+        "kvplane-core", "kvplane-hints", "kvplane-report", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-socket", "kvplane-stream",
+        "kvplane-transport", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-socket", "kvplane-wire"},
     "kvplane-doctor": {"kvplane-core", "kvplane-ingest", "kvplane-socket", "kvplane-transport", "kvplane-wire"},
-    "kvplane-embed": {"kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-stream", "kvplane-wire"},
+    "kvplane-embed": {"kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-stream", "kvplane-transport", "kvplane-wire"},
     "kvplane-python": {"kvplane-core", "kvplane-embed", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
     "kvplane": "*",
 }

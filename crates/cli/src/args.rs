@@ -116,7 +116,7 @@ pub(crate) enum Command {
         shell: Shell,
     },
     /// Write the manual pages into a directory
-    #[command(hide = true)]
+    #[command(after_help = "Example:\n  kvplane man ~/.local/share/man/man1")]
     Man {
         /// The directory, which is made
         directory: PathBuf,

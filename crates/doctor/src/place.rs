@@ -1,5 +1,7 @@
 //! Addresses, as they are connected to, compared and shown.
 
+use kvplane_transport::normal_address;
+
 /// `http://host` as the place of a TCP connection, `host:80`.
 pub fn place_of(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
@@ -24,10 +26,9 @@ pub fn without_userinfo(url: &str) -> String {
     }
 }
 
-/// The server that an address leads to, written in one way: `localhost` is a number, and what follows the port says nothing.
+/// The server that an address leads to, written in one way: `localhost` is a number.
 pub(crate) fn same_server(url: &str) -> String {
-    let place = place_of(url).to_ascii_lowercase();
-    place.strip_prefix("localhost:").map_or_else(|| place.clone(), |port| format!("127.0.0.1:{port}"))
+    without_userinfo(&normal_address(url)).replacen("://localhost:", "://127.0.0.1:", 1)
 }
 
 #[cfg(test)]
@@ -49,6 +50,8 @@ mod tests {
         }
         assert_eq!(same_server("http://LOCALHOST:8000/"), same_server("http://127.0.0.1:8000"));
         assert_ne!(same_server("http://localhost:8000"), same_server("http://localhost:8001"));
+        // Two engines behind one proxy.
+        assert_ne!(same_server("http://proxy/a"), same_server("http://proxy/b"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! name that is not this machine's is refused.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Query, Request, State};
-use axum::http::uri::Authority;
 use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -21,6 +20,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use kvplane_stream::Recovery;
+use kvplane_transport::is_nobodys_name;
 use kvplane_wire::dynamo::WorkerKvQueryResponse as Answer;
 use serde::Deserialize;
 use tokio::net::TcpStream;
@@ -154,17 +154,10 @@ async fn converse(stream: TcpStream, routes: Router, stop: CancellationToken) {
     let _ = connection.await;
 }
 
-/// Refuses what is asked of a name that is not this machine's: its owner can have it resolve to this machine after a page of
-/// theirs was loaded here, and the page would read what only this machine may.
+/// Refuses what is asked of a name that is not this machine's: a page of the name's owner would read what only this machine may.
 async fn of_this_machine(request: Request, next: Next) -> Response {
-    let is_ours = |authority: &str| {
-        let Ok(authority) = authority.parse::<Authority>() else { return false };
-        let host = authority.host().to_ascii_lowercase();
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        bare.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost")
-    };
     let hosts = request.headers().get_all(header::HOST);
-    if hosts.iter().all(|host| host.to_str().is_ok_and(is_ours)) {
+    if hosts.iter().all(|host| host.to_str().is_ok_and(is_nobodys_name)) {
         return next.run(request).await;
     }
     refuse(StatusCode::FORBIDDEN, "the name that was asked is not this machine's".to_owned())

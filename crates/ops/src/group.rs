@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use http::Uri;
+use kvplane_transport::normal_address;
 
 use crate::backend::{Backend, Transport};
 
@@ -116,15 +116,6 @@ impl Place {
             _ => Self::Several,
         }
     }
-}
-
-/// An address as it is compared: whatever does not lead elsewhere is written in one way. What is none stays as it is.
-pub fn normal_address(url: &str) -> String {
-    let Ok(uri) = url.parse::<Uri>() else { return url.to_owned() };
-    let (Some(scheme), Some(host)) = (uri.scheme_str(), uri.host()) else { return url.to_owned() };
-    let (scheme, host) = (scheme.to_ascii_lowercase(), host.to_ascii_lowercase());
-    let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
-    format!("{scheme}://{host}:{port}{}", uri.path().trim_end_matches('/'))
 }
 
 #[cfg(test)]

@@ -24,7 +24,6 @@ pub use answer::{Answer, Covers, Meaning};
 pub use asker::{Limits, ask, dry_run};
 pub use backend::{Backend, GrpcServer, NoVersion, Service, Transport, Version};
 pub use fan_out::{Asked, FanOut, Remainder};
-pub use group::normal_address;
-pub use kvplane_transport::Sent;
+pub use kvplane_transport::{Sent, normal_address};
 pub use support::{Call, Reads, Speaker, Support, Takes, Way, support};
 pub use verb::{Flush, Profile, ProfileId, ProfileIds, Verb, VerbName};

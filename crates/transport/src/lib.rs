@@ -4,9 +4,11 @@
 //! answer means. Both can be dropped at any moment: the connection goes with them. What was told apart is whether the
 //! request may have left ([`Sent`]): a question that was never asked has no effect, one whose answer is missing may have.
 
+mod address;
 pub mod grpc;
 mod http_client;
 mod sent;
 
+pub use address::{is_nobodys_name, normal_address};
 pub use http_client::{HttpClient, HttpQuestion, MAX_PAGE, NoAnswer};
 pub use sent::Sent;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use kvplane_ingest::{Origin, Plane};
+use kvplane_ingest::{Mood, Origin, Plane, Said};
 use kvplane_report::Reports;
 use kvplane_server::{Access, Fleet, KeysError, Reloaded, Service, Tls};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -159,6 +159,9 @@ impl Running {
             if let Err(error) = outcome {
                 error!(error = format!("{error:#}"), "configuration not reloaded: nothing has changed");
                 status += "; configuration not reloaded, see the log";
+                // Why may quote the file: that is for the log alone.
+                let words = "configuration not reloaded, see the log: nothing has changed";
+                self.plane.remark(Said::new("reload", Mood::Bad, words));
             }
             self.manager.ready(&status).await;
         }

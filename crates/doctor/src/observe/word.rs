@@ -71,7 +71,7 @@ impl<'e> Pages<'e> {
             _ => "/version",
         };
         let (info, models, metrics) =
-            futures::join!(self.page(version_page), self.page("/v1/models"), self.page("/metrics"));
+            futures::join!(self.page(version_page), self.page("/v1/models"), self.metrics());
         if let Err(error @ (NoAnswer::Unreachable(_) | NoAnswer::Timeout)) = &info {
             said.unreachable = Some(error.to_string());
         }
@@ -99,6 +99,11 @@ impl<'e> Pages<'e> {
             }
         }
         said
+    }
+
+    /// Of vLLM alone, which tells of its cache there. TensorRT-LLM's page has what it measured since the last reader, once.
+    async fn metrics(&self) -> Result<Option<String>, NoAnswer> {
+        if self.kind == EngineKind::Vllm { self.page("/metrics").await } else { Ok(None) }
     }
 
     /// A page's text; none where there is no such page, or it is not for us.

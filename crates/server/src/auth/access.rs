@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
+use kvplane_transport::is_nobodys_name;
 use parking_lot::RwLock;
 
 use super::keys::{Caller, Keys, KeysError, Proof};
@@ -223,16 +224,10 @@ fn is_foreign_page(headers: &HeaderMap) -> bool {
     !host.is_some_and(is_loopback_host)
 }
 
-/// Whether this is asked of a name that is not this machine's. The name's owner can have it resolve to this machine after a
-/// page of theirs was loaded: to the browser the page is then ours, and sends no foreign `Origin`. No such name is an address.
+/// Whether this is asked of a name that is not this machine's: a page of the name's owner may be behind it, and sends no
+/// foreign `Origin`.
 fn has_foreign_host(headers: &HeaderMap) -> bool {
-    let is_ours = |authority: &str| {
-        let Ok(authority) = authority.parse::<http::uri::Authority>() else { return false };
-        let host = authority.host().to_ascii_lowercase();
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        bare.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost")
-    };
-    !headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(is_ours))
+    !headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(is_nobodys_name))
 }
 
 /// Whether only this machine reaches `tcp://host:port` or `ipc://path`.

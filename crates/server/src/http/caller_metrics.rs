@@ -1,4 +1,4 @@
-//! The part of `/metrics` about callers that were turned away.
+//! The part of `/metrics` about callers: those who look, and those who were turned away.
 
 use std::fmt::Error;
 
@@ -7,7 +7,8 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 
 use super::family::list::callers;
-use crate::service::Options;
+use super::metrics::gauge;
+use crate::service::Shared;
 
 /// A listener, a reason, and how often.
 type Counts = Vec<(&'static str, &'static str, u64)>;
@@ -15,19 +16,22 @@ type Counts = Vec<(&'static str, &'static str, u64)>;
 /// What the listeners count.
 #[derive(Debug)]
 pub(super) struct Callers {
+    watchers: u64,
     refused: Counts,
     handshakes: Counts,
 }
 
 impl Callers {
-    pub(super) fn of(options: &Options) -> Self {
+    pub(super) fn of(shared: &Shared) -> Self {
+        let options = &shared.options;
         let handshakes = options.tls.as_ref().map(|tls| tls.failed()).unwrap_or_default();
-        Self { refused: options.access.refused(), handshakes }
+        Self { watchers: shared.watch.watchers(), refused: options.access.refused(), handshakes }
     }
 }
 
 impl Collector for Callers {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        gauge(self.watchers, callers::WATCHERS.begin(&mut encoder)?)?;
         let families =
             [(callers::AUTH_REFUSED, &self.refused), (callers::TLS_HANDSHAKES_FAILED, &self.handshakes)];
         for (family, counts) in families.into_iter().filter(|(_, counts)| !counts.is_empty()) {

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::Request;
 use super::plan::{Bystanders, Target, TargetRank};
 use super::proof::{Asking, At, Nudge, Proof, Proving, Watched};
+use super::remark::left_alone;
 use super::report::{Phase, Plan, RankReport, Update};
 use super::tally::{Order, Tally};
 use super::verdict::{RankPlace, Sight, Wanted, judge, may_have_happened, reports_success};
@@ -331,13 +332,13 @@ impl Operation {
         let targets = self.targets.clone();
         for at in std::mem::take(&mut self.pending).into_keys() {
             if let Some(rank) = targets.get(at.0).and_then(|target| target.ranks.get(at.1)) {
-                self.tally.leave_open(&rank.name);
+                self.leave_open(rank);
             }
         }
         for number in sent {
             self.prove(self.asking.take(number), false);
             for rank in targets.get(number).into_iter().flat_map(|target| &target.ranks) {
-                self.tally.leave_open(&rank.name);
+                self.leave_open(rank);
             }
         }
         for number in not_sent {
@@ -345,6 +346,13 @@ impl Operation {
             for rank in targets.get(number).into_iter().flat_map(|target| &target.ranks) {
                 self.tally.leave_out(&rank.name);
             }
+        }
+    }
+
+    fn leave_open(&mut self, rank: &TargetRank) {
+        self.tally.leave_open(&rank.name);
+        if let Some(said) = left_alone(self.wanted.verb) {
+            rank.stream.remark(said);
         }
     }
 }

@@ -8,18 +8,31 @@ use super::verdict::{Ruling, Verdict};
 impl Ruling {
     /// What is said of the rank, if the verb changes anything.
     pub(super) fn said(&self, verb: VerbName) -> Option<Said> {
-        let (topic, name) = match verb {
-            VerbName::Flush => ("flush", "flush"),
-            VerbName::StartProfile => ("profile", "profile to be started"),
-            VerbName::StopProfile => ("profile", "profile to be stopped"),
-            VerbName::Info | VerbName::Loads | VerbName::Health | VerbName::Nudge => return None,
-        };
+        let (topic, name) = told(verb)?;
         let mood = match self.verdict {
             Verdict::Proven | Verdict::Done => Mood::Good,
             Verdict::Unsupported => Mood::Plain,
             Verdict::Refused | Verdict::Failed | Verdict::Timeout | Verdict::Unknown => Mood::Bad,
         };
         Some(Said::new(topic, mood, format!("{name}, {}: {}", self.verdict.as_str(), self.why)))
+    }
+}
+
+/// What is said of a rank that was asked and whose verdict nobody waited for.
+pub(super) fn left_alone(verb: VerbName) -> Option<Said> {
+    let (topic, name) = told(verb)?;
+    let words =
+        format!("{name}, asked: the caller left before a verdict; the stream goes on showing what it did");
+    Some(Said::new(topic, Mood::Plain, words))
+}
+
+/// The topic and the name of what changes something.
+fn told(verb: VerbName) -> Option<(&'static str, &'static str)> {
+    match verb {
+        VerbName::Flush => Some(("flush", "flush")),
+        VerbName::StartProfile => Some(("profile", "profile to be started")),
+        VerbName::StopProfile => Some(("profile", "profile to be stopped")),
+        VerbName::Info | VerbName::Loads | VerbName::Health | VerbName::Nudge => None,
     }
 }
 

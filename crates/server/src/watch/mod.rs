@@ -51,10 +51,9 @@ impl Watch {
         begun
     }
 
-    /// Whether pictures are made.
-    #[cfg(test)]
-    pub(crate) fn is_looked_at(&self) -> bool {
-        self.looking.lock().strong_count() > 0
+    /// How many look. Pictures are made while somebody does.
+    pub(crate) fn watchers(&self) -> u64 {
+        self.looking.lock().strong_count() as u64
     }
 }
 

@@ -99,8 +99,9 @@ families! {
         counter TROUBLES "kvplane_source_troubles" [engine rank trouble] "Times that a kind of trouble began; absent until there is one";
     }
 
-    /// Who was turned away.
+    /// Who looks, and who was turned away.
     callers {
+        gauge WATCHERS "kvplane_watchers" [] "Readers of `/v1/watch`: dashboards that are open";
         counter AUTH_REFUSED "kvplane_auth_refused" [listener why] "Requests that were refused, by why";
         counter TLS_HANDSHAKES_FAILED "kvplane_tls_handshakes_failed" [listener why]
             "Connections that did not become any, by why. Absent without TLS";

@@ -122,12 +122,12 @@ async fn the_stream_ends_with_the_plane() {
 #[tokio::test]
 async fn pictures_are_shared_and_made_for_those_who_look_alone() {
     let (shared, _fleet) = plane().await;
-    assert!(!shared.watch.is_looked_at(), "nobody looks yet");
+    assert_eq!(shared.watch.watchers(), 0, "nobody looks yet");
     let (one, two) = (Reader::begin(&shared).await, Reader::begin(&shared).await);
     let looking = shared.watch.look(&shared.plane);
     assert!(Arc::ptr_eq(&looking, &shared.watch.look(&shared.plane)), "one picture for all");
     drop((one, looking));
-    assert!(shared.watch.is_looked_at());
+    assert_eq!(shared.watch.watchers(), 1);
     drop(two);
-    assert!(!shared.watch.is_looked_at(), "the last one who goes ends it");
+    assert_eq!(shared.watch.watchers(), 0, "the last one who goes ends it");
 }
