@@ -1,5 +1,6 @@
 """What the documentation says of the configuration, asked of the binary."""
 
+import json
 import re
 import subprocess
 import sys
@@ -56,3 +57,18 @@ def test_the_tables_of_keys_are_current(binary):
     script = ROOT / "scripts/config-page.py"
     checked = subprocess.run([sys.executable, script, "--check"], input=schema, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stderr.decode()
+
+
+def test_a_book_has_no_link_that_leaves_it():
+    """What mdBook hands over and takes back, in the words of its versions 0.4 and 0.5."""
+    page = "[the rules](../../deploy/alerts.yaml), [trust](trust.md#exact), [top](#top), ![one](../images/a.png), <https://example.org>, [`a`](../../a.rs)"
+    wanted = "the rules, [trust](trust.md#exact), [top](#top), ![one](../images/a.png), <https://example.org>, `a`"
+    for parts in ("sections", "items"):
+        below = {"Chapter": {"path": "guide/b.md", "content": page, "sub_items": []}}
+        book = {parts: [{"Chapter": {"path": "guide/a.md", "content": page, "sub_items": [below]}}, "Separator"]}
+        asked = [sys.executable, ROOT / "scripts/book-links.py"]
+        done = subprocess.run(asked, input=json.dumps([{}, book]), capture_output=True, text=True, check=True)
+        (whole, _) = json.loads(done.stdout)[parts]
+        (inner,) = whole["Chapter"]["sub_items"]
+        assert (whole["Chapter"]["content"], inner["Chapter"]["content"]) == (wanted, wanted)
+    assert subprocess.run([*asked, "supports", "html"], check=False).returncode == 0

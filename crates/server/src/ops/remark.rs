@@ -50,6 +50,7 @@ mod tests {
         };
         for verb in VerbName::ALL {
             assert_eq!(ruling(Verdict::Done).said(verb).is_some(), verb.changes() && verb != VerbName::Nudge);
+            assert_eq!(left_alone(verb).is_some(), verb.changes() && verb != VerbName::Nudge);
         }
         let said = ruling(Verdict::Proven).said(VerbName::Flush);
         let words = "flush, proven: its stream shows the clear";
