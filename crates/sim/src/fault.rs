@@ -7,7 +7,7 @@
 //! {"reorder": 1}                                   next live frames each come after their successor
 //! {"garbage": 1} {"truncate": 1}                   next live payloads are noise, or cut; replay is right
 //! {"lose": 1}                                      next sequences are used up and never sent or replayed
-//! {"replay": "on|off|slow|short|garbage|nonsense"} how replay requests are answered
+//! {"replay": "on|off|slow|endless|short|garbage|nonsense"}    how replay requests are answered
 //! {"restart": {"first_sequence": 0, "same_content": false}}   a new life on the same ports
 //! {"disconnect": true}                             the same life closes and reopens its sockets
 //! {"operations": {"busy": true}}                   operations go wrong: see [`operate::conduct`](crate::operate::conduct)
@@ -30,7 +30,9 @@ pub enum ReplayMode {
     Off,
     /// One batch every 100 ms.
     Slow,
-    /// The first half of what was asked for, then the end marker.
+    /// The first batch that was asked for every 100 ms, and never the end marker.
+    Endless,
+    /// The first half of what was asked for, rounded up, then the end marker.
     Short,
     /// Noise instead of payloads, under the right sequences.
     Garbage,

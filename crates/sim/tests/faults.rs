@@ -110,10 +110,15 @@ fn replay_fails_in_every_way() {
     assert_eq!((silent.end, silent.messages.len()), (Some(ReplayEnd::Idle), 0));
     mode(ReplayMode::Slow);
     let deadline = Duration::from_millis(350);
-    let slow = scene.replay_with(ReplayRequest { deadline, ..ReplayRequest::new(endpoint, 0) });
+    let hurried = ReplayRequest { deadline, ..ReplayRequest::new(endpoint, 0) };
+    let slow = scene.replay_with(hurried.clone());
     assert_eq!(slow.end, Some(ReplayEnd::Deadline));
     assert!(slow.messages.len() < 6);
     assert_eq!(scene.replay(0, 4).sequences(), [4, 5]);
+    mode(ReplayMode::Endless);
+    let endless = scene.replay_with(hurried);
+    assert_eq!(endless.end, Some(ReplayEnd::Deadline));
+    assert!(endless.sequences().iter().all(|sequence| *sequence == 0));
     mode(ReplayMode::On);
     assert_eq!(scene.replay(0, 5).sequences(), [5]);
 }

@@ -1,22 +1,20 @@
-//! The replay endpoint is absent, slow, cut short, or answers nonsense: that stream fails closed, the others go on.
+//! The replay endpoint is absent, slow, without end, cut short, or answers nonsense: that stream fails closed, the others go on.
 
-use kvplane_core::{Continuity, Trust};
+use kvplane_core::Trust;
 use kvplane_ingest::PlaneOptions;
 use kvplane_sim::{Fault, ReplayMode};
 use std::time::Duration;
 
 use crate::every_engine;
-use crate::rig::{Engine, Rig};
+use crate::rig::{DEADLINE, Engine, Rig};
 
-/// Two engines; the first one's replay goes bad, then it loses a frame.
-async fn fails_closed(mode: ReplayMode) {
+/// Two engines; the first one's replay goes bad, then it loses a frame. Whether it began another life, as far as is known.
+async fn fails_closed(mode: ReplayMode, options: PlaneOptions) -> bool {
     let (mut bad, mut good) = (Engine::plain(), Engine::start(|config| config.seed = 1));
     bad.work(6);
     good.work(6);
-    // Longer than a busy machine keeps a replay that does answer waiting.
-    let options = PlaneOptions { replay_idle: Duration::from_secs(1), ..PlaneOptions::default() };
     let rig = Rig::with_options(&[&bad, &good], options).await;
-    rig.exact(0, &bad).await;
+    let first = rig.exact(0, &bad).await;
     let before = rig.exact(1, &good).await;
     bad.sim.fault(None, Fault::Replay(mode));
     bad.sim.fault(None, Fault::Drop(2));
@@ -27,19 +25,36 @@ async fn fails_closed(mode: ReplayMode) {
     // Caught up, and what is known holds no phantoms.
     let status = rig.caught_up(0, &bad).await;
     assert_eq!(status.trust.level(), Trust::Lower, "{mode:?}: {:?}", status.trust);
+    assert!(status.counters.replays_failed >= 3, "{mode:?}: {:?}", status.counters);
     bad.work(4);
     rig.caught_up(0, &bad).await;
+    rig.exact(1, &good).await;
+    status.epoch > first.epoch
+}
+
+/// Longer than a busy machine keeps a replay that does answer waiting.
+fn soon_given_up() -> PlaneOptions {
+    PlaneOptions { replay_idle: Duration::from_secs(1), ..PlaneOptions::default() }
 }
 
 every_engine! {
     async fn silent() {
-        fails_closed(ReplayMode::Off).await;
+        assert!(fails_closed(ReplayMode::Off, soon_given_up()).await, "nothing proves that it is the same life");
+    }
+}
+
+every_engine! {
+    async fn endless() {
+        // It is never silent: nothing but the deadline ends it.
+        let replay_deadline = Duration::from_secs(1);
+        let options = PlaneOptions { replay_idle: DEADLINE * 2, replay_deadline, ..PlaneOptions::default() };
+        assert!(!fails_closed(ReplayMode::Endless, options).await, "it has shown that it is the same life");
     }
 }
 
 every_engine! {
     async fn nonsense() {
-        fails_closed(ReplayMode::Nonsense).await;
+        assert!(fails_closed(ReplayMode::Nonsense, soon_given_up()).await, "nothing proves that it is the same life");
     }
 }
 
@@ -77,15 +92,26 @@ every_engine! {
 
 every_engine! {
     async fn cut_short() {
+        // So many that three halves of what is missing leave some.
+        const LOST: u32 = 200;
         let mut engine = Engine::plain();
         engine.work(6);
         let rig = Rig::over(&[&engine]).await;
-        rig.exact(0, &engine).await;
+        let before = rig.exact(0, &engine).await;
         engine.sim.fault(None, Fault::Replay(ReplayMode::Short));
-        engine.sim.fault(None, Fault::Drop(3));
-        engine.work(6);
+        let first = engine.next_sequence();
+        engine.sim.fault(None, Fault::Drop(LOST));
+        while engine.next_sequence() <= first + u64::from(LOST) {
+            engine.work(1);
+        }
         let status = rig.caught_up(0, &engine).await;
-        assert_eq!(status.continuity, Continuity::Live);
+        assert_eq!(status.trust.level(), Trust::Lower, "{:?}", status.trust);
+        assert_eq!((status.counters.gaps_unfilled, status.epoch), (1, before.epoch));
+        engine.sim.fault(None, Fault::Replay(ReplayMode::On));
+        engine.sim.fault(None, Fault::Drop(1));
+        engine.work(3);
+        let status = rig.caught_up(0, &engine).await;
+        assert_eq!((status.counters.gaps_unfilled, status.epoch), (1, before.epoch), "a whole answer fills the gap");
     }
 }
 
@@ -94,7 +120,7 @@ every_engine! {
         let mut engine = Engine::plain().without_replay().without_http();
         let rig = Rig::over(&[&engine]).await;
         rig.live(0).await;
-        assert!(engine.sim.wait_for_subscriptions(0, 1, crate::rig::DEADLINE));
+        assert!(engine.sim.wait_for_subscriptions(0, 1, DEADLINE));
         engine.repeat_what_nobody_heard();
         engine.work(5);
         let before = rig.exact(0, &engine).await;

@@ -45,6 +45,27 @@ async fn expired_and_future_cursors_get_a_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_slow_subscriber_is_refilled_from_the_window() {
+    let mut engine = Engine::plain();
+    let rig = Rig::over(&[&engine]).await;
+    rig.live(0).await;
+    let (mut slow, mut keen) = (rig.subscribe(None).await, rig.subscribe(None).await);
+    slow.next().await.unwrap();
+    // More than the connection's buffers hold, and less than the window does.
+    for _ in 0..100 {
+        engine.work(4);
+        keen.catch_up(&rig).await;
+    }
+    rig.exact(0, &engine).await;
+    for subscriber in [&mut slow, &mut keen] {
+        subscriber.catch_up(&rig).await;
+        assert_eq!(subscriber.resets, [ResetReason::Start]);
+        assert_eq!(subscriber.blocks, held(&rig.stream(0)).await);
+    }
+    assert_eq!(slow.batches, keen.batches);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_subscriber_that_stops_reading_is_ended_with_a_loss_and_others_feel_nothing() {
     let mut engine = Engine::plain();
     let rig =

@@ -85,7 +85,9 @@ impl Replies {
             match ring.from(request.start).next() {
                 Some((sequence, payload)) => {
                     self.batch(router, &request, *sequence, payload)?;
-                    request.start = sequence + 1;
+                    if self.mode != ReplayMode::Endless {
+                        request.start = sequence + 1;
+                    }
                     self.slow.push((request, now + SLOW_STEP));
                 }
                 None => router.reply_end(&request.identity, self.framing)?,
@@ -103,12 +105,12 @@ impl Replies {
         let wanted = ring.from(request.start);
         let count = match self.mode {
             ReplayMode::Off => return Ok(()),
-            ReplayMode::Slow => {
+            ReplayMode::Slow | ReplayMode::Endless => {
                 self.slow.push((request, Instant::now() + SLOW_STEP));
                 return Ok(());
             }
             ReplayMode::Nonsense => return router.reply_frames(&request.identity, &[b"", b"nonsense"]),
-            ReplayMode::Short => ring.from(request.start).count() / 2,
+            ReplayMode::Short => ring.from(request.start).count().div_ceil(2),
             ReplayMode::On | ReplayMode::Garbage => usize::MAX,
         };
         for (sequence, payload) in wanted.take(count) {
