@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
@@ -70,22 +71,62 @@ fn conversations_are_found_again_where_the_plane_said() {
     assert!(said(4).contains("sglang-0: timeout") && said(4).contains("vllm-0: proven"), "{}", said(4));
 }
 
+/// A trace in a file of its own, which goes with it.
+struct Trace(PathBuf);
+
+impl Trace {
+    fn new(name: &str, lines: impl Iterator<Item = String>) -> Self {
+        let path = std::env::temp_dir().join(format!("kvplane-demo-{name}-{}.jsonl", std::process::id()));
+        fs::write(&path, lines.collect::<String>()).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn recorded(at: u64, length: usize, ids: &[u64]) -> String {
+    let at = at * 100;
+    format!(
+        "{{\"timestamp\": {at}, \"input_length\": {length}, \"output_length\": 20, \"hash_ids\": {ids:?}}}\n"
+    )
+}
+
 #[test]
 fn a_trace_is_read_and_ends() {
     let line = |at: u64| {
         // Every third request goes on where the one before it ended.
         let ids: Vec<u64> = (0..=at % 3).map(|block| at / 3 * 3 + block).collect();
-        let length = ids.len() * 512;
-        format!(
-            "{{\"timestamp\": {}, \"input_length\": {length}, \"output_length\": 20, \"hash_ids\": {ids:?}}}\n",
-            at * 100
-        )
+        recorded(at, ids.len() * 512, &ids)
     };
-    let path = std::env::temp_dir().join(format!("kvplane-demo-{}.jsonl", std::process::id()));
-    fs::write(&path, (0..100).map(line).collect::<String>()).unwrap();
-    let summary = summary(&["--seconds", "1", "--trace", path.to_str().unwrap()]);
-    fs::remove_file(&path).unwrap();
+    let trace = Trace::new("goes-on", (0..100).map(line));
+    let summary = summary(&["--seconds", "60", "--trace", trace.path()]);
     check(&summary);
+    assert_eq!(summary["requests"], 100, "every line is measured");
+}
+
+#[test]
+fn a_trace_of_one_short_prompt_is_no_mistake_of_the_plane() {
+    let trace = Trace::new("short", (0..50).map(|at| recorded(at, 5, &[1])));
+    let summary = summary(&["--seconds", "1", "--trace", trace.path()]);
+    check(&summary);
+    assert_eq!((&summary["requests"], &summary["routed"]["cached_tokens"]), (&50.into(), &0.into()));
+}
+
+#[test]
+fn a_trace_that_measures_too_little_is_refused() {
+    let trace = Trace::new("few", (0..49).map(|at| recorded(at, 5, &[1])));
+    let output = demo(&["--trace", trace.path()]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("has 49 requests, and the tour needs 50"), "{said}");
 }
 
 #[test]

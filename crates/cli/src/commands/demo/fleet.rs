@@ -178,7 +178,7 @@ impl Engine {
 }
 
 /// What a plane knows a block of TensorRT-LLM by.
-fn bits(hash: &TrtHash) -> u64 {
+pub(super) fn bits(hash: &TrtHash) -> u64 {
     match hash {
         TrtHash::Number(number) => *number,
         TrtHash::Digest(digits) => {

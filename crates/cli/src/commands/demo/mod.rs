@@ -131,32 +131,45 @@ fn greet(view: &mut View, plane: &ServedPlane, silent: bool) {
 async fn go(args: &DemoArgs, tour: &mut Tour, story: &mut Story) -> Result<(), Halt> {
     let begun = Instant::now();
     let part = Duration::from_secs(args.seconds) / Act::ALL.len() as u32;
-    for (number, act) in (1..).zip(Act::ALL) {
+    for (at, act) in Act::ALL.into_iter().enumerate() {
         if args.pause {
             tour.pause().await?;
         }
         tour.goes_on()?;
         story.play(act, tour).await?;
-        tour.load(begun + part * number, FEWEST_REQUESTS).await?;
+        let share = tour.workload.share(Act::ALL.len() - at);
+        tour.load(begun + part * (at as u32 + 1), FEWEST_REQUESTS, share).await?;
     }
     Ok(())
 }
 
 /// What came of it, also if it ended early.
 async fn summarise(tour: &mut Tour, halted: Option<Halt>) -> Summary {
+    let complete = halted.is_none();
+    let mut failure = halted.and_then(Halt::failure);
     let mut engines = Vec::new();
     tour.plane.finish();
-    for engine in &tour.fleet.engines {
-        // Engines that the plane was not told of yet are not compared. Otherwise the last batch may still be on its way.
-        let _ = tour.plane.until_heard(engine).await;
-        if let Ok(compared) = tour.plane.compare(engine).await {
-            let known_in_part = tour.known_in_part == Some(engine.name);
-            engines.push(EngineSummary { kind: engine.kind, known_in_part, compared });
+    for (at, engine) in tour.fleet.engines.iter().enumerate() {
+        // The last batch may still be on its way.
+        let heard = tour.plane.until_heard(engine).await.err();
+        let not_shown = match tour.plane.compare(engine).await {
+            Ok(compared) => {
+                let known_in_part = tour.known_in_part == Some(engine.name);
+                let restarted = tour.restarts[at];
+                engines.push(EngineSummary { kind: engine.kind, known_in_part, restarted, compared });
+                heard
+            }
+            Err(halt) => Some(halt),
+        };
+        // In a tour that ended early the plane may not have been told of it yet.
+        if complete && failure.is_none() {
+            failure = not_shown.and_then(Halt::failure);
         }
     }
     Summary {
-        complete: halted.is_none(),
-        failure: halted.and_then(Halt::failure),
+        complete,
+        failure,
+        made_up: tour.workload.is_made_up(),
         dashboard: format!("{}/", tour.plane.url()),
         ledger: tour.ledger.clone(),
         steps: std::mem::take(&mut tour.steps),

@@ -8,10 +8,11 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use kvplane_socket::{Endpoint, SocketError, Sockets, SubscriberHandler, Subscription, SubscriptionHandle};
+use kvplane_wire::trtllm::encode::{TrtData, TrtEvent};
 use kvplane_wire::{Decoder, Event};
 use parking_lot::Mutex;
 
-use super::fleet::Held;
+use super::fleet::{Held, bits};
 
 /// A plain consumer of one engine.
 pub(super) struct PlainConsumer {
@@ -26,6 +27,7 @@ struct Believes {
 }
 
 /// What a plain consumer believes, beside the truth.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Belief {
     /// Blocks that it believes the engine to hold.
     pub(super) blocks: usize,
@@ -51,9 +53,44 @@ impl PlainConsumer {
 
     /// What it believes of an engine that holds this.
     pub(super) fn belief(&self, truth: &Held) -> Belief {
-        let blocks = self.believes.blocks.lock();
+        Belief::of(&self.believes.blocks.lock(), truth)
+    }
+}
+
+impl Belief {
+    fn of(blocks: &BTreeSet<u64>, truth: &Held) -> Self {
         let phantoms = blocks.iter().filter(|hash| !truth.contains_key(hash)).count();
-        Belief { blocks: blocks.len(), phantoms, unknown: truth.len() - (blocks.len() - phantoms) }
+        Self { blocks: blocks.len(), phantoms, unknown: truth.len() - (blocks.len() - phantoms) }
+    }
+
+    /// What somebody believes who has drained these events, and none before.
+    pub(super) fn of_drained(events: &[TrtEvent], truth: &Held) -> Self {
+        let mut blocks = BTreeSet::new();
+        for event in events {
+            match &event.data {
+                TrtData::Stored { blocks: stored, .. } => {
+                    blocks.extend(stored.iter().map(|block| bits(&block.block_hash)));
+                }
+                TrtData::Removed { block_hashes } => {
+                    for hash in block_hashes {
+                        blocks.remove(&bits(hash));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Self::of(&blocks, truth)
+    }
+
+    /// In words, beside what was believed before.
+    pub(super) fn words(&self, engine: &str, before: Option<&Self>) -> String {
+        let Self { blocks, phantoms, unknown } = self;
+        let before = before.map_or_else(String::new, |before| {
+            format!(" (before: {} and {})", before.phantoms, before.unknown)
+        });
+        format!(
+            "believes that {engine} holds {blocks} blocks: {phantoms} of them are not there, and {unknown} that are there it does not know{before}"
+        )
     }
 }
 

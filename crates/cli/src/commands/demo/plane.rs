@@ -10,7 +10,7 @@ use http::Method;
 use kvplane_core::{Continuity, Trust};
 use kvplane_ingest::{Plane, PlaneOptions, Remark, Stream, StreamStatus};
 use kvplane_server::{Options, Service};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -22,7 +22,7 @@ use crate::args::KeyArgs;
 use crate::commands::http_client;
 
 /// Far beyond anything that a step takes, on a slow machine too.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a condition is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -43,6 +43,19 @@ pub(super) struct ServedPlane {
 pub(super) struct Prediction {
     pub(super) tokens: u64,
     pub(super) exact: bool,
+}
+
+/// What the tour reads of an answer to a question.
+#[derive(Deserialize)]
+struct Answer {
+    matches: Vec<Match>,
+}
+
+#[derive(Deserialize)]
+struct Match {
+    engine: String,
+    tokens: u64,
+    trust: String,
 }
 
 /// What became of a flush on one engine.
@@ -122,12 +135,13 @@ impl ServedPlane {
     pub(super) async fn ask(&self, prompt: &[u32]) -> Result<BTreeMap<String, Prediction>, Halt> {
         let question = json!({ "model": MODEL, "token_ids": prompt });
         let answer = self.call(Method::POST, "/v1/query", &question).await?;
-        let matches = answer["matches"].as_array().into_iter().flatten();
-        let prediction = |found: &Value| {
-            let tokens = found["tokens"].as_u64().unwrap_or(0);
-            (text(&found["engine"]), Prediction { tokens, exact: found["trust"] == Trust::Exact.as_str() })
+        let Answer { matches } =
+            serde_json::from_value(answer).map_err(|error| failed("/v1/query", error.into()))?;
+        let prediction = |found: Match| {
+            let exact = found.trust == Trust::Exact.as_str();
+            (found.engine, Prediction { tokens: found.tokens, exact })
         };
-        Ok(matches.map(prediction).collect())
+        Ok(matches.into_iter().map(prediction).collect())
     }
 
     /// Flushes engines, and says what became of it on each.

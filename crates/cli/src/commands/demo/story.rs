@@ -1,16 +1,18 @@
 //! The story, step by step: what is done to an engine, what a plain consumer believes then, and what the plane says.
 
 use anyhow::{Context as _, anyhow};
+use http::Method;
 use kvplane_core::{EngineKind, Trust};
 use kvplane_ingest::StreamStatus;
 use kvplane_sim::trtllm::TrtHandle;
 use kvplane_sim::{Conduct, Fault, Restart, SimHandle};
 use kvplane_socket::Sockets;
+use kvplane_transport::{HttpClient, HttpQuestion, Sent};
 
 use super::Halt;
 use super::fleet::Sim;
 use super::plain::{Belief, PlainConsumer};
-use super::plane::FlushVerdict;
+use super::plane::{FlushVerdict, PATIENCE};
 use super::tour::Tour;
 use super::view::Voice;
 
@@ -28,6 +30,8 @@ const ATTEMPTS: usize = 200;
 const PROOF_S: u64 = 25;
 /// The same for the liar, of which nothing will show: the tour waits for as long.
 const LIAR_PROOF_S: u64 = 2;
+/// Bytes of an engine's own answer at most.
+const ANSWER_BYTES: usize = 4 << 10;
 
 /// The story's steps, in their order.
 #[derive(Debug, Clone, Copy)]
@@ -150,6 +154,7 @@ impl Story {
         let first_sequence = last + 1 + AHEAD;
         let restart = Fault::Restart(Restart { first_sequence, same_content: false });
         published(tour, vllm)?.fault(None, restart);
+        tour.restarts[vllm] += 1;
         if let Sim::Published(other) = &tour.in_turn.engines[vllm].sim {
             other.fault(None, restart);
         }
@@ -179,17 +184,8 @@ impl Story {
 
     /// Adds that, beside what it believed before.
     fn tell_belief(&self, tour: &mut Tour, engine: usize, before: Option<&Belief>) {
-        let Some(Belief { blocks, phantoms, unknown }) = self.belief(tour, engine) else { return };
-        let before = before.map_or_else(String::new, |before| {
-            format!(" (before: {} and {})", before.phantoms, before.unknown)
-        });
-        let name = tour.fleet.engines[engine].name;
-        tour.tell(
-            Voice::Plain,
-            format!(
-                "believes that {name} holds {blocks} blocks: {phantoms} of them are not there, and {unknown} that are there it does not know{before}"
-            ),
-        );
+        let Some(belief) = self.belief(tour, engine) else { return };
+        tour.tell(Voice::Plain, belief.words(tour.fleet.engines[engine].name, before));
     }
 }
 
@@ -199,26 +195,25 @@ async fn stolen_drain(tour: &mut Tour) -> Result<(), Halt> {
     let trtllm = tour.fleet.position(EngineKind::Trtllm);
     let lost = status(tour, trtllm).await?.counters.gaps_unfilled;
     let before = tour.plane.last_remark();
-    let mut stolen = 0;
+    let mut stolen = Vec::new();
     // The plane drains as well: somebody has to be faster once.
     for _ in 0..ATTEMPTS {
         tour.send_to(trtllm, 1)?;
-        stolen = drained(tour, trtllm)?.drain().len();
-        if stolen > 0 {
+        stolen = drained(tour, trtllm)?.drain();
+        if !stolen.is_empty() {
             break;
         }
     }
-    if stolen == 0 {
+    if stolen.is_empty() {
         return Err(Halt::Failed(anyhow!("nobody was ever faster than the plane: nothing could be stolen")));
     }
     tour.tell(
         Voice::Done,
-        format!("another router polls trtllm-0, and gets {stolen} events that are gone then"),
+        format!("a router polls trtllm-0 too, and gets {} events that are gone then", stolen.len()),
     );
-    tour.tell(
-        Voice::Plain,
-        format!("the first router never hears of those {stolen} events, and has no reason to ask"),
-    );
+    let engine = &tour.fleet.engines[trtllm];
+    let believed = Belief::of_drained(&stolen, &engine.held()).words(engine.name, None);
+    tour.tell(Voice::Plain, format!("the router {believed}"));
     tour.send_to(trtllm, REQUESTS)?;
     let engine = &tour.fleet.engines[trtllm];
     let noticed = |status: &StreamStatus| status.counters.gaps_unfilled > lost;
@@ -237,10 +232,13 @@ async fn flush(tour: &mut Tour) -> Result<(), Halt> {
     let liar = tour.fleet.engines[sglang].name;
     let before = tour.plane.last_remark();
     published(tour, sglang)?.conduct(Conduct { no_effect: true, ..Conduct::default() });
+    let told = asked_to_flush(tour, sglang).await?;
     tour.tell(
         Voice::Done,
         format!("POST /flush_cache for all engines; {liar} answers that it did it, and keeps everything"),
     );
+    let kept = tour.fleet.engines[sglang].held().len();
+    tour.tell(Voice::Plain, format!("asks {liar} itself, and is told {told}; it still holds {kept} blocks"));
     let names = tour.fleet.engines.iter().map(|engine| engine.name);
     let honest: Vec<&str> = names.filter(|name| *name != liar).collect();
     let mut verdicts = tour.plane.flush(&honest, PROOF_S).await?;
@@ -250,36 +248,48 @@ async fn flush(tour: &mut Tour) -> Result<(), Halt> {
     for engine in &tour.in_turn.engines {
         engine.flush();
     }
-    let kept = tour.fleet.engines[sglang].held().len();
-    tour.tell(
-        Voice::Plain,
-        format!(
-            "{liar} answered with a success, and that is all there is to see; it still holds {kept} blocks"
-        ),
-    );
     tell_verdicts(tour, &verdicts);
-    for FlushVerdict { engine, verdict, why } in &verdicts {
+    for engine in &tour.fleet.engines {
         // TensorRT-LLM has no such call, and the plane says so.
-        let expected = match engine.as_str() {
-            name if name == liar => "timeout",
-            "trtllm-0" => "unsupported",
+        let expected = match engine.kind {
+            EngineKind::Sglang => "timeout",
+            EngineKind::Trtllm => "unsupported",
             _ => "proven",
         };
-        if verdict != expected {
-            return Err(Halt::Failed(anyhow!("the flush of {engine} is {verdict} ({why}), not {expected}")));
-        }
+        expect_verdict(&verdicts, engine.name, expected)?;
     }
     tour.tell_remarks(before, sglang, "flush").await?;
     tour.tell(Voice::Done, format!("{liar} is flushed again, and does it"));
     let again = tour.plane.flush(&[liar], PROOF_S).await?;
     tell_verdicts(tour, &again);
-    if again.iter().any(|verdict| verdict.verdict != "proven") {
-        return Err(Halt::Failed(anyhow!("the second flush of {liar} is not proven")));
-    }
+    expect_verdict(&again, liar, "proven")?;
     let engine = &tour.fleet.engines[sglang];
     let exact = |status: &StreamStatus| status.trust.level() == Trust::Exact;
     tour.plane.until(engine, "what it holds is known exactly again", exact).await?;
     Ok(())
+}
+
+/// Asks an engine itself to flush, as somebody does who goes by its answer, which is returned.
+async fn asked_to_flush(tour: &Tour, engine: usize) -> anyhow::Result<String> {
+    let address = published(tour, engine)?.http_address().context("the simulated engine has no HTTP")?;
+    let base = format!("http://{address}");
+    let question = HttpQuestion { method: Method::POST, ..HttpQuestion::get(&base, "/flush_cache") };
+    let answer = HttpClient::new().ask(question, ANSWER_BYTES, PATIENCE, &Sent::default()).await;
+    let (status, body) = answer.context("the engine's /flush_cache")?;
+    let body = String::from_utf8_lossy(&body);
+    Ok(format!("{status}, {:?}", body.lines().next().unwrap_or_default()))
+}
+
+/// Fails unless there is this one verdict of an engine, and no other.
+fn expect_verdict(verdicts: &[FlushVerdict], name: &str, expected: &str) -> anyhow::Result<()> {
+    let its: Vec<_> = verdicts.iter().filter(|verdict| verdict.engine == name).collect();
+    match its[..] {
+        [FlushVerdict { verdict, .. }] if verdict == expected => Ok(()),
+        [FlushVerdict { verdict, why, .. }] => {
+            Err(anyhow!("the flush of {name} is {verdict} ({why}), not {expected}"))
+        }
+        _ => Err(anyhow!("the flush of {name} has {} verdicts, and not one", its.len())),
+    }
 }
 
 fn tell_verdicts(tour: &mut Tour, verdicts: &[FlushVerdict]) {

@@ -50,6 +50,9 @@ pub(super) struct Summary {
     pub(super) complete: bool,
     /// What it was ended by, if something was not as it should be.
     pub(super) failure: Option<String>,
+    /// Nobody has recorded its requests.
+    #[serde(skip)]
+    pub(super) made_up: bool,
     /// Where the plane was.
     pub(super) dashboard: String,
     #[serde(flatten)]
@@ -65,6 +68,9 @@ pub(super) struct EngineSummary {
     /// A step has shown that less is known of it than it holds.
     #[serde(skip)]
     pub(super) known_in_part: bool,
+    /// How often it was restarted.
+    #[serde(skip)]
+    pub(super) restarted: u64,
     #[serde(flatten)]
     pub(super) compared: Comparison,
 }
@@ -84,7 +90,26 @@ impl Summary {
         if let Some(EngineSummary { compared, .. }) = self.engines.iter().find(|engine| !is_as_told(engine)) {
             bail!("what kvplane holds of {} is not what it should be ({})", compared.engine, compared.trust);
         }
-        self.ledger.verdict()
+        self.ledger.verdict()?;
+        if self.complete { self.shows_something() } else { Ok(()) }
+    }
+
+    /// Whether a whole tour has shown what it is there to show: nothing that is promised of nothing counts.
+    fn shows_something(&self) -> anyhow::Result<()> {
+        let Ledger { requests, routed, round_robin, exact, .. } = &self.ledger;
+        if exact.answers == 0 {
+            bail!("nothing was measured: of {requests} answers none was called exact");
+        }
+        let (routed, in_turn) = (routed.cached_tokens, round_robin.cached_tokens);
+        if self.made_up && routed <= in_turn {
+            bail!("routed by kvplane {routed} tokens were cached, and {in_turn} in turn: nothing was gained");
+        }
+        let miscounted = |engine: &&EngineSummary| engine.compared.restarts != engine.restarted;
+        if let Some(EngineSummary { compared, restarted, .. }) = self.engines.iter().find(miscounted) {
+            let Comparison { engine, restarts, .. } = compared;
+            bail!("{engine} was restarted {restarted} times, and kvplane says {restarts}");
+        }
+        Ok(())
     }
 
     /// For people.
@@ -105,7 +130,7 @@ impl Summary {
             [
                 "predicted = delivered".to_owned(),
                 format!(
-                    "{} of {} exact answers; {} of {} that said that they were less",
+                    "{} of {} exact answers; {} of {} not called exact",
                     exact.equal, exact.answers, not_exact.equal, not_exact.answers
                 ),
             ],
@@ -152,5 +177,64 @@ impl Summary {
             ]);
         }
         rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plane::Prediction;
+    use super::super::routing::Delivered;
+    use super::*;
+
+    /// A tour of one engine that was restarted once, and of one request.
+    fn tour(exact: bool, in_turn: u64) -> Summary {
+        let mut ledger = Ledger::new(1);
+        let at = |tokens| Delivered { engine: 0, tokens };
+        ledger.enter(100, &Prediction { tokens: 64, exact }, at(64), at(in_turn));
+        let compared = Comparison {
+            engine: "vllm-0",
+            trust: "exact",
+            blocks: 4,
+            engine_blocks: 4,
+            agreement: Agreement::Equal,
+            restarts: 1,
+            gaps: 0,
+            gaps_unfilled: 0,
+            disconnects: 1,
+        };
+        let engine = EngineSummary { kind: EngineKind::Vllm, known_in_part: false, restarted: 1, compared };
+        Summary {
+            complete: true,
+            failure: None,
+            made_up: true,
+            dashboard: String::new(),
+            ledger,
+            steps: Vec::new(),
+            engines: vec![engine],
+        }
+    }
+
+    fn refused(tour: &Summary) -> String {
+        tour.verdict().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_whole_tour_has_to_show_something() {
+        assert!(tour(true, 32).verdict().is_ok());
+        assert!(refused(&tour(false, 32)).contains("none was called exact"));
+        assert!(refused(&tour(true, 64)).contains("nothing was gained"));
+        let mut recorded = tour(true, 64);
+        recorded.made_up = false;
+        assert!(recorded.verdict().is_ok(), "a trace may have nothing to find");
+        let mut unseen = tour(true, 32);
+        unseen.engines[0].compared.restarts = 0;
+        assert!(refused(&unseen).contains("restarted 1 times, and kvplane says 0"));
+        // Whoever ended it has not seen it all.
+        unseen.complete = false;
+        assert!(unseen.verdict().is_ok());
+        unseen.engines[0].compared.agreement = Agreement::Lower;
+        assert!(unseen.verdict().is_ok());
+        unseen.complete = true;
+        assert!(refused(&unseen).contains("not what it should be"));
     }
 }

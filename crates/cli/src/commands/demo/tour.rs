@@ -22,13 +22,15 @@ pub(super) struct Tour {
     pub(super) ledger: Ledger,
     pub(super) steps: Vec<Step>,
     pub(super) view: View,
-    workload: Workload,
+    pub(super) workload: Workload,
     /// Tokens that each engine had to compute.
     computed: Vec<u64>,
     /// Whose turn it is in the second fleet.
     turn: usize,
     /// The engine of which less is known than it holds, since a step that shows this.
     pub(super) known_in_part: Option<&'static str>,
+    /// How often each engine was restarted.
+    pub(super) restarts: Vec<u64>,
     /// The engine that served last: the plane may not have heard of it yet.
     unheard: Option<usize>,
     /// When the next request comes.
@@ -49,6 +51,7 @@ impl Tour {
             plane,
             ledger: Ledger::new(engines),
             computed: vec![0; engines],
+            restarts: vec![0; engines],
             fleet,
             in_turn,
             steps: Vec::new(),
@@ -62,11 +65,11 @@ impl Tour {
         }
     }
 
-    /// Routes requests as they come, until a moment, and at least so many.
-    pub(super) async fn load(&mut self, until: Instant, at_least: usize) -> Result<(), Halt> {
+    /// Routes requests as they come, until a moment: at least and at most so many.
+    pub(super) async fn load(&mut self, until: Instant, least: usize, most: usize) -> Result<(), Halt> {
         self.due = Instant::now();
         let mut served = 0;
-        while served < at_least || Instant::now() < until {
+        while served < most && (served < least || Instant::now() < until) {
             let Some(request) = self.workload.next() else { break };
             // Whoever is late does not wait for what comes anyway, and nobody waits beyond the end.
             self.due += request.after;
@@ -101,10 +104,10 @@ impl Tour {
         Ok(())
     }
 
-    /// Runs requests on one engine without asking anybody, and on the second fleet in turn. They are not entered.
+    /// Runs made-up requests on one engine without asking anybody, and on the second fleet in turn. They are not entered.
     pub(super) fn send_to(&mut self, engine: usize, requests: usize) -> anyhow::Result<()> {
         for _ in 0..requests {
-            let request = self.workload.next_in_any_case();
+            let request = self.workload.next_made_up();
             self.serve(engine, &request)?;
         }
         Ok(())
@@ -212,7 +215,7 @@ impl Tour {
     /// Goes on with the load until it is enough.
     pub(super) async fn stay(&mut self) -> Result<(), Halt> {
         const A_DAY: Duration = Duration::from_hours(24);
-        self.load(Instant::now() + A_DAY, 0).await?;
+        self.load(Instant::now() + A_DAY, 0, usize::MAX).await?;
         // A trace has ended, or a day.
         self.stop.cancelled().await;
         Ok(())

@@ -8,7 +8,9 @@ use anyhow::{Context as _, bail};
 use kvplane_sim::load::{LoadConfig, Random, Workload as Conversations};
 use serde::Deserialize;
 
+use super::FEWEST_REQUESTS;
 use super::fleet::ROOM_FOR_TRACES;
+use super::story::Act;
 
 /// Requests a second, on the whole fleet: enough to see blocks come and go, and slow enough to watch.
 const RATE: f64 = 12.0;
@@ -83,7 +85,21 @@ impl Workload {
     pub(super) fn recorded(path: &Path, seed: u64) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| format!("--trace {}", path.display()))?;
         let trace = Trace::read(&text).with_context(|| format!("--trace {}", path.display()))?;
+        let (requests, fewest) = (trace.left.len(), FEWEST_REQUESTS * Act::ALL.len());
+        if requests < fewest {
+            bail!("--trace {}: has {requests} requests, and the tour needs {fewest}", path.display());
+        }
         Ok(Self { trace: Some(trace), ..Self::made_up(seed) })
+    }
+
+    /// Whether nobody has recorded it.
+    pub(super) fn is_made_up(&self) -> bool {
+        self.trace.is_none()
+    }
+
+    /// How many requests there are for each of so many loads: a trace is to last for all of them.
+    pub(super) fn share(&self, loads: usize) -> usize {
+        self.trace.as_ref().map_or(usize::MAX, |trace| trace.left.len().div_ceil(loads.max(1)))
     }
 
     /// The next request; none when a trace has ended.
@@ -94,12 +110,8 @@ impl Workload {
         }
     }
 
-    /// The next request, a made-up one when a trace has ended.
-    pub(super) fn next_in_any_case(&mut self) -> Request {
-        self.next().unwrap_or_else(|| self.next_made_up())
-    }
-
-    fn next_made_up(&mut self) -> Request {
+    /// The next made-up request, whether there is a trace or not: each has blocks that are new.
+    pub(super) fn next_made_up(&mut self) -> Request {
         let turn = self.conversations.next_turn();
         Request {
             after: Duration::from_secs_f64(pause(&mut self.arrivals)),
@@ -154,6 +166,12 @@ impl Recorded {
         if *input_length == 0 || hash_ids.is_empty() {
             bail!(
                 "a request without tokens: input_length is {input_length}, and hash_ids has {}",
+                hash_ids.len()
+            );
+        }
+        if input_length.div_ceil(TRACE_BLOCK) > hash_ids.len() {
+            bail!(
+                "input_length {input_length} is more than {} hash_ids of {TRACE_BLOCK} tokens stand for",
                 hash_ids.len()
             );
         }
@@ -236,13 +254,16 @@ mod tests {
 
     #[test]
     fn what_cannot_be_asked_is_refused_by_its_line() {
+        let many = format!("{:?}", vec![1; TRACE_INPUT / TRACE_BLOCK + 1]);
         for (bad, why) in [
             (line("-1", "5", "[1]"), "timestamp -1 is not"),
             (line("1e300", "5", "[1]"), "is not a number of milliseconds"),
             (line("1e999", "5", "[1]"), "not a request"),
             (line("0", "5", "[]"), "without tokens"),
             (line("0", "0", "[1]"), "without tokens"),
-            (line("0", "18446744073709551615", "[1]"), "more than the simulated engines take"),
+            (line("0", "513", "[1]"), "more than 1 hash_ids of 512 tokens stand for"),
+            (line("0", "18446744073709551615", "[1]"), "more than 1 hash_ids"),
+            (line("0", &(TRACE_INPUT + 1).to_string(), &many), "more than the simulated engines take"),
             (line("0", "18446744073709551616", "[1]"), "not a request"),
             (line("0", "5", "[-1]"), "not a request"),
         ] {
