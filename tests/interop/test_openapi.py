@@ -3,6 +3,7 @@
 import functools
 import json
 import operator
+import re
 import urllib.parse
 import urllib.request
 
@@ -12,7 +13,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from harness.plane import http
+from harness.plane import ROOT, http
 
 PROMPT = list(range(100, 164))
 
@@ -43,16 +44,22 @@ class Contract:
         assert status == expect, (method, path, answer)
         if body is not None and status < 300:
             self.check(self.found(operation["requestBody"]), body)
-        written = self.found(operation["responses"][str(status)])
+        written = self.found(operation["responses"].get(str(status)) or operation["responses"]["default"])
         if "application/json" in written.get("content", {}):
             self.check(written, answer)
         return answer
 
-    def check(self, described, value):
+    def validator(self, described):
         schema = described["content"]["application/json"]["schema"]
         # References of a part lead into the whole.
         whole = json.loads(json.dumps(schema).replace('"#/', '"urn:document#/'))
-        jsonschema.Draft202012Validator(whole, registry=self.registry).validate(value)
+        return jsonschema.Draft202012Validator(whole, registry=self.registry)
+
+    def check(self, described, value):
+        self.validator(described).validate(value)
+
+    def fits(self, described, value):
+        return self.validator(described).is_valid(value)
 
 
 @pytest.fixture
@@ -74,6 +81,49 @@ def test_every_operation_says_who_may(contract):
         for method, operation in item.items():
             assert "security" in operation, (method, path)
             assert bool(operation["security"]) == ("x-kvplane-role" in operation), (method, path)
+
+
+def test_parameters_in_a_body_are_those_that_are_described(contract):
+    samples = {"number": 1, "boolean": True, "integer": 1, "string": "a", "array": ["a"]}
+    taken = {"engine": ["e0"], "model": ["llama"], "kind": ["vllm"], "url": [contract.plane.http]}
+    for path in ("/flush_cache", "/start_profile", "/stop_profile"):
+        described = contract.document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        for name, schema in described["properties"].items():
+            value = taken.get(name, samples[schema["type"]])
+            status, answer = http("POST", contract.plane.http + path, {"dry_run": True, name: value})
+            # Nobody has that address, and that is all that is wrong.
+            assert status == 200 or (name == "url" and "url" in answer["error"]["message"]), (path, name, answer)
+
+
+def test_errors_that_no_operation_lists_have_the_same_shape(contract):
+    for method, path in (("PUT", "/v1/query"), ("DELETE", "/healthz"), ("PUT", "/register")):
+        status, answer = http(method, contract.plane.http + path)
+        assert status == 405
+        some = next(iter(contract.document["paths"][path].values()))
+        contract.check(contract.found(some["responses"]["default"]), answer)
+    for path in ("/flush_cache", "/start_profile", "/stop_profile"):
+        contract.ask("POST", path, {"engine": ["x" * (100 << 10)]}, expect=400)
+    contract.ask("DELETE", "/v1/engines/{id}", id="%FF", expect=400)
+    contract.ask("GET", "/dashboard/{file}", file="%FF", expect=404)
+
+
+def test_examples_of_the_reference_are_as_it_is_described(contract):
+    page = (ROOT / "docs/reference/http.md").read_text()
+    checked = set()
+    for heading, section in re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", page, re.MULTILINE):
+        route = re.fullmatch(r"`(GET|POST) (/\S+)`", heading)
+        if not route:
+            continue
+        method, path = route.groups()
+        answers = contract.document["paths"][path][method.lower()]["responses"].values()
+        schemas = [answer for answer in map(contract.found, answers) if "application/json" in answer.get("content", {})]
+        blocks = re.findall(r"^```json\n(.*?)^```|^(\{.*\})$", section, re.MULTILINE | re.DOTALL)
+        for example in ("".join(block) for block in blocks):
+            if "…" in example:
+                continue
+            assert any(contract.fits(schema, json.loads(example)) for schema in schemas), (heading, example)
+            checked.add(path)
+    assert checked >= {"/v1/engines", "/v1/status", "/v1/query"}
 
 
 def test_every_page_answers_as_it_is_described(contract):

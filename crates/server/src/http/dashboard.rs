@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderValue, header};
@@ -48,8 +49,8 @@ async fn page() -> Response {
     served("text/html", PAGE)
 }
 
-async fn file(Path(name): Path<String>) -> Result<Response, ApiError> {
-    let found = FILES.iter().find(|(file, ..)| *file == name);
+async fn file(name: Result<Path<String>, PathRejection>) -> Result<Response, ApiError> {
+    let found = name.ok().and_then(|Path(name)| FILES.iter().find(|(file, ..)| *file == name));
     let (_, kind, text) = found.ok_or_else(|| super::no_such_path(super::OPENAPI_LISTS))?;
     Ok(served(kind, text))
 }
@@ -109,7 +110,7 @@ mod tests {
     async fn answers_say_what_may_be_done_with_them() {
         let mut answers = vec![page().await];
         for (name, ..) in FILES {
-            answers.push(file(Path((*name).to_owned())).await.unwrap_or_else(|_| panic!("{name}")));
+            answers.push(file(Ok(Path((*name).to_owned()))).await.unwrap_or_else(|_| panic!("{name}")));
         }
         for answer in answers {
             let header = |name| answer.headers().get(name).unwrap().to_str().unwrap().to_owned();
@@ -124,6 +125,6 @@ mod tests {
             assert_eq!(header("cache-control"), "no-cache");
             assert!(header("content-type").ends_with("; charset=utf-8"));
         }
-        assert!(file(Path("../Cargo.toml".to_owned())).await.is_err());
+        assert!(file(Ok(Path("../Cargo.toml".to_owned()))).await.is_err());
     }
 }

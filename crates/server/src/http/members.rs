@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::rejection::JsonRejection;
+use axum::extract::rejection::{JsonRejection, PathRejection};
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -57,7 +57,11 @@ async fn add(
     Ok((StatusCode::CREATED, Json(added)).into_response())
 }
 
-async fn remove(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+async fn remove(
+    State(shared): State<Arc<Shared>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<StatusCode, ApiError> {
+    let Path(id) = id.map_err(|rejection| PublicError::field("id", rejection.body_text()))?;
     Fleet::new(shared).remove(&id).await.map_err(PublicError::from)?;
     Ok(StatusCode::NO_CONTENT)
 }

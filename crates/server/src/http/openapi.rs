@@ -50,12 +50,43 @@ fn document() -> Value {
         }
     }
     add(&mut document["components"]["schemas"], schemas());
+    let parameters = document["components"]["parameters"].clone();
+    for operation in operations(&mut document) {
+        complete(operation, &parameters);
+    }
     for &(method, path, needs) in PAGES {
         if let Some(operation) = document["paths"][path].get_mut(method.to_ascii_lowercase()) {
             secure(operation, needs);
         }
     }
     document
+}
+
+fn operations(document: &mut Value) -> impl Iterator<Item = &mut Value> {
+    let items = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
+    items.filter_map(Value::as_object_mut).flat_map(Map::values_mut)
+}
+
+/// Adds what follows from the rest: the answers that every operation may give, and the schema of a body that takes what the query does.
+fn complete(operation: &mut Value, shared: &Value) {
+    let is_indexers = operation["tags"] == json!(["indexer"]);
+    let other = if is_indexers { "IndexerOther" } else { "Other" };
+    operation["responses"]["default"] = json!({"$ref": format!("#/components/responses/{other}")});
+    let lacks_schema = |body: &Value| body.is_object() && body["content"].is_null();
+    if operation.get("requestBody").is_none_or(|body| !lacks_schema(body)) {
+        return;
+    }
+    let mut properties = Map::new();
+    for parameter in operation["parameters"].as_array().into_iter().flatten() {
+        let name = parameter["$ref"].as_str().and_then(|reference| reference.rsplit('/').next());
+        let parameter = name.map_or(parameter, |name| &shared[name]);
+        let also = parameter["x-kvplane-also"].as_array().into_iter().flatten();
+        for name in also.chain([&parameter["name"]]).filter_map(Value::as_str) {
+            properties.insert(name.to_owned(), parameter["schema"].clone());
+        }
+    }
+    let schema = json!({"type": ["object", "null"], "additionalProperties": false, "properties": properties});
+    operation["requestBody"]["content"] = json!({"application/json": {"schema": schema}});
 }
 
 /// Puts entries beside those that are there.

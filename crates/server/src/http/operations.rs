@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -31,15 +32,16 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
 }
 
 type Who = Option<Extension<Caller>>;
+type Body = Result<Bytes, BytesRejection>;
 
 async fn flush_cache(
     State(shared): State<Arc<Shared>>,
     caller: Who,
     query: Pairs,
-    body: Bytes,
+    body: Body,
 ) -> Result<Response, ApiError> {
     let (mut proof_timeout, mut nudge) = (None, false);
-    let mut request = read(&shared, query, &body, |given, _| {
+    let mut request = read(&shared, query, body, |given, _| {
         proof_timeout = given.seconds("proof_timeout_s", &["proof_timeout"])?;
         nudge = given.flag("nudge", &[])?.unwrap_or(false);
         Ok(Verb::Flush(Flush {
@@ -57,9 +59,9 @@ async fn start_profile(
     State(shared): State<Arc<Shared>>,
     caller: Who,
     query: Pairs,
-    body: Bytes,
+    body: Body,
 ) -> Result<Response, ApiError> {
-    let request = read(&shared, query, &body, |given, id| {
+    let request = read(&shared, query, body, |given, id| {
         Ok(Verb::StartProfile(Profile {
             id,
             output_dir: given.text("output_dir", &[])?,
@@ -81,9 +83,9 @@ async fn stop_profile(
     State(shared): State<Arc<Shared>>,
     caller: Who,
     query: Pairs,
-    body: Bytes,
+    body: Body,
 ) -> Result<Response, ApiError> {
-    let request = read(&shared, query, &body, |_, _| Ok(Verb::StopProfile))?;
+    let request = read(&shared, query, body, |_, _| Ok(Verb::StopProfile))?;
     operate(&shared, caller, request).await
 }
 
@@ -92,7 +94,7 @@ async fn server_info(
     caller: Who,
     query: Pairs,
 ) -> Result<Response, ApiError> {
-    let request = read(&shared, query, &[], |_, _| Ok(Verb::Info))?;
+    let request = read(&shared, query, Ok(Bytes::new()), |_, _| Ok(Verb::Info))?;
     operate(&shared, caller, request).await
 }
 
@@ -101,7 +103,7 @@ async fn get_loads(
     caller: Who,
     query: Pairs,
 ) -> Result<Response, ApiError> {
-    let request = read(&shared, query, &[], |_, _| Ok(Verb::Loads))?;
+    let request = read(&shared, query, Ok(Bytes::new()), |_, _| Ok(Verb::Loads))?;
     operate(&shared, caller, request).await
 }
 
@@ -109,10 +111,11 @@ async fn get_loads(
 fn read(
     shared: &Shared,
     query: Pairs,
-    body: &[u8],
+    body: Body,
     verb: impl FnOnce(&mut Parameters, ops::Id) -> Result<Verb, PublicError>,
 ) -> Result<ops::Request, PublicError> {
-    let mut given = Parameters::read(query, body)?;
+    let body = body.map_err(|rejection| PublicError::field("body", rejection.body_text()))?;
+    let mut given = Parameters::read(query, &body)?;
     let id = shared.operations.mint();
     let mut request = ops::Request::new(id.clone(), verb(&mut given, id)?);
     request.selection = Selection::new(

@@ -18,11 +18,13 @@ async fn every_refusal_says_what_to_do() {
         json!({"id": "new", "kind": "vllm", "events": "tcp://127.0.0.1:9", field: value}).to_string()
     };
     let none = String::new;
+    let too_long = || " ".repeat(100 << 10);
     let question = str::to_owned;
     let (invalid, not_found) = (ErrorCode::InvalidArgument, ErrorCode::NotFound);
     for (method, path, body, code, next) in [
         ("GET", "/nowhere", none(), not_found, "/openapi.json"),
         ("GET", "/dashboard/nothing.js", none(), not_found, "/openapi.json"),
+        ("GET", "/dashboard/%FF", none(), not_found, "/openapi.json"),
         ("PUT", "/readyz", none(), ErrorCode::MethodNotAllowed, "/openapi.json"),
         ("GET", "/readyz?strict=perhaps", none(), invalid, OF_THE_CODE),
         ("GET", "/readyz?strict=1&strict=0", none(), invalid, "give it once"),
@@ -57,6 +59,10 @@ async fn every_refusal_says_what_to_do() {
         ("POST", "/v1/engines", added("token_file", "/etc/passwd"), invalid, "describe the engine there"),
         ("POST", "/v1/engines", added("colour", "red"), invalid, OF_THE_CODE),
         ("DELETE", "/v1/engines/nobody", none(), not_found, "kvplane engines"),
+        ("DELETE", "/v1/engines/%FF", none(), invalid, OF_THE_CODE),
+        ("POST", "/flush_cache", too_long(), invalid, OF_THE_CODE),
+        ("POST", "/start_profile", too_long(), invalid, OF_THE_CODE),
+        ("POST", "/stop_profile", too_long(), invalid, OF_THE_CODE),
         ("POST", "/flush_cache?engine=nobody", none(), invalid, "kvplane engines"),
         ("POST", "/flush_cache?url=/here", none(), invalid, "http://127.0.0.1:8000"),
         ("POST", "/flush_cache?colour=red", none(), invalid, "leave it out"),
