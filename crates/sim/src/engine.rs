@@ -1,6 +1,7 @@
 //! The engine: requests on caches, batches to publishers, lives.
 
 mod operated;
+mod request;
 mod running;
 
 use std::net::SocketAddr;
@@ -13,14 +14,14 @@ use kvplane_socket::SocketError;
 use kvplane_wire::OwnedEvent;
 use parking_lot::Mutex;
 
+pub use self::request::{CompletionOptions, CompletionResult, RankState};
 pub use self::running::Running;
-use crate::cache::{Cache, Copies, GroupState, Moment};
+use crate::cache::{Cache, Copies, Moment};
 use crate::config::SimConfig;
 use crate::fault::{Fault, Restart};
 use crate::history::{History, relive};
-use crate::keys::{Image, Keys};
 use crate::operate::{Desk, before_routes};
-use crate::pool::{PoolError, Report};
+use crate::pool::PoolError;
 use crate::publisher::{Command, PublisherHandle};
 use crate::serve::ServerThread;
 use crate::{grpc, http};
@@ -63,51 +64,6 @@ pub enum SimError {
     /// No such rank.
     #[error("no rank {0}")]
     NoRank(u32),
-}
-
-/// How a request differs from a plain one.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CompletionOptions {
-    /// The rank to run on; in turn without.
-    pub rank: Option<u32>,
-    /// Cache salt.
-    pub cache_salt: Option<String>,
-    /// Adapter name.
-    pub lora: Option<String>,
-    /// Images in the prompt.
-    pub images: Vec<Image>,
-    /// Digest of prompt embeddings.
-    pub embeddings: Option<Vec<u8>>,
-    /// What its events tell of what was found for it.
-    pub report: Report,
-}
-
-/// What a request got.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CompletionResult {
-    /// The rank that ran it.
-    pub rank: u32,
-    /// Prompt tokens that were found in the cache.
-    pub cached_tokens: usize,
-    /// Generated tokens.
-    pub output: Vec<u32>,
-}
-
-/// The truth about a rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankState {
-    /// The rank.
-    pub rank: u32,
-    /// Sequence of the next batch.
-    pub next_sequence: u64,
-    /// Blocks on the device, of all groups together: the 64 bits of each hash, and its copies.
-    pub blocks: Copies,
-    /// The same for the host tier, where there is one.
-    pub host_blocks: Copies,
-    /// The same for each group.
-    pub groups: Vec<GroupState>,
-    /// Requests under way.
-    pub running: usize,
 }
 
 /// What all handles share.
@@ -376,18 +332,6 @@ impl Engine {
         self.desk.restarted();
         let mut start_time = self.start_time.lock();
         *start_time = now().max(*start_time + LEAST_STEP);
-    }
-}
-
-impl CompletionOptions {
-    /// What makes its blocks differ from those of a plain request.
-    pub fn keys(&self) -> Keys {
-        Keys {
-            lora: self.lora.clone(),
-            salt: self.cache_salt.clone(),
-            images: self.images.clone(),
-            embeddings: self.embeddings.clone(),
-        }
     }
 }
 

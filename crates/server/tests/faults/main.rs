@@ -11,6 +11,8 @@ mod hybrid;
 mod identity;
 mod members;
 mod query;
+mod query_faults;
+mod query_refused;
 mod refusals;
 mod relay;
 mod replay;

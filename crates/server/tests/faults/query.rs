@@ -1,18 +1,16 @@
-//! Who holds a prompt: the answers under faults, every field of them, and every question that is refused.
+//! Who holds a prompt: every field of the answers. Under faults: `query_faults`; what is refused: `query_refused`.
 
-use kvplane_core::{Continuity, Trust};
-use kvplane_ingest::PlaneOptions;
+use kvplane_core::Continuity;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
-use kvplane_sim::{CompletionOptions, Fault, GroupSpec, ReplayMode, Restart};
+use kvplane_sim::{CompletionOptions, Fault, GroupSpec, ReplayMode};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::rig::{Engine, Rig, call};
 
-fn prompt(first: u32, tokens: u32) -> Vec<u32> {
+pub fn prompt(first: u32, tokens: u32) -> Vec<u32> {
     (first..first + tokens).collect()
 }
 
@@ -21,7 +19,7 @@ pub fn ask(ids: &[u32]) -> Value {
 }
 
 /// The engine computes a prompt and publishes it.
-fn complete(engine: &Engine, ids: &[u32], options: &CompletionOptions) {
+pub fn complete(engine: &Engine, ids: &[u32], options: &CompletionOptions) {
     engine.sim.complete(ids, 1, options).unwrap();
     engine.sim.state();
 }
@@ -219,116 +217,6 @@ async fn tiers_count_themselves_and_everything_warmer_and_holes_end_a_prefix() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_engine_is_never_answered_for_with_its_old_life() {
-    let engine = Engine::plain();
-    let ids = prompt(1, 96);
-    complete(&engine, &ids, &CompletionOptions::default());
-    let rig = Rig::over(&[&engine]).await;
-    let before = rig.exact(0, &engine).await.epoch.as_u64();
-    assert_eq!(rig.query(&ask(&ids)).await["matches"][0]["epoch"], before);
-    engine.sim.fault(None, Fault::Restart(Restart { first_sequence: 0, same_content: false }));
-    // From the moment it is noticed, nothing of the old life is credited.
-    loop {
-        let answer = rig.query(&ask(&ids)).await;
-        let Some(found) = answer["matches"].get(0) else {
-            assert_eq!(answer["not_credited"][0]["reason"], "recovering");
-            assert_eq!(answer["trust"], "lower");
-            continue;
-        };
-        if found["epoch"] == before {
-            assert_eq!(found["tokens"], 96, "not noticed yet: the old life, whole");
-            continue;
-        }
-        assert_eq!(found["tokens"], 0, "a new life begins empty");
-        break;
-    }
-    complete(&engine, &ids[..32], &CompletionOptions::default());
-    let after = rig.exact(0, &engine).await.epoch.as_u64();
-    let answer = rig.query(&ask(&ids)).await;
-    assert_eq!(
-        (&answer["matches"][0]["epoch"], &answer["matches"][0]["tokens"]),
-        (&json!(after), &json!(32))
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn recovering_and_down_are_listed_with_their_reason_and_come_back() {
-    let engines = [Engine::plain(), Engine::plain()];
-    let ids = prompt(1, 96);
-    for engine in &engines {
-        complete(engine, &ids, &CompletionOptions::default());
-    }
-    // Long enough to be seen on the way.
-    let options = PlaneOptions { down_after: std::time::Duration::from_secs(2), ..PlaneOptions::default() };
-    let rig = Rig::with_options(&[&engines[0], &engines[1]], options).await;
-    for (at, engine) in engines.iter().enumerate() {
-        rig.exact(at, engine).await;
-    }
-    // A replay socket that does not answer leaves the verdict open.
-    engines[0].sim.fault(None, Fault::Replay(ReplayMode::Off));
-    engines[0].sim.fault(None, Fault::Disconnect);
-    for (standing, reason) in [(Continuity::Recovering, "recovering"), (Continuity::Down, "down")] {
-        let status = rig.until(0, reason, |status| status.continuity == standing).await;
-        let answer = rig.query(&ask(&ids)).await;
-        // It may have gone on to be down meanwhile.
-        let told = answer["not_credited"][0]["reason"].as_str().unwrap();
-        assert!(told == reason || told == "down", "{answer}");
-        assert_eq!(answer["not_credited"][0]["engine"], "e0");
-        assert_eq!(answer["not_credited"][0]["continuity"], told);
-        assert_eq!(answer["not_credited"][0]["epoch"], status.epoch.as_u64());
-        assert_eq!(answer["best"], json!([{ "engine": "e1", "rank": 0 }]), "the other goes on");
-        assert_eq!(answer["trust"], "lower", "one who could have answered did not");
-    }
-    engines[0].sim.fault(None, Fault::Replay(ReplayMode::On));
-    engines[0].sim.fault(None, Fault::Disconnect);
-    rig.exact(0, &engines[0]).await;
-    let answer = rig.query(&ask(&ids)).await;
-    assert_eq!((answer["best"].as_array().unwrap().len(), &answer["trust"]), (2, &json!("exact")));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_gap_makes_answers_lower_and_never_longer_than_the_truth() {
-    let mut engine = Engine::plain();
-    engine.work(8);
-    let ids = prompt(1, 96);
-    complete(&engine, &ids, &CompletionOptions::default());
-    let rig = Rig::over(&[&engine]).await;
-    rig.exact(0, &engine).await;
-    engine.sim.fault(None, Fault::Lose(1));
-    engine.work(6);
-    let status = rig.caught_up(0, &engine).await;
-    assert_eq!(status.trust.level(), Trust::Lower);
-    let answer = rig.query(&ask(&ids)).await;
-    let found = &answer["matches"][0];
-    assert_eq!(
-        (&found["trust"], &found["reason"], &answer["trust"]),
-        (&json!("lower"), &json!("gap"), &json!("lower"))
-    );
-    let truth = engine.sim.would_hit(&ids, &CompletionOptions::default()) as u64;
-    assert!(found["tokens"].as_u64().unwrap() <= truth.next_multiple_of(16), "no phantoms");
-    // What was kept against better knowledge is not credited.
-    let options = PlaneOptions { on_gap: kvplane_stream::OnGap::Keep, ..PlaneOptions::default() };
-    let keeping = Rig::with_options(&[&engine], options).await;
-    keeping.live(0).await;
-    engine.sim.fault(None, Fault::Lose(1));
-    engine.work(3);
-    let last = engine.next_sequence().checked_sub(1);
-    keeping
-        .until(0, "unsound and caught up", |status| {
-            let caught_up = status.continuity == Continuity::Live && status.engine_sequence == last;
-            status.trust.level() == Trust::Unsound && caught_up
-        })
-        .await;
-    let answer = keeping.query(&ask(&ids)).await;
-    assert_eq!((&answer["matches"], &answer["trust"]), (&json!([]), &json!("unsound")));
-    let passed = &answer["not_credited"][0];
-    assert_eq!(
-        (&passed["trust"], &passed["reason"], &passed["continuity"]),
-        (&json!("unsound"), &json!("gap_kept"), &json!("live"))
-    );
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn answers_beside_a_busy_engine_are_those_of_the_engine() {
     let mut engine = Engine::start(|config| config.blocks = 64);
     let rig = Rig::over(&[&engine]).await;
@@ -399,170 +287,6 @@ async fn groups_are_told_on_request_and_the_main_one_where_it_holds_more() {
         rig.query(&json!({ "model": "sim", "token_ids": prompt(1, 64), "groups": true })).await["matches"][0]
             .clone();
     assert_eq!((&found["main"], &found["groups"]), (&length(64), &json!([])));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_answered_is_refused_with_field_and_reason() {
-    let engine = Engine::plain();
-    let rig = Rig::over(&[&engine]).await;
-    rig.live(0).await;
-    let long = "1,".repeat(1 << 20) + "1";
-    let cases = [
-        ("", "body", "is not a JSON object"),
-        ("[]", "body", "is not a JSON object"),
-        (r#"{"model":"sim","token_ids":[1]"#, "body", "is not JSON"),
-        (r#"{"model":"sim","token_ids":[1]} x"#, "body", "is not JSON"),
-        (r#"{"token_ids":[1]}"#, "model", "is missing"),
-        (r#"{"model":null,"token_ids":[1]}"#, "model", "is missing"),
-        (r#"{"model":7,"token_ids":[1]}"#, "model", "is not text"),
-        (r#"{"model":"nope","token_ids":[1]}"#, "model", "is not known"),
-        (r#"{"model":"sim"}"#, "token_ids", "is missing"),
-        (r#"{"model":"sim","token_ids":null}"#, "token_ids", "is missing"),
-        (r#"{"model":"sim","token_ids":5}"#, "token_ids", "is not a list"),
-        (r#"{"model":"sim","token_ids":[4294967295,4294967296]}"#, "token_ids", "element 1 is not"),
-        (r#"{"model":"sim","token_ids":[-1]}"#, "token_ids", "element 0 is not"),
-        (r#"{"model":"sim","token_ids":[1,2.5]}"#, "token_ids", "element 1 is not"),
-        (r#"{"model":"sim","token_ids":[1e3]}"#, "token_ids", "element 0 is not"),
-        (r#"{"model":"sim","token_ids":[1,"x"]}"#, "token_ids", "element 1 is not"),
-        (
-            r#"{"model":"sim","token_ids":[1],"block_hashes":[1],"block_size":16}"#,
-            "token_ids",
-            "exclude each other",
-        ),
-        (r#"{"model":"sim","block_hashes":[1]}"#, "block_size", "is missing"),
-        (r#"{"model":"sim","block_hashes":[1],"block_size":0}"#, "block_size", "must not be 0"),
-        (r#"{"model":"sim","block_hashes":[1],"block_size":-4}"#, "block_size", "is not a whole number"),
-        (
-            r#"{"model":"sim","block_hashes":[18446744073709551616],"block_size":16}"#,
-            "block_hashes",
-            "element 0",
-        ),
-        (r#"{"model":"sim","token_ids":[1],"block_size":16}"#, "block_size", "goes with block_hashes"),
-        (
-            r#"{"model":"sim","block_hashes":[1],"block_size":16,"cache_salt":"s"}"#,
-            "cache_salt",
-            "is part of",
-        ),
-        (r#"{"model":"sim","block_hashes":[1],"block_size":16,"lora_name":"l"}"#, "lora_name", "is part of"),
-        (r#"{"model":"sim","token_ids":[1],"chained":true}"#, "chained", "goes with block_hashes"),
-        (r#"{"model":"sim","block_hashes":[1],"block_size":16,"lora_id":1}"#, "lora_id", "is part of"),
-        (r#"{"model":"sim","block_hashes":[1],"block_size":16,"extra_keys":[]}"#, "extra_keys", "is part of"),
-        (r#"{"model":"sim","block_hashes":[1],"block_size":16,"multimodal":[]}"#, "multimodal", "is part of"),
-        (r#"{"model":"sim","token_ids":[1],"lora_id":"x"}"#, "lora_id", "is not a whole number"),
-        (r#"{"model":"sim","token_ids":[1],"groups":1}"#, "groups", "is not true or false"),
-        (
-            r#"{"model":"sim","token_ids":[1],"extra_keys":[null]}"#,
-            "block_size",
-            "is missing beside extra_keys",
-        ),
-        (
-            r#"{"model":"sim","token_ids":[1],"extra_keys":[1],"block_size":1}"#,
-            "extra_keys",
-            "is not a list per",
-        ),
-        (r#"{"model":"sim","token_ids":[1],"extra_keys":[],"block_size":1}"#, "extra_keys", "has 0 lists"),
-        (
-            r#"{"model":"sim","token_ids":[1],"extra_keys":[null,null],"block_size":1}"#,
-            "extra_keys",
-            "has 2 lists",
-        ),
-        (
-            r#"{"model":"sim","token_ids":[1],"extra_keys":[null],"block_size":1,"multimodal":[]}"#,
-            "multimodal",
-            "exclude each other",
-        ),
-        (
-            r#"{"model":"sim","token_ids":[1],"multimodal":[{"id":"x"}]}"#,
-            "multimodal",
-            "is not a list of items",
-        ),
-        (
-            r#"{"model":"sim","token_ids":[1,2],"multimodal":[{"id":"x","offset":0,"length":0}]}"#,
-            "multimodal",
-            "item 0 has no length",
-        ),
-        (
-            r#"{"model":"sim","token_ids":[1,2],"multimodal":[{"id":"x","offset":1,"length":2}]}"#,
-            "multimodal",
-            "item 0 goes on behind",
-        ),
-        (
-            r#"{"model":"sim","token_ids":[1,2],"multimodal":[{"id":"x","offset":0,"length":2},{"id":"x","offset":1,"length":1}]}"#,
-            "multimodal",
-            "item 1 begins before",
-        ),
-        (r#"{"model":"sim","token_ids":[1],"colour":"red"}"#, "body", "unknown field \"colour\""),
-        (r#"{"model":"sim","model":"sim","token_ids":[1]}"#, "model", "is given twice"),
-        (
-            &format!(r#"{{"model":"sim","token_ids":[{long}]}}"#),
-            "token_ids",
-            "has more than 1048576 elements",
-        ),
-    ];
-    for (body, field, reason) in cases {
-        let (status, answer) = crate::rig::send(rig.http, "POST", "/v1/query", body.to_owned()).await;
-        let error = &answer["error"];
-        let shown = &body[..body.len().min(120)];
-        assert_eq!((status, &error["code"]), (400, &json!("invalid_argument")), "{shown}: {answer}");
-        assert_eq!(error["field"], field, "{shown}: {answer}");
-        let message = error["message"].as_str().unwrap();
-        assert!(message.starts_with(&format!("{field}: ")) && message.contains(reason), "{shown}: {message}");
-    }
-    // Too large by what it says of itself: refused before anything of it is read.
-    let mut socket = tokio::net::TcpStream::connect(rig.http).await.unwrap();
-    socket
-        .write_all(b"POST /v1/query HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n")
-        .await
-        .unwrap();
-    let mut answer = vec![0; 4096];
-    let length = socket.read(&mut answer).await.unwrap();
-    let answer = String::from_utf8_lossy(&answer[..length]);
-    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("body: has more than"), "{answer}");
-    let (status, _) = crate::rig::send(rig.http, "GET", "/v1/query", String::new()).await;
-    assert_eq!(status, 405);
-
-    let query = |change: fn(&mut proto::QueryRequest)| {
-        let mut request = proto::QueryRequest {
-            model: "sim".to_owned(),
-            token_ids: vec![1],
-            ..proto::QueryRequest::default()
-        };
-        change(&mut request);
-        request
-    };
-    let cases: [(proto::QueryRequest, &str); 6] = [
-        (query(|request| request.model.clear()), "model: is missing; known models: sim"),
-        (query(|request| request.model = "nope".to_owned()), "model: is not known; known models: sim"),
-        (query(|request| request.token_ids.clear()), "token_ids: is missing"),
-        (query(|request| request.block_hashes.push(1)), "token_ids: and block_hashes exclude"),
-        (query(|request| request.token_ids = vec![1; (1 << 20) + 1]), "token_ids: has more than 1048576"),
-        (query(|request| request.block_size = Some(16)), "block_size: goes with block_hashes"),
-    ];
-    let mut client = PlaneClient::connect(format!("http://{}", rig.grpc)).await.unwrap();
-    let mut batch = Vec::new();
-    for (at, (request, reason)) in cases.iter().enumerate() {
-        let status = rig.grpc_query(request.clone()).await.unwrap_err();
-        assert_eq!(status.code(), tonic::Code::InvalidArgument);
-        assert!(status.message().contains(reason), "{}", status.message());
-        batch.push(proto::QueryRequest { id: at as u64, ..request.clone() });
-    }
-    // In a stream a refusal is a result among others.
-    batch.push(query(|request| request.id = 99));
-    let requests =
-        futures::stream::iter([proto::QueryBatch { queries: batch }, proto::QueryBatch::default()]);
-    let mut answers = client.query_stream(requests).await.unwrap().into_inner();
-    let results = answers.message().await.unwrap().unwrap().results;
-    for (at, (_, reason)) in cases.iter().enumerate() {
-        let Some(proto::query_result::Outcome::Refusal(refusal)) = &results[at].outcome else {
-            panic!("{results:?}")
-        };
-        assert_eq!((results[at].id, refusal.code.as_str()), (at as u64, "invalid_argument"));
-        assert!(refusal.message.contains(reason) && refusal.message.starts_with(refusal.field()));
-    }
-    assert_eq!(results.last().unwrap().id, 99);
-    assert!(matches!(results.last().unwrap().outcome, Some(proto::query_result::Outcome::Response(_))));
-    assert_eq!(answers.message().await.unwrap(), Some(proto::QueryBatchResponse::default()));
-    assert_eq!(answers.message().await.unwrap(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
