@@ -1,4 +1,4 @@
-# Needs Rust (cargo, rustfmt, clippy), a C++ compiler and Python 3.11; everything else is set up from here.
+# Needs Rust (cargo, rustfmt, clippy) and a C and C++ compiler; for tests and documentation, Python 3.11. Everything else is set up from here.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-python bench-dashboard bench-peers dist install uninstall clean rust-tools compilers
+.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-python bench-dashboard bench-peers dist install uninstall clean rust-tools compilers interpreter
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
@@ -31,7 +31,7 @@ demo: compilers
 # What is quick comes first, and what builds everything once more comes last.
 test: lint alerts unit interop python browser loom newcomer
 
-lint: rust-tools compilers fmt clippy rooms docs
+lint: rust-tools compilers interpreter fmt clippy rooms docs
 
 fmt:
 	$(CARGO) fmt --all -- --check
@@ -39,15 +39,15 @@ fmt:
 clippy:
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-rooms:
+rooms: interpreter
 	$(PYTHON) scripts/check-rooms.py
 
-docs:
+docs: interpreter
 	$(PYTHON) scripts/check-docs.py
 	$(PYTHON) scripts/check-book.py
 
 # Pages that are made from the code; `make unit` and `make interop` fail when one of them is not up to date.
-reference: compilers
+reference: compilers interpreter
 	KVPLANE_WRITE_REFERENCE=1 $(CARGO) test -p kvplane-server --lib reference
 	$(CARGO) run --quiet -p kvplane -- config schema | $(PYTHON) scripts/config-page.py
 	$(PYTHON) scripts/messages-page.py
@@ -68,11 +68,11 @@ interop: compilers python-env
 	$(CARGO) build -p kvplane
 	.venv/bin/python -m pytest tests/interop $(PYTEST)
 
-python-env:
+python-env: interpreter
 	@scripts/python-env.sh
 
 # The Python package in a clean environment. PYTEST takes arguments here too.
-python: compilers
+python: compilers interpreter
 	scripts/python-tests.sh $(PYTEST)
 
 # What the README and the page of five minutes say, done in a fresh clone.
@@ -81,18 +81,18 @@ newcomer: compilers python-env
 	.venv/bin/python -m pytest tests/newcomer $(PYTEST)
 
 # The dashboard in Debian's chromium. PYTEST takes arguments here too.
-browser: compilers
+browser: compilers interpreter
 	@scripts/browser-env.sh
 	$(CARGO) build -p kvplane
 	.venv-browser/bin/python -m pytest tests/browser $(PYTEST)
 
 # The pictures of docs/images. Look at them before you commit them.
-screenshots: compilers
+screenshots: compilers interpreter
 	@scripts/browser-env.sh
 	$(CARGO) build -p kvplane
 	PYTHONPATH=tests/browser:tests/interop .venv-browser/bin/python tests/browser/screenshots.py
 
-wheel: compilers
+wheel: compilers interpreter
 	scripts/wheel.sh release dist
 	@ls dist
 
@@ -117,10 +117,10 @@ uninstall:
 bench: compilers
 	scripts/bench.sh
 
-bench-python: compilers
+bench-python: compilers interpreter
 	scripts/bench-python.sh
 
-bench-dashboard: compilers
+bench-dashboard: compilers interpreter
 	@scripts/browser-env.sh
 	$(CARGO) build --release -p kvplane
 	KVPLANE_BIN="$${CARGO_TARGET_DIR:-target}/release/kvplane" PYTHONPATH=tests/browser:tests/interop .venv-browser/bin/python tests/browser/measure.py
@@ -140,6 +140,7 @@ rust-tools:
 	@$(CARGO) clippy --version >/dev/null 2>&1 || { echo "clippy is missing: rustup component add clippy" >&2; exit 1; }
 
 compilers:
-	@command -v $(CARGO) >/dev/null || { echo "cargo is missing: install Rust 1.95 or newer" >&2; exit 1; }
-	@command -v "$${CXX:-c++}" >/dev/null || { echo "a C++ compiler is missing: libzmq is built from source (Debian: apt-get install g++)" >&2; exit 1; }
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: Python 3.11 or newer is needed" >&2; exit 1; }
+	@scripts/compilers.sh
+
+interpreter:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Python 3.11 or newer is missing ($(PYTHON)): install it (Debian: apt-get install python3 python3-venv), or name another one: PYTHON=python3.12" >&2; exit 1; }

@@ -4,48 +4,69 @@
 # for whoever takes them away again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# Whoever installs it, everybody may read it.
+umask 022
 
 profile=$1
 root=$2
 prefix=$3
 built=${BINARY:-}
 
+if [[ $prefix != /* ]]; then
+    echo "stage: PREFIX=$prefix is not an absolute path: the unit for systemd would not find the program; for another root there is DESTDIR" >&2
+    exit 2
+fi
 if [[ -z $built ]]; then
-    "${CARGO:-cargo}" build --locked --profile "$profile" -p kvplane
+    cargo=${CARGO:-cargo}
+    "$cargo" build --locked --profile "$profile" -p kvplane
+    target=$("$cargo" metadata --locked --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
     # The directory of the profile `dev` has a name of its own.
-    built=${CARGO_TARGET_DIR:-target}/${profile/#dev/debug}/kvplane
+    built=$target/${profile/#dev/debug}/kvplane
 fi
 
-pages=$(mktemp -d)
-trap 'rm -rf "$pages"' EXIT
-"$built" man "$pages"
-for shell in bash zsh fish; do
-    "$built" completions "$shell" >"$pages/$shell"
-done
-# The unit of a source tree is one that can be read and checked; only where the binary is differs.
-sed "s|/usr/bin/kvplane|$prefix/bin/kvplane|" deploy/systemd/kvplane.service >"$pages/unit"
-
-manifest=()
+# Everything is made here, and put where it belongs once it is whole.
+aside=$(mktemp -d)
+trap 'rm -rf "$aside"' EXIT
+tree=$aside/tree
 put() { # MODE FILE PATH
-    install -D -m "$1" "$2" "$root/$3"
-    manifest+=("$3")
+    install -D -m "$1" "$2" "$tree/$3"
 }
 put 755 "$built" bin/kvplane
-strip "$root/bin/kvplane"
-for page in "$pages"/*.1; do
-    put 644 "$page" "share/man/man1/${page##*/}"
+if command -v strip >/dev/null; then
+    strip "$tree/bin/kvplane"
+else
+    echo "stage: there is no strip (Debian: apt-get install binutils): the program keeps its names of functions, and is larger" >&2
+fi
+mkdir -p "$tree/share/man/man1"
+"$built" man "$tree/share/man/man1"
+for shell in bash zsh fish; do
+    "$built" completions "$shell" >"$aside/$shell"
 done
-put 644 "$pages/bash" share/bash-completion/completions/kvplane
-put 644 "$pages/zsh" share/zsh/site-functions/_kvplane
-put 644 "$pages/fish" share/fish/vendor_completions.d/kvplane.fish
-put 644 "$pages/unit" lib/systemd/system/kvplane.service
+put 644 "$aside/bash" share/bash-completion/completions/kvplane
+put 644 "$aside/zsh" share/zsh/site-functions/_kvplane
+put 644 "$aside/fish" share/fish/vendor_completions.d/kvplane.fish
+# The unit of a source tree is one that can be read and checked; only where the binary is differs.
+sed "s|/usr/bin/kvplane|$prefix/bin/kvplane|" deploy/systemd/kvplane.service >"$aside/unit"
+put 644 "$aside/unit" lib/systemd/system/kvplane.service
 put 644 deploy/kvplane.toml share/kvplane/kvplane.toml
 put 644 deploy/prometheus/alerts.yaml share/kvplane/prometheus/alerts.yaml
 put 644 deploy/grafana/kvplane.json share/kvplane/grafana/kvplane.json
-for text in LICENSE README.md CHANGELOG.md; do
+while read -r text; do
     put 644 "$text" "share/doc/kvplane/$text"
-done
-# What the alerts' runbook annotations name.
-put 644 docs/guide/alerts.md share/doc/kvplane/docs/guide/alerts.md
-printf '%s\n' "${manifest[@]}" share/kvplane/manifest | LC_ALL=C sort >"$pages/manifest"
-install -m 644 "$pages/manifest" "$root/share/kvplane/manifest"
+done < <(find LICENSE ./*.md docs -type f \( -name LICENSE -o -name '*.md' -o -name '*.png' \))
+
+manifest=share/kvplane/manifest
+(cd "$tree" && { find . -type f -printf '%P\n'; echo "$manifest"; } | LC_ALL=C sort) >"$aside/manifest"
+# What an earlier version had and this one has not.
+if [[ -f $root/$manifest ]]; then
+    LC_ALL=C comm -23 "$root/$manifest" "$aside/manifest" | while read -r gone; do
+        rm -f "$root/$gone"
+    done
+fi
+# The list comes first: whatever breaks off from here on can be taken away by it.
+install -D -m 644 "$aside/manifest" "$root/$manifest"
+while read -r file; do
+    mode=644
+    [[ $file != bin/* ]] || mode=755
+    install -D -m "$mode" "$tree/$file" "$root/$file"
+done < <(grep -v -x -F "$manifest" "$aside/manifest")

@@ -5,8 +5,10 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +18,7 @@ FILES = {
     "bin/kvplane",
     "lib/systemd/system/kvplane.service",
     "share/bash-completion/completions/kvplane",
-    "share/doc/kvplane/CHANGELOG.md",
     "share/doc/kvplane/LICENSE",
-    "share/doc/kvplane/README.md",
-    "share/doc/kvplane/docs/guide/alerts.md",
     "share/fish/vendor_completions.d/kvplane.fish",
     "share/kvplane/grafana/kvplane.json",
     "share/kvplane/kvplane.toml",
@@ -28,6 +27,8 @@ FILES = {
     "share/zsh/site-functions/_kvplane",
     "share/man/man1/kvplane.1",
 }
+# Pages and the pictures in them, by where they are in a source tree.
+FILES |= {f"share/doc/kvplane/{page.relative_to(ROOT)}" for pages in ("*.md", "docs/**/*.md", "docs/images/*.png") for page in ROOT.glob(pages)}
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +40,28 @@ def commands(binary):
     return [command for command in found if command != "help"]
 
 
-def make(binary, *words):
-    """make, with a program that is there already, and without the flags of the make that runs the tests."""
-    kept = {name: value for name, value in clean_environment().items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    done = subprocess.run(["make", "--no-print-directory", "-C", ROOT, f"BINARY={binary}", *words], capture_output=True, text=True, env=kept)
+def try_make(*words, **environment):
+    """make, without the flags of the make that runs the tests."""
+    kept = {name: value for name, value in clean_environment(**environment).items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return subprocess.run(["make", "--no-print-directory", "-C", ROOT, *words], capture_output=True, text=True, env=kept)
+
+
+def make(binary, *words, **environment):
+    """make, with a program that is there already."""
+    done = try_make(f"BINARY={binary}", *words, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def tools_but(directory, *missing):
+    """A PATH with every tool of the system but some."""
+    directory.mkdir()
+    for place in reversed(os.environ["PATH"].split(os.pathsep)):
+        for tool in Path(place).glob("*"):
+            if tool.name not in missing:
+                (directory / tool.name).unlink(missing_ok=True)
+                (directory / tool.name).symlink_to(tool)
+    return str(directory)
 
 
 def files(directory):
@@ -139,6 +156,50 @@ def test_uninstalling_leaves_what_is_others(tmp_path, binary):
     # What others may have made is left, also empty; what is kvplane's own is gone.
     assert (tmp_path / "usr/bin").is_dir() and (tmp_path / "usr/share/doc").is_dir()
     assert not list(tmp_path.rglob("kvplane"))
+
+
+def test_an_upgrade_takes_away_what_is_no_more(tmp_path, binary):
+    make(binary, "install", f"DESTDIR={tmp_path}", "PREFIX=/usr")
+    root = tmp_path / "usr"
+    whole = files(root)
+    old = "share/kvplane/of-an-earlier-version"
+    (root / old).write_text("")
+    manifest = root / "share/kvplane/manifest"
+    manifest.write_text("".join(f"{line}\n" for line in sorted([*manifest.read_text().split(), old])))
+    make(binary, "install", f"DESTDIR={tmp_path}", "PREFIX=/usr")
+    assert files(root) == whole
+
+
+def test_whoever_installs_it_everybody_may_read_it(tmp_path, binary):
+    masked = f"umask 077; exec make --no-print-directory -C {ROOT} BINARY={binary} install DESTDIR={tmp_path}/root PREFIX=/usr"
+    subprocess.run(["bash", "-c", masked], check=True, capture_output=True, env=clean_environment())
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "root").rglob("*")}
+    assert modes == {0o644, 0o755}
+
+
+def test_what_cannot_be_installed_leaves_nothing(tmp_path, binary):
+    for words, expected in [(["BINARY=/bin/false", "PREFIX=/usr"], ""), ([f"BINARY={binary}", "PREFIX=usr"], "not an absolute path")]:
+        done = try_make("install", f"DESTDIR={tmp_path}/", *words)
+        assert done.returncode != 0 and expected in done.stderr, done
+        assert files(tmp_path) == set()
+
+
+def test_what_is_missing_is_named(tmp_path, binary):
+    """Without Rust and Python there is an archive of a program that is there already; to build one, Rust is asked for."""
+    path = tools_but(tmp_path / "tools", "cargo", "rustc", "rustup", "python3", "python")
+    make(binary, "dist", f"DIST={tmp_path}/dist", PATH=path, CARGO="cargo")
+    (archive,) = (tmp_path / "dist").glob("kvplane-*.tar.gz")
+    assert f"-{os.uname().machine}-linux" in archive.name
+    done = try_make("install", f"DESTDIR={tmp_path}/root", PATH=path, CARGO="cargo")
+    assert done.returncode != 0 and "install Rust" in done.stderr and "BINARY=FILE" in done.stderr, done
+    done = try_make("rooms", PATH=path, PYTHON="python3")
+    assert done.returncode != 0 and "Python 3.11" in done.stderr, done
+    # Each word is one that somebody can act on.
+    old = tmp_path / "old-cargo"
+    old.write_text("#!/bin/sh\necho cargo 1.70.0\n")
+    old.chmod(0o755)
+    done = try_make("compilers", CARGO=str(old))
+    assert done.returncode != 0 and "1.70.0 is too old" in done.stderr, done
 
 
 def test_the_archive_is_the_same_twice_and_runs(tmp_path, binary):
