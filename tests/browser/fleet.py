@@ -8,7 +8,7 @@ from harness.plane import Plane, Sim, free_ports
 class Fleet:
     """A plane on a port of its own, over simulated engines e0, e1, … A profile may have further words for `kvplane sim` behind it."""
 
-    def __init__(self, binary, stack, *profiles, load=20, ranks=1, words=(), names=None):
+    def __init__(self, binary, stack, *profiles, load=20, ranks=1, words=(), names=None, model="sim"):
         self.binary, self.words = binary, list(words)
         self.stack = stack
         self.sims = []
@@ -17,7 +17,7 @@ class Fleet:
             sim = stack.enter_context(closing(Sim(binary, *speaks, ranks=ranks)))
             self.sims.append(sim)
             name = names[at] if names else f"e{at}"
-            where = f"{sim.software}={sim.events[0]},replay={sim.replay[0]},id={name},model=sim,ranks={ranks},http={sim.http}"
+            where = f"{sim.software}={sim.events[0]},replay={sim.replay[0]},id={name},ranks={ranks},http={sim.http}" + (f",model={model}" if model else "")
             self.words += ["--engine", where]
         self.port = free_ports(1)[0]
         self.start()

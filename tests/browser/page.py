@@ -12,6 +12,8 @@ from harness.wait import eventually
 
 # What a page that cannot reach its plane cannot help but say.
 UNREACHABLE = "net::ERR_"
+# A name that means this machine, as somebody else may have made one.
+FOREIGN = "plane.example"
 
 
 def start_chromium():
@@ -21,6 +23,7 @@ def start_chromium():
     words = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900", "--force-device-scale-factor=1",
         "--disable-background-networking", "--disable-component-update", "--no-first-run", "--lang=en-GB", "--no-proxy-server",
+        f"--host-resolver-rules=MAP {FOREIGN} 127.0.0.1",
     ]
     for word in words:
         options.add_argument(word)
@@ -84,6 +87,13 @@ class Page:
             return cell && wanted.every(([name, value]) => cell.dataset[name] === value) ? {...cell.dataset, text: cell.innerText} : null;
         """
         return self.until(script, engine, rank, wanted, what=f"cell {engine}/{rank} {wanted}")
+
+    def hide(self, hidden=True):
+        """What a page is told when another tab is in front of it, and when it is in front again."""
+        self.run("""
+            Object.defineProperty(document, "hidden", {value: arguments[0], configurable: true});
+            document.dispatchEvent(new Event("visibilitychange"));
+        """, hidden)
 
     def press(self, *keys):
         ActionChains(self.driver).send_keys(*keys).perform()

@@ -24,15 +24,19 @@ def history(there, seen):
         engines[name].complete(SYSTEM[: 640 - 160 * at], 1)
     for name in PROFILES:
         seen.cell(name, standing="exact")
-    engines["llama-1"].fault(restart={"first_sequence": 40, "same_content": True})
-    seen.shows("restart proven", "#timeline")
-    engines["llama-0"].fault(drop=1)
-    seen.shows("gap repaired", "#timeline")
-    engines["radix-1"].fault(lose=1)
-    seen.cell("radix-1", standing="lower")
     engines["speed-0"].operations(answer="error")
     http("POST", f"{there.plane.http}/flush_cache", {"engine": ["radix-0", "speed-0"], "proof_timeout_s": 10, "timeout_s": 5})
     seen.shows("flush, failed", "#timeline")
+    engines["radix-1"].fault(lose=1)
+    seen.cell("radix-1", standing="lower")
+    engines["llama-1"].fault(restart={"first_sequence": 40, "same_content": True})
+    seen.shows("restart proven", "#timeline")
+    for rank in (0, 1):
+        seen.cell("llama-1", rank, standing="exact")
+    # On top of the list, in every picture.
+    engines["llama-0"].fault(drop=1)
+    seen.shows("gap repaired", "#timeline")
+    seen.cell("llama-0", standing="exact")
     # Plots reach from edge to edge.
     seen.go("#/engine/radix-0")
     seen.until("return document.querySelector('.axis')?.innerText.includes('25 s ago')")

@@ -1,6 +1,11 @@
 """A plane that goes and comes back, and one that does not let everybody in."""
 
+import time
+
 import pytest
+
+from harness.wait import eventually
+from page import FOREIGN, Page
 
 
 def test_a_page_recovers_when_the_plane_comes_back(fleet, page):
@@ -10,6 +15,7 @@ def test_a_page_recovers_when_the_plane_comes_back(fleet, page):
     first = seen.run("return document.querySelectorAll('#timeline li').length")
     assert first >= 2
     there.plane.stop()
+    stopped = time.time() * 1000
     seen.shows("The plane is not heard", "#banner")
     seen.shows("not connected", "#link")
     there.start()
@@ -19,8 +25,69 @@ def test_a_page_recovers_when_the_plane_comes_back(fleet, page):
     seen.cell("e0", standing="exact", epoch=epoch)
     # Another run has another history.
     began = "return [...document.querySelectorAll('#timeline li')].filter((line) => line.innerText.includes('the plane began')).length"
-    assert seen.run(began) == 1
+    seen.until(f"{began} === 1")
+    oldest = seen.run("return Math.min(...[...document.querySelectorAll('#timeline time')].map((time) => Date.parse(time.dateTime)))")
+    assert oldest >= stopped
     seen.check_clean(unreachable=True)
+
+
+def test_a_plot_has_a_hole_where_the_plane_was_not_heard(fleet, page):
+    there = fleet("vllm-0.32")
+    seen = page(there, "#/engine/e0").live()
+    seen.until("return document.querySelector('.rank')?.hasAttribute('data-seen')")
+    # The share of columns in which the plot has any colour, from the first to the last that has.
+    filled = """
+        const canvas = document.querySelectorAll("canvas")[1];
+        const {data, width, height} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const columns = [...Array(width).keys()].filter((x) => [...Array(height).keys()].some((y) => data[4 * (y * width + x) + 3]));
+        return columns.length > 10 && columns.length / (1 + columns.at(-1) - columns[0]);
+    """
+    seen.until(f"return (() => {{ {filled} }})() > 0.99", what="a whole plot")
+    seen.hide()
+    seen.shows("resting", "#link")
+    seen.hide(False)
+    seen.live()
+    seen.until(f"const share = (() => {{ {filled} }})(); return share && share < 0.99", what="a hole")
+    seen.check_clean()
+
+
+def watchers(plane):
+    (line,) = [line for line in plane.get("/metrics")[1].splitlines() if line.startswith("kvplane_watchers ")]
+    return float(line.split()[1])
+
+
+def test_a_page_that_nobody_sees_lets_go_of_its_connection(fleet, page):
+    there = fleet("vllm-0.32")
+    seen = page(there).live()
+    assert watchers(there.plane) == 1
+    seen.hide()
+    eventually(lambda: watchers(there.plane) == 0, "nobody looks", 30.0)
+    assert seen.find("#banner").is_displayed() is False
+    seen.hide(False)
+    seen.live()
+    assert watchers(there.plane) == 1
+    seen.check_clean()
+
+
+def test_a_name_that_is_not_this_machine_s_is_refused_without_asking_for_a_token(fleet, chromium):
+    there = fleet("vllm-0.32")
+    seen = Page(chromium, f"http://{FOREIGN}:{there.port}").open()
+    seen.shows("write localhost or 127.0.0.1 in the URL", "#banner")
+    assert not seen.find("#token-form").is_displayed()
+
+
+def test_a_browser_that_keeps_nothing_shows_the_page(fleet, page, chromium):
+    refuse = "for (const area of ['localStorage', 'sessionStorage']) Object.defineProperty(window, area, {get() { throw new DOMException('no', 'SecurityError'); }})"
+    script = chromium.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": refuse})
+    try:
+        seen = page(fleet("vllm-0.32")).live()
+        seen.cell("e0", standing="exact")
+        before = seen.run("return document.documentElement.dataset.theme")
+        seen.press("d")
+        seen.until("return document.documentElement.dataset.theme !== arguments[0]", before)
+        seen.check_clean()
+    finally:
+        chromium.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
 
 @pytest.fixture
@@ -43,6 +110,9 @@ def test_a_plane_with_roles_asks_for_a_token(guarded, page):
         seen.find("#token-form button").click()
 
     seen.shows("a bearer token or a client certificate with a role is needed", "#token-form")
+    give("a\u2019token")
+    seen.shows("no request can carry", "#token-form")
+    assert seen.run("return sessionStorage.length") == 0
     give("nobody-s-token")
     seen.shows("the token is not known; compare it with", "#token-form")
     give("report-token-of-a-browser")

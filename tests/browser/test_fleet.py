@@ -17,7 +17,7 @@ def test_cells_show_every_rank_and_go_on_changing(fleet, page):
     for engine in ("e0", "e1"):
         for rank in (0, 1):
             cell = seen.cell(engine, rank, standing="exact")
-            for words in ("exact", "live · ", "/s · ", f"epoch {cell['epoch']}", "life 1"):
+            for words in ("exact", "live · ", "/s · lag ", f"epoch {cell['epoch']}", "life 1"):
                 assert words in cell["text"], cell
             assert cell["epoch"] == str(there.plane.status(engine, rank)["epoch"])
     before = seen.run("return document.getElementById('fleet').innerText")
@@ -39,6 +39,51 @@ def test_the_filter_finds_engines(fleet, page):
     seen.cell("e1", standing="exact")
     seen.find("#filter").send_keys("sglang exact")
     seen.until("return [...document.querySelectorAll('.engine')].map((card) => card.hidden).join() === 'true,false'")
+    seen.find("#filter").send_keys(" nowhere")
+    seen.shows("No engine matches.", "#fleet-empty")
+    seen.check_clean()
+
+
+def test_what_keeps_a_source_from_being_heard_is_said(fleet, page):
+    there = fleet("vllm-0.32", words=["--engine", "kvplane=http://127.0.0.1:1,id=elsewhere"])
+    seen = page(there).live()
+    seen.cell("e0", standing="exact", trouble="")
+    there.sims[0].stop()
+    cell = seen.cell("e0", trouble="unreached")
+    assert "unreached" in cell["text"]
+    words = "nobody is connected at the address where the events should come from"
+    assert words in seen.find('.cell[data-engine="e0"]').get_attribute("title")
+    seen.shows(words, "#timeline")
+    seen.until("return document.querySelector('#timeline li[data-mood=\"bad\"][data-topic=\"source\"]')")
+    # Another plane has no ranks of its own.
+    seen.shows("not followed: the other plane does not answer", "#fleet")
+    seen.shows("1 plane not followed", "#totals")
+    seen.shows("elsewhere is not followed", "#timeline")
+    seen.go("#/engine/elsewhere")
+    seen.shows("Another plane, not followed", "#engine-facts")
+    seen.go("#/engine/e0")
+    seen.shows(words, ".rank")
+    seen.check_clean()
+
+
+def test_the_timeline_shows_problems_alone_and_leaves_its_reader_in_place(fleet, page):
+    there = fleet("vllm-0.32", "vllm-0.32", load=5)
+    seen = page(there).live()
+    seen.cell("e0", standing="exact")
+    seen.shows("following", "#timeline")
+    seen.run("document.querySelector('#timeline li a').focus(); window.reader = document.activeElement")
+    there.sims[1].fault(restart={"first_sequence": 40, "same_content": True})
+    seen.shows("restart proven", "#timeline")
+    assert seen.run("return document.activeElement === window.reader")
+    there.sims[0].fault(lose=1)
+    seen.shows("lost for good", "#timeline")
+    seen.find("#problems").click()
+    seen.until("return [...document.querySelectorAll('#timeline li')].every((line) => line.dataset.mood === 'bad')")
+    seen.shows("lost for good", "#timeline")
+    seen.find("#problems").click()
+    seen.shows("restart proven", "#timeline")
+    times = seen.run("return [...document.querySelectorAll('#timeline time')].map((time) => Date.parse(time.dateTime))")
+    assert times == sorted(times, reverse=True)
     seen.check_clean()
 
 

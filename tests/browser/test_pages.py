@@ -1,9 +1,12 @@
 """The other pages, and what every page has to be: dark, narrow, reached by keys."""
 
+from urllib.parse import quote
+
 from selenium.webdriver.common.keys import Keys
 
 PROMPT = list(range(100, 197))
-PAGES = ("#/", "#/ask", "#/engine/e0")
+# What somebody may call an engine.
+ODD = ("a/b", "<b>ünï</b> 引擎", "x" * 300)
 
 
 def test_a_question_is_drawn_along_the_prompt(fleet, page):
@@ -35,6 +38,19 @@ def test_a_question_is_drawn_along_the_prompt(fleet, page):
         seen.run("document.getElementById('ask').noValidate = true")
         seen.ask(text)
         seen.shows(words, "#ask-error")
+    seen.check_clean()
+
+
+def test_an_engine_without_a_model_can_be_asked_for(fleet, page):
+    there = fleet("vllm-0.32", load=0, model=None)
+    there.sims[0].complete(PROMPT, 1)
+    there.plane.wait_at(there.sims[0].state()[1] - 1, "e0")
+    seen = page(there, "#/ask").live()
+    seen.shows("(no model)", "#ask-model")
+    seen.ask(str(PROMPT))
+    seen.shows("1 of 1 ranks hold a part", "#ask-answer")
+    seen.go("#/engine/e0")
+    seen.shows("vllm, no model, 1 rank", "#engine-facts")
     seen.check_clean()
 
 
@@ -73,11 +89,20 @@ def test_light_and_dark(fleet, page):
 
 
 def test_narrow_screens_have_no_overflow(fleet, page):
-    seen = page(fleet("vllm-0.32", ranks=2)).live()
-    seen.cell("e0", standing="exact")
+    there = fleet(*["vllm-0.32"] * len(ODD), ranks=2, load=0, names=ODD)
+    for sim in there.sims:
+        sim.complete(PROMPT, 1)
+    seen = page(there).live()
+    for name in ODD:
+        seen.cell(name, standing="exact")
+    seen.go("#/ask")
+    seen.until("return !document.getElementById('page-ask').hidden")
+    seen.ask(str(PROMPT))
+    seen.until("return document.querySelectorAll('.holder').length === 3")
+    assert not seen.run("return [...document.querySelectorAll('b')].some((bold) => bold.textContent.includes('ünï'))"), "a name is text"
     for width in (360, 768):
         seen.size(width, 740)
-        for fragment in PAGES:
+        for fragment in ("#/", "#/ask", *(f"#/engine/{quote(name, safe='')}" for name in ODD)):
             seen.go(fragment)
             seen.until("return !document.querySelector(`section[data-page=${arguments[0]}]`).hidden", fragment.split("/")[1] or "fleet")
             wide = seen.run("""
@@ -116,6 +141,11 @@ def test_everything_is_reached_by_keys(fleet, page):
     seen.until("return location.hash === '#/ask' && !document.getElementById('page-ask').hidden")
     seen.press("/")
     seen.until("return document.activeElement.id === 'filter'")
+    # What is found is reached, whichever cell was visited last.
+    seen.press("e0")
+    seen.until("return document.querySelectorAll('.engine:not([hidden])').length === 1")
+    seen.tab()
+    assert focused(seen) == "e0"
     seen.open("#/engine/e0").live()
     seen.tab()
     seen.press(Keys.ENTER)

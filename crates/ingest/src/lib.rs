@@ -49,3 +49,4 @@ pub use spec::{
 };
 pub use stream::{FlushWatch, HandedOver, News, NotHandedOver, NotIndexed, Outcome, Stream, StreamStatus};
 pub use token_file::{TokenFileError, read_token};
+pub use trouble::{link_trouble_words, trouble_words};

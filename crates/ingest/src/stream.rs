@@ -2,9 +2,12 @@
 
 mod flush;
 mod handed;
+mod heard;
 mod late;
 mod mirrored;
 mod news;
+mod taken;
+mod troubled;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +17,7 @@ use std::time::Duration;
 use kvplane_core::{Continuity, Cursor, Epoch, PlaneId, Reason, StateDigest, StreamId, Tier, TrustState};
 use kvplane_stream::{
     Ask, Counters, Entry, Group, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Recorder,
-    Snapshot, SnapshotBuilder, Window,
+    Snapshot, Window,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -27,11 +30,9 @@ use crate::clock::Clock;
 use crate::trouble::{DEFECT, Teller, Troubles};
 pub use flush::FlushWatch;
 pub use handed::{HandedOver, NotHandedOver};
+use heard::{Heard, Hearing};
 pub use late::NotIndexed;
 pub use news::News;
-
-/// Slots that a snapshot visits while it holds the stream's lock: some tens of microseconds.
-const SNAPSHOT_STEP: usize = 512;
 
 /// What a stream looks like at one moment.
 #[derive(Debug, Clone)]
@@ -80,10 +81,10 @@ pub struct StreamStatus {
     pub trouble: Option<&'static str>,
     /// How often each kind of trouble began.
     pub troubles: Vec<(&'static str, u64)>,
-    /// Time since the last event was applied.
+    /// Time since the last event: since it was applied, or since the engine's stamp if it came after the fact.
     pub since_last_event: Option<Duration>,
-    /// From the engine's stamp of the last batch until it was applied here, where it stamps with the time of day. What
-    /// their clocks differ by is in it.
+    /// From the engine's stamp of the last batch until it was applied here, where it stamps with the time of day and the batch
+    /// was heard as it happened. What their clocks differ by is in it.
     pub lag: Option<Duration>,
     /// Why the index knows less of the stream than its journal does.
     pub index_lacking: Option<Reason>,
@@ -94,8 +95,7 @@ struct Inner {
     recorder: Recorder,
     malformed_frames: u64,
     troubles: Troubles,
-    last_event: Option<Duration>,
-    lag: Option<Duration>,
+    heard: Heard,
     /// The stream was removed: whatever its source still says is not recorded.
     closed: bool,
     /// Where the stream is in the index, if it is in one.
@@ -155,8 +155,7 @@ impl Stream {
                 recorder,
                 malformed_frames: 0,
                 troubles: Troubles::default(),
-                last_event: None,
-                lag: None,
+                heard: Heard::default(),
                 closed: false,
                 index: None,
             }),
@@ -212,6 +211,7 @@ impl Stream {
         let outcome = self.feed_locked(&mut inner, now, Recorder::remove);
         drop(inner);
         drop(left); // after the lock
+        self.remark(Said::trouble(DEFECT));
         outcome
     }
 
@@ -233,12 +233,9 @@ impl Stream {
 
     fn feed_locked(&self, inner: &mut Inner, now: Now, input: impl FnOnce(&mut Recorder, Now)) -> Outcome {
         let before = (inner.recorder.journal().cursor(), inner.recorder.standing());
-        let batches = inner.recorder.journal().counters().batches;
+        let hearing = Hearing::begin(&inner.recorder);
         input(&mut inner.recorder, now);
-        if inner.recorder.journal().counters().batches != batches {
-            inner.last_event = Some(now.mono);
-            inner.lag = lag(inner.recorder.journal().last_timestamp(), now);
-        }
+        inner.heard.note(&hearing, &inner.recorder, now);
         let news = (inner.recorder.journal().cursor(), inner.recorder.standing()) != before;
         // Under the lock, so that the index has seen all that the journal has once the lock is free.
         let Inner { recorder, index, .. } = inner;
@@ -266,19 +263,6 @@ impl Stream {
 
     pub(crate) fn count_malformed_frame(&self) {
         self.inner.lock().malformed_frames += 1;
-    }
-
-    /// What keeps the source from being heard from now on; `None` once it is over.
-    pub(crate) fn set_trouble(&self, trouble: Option<&'static str>) {
-        let mut inner = self.inner.lock();
-        if !inner.closed {
-            inner.troubles.set(Teller::Source, trouble);
-        }
-    }
-
-    /// What the engine's word about itself leaves open from now on; `None` once nothing is.
-    pub(crate) fn set_discovery_trouble(&self, trouble: Option<&'static str>) {
-        self.inner.lock().troubles.set(Teller::Discovery, trouble);
     }
 
     /// Where the journal stands now.
@@ -317,39 +301,6 @@ impl Stream {
         &self.window
     }
 
-    /// The state at a moment after the call. Batches go on being applied while it is taken; several who ask at the same
-    /// time share one.
-    pub async fn snapshot(&self) -> Arc<Snapshot> {
-        let asked = self.clock.now().mono;
-        let mut shared = self.snapshot.lock().await;
-        let (begun, last) = &*shared;
-        // Only one whose moment is after the question: whoever asks now must not be told how it was.
-        if *begun >= asked
-            && let Some(snapshot) = last.upgrade()
-        {
-            return snapshot;
-        }
-        let begun = self.clock.now().mono;
-        let snapshot = Arc::new(self.take_snapshot().await);
-        *shared = (begun, Arc::downgrade(&snapshot));
-        snapshot
-    }
-
-    async fn take_snapshot(&self) -> Snapshot {
-        let mut taking = self.begin_snapshot();
-        loop {
-            if let Some(snapshot) = taking.step() {
-                return snapshot;
-            }
-            tokio::task::yield_now().await;
-        }
-    }
-
-    fn begin_snapshot(&self) -> Taking<'_> {
-        let builder = self.inner.lock().recorder.journal_mut().begin_snapshot();
-        Taking { stream: self, builder: Some(builder) }
-    }
-
     /// What the stream looks like now.
     pub fn status(&self) -> StreamStatus {
         let now = self.clock.now();
@@ -378,18 +329,11 @@ impl Stream {
             malformed_frames: inner.malformed_frames,
             trouble: inner.troubles.now(),
             troubles: inner.troubles.counted().to_vec(),
-            since_last_event: inner.last_event.map(|at| now.mono.saturating_sub(at)),
-            lag: inner.lag,
+            since_last_event: inner.heard.since_last_event(now),
+            lag: inner.heard.lag(),
             index_lacking: inner.index.as_ref().and_then(StreamFeed::lacking),
         }
     }
-}
-
-/// How old a batch is that was stamped with a time of day, in seconds. One that is stamped with anything else has no age.
-fn lag(stamp: Option<f64>, now: Now) -> Option<Duration> {
-    const DAY_S: f64 = 86_400.0;
-    let age = now.unix_ms as f64 / 1_000.0 - stamp?;
-    (age.abs() < DAY_S).then(|| Duration::from_secs_f64(age.max(0.0)))
 }
 
 /// What answers say of a stream.
@@ -400,33 +344,5 @@ fn view(recorder: &Recorder) -> View {
         continuity: recorder.standing(),
         trust: journal.trust().level(),
         reason: journal.trust().worst().map(|worst| worst.reason),
-    }
-}
-
-/// A snapshot being taken. Whoever asked may go away at any moment: then the journal must not go on saving for it.
-struct Taking<'s> {
-    stream: &'s Stream,
-    builder: Option<SnapshotBuilder>,
-}
-
-impl Taking<'_> {
-    /// One step, with the lock given away fairly after it: the source must get its turn between two steps.
-    fn step(&mut self) -> Option<Snapshot> {
-        let builder = self.builder.as_mut()?;
-        let mut inner = self.stream.inner.lock();
-        if inner.recorder.journal_mut().step_snapshot(builder, SNAPSHOT_STEP).is_err() {
-            // The state was emptied meanwhile; the next picture is a small one.
-            *builder = inner.recorder.journal_mut().begin_snapshot();
-        }
-        MutexGuard::unlock_fair(inner);
-        if builder.gather() { self.builder.take().map(SnapshotBuilder::finish) } else { None }
-    }
-}
-
-impl Drop for Taking<'_> {
-    fn drop(&mut self) {
-        if let Some(builder) = &self.builder {
-            self.stream.inner.lock().recorder.journal_mut().abandon_snapshot(builder);
-        }
     }
 }

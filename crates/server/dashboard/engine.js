@@ -1,31 +1,59 @@
 // One engine: its ranks, with plots that move.
 
-import { known, key, now } from "./live.js";
-import { plot } from "./plot.js";
-import { MARKS, TIERS, bytes, lag, make, mark, say, sentence, short, since, standing, tierNames } from "./words.js";
+import { look, samples } from "./history.js";
+import { known, now } from "./known.js";
+import { plot, sizeOf } from "./plot.js";
+import { MARKS, TIERS, bytes, counted, lag, linkWords, make, mark, rate, say, sentence, short, since, standing, tierNames } from "./words.js";
 
 const SPAN = 120_000; // across a plot, once it has been looked at for so long
 const LEAST_SPAN = 20_000;
 let built = ""; // which engine and ranks the page shows
 const parts = new Map(); // rank -> what changes on its card
+let seen = new IntersectionObserver(() => {}); // which cards are in sight, or nearly
+
+/** `changed` runs when other cards come into sight. */
+export function begin(changed) {
+  seen = new IntersectionObserver(
+    (entries) => {
+      for (const { target, isIntersecting } of entries) target.toggleAttribute("data-seen", isIntersecting);
+      changed();
+    },
+    { rootMargin: "200px" },
+  );
+}
 
 export function draw(engine) {
+  look(engine);
   const ranks = [...known.ranks.values()].filter((rank) => rank.engine === engine);
   const wanted = `${engine} ${known.members}`;
   if (built !== wanted) {
     built = wanted;
     build(engine, ranks);
   }
+  const inSight = ranks.filter((rank) => parts.get(rank.rank)?.card.hasAttribute("data-seen"));
+  // All at once: what is written between two questions would be laid out for each.
   const colours = getComputedStyle(document.documentElement);
-  for (const rank of ranks) drawRank(rank, colours);
+  const colour = Object.fromEntries(["accent", ...TIERS].map((name) => [name, colours.getPropertyValue(`--${name}`).trim()]));
+  const sizes = inSight.map((rank) => [parts.get(rank.rank).rate, parts.get(rank.rank).blocks].map(sizeOf));
+  for (const rank of ranks) drawRank(rank, inSight.includes(rank));
+  inSight.forEach((rank, at) => drawPlots(rank, parts.get(rank.rank), sizes[at], colour));
 }
 
 function build(engine, ranks) {
   parts.clear();
   say(document.getElementById("engine-name"), engine);
-  const facts = ranks.length ? `${ranks[0].kind}, model ${ranks[0].model}, ${ranks.length} rank${ranks.length === 1 ? "" : "s"}` : "This plane has no such engine.";
-  say(document.getElementById("engine-facts"), facts);
+  say(document.getElementById("engine-facts"), known.members === 0 ? "" : facts(engine, ranks));
+  seen.disconnect();
   document.getElementById("engine-ranks").replaceChildren(...ranks.map(buildRank));
+  for (const { card } of parts.values()) seen.observe(card);
+}
+
+function facts(engine, ranks) {
+  const link = known.links.find((link) => link.engine === engine);
+  if (link) return `Another plane, ${linkWords(link)}.`;
+  if (!ranks.length) return "This plane has no such engine.";
+  const [{ kind, model }] = ranks;
+  return `${kind}, ${model ? `model ${model}` : "no model"}, ${counted(ranks.length, "rank")}`;
 }
 
 function buildRank(rank) {
@@ -62,18 +90,20 @@ function buildRank(rank) {
   return part.card;
 }
 
-function drawRank(rank, colours) {
+function drawRank(rank, inSight) {
   const part = parts.get(rank.rank);
-  if (!part) return;
+  // The same object: nothing was told of it since, and nobody sees how long that is.
+  if (!part || (part.drawn === rank && !inSight)) return;
+  part.drawn = rank;
   const state = standing(rank);
   mark(part.card, "data-standing", state);
   say(part.mark, MARKS[state]);
   say(part.state, `${rank.continuity}, ${rank.trust}`);
   say(part.why, sentence(rank));
   const values = {
-    epoch: `${rank.epoch} (life ${rank.restarts + 1} since it is followed)`,
+    epoch: `${rank.epoch} (life ${rank.life} since it is followed)`,
     sequence: rank.sequence === null ? "none yet" : String(rank.sequence),
-    "last event": rank.last_event_ms === null ? "none yet" : `${since(rank.last_event_ms, now())} ago`,
+    "last event": rank.last_event_ms === null ? "unknown" : `${since(rank.last_event_ms, now())} ago`,
     lag: lag(rank),
     blocks: `${tierNames(rank.blocks)}${rank.block_size ? ` (of ${rank.block_size} tokens)` : ""}`,
     restarts: String(rank.restarts),
@@ -82,12 +112,11 @@ function drawRank(rank, colours) {
     state: bytes(rank.state_bytes),
   };
   for (const [name, value] of Object.entries(values)) say(part.values[name], value);
-  drawPlots(rank, part, colours);
 }
 
 /** Gaps are repaired when none is open: a stream that is not followed may have one. */
 function gaps(rank) {
-  if (!rank.gaps) return "0";
+  if (!rank.gaps && !rank.gaps_unfilled) return "0";
   const parts = [String(rank.gaps)];
   if (rank.gaps_unfilled) parts.push(`${rank.gaps_unfilled} not repaired`);
   else if (rank.continuity === "live") parts.push("all repaired");
@@ -95,21 +124,22 @@ function gaps(rank) {
   return parts.join(", ");
 }
 
-function drawPlots(rank, part, colours) {
+function drawPlots(rank, part, [rateSize, blocksSize], colour) {
   const at = now();
-  const all = known.history.get(key(rank)) ?? [];
+  const all = samples(rank);
   const span = Math.min(SPAN, Math.max(LEAST_SPAN, at - (all[0]?.at ?? at)));
   for (const from of part.from) say(from, `${since(at - span, at)} ago`);
-  // From one before the left edge on, and up to now: what was told last is so still.
+  // From one before the left edge on, and up to now while the plane is heard: what was told last is so still.
   const first = Math.max(0, all.findIndex((sample) => sample.at > at - span) - 1);
-  const samples = [...all.slice(first), ...all.slice(-1).map((last) => ({ ...last, at }))];
-  const times = samples.map((sample) => sample.at);
-  const colour = (name) => colours.getPropertyValue(`--${name}`).trim();
-  const most = plot(part.rate, times, [{ colour: colour("accent"), values: samples.map(({ rate }) => rate) }], at, span);
-  say(part.rateNote, `${short(rank.events_per_s)} now, at most ${short(most)}`);
-  mark(part.rate, "aria-label", `${rank.events_per_s} events a second`);
-  const series = TIERS.map((tier) => ({ colour: colour(tier), values: samples.map(({ blocks }) => blocks[tier] ?? 0) }));
-  plot(part.blocks, times, series, at, span);
+  const last = known.linked ? all.slice(-1).map((sample) => ({ ...sample, at })) : [];
+  const drawn = [...all.slice(first), ...last];
+  const times = drawn.map((sample) => sample.at);
+  const most = plot(part.rate, rateSize, times, [{ colour: colour.accent, values: drawn.map((sample) => sample.rate) }], at, span);
+  say(part.rateNote, `${rate(rank)} now, at most ${short(most)}`);
+  mark(part.rate, "aria-label", `${rate(rank)} events a second`);
+  const held = (blocks, tier) => (blocks ? (blocks[tier] ?? 0) : null);
+  const series = TIERS.map((tier) => ({ colour: colour[tier], values: drawn.map(({ blocks }) => held(blocks, tier)) }));
+  plot(part.blocks, blocksSize, times, series, at, span);
   say(part.blocksNote, tierNames(rank.blocks));
   mark(part.blocks, "aria-label", `blocks: ${tierNames(rank.blocks)}`);
 }

@@ -1,7 +1,7 @@
 // The fleet at a glance: a card for each engine, a cell for each rank.
 
-import { known, key } from "./live.js";
-import { LEGEND, MARKS, TIERS, lag, make, mark, say, sentence, short, standing, tierNames, total } from "./words.js";
+import { key, known } from "./known.js";
+import { LEGEND, MARKS, TIERS, lag, linkWords, make, mark, modelOf, rate, say, sentence, short, standing, tierNames } from "./words.js";
 
 const cards = new Map(); // engine -> {card, cells: Map(rank -> parts)}
 let members = -1;
@@ -29,10 +29,7 @@ export function draw() {
     build();
   }
   for (const rank of known.ranks.values()) drawCell(rank);
-  if (wanted) hideOthers();
-  const empty = document.getElementById("fleet-empty");
-  empty.hidden = known.ranks.size > 0 || known.plane === null;
-  say(empty, "No engine yet. Add one: kvplane engines add NAME --engine vllm=tcp://HOST:5557,model=NAME");
+  hideOthers();
 }
 
 function build() {
@@ -46,10 +43,14 @@ function build() {
     entry.cells.set(rank.rank, parts);
     entry.list.append(parts.cell);
   }
+  for (const link of known.links) {
+    const { card, list } = buildCard({ ...link, model: "another plane" });
+    card.dataset.standing = link.connected ? "exact" : "away";
+    list.append(make("p", { class: "why" }, make("span", { class: "mark" }, link.connected ? MARKS.exact : MARKS.away), ` ${linkWords(link)}`));
+  }
   fleet.replaceChildren(...[...cards.values()].map((entry) => entry.card));
-  // One cell is reached by Tab, the others by arrows.
   const first = held && cards.get(held[0])?.cells.get(held[1])?.cell;
-  (first ?? fleet.querySelector(".cell"))?.setAttribute("tabindex", "0");
+  first?.setAttribute("tabindex", "0");
   first?.focus({ preventScroll: true });
 }
 
@@ -60,7 +61,7 @@ function buildCard(rank) {
   const link = make("a", { href: page(rank.engine), title: rank.engine, tabindex: "-1" }, rank.engine);
   const list = make("div", { class: "cells" });
   const title = make("h2", {}, link, make("span", {}, rank.kind));
-  const model = make("p", { class: "model", title: rank.model }, rank.model);
+  const model = make("p", { class: "model", title: rank.model }, modelOf(rank));
   const entry = { card: make("article", { class: "engine" }, title, model, list), list, cells: new Map() };
   cards.set(rank.engine, entry);
   return entry;
@@ -84,59 +85,50 @@ function drawCell(rank) {
   if (!parts || parts.drawn === rank) return;
   parts.drawn = rank;
   const state = standing(rank);
-  const life = rank.restarts + 1;
   mark(parts.cell, "data-standing", state);
   mark(parts.cell, "data-epoch", String(rank.epoch));
   say(parts.mark, MARKS[state]);
-  say(parts.state, state === "away" ? `${rank.trust}, away` : state);
+  mark(parts.cell, "data-trouble", rank.trouble ?? "");
+  if (rank.trouble) say(parts.state, `${rank.trust}, ${rank.trouble.replaceAll("_", " ")}`);
+  else say(parts.state, state === "away" ? `${rank.trust}, away` : state);
   for (const tier of TIERS) {
     const held = rank.blocks[tier];
     parts.tiers[tier].hidden = held === undefined;
     if (held !== undefined) say(parts.tiers[tier], short(held));
   }
-  say(parts.pace, `${rank.continuity} · ${short(rank.events_per_s)}/s · ${lag(rank)}`);
-  say(parts.life, `epoch ${rank.epoch} · life ${life}`);
+  say(parts.pace, `${rank.continuity} · ${rate(rank)}/s · lag ${lag(rank)}`);
+  say(parts.life, `epoch ${rank.epoch} · life ${rank.life}`);
   const tiers = tierNames(rank.blocks);
   mark(
     parts.cell,
     "title",
     `${key(rank)}: ${rank.continuity}, ${rank.trust}\n${sentence(rank)}\nblocks: ${tiers}\n` +
-      `${rank.events_per_s} events/s, lag ${lag(rank)}\nepoch ${rank.epoch}, life ${life} since it is followed`,
+      `${rate(rank)} events/s, lag ${lag(rank)}\nepoch ${rank.epoch}, life ${rank.life} since it is followed`,
   );
   mark(
     parts.cell,
     "aria-label",
     `${rank.engine} rank ${rank.rank}, ${rank.continuity}, ${rank.trust}: ${sentence(rank)}; blocks ${tiers}, ` +
-      `${rank.events_per_s} events a second, lag ${lag(rank)}, epoch ${rank.epoch}, life ${life}`,
+      `${rate(rank)} events a second, lag ${lag(rank)}, epoch ${rank.epoch}, life ${rank.life}`,
   );
 }
 
+/** Shows the engines that are looked for. One cell of those is reached by Tab. */
 function hideOthers() {
   const shown = new Set();
-  for (const rank of known.ranks.values()) {
-    const text = [key(rank), rank.model, rank.kind, rank.trust, rank.continuity, rank.reason, rank.trouble].join(" ").toLowerCase();
-    if (wanted.split(/\s+/).every((word) => text.includes(word))) shown.add(rank.engine);
+  const words = wanted.split(/\s+/);
+  const text = (one) => [one.rank === undefined ? one.engine : key(one), one.model, one.kind, one.trust, one.continuity, one.reason, one.trouble].join(" ");
+  for (const one of [...known.ranks.values(), ...known.links]) {
+    if (!wanted || words.every((word) => text(one).toLowerCase().includes(word))) shown.add(one.engine);
   }
   for (const [engine, entry] of cards) entry.card.hidden = !shown.has(engine);
-}
-
-export function totals() {
-  if (known.plane === null) return "";
-  const states = { exact: 0, away: 0, other: 0 };
-  let blocks = 0;
-  let rate = 0;
-  const engines = new Set();
-  for (const rank of known.ranks.values()) {
-    engines.add(rank.engine);
-    const state = standing(rank);
-    states[state in states ? state : "other"] += 1;
-    blocks += total(rank.blocks);
-    rate += rank.events_per_s;
+  const fleet = document.getElementById("fleet");
+  const reached = fleet.querySelector('.cell[tabindex="0"]');
+  if (!reached || reached.closest(".engine").hidden) {
+    reached?.setAttribute("tabindex", "-1");
+    fleet.querySelector(".engine:not([hidden]) .cell")?.setAttribute("tabindex", "0");
   }
-  const counted = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
-  const parts = [counted(engines.size, "engine"), counted(known.ranks.size, "rank"), `${states.exact} exact`];
-  if (states.other) parts.push(`${states.other} less than exact`);
-  if (states.away) parts.push(`${states.away} not followed`);
-  parts.push(`${short(blocks)} blocks`, `${short(rate)} events/s`);
-  return parts.join(" · ");
+  const empty = document.getElementById("fleet-empty");
+  empty.hidden = shown.size > 0 || known.members === 0;
+  say(empty, cards.size ? "No engine matches." : "No engine yet. Add one: kvplane engines add NAME --engine vllm=tcp://HOST:5557,model=NAME");
 }

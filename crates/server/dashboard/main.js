@@ -5,7 +5,9 @@ import * as fleet from "./fleet.js";
 import * as query from "./query.js";
 import * as timeline from "./timeline.js";
 import { arrows, shortcuts } from "./keys.js";
-import { follow, hasToken, setToken } from "./live.js";
+import * as kept from "./kept.js";
+import { follow } from "./live.js";
+import { totals } from "./totals.js";
 import { say } from "./words.js";
 
 const by = (id) => document.getElementById(id);
@@ -40,7 +42,7 @@ function redraw() {
   due = true;
   requestAnimationFrame(() => {
     due = false;
-    say(by("totals"), fleet.totals());
+    say(by("totals"), totals());
     if (page.name === "fleet") fleet.draw();
     if (page.name === "engine") engine.draw(page.engine);
     if (page.name === "ask") query.draw();
@@ -49,19 +51,18 @@ function redraw() {
 }
 
 function theme(change) {
-  const saved = localStorage.getItem("kvplane-theme");
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  let chosen = saved ?? system;
+  let chosen = kept.theme() ?? system;
   if (change) {
     chosen = chosen === "dark" ? "light" : "dark";
-    localStorage.setItem("kvplane-theme", chosen);
+    kept.setTheme(chosen);
   }
   document.documentElement.dataset.theme = chosen;
   by("theme").setAttribute("aria-label", `Switch to ${chosen === "dark" ? "light" : "dark"} colours`);
   redraw();
 }
 
-const LINK = { live: "live", lost: "not connected", locked: "not let in" };
+const LINK = { live: "live", lost: "not connected", locked: "not let in", resting: "resting while hidden" };
 
 /** Says how the connection is: in the corner always, and across the page when what is shown is old. */
 function connection(state, why) {
@@ -72,13 +73,15 @@ function connection(state, why) {
   if (state === "lost") say(by("banner-words"), `The plane is not heard: ${why}. What is shown is what was last heard of it; it is tried again all the time.`);
   by("token-form").hidden = state !== "locked";
   if (state !== "locked") return;
-  const asked = hasToken() ? "This plane does not let this token in" : "This plane does not let everybody in";
+  const asked = kept.hasToken() ? "This plane does not let this token in" : "This plane does not let everybody in";
   say(by("token-why"), `${asked}: ${why}.`);
   by("token").focus();
 }
 
 fleet.begin();
+engine.begin(redraw);
 query.begin();
+timeline.begin(redraw);
 theme(false);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme(false));
 by("theme").addEventListener("click", () => theme(true));
@@ -107,9 +110,10 @@ const again = follow((news, why) => {
 by("again").addEventListener("click", again);
 by("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  setToken(by("token").value.trim());
+  const taken = kept.setToken(by("token").value.trim());
   by("token").value = "";
-  again();
+  if (taken) again();
+  else say(by("token-why"), "This is no token: it has characters that no request can carry, such as a curly quote or an invisible space. Copy it again.");
 });
 // Plots go on, and "2 min ago" grows, also while nothing happens.
 setInterval(() => page.name === "engine" && redraw(), 1000);

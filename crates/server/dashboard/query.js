@@ -1,11 +1,15 @@
 // Who holds how much of a prompt, drawn along it.
 
-import { headers, key, known, refusal } from "./live.js";
+import { headers } from "./kept.js";
+import { key, known } from "./known.js";
+import { refusal } from "./live.js";
 import { make, say, sentence, standing } from "./words.js";
 
 // A medium that the plane does not know is held, and never part of an answer.
 const COLDEST_FIRST = ["remote", "disk", "host", "device"];
 const LARGEST = 0xffff_ffff;
+const ANSWERED_WITHIN = 20_000;
+const NAMED = 20; // of the ranks that hold nothing; the others are counted
 let models = "";
 let questions = 0; // asked so far: only the last one's answer is shown
 
@@ -16,7 +20,7 @@ export function begin() {
     questions += 1;
     const number = questions;
     const shown = (show) => number === questions && show();
-    ask(shown).catch(() => shown(() => fail("The plane does not answer.")));
+    ask(shown).catch(({ name }) => shown(() => fail(name === "TimeoutError" ? "The plane did not answer in time." : "The plane does not answer.")));
   });
   form.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
@@ -25,11 +29,11 @@ export function begin() {
 
 export function draw() {
   const names = [...new Set([...known.ranks.values()].map((rank) => rank.model))].sort();
-  if (models === names.join("\n")) return;
-  models = names.join("\n");
+  if (models === JSON.stringify(names)) return;
+  models = JSON.stringify(names);
   const select = document.getElementById("ask-model");
   const chosen = select.value;
-  select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+  select.replaceChildren(...names.map((name) => make("option", { value: name }, name || "(no model)")));
   if (names.includes(chosen)) select.value = chosen;
 }
 
@@ -63,8 +67,9 @@ async function ask(shown) {
   }
   if (value("ask-salt")) question.cache_salt = value("ask-salt");
   if (value("ask-adapter")) question.lora_name = value("ask-adapter");
+  document.getElementById("ask-answer").replaceChildren(make("p", { class: "empty" }, "asking …"));
   const asked = { method: "POST", headers: { ...headers(), "content-type": "application/json" }, body: JSON.stringify(question) };
-  const response = await fetch("v1/query", asked);
+  const response = await fetch("v1/query", { ...asked, signal: AbortSignal.timeout(ANSWERED_WITHIN) });
   if (!response.ok) {
     const why = await refusal(response);
     return shown(() => fail(`Not answered: ${why}.`));
@@ -81,15 +86,19 @@ function show(answer, tokens) {
   const nodes = [make("p", {}, summary, make("b", {}, answer.trust), "."), ruler(tokens)];
   for (const match of holders) nodes.push(holder(match, tokens, best.has(key(match))));
   const others = matches.filter((match) => match.tokens === 0).map(key);
-  if (others.length) nodes.push(make("p", { class: "empty" }, `Nothing of it: ${others.join(", ")}`));
+  if (others.length) nodes.push(make("p", { class: "empty" }, `Nothing of it: ${some(others).join(", ")}`));
   if (!matches.length) nodes.push(make("p", { class: "empty" }, "No rank of this model can be credited right now."));
-  for (const other of answer.not_credited) {
+  const notCredited = (other) => {
     const rank = known.ranks.get(key(other));
     const why = rank && standing(rank) !== "exact" ? sentence(rank) : other.reason;
-    nodes.push(make("p", { class: "empty" }, `${key(other)} is not credited: ${why}`));
-  }
+    return `${key(other)} is not credited: ${why}`;
+  };
+  for (const words of some(answer.not_credited.map(notCredited))) nodes.push(make("p", { class: "empty" }, words));
   document.getElementById("ask-answer").replaceChildren(...nodes);
 }
+
+/** The first of many, and how many there are beyond. */
+const some = (all) => (all.length > NAMED ? [...all.slice(0, NAMED), `and ${all.length - NAMED} more`] : all);
 
 function ruler(tokens) {
   const marks = [0, 0.25, 0.5, 0.75, 1].map((part) => make("span", {}, Math.round(tokens * part).toLocaleString()));

@@ -1,21 +1,48 @@
 // What happened, newest first.
 
-import { known } from "./live.js";
-import { clock, make } from "./words.js";
+import { known } from "./known.js";
+import { clock, make, say } from "./words.js";
 
 const SHOWN = 200;
-let drawn = ""; // what the list shows: page and last number
+const lines = new Map(); // number -> its line
+let drawn = ""; // what the list shows: of which run of the plane, which engine, what of it
+
+/** `changed` runs when other things are to be shown. */
+export function begin(changed) {
+  document.getElementById("problems").addEventListener("change", changed);
+}
 
 export function draw(engine) {
-  const remarks = known.remarks.filter((remark) => !engine || remark.engine === engine);
-  const last = remarks.at(-1)?.number ?? 0;
-  const wanted = `${engine ?? ""} ${last} ${remarks.length}`;
-  if (wanted === drawn) return;
-  const before = Number(drawn.split(" ").at(-2) ?? 0);
-  drawn = wanted;
   const list = document.getElementById("timeline");
-  list.replaceChildren(...remarks.slice(-SHOWN).reverse().map((remark) => item(remark, remark.number > before && before > 0)));
-  document.getElementById("timeline-empty").hidden = remarks.length > 0;
+  const problems = document.getElementById("problems").checked;
+  const wanted = (remark) => (!engine || remark.engine === engine) && (!problems || remark.mood === "bad");
+  const remarks = known.remarks.filter(wanted).slice(-SHOWN).reverse();
+  const what = JSON.stringify([known.plane?.id, engine, problems]);
+  const anew = drawn !== what;
+  if (anew) {
+    drawn = what;
+    lines.clear();
+    list.replaceChildren();
+  }
+  // Lines that stay are left alone: somebody may be at one of them.
+  const numbers = new Set(remarks.map((remark) => remark.number));
+  for (const [number, line] of lines) {
+    if (numbers.has(number)) continue;
+    line.remove();
+    lines.delete(number);
+  }
+  let at = list.firstElementChild;
+  for (const remark of remarks) {
+    if (lines.has(remark.number)) {
+      at = at.nextElementSibling;
+    } else {
+      lines.set(remark.number, item(remark, !anew));
+      list.insertBefore(lines.get(remark.number), at);
+    }
+  }
+  const empty = document.getElementById("timeline-empty");
+  empty.hidden = remarks.length > 0 || known.members === 0;
+  say(empty, problems ? "No problem." : "Nothing yet.");
 }
 
 function item(remark, fresh) {

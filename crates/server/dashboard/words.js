@@ -2,9 +2,9 @@
 
 export const TIERS = ["device", "host", "disk", "remote", "unknown"];
 
-/** What a rank's word is worth right now: its trust while it is followed, "away" while it is not. */
+/** What a rank's word is worth right now: its trust while it is followed, "away" while it is not. Nothing follows what failed. */
 export function standing(rank) {
-  return rank.continuity === "live" ? rank.trust : "away";
+  return rank.continuity === "live" && rank.trouble !== "defect" ? rank.trust : "away";
 }
 
 /** Each state has a mark of its own, so that colour is not the only difference. */
@@ -40,9 +40,14 @@ export function clock(unixMs) {
   return new Date(unixMs).toLocaleTimeString([], { hour12: false });
 }
 
+export const modelOf = (rank) => rank.model || "(no model)";
+
+/** Events a second, as far as they were measured. */
+export const rate = (rank) => (rank.events_per_s === null ? "–" : short(rank.events_per_s));
+
 /** How long the last batch was on its way. */
 export function lag(rank) {
-  if (rank.lag_ms === null) return "no lag known";
+  if (rank.lag_ms === null) return "unknown";
   return rank.lag_ms < 10_000 ? `${rank.lag_ms} ms` : since(0, rank.lag_ms);
 }
 
@@ -51,18 +56,28 @@ export function tierNames(blocks) {
   return TIERS.filter((tier) => blocks[tier] !== undefined).map((tier) => `${tier} ${blocks[tier].toLocaleString()}`).join(", ");
 }
 
-/** One sentence about a rank. */
+/** One sentence about a rank: what troubles its source, and what it is worth. */
 export function sentence(rank) {
-  if (rank.continuity === "connecting") return rank.trouble ? `not reached: ${rank.trouble}` : "not reached yet";
+  if (!rank.trouble) return worth(rank);
+  const quiet = rank.continuity === "connecting" || rank.trouble === "defect";
+  return quiet ? rank.trouble_words : `${rank.trouble_words}; ${worth(rank)}`;
+}
+
+function worth(rank) {
+  if (rank.continuity === "connecting") return "not reached yet";
   if (rank.continuity === "down") return "out of reach: what it held is kept for its return and not credited";
   if (rank.continuity === "recovering") return "a question is open: not credited until it is answered";
   if (rank.trust === "exact") return "what is shown is what the engine holds";
   return rank.words ?? rank.reason ?? "";
 }
 
-export function total(blocks) {
-  return Object.values(blocks).reduce((sum, held) => sum + held, 0);
+/** How the way to another plane is. */
+export function linkWords(link) {
+  return link.connected ? "followed: its engines are shown as engines" : `not followed: ${link.trouble_words ?? "not reached yet"}`;
 }
+
+/** So many of something. */
+export const counted = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
 
 /** Makes an element: attributes by name, children as nodes or text. */
 export function make(tag, attributes = {}, ...children) {

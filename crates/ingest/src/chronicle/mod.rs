@@ -14,6 +14,9 @@ const KEPT: usize = 1024;
 /// Remarks of one stream that are kept when there is no more room: one that comes and goes again and again drives out its own.
 const KEPT_OF_ONE: usize = 64;
 
+/// Of these many that were written first, what is routine goes before anything else: a fleet that begins tells it of every stream.
+const OLD: usize = KEPT * 3 / 4;
+
 /// How a remark is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mood {
@@ -113,8 +116,12 @@ impl Chronicle {
     }
 }
 
-/// The remark that makes room: the oldest of a stream that has more than its part, or else the oldest.
+/// The remark that makes room: the oldest routine, unless it is news still; else the oldest of a stream that has more than its part;
+/// else the oldest.
 fn first_to_go(remarks: &VecDeque<Arc<Remark>>) -> usize {
+    if let Some(routine) = remarks.iter().take(OLD).position(|remark| remark.said.is_routine()) {
+        return routine;
+    }
     let mut told: HashMap<_, usize> = HashMap::new();
     for remark in remarks {
         *told.entry(&remark.stream).or_default() += 1;
@@ -130,7 +137,7 @@ mod tests {
     use super::*;
 
     fn said(words: &str) -> Said {
-        Said { topic: "trust", mood: Mood::Plain, words: words.to_owned() }
+        Said { topic: "events", mood: Mood::Plain, words: words.to_owned() }
     }
 
     fn stream(rank: u32) -> StreamId {
@@ -178,6 +185,30 @@ mod tests {
         let kept = chronicle.after(0);
         assert_eq!((kept.len(), kept[0].number), (KEPT, 11));
         assert_eq!(chronicle.after(KEPT as u64 + 8).len(), 2);
+    }
+
+    #[test]
+    fn a_fleet_that_begins_does_not_drive_out_what_went_wrong() {
+        let chronicle = Chronicle::default();
+        let write = |rank, topic, mood, words: &str| {
+            chronicle.write(0, Some(&stream(rank)), Said::new(topic, mood, words));
+        };
+        write(0, "trust", Mood::Bad, "unsound");
+        for rank in 0..KEPT as u32 {
+            write(rank, "continuity", Mood::Plain, "asking");
+            write(rank, "continuity", Mood::Good, "following");
+            write(rank, "trust", Mood::Good, "exact");
+        }
+        let kept = chronicle.after(0);
+        assert_eq!((kept.len(), kept[0].said.words.as_str()), (KEPT, "unsound"));
+        // What is routine and new is told all the same.
+        for rank in 0..2 * KEPT as u32 {
+            write(rank, "events", Mood::Bad, "wrong");
+        }
+        write(0, "trust", Mood::Good, "exact");
+        write(1, "events", Mood::Bad, "worse");
+        let kept = chronicle.after(0);
+        assert_eq!(kept.iter().filter(|remark| remark.said.is_routine()).count(), 1);
     }
 
     #[test]

@@ -5,11 +5,17 @@ use kvplane_stream::{Happening, PassedOver};
 
 use super::{Mood, Said};
 use crate::spec::Origin;
+use crate::trouble::{DISCOVERING, trouble_words};
 
 /// Engines that a remark names; of the others it has the number.
 const NAMED_MAX: usize = 4;
 
 impl Said {
+    /// That a stream stands where it should, or is on its way there: every stream tells so when it begins.
+    pub(super) fn is_routine(&self) -> bool {
+        matches!(self.topic, "continuity" | "trust") && self.mood != Mood::Bad
+    }
+
     /// Something that happened.
     pub fn new(topic: &'static str, mood: Mood, words: impl Into<String>) -> Self {
         Self { topic, mood, words: words.into() }
@@ -28,6 +34,17 @@ impl Said {
     pub(crate) fn removed(engines: &[&EngineId]) -> Self {
         let words = format!("removed: {}. What it held does not count any more", named(engines));
         Self::new("members", Mood::Plain, words)
+    }
+
+    /// Something keeps a source from being heard.
+    pub(crate) fn trouble(trouble: &str) -> Self {
+        let mood = if trouble == DISCOVERING { Mood::Plain } else { Mood::Bad };
+        Self::new("source", mood, trouble_words(trouble))
+    }
+
+    /// It does not any more.
+    pub(crate) fn trouble_over(trouble: &str) -> Self {
+        Self::new("source", Mood::Good, format!("no longer so: {}", trouble_words(trouble)))
     }
 
     pub(crate) fn of(happening: &Happening) -> Self {

@@ -24,10 +24,12 @@ use super::convert;
 use super::member::Member;
 use super::roster::{Roster, goes_in_circles};
 use super::status::LinkState;
+use crate::chronicle::{Mood, Said};
 use crate::feeder::Feeder;
 use crate::plane::Plane;
 use crate::spec::LinkSpec;
 use crate::token_file::TokenFileError;
+use crate::trouble::link_trouble_words;
 
 /// How long the other plane may take to accept a connection, and to answer a question.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -71,6 +73,9 @@ enum End {
     PlaneGone,
 }
 
+/// The trouble that is none: the other plane is asked anew at once.
+const RESUBSCRIBING: &str = "resubscribing";
+
 impl End {
     /// What it is called in status and metrics.
     fn trouble(&self) -> &'static str {
@@ -81,7 +86,7 @@ impl End {
             Self::Itself => "loop",
             Self::Nothing => "not_found",
             Self::Misfit(..) => "misfit",
-            Self::Again => "resubscribing",
+            Self::Again => RESUBSCRIBING,
         }
     }
 }
@@ -208,6 +213,9 @@ impl Session {
         let mut messages = answer.map_err(|_| End::Silent)??.into_inner();
         self.subscribed = true;
         let told = self.look().await?;
+        if self.state.status().trouble != Some(RESUBSCRIBING) {
+            self.remark(Mood::Good, "is followed");
+        }
         self.state.change(|status| {
             status.connected = true;
             status.trouble = None;
@@ -337,6 +345,9 @@ impl Session {
         });
         // One line for a state, however often it is tried.
         let text = end.to_string();
+        if before.as_ref() != Some(&text) && end.trouble() != RESUBSCRIBING {
+            self.remark(Mood::Bad, &format!("is not followed: {}", link_trouble_words(end.trouble())));
+        }
         if before.as_ref() == Some(&text) {
             debug!(link = %self.link, %end, "the other plane cannot be followed");
         } else if matches!(end, End::Itself) {
@@ -345,6 +356,13 @@ impl Session {
             warn!(link = %self.link, %end, "the other plane is not followed");
         }
         *before = Some(text);
+    }
+
+    /// Writes down for people what became of the link.
+    fn remark(&self, mood: Mood, what: &str) {
+        if let Ok(plane) = self.own() {
+            plane.remark(Said::new("link", mood, format!("{} {what}", self.link)));
+        }
     }
 
     fn own(&self) -> Result<Arc<Plane>, End> {

@@ -72,10 +72,14 @@ fn introduce(request: &mut Request, caller: Option<Caller>) {
 
 fn refused_page(refused: Refused) -> Response {
     let error = refused.public();
-    let unauthenticated = error.code == ErrorCode::Unauthenticated;
+    // Where another key would help.
+    let challenge = match refused {
+        Refused::WrongRole(_) => Some("Bearer error=\"insufficient_scope\""),
+        _ => (error.code == ErrorCode::Unauthenticated).then_some("Bearer"),
+    };
     let mut response = ApiError(error).into_response();
-    if unauthenticated {
-        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    if let Some(challenge) = challenge {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
     }
     response
 }

@@ -93,8 +93,13 @@ async fn every_page_asks_for_the_role_of_its_row() {
                 let answer = served.page(key, &method, &asked).await;
                 let outcome = page_outcome(answer.status);
                 assert_eq!(outcome, expected(needs, key), "{method} {path} with {key:?}: {answer:?}");
-                let challenged = answer.headers.get("www-authenticate").is_some_and(|how| how == "Bearer");
-                assert_eq!(challenged, outcome == Outcome::Unknown, "{method} {path} with {key:?}");
+                let challenge = answer.headers.get("www-authenticate").map(|how| how.to_str().unwrap());
+                let wanted = match outcome {
+                    Outcome::Unknown => Some("Bearer"),
+                    Outcome::Forbidden => Some("Bearer error=\"insufficient_scope\""),
+                    _ => None,
+                };
+                assert_eq!(challenge, wanted, "{method} {path} with {key:?}");
             }
         }
     }

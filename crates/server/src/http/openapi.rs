@@ -18,7 +18,7 @@ use crate::auth::table::PAGES;
 use crate::fleet::EngineConfig;
 use crate::ops::{Plan, RankReport, Summary};
 use crate::publishers::Publishers;
-use crate::watch::Cell;
+use crate::watch::{Cell, Link};
 
 const COMMON: &str = include_str!("../../openapi/common.json");
 
@@ -127,6 +127,7 @@ fn schemas() -> Value {
     written.subschema_for::<probe::ProbeResult>();
     written.subschema_for::<watch::PlaneJson>();
     written.subschema_for::<Cell>();
+    written.subschema_for::<Link>();
     written.subschema_for::<watch::RemarkJson<'_>>();
     let mut schemas = read.take_definitions(true);
     schemas.extend(written.take_definitions(true));

@@ -114,6 +114,7 @@ struct RankStatus {
     blocks: BTreeMap<&'static str, u64>,
     block_size: Option<u32>,
     groups: Vec<GroupStatus>,
+    /// Since it was applied, or since the engine's stamp if a replay brought it; null where that is no time of day.
     seconds_since_last_event: Option<f64>,
     window: WindowStatus,
     state: StateStatus,

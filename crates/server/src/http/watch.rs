@@ -1,7 +1,7 @@
 //! `/v1/watch`: the fleet and what happens to it, as server-sent events.
 //!
 //! `plane` comes first and says which plane it is. `fleet` has ranks: all of them (`whole`) when the stream begins and when others are
-//! there, else those that changed. `remarks` has what happened, oldest first; the first one all that is still known. Both come with
+//! there, else those that changed, and links when one of them changed. `remarks` has what happened, oldest first; the first one all that is still known. Both come with
 //! a picture, however much happens between two.
 
 use std::collections::VecDeque;
@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
+use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
-use futures::Stream;
+use http::{HeaderName, HeaderValue, header};
 use kvplane_ingest::{Plane, Remark};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -21,8 +22,13 @@ use tokio_util::sync::CancellationToken;
 use crate::service::Shared;
 use crate::watch::{Looking, Picture};
 
-/// So that proxies do not end a quiet stream.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// So that proxies do not end a quiet stream, and whoever reads knows soon that nobody is there any more.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// What happens is for now: nobody on the way keeps it, or waits for more of it.
+const AT_ONCE: [(HeaderName, HeaderValue); 2] = [
+    (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+];
 
 /// Which plane it is.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -67,14 +73,12 @@ struct Watcher {
     stop: CancellationToken,
 }
 
-pub(super) async fn watch(
-    State(shared): State<Arc<Shared>>,
-) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+pub(super) async fn watch(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     let events = futures::stream::unfold(Watcher::new(&shared), async |mut watcher| {
         let event = watcher.next().await?;
-        Some((Ok(event), watcher))
+        Some((Ok::<_, Infallible>(event), watcher))
     });
-    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+    (AT_ONCE, Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
 impl Watcher {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_core::{Reason, Tier};
-use kvplane_ingest::{Engine, Stream};
+use kvplane_ingest::{Engine, Stream, link_trouble_words, trouble_words};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -23,25 +23,62 @@ pub(crate) struct Cell {
     reason: Option<&'static str>,
     /// The reason in words.
     words: Option<&'static str>,
-    /// What keeps the source from being reached.
+    /// What keeps the source from being heard, as a stable word.
     trouble: Option<&'static str>,
+    /// The trouble in words.
+    trouble_words: Option<&'static str>,
     epoch: u64,
     /// The engine's own number of the last batch.
     sequence: Option<u64>,
     block_size: Option<u32>,
     /// Blocks by tier: those that hold something, the device always.
     blocks: BTreeMap<&'static str, u64>,
-    events_per_s: u64,
-    /// When the last event was applied, in unix milliseconds, to the second.
+    /// Null until there are two pictures to compare.
+    events_per_s: Option<u64>,
+    /// When the last event was applied, in unix milliseconds, to the second; for one that came after the fact, the engine's stamp.
     last_event_ms: Option<u64>,
-    /// How long the last batch was on its way, by the engine's stamp.
+    /// How long the last batch was on its way, by the engine's stamp; null for one that did not come as it happened.
     lag_ms: Option<u64>,
-    /// Lives that ended since it is followed.
+    /// Which life of the publisher it is since it is followed, proven or assumed.
+    life: u64,
+    /// Restarts that were proven.
     restarts: u64,
     gaps: u64,
     gaps_unfilled: u64,
     window_batches: usize,
     state_bytes: usize,
+}
+
+/// What is shown of an engine that has no rank: another plane that is followed. Its engines are shown as engines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "WatchedLink")]
+pub(crate) struct Link {
+    engine: String,
+    kind: &'static str,
+    model: String,
+    connected: bool,
+    /// What keeps it from being followed, as a stable word.
+    trouble: Option<&'static str>,
+    /// The trouble in words.
+    trouble_words: Option<&'static str>,
+}
+
+impl Link {
+    /// An engine without ranks now; `None` for one that has some.
+    pub(super) fn of(engine: &Engine) -> Option<Self> {
+        if !engine.streams.is_empty() {
+            return None;
+        }
+        let status = engine.link.as_ref().map(|link| link.status()).unwrap_or_default();
+        Some(Self {
+            engine: engine.spec.id.to_string(),
+            kind: engine.spec.kind.as_str(),
+            model: engine.spec.model.clone(),
+            connected: status.connected,
+            trouble: status.trouble,
+            trouble_words: status.trouble.map(link_trouble_words),
+        })
+    }
 }
 
 /// What a rank had counted when it was looked at.
@@ -72,15 +109,17 @@ impl Cell {
             reason: worst.map(Reason::as_str),
             words: worst.map(Reason::words),
             trouble: status.trouble,
+            trouble_words: status.trouble.map(trouble_words),
             epoch: status.epoch.as_u64(),
             sequence: status.engine_sequence,
             block_size: status.block_size,
             blocks: held(&status.blocks),
-            events_per_s: before.map_or(0, |before| counted.rate_since(before)),
+            events_per_s: before.map(|before| counted.rate_since(before)),
             last_event_ms: status
                 .since_last_event
                 .map(|since| now_ms.saturating_sub(since.as_millis() as u64) / 1000 * 1000),
             lag_ms: status.lag.map(|lag| lag.as_millis() as u64),
+            life: 1 + status.counters.restarts + status.counters.unproven,
             restarts: status.counters.restarts,
             gaps: status.counters.gaps,
             gaps_unfilled: status.counters.gaps_unfilled,

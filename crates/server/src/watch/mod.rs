@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::task::AbortOnDropHandle;
 
-pub(crate) use cell::Cell;
+pub(crate) use cell::{Cell, Link};
 pub(crate) use picture::Picture;
 
 /// How often a picture is made.

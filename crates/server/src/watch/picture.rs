@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kvplane_core::StreamId;
 use kvplane_ingest::{Engines, Plane};
 
-use super::cell::{Cell, Counted};
+use super::cell::{Cell, Counted, Link};
 
 /// All ranks at one moment.
 #[derive(Debug)]
@@ -17,6 +17,9 @@ pub(crate) struct Picture {
     /// The picture from which on the same ranks are there.
     members_since: u64,
     engines: Engines,
+    links: Vec<Link>,
+    /// The picture from which on they are as they are.
+    links_since: u64,
     cells: Vec<Shown>,
     by_stream: HashMap<StreamId, usize>,
 }
@@ -44,9 +47,13 @@ impl Picture {
         let unix_ms = unix_ms();
         let engines = plane.engines();
         let same = last.is_some_and(|last| Arc::ptr_eq(&last.engines, &engines));
+        let links: Vec<_> = engines.iter().filter_map(|engine| Link::of(engine)).collect();
+        let same_links = last.filter(|last| last.links == links);
         let mut picture = Self {
             number,
             unix_ms,
+            links_since: same_links.map_or(number, |last| last.links_since),
+            links,
             members_since: last.filter(|_| same).map_or(number, |last| last.members_since),
             engines: engines.clone(),
             cells: Vec::new(),
@@ -79,7 +86,7 @@ impl Picture {
     }
 
     /// What a watcher is told that last saw the picture `seen` (0: none): everything if other ranks are there since, else the cells that
-    /// changed. `None` if nothing did.
+    /// changed, and the links if one of them did. `None` if nothing did.
     pub(crate) fn since(&self, seen: u64) -> Option<String> {
         let whole = seen < self.members_since;
         let cells: Vec<&str> = self
@@ -88,10 +95,14 @@ impl Picture {
             .filter(|shown| whole || shown.changed > seen)
             .map(|shown| &*shown.json)
             .collect();
-        if cells.is_empty() && !whole {
+        let links = (whole || seen < self.links_since).then_some(&self.links);
+        if cells.is_empty() && links.is_none() {
             return None;
         }
-        Some(format!("{{\"whole\":{whole},\"unix_ms\":{},\"ranks\":[{}]}}", self.unix_ms, cells.join(",")))
+        let links = links.and_then(|links| serde_json::to_string(links).ok());
+        let links = links.map(|links| format!(",\"links\":{links}")).unwrap_or_default();
+        let (unix_ms, ranks) = (self.unix_ms, cells.join(","));
+        Some(format!("{{\"whole\":{whole},\"unix_ms\":{unix_ms},\"ranks\":[{ranks}]{links}}}"))
     }
 }
 

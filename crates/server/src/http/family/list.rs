@@ -40,7 +40,7 @@ families! {
         gauge WINDOW_BYTES "kvplane_stream_window_bytes" [engine rank model] "Bytes of the replay window (estimated)";
         gauge WINDOW_BATCHES "kvplane_stream_window_batches" [engine rank model] "Entries in the replay window, kvplane's own notes included";
         gauge SINCE_LAST_EVENT_SECONDS "kvplane_stream_since_last_event_seconds" [engine rank model]
-            "Time since the last batch was applied; absent before the first";
+            "Time since the last batch was applied, or since the engine's stamp of one that a replay brought; absent before the first, and where such a stamp is no time of day";
     }
 
     /// What happened to a stream.

@@ -5,12 +5,12 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::IntoResponse as _;
 use http_body_util::BodyExt as _;
-use kvplane_ingest::{Mood, PlaneOptions, Said};
+use kvplane_ingest::{Mood, Origin, PlaneOptions, Said};
 use serde_json::Value;
 use tokio::time::timeout;
 
 use super::*;
-use crate::fleet::{Fleet, Registration};
+use crate::fleet::{EngineConfig, Fleet, Registration};
 use crate::service::{Options, Service};
 
 /// Far beyond anything that should take: only a hang reaches it.
@@ -80,6 +80,11 @@ async fn a_watcher_is_told_everything_and_then_what_changes() {
         ("fleet", Some(true), vec!["instance-1"])
     );
     assert_eq!(first["ranks"][0]["continuity"], "connecting");
+    assert_eq!(
+        (&first["ranks"][0]["events_per_s"], &first["links"]),
+        (&Value::Null, &Value::Array(Vec::new())),
+        "nothing is measured by one picture"
+    );
     let (name, remarks) = reader.next().await.unwrap();
     let topics: Vec<_> = remarks.as_array().unwrap().iter().map(|remark| remark["topic"].as_str()).collect();
     assert_eq!((name.as_str(), topics), ("remarks", vec![Some("plane"), Some("members")]));
@@ -93,6 +98,28 @@ async fn a_watcher_is_told_everything_and_then_what_changes() {
     register(&fleet, 2).await;
     let both = reader.until("fleet", |fleet| engines(fleet).len() == 2).await;
     assert_eq!((both["whole"].as_bool(), engines(&both)), (Some(true), vec!["instance-1", "instance-2"]));
+}
+
+#[tokio::test]
+async fn another_plane_is_told_without_ranks_and_again_when_it_changes() {
+    let (shared, fleet) = plane().await;
+    let mut reader = Reader::begin(&shared).await;
+    let described = serde_json::json!({"id": "elsewhere", "kind": "kvplane", "grpc": "http://127.0.0.1:1"});
+    let config: EngineConfig = serde_json::from_value(described).unwrap();
+    fleet.add(vec![config.plan().unwrap()], Origin::Api).await.unwrap();
+    let trouble = |fleet: &Value| fleet["links"][0]["trouble"].clone();
+    let told = reader.until("fleet", |fleet| trouble(fleet) == "unreached").await;
+    let link = &told["links"][0];
+    assert_eq!((&link["engine"], &link["connected"]), (&"elsewhere".into(), &false.into()));
+    assert_eq!(link["trouble_words"], "the other plane does not answer");
+}
+
+#[tokio::test]
+async fn nobody_on_the_way_keeps_what_is_told() {
+    let (shared, _fleet) = plane().await;
+    let response = watch(State(shared)).await.into_response();
+    let header = |name| response.headers().get(name).unwrap().to_str().unwrap();
+    assert_eq!((header("cache-control"), header("x-accel-buffering")), ("no-store", "no"));
 }
 
 #[tokio::test]

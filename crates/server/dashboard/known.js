@@ -1,0 +1,16 @@
+// Everything that the plane told, as it told it last.
+
+export const known = {
+  plane: null, // {id, version}
+  linked: false, // the plane is heard right now
+  heard: 0, // when something was heard of it last, by its clock
+  ranks: new Map(), // "engine/rank" -> the rank as the plane tells it
+  links: [], // other planes that it follows
+  remarks: [], // oldest first
+  remarksAnew: false, // all that are kept come next
+  skew: 0, // the plane's clock, less ours
+  members: 0, // rises when other engines are there; 0 until any were told
+};
+
+export const key = (rank) => `${rank.engine}/${rank.rank}`;
+export const now = () => Date.now() + known.skew;
