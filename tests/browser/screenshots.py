@@ -25,16 +25,16 @@ def history(there, seen):
     for name in PROFILES:
         seen.cell(name, standing="exact")
     engines["speed-0"].operations(answer="error")
-    http("POST", f"{there.plane.http}/flush_cache", {"engine": ["radix-0", "speed-0"], "proof_timeout_s": 10, "timeout_s": 5})
-    seen.shows("flush, failed", "#timeline")
+    http("POST", f"{there.plane.http}/flush_cache", {"engine": ["radix-0", "speed-0"], "proof_timeout_s": 3, "timeout_s": 2})
+    seen.shows("a flush was not shown by the stream in time", "#timeline")
     engines["radix-1"].fault(lose=1)
     seen.cell("radix-1", standing="lower")
     engines["llama-1"].fault(restart={"first_sequence": 40, "same_content": True})
     seen.shows("restart proven", "#timeline")
     for rank in (0, 1):
         seen.cell("llama-1", rank, standing="exact")
-    # On top of the list, in every picture.
-    engines["llama-0"].fault(drop=1)
+    # On top of the list, in every picture of the fleet.
+    engines["llama-0"].fault(drop=1, rank=0)
     seen.shows("gap repaired", "#timeline")
     seen.cell("llama-0", standing="exact")
     # Plots reach from edge to edge.
@@ -65,8 +65,8 @@ def main(folder):
             print(f"{path}: {path.stat().st_size // 1024} KiB")
 
         take("engine", "#/engine/radix-0", height=820)
-        take("fleet", "#/")
-        take("fleet-dark", "#/", scheme="dark")
+        take("fleet", "#/", height=860)
+        take("fleet-dark", "#/", height=860, scheme="dark")
         take("ask", "#/ask")
         take("narrow", "#/", width=360, height=740)
 

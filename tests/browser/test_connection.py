@@ -45,10 +45,12 @@ def test_a_plot_has_a_hole_where_the_plane_was_not_heard(fleet, page):
     seen.until(f"return (() => {{ {filled} }})() > 0.99", what="a whole plot")
     seen.hide()
     seen.shows("resting", "#link")
+    age = "parseInt(document.querySelector('.axis').innerText)"
+    before = seen.run(f"return {age}")
+    seen.until(f"return {age} >= arguments[0]", min(before + 6, 50), what="time that passes")
     seen.hide(False)
     seen.live()
     seen.until(f"const share = (() => {{ {filled} }})(); return share && share < 0.99", what="a hole")
-    seen.check_clean()
 
 
 def watchers(plane):

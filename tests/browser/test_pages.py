@@ -6,7 +6,7 @@ from selenium.webdriver.common.keys import Keys
 
 PROMPT = list(range(100, 197))
 # What somebody may call an engine.
-ODD = ("a/b", "<b>ünï</b> 引擎", "x" * 300)
+ODD = ("a/b", "<b>ünï</b>引擎", "x" * 300)
 
 
 def test_a_question_is_drawn_along_the_prompt(fleet, page):
