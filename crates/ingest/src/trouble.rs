@@ -123,7 +123,7 @@ mod tests {
             reference.lines().filter(|line| line.starts_with("| `")).filter_map(|row| coded(row).next());
         let of_link = reference.lines().find(|line| line.starts_with("Another plane")).unwrap();
         let paragraphs =
-            reference.lines().filter(|line| line.contains("has one of") || line.starts_with("`"));
+            reference.lines().filter(|line| line.contains("has one of") || line.starts_with('`'));
         let of_streams: Vec<_> = rows.chain(paragraphs.flat_map(coded)).collect();
         assert!(of_streams.len() > 20, "{of_streams:?}");
         for trouble in of_streams {

@@ -7,13 +7,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use kvplane_core::{Continuity, EngineId, StreamId};
 use kvplane_ingest::Stream;
-use kvplane_stream::{Ask, JournalOptions, Options};
+use kvplane_stream::{Ask, JournalOptions, Options, Recorder};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedStored};
 
 const HOURS: u64 = 9 * 3600;
 /// Far beyond anything that a test takes.
-const MINUTES: Duration = Duration::from_secs(600);
+const MINUTES: Duration = Duration::from_mins(10);
 
 fn store(hash: u64, stamp: f64) -> Bytes {
     let stored = OwnedStored {
@@ -33,12 +33,12 @@ fn now() -> f64 {
 fn joined(stamps: [f64; 2]) -> Stream {
     let id = StreamId::new(EngineId::new("a"), 0);
     let stream = Stream::in_process(id, Options::default(), JournalOptions::default());
-    let asks = stream.feed(|recorder, now| recorder.connected(now)).asks;
+    let asks = stream.feed(Recorder::connected).asks;
     let ring =
         asks.iter().find_map(|ask| if let Ask::Replay { id, .. } = ask { Some(*id) } else { None }).unwrap();
     for (sequence, stamp) in stamps.into_iter().enumerate() {
         stream.feed(|recorder, now| {
-            recorder.replayed(now, ring, sequence as u64, store(sequence as u64, stamp))
+            recorder.replayed(now, ring, sequence as u64, store(sequence as u64, stamp));
         });
     }
     stream.feed(|recorder, now| recorder.replay_ended(now, ring, true));

@@ -97,7 +97,7 @@ async fn every_page_asks_for_the_role_of_its_row() {
                 let wanted = match outcome {
                     Outcome::Unknown => Some("Bearer"),
                     Outcome::Forbidden => Some("Bearer error=\"insufficient_scope\""),
-                    _ => None,
+                    Outcome::LetIn => None,
                 };
                 assert_eq!(challenge, wanted, "{method} {path} with {key:?}");
             }
