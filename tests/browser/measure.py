@@ -41,23 +41,27 @@ def over(seconds, plane):
     return 100 * used / took, (counted() - events) / took
 
 
+def many(stack, binary, engines, load):
+    """A plane that follows so many engines, of which every tenth has two ranks, and how many ranks they have."""
+    ranks = [(engine, rank) for engine in range(engines) for rank in range(2 if engine % 10 == 0 else 1)]
+    sim = stack.enter_context(closing(Sim(binary, "--load", load, "--blocks", 512, ranks=len(ranks))))
+    plane = stack.enter_context(closing(Plane(binary)))
+    for (engine, rank), events, replay in zip(ranks, sim.events, sim.replay, strict=True):
+        about = {"instance_id": engine + 1, "dp_rank": rank, "model_name": "sim", "block_size": 16, "endpoint": events, "replay_endpoint": replay}
+        status, body = http("POST", f"{plane.http}/register", about)
+        assert status in (200, 201), body
+
+    def followed():
+        there = [rank for engine in plane.get("/v1/status")[1]["engines"] for rank in engine["ranks"]]
+        return len(there) == len(ranks) and all(rank["continuity"] == "live" for rank in there)
+
+    eventually(followed, "all live", 60.0)
+    return plane, len(ranks)
+
+
 def main(engines, load, seconds, rounds):
     with ExitStack() as stack:
-        binary = find_binary()
-        # Every tenth has two ranks.
-        ranks = [(engine, rank) for engine in range(engines) for rank in range(2 if engine % 10 == 0 else 1)]
-        sim = stack.enter_context(closing(Sim(binary, "--load", load, "--blocks", 512, ranks=len(ranks))))
-        plane = stack.enter_context(closing(Plane(binary)))
-        for (engine, rank), events, replay in zip(ranks, sim.events, sim.replay, strict=True):
-            about = {"instance_id": engine + 1, "dp_rank": rank, "model_name": "sim", "block_size": 16, "endpoint": events, "replay_endpoint": replay}
-            status, body = http("POST", f"{plane.http}/register", about)
-            assert status in (200, 201), body
-
-        def followed():
-            there = [rank for engine in plane.get("/v1/status")[1]["engines"] for rank in engine["ranks"]]
-            return len(there) == len(ranks) and all(rank["continuity"] == "live" for rank in there)
-
-        eventually(followed, "all live", 60.0)
+        plane, ranks = many(stack, find_binary(), engines, load)
         driver = start_chromium()
         stack.callback(driver.quit)
         driver.set_script_timeout(seconds * 4)
@@ -67,7 +71,7 @@ def main(engines, load, seconds, rounds):
             driver.get("about:blank")
             alone, rate = over(seconds, plane)
             seen.open().live()
-            seen.until("return document.querySelectorAll('.cell').length === arguments[0]", len(ranks))
+            seen.until("return document.querySelectorAll('.cell').length === arguments[0]", ranks)
             watched, _ = over(seconds, plane)
             frames = driver.execute_async_script(FRAMES, seconds)
             rows.append((alone, watched, watched - alone, rate, frames["fps"], frames["longest"]))

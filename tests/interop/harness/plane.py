@@ -226,7 +226,9 @@ class Sim(Process):
     """`kvplane sim` on free ports; those of several ranks follow each other."""
 
     def __init__(self, binary, *words, ranks=1):
-        events, replay = (free_ports(ranks, together=True)[0] if ranks > 1 else 0 for _ in range(2))
+        # One stretch for both: two that are found one after the other may overlap.
+        events = free_ports(2 * ranks, together=True)[0] if ranks > 1 else 0
+        replay = events and events + ranks
         free = ["--events", f"tcp://127.0.0.1:{events}", "--replay", f"tcp://127.0.0.1:{replay}", "--http", "127.0.0.1:0"]
         super().__init__(binary, "sim", *free, "--ranks", ranks, "--log-format", "json", *words)
         profile = words[words.index("--profile") + 1] if "--profile" in words else "vllm"
