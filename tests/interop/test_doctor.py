@@ -70,10 +70,12 @@ def test_a_publisher_that_connects(binary, engine):
     (port,) = free_ports(1)
     address = f"tcp://127.0.0.1:{port}"
     one = engine(events=address, connect=True, before=[[root(1)]])
-    words = ["--engine", f"vllm={address},replay={one.replay},model=llama"]
-    found, code = look(binary, *words, *LONG)
-    assert (set(found), code) == ({"publisher_connects"}, 1)
-    assert f"bind:{address}" in found["publisher_connects"]["todo"]
+    # libzmq connects to a name's IPv4 address, also where the name has another.
+    for configured in (address, f"tcp://localhost:{port}"):
+        words = ["--engine", f"vllm={configured},replay={one.replay},model=llama"]
+        found, code = look(binary, *words, *LONG)
+        assert (set(found), code) == ({"publisher_connects"}, 1)
+        assert f"bind:{configured}" in found["publisher_connects"]["todo"]
     words = ["--engine", f"vllm=bind:{address},replay={one.replay},model=llama"]
     assert look(binary, *words, *LONG, meanwhile=speaks(one)) == ({}, 0)
 
@@ -176,6 +178,27 @@ def test_too_few_descriptors(binary, config):
     assert "256" in found["descriptor_limit"]["seen"] and "LimitNOFILE" in found["descriptor_limit"]["todo"]
 
 
+def test_as_many_engines_are_looked_at_together_as_descriptors_allow(binary, config):
+    """One publisher under many topics: whoever cannot open another socket would not reach it."""
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        engines = "".join(
+            f'[[engine]]\nid = "e{at}"\nkind = "vllm"\nmodel = "m"\nevents = "tcp://127.0.0.1:{port}"\ntopic = "kv@{at:03}"\n'
+            for at in range(60)
+        )
+        found, code = look(binary, "--config", config(engines), *SHORT, limit=128)
+    assert (set(found), code) == ({"silent", "replay_absent", "descriptor_limit"}, 0)
+    assert found["descriptor_limit"]["severity"] == "info"
+
+
+def test_configurations_that_serve_refuses_and_that_count_a_cache_twice(binary, config):
+    (port,) = free_ports(1)
+    for events, code in ((f"bind:tcp://127.0.0.1:{port}", "config_invalid"), (f"tcp://127.0.0.1:{port}", "shared_address")):
+        engines = "".join(f'[[engine]]\nid = "{id}"\nkind = "vllm"\nmodel = "m"\nevents = "{events}"\n' for id in "ab")
+        found, status = look(binary, "--config", config(engines), *SHORT)
+        assert status == 1 and {"config_invalid", "shared_address"} & set(found) == {code}, found
+
+
 def test_wrong_usage(binary):
     for words in (["--engine", "vllm"], ["--engine", "vlm=tcp://a:1"], ["--listen", "1"], ["--listen", "2h"], ["--server", "ftp://x"]):
         done = run(binary, "doctor", *words)
@@ -219,7 +242,7 @@ def test_a_plane_that_is_open_is_found_from_loopback_with_a_token_and_without(bi
             assert found["open_listener_without_roles"]["subject"] == "listen.http"
 
 
-def test_passwords_in_addresses_are_not_shown(binary):
+def test_passwords_in_addresses_are_not_shown(binary, config):
     (port,) = free_ports(1)
     for words in (
         ["--server", f"http://name:secret@127.0.0.1:{port}"],
@@ -228,6 +251,10 @@ def test_passwords_in_addresses_are_not_shown(binary):
         done = run(binary, "doctor", *words, *SHORT)
         assert done.returncode == 1 and f"127.0.0.1:{port}" in done.stdout
         assert "secret" not in done.stdout + done.stderr
+    wrong = config('[[engine]]\nid = "e"\nkind = "vllm"\nevents = "http://name:secret@127.0.0.1:1"\nhttp = "http://name:secret@:x"\n')
+    done = run(binary, "doctor", "--config", wrong, *SHORT)
+    assert done.returncode == 1 and "config_invalid" in done.stdout
+    assert "secret" not in done.stdout + done.stderr
 
 
 def test_a_plane_whose_stream_is_not_exact(binary, engine, plane):

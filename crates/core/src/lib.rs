@@ -6,6 +6,7 @@
 mod backoff;
 mod digest;
 mod error;
+mod expected;
 mod hash;
 mod identity;
 mod keys;
@@ -19,6 +20,7 @@ mod trust;
 pub use backoff::Backoff;
 pub use digest::{PlaceSeed, StateDigest};
 pub use error::{Blame, ErrorCode, PublicError};
+pub use expected::in_plain_words;
 pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, hash_blocks};
 pub use identity::{EngineId, EngineKind, ParseKindError, PlaneId, StreamId, default_worker_id};
 pub use keys::{MultimodalItem, Names};

@@ -114,6 +114,7 @@ codes! {
     DescriptorLimit "descriptor_limit" "a process without free descriptors can neither hear another engine nor answer another caller"
     ConfigInvalid "config_invalid" "kvplane does not start with this configuration"
     ModelUnknown "model_unknown" "questions name the model: under another name nothing of this engine is ever found"
+    SharedAddress "shared_address" "one cache is counted as that of two engines: prompts are sent to one for what only the other has"
     AddressInUse "address_in_use" "only one process can listen there, so it could not be heard who connects"
     PlaneUnreachable "plane_unreachable" "nothing could be asked"
     PlaneUnauthorised "plane_unauthorised" "nothing could be seen of the plane"

@@ -57,11 +57,14 @@ pub struct Heard {
     pub ranks: BTreeSet<i64>,
     /// Tokens per block, of whole blocks on the device.
     pub block_sizes: BTreeSet<u32>,
+    /// Whether blocks in the host's memory are told.
+    pub has_host: bool,
     /// How hashes are written.
     pub widths: BTreeSet<Width>,
     /// What could not be read, by a word for the reason, and how often.
     pub unread: BTreeMap<String, u64>,
-    /// Our clock minus the publisher's when a live batch came, in seconds: the one nearest to 0.
+    /// Our clock minus the publisher's, in seconds: when a live batch came, the one nearest to 0; of a ring, whose batches may be of
+    /// any age, only where the last is from the future.
     pub skew: Option<f64>,
 }
 
@@ -104,13 +107,19 @@ impl Heard {
         }
     }
 
-    /// Batches per second by the publisher's own clock, where enough were heard to tell.
+    /// The last batch that a ring has was read at this time on our clock.
+    pub(crate) fn note_ring_end(&mut self, now: f64) {
+        self.skew = self.last.map(|last| now - last.timestamp).filter(|skew| *skew < 0.0);
+    }
+
+    /// Batches per second by the publisher's own clock, where enough were heard for long enough to tell.
     pub fn rate(&self) -> Option<f64> {
-        /// Fewer are a burst, not a rate.
+        /// Fewer, or all within less, are a burst and not a rate.
         const ENOUGH: u64 = 16;
+        const SECONDS: f64 = 1.0;
         let (first, last) = self.first.zip(self.last)?;
         let (batches, seconds) = (last.sequence - first.sequence, last.timestamp - first.timestamp);
-        (batches >= ENOUGH && seconds > 0.0).then(|| batches as f64 / seconds)
+        (batches >= ENOUGH && seconds >= SECONDS).then(|| batches as f64 / seconds)
     }
 
     fn event(&mut self, batch: &Batch<'_, '_>, event: &Event<'_>) {
@@ -121,6 +130,7 @@ impl Heard {
                 if tier == Tier::Unknown {
                     self.unread(format!("medium {}", shown(stored.medium.unwrap_or_default())));
                 }
+                self.has_host |= tier == Tier::Host;
                 if tier == Tier::Device
                     && batch.layout(stored) == Layout::Dense
                     && self.block_sizes.len() < MAX_WORDS

@@ -20,7 +20,7 @@ mod seen;
 pub use finding::{Code, Finding, Severity};
 pub use heard::{Heard, Mark, Width};
 pub use observe::{Examination, examine, greet};
-pub use place::{place_of, without_userinfo};
+pub use place::{hide_userinfo, place_of, without_userinfo};
 pub use rules::{judge_engine, judge_plane, judge_set_up};
 pub use seen::{
     EngineSeen, OpenSocket, Peer, PlaneSeen, RankSeen, RingEnd, RingSeen, Said, SetUp, Way, Window,

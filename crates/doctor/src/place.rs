@@ -26,6 +26,15 @@ pub fn without_userinfo(url: &str) -> String {
     }
 }
 
+/// A sentence as it may be shown: without what [`without_userinfo`] takes from addresses.
+pub fn hide_userinfo(text: &str) -> String {
+    let is_end = |c: char| c.is_whitespace() || c == '"' || c == '`';
+    // Topics have an @, too.
+    let is_address = |word: &str| word.split_once('@').is_some_and(|(before, _)| before.contains(':'));
+    let words = text.split_inclusive(is_end);
+    words.map(|word| if is_address(word) { without_userinfo(word) } else { word.to_owned() }).collect()
+}
+
 /// The server that an address leads to, written in one way: `localhost` is a number.
 pub(crate) fn same_server(url: &str) -> String {
     without_userinfo(&normal_address(url)).replacen("://localhost:", "://127.0.0.1:", 1)
@@ -65,6 +74,10 @@ mod tests {
             ("ipc:///run/a@b", "ipc:///run/a@b"),
         ] {
             assert_eq!(without_userinfo(url), shown);
+            assert_eq!(
+                hide_userinfo(&format!("{url}: \"{url}\", {url}")),
+                format!("{shown}: \"{shown}\", {shown}")
+            );
         }
     }
 }

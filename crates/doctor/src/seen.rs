@@ -1,6 +1,6 @@
 //! What was observed, before anybody judges it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kvplane_core::EngineKind;
@@ -29,6 +29,8 @@ pub enum Peer {
     Other,
     /// It takes the connection, and says nothing.
     Mute,
+    /// Nobody knows: this process may not open another connection.
+    NoDescriptors,
 }
 
 impl Peer {
@@ -54,6 +56,7 @@ impl Peer {
             Self::Http => "an HTTP server answers".to_owned(),
             Self::Other => "something answers that does not speak ZeroMQ".to_owned(),
             Self::Mute => "the connection is taken, and nothing is said".to_owned(),
+            Self::NoDescriptors => "the doctor may not open another connection".to_owned(),
         }
     }
 }
@@ -122,6 +125,11 @@ impl RankSeen {
         }
     }
 
+    /// Who is at its addresses, as far as somebody looked.
+    pub fn peers(&self) -> impl Iterator<Item = &Peer> {
+        self.events_peer.iter().chain(&self.replay_peer)
+    }
+
     /// Whether a publisher is there, as far as can be told.
     pub fn is_there(&self) -> bool {
         self.live.batches > 0 || self.events_peer.as_ref().is_some_and(|peer| peer.is(&["PUB", "XPUB"]))
@@ -181,9 +189,28 @@ pub struct EngineSeen {
     pub ranks: Vec<RankSeen>,
     /// Who is at the address of a server that is called or drained.
     pub server: Option<(String, Peer)>,
+    /// Ranks that a running plane hears.
+    pub heard_by_plane: BTreeSet<u32>,
 }
 
 impl EngineSeen {
+    /// The rank that `engine/rank` is of this engine.
+    pub fn rank_of(&self, stream: &str) -> Option<u32> {
+        stream.strip_prefix(&self.id)?.strip_prefix('/')?.parse().ok()
+    }
+
+    /// Whether a plane hears it at addresses that lead nowhere from here, or to somebody else: the plane is on another machine, or in
+    /// another network, and only seems to be here.
+    pub fn is_elsewhere(&self) -> bool {
+        let reached = |rank: &RankSeen| match (&rank.events, &rank.events_peer) {
+            (Events::Connect(_), _) => rank.is_there(),
+            // The plane listens there.
+            (Events::Bind(_), Some(peer)) => peer.is(&["SUB", "XSUB"]),
+            _ => self.server.as_ref().is_none_or(|(_, peer)| !peer.is_absent() || *peer == Peer::Mute),
+        };
+        self.ranks.iter().any(|rank| self.heard_by_plane.contains(&rank.rank) && !reached(rank))
+    }
+
     /// What a finding about a rank is about.
     pub fn stream(&self, rank: u32) -> String {
         format!("{}/{rank}", self.id)

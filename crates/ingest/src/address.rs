@@ -7,7 +7,9 @@ pub enum AddressError {
     #[error("{0:?} is not an address: use tcp://host:port or ipc://path")]
     NotAnAddress(String),
     /// The port is none, or the last rank's would be.
-    #[error("{address:?} has no usable port for rank {rank}")]
+    #[error(
+        "{address:?} has no usable port for rank {rank}: give one from 1 to 65535, for the last rank too (rank r is at port + r)"
+    )]
     Port {
         /// As configured.
         address: String,
@@ -15,7 +17,9 @@ pub enum AddressError {
         rank: u32,
     },
     /// Two sockets of one engine cannot be at one place.
-    #[error("{events:?} and {replay:?} overlap: with {ranks} ranks both use port {port}")]
+    #[error(
+        "{events:?} and {replay:?} overlap: with {ranks} ranks both use port {port}; leave as many ports between `events` and `replay` as there are ranks, in the engine and here"
+    )]
     Overlap {
         /// The event address.
         events: String,
@@ -27,8 +31,25 @@ pub enum AddressError {
         port: u16,
     },
     /// A path cannot be counted up.
-    #[error("{0:?} cannot serve several ranks: only tcp ports are counted up")]
+    #[error(
+        "{0:?} cannot serve several ranks: only tcp ports are counted up; use tcp://host:port, or an engine for each rank"
+    )]
     RanksNeedTcp(String),
+    /// One of these, with the key that has it.
+    #[error("{key}: {error}")]
+    Of {
+        /// The key.
+        key: &'static str,
+        /// What is wrong.
+        error: Box<AddressError>,
+    },
+}
+
+impl AddressError {
+    /// For `map_err`: the key that has the address.
+    pub(crate) fn of(key: &'static str) -> impl FnOnce(Self) -> Self {
+        move |error| Self::Of { key, error: Box::new(error) }
+    }
 }
 
 /// The address of rank `rank`. When we connect, a wildcard host means this machine.

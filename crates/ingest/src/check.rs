@@ -13,10 +13,10 @@ use crate::spec::{EngineSpec, Events, Feed, RankSpec};
 #[derive(Debug, thiserror::Error)]
 pub enum AddError {
     /// Two engines with one name.
-    #[error("engine id {0:?} is used twice")]
+    #[error("engine id {0:?} is used twice; give every engine an id of its own")]
     DuplicateId(EngineId),
     /// Two ranks with one number.
-    #[error("engine {engine:?} has rank {rank} already")]
+    #[error("engine {engine:?} has rank {rank} already; give each of its ranks a number of its own")]
     DuplicateRank {
         /// Whose.
         engine: EngineId,
@@ -24,7 +24,7 @@ pub enum AddError {
         rank: u32,
     },
     /// An engine that cannot be heard at all.
-    #[error("engine {0:?} has no ranks")]
+    #[error("engine {0:?} has no ranks; set `ranks` to 1 or more")]
     NoRanks(EngineId),
     /// An address that cannot be used.
     #[error("engine {engine:?}: {error}")]
@@ -36,7 +36,7 @@ pub enum AddError {
     },
     /// Two streams that could not be told apart.
     #[error(
-        "engines {first:?} and {second:?} share {address} and topic {topic:?}: their messages cannot be told apart"
+        "engines {first:?} and {second:?} share {address} and topic {topic:?}: their messages cannot be told apart; give each a `topic`, or an address, of its own"
     )]
     SharedTopic {
         /// One of them.
@@ -49,7 +49,7 @@ pub enum AddError {
         topic: String,
     },
     /// There are as many as there may be.
-    #[error("there may be {0} engines at most")]
+    #[error("there may be {0} engines at most (members.max_engines)")]
     TooMany(usize),
     /// A rank of an engine that is not there.
     #[error(transparent)]
@@ -88,6 +88,11 @@ pub enum UnknownMember {
         /// Which.
         rank: u32,
     },
+}
+
+/// Everything that can be wrong with the engines of a plane that is to be started.
+pub fn check_engines(engines: &[EngineSpec], max_engines: usize) -> Result<(), AddError> {
+    check(&[], engines, max_engines)
 }
 
 /// Everything that can be wrong with new engines beside the running ones. Touches nothing.

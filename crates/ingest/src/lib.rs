@@ -36,9 +36,9 @@ pub use catalog::{
     Answer, Asking, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Question,
     Roster, View, check_length,
 };
-pub use check::{AddError, UnknownMember};
+pub use check::{AddError, UnknownMember, check_engines};
 pub use chronicle::{Chronicle, Mood, Remark, Said};
-pub use discovery::{EngineWord, Refusal, ask_engine};
+pub use discovery::{EngineWord, Refusal, SGLANG_PAGES, TOKENSPEED_PAGES, ask_engine};
 pub use kvplane_source::{LinkState, LinkStatus, told_keys};
 pub use metrics_page::{Sample, samples};
 pub use plane::{Engine, Engines, Plane};

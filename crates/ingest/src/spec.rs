@@ -93,8 +93,9 @@ impl RankSpec {
     }
 
     fn counted(rank: u32, step: u32, events: &Events, replay: Option<&str>) -> Result<Self, AddressError> {
-        let replay = replay.map(|address| for_rank(address, step, true)).transpose()?;
-        Ok(Self { rank, events: events.for_rank(step)?, replay })
+        let replay = replay.map(|address| for_rank(address, step, true)).transpose();
+        let events = events.for_rank(step).map_err(AddressError::of("events"))?;
+        Ok(Self { rank, events, replay: replay.map_err(AddressError::of("replay"))? })
     }
 }
 

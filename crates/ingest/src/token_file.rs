@@ -11,7 +11,7 @@ const BYTES_MAX: u64 = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 pub enum TokenFileError {
     /// It cannot be read.
-    #[error("token file {path}: {error}")]
+    #[error("token file {path}: {error}; correct the path, or let kvplane's user read it")]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -19,10 +19,10 @@ pub enum TokenFileError {
         error: io::Error,
     },
     /// There is nothing in it.
-    #[error("token file {0}: is empty")]
+    #[error("token file {0}: is empty; write the token into it, on one line")]
     Empty(PathBuf),
     /// What is in it is no token.
-    #[error("token file {0}: must have one line of visible ASCII characters")]
+    #[error("token file {0}: must have one line of visible ASCII characters; write the token alone into it")]
     Unfit(PathBuf),
 }
 

@@ -11,10 +11,11 @@ use crate::output::{Printer, Written};
 
 pub(crate) async fn run(args: DumpArgs) -> Result<(), Failure> {
     let mut client = connect(&args.plane).await?.calls();
-    let selector = select(&mut client, args.engine, args.rank).await?;
+    let selector = select(&mut client, &args).await?;
     let request =
         SubscribeRequest { streams: vec![selector], start: Start::Snapshot.into(), ..Default::default() };
-    let subscription = client.subscribe(request).await.map_err(|status| refused(&status))?;
+    let subscription =
+        client.subscribe(request).await.map_err(|status| refused(&args.plane.plane, &status))?;
     let mut messages = subscription.into_inner();
     let mut printer = Printer::new(args.output == Output::Json, args.tokens);
     loop {
@@ -38,13 +39,9 @@ pub(crate) async fn run(args: DumpArgs) -> Result<(), Failure> {
 }
 
 /// The stream that is meant: the only one, where nothing is said.
-async fn select(
-    client: &mut Calls,
-    engine: Option<String>,
-    rank: Option<u32>,
-) -> Result<StreamSelector, Failure> {
-    let status = client.status(StatusRequest { engine: engine.clone() }).await;
-    let status = status.map_err(|status| refused(&status))?.into_inner();
+async fn select(client: &mut Calls, args: &DumpArgs) -> Result<StreamSelector, Failure> {
+    let status = client.status(StatusRequest { engine: args.engine.clone() }).await;
+    let status = status.map_err(|status| refused(&args.plane.plane, &status))?.into_inner();
     let found = match &status.engines[..] {
         [only] => only,
         [] => return Err(anyhow!("the plane has no engines; add one with `kvplane engines add`").into()),
@@ -53,7 +50,7 @@ async fn select(
             return Err(usage(anyhow!("name one of several engines with --engine: {}", names.join(", "))));
         }
     };
-    let rank = match (rank, found.ranks.len()) {
+    let rank = match (args.rank, found.ranks.len()) {
         (Some(rank), _) => rank,
         (None, 1) => 0,
         (None, ranks) => {

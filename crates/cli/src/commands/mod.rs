@@ -90,8 +90,8 @@ pub(crate) async fn bind(key: &str, address: SocketAddr) -> anyhow::Result<TcpLi
     })
 }
 
-/// What a kvplane refused, with the exit code that says whose mistake it is.
-pub(crate) fn refused(status: &tonic::Status) -> Failure {
+/// What the kvplane at `place` refused, with the exit code that says whose mistake it is.
+pub(crate) fn refused(place: &str, status: &tonic::Status) -> Failure {
     let mistake = matches!(
         status.code(),
         tonic::Code::NotFound
@@ -99,9 +99,15 @@ pub(crate) fn refused(status: &tonic::Status) -> Failure {
             | tonic::Code::Unauthenticated
             | tonic::Code::PermissionDenied
     );
-    // A server that does not know the call says nothing else.
-    let words = if status.message().is_empty() { status.code().description() } else { status.message() };
-    Failure { code: if mistake { 2 } else { 1 }, error: anyhow::anyhow!("{words}") }
+    let words = match (status.code(), status.message()) {
+        // A server that does not know the call says nothing else.
+        (tonic::Code::Unimplemented, "") => {
+            "is no kvplane, or an older one, and does not know this call; give the gRPC address of `kvplane serve`"
+        }
+        (code, "") => code.description(),
+        (_, message) => message,
+    };
+    Failure { code: if mistake { 2 } else { 1 }, error: anyhow::anyhow!("{place}: {words}") }
 }
 
 /// A client of a running kvplane.
@@ -110,6 +116,6 @@ pub(crate) async fn connect(args: &PlaneArgs) -> Result<Client, Failure> {
     client.map_err(|error| match error {
         ClientError::Address { .. } => usage(anyhow::anyhow!("--plane {error}")),
         ClientError::Refused { .. } => usage(anyhow::anyhow!("{error}")),
-        _ => anyhow::anyhow!("{error}; is `kvplane serve` running?").into(),
+        _ => anyhow::anyhow!("{error}; is `kvplane serve` running? Give its gRPC address").into(),
     })
 }

@@ -31,7 +31,7 @@ pub(crate) async fn run(args: QueryArgs) -> Result<(), Failure> {
     let mut client = InferenceCacheClient::with_interceptor(channel, options.bearer);
     let mut request = tonic::Request::new(request);
     request.set_timeout(PATIENCE);
-    let response = client.lookup_route(request).await.map_err(|status| refused(&status))?;
+    let response = client.lookup_route(request).await.map_err(|status| refused(server, &status))?;
     // Why a lookup could not be used; only kvplane says so.
     let unusable = response.metadata().get("kvplane-reason").and_then(|reason| reason.to_str().ok());
     let unusable = unusable.map(str::to_owned);

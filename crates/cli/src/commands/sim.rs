@@ -104,11 +104,19 @@ pub(super) async fn until_stopped(
     Ok(())
 }
 
+/// What `--fault` asks for.
+pub(super) fn fault<T: serde::de::DeserializeOwned>(text: &str) -> anyhow::Result<T> {
+    serde_json::from_str(text).map_err(|error| {
+        let error = kvplane_core::in_plain_words(&error.to_string());
+        anyhow::anyhow!("--fault {text}: {error}; write JSON such as {{\"drop\":1}}: docs/guide/simulate.md lists the faults")
+    })
+}
+
 fn config(args: &SimArgs, profile: Profile) -> anyhow::Result<SimConfig> {
     let mut faults = Vec::new();
     let mut conduct = Conduct::default();
     for text in &args.fault {
-        let request: FaultRequest = serde_json::from_str(text).with_context(|| format!("--fault {text}"))?;
+        let request: FaultRequest = fault(text)?;
         faults.extend(request.faults());
         conduct = request.operations.unwrap_or(conduct);
     }

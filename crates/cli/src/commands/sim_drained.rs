@@ -8,7 +8,7 @@ use kvplane_wire::trtllm::encode::HashAlgo;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::sim::until_stopped;
+use super::sim::{fault, until_stopped};
 use super::{Failure, usage};
 use crate::args::{SimArgs, SimHash};
 
@@ -29,8 +29,7 @@ fn config(args: &SimArgs) -> anyhow::Result<TrtConfig> {
     let mut faults = Vec::new();
     let mut conduct = Conduct::default();
     for text in &args.fault {
-        let request: TrtFaultRequest =
-            serde_json::from_str(text).with_context(|| format!("--fault {text}"))?;
+        let request: TrtFaultRequest = fault(text)?;
         faults.extend(request.faults());
         conduct = request.operations.unwrap_or(conduct);
     }

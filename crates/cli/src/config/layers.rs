@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
+use kvplane_core::in_plain_words;
 use toml::{Table, Value};
 
 use super::Config;
@@ -10,6 +11,8 @@ use super::schema::is_unquoted;
 use crate::args::ServeArgs;
 
 const PREFIX: &str = "KVPLANE__";
+/// The next step after a mistake.
+const SEE_KEYS: &str = "; `kvplane config schema` lists the keys";
 
 /// Reads every layer.
 pub(crate) fn load(
@@ -52,11 +55,12 @@ pub(crate) fn load(
 /// Reads the file; a mistake names its line.
 fn read_file(path: &Path) -> anyhow::Result<Table> {
     let name = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {name}"))?;
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read {name}; correct --config, or let kvplane's user read it"))?;
     let at = |error: &toml::de::Error| {
         let line =
             error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-        anyhow!("{name}:{line}: {}", error.message().replace('\n', " "))
+        anyhow!("{name}:{line}: {}{SEE_KEYS}", in_plain_words(error.message()))
     };
     // Once as what it must be, for errors that know their line; once as a tree, to lay the others over it.
     toml::from_str::<Config>(&text).map_err(|error| at(&error))?;
@@ -66,13 +70,13 @@ fn read_file(path: &Path) -> anyhow::Result<Table> {
 fn check(tree: &Table) -> anyhow::Result<Config> {
     serde_path_to_error::deserialize(Value::Table(tree.clone())).map_err(|error| {
         let path = error.path().to_string();
-        let message = error.into_inner().message().replace('\n', " ");
+        let message = in_plain_words(error.into_inner().message());
         if path == "." {
-            return anyhow!("{message}");
+            return anyhow!("{message}{SEE_KEYS}");
         }
         // Whoever set it by the environment looks for the variable's name.
         let variable = path.to_uppercase().replace(['.', '['], "__").replace(']', "");
-        anyhow!("{path}: {message} (by file, --set, --engine or {PREFIX}{variable})")
+        anyhow!("{path}: {message} (by file, --set, --engine or {PREFIX}{variable}){SEE_KEYS}")
     })
 }
 
@@ -88,7 +92,7 @@ fn scalar(key: &str, text: &str) -> Value {
 /// Sets a key deep in the tree; a number names an element of a list, and one past its end appends.
 fn set(tree: &mut Table, path: &[String], value: Value) -> anyhow::Result<()> {
     let Some((key, rest)) = path.split_first().filter(|(key, _)| !key.is_empty()) else {
-        bail!("names no key");
+        bail!("names no key; write section.key{SEE_KEYS}");
     };
     if rest.is_empty() {
         tree.insert(key.clone(), value);
@@ -232,13 +236,15 @@ mod tests {
         let error = format!("{:#}", load_with(&["--config", path.to_str().unwrap()], &[]).unwrap_err());
         assert!(error.contains(".toml:3:") && error.contains("htpp"), "{error}");
         assert!(!error.contains('\n'));
-        let cases: [Case; 6] = [
+        let cases: [Case; 8] = [
             (&["--config", "/nowhere/x.toml"], &[], "/nowhere/x.toml"),
             (&["--engine", "vllm"], &[], "KIND=EVENTS"),
             (&["--engine", "vlm=tcp://a:1"], &[], "vlm"),
             (&["--engine", "vllm=tcp://a:1,colour=red"], &[], "colour"),
             (&["--set", "journal.max_bytes=lots"], &[], "journal.max_bytes"),
             (&[], &[("KVPLANE__JOURNAL__MAX_BATCHES", "many")], "KVPLANE__JOURNAL__MAX_BATCHES"),
+            (&[], &[("KVPLANE__JOURNAL__MAX_BATCHES", "many")], "expected a whole number"),
+            (&["--set", "a..b=1"], &[], "config schema"),
         ];
         for (words, environment, expected) in cases {
             let error = format!("{:#}", load_with(words, environment).unwrap_err());

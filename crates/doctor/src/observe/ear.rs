@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvplane_socket::{Endpoint, SocketError, Sockets, SubscriberHandler, Subscription, SubscriptionHandle};
@@ -108,7 +108,7 @@ impl SubscriberHandler for Handler {
     fn disconnected(&mut self) {}
 
     fn message(&mut self, topic: &[u8], sequence: u64, payload: Bytes) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let now = super::now();
         let mut sounds = self.caught.sounds.lock();
         let fits = |wanted: &str| topic.starts_with(wanted.as_bytes());
         let longest = sounds

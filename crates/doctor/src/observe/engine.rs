@@ -1,5 +1,6 @@
 //! Looking at one engine: at its servers and at every rank, at the same time.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -10,16 +11,18 @@ use super::ear::{Catch, Ear};
 use super::{Ears, greet, ring, word};
 use crate::Heard;
 use crate::place::{place_of, without_userinfo};
-use crate::seen::{EngineSeen, Peer, RankSeen, RingSeen, Said, Way};
+use crate::seen::{EngineSeen, Peer, RankSeen, Said, Way};
 
 /// A machine that is there answers within a second.
 const GREET_WITHIN: Duration = Duration::from_secs(2);
 /// An address is not kept from an engine that is about to listen there for longer than this. Publishers that connect try again ten
 /// times a second.
 const BIND_FOR: Duration = Duration::from_secs(1);
-/// Batches that tell an engine's rate where it has no ring to tell it; and messages under other topics that tell that none of
-/// ours will come.
-const ENOUGH_BATCHES: u64 = 64;
+/// From an engine's first batch on, so long is enough to tell its rate where its ring does not: one that says fewer batches than it
+/// takes is too slow to matter.
+const RATE_WITHIN: Duration = Duration::from_secs(2);
+/// Messages under other topics that tell that none of ours will come.
+const ENOUGH_OTHERS: u64 = 64;
 
 /// Looks at one engine.
 pub(super) async fn look(sockets: &Sockets, ears: &Ears, spec: &EngineSpec, listen: Duration) -> EngineSeen {
@@ -47,6 +50,7 @@ pub(super) async fn look(sockets: &Sockets, ears: &Ears, spec: &EngineSpec, list
         said: Said::default(),
         ranks: Vec::new(),
         server: None,
+        heard_by_plane: BTreeSet::new(),
     };
     // Where the ranks are is known before, or only once the engine has said so.
     if way == Way::Discovered {
@@ -109,15 +113,18 @@ async fn look_at_rank(
     }
     let Some(ear) = ear else { return seen };
     let we_bound = matches!(spec.events, Events::Bind(_));
-    let enough_batches = if ring_tells(seen.ring.as_ref()) { 1 } else { ENOUGH_BATCHES };
-    let enough = |caught: &Catch| {
+    let left = || listen.saturating_sub(began.elapsed());
+    let something = |caught: &Catch| {
         let others: u64 = caught.others.values().sum();
-        // What is no batch is as good a sign as one: no more of it says more.
         let Heard { batches, malformed, .. } = caught.heard;
-        (!we_bound && others >= ENOUGH_BATCHES) || malformed > 0 || batches >= enough_batches
+        // What is no batch is as good a sign as one.
+        (!we_bound && others >= ENOUGH_OTHERS) || malformed > 0 || batches > 0
     };
-    let left = listen.saturating_sub(began.elapsed());
-    let Catch { heard, others, connected } = ear.listen(topic, left, enough).await;
+    ear.listen(topic, left(), something).await;
+    let ring_tells_rate = seen.ring.as_ref().is_some_and(|ring| ring.heard.rate().is_some());
+    let enough =
+        |caught: &Catch| ring_tells_rate || caught.heard.batches == 0 || caught.heard.rate().is_some();
+    let Catch { heard, others, connected } = ear.listen(topic, left().min(RATE_WITHIN), enough).await;
     (seen.live, seen.other_topics, seen.listened) = (heard, others, began.elapsed());
     if we_bound {
         seen.called = Some(connected);
@@ -151,15 +158,10 @@ async fn hear_a_call(
     (called.await, began.elapsed())
 }
 
-/// The address with a number for the host. Whether it is this machine's shows when it is bound.
+/// The address with a number for the host: of several that of IPv4, as `ZeroMQ` connects by default. Whether it is this machine's
+/// shows when it is bound.
 async fn bindable(address: &str) -> Option<String> {
     let place = address.strip_prefix("tcp://")?;
-    let resolved =
-        tokio::time::timeout(GREET_WITHIN, tokio::net::lookup_host(place)).await.ok()?.ok()?.next()?;
-    Some(format!("tcp://{resolved}"))
-}
-
-/// Whether the ring says how fast the engine publishes, and in which form.
-fn ring_tells(ring: Option<&RingSeen>) -> bool {
-    ring.is_some_and(|ring| ring.heard.batches > 0)
+    let resolved = tokio::time::timeout(GREET_WITHIN, tokio::net::lookup_host(place)).await.ok()?.ok()?;
+    Some(format!("tcp://{}", resolved.min_by_key(|address| !address.is_ipv4())?))
 }

@@ -17,6 +17,8 @@ use tokio::net::{TcpStream, UnixStream};
 use crate::seen::Peer;
 
 const GREETING: usize = 64;
+/// `ENFILE` and `EMFILE`: the system, or this process, has as many files open as it may.
+const NO_DESCRIPTORS: [i32; 2] = [23, 24];
 const MECHANISM: std::ops::Range<usize> = 12..32;
 
 /// Who is at `tcp://host:port` or `ipc://path`.
@@ -42,6 +44,9 @@ pub async fn greet(address: &str, within: Duration) -> Peer {
 fn nobody(error: &io::Error) -> Peer {
     match error.kind() {
         io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => Peer::Refused,
+        _ if error.raw_os_error().is_some_and(|number| NO_DESCRIPTORS.contains(&number)) => {
+            Peer::NoDescriptors
+        }
         _ => Peer::Unreachable(error.to_string()),
     }
 }

@@ -6,23 +6,27 @@ mod greet;
 mod ring;
 mod word;
 
-use std::collections::HashMap;
-use std::time::Duration;
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt as _;
 use futures::stream;
 use kvplane_ingest::{EngineSpec, Events};
-use kvplane_socket::{Endpoint, Options, SocketError, Sockets};
+use kvplane_socket::{Endpoint, Options, Sockets};
 
 pub use greet::greet;
 
 use crate::Finding;
-use crate::rules::{judge_engine, judge_fleet};
+use crate::rules::{judge_engine, judge_fleet, no_sockets};
 use crate::seen::{EngineSeen, Window};
 use ear::Ear;
 
-/// Engines that are looked at together. Each has a handful of connections.
-const AT_ONCE: usize = 64;
+/// Engines that are looked at together, where descriptors allow it.
+const AT_ONCE: u64 = 64;
+/// Descriptors that looking at a rank takes: a subscription, a replay, and the engine's servers.
+const PER_RANK: u64 = 12;
+/// Descriptors that the process has beside these.
+const BESIDES: u64 = 64;
 
 /// What is to be looked at, and how.
 #[derive(Debug, Clone)]
@@ -33,16 +37,41 @@ pub struct Examination {
     pub listen: Duration,
     /// The plane's replay window; absent where a running plane is asked about it.
     pub window: Option<Window>,
+    /// Of engines that a running plane lists: the streams (`engine/rank`) that it hears. The addresses that engines connect to are
+    /// then its own, and nobody else listens there.
+    pub listed: Option<BTreeSet<String>>,
+    /// Descriptors that this process may have open, where that is known.
+    pub descriptors: Option<u64>,
+}
+
+impl Examination {
+    /// How many engines can be looked at together.
+    fn at_once(&self) -> usize {
+        let ranks = self.engines.iter().map(|engine| engine.ranks.len()).max().unwrap_or(0).max(1) as u64;
+        let spare = self.descriptors.unwrap_or(u64::MAX).saturating_sub(BESIDES);
+        usize::try_from((spare / (ranks * PER_RANK)).clamp(1, AT_ONCE)).unwrap_or(1)
+    }
 }
 
 /// Looks at the engines, and says what is wrong with them. The worst comes first.
-pub async fn examine(examination: &Examination) -> Result<Vec<Finding>, SocketError> {
-    let sockets = Sockets::start(&Options::default())?;
-    let ears = bound_ears(&sockets, &examination.engines);
+pub async fn examine(examination: &Examination) -> Vec<Finding> {
+    let sockets = match Sockets::start(&Options::default()) {
+        Ok(sockets) => sockets,
+        Err(error) => return vec![no_sockets(&error)],
+    };
+    let ears = match examination.listed {
+        Some(_) => Ears::new(),
+        None => bound_ears(&sockets, &examination.engines),
+    };
     let looks = examination.engines.iter();
     let looks: Vec<_> = looks.map(|spec| engine::look(&sockets, &ears, spec, examination.listen)).collect();
-    let mut seen: Vec<EngineSeen> = stream::iter(looks).buffer_unordered(AT_ONCE).collect().await;
+    let mut seen: Vec<EngineSeen> =
+        stream::iter(looks).buffer_unordered(examination.at_once()).collect().await;
     seen.sort_by(|one, other| one.id.cmp(&other.id));
+    for engine in &mut seen {
+        let heard = examination.listed.iter().flatten();
+        engine.heard_by_plane = heard.filter_map(|stream| engine.rank_of(stream)).collect();
+    }
     drop(ears);
     // Joins threads. If that fails there is nobody left to tell.
     let _ = tokio::task::spawn_blocking(move || sockets.shutdown()).await;
@@ -51,7 +80,7 @@ pub async fn examine(examination: &Examination) -> Result<Vec<Finding>, SocketEr
     found.extend(judge_fleet(&seen));
     found.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.subject.clone()));
     found.dedup();
-    Ok(found)
+    found
 }
 
 /// What listens at the addresses that engines connect to: one for each, whoever shares it.
@@ -71,4 +100,9 @@ fn bound_ears(sockets: &Sockets, engines: &[EngineSpec]) -> Ears {
         Some((address, ear))
     };
     wanted.into_iter().filter_map(open).collect()
+}
+
+/// Seconds since 1970, by our clock.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

@@ -26,7 +26,8 @@ impl ReplayHandler for Reader {
         self.heard.note(&mut self.decoder, sequence, &payload, None);
     }
 
-    fn finished(self: Box<Self>, end: ReplayEnd) {
+    fn finished(mut self: Box<Self>, end: ReplayEnd) {
+        self.heard.note_ring_end(super::now());
         let end = match end {
             ReplayEnd::Complete => RingEnd::Complete,
             ReplayEnd::TooLarge => RingEnd::Cut,

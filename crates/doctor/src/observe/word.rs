@@ -5,7 +5,9 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::HeaderValue;
 use kvplane_core::EngineKind;
-use kvplane_ingest::{DiscoverySpec, EngineSpec, Feed, Told, ask_engine, samples};
+use kvplane_ingest::{
+    DiscoverySpec, EngineSpec, Feed, SGLANG_PAGES, TOKENSPEED_PAGES, Told, ask_engine, samples,
+};
 use kvplane_transport::{HttpClient, HttpQuestion, MAX_PAGE, NoAnswer, Sent};
 use serde_json::Value;
 
@@ -65,13 +67,7 @@ impl<'e> Pages<'e> {
 
     async fn ask(&self) -> Said {
         let mut said = Said::default();
-        let version_page = match self.kind {
-            EngineKind::Sglang => "/server_info",
-            EngineKind::Tokenspeed => "/get_server_info",
-            _ => "/version",
-        };
-        let (info, models, metrics) =
-            futures::join!(self.page(version_page), self.page("/v1/models"), self.metrics());
+        let (info, models, metrics) = futures::join!(self.info(), self.page("/v1/models"), self.metrics());
         if let Err(error @ (NoAnswer::Unreachable(_) | NoAnswer::Timeout)) = &info {
             said.unreachable = Some(error.to_string());
         }
@@ -95,10 +91,26 @@ impl<'e> Pages<'e> {
         {
             said.block_size = cache.label("block_size").and_then(|size| size.parse().ok());
             if let Some(caching) = cache.label("enable_prefix_caching") {
-                said.prefix_caching = Some(caching == "True");
+                // A word that is neither says nothing.
+                said.prefix_caching = ["True", "False"].contains(&caching).then(|| caching == "True");
             }
         }
         said
+    }
+
+    /// The page that tells the release; the next where one is missing.
+    async fn info(&self) -> Result<Option<String>, NoAnswer> {
+        let paths: &[&str] = match self.kind {
+            EngineKind::Sglang => &SGLANG_PAGES,
+            EngineKind::Tokenspeed => &TOKENSPEED_PAGES,
+            _ => &["/version"],
+        };
+        for path in paths {
+            if let Some(page) = self.page(path).await? {
+                return Ok(Some(page));
+            }
+        }
+        Ok(None)
     }
 
     /// Of vLLM alone, which tells of its cache there. TensorRT-LLM's page has what it measured since the last reader, once.

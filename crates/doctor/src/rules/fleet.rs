@@ -2,13 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kvplane_ingest::Events;
+
+use super::setup::short_of_descriptors;
 use crate::place::same_server;
-use crate::seen::{EngineSeen, Way};
+use crate::seen::{EngineSeen, Peer, RankSeen, Way};
 use crate::{Code, Finding, Severity, Width};
 
 /// What is wrong between engines.
 pub(super) fn judge(seen: &[EngineSeen]) -> Vec<Finding> {
     let mut found = shared_drains(seen);
+    found.extend(shared_publishers(seen));
+    found.extend(unseen(seen));
     found.extend(widths(seen));
     found.extend(super::versions::judge_fleet(seen));
     found
@@ -33,6 +38,47 @@ fn shared_drains(seen: &[EngineSeen]) -> Vec<Finding> {
         )
     };
     shared.map(finding).collect()
+}
+
+/// Two engines of the configuration that connect to one publisher, and take the same messages from it.
+fn shared_publishers(seen: &[EngineSeen]) -> Vec<Finding> {
+    let connects = |engine: &EngineSeen| -> BTreeSet<String> {
+        let addresses = engine.ranks.iter().filter_map(|rank| match &rank.events {
+            Events::Connect(address) if engine.way == Way::Published => Some(same_server(address)),
+            _ => None,
+        });
+        addresses.collect()
+    };
+    let all: Vec<_> = seen.iter().map(|engine| (engine, connects(engine))).collect();
+    let mut found = Vec::new();
+    for (at, (one, addresses)) in all.iter().enumerate() {
+        for (other, others) in &all[..at] {
+            // A topic is a beginning: what one takes under a longer one, the other takes too.
+            let takes_same = one.topic.starts_with(&other.topic) || other.topic.starts_with(&one.topic);
+            if let Some(address) = addresses.intersection(others).next().filter(|_| takes_same) {
+                found.push(Finding::new(
+                    Code::SharedAddress,
+                    Severity::Error,
+                    format!("{}, {}", other.id, one.id),
+                    format!("both have their events from {address}"),
+                    "correct the address of one, or remove it; if several engines publish there, give each its `topic`",
+                ));
+            }
+        }
+    }
+    found
+}
+
+/// Addresses that nobody could look at.
+fn unseen(seen: &[EngineSeen]) -> Option<Finding> {
+    let short = |engine: &&EngineSeen| {
+        let ranks = engine.ranks.iter().flat_map(RankSeen::peers);
+        ranks.chain(engine.server.iter().map(|(_, peer)| peer)).any(|peer| *peer == Peer::NoDescriptors)
+    };
+    let count = seen.iter().filter(short).count();
+    (count > 0).then(|| {
+        short_of_descriptors(format!("{count} engines could not be looked at: too many files are open"))
+    })
 }
 
 /// Engines of one kind and model that write their hashes in different ways.

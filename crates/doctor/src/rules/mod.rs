@@ -14,6 +14,7 @@ mod tests;
 
 pub use plane::judge_plane;
 pub use setup::judge_set_up;
+pub(crate) use setup::no_sockets;
 
 use crate::seen::{EngineSeen, Window};
 use crate::{Finding, RankSeen};
@@ -23,6 +24,9 @@ const REACH_BACK_SECONDS: f64 = 30.0;
 
 /// What is wrong with one engine, whose plane has this replay window, where it is known.
 pub fn judge_engine(seen: &EngineSeen, window: Option<&Window>) -> Vec<Finding> {
+    if seen.is_elsewhere() {
+        return vec![reach::elsewhere(seen)];
+    }
     let mut found = word::judge(seen);
     // Whoever publishes nothing is neither silent by accident nor in need of replay.
     if word::publishes_nothing(seen) {

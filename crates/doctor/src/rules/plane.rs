@@ -1,6 +1,6 @@
 //! What a running plane says of itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kvplane_core::{Reason, Trust};
@@ -120,6 +120,16 @@ impl PlaneSeen {
             status.engines.iter().flat_map(|engine| engine.ranks.iter().map(move |rank| (engine, rank)));
         let mut heard = heard.filter(|(_, rank)| rank.counter("batches") > 0);
         heard.any(|(engine, rank)| stream == format!("{}/{}", engine.id, rank.rank))
+    }
+
+    /// The streams, `engine/rank`, that the plane follows without trouble.
+    pub fn hears(&self) -> BTreeSet<String> {
+        let status = status(&self.status);
+        let streams = status.engines.iter().flat_map(|engine| {
+            let live = engine.ranks.iter().filter(|rank| rank.continuity == "live" && rank.trouble.is_none());
+            live.map(|rank| format!("{}/{}", engine.id, rank.rank))
+        });
+        streams.collect()
     }
 
     /// Whether it takes a second look to tell how long windows last.

@@ -2,8 +2,19 @@
 
 use kvplane_ingest::Events;
 
-use crate::seen::{EngineSeen, Peer, RankSeen, Way};
+use crate::seen::{EngineSeen, Peer, RankSeen, RingEnd, Way};
 use crate::{Code, Finding, Severity};
+
+/// The finding about an engine that only a plane reaches.
+pub(super) fn elsewhere(seen: &EngineSeen) -> Finding {
+    Finding::new(
+        Code::EndpointUnreachable,
+        Severity::Info,
+        &seen.id,
+        "the plane hears it, at an address that does not lead to it from here",
+        "nothing; to look at the engine itself, run the doctor where kvplane runs",
+    )
+}
 
 /// What keeps a server from being called or drained.
 pub(super) fn judge_server(seen: &EngineSeen) -> Vec<Finding> {
@@ -21,6 +32,8 @@ pub(super) fn judge_server(seen: &EngineSeen) -> Vec<Finding> {
 pub(super) fn judge(seen: &EngineSeen, rank: &RankSeen) -> Vec<Finding> {
     let subject = seen.stream(rank.rank);
     let found = match &rank.events {
+        // Nobody knows who is there; that it is so is said once, of all engines.
+        _ if rank.events_peer == Some(Peer::NoDescriptors) => None,
         Events::Connect(address) => connected(seen, rank, &subject, address),
         Events::Bind(address) => bound(seen, rank, &subject, address),
         // There is no address to listen at: who should have named it is judged by its word.
@@ -120,8 +133,8 @@ fn heard(seen: &EngineSeen, rank: &RankSeen, subject: &str, address: &str) -> Op
             format!("set topic = {} (or \"\" for everything)", topics[0]),
         ));
     }
-    let ring = rank.ring.as_ref().map(|ring| &ring.heard);
-    let (severity, seen_words) = match ring.and_then(|ring| ring.last) {
+    let ring = rank.ring.as_ref();
+    let (severity, seen_words) = match ring.and_then(|ring| ring.heard.last) {
         Some(last) => (
             Severity::Info,
             format!("idle for {}; its replay ring ends with batch {}", seconds(rank), last.sequence),
@@ -129,6 +142,11 @@ fn heard(seen: &EngineSeen, rank: &RankSeen, subject: &str, address: &str) -> Op
         None if seen.word().is_some() => (
             Severity::Info,
             format!("nothing within {}; the engine says that it publishes: it is idle", seconds(rank)),
+        ),
+        // Only a publisher that is on answers replays.
+        None if ring.is_some_and(|ring| ring.end == RingEnd::Complete) => (
+            Severity::Info,
+            format!("nothing within {}; its replay answers, and has nothing yet: it is idle", seconds(rank)),
         ),
         None => (
             Severity::Warning,

@@ -4,7 +4,7 @@ use kvplane_ingest::Events;
 
 use super::REACH_BACK_SECONDS;
 use super::reach::is_published;
-use crate::seen::{EngineSeen, RankSeen, RingEnd, Window};
+use crate::seen::{EngineSeen, Peer, RankSeen, RingEnd, RingSeen, Window};
 use crate::{Code, Finding, Heard, Severity};
 
 const START_WITH_REPLAY: &str =
@@ -16,22 +16,31 @@ pub(super) fn judge(seen: &EngineSeen, rank: &RankSeen) -> Vec<Finding> {
         return Vec::new();
     }
     let subject = seen.stream(rank.rank);
-    let found = match (&rank.replay, &rank.replay_peer, &rank.ring) {
-        (None, ..) => Some(unconfigured(seen, rank, subject)),
-        (Some(address), Some(peer), _) if peer.is_absent() => Some(Finding::new(
+    match (&rank.replay, &rank.replay_peer, &rank.ring) {
+        (None, ..) => vec![unconfigured(seen, rank, subject)],
+        // Nobody is there at all, which is said of the events.
+        (Some(_), Some(peer), _) if peer.is_absent() && is_gone(rank) => Vec::new(),
+        (Some(_), Some(Peer::NoDescriptors), _) => Vec::new(),
+        (Some(address), Some(peer), _) if peer.is_absent() => vec![Finding::new(
             Code::ReplayAbsent,
             Severity::Error,
             subject,
             format!("replay is configured at {address}: {}", peer.words()),
             START_WITH_REPLAY,
-        )),
+        )],
         (Some(address), Some(peer), _) if !peer.is(&["ROUTER"]) => {
-            Some(wrong_peer(seen, rank, subject, address))
+            vec![wrong_peer(seen, rank, subject, address)]
         }
-        (Some(address), _, Some(ring)) => answered(seen, rank, subject, address, &ring.heard, ring.end),
-        (Some(_), ..) => None,
-    };
-    found.into_iter().collect()
+        (Some(address), _, Some(ring)) => answered(seen, rank, subject, address, ring),
+        (Some(_), ..) => Vec::new(),
+    }
+}
+
+/// Whether neither a publisher is at the event address, nor one connects to it.
+fn is_gone(rank: &RankSeen) -> bool {
+    // Where we listened ourselves, nobody was looked for.
+    let nobody = rank.events_peer.as_ref().map_or_else(|| rank.called == Some(false), Peer::is_absent);
+    nobody && rank.called != Some(true)
 }
 
 /// Whether a plane's window reaches back far enough at the rate of this stream.
@@ -97,10 +106,7 @@ fn wrong_peer(seen: &EngineSeen, rank: &RankSeen, subject: String, address: &str
         Code::WrongSocket,
         Severity::Error,
         subject,
-        format!(
-            "replay is configured at {address}, where {}",
-            peer.map(crate::Peer::words).unwrap_or_default()
-        ),
+        format!("replay is configured at {address}, where {}", peer.map(Peer::words).unwrap_or_default()),
         if is_publisher {
             "this is an event socket: give it as `events`, and the port of the replay as `replay`"
         } else {
@@ -135,38 +141,57 @@ fn answered(
     rank: &RankSeen,
     subject: String,
     address: &str,
-    ring: &Heard,
-    end: RingEnd,
-) -> Option<Finding> {
-    let is_alone = seen.ranks.len() == 1;
+    ring: &RingSeen,
+) -> Vec<Finding> {
     let unanswered = |seen: String| {
         let todo = "see the engine's log; engines answer replays between two batches, within 100 ms";
-        Some(Finding::new(Code::ReplayAbsent, Severity::Error, subject.clone(), seen, todo))
+        vec![Finding::new(Code::ReplayAbsent, Severity::Error, &subject, seen, todo)]
     };
-    match end {
-        RingEnd::Silent => return unanswered(format!("{address} does not answer a replay request")),
-        RingEnd::Nonsense(why) => {
-            return unanswered(format!("{address} answers what is no replay ({why})"));
-        }
-        RingEnd::Complete | RingEnd::Cut => {}
+    match ring.end {
+        RingEnd::Silent => unanswered(format!("{address} does not answer a replay request")),
+        RingEnd::Nonsense(why) => unanswered(format!("{address} answers what is no replay ({why})")),
+        RingEnd::Complete | RingEnd::Cut => match foreign_ring(seen, rank, &subject, address, &ring.heard) {
+            // How long somebody else's is does not matter.
+            Some(foreign) if foreign.severity == Severity::Error => vec![foreign],
+            foreign => foreign.into_iter().chain(too_short(rank, subject, address, ring)).collect(),
+        },
     }
-    let own = |other: i64| {
-        // A rank that is an engine of its own names itself alike on both sockets.
-        other == i64::from(rank.rank)
-            || (is_alone && (rank.live.ranks.is_empty() || rank.live.ranks.contains(&other)))
-    };
-    if let Some(other) = ring.ranks.iter().find(|other| !own(**other)) {
-        return Some(Finding::new(
-            Code::ReplayOnNextRanksPort,
+}
+
+/// A ring whose batches name another rank.
+fn foreign_ring(
+    seen: &EngineSeen,
+    rank: &RankSeen,
+    subject: &str,
+    address: &str,
+    ring: &Heard,
+) -> Option<Finding> {
+    let is_alone = seen.ranks.len() == 1;
+    // A rank that is an engine of its own names itself alike on both sockets.
+    let own = |other: i64| other == i64::from(rank.rank) || (is_alone && rank.live.ranks.contains(&other));
+    let other = ring.ranks.iter().find(|other| !own(**other))?;
+    let (severity, todo) = if is_alone && rank.live.ranks.is_empty() {
+        (
+            Severity::Info,
+            "nothing, if this rank of the engine is a process of its own; otherwise leave as many ports between events and replay as there are ranks. Run the doctor again while the engine works: what it publishes then tells which it is",
+        )
+    } else {
+        (
             Severity::Error,
-            subject,
-            format!("{address} replays batches of rank {other}"),
             "leave as many ports between events and replay as there are ranks; rank r answers at the port of `replay` + r",
-        ));
-    }
-    let heard_some = rank.live.last.is_some_and(|last| last.sequence > 0);
-    let Some((first, last)) = ring.first.zip(ring.last) else {
-        return (heard_some && ring.batches == 0).then(|| {
+        )
+    };
+    let seen = format!("{address} replays batches of rank {other}");
+    Some(Finding::new(Code::ReplayOnNextRanksPort, severity, subject, seen, todo))
+}
+
+/// A ring that does not reach back far enough.
+fn too_short(rank: &RankSeen, subject: String, address: &str, ring: &RingSeen) -> Option<Finding> {
+    let RingSeen { heard, end } = ring;
+    let Some(first) = heard.first else {
+        // Listening began before the ring was read: an engine that has just begun is heard from its first batch on.
+        let had_some = rank.live.first.is_some_and(|first| first.sequence > 0);
+        return (had_some && heard.batches == 0).then(|| {
             Finding::new(
                 Code::ReplayTooShort,
                 Severity::Error,
@@ -176,6 +201,8 @@ fn answered(
             )
         });
     };
+    // Of a ring that is too large to be read the end is known only by what the engine says now.
+    let last = if *end == RingEnd::Cut { rank.live.last } else { heard.last }?;
     let span = last.timestamp - first.timestamp;
     // A ring that begins with the first batch ever is as long as it can be.
     let is_cut = first.sequence > 0;
@@ -186,7 +213,7 @@ fn answered(
             subject,
             format!(
                 "the ring holds {} batches, {span:.1} s of events: what was lost before that cannot be had again",
-                ring.batches
+                last.sequence.saturating_sub(first.sequence) + 1
             ),
             format!(
                 "raise buffer_steps in the engine's --kv-events-config, so that it lasts {REACH_BACK_SECONDS:.0} s or longer"

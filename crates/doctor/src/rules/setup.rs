@@ -1,5 +1,7 @@
 //! What is wrong with a configuration beside its engines.
 
+use kvplane_socket::SocketError;
+
 use crate::seen::{OpenSocket, SetUp};
 use crate::{Code, Finding, Severity};
 
@@ -34,6 +36,17 @@ pub(super) fn open_socket(open: &OpenSocket) -> Finding {
 /// Descriptors that a plane with so many streams needs.
 pub(super) fn descriptors_for(streams: usize) -> u64 {
     streams as u64 * PER_STREAM + BESIDES
+}
+
+/// The finding about sockets that the doctor could not open at all.
+pub(crate) fn no_sockets(error: &SocketError) -> Finding {
+    short_of_descriptors(format!("no engine could be looked at: {error}"))
+}
+
+/// The finding about a doctor that could not look at everything.
+pub(super) fn short_of_descriptors(seen: String) -> Finding {
+    let todo = "raise the limit of the doctor's own process (ulimit -n), and run it again";
+    Finding::new(Code::DescriptorLimit, Severity::Error, "descriptors", seen, todo)
 }
 
 /// Only the limit of this process is known, and kvplane may be started with another: a hint.

@@ -69,7 +69,7 @@ pub(super) fn foreign_rank(is_alone: bool, subject: &str, seen: String) -> Findi
 }
 
 fn clock(_: &EngineSeen, rank: &RankSeen, subject: &str) -> Option<Finding> {
-    let skew = rank.live.skew.filter(|skew| skew.abs() >= SKEW_WARNING)?;
+    let skew = both(rank).find_map(|heard| heard.skew).filter(|skew| skew.abs() >= SKEW_WARNING)?;
     let what = if skew < 0.0 {
         format!("the engine's clock is {:.1} s ahead of this machine's", -skew)
     } else {

@@ -1,5 +1,6 @@
 //! Recorded engines, and what a running plane says, in tables.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::seen::{Peer, PlaneSeen, RingEnd, RingSeen, Said, SetUp, Way};
-use crate::{Code, Heard, OpenSocket, Severity};
+use crate::{Code, Heard, Mark, OpenSocket, Severity};
 
 const USUAL: Window = Window { max_batches: 10_000, max_bytes: 64 << 20 };
 
@@ -57,6 +58,7 @@ fn well(kind: EngineKind, heard: &Heard) -> EngineSeen {
         said: Said::default(),
         ranks: vec![rank],
         server: None,
+        heard_by_plane: BTreeSet::new(),
     }
 }
 
@@ -247,6 +249,7 @@ fn releases_on_both_sides_of_a_change() {
     let engine = |id: &str, version: &str| {
         let mut engine = well(EngineKind::Vllm, &heard);
         (engine.id, engine.said.version) = (id.to_owned(), Some(version.to_owned()));
+        engine.ranks[0].events = Events::Connect(format!("tcp://{id}:5557"));
         engine
     };
     assert_eq!(judge_fleet(&[engine("a", "0.31.0"), engine("b", "0.32.0")]), []);
@@ -254,8 +257,83 @@ fn releases_on_both_sides_of_a_change() {
     assert_eq!((codes(&found), found[0].severity), (vec![Code::EngineVersionBroken], Severity::Info));
     assert!(found[0].seen.contains("on (c) and before (a, b)"), "{}", found[0].seen);
     for (version, rows) in [("0.23.0", 2), ("0.24.0", 1), ("0.29.1", 1), ("0.30.0rc1", 1), ("0.30.0", 0)] {
-        assert_eq!(judge_engine(&engine("a", version), Some(&USUAL)).len(), rows, "{version}");
+        let mut engine = engine("a", version);
+        assert_eq!(judge_engine(&engine, Some(&USUAL)), [], "{version}: it offloads nothing");
+        engine.ranks[0].live.has_host = true;
+        assert_eq!(judge_engine(&engine, Some(&USUAL)).len(), rows, "{version}");
     }
+}
+
+/// A ring from which only the oldest part was read says nothing of its end.
+#[test]
+fn a_ring_that_is_too_large_to_be_read() {
+    let mark = |sequence, timestamp| Some(Mark { sequence, timestamp });
+    let heard = recorded("vllm-0.32.0.jsonl");
+    for (live, expected) in
+        [(None, vec![]), (mark(90_000, 60.0), vec![]), (mark(90_000, 20.0), vec![Code::ReplayTooShort])]
+    {
+        let mut seen = well(EngineKind::Vllm, &heard);
+        let rank = &mut seen.ranks[0];
+        rank.live.last = live;
+        let read = Heard { first: mark(1000, 0.0), last: mark(2000, 2.0), ..heard.clone() };
+        rank.ring = Some(RingSeen { heard: read, end: RingEnd::Cut });
+        assert_eq!(codes(&judge_engine(&seen, None)), expected, "{live:?}");
+    }
+}
+
+#[test]
+fn engines_that_only_the_plane_reaches() {
+    let elsewhere = [(Code::EndpointUnreachable, Severity::Info)];
+    for (events, peer) in [
+        (Events::Connect("tcp://127.0.0.1:1".to_owned()), Some(Peer::Refused)),
+        (Events::Connect("tcp://vllm:1".to_owned()), Some(Peer::Unreachable("no such name".to_owned()))),
+        (Events::Connect("tcp://127.0.0.1:1".to_owned()), Some(Peer::Http)),
+        (Events::Bind("tcp://127.0.0.1:1".to_owned()), Some(Peer::Refused)),
+    ] {
+        let mut seen = well(EngineKind::Vllm, &Heard::default());
+        seen.ranks[0] =
+            RankSeen { events_peer: peer, ..RankSeen::new(0, events, Some("tcp://vllm:2".to_owned())) };
+        seen.said.unreachable = Some("no connection".to_owned());
+        seen.heard_by_plane = [0].into();
+        let found: Vec<_> =
+            judge_engine(&seen, None).iter().map(|finding| (finding.code, finding.severity)).collect();
+        assert_eq!(found, elsewhere, "{seen:?}");
+    }
+    // What the plane hears and we reach is looked at as ever.
+    let mut seen = well(EngineKind::Vllm, &recorded("vllm-0.32.0.jsonl"));
+    seen.heard_by_plane = [0].into();
+    seen.ranks[0].replay_peer = Some(Peer::Refused);
+    assert_eq!(codes(&judge_engine(&seen, None)), [Code::ReplayAbsent]);
+}
+
+#[test]
+fn one_publisher_under_two_names() {
+    let heard = recorded("vllm-0.32.0.jsonl");
+    let engine = |id: &str, address: &str, topic: &str| {
+        let mut engine = well(EngineKind::Vllm, &heard);
+        (engine.id, engine.topic) = (id.to_owned(), topic.to_owned());
+        engine.ranks[0].events = Events::Connect(address.to_owned());
+        engine
+    };
+    for (one, other, expected) in [
+        (("tcp://localhost:1", ""), ("tcp://127.0.0.1:1", ""), Some(Code::SharedAddress)),
+        (("tcp://a:1", ""), ("tcp://a:1", "kv@b"), Some(Code::SharedAddress)),
+        (("tcp://a:1", "kv@a"), ("tcp://a:1", "kv@b"), None),
+        (("tcp://a:1", ""), ("tcp://a:2", ""), None),
+    ] {
+        let found = judge_fleet(&[engine("a", one.0, one.1), engine("b", other.0, other.1)]);
+        assert_eq!(codes(&found), Vec::from_iter(expected), "{one:?} {other:?}");
+    }
+}
+
+#[test]
+fn addresses_that_nobody_could_look_at() {
+    let mut seen = well(EngineKind::Vllm, &Heard::default());
+    let none = Some(Peer::NoDescriptors);
+    (seen.ranks[0].events_peer, seen.ranks[0].replay_peer, seen.ranks[0].ring) = (none.clone(), none, None);
+    assert_eq!(judge_engine(&seen, None), []);
+    let found = judge_fleet(&[seen]);
+    assert_eq!((codes(&found), found[0].severity), (vec![Code::DescriptorLimit], Severity::Error));
 }
 
 #[test]

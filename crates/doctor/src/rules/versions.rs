@@ -7,7 +7,7 @@ use kvplane_core::EngineKind;
 use super::reach::is_published;
 use crate::heard::shown;
 use crate::seen::EngineSeen;
-use crate::{Code, Finding, Severity};
+use crate::{Code, Finding, Heard, Severity};
 
 /// The numbers of a release.
 type Numbers = [u32; 3];
@@ -43,6 +43,16 @@ struct Broken {
 
 const ALWAYS: fn(&EngineSeen) -> bool = |_| true;
 
+/// What its ranks said that could be read, live or from their rings.
+fn heard(seen: &EngineSeen) -> impl Iterator<Item = &Heard> {
+    seen.ranks.iter().flat_map(super::both).filter(|heard| heard.first.is_some())
+}
+
+/// Whether its events tell that it offloads to the CPU.
+fn offloads(seen: &EngineSeen) -> bool {
+    heard(seen).any(|heard| heard.has_host || heard.widths.len() > 1)
+}
+
 /// Every such range.
 const BROKEN: [Broken; 9] = [
     Broken {
@@ -59,7 +69,7 @@ const BROKEN: [Broken; 9] = [
         from: [0, 9, 0],
         before: [0, 10, 2],
         severity: Severity::Warning,
-        applies: ALWAYS,
+        applies: |seen| heard(seen).next().is_none(),
         what: "loses every batch under --prefix-caching-hash-algo sha256: its hashes do not fit into a message, and replay does not have it either",
         todo: "use 0.10.2 or later, or the hash algorithm builtin",
     },
@@ -68,8 +78,8 @@ const BROKEN: [Broken; 9] = [
         from: [0, 11, 1],
         before: [0, 24, 0],
         severity: Severity::Info,
-        applies: ALWAYS,
-        what: "writes the hashes of its CPU tier as bytes, also where those of the device are integers, if it offloads to the CPU",
+        applies: offloads,
+        what: "writes the hashes of its CPU tier as bytes, also where those of the device are integers",
         todo: "nothing for kvplane, which joins the two forms; for other consumers use 0.24.0 or later",
     },
     Broken {
@@ -77,7 +87,7 @@ const BROKEN: [Broken; 9] = [
         from: [0, 9, 0],
         before: [0, 30, 0],
         severity: Severity::Info,
-        applies: ALWAYS,
+        applies: offloads,
         what: "tells evictions from the CPU as removals from the device, if it runs with SimpleCPUOffload: blocks are then missed that are there",
         todo: "use 0.30.0 or later, or another way to offload",
     },

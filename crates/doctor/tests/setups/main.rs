@@ -16,12 +16,16 @@ use rig::{asked, codes, find_while, http_of, sim, spec_of, talk};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn engines_of_every_kind_that_are_well_have_no_findings() {
-    for profile in [Profile::Vllm0_32, Profile::Sglang0_5_22, Profile::Tokenspeed0_1_1, Profile::TrtllmZmq] {
+    let kinds = [Profile::Vllm0_32, Profile::Sglang0_5_22, Profile::Tokenspeed0_1_1, Profile::TrtllmZmq];
+    let looks = kinds.map(|profile| async move {
         let engine = sim(SimConfig { profile, ..SimConfig::default() });
         let spec = kvplane_ingest::EngineSpec { http: Some(http_of(&engine)), ..spec_of(&engine) };
-        let found = find_while(&engine, spec, |engine| talk(engine, 0, 1)).await;
+        // It has just started: its ring is empty, and it begins while it is listened to.
+        let say = |engine: &kvplane_sim::SimHandle| (0..5).for_each(|turn| talk(engine, 0, turn * 100));
+        let found = find_while(&engine, spec, say).await;
         assert_eq!(codes(&found), [], "{profile:?}: {found:#?}");
-    }
+    });
+    futures::future::join_all(looks).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

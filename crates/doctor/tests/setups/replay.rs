@@ -1,13 +1,14 @@
 //! Replay that is not there, too short, or somebody else's; and windows that are too short.
 
 use kvplane_doctor::{Code, Examination, Severity, Window, examine};
-use kvplane_sim::{Fault, ReplayMode, SimConfig};
-use kvplane_wire::Profile;
+use kvplane_sim::{Fault, ReplayMode, SimConfig, SimHandle};
+use kvplane_wire::{Profile, encode_batch};
 
-use crate::rig::{SHORT, codes, find, find_while, published, sim, spec_of, talk};
+use crate::rig::{LONG, SHORT, codes, examination, find, find_while, now, published, sim, spec_of, talk};
 
 const ERROR: Severity = Severity::Error;
 const WARNING: Severity = Severity::Warning;
+const INFO: Severity = Severity::Info;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_that_is_not_configured_is_named_where_the_engine_has_one() {
@@ -16,9 +17,7 @@ async fn a_replay_that_is_not_configured_is_named_where_the_engine_has_one() {
     let mut spec = spec_of(&engine);
     spec.ranks[0].replay = None;
     spec.http = Some(crate::rig::http_of(&engine));
-    // Without a ring it is listened to for as long as it takes to know the rate.
-    let say = |engine: &kvplane_sim::SimHandle| (0..64).for_each(|turn| talk(engine, 0, turn * 100));
-    let found = find_while(&engine, spec, say).await;
+    let found = find_while(&engine, spec, |engine| talk(engine, 0, 1)).await;
     assert_eq!(codes(&found), [(Code::ReplayAbsent, WARNING)], "{found:#?}");
     assert!(found[0].seen.contains(&address), "{found:#?}");
 }
@@ -28,8 +27,7 @@ async fn a_socket_that_does_not_answer_or_answers_nonsense() {
     for mode in [ReplayMode::Off, ReplayMode::Nonsense] {
         let engine = sim(SimConfig { faults: vec![Fault::Replay(mode)], ..SimConfig::default() });
         engine.fault(None, Fault::Replay(mode));
-        let say = |engine: &kvplane_sim::SimHandle| (0..64).for_each(|turn| talk(engine, 0, turn * 100));
-        let found = find_while(&engine, spec_of(&engine), say).await;
+        let found = find_while(&engine, spec_of(&engine), |engine| talk(engine, 0, 1)).await;
         assert_eq!(codes(&found), [(Code::ReplayAbsent, ERROR)], "{mode:?}: {found:#?}");
     }
 }
@@ -72,18 +70,49 @@ async fn another_ranks_ring() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn another_ranks_ring_beside_an_idle_publisher() {
+    let engine = sim(SimConfig { ranks: 2, ..SimConfig::default() });
+    talk(&engine, 1, 1);
+    let mut spec = spec_of(&engine);
+    spec.ranks.truncate(1);
+    spec.ranks[0].replay = engine.replay_endpoints()[1].clone();
+    let found = find(vec![spec], SHORT).await;
+    // It may also be a rank that is a process of its own.
+    assert_eq!(codes(&found), [(Code::Silent, INFO), (Code::ReplayOnNextRanksPort, INFO)], "{found:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_window_that_is_short_at_this_rate() {
-    let engine = sim(SimConfig::default());
-    // A good second of history would be enough to tell the rate; they come far faster than that.
-    (0..100).for_each(|turn| talk(&engine, 0, turn * 100));
     let window = Window { max_batches: 10, max_bytes: usize::MAX };
-    let (speaker, spec) = (engine.clone(), spec_of(&engine));
-    let spoken = tokio::task::spawn_blocking(move || {
-        assert!(speaker.wait_for_subscriptions(0, 1, crate::rig::PATIENCE));
-        talk(&speaker, 0, 100_000);
-    });
-    let examination = Examination { engines: vec![spec], listen: crate::rig::LONG, window: Some(window) };
-    let found = examine(&examination).await.unwrap();
-    spoken.await.unwrap();
-    assert_eq!(codes(&found), [(Code::WindowBelowRate, WARNING)], "{found:#?}");
+    let short = vec![(Code::WindowBelowRate, WARNING)];
+    // Over ten seconds, or all at once: that is a burst, and says nothing of a rate. The ring tells it, or what comes live.
+    for (seconds, is_live, expected) in
+        [(10.0, false, short.clone()), (10.0, true, short), (0.1, false, vec![])]
+    {
+        let engine = sim(SimConfig::default());
+        let say = move |engine: &SimHandle| {
+            let began = now(-seconds);
+            for at in 0..100 {
+                engine.publish_raw(None, &empty_batch(began + f64::from(at) * seconds / 100.0));
+            }
+        };
+        if !is_live {
+            say(&engine);
+        }
+        let (speaker, spec) = (engine.clone(), spec_of(&engine));
+        let spoken = tokio::task::spawn_blocking(move || {
+            assert!(speaker.wait_for_subscriptions(0, 1, crate::rig::PATIENCE));
+            if is_live {
+                say(&speaker);
+            }
+            talk(&speaker, 0, 1);
+        });
+        let found = examine(&Examination { window: Some(window), ..examination(vec![spec], LONG) }).await;
+        spoken.await.unwrap();
+        assert_eq!(codes(&found), expected, "{seconds} s, live {is_live}: {found:#?}");
+    }
+}
+
+fn empty_batch(timestamp: f64) -> Vec<u8> {
+    encode_batch(Profile::Vllm0_32, timestamp, Some(0), &[])
 }

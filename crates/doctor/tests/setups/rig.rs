@@ -91,10 +91,20 @@ pub(crate) fn talk(sim: &SimHandle, rank: u32, from: u32) {
     sim.complete(&prompt, 1, &options).unwrap();
 }
 
+/// Seconds since 1970, and some more or less.
+pub(crate) fn now(and: f64) -> f64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64() + and
+}
+
+/// Engines of a configuration, to be looked at.
+pub(crate) fn examination(engines: Vec<EngineSpec>, listen: Duration) -> Examination {
+    Examination { engines, listen, window: Some(WIDE), listed: None, descriptors: None }
+}
+
 /// What is found, in the order of the codes.
 pub(crate) async fn find(engines: Vec<EngineSpec>, listen: Duration) -> Vec<Finding> {
-    let examination = Examination { engines, listen, window: Some(WIDE) };
-    tokio::time::timeout(PATIENCE, examine(&examination)).await.expect("the doctor ends").unwrap()
+    let examination = examination(engines, listen);
+    tokio::time::timeout(PATIENCE, examine(&examination)).await.expect("the doctor ends")
 }
 
 /// What is found while every rank of an engine says something, as soon as somebody listens.

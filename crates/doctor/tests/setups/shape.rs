@@ -5,15 +5,10 @@ use kvplane_ingest::EngineSpec;
 use kvplane_sim::{SimConfig, SimHandle};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedStored, Profile, encode_batch};
 
-use crate::rig::{codes, find_while, sim, spec_of, talk};
+use crate::rig::{SHORT, codes, find, find_while, now, sim, spec_of, talk};
 
 const ERROR: Severity = Severity::Error;
 const WARNING: Severity = Severity::Warning;
-
-/// Seconds since 1970, and some more or less.
-fn now(and: f64) -> f64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64() + and
-}
 
 /// A batch with one block under this hash.
 fn batch(hash: OwnedHash, timestamp: f64, rank: u32) -> Vec<u8> {
@@ -50,6 +45,20 @@ async fn clocks_that_differ() {
         let found = find_while(&engine, spec_of(&engine), say(vec![payload])).await;
         assert_eq!(codes(&found), [(Code::ClockSkew, severity)], "{found:#?}");
         assert!(found[0].seen.contains(word), "{found:#?}");
+    }
+}
+
+/// What lies in a ring may be of any age; what is from the future tells.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_is_ahead_is_seen_in_the_ring_of_an_idle_engine() {
+    for (seconds, expected) in [
+        (600.0, vec![(Code::ClockSkew, ERROR), (Code::Silent, Severity::Info)]),
+        (-600.0, vec![(Code::Silent, Severity::Info)]),
+    ] {
+        let engine = sim(SimConfig::default());
+        engine.publish_raw(None, &batch(OwnedHash::Unsigned(1), now(seconds), 0));
+        let found = find(vec![spec_of(&engine)], SHORT).await;
+        assert_eq!(codes(&found), expected, "{found:#?}");
     }
 }
 

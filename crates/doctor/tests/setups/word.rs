@@ -55,17 +55,24 @@ async fn a_rank_that_nobody_listens_to() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn releases_that_are_known_to_be_broken() {
-    // Of vLLM there is also what matters only with an offloading that nobody here can see.
-    for (profile, severities) in
-        [(Profile::Vllm0_9, &[WARNING, Severity::Info][..]), (Profile::Sglang0_4_7, &[ERROR])]
-    {
+    let broken = Code::EngineVersionBroken;
+    // Of vLLM it matters for as long as nothing was heard.
+    for (profile, expected) in [(Profile::Vllm0_9, vec![]), (Profile::Sglang0_4_7, vec![(broken, ERROR)])] {
         let engine = sim(SimConfig { profile, ..SimConfig::default() });
         let spec = EngineSpec { http: Some(http_of(&engine)), ..spec_of(&engine) };
         let found = find_while(&engine, spec, |engine| talk(engine, 0, 1)).await;
-        let expected: Vec<_> =
-            severities.iter().map(|severity| (Code::EngineVersionBroken, *severity)).collect();
         assert_eq!(codes(&found), expected, "{profile:?}: {found:#?}");
     }
+    let engine = sim(SimConfig { profile: Profile::Vllm0_9, ..SimConfig::default() });
+    let spec = EngineSpec { http: Some(http_of(&engine)), ..spec_of(&engine) };
+    let found = find(vec![spec], SHORT).await;
+    assert_eq!(codes(&found), [(broken, WARNING), (Code::Silent, Severity::Info)], "{found:#?}");
+    // One that has its page only under the old name.
+    let http = pages(&[("/get_server_info", r#"{"version": "0.4.9", "disable_radix_cache": true}"#)]).await;
+    let spec = EngineSpec { kind: EngineKind::Sglang, http: Some(http), ..published(&free_address(), None) };
+    let found = find(vec![spec], SHORT).await;
+    let off = [broken, Code::PrefixCachingOff];
+    assert_eq!(codes(&found), off.map(|code| (code, ERROR)), "{found:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

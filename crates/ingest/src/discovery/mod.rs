@@ -29,6 +29,7 @@ use crate::trouble::{BAD_ANSWER, DISCOVERING, EVENTS_DISABLED, NO_SOURCES};
 
 pub(crate) use ask::Asker;
 pub(crate) use place::Placed;
+pub use sglang::{PATHS as SGLANG_PAGES, TOKENSPEED_PATHS as TOKENSPEED_PAGES};
 pub(crate) use task::run;
 pub use word::{EngineWord, ask_engine};
 

@@ -16,9 +16,9 @@ use super::server_args::{self, Unsaid};
 use super::{Description, Refusal, bad, block_size, counted, number, rank_count, text};
 
 /// Where `SGLang`'s answer is, the newest first.
-pub(super) const PATHS: [&str; 2] = ["/server_info", "/get_server_info"];
+pub const PATHS: [&str; 2] = ["/server_info", "/get_server_info"];
 /// Where `TokenSpeed`'s is.
-pub(super) const TOKENSPEED_PATHS: [&str; 1] = ["/get_server_info"];
+pub const TOKENSPEED_PATHS: [&str; 1] = ["/get_server_info"];
 
 /// Reads `SGLang`'s answer.
 pub(super) fn parse(answer: &Value) -> Result<Description, Refusal> {

@@ -25,6 +25,7 @@ pub use keys::{Caller, CertificateKey, Keys, KeysError, Proof, Subject, TokenKey
 pub(crate) use refusals::Refused;
 pub(crate) use role::Needs;
 pub use role::{Role, Roles};
+pub(crate) use table::methods_of;
 
 #[cfg(test)]
 mod tests;

@@ -121,6 +121,12 @@ pub(super) fn page(method: &Method, path: Option<&str>) -> Needs {
     rows.find(|(row, ..)| *row == method).map_or(ANY, |(.., needs)| *needs)
 }
 
+/// The methods that a page takes, as a list in words.
+pub(crate) fn methods_of(path: &str) -> String {
+    let methods = PAGES.iter().filter(|(_, row, _)| *row == path).map(|(method, ..)| *method);
+    methods.collect::<Vec<_>>().join(" and ")
+}
+
 /// What a method needs, by the path of its call. One that does not exist is for everybody with a role to find out.
 pub(super) fn call(path: &str) -> Needs {
     let (service, method) = path.strip_prefix('/').unwrap_or(path).split_once('/').unwrap_or_default();

@@ -46,7 +46,7 @@ pub enum FleetError {
     #[error("{0}")]
     Conflict(String),
     /// The change was given up half way.
-    #[error("the change broke off")]
+    #[error("the change broke off half way; `kvplane engines list` says what there is now")]
     BrokeOff,
 }
 
@@ -95,7 +95,7 @@ impl From<FleetError> for PublicError {
                 "choose another id, or remove the engine that has it with `kvplane engines remove`"
             }
             FleetError::Plane(AddError::TooMany(_)) => {
-                "remove one with `kvplane engines remove`, or raise limits.max_engines in the configuration"
+                "remove one with `kvplane engines remove`, or raise members.max_engines in the configuration"
             }
             FleetError::Plane(AddError::Socket { .. })
             | FleetError::Republish(RepublishError::Socket { .. })

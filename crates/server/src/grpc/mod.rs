@@ -10,7 +10,9 @@ mod query;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::middleware::from_fn_with_state;
+use axum::http::HeaderValue;
+use axum::middleware::{from_fn_with_state, map_response};
+use axum::response::Response;
 use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangSchedulerServer;
 use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedSchedulerServer;
 use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmServiceServer;
@@ -18,6 +20,7 @@ use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngineServer;
 use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCacheServer;
 use kvplane_proto::kvplane::v1::server::admin_server::AdminServer;
 use kvplane_proto::kvplane::v1::server::plane_server::PlaneServer;
+use tonic::Status;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
@@ -69,6 +72,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         .add_service(TokenSpeedSchedulerServer::new(smg.clone()))
         .add_service(TrtllmServiceServer::new(smg))
         .into_axum_router();
+    let routes = routes.layer(map_response(name_unknown_calls));
     let gate = shared.options.access.gate(Port::Grpc);
     let guarded = routes.layer(from_fn_with_state(gate, guard_calls));
     Server::builder()
@@ -76,4 +80,17 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .add_routes(guarded.into())
+}
+
+/// A call that is not there has a status, and no words: gives it some.
+async fn name_unknown_calls(mut response: Response) -> Response {
+    const WORDS: HeaderValue = HeaderValue::from_static(
+        "kvplane has no such call; gRPC reflection and docs/reference/protocol.md list those that it has",
+    );
+    let headers = response.headers_mut();
+    let unknown = headers.get(Status::GRPC_STATUS).is_some_and(|code| code == "12");
+    if unknown && !headers.contains_key(Status::GRPC_MESSAGE) {
+        headers.insert(Status::GRPC_MESSAGE, WORDS);
+    }
+    response
 }

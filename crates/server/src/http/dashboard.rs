@@ -7,7 +7,7 @@ use axum::extract::Path;
 use axum::extract::rejection::PathRejection;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use http::{HeaderValue, header};
+use http::{HeaderValue, Uri, header};
 
 use crate::error::ApiError;
 use crate::service::Shared;
@@ -54,9 +54,9 @@ async fn page() -> Response {
     served("text/html", PAGE)
 }
 
-async fn file(name: Result<Path<String>, PathRejection>) -> Result<Response, ApiError> {
+async fn file(name: Result<Path<String>, PathRejection>, uri: Uri) -> Result<Response, ApiError> {
     let found = name.ok().and_then(|Path(name)| FILES.iter().find(|(file, ..)| *file == name));
-    let (_, kind, text) = found.ok_or_else(|| super::no_such_path(super::OPENAPI_LISTS))?;
+    let (_, kind, text) = found.ok_or_else(|| super::no_such_path(uri.path(), super::OPENAPI_LISTS))?;
     Ok(served(kind, text))
 }
 
@@ -115,7 +115,8 @@ mod tests {
     async fn answers_say_what_may_be_done_with_them() {
         let mut answers = vec![page().await];
         for (name, ..) in FILES {
-            answers.push(file(Ok(Path((*name).to_owned()))).await.unwrap_or_else(|_| panic!("{name}")));
+            let answer = file(Ok(Path((*name).to_owned())), Uri::default()).await;
+            answers.push(answer.unwrap_or_else(|_| panic!("{name}")));
         }
         for answer in answers {
             let header = |name| answer.headers().get(name).unwrap().to_str().unwrap().to_owned();
@@ -130,6 +131,6 @@ mod tests {
             assert_eq!(header("cache-control"), "no-cache");
             assert!(header("content-type").ends_with("; charset=utf-8"));
         }
-        assert!(file(Ok(Path("../Cargo.toml".to_owned()))).await.is_err());
+        assert!(file(Ok(Path("../Cargo.toml".to_owned())), Uri::default()).await.is_err());
     }
 }

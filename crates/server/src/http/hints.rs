@@ -15,6 +15,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::parameters::wrong_body;
 use super::{policy, probe};
 use crate::error::ApiError;
 use crate::hints::Hints;
@@ -36,7 +37,7 @@ pub(super) fn routes(hints: Arc<Hints>) -> Router<Arc<Shared>> {
 async fn read<T: DeserializeOwned>(request: Request, limit: usize) -> Result<T, PublicError> {
     let too_long = |_| PublicError::field("body", format!("breaks off, or has more than {limit} bytes"));
     let body = axum::body::to_bytes(request.into_body(), limit).await.map_err(too_long)?;
-    serde_json::from_slice(&body).map_err(|error| PublicError::field("body", error))
+    serde_json::from_slice(&body).map_err(wrong_body)
 }
 
 async fn policy_page(State(hints): State<Arc<Hints>>, request: Request) -> Result<StatusCode, ApiError> {

@@ -8,10 +8,11 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Json, Router};
-use kvplane_core::{ErrorCode, PublicError};
+use kvplane_core::PublicError;
 use kvplane_ingest::Origin;
 use serde_json::{Value, json};
 
+use super::parameters::wrong_body;
 use super::status;
 use crate::error::ApiError;
 use crate::fleet::{EngineConfig, Fleet, FleetError};
@@ -40,8 +41,10 @@ async fn add(
     State(shared): State<Arc<Shared>>,
     described: Result<Json<EngineConfig>, JsonRejection>,
 ) -> Result<Response, ApiError> {
-    let Json(config) =
-        described.map_err(|rejection| PublicError::new(ErrorCode::InvalidArgument, rejection.body_text()))?;
+    let Json(config) = described.map_err(|rejection| match std::error::Error::source(&rejection) {
+        Some(why) => wrong_body(why),
+        None => wrong_body(rejection.body_text()),
+    })?;
     // Whoever may add engines could have any file of this machine sent elsewhere.
     for (key, given) in [("token_file", &config.token_file), ("api_key_file", &config.api_key_file)] {
         if given.is_some() {

@@ -29,8 +29,8 @@ mod watch;
 
 use std::sync::Arc;
 
-use axum::extract::{Extension, State};
-use axum::http::{StatusCode, header};
+use axum::extract::{Extension, MatchedPath, State};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -38,7 +38,7 @@ use axum::{Json, Router};
 use kvplane_core::{ErrorCode, PublicError};
 use serde_json::json;
 
-use crate::auth::{Caller, Port, Role, guard_pages};
+use crate::auth::{Caller, Port, Role, guard_pages, methods_of};
 use crate::error::ApiError;
 use crate::publishers::Publishers;
 use crate::service::Shared;
@@ -81,11 +81,12 @@ fn serving(more: Router<Arc<Shared>>, listed: &'static str, shared: Arc<Shared>)
         .route("/metrics", get(metrics_page))
         .route("/v1/status", get(status_page))
         .merge(more)
-        .method_not_allowed_fallback(async move || {
-            let message = "this path does not take that method";
+        .method_not_allowed_fallback(async move |method: Method, path: MatchedPath| {
+            let path = path.as_str();
+            let message = format!("{path} takes {}, and not {method}", methods_of(path));
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message).with_next(listed))
         })
-        .fallback(async move || ApiError(no_such_path(listed)))
+        .fallback(async move |uri: Uri| ApiError(no_such_path(uri.path(), listed)))
         .layer(from_fn_with_state(shared.options.access.gate(Port::Http), guard_pages))
         .with_state(shared)
 }
@@ -126,6 +127,9 @@ async fn status_page(State(shared): State<Arc<Shared>>) -> Json<status::PlaneSta
 }
 
 /// What is said of a path that nothing is served under.
-fn no_such_path(listed: &'static str) -> PublicError {
-    PublicError::new(ErrorCode::NotFound, "no such path").with_next(listed)
+fn no_such_path(path: &str, listed: &'static str) -> PublicError {
+    /// Longer ones are not repeated whole.
+    const SHOWN: usize = 100;
+    let shown: String = path.chars().take(SHOWN).collect();
+    PublicError::new(ErrorCode::NotFound, format!("there is no path {shown:?}")).with_next(listed)
 }

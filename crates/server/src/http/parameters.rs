@@ -4,13 +4,19 @@ use std::time::Duration;
 
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
-use kvplane_core::{ErrorCode, PublicError};
+use kvplane_core::{ErrorCode, PublicError, in_plain_words};
 use serde_json::{Map, Value};
 
 use crate::ops;
 
 /// The query, in the order in which it was written.
 pub(super) type Pairs = Result<Query<Vec<(String, String)>>, QueryRejection>;
+
+/// A body that is not the JSON that it should be.
+pub(super) fn wrong_body(error: impl std::fmt::Display) -> PublicError {
+    PublicError::field("body", in_plain_words(&error.to_string()))
+        .with_next("GET /openapi.json has the form of the body")
+}
 
 /// What was given, each until it is taken.
 #[derive(Debug)]
@@ -23,8 +29,7 @@ impl Parameters {
             query.map_err(|rejection| PublicError::new(ErrorCode::InvalidArgument, rejection.body_text()))?;
         let mut given: Vec<_> = query.into_iter().map(|(name, text)| (name, Value::String(text))).collect();
         if !body.trim_ascii().is_empty() {
-            let wrong = |error| PublicError::new(ErrorCode::InvalidArgument, format!("body: {error}"));
-            let fields: Option<Map<String, Value>> = serde_json::from_slice(body).map_err(wrong)?;
+            let fields: Option<Map<String, Value>> = serde_json::from_slice(body).map_err(wrong_body)?;
             given.extend(fields.into_iter().flatten().filter(|(_, value)| !value.is_null()));
         }
         Ok(Self(given))

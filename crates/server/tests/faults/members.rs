@@ -221,7 +221,7 @@ async fn what_cannot_be_added_changes_nothing() {
     let cases = [
         (with("colour", json!("red")), 400, "invalid_argument", "colour"),
         (with("kind", json!("vlm")), 400, "invalid_argument", "vlm"),
-        (with("events", json!("here")), 400, "invalid_argument", "is not an address"),
+        (with("events", json!("here")), 400, "invalid_argument", "events: \"here\" is not an address"),
         (with("ranks", json!(0)), 400, "invalid_argument", "ranks"),
         (with("id", json!("two words")), 400, "invalid_argument", "id"),
         (with("id", json!("e0")), 409, "conflict", "used twice"),
@@ -230,7 +230,13 @@ async fn what_cannot_be_added_changes_nothing() {
         (republished(format!("tcp://{taken}")), 409, "conflict", "in use"),
         (with("events", json!(format!("bind:tcp://{taken}"))), 409, "conflict", "in use"),
         (json!({"id": "new"}), 400, "invalid_argument", "kind"),
-        (json!("no"), 400, "invalid_argument", "EngineConfig"),
+        (
+            with("ranks", json!("many")),
+            400,
+            "invalid_argument",
+            "ranks: invalid type: string \"many\", expected a whole number",
+        ),
+        (json!("no"), 400, "invalid_argument", "an object with keys"),
     ];
     let before = rig.plane.engines();
     for (body, status, code, word) in cases {

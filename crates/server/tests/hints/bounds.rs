@@ -108,6 +108,7 @@ async fn nothing_is_served_where_hints_are_off() {
     let mut hints = Hints::with(|options| options.enabled = false).await;
     let status = hints.client.lookup_route(ask()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
+    assert!(status.message().contains("has no such call"), "{}", status.message());
     assert_eq!(crate::rig::send(hints.rig.http, "GET", "/snapshot", String::new()).await.0, 404);
     let page = hints.metrics().await;
     assert!(!page.contains("hints") && !page.contains("inferencecache"), "{page}");

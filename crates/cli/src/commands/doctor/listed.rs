@@ -1,29 +1,29 @@
 //! Engines as a running plane lists them.
 
-use anyhow::Context as _;
 use kvplane_doctor::{Code, Examination, Finding, PlaneSeen, examine};
 use kvplane_ingest::{EngineSpec, Events, Feed, RankSpec};
-use kvplane_server::EngineConfig;
+use kvplane_server::{EngineConfig, descriptor_limit};
 use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use super::Looked;
 use crate::args::DoctorArgs;
-use crate::commands::Failure;
 
 /// Looks at the engines of a plane that nobody has looked at yet, and says what the plane does not know better.
-pub(super) async fn look(
-    args: &DoctorArgs,
-    seen: &PlaneSeen,
-    looked: &Looked,
-) -> Result<Vec<Finding>, Failure> {
+pub(super) async fn look(args: &DoctorArgs, seen: &PlaneSeen, looked: &Looked) -> Vec<Finding> {
     let new = |engine: &EngineSpec| !looked.engines.contains(&engine.id.to_string());
     let engines: Vec<EngineSpec> = listed(seen).filter_map(described).filter(new).collect();
     if engines.is_empty() {
-        return Ok(Vec::new());
+        return Vec::new();
     }
-    let examination = Examination { engines, listen: args.listen.0, window: None };
-    let mut found = examine(&examination).await.context("cannot start the socket threads")?;
+    let examination = Examination {
+        engines,
+        listen: args.listen.0,
+        window: None,
+        listed: Some(seen.hears()),
+        descriptors: descriptor_limit(),
+    };
+    let mut found = examine(&examination).await;
     found.retain(|finding| match finding.code {
         // It is the plane that listens there.
         Code::AddressInUse => false,
@@ -31,7 +31,7 @@ pub(super) async fn look(
         Code::Silent => !seen.has_heard(&finding.subject),
         _ => true,
     });
-    Ok(found)
+    found
 }
 
 /// Engines of this plane. Those of another that it follows are looked at from there.

@@ -1,10 +1,9 @@
 //! A configuration, and the engines in it.
 
-use anyhow::Context as _;
 use kvplane_doctor::{
-    Code, Examination, Finding, OpenSocket, SetUp, Severity, Window, examine, judge_set_up,
+    Code, Examination, Finding, OpenSocket, SetUp, Severity, Window, examine, hide_userinfo, judge_set_up,
 };
-use kvplane_ingest::{AddressError, EngineSpec};
+use kvplane_ingest::{AddressError, EngineSpec, check_engines};
 use kvplane_server::{EngineConfig, EngineConfigError, Listener, descriptor_limit};
 
 use super::Looked;
@@ -37,8 +36,9 @@ pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), F
     }));
     let options = config.plane_options();
     let window = Some(Window { max_batches: options.max_batches, max_bytes: options.max_bytes });
-    let examination = Examination { engines, listen: args.listen.0, window };
-    looked.findings.extend(examine(&examination).await.context("cannot start the socket threads")?);
+    let descriptors = descriptor_limit();
+    let examination = Examination { engines, listen: args.listen.0, window, listed: None, descriptors };
+    looked.findings.extend(examine(&examination).await);
     Ok(())
 }
 
@@ -75,7 +75,7 @@ fn wrong_engine(at: usize, engine: &EngineConfig, error: EngineConfigError) -> F
             Code::ReplayOnNextRanksPort,
             Severity::Error,
             subject,
-            error.to_string(),
+            hide_userinfo(&error.to_string()),
             "leave as many ports between events and replay as there are ranks, in the engine and here",
         );
     }
@@ -84,7 +84,8 @@ fn wrong_engine(at: usize, engine: &EngineConfig, error: EngineConfigError) -> F
 
 /// Everything that is wrong with the configuration as a whole. Reads certificates and tokens, and shows none.
 fn whole(config: &Config) -> anyhow::Result<()> {
-    config.plans()?;
+    let engines: Vec<EngineSpec> = config.plans()?.iter().map(|plan| plan.spec().clone()).collect();
+    check_engines(&engines, config.plane_options().max_engines)?;
     config.reports()?;
     config.keys()?;
     config.tls()?;
@@ -93,7 +94,7 @@ fn whole(config: &Config) -> anyhow::Result<()> {
 
 fn invalid(subject: &str, error: &anyhow::Error) -> Finding {
     let todo = "correct it; `kvplane serve --dump-config` shows what was read, docs/reference/config.md has every key";
-    Finding::new(Code::ConfigInvalid, Severity::Error, subject, format!("{error:#}"), todo)
+    Finding::new(Code::ConfigInvalid, Severity::Error, subject, hide_userinfo(&format!("{error:#}")), todo)
 }
 
 /// What is open to whoever reaches it, beyond loopback.

@@ -96,7 +96,7 @@ impl Rank {
 impl Course {
     /// Takes what the plane says. Returns the rank that it is about.
     pub(super) fn take(&mut self, progress: Progress) -> anyhow::Result<Option<usize>> {
-        match progress.item.context("the plane says nothing")? {
+        match progress.item.context("the plane sent a report with nothing in it that this release knows: use a kvplane of the plane's release")? {
             Item::Plan(plan) => {
                 self.plan(plan);
                 Ok(None)

@@ -41,7 +41,7 @@ pub(crate) async fn run(command: OperateCommand) -> Result<(), Failure> {
     let began = Instant::now();
     let asking = async {
         let mut operations = connect(&args.plane).await?.operations();
-        call.make(&mut operations).await.map_err(|status| refused(&status))
+        call.make(&mut operations).await.map_err(|status| refused(&args.plane.plane, &status))
     };
     let Some(answer) = stop.run_until_cancelled(asking).await else {
         return verdict(&Course::default(), &Ending::Interrupted);
@@ -49,7 +49,7 @@ pub(crate) async fn run(command: OperateCommand) -> Result<(), Failure> {
     let progress = answer?.into_inner();
     let mut view = View::new(!args.plain && std::io::stderr().is_terminal());
     let mut course = Course::default();
-    let ending = follow(progress, args.dry_run, &mut course, &mut view, &stop).await?;
+    let ending = follow(progress, &args, &mut course, &mut view, &stop).await?;
     view.end();
     print(&match args.output {
         TableOutput::Json => format!("{}\n", document(&course, &ending)),
@@ -132,7 +132,7 @@ impl Call {
 /// Reads what the plane tells until it has told all of it. A refusal before the plan is one of the whole operation.
 async fn follow(
     mut progress: Streaming<Progress>,
-    dry_run: bool,
+    args: &OperationArgs,
     course: &mut Course,
     view: &mut View,
     stop: &CancellationToken,
@@ -150,13 +150,13 @@ async fn follow(
         match message {
             Ok(Some(told)) => match course.take(told) {
                 // Its plan is all that it is made for.
-                Ok(_) if dry_run => return Ok(Ending::DryRun),
+                Ok(_) if args.dry_run => return Ok(Ending::DryRun),
                 Ok(rank) => view.changed(course, rank),
                 Err(error) => return Ok(Ending::BrokeOff(error.to_string())),
             },
             Ok(None) if course.summary.is_some() => return Ok(Ending::Complete),
             Ok(None) => return Ok(Ending::BrokeOff("the plane told no end of it".to_owned())),
-            Err(status) if course.verb.is_empty() => return Err(refused(&status)),
+            Err(status) if course.verb.is_empty() => return Err(refused(&args.plane.plane, &status)),
             Err(status) => return Ok(Ending::BrokeOff(status.message().to_owned())),
         }
     }
