@@ -31,7 +31,7 @@ SELECTOR = re.compile(r"\b(up|(?:kvplane|inferencecache)_[a-z_]+)(?:\{([^}]*)\})
 MATCHER = re.compile(r'([a-z_]+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 GROUPED = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
 # What Grafana puts in before it asks.
-VARIABLES = {"$__rate_interval": "1m", "$engine": ".*", "$model": ".*"}
+VARIABLES = {"$__rate_interval": "1m", "$instance": ".*", "$engine": ".*", "$model": ".*"}
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
     series = described()
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     questions = asked(json.loads(BOARD.read_text()))
-    errors = []
+    errors = [f"{BOARD.name}: {question}: counts engines of all planes: select an instance" for question in questions if is_of_all_planes(question)]
     for rule in rules:
         errors += [f"{RULES.name}: {rule['alert']}: {error}" for error in check_names(rule["expr"], series)]
     for question in questions:
@@ -57,8 +57,12 @@ def main() -> int:
 def described() -> dict[str, set[str]]:
     """The labels of every metric, from the tables of the reference."""
     rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \| ([^|]*) \|", (ROOT / "docs/reference/metrics.md").read_text(), re.MULTILINE)
-    series = {name: set(re.findall(r"`(\w+)`", labels)) for name, _, labels in rows}
-    return {"up": set()} | series
+    series: dict[str, set[str]] = {"up": set()}
+    for name, kind, labels in rows:
+        own = set(re.findall(r"`(\w+)`", labels))
+        parts = {"_bucket": {"le"}, "_count": set(), "_sum": set()} if kind == "histogram" else {"": set()}
+        series |= {name + ending: own | more for ending, more in parts.items()}
+    return series
 
 
 def asked(board: dict) -> list[str]:
@@ -72,6 +76,12 @@ def asked(board: dict) -> list[str]:
     for variable, value in VARIABLES.items():
         found = [expression.replace(variable, value) for expression in found]
     return found
+
+
+def is_of_all_planes(question: str) -> bool:
+    """Whether what planes know of the same engines would be added up. Which planes there are is asked of all."""
+    selectors = [matchers or "" for name, matchers in SELECTOR.findall(question) if name != "kvplane_build_info"]
+    return any('instance=~' not in matchers for matchers in selectors)
 
 
 @cache

@@ -3,10 +3,11 @@
 import re
 import subprocess
 
+import grpc
 import pytest
 
 from harness.inference_cache.client import Client
-from harness.plane import ROOT, http
+from harness.plane import ROOT, http, run
 from harness.wait import eventually
 from harness.wire import NEWEST
 
@@ -125,3 +126,22 @@ def test_promtool_has_no_complaint(page):
     tool = subprocess.run([ROOT / "scripts/promtool.sh"], capture_output=True, text=True, check=True).stdout.strip()
     done = subprocess.run([tool, "check", "metrics"], input="\n".join(lines) + "\n", capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_questions_are_counted_by_how_they_ended(stubs, plane, sim):
+    engine = sim()
+    served = plane(engine, model="sim")
+    served.wait_live()
+    engine.complete(list(range(64)))
+    served.wait(lambda s: s["blocks"]["device"], "blocks")
+    url = f"{served.http}/v1/query"
+    for question in ({"token_ids": list(range(64))}, {"token_ids": [7] * 64}, {"tokens": []}):
+        http("POST", url, {"model": "sim", **question})
+    with grpc.insecure_channel(served.grpc) as channel:
+        assert stubs.PlaneStub(channel).Query(stubs.QueryRequest(model="sim", token_ids=range(64)), timeout=10).best
+    page = http("GET", f"{served.http}/metrics")[1]
+    counted = dict(re.findall(r'^kvplane_queries_total\{outcome="(\w+)"\} (\d+)$', page, re.MULTILINE))
+    assert counted == {"hit": "2", "miss": "1", "refused": "1"}
+    assert re.search(r"^kvplane_query_duration_seconds_count 4$", page, re.MULTILINE)
+    version = run(served.binary, "--version").stdout.split()[1]
+    assert f'kvplane_build_info{{version="{version}"}} 1' in page

@@ -29,7 +29,7 @@ impl Reason {
             Self::AmbiguousHash => "the engine gave one hash to two blocks: what it removes cannot be told",
             Self::SharedHash => "two blocks share one hash: when either goes, neither is counted",
             Self::UnprovenHash => "the engine's hashes may not tell positions apart",
-            Self::EventsDisabled => "the engine publishes no events",
+            Self::EventsDisabled => "no event has ever come: events are off, or all were read before",
             Self::StolenDrain => "somebody else reads the engine's event buffer, so events are missing",
             Self::SuspectedDrain => {
                 "events are missing from the engine's buffer: it overflowed, or somebody else reads it"

@@ -20,6 +20,7 @@ use crate::http;
 use crate::listen::{Door, Peer, Tls};
 use crate::listeners::Listener;
 use crate::ops::Operations;
+use crate::questions::Questions;
 use crate::readiness::Readiness;
 use crate::smg::Mergers;
 use crate::watch::Watch;
@@ -74,6 +75,7 @@ pub(crate) struct Shared {
     doors: OnceLock<Vec<(&'static str, SocketAddr)>>,
     pub(crate) reports: Arc<Reports>,
     pub(crate) operations: Operations,
+    pub(crate) questions: Questions,
     /// Absent where no hints are given.
     pub(crate) hints: Option<Arc<Hints>>,
     /// Other indexers that somebody told us of.
@@ -113,6 +115,7 @@ impl Service {
         let hints = options.hints.enabled.then(|| Arc::new(Hints::new(plane.clone(), options.hints.clone())));
         let shared = Arc::new(Shared {
             operations: Operations::new(plane.id().clone()),
+            questions: Questions::default(),
             plane,
             hints,
             options,

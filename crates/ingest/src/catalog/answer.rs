@@ -106,6 +106,11 @@ impl<'a> Answer<'a> {
         self.matches().take(self.best)
     }
 
+    /// Whether anybody who is credited holds anything.
+    pub fn is_hit(&self) -> bool {
+        self.best > 0
+    }
+
     /// The streams that are not credited, by engine and rank.
     pub fn not_credited(&self) -> impl ExactSizeIterator<Item = Match<'a>> + use<'a> {
         let (table, lengths) = (self.table, self.lengths);

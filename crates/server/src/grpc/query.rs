@@ -74,6 +74,11 @@ async fn answer_batch(
 }
 
 fn answer(shared: &Shared, request: proto::QueryRequest) -> Result<proto::QueryResponse, PublicError> {
+    shared.questions.answer(|| ask(shared, request))
+}
+
+/// The answer, and whether anybody was found.
+fn ask(shared: &Shared, request: proto::QueryRequest) -> Result<(proto::QueryResponse, bool), PublicError> {
     let proto::QueryRequest {
         model,
         token_ids,
@@ -110,7 +115,9 @@ fn answer(shared: &Shared, request: proto::QueryRequest) -> Result<proto::QueryR
     let (tokens_given, hashes_given) = (!token_ids.is_empty(), !block_hashes.is_empty());
     question.set_token_ids(token_ids, tokens_given);
     question.set_block_hashes(block_hashes, hashes_given);
-    question.ask(shared.plane.catalog(), shared.options.asking(), |answer| response(answer, groups))
+    question.ask(shared.plane.catalog(), shared.options.asking(), |answer| {
+        (response(answer, groups), answer.is_hit())
+    })
 }
 
 fn response(answer: &Answer<'_>, groups: bool) -> proto::QueryResponse {

@@ -9,6 +9,8 @@ use std::time::Duration;
 use kvplane_hints::ReasonCode;
 use parking_lot::RwLock;
 
+use crate::latencies::{Latencies, LatenciesRead};
+
 /// A reason with a counter of its own.
 pub(crate) trait Counted: Copy + Debug + 'static {
     /// Every reason, in the order of its numbers.
@@ -162,8 +164,7 @@ pub(crate) struct Counters {
 }
 
 /// Upper ends of the buckets of latency, in seconds: those of the peer's histogram.
-pub(crate) const LATENCY_BOUNDS: [f64; 10] =
-    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1];
+const LATENCY_BOUNDS: [f64; 10] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1];
 
 /// Models that have counters of their own. Callers choose names; metrics must not grow with them.
 const MAX_MODELS: usize = 1024;
@@ -171,12 +172,16 @@ const MAX_MODELS: usize = 1024;
 const OTHER: &str = "other";
 
 /// How lookups of one model went.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct OfModel {
     by_reason: [AtomicU64; ReasonCode::ALL.len()],
-    /// The last bucket is everything above the last bound.
-    latencies: [AtomicU64; LATENCY_BOUNDS.len() + 1],
-    latency_ns: AtomicU64,
+    took: Latencies,
+}
+
+impl Default for OfModel {
+    fn default() -> Self {
+        Self { by_reason: Default::default(), took: Latencies::new(&LATENCY_BOUNDS) }
+    }
 }
 
 impl OfModel {
@@ -185,10 +190,7 @@ impl OfModel {
         if let Some(count) = at.and_then(|at| self.by_reason.get(at)) {
             count.fetch_add(1, Ordering::Relaxed);
         }
-        let seconds = took.as_secs_f64();
-        let bucket = LATENCY_BOUNDS.partition_point(|bound| *bound < seconds);
-        self.latencies[bucket].fetch_add(1, Ordering::Relaxed);
-        self.latency_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+        self.took.record(took);
     }
 
     /// Lookups by reason code.
@@ -196,11 +198,9 @@ impl OfModel {
         ReasonCode::ALL.into_iter().zip(self.by_reason.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
-    /// Seconds in all, lookups in all, and lookups per bucket; the last bucket has no bound.
-    pub(crate) fn latency(&self) -> (f64, u64, [u64; LATENCY_BOUNDS.len() + 1]) {
-        let buckets = std::array::from_fn(|at| self.latencies[at].load(Ordering::Relaxed));
-        let sum = Duration::from_nanos(self.latency_ns.load(Ordering::Relaxed)).as_secs_f64();
-        (sum, buckets.iter().sum(), buckets)
+    /// How long lookups took.
+    pub(crate) fn took(&self) -> LatenciesRead {
+        self.took.read()
     }
 }
 
@@ -279,18 +279,5 @@ mod tests {
             })
             .unwrap();
         assert_eq!(models, MAX_MODELS + 1);
-    }
-
-    #[test]
-    fn latencies_fall_into_their_buckets() {
-        let model = OfModel::default();
-        for took in
-            [Duration::ZERO, Duration::from_micros(100), Duration::from_micros(101), Duration::from_secs(1)]
-        {
-            model.record(ReasonCode::NoHint, took);
-        }
-        let (sum, count, buckets) = model.latency();
-        assert!((sum - 1.000_201).abs() < 1e-9, "{sum}");
-        assert_eq!((count, buckets[0], buckets[1], buckets[10]), (4, 2, 1, 1));
     }
 }

@@ -35,7 +35,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use bounded::Bounded;
-pub(crate) use counters::{ByReason, Counted, Counters, LATENCY_BOUNDS};
+pub(crate) use counters::{ByReason, Counted, Counters};
 pub use options::{AcceptReports, HintsOptions};
 pub(crate) use reports::take_update;
 pub(crate) use service::HintsService;

@@ -14,7 +14,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use super::family::Family;
 use super::family::list::{hints as own, inference_cache as peers};
 use super::metrics::gauge;
-use crate::hints::{ByReason, Counted, Hints, LATENCY_BOUNDS};
+use crate::hints::{ByReason, Counted, Hints};
+use crate::latencies::LatenciesRead;
 
 /// All hints at one moment.
 #[derive(Debug)]
@@ -111,9 +112,7 @@ impl HintMetrics {
         })?;
         let mut metric = peers::LOOKUP_ROUTE_LATENCY_SECONDS.begin(encoder)?;
         lookups.each(|model, counters| {
-            let (sum, count, buckets) = counters.latency();
-            let bounds = LATENCY_BOUNDS.into_iter().chain([f64::INFINITY]);
-            let buckets: Vec<_> = bounds.zip(buckets).collect();
+            let LatenciesRead { sum, count, buckets } = counters.took();
             let labels = [("model", model)];
             metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
         })

@@ -3,6 +3,7 @@
 
 use std::fmt::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_core::Tier;
 use kvplane_ingest::{Engine, Stream, StreamStatus};
@@ -22,6 +23,7 @@ use super::hints_metrics::HintMetrics;
 use super::index_metrics::Indexes;
 use super::link_metrics::Links;
 use super::operation_metrics::OperationMetrics;
+use super::process_metrics::Process;
 use super::report_metrics::ReportMetrics;
 use super::source_metrics::Sources;
 use super::status::{COUNTERS, STANDINGS, TRUSTS, rejected};
@@ -47,6 +49,7 @@ pub(super) fn page(shared: &Shared) -> Result<String, Error> {
     registry.register_collector(Box::new(Sources::of(&engines)));
     registry.register_collector(Box::new(Fronts(shared.fleet.fronts.counters())));
     registry.register_collector(Box::new(Links::of(&engines)));
+    registry.register_collector(Box::new(Process::of(&shared.questions)));
     registry.register_collector(Box::new(Callers::of(shared)));
     registry.register_collector(Box::new(OperationMetrics::of(&shared.operations)));
     let (stats, refused) = (plane.catalog().stats(), plane.catalog().refused());
@@ -105,6 +108,8 @@ impl Collector for Fronts {
 
 /// A gauge with one value a stream.
 type Plain = (Family, fn(&StreamStatus) -> u64);
+/// A time of a stream, where there is one.
+type Time = (Family, fn(&StreamStatus) -> Option<Duration>);
 
 impl Collector for Streams {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
@@ -173,14 +178,17 @@ impl Streams {
                 gauge(value(&row.status), metric.encode_family(&row.labels())?)
             })?;
         }
-        self.gauge(encoder, streams::SINCE_LAST_EVENT_SECONDS, |row, metric| {
-            match row.status.since_last_event {
-                Some(since) => {
-                    ConstGauge::new(since.as_secs_f64()).encode(metric.encode_family(&row.labels())?)
+        let times: [Time; 2] =
+            [(streams::SINCE_LAST_EVENT_SECONDS, |s| s.since_last_event), (streams::LAG_SECONDS, |s| s.lag)];
+        for (family, value) in times {
+            self.gauge(encoder, family, |row, metric| match value(&row.status) {
+                Some(time) => {
+                    ConstGauge::new(time.as_secs_f64()).encode(metric.encode_family(&row.labels())?)
                 }
                 None => Ok(()),
-            }
-        })
+            })?;
+        }
+        Ok(())
     }
 
     fn gauge(

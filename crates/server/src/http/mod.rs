@@ -19,6 +19,7 @@ mod parameters;
 mod peer_query;
 mod policy;
 mod probe;
+mod process_metrics;
 mod query;
 mod recover;
 mod report_metrics;

@@ -83,14 +83,16 @@ pub(super) fn with_question<R>(run: impl FnOnce(&mut Question) -> R) -> R {
 }
 
 fn respond(shared: &Shared, body: &[u8]) -> Result<Response, ApiError> {
-    let json = with_question(|question| {
+    let ask = |question: &mut Question| {
         read(body, shared.options.max_tokens, question)?;
         let groups = question.groups == Some(true);
-        question.ask(shared.plane.catalog(), shared.options.asking(), |answer| {
-            serde_json::to_vec(&AnswerJson { answer, groups })
-        })
-    })?;
-    let json = json.map_err(|_| PublicError::new(ErrorCode::Internal, "the answer cannot be written"))?;
+        let (json, found) = question.ask(shared.plane.catalog(), shared.options.asking(), |answer| {
+            (serde_json::to_vec(&AnswerJson { answer, groups }), answer.is_hit())
+        })?;
+        let json = json.map_err(|_| PublicError::new(ErrorCode::Internal, "the answer cannot be written"))?;
+        Ok::<_, PublicError>((json, found))
+    };
+    let json = shared.questions.answer(|| with_question(ask))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }
 

@@ -41,6 +41,8 @@ families! {
         gauge WINDOW_BATCHES "kvplane_stream_window_batches" [engine rank model] "Entries in the replay window, kvplane's own notes included";
         gauge SINCE_LAST_EVENT_SECONDS "kvplane_stream_since_last_event_seconds" [engine rank model]
             "Time since the last batch was applied, or since the engine's stamp of one that a replay brought; absent before the first, and where such a stamp is no time of day";
+        gauge LAG_SECONDS "kvplane_stream_lag_seconds" [engine rank model]
+            "How old the last batch was, by the engine's clock, when it was applied; absent before the first, and where batches bear no time of day";
     }
 
     /// What happened to a stream.
@@ -97,6 +99,20 @@ families! {
         gauge PUBLISHERS_HEARD "kvplane_publishers_heard" [engine] "Ranks that are connected and have a verdict";
         gauge TROUBLE "kvplane_source_trouble" [engine rank trouble] "1 for what keeps the source from being heard; absent without trouble";
         counter TROUBLES "kvplane_source_troubles" [engine rank trouble] "Times that a kind of trouble began; absent until there is one";
+    }
+
+    /// Questions about prompts.
+    queries {
+        counter QUERIES "kvplane_queries" [outcome] "Questions to /v1/query, Query and QueryStream, by how they ended";
+        histogram DURATION_SECONDS "kvplane_query_duration_seconds" []
+            "How long they took, from when the question was read to when the answer was made";
+    }
+
+    /// The process itself.
+    process {
+        gauge BUILD_INFO "kvplane_build_info" [version] "1, with the version of this kvplane";
+        gauge OPEN_FILES "kvplane_open_files" [] "Descriptors that are open; absent where the system does not say";
+        gauge OPEN_FILES_LIMIT "kvplane_open_files_limit" [] "Descriptors that may be open; absent where the system does not say";
     }
 
     /// Who looks, and who was turned away.

@@ -1,0 +1,56 @@
+//! The part of `/metrics` about this process: what it is, what it uses, and how questions went.
+
+use std::fmt::Error;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
+use prometheus_client::metrics::counter::ConstCounter;
+
+use super::family::list::{process, queries};
+use super::metrics::gauge;
+use crate::latencies::LatenciesRead;
+use crate::limits::{descriptor_limit, open_descriptors};
+use crate::questions::Questions;
+
+/// The process at one moment.
+#[derive(Debug)]
+pub(super) struct Process {
+    outcomes: [(&'static str, u64); 3],
+    took: LatenciesRead,
+    /// None where the system does not say.
+    open_files: Option<u64>,
+    open_files_limit: Option<u64>,
+}
+
+impl Process {
+    pub(super) fn of(questions: &Questions) -> Self {
+        Self {
+            outcomes: questions.outcomes(),
+            took: questions.took(),
+            open_files: open_descriptors(),
+            open_files_limit: descriptor_limit(),
+        }
+    }
+}
+
+impl Collector for Process {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let mut metric = process::BUILD_INFO.begin(&mut encoder)?;
+        gauge(1, metric.encode_family(&[("version", env!("CARGO_PKG_VERSION"))])?)?;
+        let files =
+            [(process::OPEN_FILES, self.open_files), (process::OPEN_FILES_LIMIT, self.open_files_limit)];
+        for (family, value) in files {
+            if let Some(value) = value {
+                gauge(value, family.begin(&mut encoder)?)?;
+            }
+        }
+        let mut metric = queries::QUERIES.begin(&mut encoder)?;
+        for (outcome, count) in self.outcomes {
+            ConstCounter::new(count).encode(metric.encode_family(&[("outcome", outcome)])?)?;
+        }
+        let LatenciesRead { sum, count, buckets } = &self.took;
+        queries::DURATION_SECONDS
+            .begin(&mut encoder)?
+            .encode_histogram::<NoLabelSet>(*sum, *count, buckets, None)
+    }
+}

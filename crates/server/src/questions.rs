@@ -1,0 +1,65 @@
+//! How questions about prompts went, whoever asked them in our own words: `/v1/query`, `Query` and `QueryStream`.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use crate::latencies::{Latencies, LatenciesRead};
+
+/// Upper ends of the buckets, in seconds: short prompts take microseconds.
+const BOUNDS: [f64; 13] = [
+    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1,
+];
+
+/// How a question ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Somebody who is credited holds some of the prompt.
+    Hit,
+    /// Nobody does.
+    Miss,
+    /// It could not be answered; the caller was told why.
+    Refused,
+}
+
+impl Outcome {
+    const ALL: [(Self, &str); 3] = [(Self::Hit, "hit"), (Self::Miss, "miss"), (Self::Refused, "refused")];
+}
+
+/// What is counted of questions.
+#[derive(Debug)]
+pub(crate) struct Questions {
+    outcomes: [AtomicU64; Outcome::ALL.len()],
+    took: Latencies,
+}
+
+impl Default for Questions {
+    fn default() -> Self {
+        Self { outcomes: Default::default(), took: Latencies::new(&BOUNDS) }
+    }
+}
+
+impl Questions {
+    /// Answers one. The answer comes with whether anybody was found.
+    pub(crate) fn answer<R, E>(&self, ask: impl FnOnce() -> Result<(R, bool), E>) -> Result<R, E> {
+        let begun = Instant::now();
+        let answered = ask();
+        let outcome = match &answered {
+            Ok((_, true)) => Outcome::Hit,
+            Ok((_, false)) => Outcome::Miss,
+            Err(_) => Outcome::Refused,
+        };
+        self.outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
+        self.took.record(begun.elapsed());
+        answered.map(|(answer, _)| answer)
+    }
+
+    /// How many ended how.
+    pub(crate) fn outcomes(&self) -> [(&'static str, u64); Outcome::ALL.len()] {
+        Outcome::ALL.map(|(outcome, name)| (name, self.outcomes[outcome as usize].load(Ordering::Relaxed)))
+    }
+
+    /// How long they took.
+    pub(crate) fn took(&self) -> LatenciesRead {
+        self.took.read()
+    }
+}
