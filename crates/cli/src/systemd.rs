@@ -6,7 +6,6 @@
 use std::convert::Infallible;
 use std::ffi::OsStr;
 use std::io;
-use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
@@ -57,7 +56,7 @@ impl Manager {
     fn new(left: &Left<'_>) -> io::Result<Self> {
         let Some(address) = left.socket.filter(|name| !name.is_empty()) else { return Ok(Self::default()) };
         let address = match address.as_bytes() {
-            [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+            [b'@', name @ ..] => abstract_name(name)?,
             [b'/', ..] => SocketAddr::from_pathname(address)?,
             _ => {
                 let message = format!("NOTIFY_SOCKET: {} is neither a path nor @NAME", address.display());
@@ -66,7 +65,12 @@ impl Manager {
         };
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        Ok(Self { socket: Some((socket, address)), patience: patience(left)? })
+        // Who cannot be shown signs of life is told all the rest.
+        let patience = patience(left).unwrap_or_else(|error| {
+            warn!(%error, "the watchdog of the service manager gets no signs of life");
+            None
+        });
+        Ok(Self { socket: Some((socket, address)), patience })
     }
 
     /// Listeners are bound and engines are followed. A manager whose socket is full is told again for a while: it would wait for
@@ -126,6 +130,19 @@ fn warn_of(state: &str, sent: io::Result<()>) {
     }
 }
 
+/// A socket that has a name and no file. Only Linux has them.
+#[cfg(target_os = "linux")]
+fn abstract_name(name: &[u8]) -> io::Result<SocketAddr> {
+    use std::os::linux::net::SocketAddrExt as _;
+    SocketAddr::from_abstract_name(name)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn abstract_name(_name: &[u8]) -> io::Result<SocketAddr> {
+    let message = "NOTIFY_SOCKET: this system has no sockets without a path";
+    Err(io::Error::new(io::ErrorKind::Unsupported, message))
+}
+
 /// How long the manager waits for a sign of life of this process.
 fn patience(left: &Left<'_>) -> io::Result<Option<Duration>> {
     let number = |name: &str, value: &OsStr| {
@@ -145,5 +162,5 @@ fn patience(left: &Left<'_>) -> io::Result<Option<Duration>> {
     Ok((micros > 0).then(|| Duration::from_micros(micros)))
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;

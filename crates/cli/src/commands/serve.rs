@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use kvplane_ingest::{Mood, Origin, Plane, Said};
+use kvplane_ingest::{Mood, Origin, Plane, Said, TokenFileError};
 use kvplane_report::Reports;
-use kvplane_server::{Access, Fleet, KeysError, Reloaded, Service, Tls};
+use kvplane_server::{Access, EngineConfigError, Fleet, KeysError, Reloaded, Service, Tls, TlsError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -22,18 +22,18 @@ use crate::systemd::Manager;
 const GRACE: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
-    let config = config::load(&args, std::env::vars()).map_err(usage)?;
+    let config = config::load(&args, std::env::vars()).map_err(unusable)?;
     if args.dump_config {
         let text = toml::to_string(&config).context("cannot print the configuration")?;
         std::io::stdout().write_all(text.as_bytes()).context("cannot print the configuration")?;
         return Ok(());
     }
-    let plans = config.plans().map_err(usage)?;
-    let reported = config.reports().map_err(usage)?;
+    let plans = config.plans().map_err(unusable)?;
+    let reported = config.reports().map_err(unusable)?;
     logging::start(&args.log).map_err(usage)?;
     let manager = Arc::new(Manager::from_env());
-    let access = Arc::new(config.access(args.insecure).map_err(usage)?);
-    let tls = config.tls().map_err(usage)?;
+    let access = Arc::new(config.access(args.insecure).map_err(unusable)?);
+    let tls = config.tls().map_err(unusable)?;
     let stop = stop_signal(None)?;
     let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
 
@@ -108,6 +108,20 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     } else {
         Ok(())
     }
+}
+
+/// The configuration cannot be used. A mistake in it stays one: 2, and a service manager does not try again. A file that it names, a
+/// certificate or a token, may be there a moment later: 1.
+fn unusable(error: anyhow::Error) -> Failure {
+    let of_a_file = |cause: &(dyn std::error::Error + 'static)| {
+        let engine = cause.downcast_ref::<EngineConfigError>();
+        cause.is::<std::io::Error>()
+            || cause.is::<TokenFileError>()
+            || cause.is::<TlsError>()
+            || engine.is_some_and(EngineConfigError::is_of_a_file)
+    };
+    let code = if error.chain().any(of_a_file) { 1 } else { 2 };
+    Failure { code, error }
 }
 
 /// Says what anybody can do who reaches a listener beyond loopback.

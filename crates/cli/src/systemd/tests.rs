@@ -1,5 +1,6 @@
 //! A datagram socket in the place of systemd.
 
+use std::os::linux::net::SocketAddrExt as _;
 use std::path::PathBuf;
 use std::sync::mpsc;
 
@@ -88,13 +89,25 @@ fn without_a_manager_nobody_is_told() {
 
 #[test]
 fn what_cannot_be_understood_is_named() {
-    for (socket, watchdog, watched, named) in [
-        ("vsock:2:1234", None, None, "NOTIFY_SOCKET"),
-        ("@name", Some("soon"), None, "WATCHDOG_USEC"),
-        ("@name", Some("1000"), Some("me"), "WATCHDOG_PID"),
-    ] {
-        let error = manager(socket, watchdog, watched).unwrap_err();
+    let error = manager("vsock:2:1234", None, None).unwrap_err();
+    assert!(error.to_string().contains("NOTIFY_SOCKET"), "{error}");
+    for (watchdog, watched, named) in
+        [("soon", None, "WATCHDOG_USEC"), ("1000", Some("me".as_ref()), "WATCHDOG_PID")]
+    {
+        let left = Left { watchdog: Some(watchdog.as_ref()), watched, ..Left::default() };
+        let error = patience(&left).unwrap_err();
         assert!(error.to_string().contains(named), "{error}");
+    }
+}
+
+#[test]
+fn a_watchdog_that_cannot_be_understood_does_not_keep_ready_from_being_told() {
+    let (socket, name) = listen("nonsense");
+    for (watchdog, watched) in [("soon", None), ("1000", Some("me"))] {
+        let manager = manager(&name, Some(watchdog), watched).unwrap();
+        assert_eq!(manager.patience, None);
+        say_ready(&manager, "here");
+        assert_eq!(heard(&socket), "READY=1\nSTATUS=here");
     }
 }
 

@@ -178,13 +178,37 @@ fn the_printed_configuration_has_no_secret() {
 }
 
 #[test]
+fn a_mistake_ends_with_two_and_a_file_that_is_not_there_yet_with_one() {
+    let code = |words: &[&str]| {
+        let output =
+            run(kvplane().args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]).args(words));
+        (output.status.code(), said(&output))
+    };
+    let (ended, told) = code(&["--set", "listen.htpp=1"]);
+    assert_eq!(ended, Some(2), "{told}");
+    let token = ["auth.token.0.name=a", "auth.token.0.role=read", "auth.token.0.file=/nowhere/token"];
+    let of_files: [&[&str]; 5] = [
+        &["--config", "/nowhere/kvplane.toml"],
+        &["--set", "listen.tls={ cert = \"/nowhere/cert.pem\", key = \"/nowhere/key.pem\" }"],
+        &["--set", token[0], "--set", token[1], "--set", token[2]],
+        &["--engine", "vllm=tcp://127.0.0.1:1,http=http://127.0.0.1:2,api_key_file=/nowhere/key"],
+        &["--engine", "kvplane=https://127.0.0.1:1,grpc_ca=/nowhere/ca.pem"],
+    ];
+    for words in of_files {
+        let (ended, told) = code(words);
+        assert!(ended == Some(1) && told.contains("/nowhere/"), "{words:?}: {ended:?}, {told}");
+    }
+}
+
+#[test]
 fn tokens_that_cannot_be_sent_are_refused() {
     let files = Files::new("unfit");
     let config = files.plain_config();
     for unfit in ["", "\n", "hush\nhush", "hush hush", "hush-\u{e4}", "hush\u{0}", "\u{feff}hush"] {
         files.write("read.token", unfit);
         let output = run(kvplane().args(["serve", "--config"]).arg(&config).env("TEST_ADMIN_TOKEN", "x"));
-        assert_eq!(output.status.code(), Some(2), "{unfit:?}: {}", said(&output));
+        // The file may be another one in a moment: a service manager tries again.
+        assert_eq!(output.status.code(), Some(1), "{unfit:?}: {}", said(&output));
         assert!(said(&output).contains("read.token") && !said(&output).contains("hush"), "{}", said(&output));
     }
     files.write("read.token", "hush-read-1");

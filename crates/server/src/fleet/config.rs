@@ -14,8 +14,7 @@ use std::path::PathBuf;
 use http::Uri;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
 use kvplane_ingest::{
-    AddressError, CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed,
-    GrpcSpec, RankSpec,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, RankSpec,
 };
 use kvplane_stream::Duplicates;
 use schemars::JsonSchema;
@@ -23,8 +22,9 @@ use serde::{Deserialize, Serialize};
 
 pub use republish::RepublishConfig;
 
+use super::error::EngineConfigError;
 use crate::front::{self, Front, FrontError, FrontOptions};
-use crate::republish::{RepublishError, RepublishSpec};
+use crate::republish::RepublishSpec;
 
 /// One engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -134,28 +134,6 @@ pub enum DuplicatesName {
 
 /// More ranks than any engine has; a typo is likelier.
 const MAX_RANKS: u32 = 1024;
-
-/// What is wrong with an engine's description.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineConfigError {
-    /// A key has a value that cannot be.
-    #[error("{key}: {message}")]
-    Value {
-        /// Which key.
-        key: &'static str,
-        /// What is wrong.
-        message: String,
-    },
-    /// An address that cannot be used.
-    #[error(transparent)]
-    Address(#[from] AddressError),
-    /// A front that cannot be.
-    #[error("front: {0}")]
-    Front(#[from] FrontError),
-    /// A republish address that cannot be used.
-    #[error(transparent)]
-    Republish(#[from] RepublishError),
-}
 
 /// An engine whose description is right as far as that can be known without touching the network.
 #[derive(Debug)]
@@ -335,9 +313,12 @@ impl EngineConfig {
         };
         let ca = self.grpc_ca.as_deref().filter(|_| url.starts_with("https://"));
         if let Err(error) = front::check_upstream(&uri, ca) {
-            return wrong(key, error.to_string());
+            return match error {
+                FrontError::Ca { .. } => Err(EngineConfigError::file("grpc_ca", &error)),
+                _ => wrong(key, error.to_string()),
+            };
         }
-        ca.map(fs::read).transpose().or_else(|error| wrong("grpc_ca", error.to_string()))
+        ca.map(fs::read).transpose().map_err(|error| EngineConfigError::file("grpc_ca", &error))
     }
 
     /// How the server is subscribed to. Reads certificates.

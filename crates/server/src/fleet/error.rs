@@ -6,9 +6,51 @@ use std::net::SocketAddr;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::{AddError, AddressError, UnknownMember};
 
-use super::EngineConfigError;
 use crate::auth::Exposed;
+use crate::front::FrontError;
 use crate::republish::RepublishError;
+
+/// What is wrong with an engine's description.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineConfigError {
+    /// A key has a value that cannot be.
+    #[error("{key}: {message}")]
+    Value {
+        /// Which key.
+        key: &'static str,
+        /// What is wrong.
+        message: String,
+    },
+    /// A file that a key names cannot be used. It may be, a moment later.
+    #[error("{key}: {message}")]
+    File {
+        /// Which key.
+        key: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// An address that cannot be used.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// A front that cannot be.
+    #[error("front: {0}")]
+    Front(#[from] FrontError),
+    /// A republish address that cannot be used.
+    #[error(transparent)]
+    Republish(#[from] RepublishError),
+}
+
+impl EngineConfigError {
+    /// A file that `key` names cannot be used.
+    pub(super) fn file(key: &'static str, error: &impl ToString) -> Self {
+        Self::File { key, message: error.to_string() }
+    }
+
+    /// Whether the description is right, and a file that it names cannot be used.
+    pub fn is_of_a_file(&self) -> bool {
+        matches!(self, Self::File { .. } | Self::Front(FrontError::Ca { .. }))
+    }
+}
 
 /// Why an engine cannot be added or removed. When this is returned, nothing has changed.
 #[derive(Debug, thiserror::Error)]

@@ -22,8 +22,8 @@ use kvplane_ingest::{Engine, Origin};
 use parking_lot::Mutex;
 use tracing::info;
 
-pub use config::{DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, RepublishConfig};
-pub use error::FleetError;
+pub use config::{DuplicatesName, EngineConfig, EnginePlan, RepublishConfig};
+pub use error::{EngineConfigError, FleetError};
 pub(crate) use fronts::Fronts;
 pub use register::Registration;
 pub use reload::Reloaded;

@@ -14,7 +14,7 @@ impl EngineConfig {
                 return wrong("is for the engine's HTTP server: give http too".to_owned());
             }
             if let Err(error) = read_token(path) {
-                return wrong(error.to_string());
+                return Err(EngineConfigError::file("api_key_file", &error));
             }
         }
         let server = self.grpc.clone().map(|url| ("grpc", url)).or_else(|| self.subscribed_to());

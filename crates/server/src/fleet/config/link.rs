@@ -37,8 +37,7 @@ impl EngineConfig {
         let link =
             LinkSpec { url, ca, token_file: self.token_file.clone(), bearer: Bearer::default(), engine };
         if let Err(error) = link.token() {
-            let message = error.to_string();
-            return Err(EngineConfigError::Value { key: "token_file", message });
+            return Err(EngineConfigError::file("token_file", &error));
         }
         if link.endpoint().is_err() {
             return wrong("grpc", "is not a URL like http://host:port or https://host:port");
