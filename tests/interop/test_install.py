@@ -184,6 +184,7 @@ def test_what_cannot_be_installed_leaves_nothing(tmp_path, binary):
         assert files(tmp_path) == set()
 
 
+@pytest.mark.timeout(300)
 def test_what_is_missing_is_named(tmp_path, binary):
     """Without Rust and Python there is an archive of a program that is there already; to build one, Rust is asked for."""
     path = tools_but(tmp_path / "tools", "cargo", "rustc", "rustup", "python3", "python")

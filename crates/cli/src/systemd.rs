@@ -162,5 +162,6 @@ fn patience(left: &Left<'_>) -> io::Result<Option<Duration>> {
     Ok((micros > 0).then(|| Duration::from_micros(micros)))
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests;

@@ -42,7 +42,7 @@ families! {
         gauge SINCE_LAST_EVENT_SECONDS "kvplane_stream_since_last_event_seconds" [engine rank model]
             "Time since the last batch was applied, or since the engine's stamp of one that a replay brought; absent before the first, and where such a stamp is no time of day";
         gauge LAG_SECONDS "kvplane_stream_lag_seconds" [engine rank model]
-            "How old the last batch was, by the engine's clock, when it was applied; absent before the first, and where batches bear no time of day";
+            "How old the last batch was, by the engine's clock, when it was applied; absent before the first, of one that a replay brought, and where batches bear no time of day";
     }
 
     /// What happened to a stream.
