@@ -4,6 +4,7 @@ mod given;
 mod mirrors;
 
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use kvplane_core::{Cursor, PlaneId, StreamId};
 use kvplane_socket::{Options as SocketOptions, Sockets};
@@ -254,6 +255,11 @@ impl Plane {
     /// What every stream holds, by content.
     pub fn catalog(&self) -> &Arc<Catalog> {
         &self.catalog
+    }
+
+    /// How long the longest round of a socket thread has lasted so far; nothing without sockets. Above a few seconds one is stuck.
+    pub fn longest_socket_round(&self) -> Duration {
+        self.sockets.get().map_or(Duration::ZERO, Sockets::longest_round)
     }
 
     /// Stops listening. Streams stay readable. Blocks until the socket threads have ended.

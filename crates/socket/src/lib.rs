@@ -21,6 +21,7 @@ mod monitor;
 mod options;
 mod poller;
 mod publish;
+mod pulse;
 mod released;
 mod replay;
 mod router;

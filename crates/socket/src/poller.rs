@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use zmq::{POLLIN, PollItem};
 
+use crate::pulse::Pulse;
 use crate::subscriber::{Received, Subscriber};
 use crate::wake::{Sleeper, Waker};
 
@@ -22,6 +23,7 @@ pub(crate) struct PollerQueue {
     commands: Mutex<Commands>,
     /// Subscriptions given to this poller and not ended.
     load: AtomicUsize,
+    pulse: Pulse,
 }
 
 #[derive(Default)]
@@ -33,12 +35,22 @@ struct Commands {
 
 impl PollerQueue {
     pub(crate) fn new(waker: Waker) -> Arc<Self> {
-        Arc::new(Self { waker, commands: Mutex::default(), load: AtomicUsize::new(0) })
+        Arc::new(Self {
+            waker,
+            commands: Mutex::default(),
+            load: AtomicUsize::new(0),
+            pulse: Pulse::default(),
+        })
     }
 
     /// How many subscriptions the poller has.
     pub(crate) fn load(&self) -> usize {
         self.load.load(Ordering::Relaxed)
+    }
+
+    /// How long the thread's round has lasted: it sleeps for a tick at most.
+    pub(crate) fn round(&self) -> Duration {
+        self.pulse.age()
     }
 
     /// Gives a subscription to the poller; false when it has stopped.
@@ -103,6 +115,7 @@ impl Poller {
         // Built again only when the set of sockets changes: that is rare, and turns are not.
         let mut items = Vec::new();
         while self.obey() {
+            self.queue.pulse.beat();
             if std::mem::take(&mut self.changed) {
                 items = self.poll_items();
             }

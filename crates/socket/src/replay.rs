@@ -22,6 +22,7 @@ use zmq::{Context, DONTWAIT, POLLIN, Socket};
 
 use crate::frames::{MAX_FRAMES, Multipart};
 use crate::options::{Endpoint, MAX_MESSAGE_BYTES, ReplayRequest};
+use crate::pulse::Pulse;
 use crate::subscriber::dial;
 use crate::wake::{Sleeper, Waker};
 use crate::{SocketError, wake};
@@ -87,6 +88,7 @@ impl std::fmt::Debug for ReplayHandle {
 pub(crate) struct ReplayQueue {
     waker: Waker,
     asked: Mutex<Asked>,
+    pulse: Pulse,
 }
 
 #[derive(Default)]
@@ -113,7 +115,12 @@ struct Running {
 
 impl ReplayQueue {
     pub(crate) fn new(waker: Waker) -> Arc<Self> {
-        Arc::new(Self { waker, asked: Mutex::default() })
+        Arc::new(Self { waker, asked: Mutex::default(), pulse: Pulse::default() })
+    }
+
+    /// How long the thread's round has lasted: it sleeps for [`LONGEST_SLEEP`] at most.
+    pub(crate) fn round(&self) -> Duration {
+        self.pulse.age()
     }
 
     pub(crate) fn ask(
@@ -169,6 +176,7 @@ impl Replayer {
     /// Serves until stopped; then every replay is told that it is cancelled.
     pub(crate) fn run(mut self) {
         while self.obey() {
+            self.queue.pulse.beat();
             self.open_waiting();
             let readable = self.sleep();
             self.serve(&readable);

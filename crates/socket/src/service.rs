@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use zmq::Context;
@@ -94,6 +95,13 @@ impl Sockets {
         handler: Box<dyn ReplayHandler>,
     ) -> Result<ReplayHandle, SocketError> {
         self.0.replays.ask(request, handler)
+    }
+
+    /// How long the longest round of a thread has lasted so far. A thread sleeps for a second at most: one that takes much longer
+    /// is stuck, and with it all that it serves.
+    pub fn longest_round(&self) -> Duration {
+        let pollers = self.0.pollers.iter().map(|queue| queue.round());
+        pollers.chain([self.0.replays.round()]).max().unwrap_or_default()
     }
 
     /// Ends every subscription and replay and joins all threads. May be called more than once.

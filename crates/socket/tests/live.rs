@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvplane_socket::{Endpoint, PubOptions, PubSocket, PublishContext, SubscriberHandler, Subscription};
@@ -238,4 +238,35 @@ fn ticks_come_without_any_traffic_and_a_missing_engine_is_no_error() {
     let subscription = Subscription::new(Endpoint::Connect("tcp://127.0.0.1:1".into()));
     let _handle = sockets.subscribe(subscription, Box::new(Ticks(log.clone()))).unwrap();
     log.wait("three ticks", |heard| heard.len() >= 3);
+}
+
+#[test]
+fn a_handler_that_does_not_come_back_is_seen_from_outside() {
+    struct Stuck(std::sync::mpsc::Receiver<()>);
+    impl SubscriberHandler for Stuck {
+        fn connected(&mut self) {}
+        fn disconnected(&mut self) {}
+        fn message(&mut self, _topic: &[u8], _sequence: u64, _payload: Bytes) {}
+        fn malformed(&mut self, _reason: &'static str) {}
+        fn tick(&mut self, _now: Instant) {
+            // Held until the other end is dropped.
+            let _ = self.0.recv();
+        }
+    }
+    // Longer than any thread sleeps.
+    const LONG: Duration = Duration::from_secs(2);
+    let sockets = sockets();
+    let wait_until = |what: &str, met: &dyn Fn(Duration) -> bool| {
+        let deadline = Instant::now() + PATIENCE;
+        while !met(sockets.longest_round()) {
+            assert!(Instant::now() < deadline, "waited in vain until {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let (let_go, held) = std::sync::mpsc::channel();
+    let subscription = Subscription::new(Endpoint::Connect("tcp://127.0.0.1:1".into()));
+    let _handle = sockets.subscribe(subscription, Box::new(Stuck(held))).unwrap();
+    wait_until("it is stuck", &|round| round > LONG);
+    drop(let_go);
+    wait_until("it goes round again", &|round| round < LONG);
 }
