@@ -12,11 +12,13 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::MissedTickBehavior;
-use tracing::warn;
+use tracing::{error, warn};
 
 /// How often, and how long apart, a manager is told again that this process is ready.
 const READY_TRIES: u32 = 100;
 const READY_PAUSE: Duration = Duration::from_millis(50);
+/// A round of a socket thread takes a second at most, a burst of huge batches aside.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
 
 /// The manager that started this process, if one did and wants to be told.
 #[derive(Debug, Default)]
@@ -100,16 +102,21 @@ impl Manager {
         self.tell("STOPPING=1\nSTATUS=ending subscriptions");
     }
 
-    /// Shows a sign of life, twice as often as is asked for. To be polled by the task that serves. Where that is stuck no
-    /// sign comes, nor where all workers of the runtime are, whose timer this is; the manager then starts the process again. Threads
-    /// of sockets are not looked at.
-    pub(crate) async fn show_life(&self) -> Infallible {
+    /// Shows a sign of life, twice as often as is asked for. To be polled by the task that serves. Where that is stuck no sign comes,
+    /// nor where all workers of the runtime are, whose timer this is, nor where a socket thread is, as `longest_round` tells; the manager
+    /// then starts the process again.
+    pub(crate) async fn show_life(&self, longest_round: impl Fn() -> Duration) -> Infallible {
         let Some(patience) = self.patience else { return std::future::pending().await };
         let mut beat = tokio::time::interval(patience / 2);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             beat.tick().await;
-            self.tell("WATCHDOG=1");
+            let round = longest_round();
+            if round > STUCK_AFTER.max(patience / 2) {
+                error!(seconds = round.as_secs(), "a socket thread is stuck: no sign of life is shown");
+            } else {
+                self.tell("WATCHDOG=1");
+            }
         }
     }
 

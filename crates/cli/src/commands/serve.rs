@@ -83,7 +83,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let stopped_early = tokio::select! {
         () = &mut serving => true,
         () = stop.cancelled() => false,
-        never = manager.show_life() => match never {},
+        never = manager.show_life(|| plane.longest_socket_round()) => match never {},
     };
     manager.stopping();
     if stopped_early {

@@ -135,7 +135,7 @@ fn life_is_shown_while_workers_run_and_not_while_all_are_stuck() {
             runtime.block_on(async {
                 tokio::select! {
                     _ = ended => {}
-                    never = manager.show_life() => match never {},
+                    never = manager.show_life(|| Duration::ZERO) => match never {},
                 }
             });
         });
@@ -157,4 +157,31 @@ fn life_is_shown_while_workers_run_and_not_while_all_are_stuck() {
         assert_eq!(heard(&socket), "WATCHDOG=1");
         drop(end);
     });
+}
+
+#[test]
+fn no_life_is_shown_while_a_socket_thread_is_stuck() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (socket, name) = listen("round");
+    let manager = manager(&name, Some("2000"), None).unwrap();
+    // Stuck the first three times.
+    let asked = std::cell::Cell::new(0);
+    let longest_round = || {
+        asked.set(asked.get() + 1);
+        if asked.get() < 4 { STUCK_AFTER * 2 } else { STUCK_AFTER / 2 }
+    };
+    runtime.block_on(async {
+        let told = async {
+            while asked.get() < 4 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = told => {}
+            never = manager.show_life(longest_round) => match never {},
+        }
+    });
+    assert_eq!(heard(&socket), "WATCHDOG=1");
+    socket.set_nonblocking(true).unwrap();
+    assert!(socket.recv(&mut [0; 64]).is_err(), "the first sign is the fourth's");
 }

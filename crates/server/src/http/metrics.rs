@@ -49,7 +49,7 @@ pub(super) fn page(shared: &Shared) -> Result<String, Error> {
     registry.register_collector(Box::new(Sources::of(&engines)));
     registry.register_collector(Box::new(Fronts(shared.fleet.fronts.counters())));
     registry.register_collector(Box::new(Links::of(&engines)));
-    registry.register_collector(Box::new(Process::of(&shared.questions)));
+    registry.register_collector(Box::new(Process::of(shared)));
     registry.register_collector(Box::new(Callers::of(shared)));
     registry.register_collector(Box::new(OperationMetrics::of(&shared.operations)));
     let (stats, refused) = (plane.catalog().stats(), plane.catalog().refused());

@@ -1,16 +1,18 @@
 //! The part of `/metrics` about this process: what it is, what it uses, and how questions went.
 
 use std::fmt::Error;
+use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
 use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::family::list::{process, queries};
 use super::metrics::gauge;
 use crate::latencies::LatenciesRead;
 use crate::limits::{descriptor_limit, open_descriptors};
-use crate::questions::Questions;
+use crate::service::Shared;
 
 /// The process at one moment.
 #[derive(Debug)]
@@ -20,15 +22,18 @@ pub(super) struct Process {
     /// None where the system does not say.
     open_files: Option<u64>,
     open_files_limit: Option<u64>,
+    socket_round: Duration,
 }
 
 impl Process {
-    pub(super) fn of(questions: &Questions) -> Self {
+    pub(super) fn of(shared: &Shared) -> Self {
+        let questions = &shared.questions;
         Self {
             outcomes: questions.outcomes(),
             took: questions.took(),
             open_files: open_descriptors(),
             open_files_limit: descriptor_limit(),
+            socket_round: shared.plane.longest_socket_round(),
         }
     }
 }
@@ -44,6 +49,8 @@ impl Collector for Process {
                 gauge(value, family.begin(&mut encoder)?)?;
             }
         }
+        ConstGauge::new(self.socket_round.as_secs_f64())
+            .encode(process::SOCKET_ROUND_SECONDS.begin(&mut encoder)?)?;
         let mut metric = queries::QUERIES.begin(&mut encoder)?;
         for (outcome, count) in self.outcomes {
             ConstCounter::new(count).encode(metric.encode_family(&[("outcome", outcome)])?)?;

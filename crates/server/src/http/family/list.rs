@@ -113,6 +113,8 @@ families! {
         gauge BUILD_INFO "kvplane_build_info" [version] "1, with the version of this kvplane";
         gauge OPEN_FILES "kvplane_open_files" [] "Descriptors that are open; absent where the system does not say";
         gauge OPEN_FILES_LIMIT "kvplane_open_files_limit" [] "Descriptors that may be open; absent where the system does not say";
+        gauge SOCKET_ROUND_SECONDS "kvplane_socket_round_seconds" []
+            "Longest time that a socket thread has been about one round; a second at most, far above it is stuck";
     }
 
     /// Who looks, and who was turned away.
