@@ -10,10 +10,14 @@ umask 022
 profile=$1
 root=$2
 prefix=$3
-built=${BINARY:-}
+built=${BINARY:+$(realpath -- "$BINARY")}
 
 if [[ $prefix != /* ]]; then
     echo "stage: PREFIX=$prefix is not an absolute path: the unit for systemd would not find the program; for another root there is DESTDIR" >&2
+    exit 2
+fi
+if [[ $prefix == *[[:space:]]* ]]; then
+    echo "stage: PREFIX=$prefix has a blank in it: systemd would take it for two words" >&2
     exit 2
 fi
 if [[ -z $built ]]; then

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import resource
 import statistics
 import time
 from contextlib import ExitStack, closing
@@ -41,8 +42,17 @@ def over(seconds, plane):
     return 100 * used / took, (counted() - events) / took
 
 
+def raise_descriptors():
+    """To what may be had: shells often begin with 1,024, and a rank takes seven."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
+
+
 def many(stack, binary, engines, load):
     """A plane that follows so many engines, of which every tenth has two ranks, and how many ranks they have."""
+    raise_descriptors()
     ranks = [(engine, rank) for engine in range(engines) for rank in range(2 if engine % 10 == 0 else 1)]
     sim = stack.enter_context(closing(Sim(binary, "--load", load, "--blocks", 512, ranks=len(ranks))))
     plane = stack.enter_context(closing(Plane(binary)))

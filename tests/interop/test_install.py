@@ -171,7 +171,7 @@ def test_an_upgrade_takes_away_what_is_no_more(tmp_path, binary):
 
 
 def test_whoever_installs_it_everybody_may_read_it(tmp_path, binary):
-    masked = f"umask 077; exec make --no-print-directory -C {ROOT} BINARY={binary} install DESTDIR={tmp_path}/root PREFIX=/usr"
+    masked = f"umask 077; exec make --no-print-directory -C '{ROOT}' BINARY='{binary}' install DESTDIR='{tmp_path}/root' PREFIX=/usr"
     subprocess.run(["bash", "-c", masked], check=True, capture_output=True, env=clean_environment())
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "root").rglob("*")}
     assert modes == {0o644, 0o755}

@@ -28,7 +28,9 @@ class Shell:
         # There once somebody has waited for the engine.
         self.waited = scratch / "waited"
         ports = {f"NEWCOMER_PORT_{port}": str(free) for port, free in self.ports.items()}
-        self.environment = {**environment, **ports, "NEWCOMER_WAITED": str(self.waited)}
+        # Of one who has just logged in; a new terminal knows nothing of what another one exported.
+        self.login = {**environment, **ports, "NEWCOMER_WAITED": str(self.waited)}
+        self.environment = dict(self.login)
         self.terminals: list[tuple[subprocess.Popen, Path]] = []
 
     def here(self, text: str) -> str:
@@ -52,7 +54,7 @@ class Shell:
     def run(self, commands: str) -> str:
         """Runs commands to their end, which must be a good one. What they export lasts."""
         kept = self.scratch / "environment"
-        script = f"{self.here(commands)}\nenv -0 > {kept}"
+        script = f"{self.here(commands)}\nenv -0 > '{kept}'"
         done = subprocess.run(
             ["bash", "-eu", "-o", "pipefail", "-c", script],
             cwd=self.directory, env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
@@ -66,7 +68,7 @@ class Shell:
         with log.open("wb") as out:
             process = subprocess.Popen(
                 ["bash", "-eu", "-c", self.here(commands)],
-                cwd=self.directory, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+                cwd=self.directory, env=self.login, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
             )
         self.terminals.append((process, log))
 

@@ -263,7 +263,7 @@ fn a_handler_that_does_not_come_back_is_seen_from_outside() {
             std::thread::sleep(Duration::from_millis(20));
         }
     };
-    let (let_go, held) = std::sync::mpsc::channel();
+    let (let_go, held) = std::sync::mpsc::sync_channel(1);
     let subscription = Subscription::new(Endpoint::Connect("tcp://127.0.0.1:1".into()));
     let _handle = sockets.subscribe(subscription, Box::new(Stuck(held))).unwrap();
     wait_until("it is stuck", &|round| round > LONG);
