@@ -102,12 +102,12 @@ impl Manager {
         self.tell("STOPPING=1\nSTATUS=ending subscriptions");
     }
 
-    /// Shows a sign of life, twice as often as is asked for. To be polled by the task that serves. Where that is stuck no sign comes,
+    /// Shows a sign of life, four times as often as is asked for. To be polled by the task that serves. Where that is stuck no sign comes,
     /// nor where all workers of the runtime are, whose timer this is, nor where a socket thread is, as `longest_round` tells; the manager
     /// then starts the process again.
     pub(crate) async fn show_life(&self, longest_round: impl Fn() -> Duration) -> Infallible {
         let Some(patience) = self.patience else { return std::future::pending().await };
-        let mut beat = tokio::time::interval(patience / 2);
+        let mut beat = tokio::time::interval(patience / 4);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             beat.tick().await;

@@ -107,7 +107,7 @@ fn a_trace_is_read_and_ends() {
         recorded(at, ids.len() * 512, &ids)
     };
     let trace = Trace::new("goes-on", (0..100).map(line));
-    let summary = summary(&["--seconds", "60", "--trace", trace.path()]);
+    let summary = summary(&["--seconds", "600", "--trace", trace.path()]);
     check(&summary);
     assert_eq!(summary["requests"], 100, "every line is measured");
 }

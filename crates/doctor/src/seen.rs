@@ -199,16 +199,19 @@ impl EngineSeen {
         stream.strip_prefix(&self.id)?.strip_prefix('/')?.parse().ok()
     }
 
-    /// Whether a plane hears it at addresses that lead nowhere from here, or to somebody else: the plane is on another machine, or in
+    /// Whether a plane hears it at addresses that all lead nowhere from here, or to somebody else: the plane is on another machine, or in
     /// another network, and only seems to be here.
     pub fn is_elsewhere(&self) -> bool {
         let reached = |rank: &RankSeen| match (&rank.events, &rank.events_peer) {
+            // Nobody knows.
+            (_, Some(Peer::NoDescriptors)) => true,
             (Events::Connect(_), _) => rank.is_there(),
             // The plane listens there.
             (Events::Bind(_), Some(peer)) => peer.is(&["SUB", "XSUB"]),
             _ => self.server.as_ref().is_none_or(|(_, peer)| !peer.is_absent() || *peer == Peer::Mute),
         };
-        self.ranks.iter().any(|rank| self.heard_by_plane.contains(&rank.rank) && !reached(rank))
+        let mut heard = self.ranks.iter().filter(|rank| self.heard_by_plane.contains(&rank.rank)).peekable();
+        heard.peek().is_some() && !heard.any(reached)
     }
 
     /// What a finding about a rank is about.

@@ -6,7 +6,7 @@ const here = new Map();
 
 function recall(area, name) {
   try {
-    return window[area].getItem(name);
+    return window[area].getItem(name) ?? here.get(name) ?? null;
   } catch {
     return here.get(name) ?? null;
   }

@@ -22,6 +22,7 @@ export function follow(tell) {
   let wake = () => {};
   let end = new AbortController();
   let resting = false;
+  let locked = false;
   let timer;
   const look = () => {
     clearTimeout(timer);
@@ -32,7 +33,7 @@ export function follow(tell) {
       }, HIDDEN);
     } else {
       resting = false;
-      wake();
+      if (!locked) wake();
     }
   };
   document.addEventListener("visibilitychange", look);
@@ -44,6 +45,7 @@ export function follow(tell) {
       if (known.linked) hole();
       known.linked = false;
       const { state, why } = resting ? { state: "resting" } : ended;
+      locked = state === "locked";
       tell(state, why);
       await new Promise((resolve) => {
         wake = resolve;

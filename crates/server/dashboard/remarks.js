@@ -6,7 +6,7 @@ const KEPT = 1024;
 const KEPT_OF_ONE = 64; // of one rank, when there is no more room
 const OLD = (KEPT * 3) / 4; // of these, what is routine goes first
 
-const routine = (remark) => ["continuity", "trust"].includes(remark.topic) && remark.mood !== "bad";
+const routine = (remark) => ["continuity", "trust", "source"].includes(remark.topic) && remark.mood !== "bad";
 const whose = (remark) => `${remark.engine}/${remark.rank}`;
 
 export function takeRemarks(remarks) {

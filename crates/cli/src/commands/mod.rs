@@ -25,6 +25,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use kvplane_client::{Client, ClientError};
+use kvplane_doctor::without_userinfo;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -107,7 +108,10 @@ pub(crate) fn refused(place: &str, status: &tonic::Status) -> Failure {
         (code, "") => code.description(),
         (_, message) => message,
     };
-    Failure { code: if mistake { 2 } else { 1 }, error: anyhow::anyhow!("{place}: {words}") }
+    Failure {
+        code: if mistake { 2 } else { 1 },
+        error: anyhow::anyhow!("{}: {words}", without_userinfo(place)),
+    }
 }
 
 /// A client of a running kvplane.

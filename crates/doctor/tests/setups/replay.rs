@@ -90,8 +90,8 @@ async fn a_window_that_is_short_at_this_rate() {
         [(10.0, false, short.clone()), (10.0, true, short), (0.1, false, vec![])]
     {
         let engine = sim(SimConfig::default());
+        let began = now(-seconds);
         let say = move |engine: &SimHandle| {
-            let began = now(-seconds);
             for at in 0..100 {
                 engine.publish_raw(None, &empty_batch(began + f64::from(at) * seconds / 100.0));
             }
@@ -105,7 +105,7 @@ async fn a_window_that_is_short_at_this_rate() {
             if is_live {
                 say(&speaker);
             }
-            talk(&speaker, 0, 1);
+            speaker.publish_raw(None, &empty_batch(began + seconds));
         });
         let found = examine(&Examination { window: Some(window), ..examination(vec![spec], LONG) }).await;
         spoken.await.unwrap();

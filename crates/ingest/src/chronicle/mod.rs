@@ -195,6 +195,8 @@ mod tests {
         };
         write(0, "trust", Mood::Bad, "unsound");
         for rank in 0..KEPT as u32 {
+            write(rank, "source", Mood::Plain, "has not said yet");
+            write(rank, "source", Mood::Good, "no longer so");
             write(rank, "continuity", Mood::Plain, "asking");
             write(rank, "continuity", Mood::Good, "following");
             write(rank, "trust", Mood::Good, "exact");

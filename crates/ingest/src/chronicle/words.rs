@@ -13,7 +13,7 @@ const NAMED_MAX: usize = 4;
 impl Said {
     /// That a stream stands where it should, or is on its way there: every stream tells so when it begins.
     pub(super) fn is_routine(&self) -> bool {
-        matches!(self.topic, "continuity" | "trust") && self.mood != Mood::Bad
+        matches!(self.topic, "continuity" | "trust" | "source") && self.mood != Mood::Bad
     }
 
     /// Something that happened.

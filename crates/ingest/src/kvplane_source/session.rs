@@ -109,6 +109,8 @@ pub(super) struct Session {
     subscribed: bool,
     /// Streams that are sent and not wanted.
     ignored: HashSet<StreamId>,
+    /// Why it was not followed when it was last tried; nothing once it is.
+    failing: Option<String>,
     /// Who is told the time.
     timed: Arc<Mutex<Vec<Feeder>>>,
 }
@@ -147,6 +149,7 @@ impl Session {
             state,
             subscribed: false,
             ignored: HashSet::new(),
+            failing: None,
             timed: Arc::default(),
         }
     }
@@ -165,14 +168,13 @@ impl Session {
             }
         });
         let mut wait = SHORTEST_WAIT;
-        let mut before = None;
         loop {
             let begun = Instant::now();
             let Err(end) = self.session().await;
             if matches!(end, End::PlaneGone) {
                 return;
             }
-            self.ended(&end, &mut before);
+            self.ended(&end);
             if begun.elapsed() > LONGEST_WAIT {
                 wait = SHORTEST_WAIT;
             }
@@ -216,6 +218,7 @@ impl Session {
         if self.state.status().trouble != Some(RESUBSCRIBING) {
             self.remark(Mood::Good, "is followed");
         }
+        self.failing = None;
         self.state.change(|status| {
             status.connected = true;
             status.trouble = None;
@@ -329,7 +332,7 @@ impl Session {
         Ok(())
     }
 
-    fn ended(&mut self, end: &End, before: &mut Option<String>) {
+    fn ended(&mut self, end: &End) {
         if let End::Misfit(_, misfit) = end {
             self.state.count_void(misfit.as_str());
         }
@@ -344,18 +347,18 @@ impl Session {
             status.loops += u64::from(matches!(end, End::Itself));
         });
         // One line for a state, however often it is tried.
-        let text = end.to_string();
-        if before.as_ref() != Some(&text) && end.trouble() != RESUBSCRIBING {
-            self.remark(Mood::Bad, &format!("is not followed: {}", link_trouble_words(end.trouble())));
+        let why = end.to_string();
+        if end.trouble() == RESUBSCRIBING || self.failing.as_ref() == Some(&why) {
+            debug!(link = %self.link, %end, "the other plane is asked again");
+            return;
         }
-        if before.as_ref() == Some(&text) {
-            debug!(link = %self.link, %end, "the other plane cannot be followed");
-        } else if matches!(end, End::Itself) {
+        self.remark(Mood::Bad, &format!("is not followed: {}", link_trouble_words(end.trouble())));
+        if matches!(end, End::Itself) {
             error!(link = %self.link, "the address is this plane's own: following it would be a loop");
         } else {
             warn!(link = %self.link, %end, "the other plane is not followed");
         }
-        *before = Some(text);
+        self.failing = Some(why);
     }
 
     /// Writes down for people what became of the link.

@@ -8,6 +8,9 @@ use kvplane_stream::{Now, Recorder};
 /// A stamp above this, in seconds, is a time of day (the year 2001): clocks that count from a machine's start are far below.
 const TIME_OF_DAY: f64 = 1e9;
 
+/// How far ahead of this machine's clock another's may be. A stamp beyond is in some other unit.
+const AHEAD: f64 = 86_400.0;
+
 /// What there was before an input.
 pub(super) struct Hearing {
     live: bool,
@@ -62,6 +65,24 @@ impl Heard {
 /// How old a batch is that was stamped with a time of day. One that is stamped with anything else has no age, and none is
 /// younger than now.
 fn age(stamp: Option<f64>, now: Now) -> Option<Duration> {
-    let stamp = stamp.filter(|stamp| stamp.is_finite() && *stamp > TIME_OF_DAY)?;
-    Duration::try_from_secs_f64((now.unix_ms as f64 / 1_000.0 - stamp).max(0.0)).ok()
+    let now = now.unix_ms as f64 / 1_000.0;
+    let stamp = stamp.filter(|stamp| (TIME_OF_DAY..now + AHEAD).contains(stamp))?;
+    Duration::try_from_secs_f64((now - stamp).max(0.0)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_time_of_day_has_an_age() {
+        let now = Now { mono: Duration::ZERO, unix_ms: 1_800_000_000_500 };
+        let seconds = |stamp| age(Some(stamp), now).map(|age| age.as_secs_f64());
+        assert_eq!(seconds(1_800_000_000.0), Some(0.5));
+        assert_eq!(seconds(1_800_000_060.0), Some(0.0), "a clock that is ahead");
+        // A machine's uptime, milliseconds, nothing that is a number.
+        for stamp in [86_400.0, 1.8e12, f64::NAN, f64::INFINITY] {
+            assert_eq!(seconds(stamp), None, "{stamp}");
+        }
+    }
 }

@@ -24,7 +24,7 @@ impl Stream {
         let before = inner.troubles.now();
         inner.troubles.set(teller, trouble);
         let now = inner.troubles.now();
-        drop(inner);
+        // Under the lock, so that what is told last is what is so.
         match (before, now) {
             _ if before == now => {}
             (_, Some(now)) => self.remark(Said::trouble(now)),

@@ -103,9 +103,9 @@ families! {
 
     /// Questions about prompts.
     queries {
-        counter QUERIES "kvplane_queries" [outcome] "Questions to /v1/query, Query and QueryStream, by how they ended";
+        counter QUERIES "kvplane_queries" [outcome] "Questions that were received at /v1/query, Query and QueryStream, by how they ended";
         histogram DURATION_SECONDS "kvplane_query_duration_seconds" []
-            "How long they took, from when the question was read to when the answer was made";
+            "How long a thread was about each of them";
     }
 
     /// The process itself.
