@@ -57,7 +57,7 @@ async fn every_refusal_says_what_to_do() {
         ),
         ("POST", "/v1/engines", described("e0"), ErrorCode::Conflict, "choose another id"),
         ("POST", "/v1/engines", added("token_file", "/etc/passwd"), invalid, "describe the engine there"),
-        ("POST", "/v1/engines", added("colour", "red"), invalid, OF_THE_CODE),
+        ("POST", "/v1/engines", added("colour", "red"), invalid, "/openapi.json"),
         ("DELETE", "/v1/engines/nobody", none(), not_found, "kvplane engines"),
         ("DELETE", "/v1/engines/%FF", none(), invalid, OF_THE_CODE),
         ("POST", "/flush_cache", too_long(), invalid, OF_THE_CODE),
