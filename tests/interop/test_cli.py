@@ -90,11 +90,15 @@ def test_a_bad_configuration_is_one_line_and_contacts_nobody(binary, engine, con
         (["--engine", "vllm=tcp://a:1", "--set", "journal.colour=1"], "colour"),
         (["--engine", "vllm=tcp://a:1", "--set", "journal"], "KEY=VALUE"),
         (["--engine", "vllm=tcp://a:1", "--log", "=="], "--log"),
-        (["--config", "/nowhere/kvplane.toml"], "/nowhere/kvplane.toml"),
     ],
 )
 def test_bad_flags_are_one_line(binary, words, expected):
     refused(run(binary, "serve", *FREE, *words, timeout=10), 2, expected)
+
+
+def test_a_file_that_is_not_there_is_no_mistake_of_the_command(binary):
+    """It may come yet: a service is started again."""
+    refused(run(binary, "serve", *FREE, "--config", "/nowhere/kvplane.toml", timeout=10), 1, "/nowhere/kvplane.toml")
 
 
 def test_a_bad_environment_is_one_line(binary):
