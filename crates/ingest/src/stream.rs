@@ -127,6 +127,8 @@ pub struct Stream {
     unannounced: AtomicBool,
     /// The snapshot that was taken last and when it was begun, while somebody still uses it.
     snapshot: tokio::sync::Mutex<(Duration, Weak<Snapshot>)>,
+    /// Whose turn it is to take one on its own thread.
+    turn: Mutex<()>,
     removed: CancellationToken,
     /// Another plane records it.
     mirrored: bool,
@@ -161,6 +163,7 @@ impl Stream {
             }),
             changed: Notify::new(),
             snapshot: tokio::sync::Mutex::new((Duration::ZERO, Weak::new())),
+            turn: Mutex::default(),
             removed: CancellationToken::new(),
         }
     }

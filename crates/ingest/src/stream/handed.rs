@@ -104,6 +104,8 @@ impl Stream {
 
     /// The state at a moment after the call, taken by the calling thread. Batches go on being applied meanwhile.
     pub fn snapshot_here(&self) -> Snapshot {
+        // One after the other: one that begins ends the one before it, and threads that all begin again would go on for ever.
+        let _turn = self.turn.lock();
         let mut taking = self.begin_snapshot();
         loop {
             if let Some(snapshot) = taking.step() {
