@@ -92,7 +92,7 @@ impl Client {
         if ca.is_some() && !url.starts_with("https://") {
             return Err(PublicError::field("ca", "is for an address that begins with https://"));
         }
-        let spec = LinkSpec { url, ca, token_file: None, bearer, engine };
+        let spec = LinkSpec { url, ca, token_file: None, bearer, engine, max_silence: None };
         let unusable = || PublicError::field("ca", "has no certificates that can be used");
         if !spec.trusts_somebody() {
             return Err(unusable());
@@ -260,6 +260,7 @@ fn linked(spec: LinkSpec) -> EngineSpec {
         block_size: None,
         worker_id: 0,
         cache: CacheSpec::default(),
+        max_silence: None,
         http: None,
         control: ControlSpec::default(),
     }

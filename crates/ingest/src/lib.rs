@@ -17,6 +17,7 @@ mod clock;
 mod discovery;
 mod drain;
 mod feeder;
+mod freshness;
 mod grpc_source;
 mod hint;
 mod kvplane_source;
@@ -39,6 +40,7 @@ pub use catalog::{
 pub use check::{AddError, UnknownMember, check_engines};
 pub use chronicle::{Chronicle, Mood, Remark, Said};
 pub use discovery::{EngineWord, Refusal, SGLANG_PAGES, TOKENSPEED_PAGES, ask_engine};
+pub use freshness::{Freshness, age_ms};
 pub use kvplane_source::{LinkState, LinkStatus, told_keys};
 pub use metrics_page::{Sample, samples};
 pub use plane::{Engine, Engines, Plane};

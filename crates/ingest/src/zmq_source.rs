@@ -56,7 +56,17 @@ impl Driver {
     }
 
     fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) {
-        for ask in self.0.feeder.feed(input) {
+        self.ask(self.0.feeder.feed(input));
+    }
+
+    /// The engine was there at `at`, and all that it had published by then has been fed.
+    fn prove(&self, at: Instant) {
+        self.ask(self.0.feeder.prove(at));
+        self.stream().announce();
+    }
+
+    fn ask(&self, asks: Vec<Ask>) {
+        for ask in asks {
             match ask {
                 Ask::Replay { id, from } => self.ask_replay(id, from),
                 Ask::Hint { id } => self.ask_hint(id),
@@ -78,7 +88,7 @@ impl Driver {
         request.deadline = self.0.replay_deadline;
         // One at a time: it runs on the engine's publisher thread.
         self.cancel();
-        let answer = Answer { driver: self.clone(), id, batches: 0 };
+        let answer = Answer { driver: self.clone(), id, asked: Instant::now(), batches: 0 };
         match self.0.sockets.replay(request, Box::new(answer)) {
             Ok(handle) => *self.0.in_flight.lock() = Some(handle),
             Err(error) => warn!(stream = %self.stream().id(), %error, "replay cannot be asked"),
@@ -134,6 +144,7 @@ impl Driver {
 struct Answer {
     driver: Driver,
     id: u64,
+    asked: Instant,
     batches: usize,
 }
 
@@ -158,6 +169,10 @@ impl ReplayHandler for Answer {
             warn!(stream = %self.driver.stream().id(), endpoint, ?end, "replay failed");
         }
         self.driver.tell(|recorder, now| recorder.replay_ended(now, self.id, end == ReplayEnd::Complete));
+        // A complete answer that leaves nothing open has all that the engine had published when it was asked.
+        if end == ReplayEnd::Complete && self.driver.stream().is_following() {
+            self.driver.prove(self.asked);
+        }
     }
 }
 
@@ -216,6 +231,10 @@ impl SubscriberHandler for ConnectedHandler {
 
     fn message(&mut self, _topic: &[u8], sequence: u64, payload: Bytes) {
         self.driver.feed(|recorder, now| recorder.live(now, sequence, payload));
+    }
+
+    fn proven(&mut self, at: Instant) {
+        self.driver.prove(at);
     }
 
     fn malformed(&mut self, reason: &'static str) {
@@ -328,6 +347,12 @@ impl SubscriberHandler for BoundHandler {
                 let topic = String::from_utf8_lossy(topic);
                 warn!(%topic, count = self.unknown_topics, "no engine is configured for this topic");
             }
+        }
+    }
+
+    fn proven(&mut self, at: Instant) {
+        for (_, driver) in &*self.owners.now() {
+            driver.prove(at);
         }
     }
 

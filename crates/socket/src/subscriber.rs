@@ -42,6 +42,9 @@ pub trait SubscriberHandler: Send {
     /// A batch came.
     fn message(&mut self, topic: &[u8], sequence: u64, payload: Bytes);
 
+    /// The peer was there at `at`, and everything that it sent before that has been handed over.
+    fn proven(&mut self, _at: Instant) {}
+
     /// A message that is no batch came and was dropped. `reason` is a stable word: `frame_count` or
     /// `sequence_length`.
     fn malformed(&mut self, reason: &'static str);
