@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use std::time::Duration;
 
-use kvplane_core::{Continuity, Epoch, Reason, Trust};
+use kvplane_core::{Continuity, Epoch, Reason, Trust, is_credited};
 
 use crate::freshness::Freshness;
 
@@ -33,9 +33,7 @@ pub struct View {
 impl View {
     /// Whether an answer may credit the stream.
     pub fn is_credited(&self, credit: &[Trust]) -> bool {
-        self.continuity == Continuity::Live
-            && credit.contains(&self.trust)
-            && !self.reason.is_some_and(Reason::forbids_credit)
+        is_credited(self.continuity, self.trust, self.reason, credit)
     }
 
     /// The view of a stream whose engine was last proven to be there so long ago.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream as FutureStream, stream};
-use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError, Reason, Trust};
+use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError, Trust};
 use kvplane_ingest::{News, Stream, StreamStatus};
 use kvplane_proto::Encoded;
 use kvplane_stream::{Entry, Snapshot};
@@ -225,9 +225,7 @@ fn plan(snapshot: &Snapshot, credited: bool) -> Chunks {
 }
 
 fn is_credited(status: &StreamStatus, credit: &[Trust]) -> bool {
-    status.continuity == Continuity::Live
-        && !status.trust.has(Reason::Unheard)
-        && status.trust.is_credited(credit)
+    status.trust.is_credited_at(status.continuity, credit)
 }
 
 /// Why a gateway that follows must start over at this entry.
