@@ -13,6 +13,7 @@ mod address;
 mod catalog;
 mod check;
 mod chronicle;
+mod claims;
 mod clock;
 mod discovery;
 mod drain;

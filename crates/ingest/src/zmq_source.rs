@@ -11,6 +11,7 @@ use kvplane_stream::{Ask, Now, Recorder};
 use parking_lot::{Mutex, RwLock};
 use tracing::warn;
 
+use crate::claims::Claims;
 use crate::feeder::Feeder;
 use crate::hint::{self, Hint};
 use crate::spec::PlaneOptions;
@@ -233,7 +234,7 @@ impl SubscriberHandler for ConnectedHandler {
         self.driver.feed(|recorder, now| recorder.live(now, sequence, payload));
     }
 
-    fn proven(&mut self, at: Instant) {
+    fn proven(&mut self, _connection: u64, at: Instant) {
         self.driver.prove(at);
     }
 
@@ -297,6 +298,9 @@ impl Owners {
 /// A socket that engines connect to: several publishers, told apart by topic.
 pub(crate) struct BoundHandler {
     owners: Arc<Owners>,
+    /// The connection that the present calls are about.
+    connection: u64,
+    claims: Claims<StreamId>,
     unknown_topics: u64,
     silence: Silence,
     /// Nobody has been connected for so long that it is said of every owner.
@@ -307,7 +311,7 @@ impl BoundHandler {
     pub(crate) fn new(owners: Arc<Owners>) -> Self {
         let mut silence = Silence::default();
         silence.begin();
-        Self { owners, unknown_topics: 0, silence, unreached: false }
+        Self { owners, connection: 0, claims: Claims::default(), unknown_topics: 0, silence, unreached: false }
     }
 
     /// The monitor cannot say which peer came or went: everybody is checked.
@@ -319,7 +323,12 @@ impl BoundHandler {
 }
 
 impl SubscriberHandler for BoundHandler {
+    fn connection(&mut self, id: u64) {
+        self.connection = id;
+    }
+
     fn connected(&mut self) {
+        self.claims.connected(self.connection);
         self.owners.peers.fetch_add(1, Ordering::AcqRel);
         self.silence.end();
         self.unreached = false;
@@ -330,6 +339,7 @@ impl SubscriberHandler for BoundHandler {
     }
 
     fn disconnected(&mut self) {
+        self.claims.disconnected(self.connection);
         if self.owners.peers.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.silence.begin();
         }
@@ -340,6 +350,7 @@ impl SubscriberHandler for BoundHandler {
         let owners = self.owners.now();
         let owner = owners.iter().find(|(prefix, _)| topic.starts_with(prefix.as_bytes()));
         if let Some((_, driver)) = owner {
+            self.claims.heard(driver.stream().id(), self.connection);
             driver.feed(|recorder, now| recorder.live(now, sequence, payload));
         } else {
             self.unknown_topics += 1;
@@ -350,9 +361,12 @@ impl SubscriberHandler for BoundHandler {
         }
     }
 
-    fn proven(&mut self, at: Instant) {
+    fn proven(&mut self, connection: u64, at: Instant) {
+        self.claims.proven(connection, at);
         for (_, driver) in &*self.owners.now() {
-            driver.prove(at);
+            if let Some(at) = self.claims.proof_of(driver.stream().id()) {
+                driver.prove(at);
+            }
         }
     }
 
@@ -371,6 +385,8 @@ impl SubscriberHandler for BoundHandler {
 
     fn tick(&mut self, now: Instant) {
         self.unreached |= self.silence.is_too_long(now);
+        let owners = self.owners.now();
+        self.claims.forget(|stream| owners.iter().any(|(_, driver)| driver.stream().id() == stream));
         for (_, driver) in &*self.owners.now() {
             if self.unreached {
                 driver.stream().set_trouble(Some(UNREACHED));
