@@ -5,7 +5,7 @@
 //! none (its engine has published nothing since it connected) must be behind a connection that nobody has claimed: the
 //! oldest proof among those holds for it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::time::Instant;
 
@@ -49,20 +49,21 @@ impl<S: Eq + Hash + Clone> Claims<S> {
         *proof = (*proof).max(Some(at));
     }
 
-    /// The stream is no longer listened to here.
-    pub(crate) fn forget(&mut self, keep: impl Fn(&S) -> bool) {
-        self.claimed.retain(|stream, _| keep(stream));
-    }
-
-    /// When the publisher of the stream was last there, as far as that can be known.
-    pub(crate) fn proof_of(&self, stream: &S) -> Option<Instant> {
-        if let Some(connection) = self.claimed.get(stream) {
-            return self.proofs.get(connection).copied().flatten();
-        }
-        let is_claimed = |connection: &u64| self.claimed.values().any(|claimed| claimed == connection);
-        let unclaimed = self.proofs.iter().filter(|(connection, _)| !is_claimed(connection));
+    /// The oldest proof among the connections that nobody has claimed; `None` if there is none, or one without proof.
+    pub(crate) fn unclaimed(&self) -> Option<Instant> {
+        let claimed: HashSet<u64> = self.claimed.values().copied().collect();
+        let unclaimed = self.proofs.iter().filter(|(connection, _)| !claimed.contains(connection));
         // `None`, a connection without proof, is the oldest.
         unclaimed.map(|(_, proof)| *proof).min().flatten()
+    }
+
+    /// When the publisher of the stream was last there, as far as that can be known. `unclaimed` is what
+    /// [`Self::unclaimed`] says: it is the same for all streams.
+    pub(crate) fn proof_of(&self, stream: &S, unclaimed: Option<Instant>) -> Option<Instant> {
+        match self.claimed.get(stream) {
+            Some(connection) => self.proofs.get(connection).copied().flatten(),
+            None => unclaimed,
+        }
     }
 }
 
@@ -83,13 +84,20 @@ mod tests {
         claims.heard(&"a", 1);
         claims.heard(&"b", 2);
         claims.proven(2, later);
-        assert_eq!((claims.proof_of(&"a"), claims.proof_of(&"b")), (Some(start), Some(later)));
+        assert_eq!(
+            (claims.proof_of(&"a", claims.unclaimed()), claims.proof_of(&"b", claims.unclaimed())),
+            (Some(start), Some(later))
+        );
         claims.disconnected(1);
-        assert_eq!(claims.proof_of(&"a"), None, "the other connection is somebody else's");
+        assert_eq!(
+            claims.proof_of(&"a", claims.unclaimed()),
+            None,
+            "the other connection is somebody else's"
+        );
         claims.connected(3);
-        assert_eq!(claims.proof_of(&"a"), None, "nothing has come over it yet");
+        assert_eq!(claims.proof_of(&"a", claims.unclaimed()), None, "nothing has come over it yet");
         claims.proven(3, later);
-        assert_eq!(claims.proof_of(&"a"), Some(later), "nobody else is behind it");
+        assert_eq!(claims.proof_of(&"a", claims.unclaimed()), Some(later), "nobody else is behind it");
     }
 
     #[test]
@@ -99,10 +107,10 @@ mod tests {
         claims.connected(1);
         claims.connected(2);
         claims.proven(1, start);
-        assert_eq!(claims.proof_of(&"a"), None);
+        assert_eq!(claims.proof_of(&"a", claims.unclaimed()), None);
         claims.proven(2, start + Duration::from_secs(1));
-        assert_eq!(claims.proof_of(&"a"), Some(start));
+        assert_eq!(claims.proof_of(&"a", claims.unclaimed()), Some(start));
         claims.heard(&"b", 1);
-        assert_eq!(claims.proof_of(&"a"), Some(start + Duration::from_secs(1)));
+        assert_eq!(claims.proof_of(&"a", claims.unclaimed()), Some(start + Duration::from_secs(1)));
     }
 }

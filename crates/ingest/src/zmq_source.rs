@@ -311,7 +311,14 @@ impl BoundHandler {
     pub(crate) fn new(owners: Arc<Owners>) -> Self {
         let mut silence = Silence::default();
         silence.begin();
-        Self { owners, connection: 0, claims: Claims::default(), unknown_topics: 0, silence, unreached: false }
+        Self {
+            owners,
+            connection: 0,
+            claims: Claims::default(),
+            unknown_topics: 0,
+            silence,
+            unreached: false,
+        }
     }
 
     /// The monitor cannot say which peer came or went: everybody is checked.
@@ -362,12 +369,8 @@ impl SubscriberHandler for BoundHandler {
     }
 
     fn proven(&mut self, connection: u64, at: Instant) {
+        // Its streams hear of it with the next tick: telling all of them now would cost connections times streams.
         self.claims.proven(connection, at);
-        for (_, driver) in &*self.owners.now() {
-            if let Some(at) = self.claims.proof_of(driver.stream().id()) {
-                driver.prove(at);
-            }
-        }
     }
 
     fn malformed(&mut self, reason: &'static str) {
@@ -385,11 +388,13 @@ impl SubscriberHandler for BoundHandler {
 
     fn tick(&mut self, now: Instant) {
         self.unreached |= self.silence.is_too_long(now);
-        let owners = self.owners.now();
-        self.claims.forget(|stream| owners.iter().any(|(_, driver)| driver.stream().id() == stream));
+        let unclaimed = self.claims.unclaimed();
         for (_, driver) in &*self.owners.now() {
             if self.unreached {
                 driver.stream().set_trouble(Some(UNREACHED));
+            }
+            if let Some(at) = self.claims.proof_of(driver.stream().id(), unclaimed) {
+                driver.prove(at);
             }
             driver.tell(Recorder::tick);
         }
