@@ -91,7 +91,9 @@ class Space:
                 _enter(home)
 
     def connect(self, address, timeout):
-        return self.inside(lambda: socket.create_connection(address, timeout=timeout))
+        made = self.inside(lambda: socket.create_connection(address, timeout=timeout))
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
 
     def set_link(self, interface, state):
         _ip("-n", self.name, "link", "set", interface, state)
