@@ -55,18 +55,20 @@ impl Truth {
         }
     }
 
-    /// What the engine would have served of a document in each of the last states, and for how long they are over.
+    /// What the engine would have served of a document, and how long ago it last did.
     pub fn describe(&self, document: usize) -> String {
-        let mut text = String::new();
-        let mut last = None;
+        let mut runs: Vec<(usize, Option<Instant>)> = Vec::new();
         for state in &self.states {
             let hits = state.hits[document];
-            if last != Some(hits) {
-                let ago = state.left.map_or(0.0, |left| left.elapsed().as_secs_f64());
-                text.push_str(&format!(" {hits} (left {ago:.2} s ago)"));
-                last = Some(hits);
+            match runs.last_mut() {
+                Some((last, left)) if *last == hits => *left = state.left,
+                _ => runs.push((hits, state.left)),
             }
         }
-        text
+        let word = |(hits, left): &(usize, Option<Instant>)| match left {
+            Some(left) => format!(" {hits} until {:.2} s ago,", left.elapsed().as_secs_f64()),
+            None => format!(" {hits} now"),
+        };
+        runs.iter().rev().take(6).rev().map(word).collect()
     }
 }

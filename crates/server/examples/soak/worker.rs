@@ -16,8 +16,9 @@ use crate::truth::{Claim, Truth};
 
 /// A stream that is not credited for this long after everything is well does not come back.
 const STUCK: Duration = Duration::from_secs(60);
-/// Wrong answers that are told in full.
+/// Wrong answers that are told in full, of all engines and of each.
 const TOLD: usize = 40;
+const TOLD_EACH: u64 = 2;
 /// Faults that a wrong answer names.
 const REMEMBERED: usize = 8;
 
@@ -63,12 +64,13 @@ pub struct Worker {
     tally: Arc<Tally>,
     /// The last faults.
     recent: VecDeque<&'static str>,
+    wrong: u64,
 }
 
 impl Worker {
     pub fn new(engine: Engine, plane: Arc<Plane>, tally: Arc<Tally>) -> Self {
         let (asker, truth) = (plane.asker(&engine.model), Truth::new(engine.hits(), plane.bound));
-        Self { engine, plane, asker, truth, tally, recent: VecDeque::new() }
+        Self { engine, plane, asker, truth, tally, recent: VecDeque::new(), wrong: 0 }
     }
 
     /// Until it has been enough.
@@ -175,9 +177,7 @@ impl Worker {
                 worth.fetch_add(1, Ordering::Relaxed);
                 let claim = Claim { document, tokens, is_exact };
                 if !self.truth.allows(claim, asked) {
-                    self.tally.wrong.fetch_add(1, Ordering::Relaxed);
-                    let (engine, states) = (self.engine.describe(), self.truth.describe(document));
-                    self.tally.tell(format!("{engine}: {claim:?}, the engine:{states}; after {:?}", self.recent));
+                    self.wrong(claim);
                 }
                 true
             }
@@ -186,6 +186,15 @@ impl Worker {
                 false
             }
             Said::Nothing(_) => false,
+        }
+    }
+
+    fn wrong(&mut self, claim: Claim) {
+        self.tally.wrong.fetch_add(1, Ordering::Relaxed);
+        self.wrong += 1;
+        if self.wrong <= TOLD_EACH {
+            let (engine, states) = (self.engine.describe(), self.truth.describe(claim.document));
+            self.tally.tell(format!("{engine}: {claim:?}; the engine:{states}; after {:?}", self.recent));
         }
     }
 
