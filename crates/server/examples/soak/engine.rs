@@ -102,8 +102,9 @@ impl Engine {
         format!("{} ({:?}, {replay} replay, {http} HTTP)", self.name, self.kind())
     }
 
-    /// Serves a document, or something that it has never seen: then it has something to tell.
-    pub fn serve(&mut self, document: Option<usize>) {
+    /// Serves a document, or something that it has never seen: then it has something to tell. Says what it would serve of each
+    /// document after every step, as each may be a batch.
+    pub fn serve(&mut self, document: Option<usize>, mut step: impl FnMut(Hits)) {
         let options = CompletionOptions::default();
         let fresh: Vec<u32>;
         let prompt = if let Some(document) = document {
@@ -112,8 +113,13 @@ impl Engine {
             fresh = (0..=2 * BLOCK).map(|_| 30_000 + self.random.below(1 << 20) as u32).collect();
             &fresh
         };
-        // One token, so that a request is one step: no states that nobody has seen.
-        self.sim.complete(prompt, 1, &options).unwrap();
+        let mut running = self.sim.begin(prompt, 1, &options).unwrap();
+        step(self.hits());
+        while running.step().unwrap().is_some() {
+            step(self.hits());
+        }
+        running.finish();
+        step(self.hits());
         // Until it is on the wire.
         self.sim.next_sequence(0);
     }

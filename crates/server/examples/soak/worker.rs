@@ -124,8 +124,8 @@ impl Worker {
     }
 
     fn serve(&mut self, document: Option<usize>) {
-        self.engine.serve(document);
-        self.changed();
+        let truth = &mut self.truth;
+        self.engine.serve(document, |hits| truth.record(hits));
     }
 
     /// Serves requests that the engine has something to tell of.
