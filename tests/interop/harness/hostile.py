@@ -1,13 +1,12 @@
 """Clients that mean harm, one that means none beside them, and what both see."""
 
-import http.client
 import json
 import socket
 import struct
-import threading
+import subprocess
+import sys
 import time
-
-from .plane import http as call
+from pathlib import Path
 
 MIB = 1 << 20
 
@@ -51,7 +50,8 @@ class Http2:
     def open(self, path, body=b"", end=True, **headers):
         """A call with its whole request in one segment; its stream."""
         stream, self.next_stream = self.next_stream, self.next_stream + 2
-        self.windows[stream] = self.first_window
+        self.windows[stream] = self.first_window - len(body)
+        self.windows[0] -= len(body)
         flags = END_HEADERS if body or not end else END_HEADERS | END_STREAM
         data = frame(DATA, END_STREAM if end else 0, stream, body) if body else b""
         self.socket.sendall(frame(HEADERS, flags, stream, header_block(path, **headers)) + data)
@@ -142,37 +142,18 @@ def p99(values):
 
 
 class Good:
-    """Asks the plane a question every few milliseconds, on a connection of its own or on a new one every time.
+    """A good client in a process of its own, so that it does not wait for an attacker in this one: see `good_client`."""
 
-    A question counts from when it was due: one that waits for the answer before it has waited as well.
-    """
-
-    def __init__(self, ask, pid, every=0.01):
-        self.ask, self.pid, self.every = ask, pid, every
+    def __init__(self, ask, pid):
+        words = [sys.executable, "-m", "harness.good_client", json.dumps({**ask, "pid": pid})]
+        folder = Path(__file__).resolve().parents[1]
+        self.process = subprocess.Popen(words, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout.readline() == "asking\n"
         self.latencies, self.failures, self.peak = [], [], 0.0
-        self.ended = threading.Event()
-        self.threads = [threading.Thread(target=self._asks, daemon=True), threading.Thread(target=self._weighs, daemon=True)]
-        for thread in self.threads:
-            thread.start()
-
-    def _asks(self):
-        due = time.monotonic()
-        while not self.ended.wait(max(0.0, due - time.monotonic())):
-            try:
-                self.ask()
-            except (OSError, AssertionError, ValueError) as error:
-                self.failures.append(repr(error))
-            self.latencies.append(time.monotonic() - due)
-            due += self.every
-
-    def _weighs(self):
-        while not self.ended.wait(0.02):
-            self.peak = max(self.peak, rss(self.pid))
 
     def stop(self):
-        self.ended.set()
-        for thread in self.threads:
-            thread.join(timeout=30)
+        found = json.loads(self.process.communicate(timeout=60)[0])
+        self.latencies, self.failures, self.peak = found["latencies"], found["failures"], found["peak"]
         return self
 
 
@@ -208,32 +189,15 @@ def table():
 
 
 def question(plane, prompt, model):
-    """Somebody who asks over one connection, which stays."""
-    host, port = plane.http.removeprefix("http://").rsplit(":", 1)
-    body = json.dumps({"model": model, "token_ids": prompt})
-    state = {"connection": None}
-
-    def ask():
-        if state["connection"] is None:
-            state["connection"] = http.client.HTTPConnection(host, int(port), timeout=10)
-        try:
-            state["connection"].request("POST", "/v1/query", body, {"content-type": "application/json"})
-            response = state["connection"].getresponse()
-            text = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            state["connection"].close()
-            state["connection"] = None
-            raise OSError(str(error)) from error
-        assert response.status == 200, text
-
-    return ask
+    """Asks for a prompt over one connection, which stays."""
+    return {"kind": "query", "address": plane.http.removeprefix("http://"), "model": model, "prompt": prompt}
 
 
-def new_connection(plane, path="/healthz"):
-    """Somebody who comes anew for every question."""
+def new_connection(address, ca=None):
+    """Comes anew to the HTTP listener for every question."""
+    return {"kind": "page", "url": f"{'https' if ca else 'http'}://{address}/healthz", "ca": ca and str(ca)}
 
-    def ask():
-        status, body = call("GET", plane.http + path)
-        assert status == 200, body
 
-    return ask
+def health(address):
+    """Comes anew to a gRPC listener for every question."""
+    return {"kind": "health", "address": address}

@@ -54,7 +54,7 @@ impl Plane {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let address = loop {
             let line = lines.next().expect("the plane ended").unwrap();
-            let record: Value = serde_json::from_str(&line).unwrap_or(json!({"message": line}));
+            let record: Value = serde_json::from_str(&line).unwrap_or_default();
             if record["message"] == "serving" {
                 break record["http"].as_str().unwrap().to_owned();
             }

@@ -31,7 +31,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts one before `tcp://host:port`.
+    /// Starts one before `tcp://host:port`, or `host:port`.
     pub fn start(endpoint: &str, runtime: &Handle) -> Self {
         let target: SocketAddr = endpoint.trim_start_matches("tcp://").parse().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -110,7 +110,7 @@ async fn carry(plane: TcpStream, number: u64, target: SocketAddr, mut path: watc
 
 /// Takes what the plane sends, and never answers.
 async fn hold(from_plane: &mut OwnedReadHalf, number: u64, mut path: watch::Receiver<Path>) {
-    const LONGEST: Duration = Duration::from_secs(120);
+    const LONGEST: Duration = Duration::from_mins(2);
     let mut bytes = [0; 4096];
     let reading = async { while from_plane.read(&mut bytes).await.is_ok_and(|read| read > 0) {} };
     tokio::select! {

@@ -6,16 +6,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kvplane_sim::trtllm::TrtFault;
 use kvplane_sim::{Fault, ReplayMode};
 use parking_lot::Mutex;
 
 use crate::engine::{DOCUMENTS, Engine};
-use crate::fault::KINDS;
+use crate::fault::{KINDS, Kind};
 use crate::plane::{Asker, Plane, Said};
+use crate::proxy::Proxy;
 use crate::truth::{Claim, Truth};
 
 /// A stream that is not credited for this long after everything is well does not come back.
-const STUCK: Duration = Duration::from_secs(60);
+const STUCK: Duration = Duration::from_mins(1);
 /// Wrong answers that are told in full, of all engines and of each.
 const TOLD: usize = 40;
 const TOLD_EACH: u64 = 2;
@@ -23,9 +25,8 @@ const TOLD_EACH: u64 = 2;
 const REMEMBERED: usize = 8;
 
 /// What all workers count.
-#[derive(Default)]
 pub struct Tally {
-    kinds: [AtomicU64; KINDS.len()],
+    kinds: Vec<AtomicU64>,
     pub answers: AtomicU64,
     pub exact: AtomicU64,
     pub lower: AtomicU64,
@@ -36,6 +37,24 @@ pub struct Tally {
     pub ended: AtomicBool,
     /// One of them stalls the plane at a time.
     stalling: Mutex<()>,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let none = AtomicU64::default;
+        Self {
+            kinds: KINDS.iter().map(|_| none()).collect(),
+            answers: none(),
+            exact: none(),
+            lower: none(),
+            uncredited: none(),
+            wrong: none(),
+            stuck: none(),
+            wrongs: Mutex::default(),
+            ended: AtomicBool::default(),
+            stalling: Mutex::default(),
+        }
+    }
 }
 
 impl Tally {
@@ -105,8 +124,10 @@ impl Worker {
     }
 
     fn fault(&mut self) {
-        let mut choice = self.below(KINDS.iter().map(|kind| kind.weight).sum());
-        let chosen = KINDS.iter().position(|kind| match choice.checked_sub(kind.weight) {
+        let is_drained = self.engine.is_drained();
+        let weight = |kind: &Kind| if kind.befalls(is_drained) { kind.weight } else { 0 };
+        let mut choice = self.below(KINDS.iter().map(weight).sum());
+        let chosen = KINDS.iter().position(|kind| match choice.checked_sub(weight(kind)) {
             Some(left) => {
                 choice = left;
                 false
@@ -201,7 +222,8 @@ impl Worker {
     /// Nothing goes wrong any more: the engine is credited again.
     fn settle(&mut self) {
         self.engine.fault(Fault::Replay(ReplayMode::On));
-        self.engine.paths(|path| path.heal());
+        self.engine.drained(TrtFault::Heal);
+        self.engine.paths(Proxy::heal);
         self.serve_fresh(1);
         let begun = Instant::now();
         let mut last_request = begun;
@@ -226,7 +248,7 @@ impl Worker {
     fn quiesce(&mut self) {
         self.settle();
         if self.below(2) == 0 {
-            self.engine.sim.reset_prefix_cache();
+            self.engine.clear();
             self.serve_fresh(1);
             self.serve(Some(0));
         }
