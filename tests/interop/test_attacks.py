@@ -23,7 +23,8 @@ from harness.wire import NEWEST as V
 
 PROMPT = list(range(65))
 MEASURED = 1.0  # seconds without the attack, and at least with it
-SLOW = 1.0  # what the good client's p99 may be at a busy moment of the machine, whatever it was before
+SLOW = 2.0  # what the good client's p99 may be at a busy moment of the machine, whatever it was before
+SLOW_CONNECT = 4.0  # the same where it connects anew: a SYN that finds the queue full is sent again after 1 s, and after 3 s
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,7 +61,7 @@ class Arena:
             self.evil.publish(V.stored(hashes, at or None, [hash % 30_000 for hash in hashes for _ in range(16)], 16))
         self.plane.wait_at(self.evil.next_sequence - 1, "evil", deadline=30)
 
-    def attack(self, name, act, growth, ask=None, prepare=None):
+    def attack(self, name, act, growth, ask=None, prepare=None, slow=SLOW):
         """Runs an attack beside the good client, and checks what is true after all of them. `growth` is in MiB."""
         ask = ask or question(self.plane, PROMPT, "good")
         before = Good(ask, self.pid)
@@ -80,7 +81,7 @@ class Arena:
         assert self.plane.process.poll() is None, f"the plane ended: {self.plane.log()[-2000:]}"
         self.hears_the_good_engine([token + 100_000 for token in PROMPT])
         assert not during.failures, f"{len(during.failures)} of {len(during.latencies)} good requests failed: {during.failures[0]}"
-        assert p99(during.latencies) <= max(SLOW, 3 * p99(before.latencies)), measured
+        assert p99(during.latencies) <= max(slow, 3 * p99(before.latencies)), measured
         assert during.peak - memory <= growth, measured
         return measured
 
@@ -131,7 +132,7 @@ def test_a1_one_batch_of_many_stores(arena, what):
 
     def act():
         arena.evil.publish(*(STORES[what](at) for at in range(count)))
-        time.sleep(3)
+        time.sleep(2)
         return f"{count} stores in a batch"
 
     arena.attack(f"A1 {what}", act, growth=128)
@@ -245,7 +246,7 @@ def test_a5_http_readers_that_never_read(arena, closing, path):
             connection.settimeout(5)
             connection.connect((host, int(port)))
             connection.sendall(f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
-        time.sleep(3)
+        time.sleep(2)
         return "40 requests"
 
     arena.attack(f"A5 readers that never read ({path.split('?')[0]})", act, growth=256)
@@ -266,7 +267,7 @@ def test_a5_subscribers_that_never_read(arena, closing, call):
         for _ in range(200):
             connection = closing(Http2(arena.plane.grpc, window=1 << 24))
             connection.open(path, grpc_message(b""), **headers)
-        time.sleep(3)
+        time.sleep(2)
         return "200 subscribers"
 
     arena.attack(f"A5 readers that never read ({call})", act, growth=256)
@@ -291,7 +292,7 @@ def test_a9_idle_connections_and_half_headers(arena, closing, listener):
         return f"{opened} of 1500 connections"
 
     ask = new_connection(address) if listener == "HTTP" else health(address)
-    arena.attack(f"A9 idle connections ({listener})", act, growth=96, ask=ask)
+    arena.attack(f"A9 idle connections ({listener})", act, growth=96, ask=ask, slow=SLOW_CONNECT)
 
 
 def test_a9_half_a_header_is_not_waited_for_for_ever(arena, closing):
@@ -322,7 +323,8 @@ def test_a9_silent_tls_handshakes(arena, closing, plane, tmp_path):
         time.sleep(1)
         return f"{opened} of 1200 connections"
 
-    arena.attack("A9 silent connections before TLS", act, growth=96, ask=new_connection(f"127.0.0.1:{port}", tmp_path / "ca.pem"))
+    ask = new_connection(f"127.0.0.1:{port}", tmp_path / "ca.pem")
+    arena.attack("A9 silent connections before TLS", act, growth=96, ask=ask, slow=SLOW_CONNECT)
 
 
 PATHS = [

@@ -157,7 +157,7 @@ def test_nothing_flaps_without_a_fault(site, report):
             seen.append(plane.stream("e0"))
             let(0.1)
 
-    observe(6.0)  # idle: three times the bound
+    observe(2 * BOUND)  # idle
     watch = site.watch(plane)
     observe(4.0)
     answers = watch.close()
@@ -173,7 +173,7 @@ def test_a_bound_of_its_own(site, report):
     let(1.0)
     cut = time.monotonic()
     site.wire.cut()
-    let(2.0)
+    let(1.0 + SLACK + 0.8)
     healed = time.monotonic()
     site.wire.heal()
     back(plane)

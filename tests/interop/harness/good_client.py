@@ -4,6 +4,7 @@ A question is due every 10 ms and counts from then on: one that has to wait for 
 """
 
 import http.client
+import itertools
 import json
 import ssl
 import sys
@@ -14,17 +15,23 @@ import urllib.request
 from .hostile import HEADERS, Http2, grpc_message, rss
 
 EVERY = 0.01
+STATUS_EVERY = 20  # every so many questions are for the status, which looks at every stream
 PATIENCE = 10
 
 
 def query(address, model, prompt):
+    """Asks for a prompt over a connection that stays, and now and then for the status of all streams."""
+
     host, port = address.rsplit(":", 1)
     body = json.dumps({"model": model, "token_ids": prompt})
-    kept = []
+    kept, number = [], itertools.count(1)
 
     def ask():
         connection = kept.pop() if kept else http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
-        connection.request("POST", "/v1/query", body, {"content-type": "application/json"})
+        if next(number) % STATUS_EVERY:
+            connection.request("POST", "/v1/query", body, {"content-type": "application/json"})
+        else:
+            connection.request("GET", "/v1/status")
         response = connection.getresponse()
         text = response.read()
         assert response.status == 200, text
@@ -89,7 +96,7 @@ def main(kind, pid, **how):
     ended.set()
     for thread in threads:
         thread.join()
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ def table():
 
 
 def question(plane, prompt, model):
-    """Asks for a prompt over one connection, which stays."""
+    """Asks for a prompt over one connection, which stays, and now and then for the status of all streams."""
     return {"kind": "query", "address": plane.http.removeprefix("http://"), "model": model, "prompt": prompt}
 
 
