@@ -20,7 +20,7 @@ ROOMS = {
     "kvplane-core": set(),
     "kvplane-wire": {"kvplane-core"},
     "kvplane-stream": {"kvplane-core", "kvplane-wire"},
-    "kvplane-socket": set(),
+    "kvplane-socket": {"kvplane-wire"},
     "kvplane-index": {"kvplane-core"},
     "kvplane-ingest": {
         "kvplane-core", "kvplane-index", "kvplane-proto", "kvplane-socket", "kvplane-stream", "kvplane-transport", "kvplane-wire",
@@ -60,6 +60,7 @@ UNSAFE_ROOM = "kvplane-index"
 # A library, the rooms that may use it, and why no other may.
 ONLY = {
     "zmq": ({"kvplane-socket"}, "crates/socket is the only user of libzmq"),
+    "mio": ({"kvplane-socket"}, "crates/socket has the only event loop beside tokio"),
     "clap": ({"kvplane"}, "crates/cli is the only room with a command line"),
     "anyhow": ({"kvplane"}, "the other rooms have typed errors"),
 }

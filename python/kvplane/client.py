@@ -59,11 +59,18 @@ class Client:
         engine: Optional[str] = None,
         credit: Optional[Iterable[_native.Trust]] = None,
         down_after: float = 10.0,
+        max_silence: float = 2.0,
     ) -> None:
         if isinstance(ca, (str, os.PathLike)):
             ca = Path(ca).read_bytes()
         self._native = _native.Client(
-            address, token=token, ca=ca, engine=engine, credit=credit, down_after=down_after
+            address,
+            token=token,
+            ca=ca,
+            engine=engine,
+            credit=credit,
+            down_after=down_after,
+            max_silence=max_silence,
         )
         self.address = address
         self._lock = threading.Lock()
@@ -160,9 +167,16 @@ class AsyncClient:
         engine: Optional[str] = None,
         credit: Optional[Iterable[_native.Trust]] = None,
         down_after: float = 10.0,
+        max_silence: float = 2.0,
     ) -> None:
         self._client = Client(
-            address, token=token, ca=ca, engine=engine, credit=credit, down_after=down_after
+            address,
+            token=token,
+            ca=ca,
+            engine=engine,
+            credit=credit,
+            down_after=down_after,
+            max_silence=max_silence,
         )
         self._tasks: set[asyncio.Task[None]] = set()
 

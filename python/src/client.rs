@@ -25,7 +25,7 @@ pub(crate) struct Client {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (address, *, token=None, ca=None, engine=None, credit=None, down_after=None))]
+    #[pyo3(signature = (address, *, token=None, ca=None, engine=None, credit=None, down_after=None, max_silence=None))]
     fn new(
         py: Python<'_>,
         address: &Bound<'_, PyAny>,
@@ -34,6 +34,7 @@ impl Client {
         engine: Option<&Bound<'_, PyAny>>,
         credit: Option<&Bound<'_, PyAny>>,
         down_after: Option<&Bound<'_, PyAny>>,
+        max_silence: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let settings = ClientSettings {
             address: arguments::text(Argument::new("address"), address)?,
@@ -44,6 +45,9 @@ impl Client {
             down_after: down_after.map_or(Ok(DOWN_AFTER), |down_after| {
                 arguments::seconds(Argument::new("down_after"), down_after)
             })?,
+            max_silence: max_silence
+                .map(|max_silence| arguments::seconds(Argument::new("max_silence"), max_silence))
+                .transpose()?,
         };
         let embedded = detached(py, || Embedded::start(settings))?.map_err(public)?;
         Ok(Self { embedded: Own::new(embedded) })
@@ -103,6 +107,7 @@ impl Client {
             dict.set_item("trust", status.trust.level().as_str())?;
             let reasons: Vec<&str> = status.trust.active().iter().map(|one| one.reason.as_str()).collect();
             dict.set_item("reasons", reasons)?;
+            dict.set_item("age_ms", status.age.map(kvplane_ingest::age_ms))?;
             dict.set_item("epoch", status.epoch.as_u64())?;
             dict.set_item("sequence", status.cursor.sequence)?;
             dict.set_item("engine_sequence", status.engine_sequence)?;

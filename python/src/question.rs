@@ -1,7 +1,7 @@
 //! Questions and answers: who holds how much of a prompt.
 
 use kvplane_core::{MultimodalItem, Tier};
-use kvplane_ingest::{Answer as Found, GroupLength, Match as FoundMatch, Question};
+use kvplane_ingest::{Answer as Found, GroupLength, Match as FoundMatch, Question, age_ms};
 use kvplane_wire::OwnedHash;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -145,6 +145,7 @@ pub(crate) struct Match {
     epoch: u64,
     trust: &'static str,
     reason: Option<&'static str>,
+    age_ms: Option<u64>,
     block_size: Option<u32>,
     length: Length,
     main: Option<Length>,
@@ -160,6 +161,7 @@ pub(crate) struct NotCredited {
     trust: &'static str,
     reason: &'static str,
     continuity: &'static str,
+    age_ms: Option<u64>,
 }
 
 /// An answer, read without the interpreter's lock.
@@ -192,6 +194,7 @@ pub(crate) fn read(found: &Found<'_>, groups: bool, name: impl Fn(&FoundMatch<'_
         epoch: found.view.epoch.as_u64(),
         trust: found.view.trust.as_str(),
         reason: found.view.reason.map(kvplane_core::Reason::as_str),
+        age_ms: found.age.map(age_ms),
         block_size: found.block_size,
         length: Length::of(&found),
         main: found.told_main(groups).as_ref().map(Length::of),
@@ -204,6 +207,7 @@ pub(crate) fn read(found: &Found<'_>, groups: bool, name: impl Fn(&FoundMatch<'_
         trust: found.view.trust.as_str(),
         reason: found.refusal(),
         continuity: found.view.continuity.as_str(),
+        age_ms: found.age.map(age_ms),
     });
     Read {
         matches: matches.collect(),
@@ -289,6 +293,12 @@ impl Match {
         self.reason
     }
 
+    /// How old the proof is that the engine is there, milliseconds.
+    #[getter]
+    fn age_ms(&self) -> Option<u64> {
+        self.age_ms
+    }
+
     /// Tokens per block.
     #[getter]
     fn block_size(&self) -> Option<u32> {
@@ -352,6 +362,7 @@ impl Match {
         dict.set_item("epoch", self.epoch)?;
         dict.set_item("trust", self.trust)?;
         dict.set_item("reason", self.reason)?;
+        dict.set_item("age_ms", self.age_ms)?;
         dict.set_item("block_size", self.block_size)?;
         self.length.write(&dict)?;
         if let Some(main) = &self.main {
@@ -378,6 +389,7 @@ impl NotCredited {
         dict.set_item("trust", self.trust)?;
         dict.set_item("reason", self.reason)?;
         dict.set_item("continuity", self.continuity)?;
+        dict.set_item("age_ms", self.age_ms)?;
         Ok(dict)
     }
 }

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::Stream;
 use kvplane_core::{Continuity, Cursor, Epoch, StateDigest, StreamId};
@@ -18,6 +19,7 @@ use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::client::Calls;
+use crate::freshness::Freshness;
 use crate::options::{Options, Selection};
 use crate::replica::{BlockCounts, Replica};
 use crate::task::Task;
@@ -132,6 +134,7 @@ pub(crate) struct Shared {
 pub(crate) struct Slot {
     pub(crate) replica: RwLock<Replica>,
     pub(crate) connected: AtomicBool,
+    pub(crate) freshness: Freshness,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,9 +258,15 @@ impl ReplicaView {
         self.read(|replica| replica.trust().clone())
     }
 
-    /// Where the stream stood when last heard.
+    /// Where the stream stands. It is live only while its engine was proven to be there within
+    /// [`Options::max_silence`].
     pub fn continuity(&self) -> Continuity {
-        self.read(Replica::continuity)
+        self.0.freshness.judge(self.read(Replica::continuity))
+    }
+
+    /// How old the proof is that the engine is there; `None` before the first.
+    pub fn age(&self) -> Option<Duration> {
+        self.0.freshness.age()
     }
 
     /// Blocks held, by tier.

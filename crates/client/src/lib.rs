@@ -40,6 +40,7 @@
 mod client;
 mod error;
 mod following;
+mod freshness;
 mod options;
 mod replica;
 mod task;

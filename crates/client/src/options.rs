@@ -22,6 +22,9 @@ pub struct Options {
     pub answer_within: Duration,
     /// How often the plane is asked whether there are other streams to follow than are followed.
     pub discover_every: Duration,
+    /// The longest time without proof that an engine is there, from the engine to here: beyond it its streams are
+    /// [`Continuity::Recovering`](kvplane_core::Continuity::Recovering). The plane is asked several times within it.
+    pub max_silence: Duration,
     /// Changes kept for a reader of [`crate::Following::changes`] that does not keep up.
     pub changes_kept: usize,
     /// The largest message taken. Chunks of a snapshot stay below 1 MiB; a batch is as large as the engine made it.
@@ -42,6 +45,7 @@ impl Default for Options {
             longest_wait: Duration::from_secs(5),
             answer_within: Duration::from_secs(5),
             discover_every: Duration::from_secs(30),
+            max_silence: Duration::from_secs(2),
             changes_kept: 1024,
             message_bytes: 256 << 20,
             bearer: Bearer::default(),

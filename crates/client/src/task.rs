@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use kvplane_core::{Backoff, Cursor, EngineId, StreamId};
+use futures::future::{Fuse, FusedFuture as _, FutureExt as _};
+use kvplane_core::{Backoff, Cursor, EngineId, Epoch, StreamId};
 use kvplane_proto::kvplane::v1 as proto;
 use parking_lot::RwLock;
 use tokio::sync::broadcast;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Streaming};
 use tracing::{debug, warn};
@@ -16,8 +18,13 @@ use tracing::{debug, warn};
 use crate::client::{Calls, reason};
 use crate::error::ReplicaError;
 use crate::following::{Change, Connection, Health, Shared, Slot};
+use crate::freshness::Freshness;
 use crate::options::{Options, Selection};
 use crate::replica::{Applied, Replica, Retired};
+
+/// How often the plane is asked for the ages of its proofs within the longest silence.
+const PULSES: u32 = 8;
+const SHORTEST_PULSE: Duration = Duration::from_millis(20);
 
 /// Why a subscription ended.
 #[derive(Debug, thiserror::Error)]
@@ -101,8 +108,16 @@ impl Task {
         let every = self.options.discover_every;
         let mut discover = interval_at(Instant::now() + every, every);
         discover.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let max_silence = self.options.max_silence;
+        let mut pulse = interval((max_silence / PULSES).max(SHORTEST_PULSE));
+        pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ages = std::pin::pin!(Fuse::terminated());
         loop {
             tokio::select! {
+                (asked, told) = &mut ages => prove(&slots, asked, told),
+                _ = pulse.tick(), if ages.is_terminated() => {
+                    ages.set(ask_ages(self.plane.clone(), max_silence * 3).fuse());
+                }
                 message = next(&mut messages) => self.message(&slots, message?)?,
                 _ = discover.tick() => {
                     if self.discover().await? != wanted {
@@ -136,7 +151,11 @@ impl Task {
         for stream in wanted {
             slots.entry(stream.clone()).or_insert_with(|| {
                 let replica = Replica::new(stream.clone(), self.options.replica);
-                Arc::new(Slot { replica: RwLock::new(replica), connected: AtomicBool::new(false) })
+                Arc::new(Slot {
+                    replica: RwLock::new(replica),
+                    connected: AtomicBool::new(false),
+                    freshness: Freshness::new(self.options.max_silence),
+                })
             });
         }
         slots.retain(|stream, _| !gone.contains(stream));
@@ -157,6 +176,7 @@ impl Task {
             (replica.apply_retiring(message, &mut retired), replica.cursor())
         };
         drop(retired);
+        slot.freshness.moved(cursor);
         let applied = applied.map_err(|error| End::Replica(stream.clone(), error))?;
         bump(&self.shared.tally.messages);
         let stream = || stream.clone();
@@ -228,6 +248,33 @@ impl Task {
         if self.changes.receiver_count() > 0 {
             // Fails when the last reader has just gone.
             let _ = self.changes.send(change());
+        }
+    }
+}
+
+/// Asks how old the plane's proof of every stream is. Ages count from the moment of the question, which is never later than
+/// the moment at which the plane looked.
+async fn ask_ages(mut plane: Calls, within: Duration) -> (std::time::Instant, Option<proto::StatusResponse>) {
+    let asked = std::time::Instant::now();
+    let request = proto::StatusRequest { brief: true, ..proto::StatusRequest::default() };
+    let told = timeout(within, plane.status(request)).await;
+    // Without an answer the proofs grow old: that is all there is to know.
+    (asked, told.ok().and_then(Result::ok).map(tonic::Response::into_inner))
+}
+
+fn prove(slots: &Slots, asked: std::time::Instant, told: Option<proto::StatusResponse>) {
+    for engine in told.into_iter().flat_map(|told| told.engines) {
+        let id = EngineId::new(&engine.id);
+        for rank in engine.ranks {
+            let Some(slot) = slots.get(&StreamId::new(id.clone(), rank.rank)) else { continue };
+            // An older release says no age: what it calls live is as old as the answer.
+            let live = rank.continuity() == proto::Continuity::Live;
+            let age = rank.age_ms.or(live.then_some(0)).map(Duration::from_millis);
+            let Some(at) = age.and_then(|age| asked.checked_sub(age)) else { continue };
+            let cursor = rank.cursor.unwrap_or_default();
+            let cursor = Cursor { epoch: Epoch::from_raw(cursor.epoch), sequence: cursor.sequence };
+            let ours = slot.replica.read().cursor();
+            slot.freshness.prove(cursor, at, ours);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! This room does no IO, owns no clock and starts no thread.
 
 mod backoff;
+mod credit;
 mod digest;
 mod error;
 mod expected;
@@ -18,6 +19,7 @@ mod tier;
 mod trust;
 
 pub use backoff::Backoff;
+pub use credit::is_credited;
 pub use digest::{PlaceSeed, StateDigest};
 pub use error::{Blame, ErrorCode, PublicError};
 pub use expected::in_plain_words;

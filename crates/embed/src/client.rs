@@ -49,6 +49,8 @@ pub struct ClientSettings {
     pub credit: Vec<Trust>,
     /// Out of reach for longer than this is `down`.
     pub down_after: Duration,
+    /// The longest time without proof that an engine is there, from the engine to here; absent: 2 s.
+    pub max_silence: Option<Duration>,
 }
 
 /// Follows a plane until it is closed. Any thread may call it.
@@ -87,12 +89,12 @@ pub(crate) struct Open {
 impl Client {
     /// Follows the plane from now on. It need not be there yet.
     pub fn start(settings: ClientSettings) -> Result<Self, PublicError> {
-        let ClientSettings { address, bearer, ca, engine, credit, down_after } = settings;
+        let ClientSettings { address, bearer, ca, engine, credit, down_after, max_silence } = settings;
         let url = url(&address)?;
         if ca.is_some() && !url.starts_with("https://") {
             return Err(PublicError::field("ca", "is for an address that begins with https://"));
         }
-        let spec = LinkSpec { url, ca, token_file: None, bearer, engine };
+        let spec = LinkSpec { url, ca, token_file: None, bearer, engine, max_silence };
         let unusable = || PublicError::field("ca", "has no certificates that can be used");
         if !spec.trusts_somebody() {
             return Err(unusable());
@@ -260,6 +262,7 @@ fn linked(spec: LinkSpec) -> EngineSpec {
         block_size: None,
         worker_id: 0,
         cache: CacheSpec::default(),
+        max_silence: None,
         http: None,
         control: ControlSpec::default(),
     }

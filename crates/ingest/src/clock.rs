@@ -1,6 +1,6 @@
 //! The two clocks that a recorder is told.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kvplane_stream::Now;
 
@@ -13,6 +13,11 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) fn start() -> Self {
         Self { origin: Instant::now() }
+    }
+
+    /// A moment on the plane's monotonic clock.
+    pub(crate) fn mono(self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.origin)
     }
 
     pub(crate) fn now(self) -> Now {

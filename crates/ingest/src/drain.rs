@@ -1,7 +1,7 @@
 //! The HTTP drain of TensorRT-LLM: one poller per engine, for all of its ranks and for everybody who follows them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{Method, Request, Uri};
@@ -52,11 +52,12 @@ impl Trouble {
 pub(crate) async fn run(spec: DrainSpec, ranks: Arc<Ranks>) {
     let mut poller = Poller::new(&spec);
     loop {
+        let asked = Instant::now();
         let pause = match poller.ask().await {
             Ok(body) => {
                 let reading = ranks.clone();
                 let large = body.len() >= LARGE_ANSWER;
-                let read = move || read(&body, &reading);
+                let read = move || read(&body, &reading, asked);
                 let read = if large { tokio::task::spawn_blocking(read).await } else { Ok(read()) };
                 match read {
                     Ok(Ok(events)) => poller.answered(&ranks, events),
@@ -153,7 +154,7 @@ impl Poller {
 }
 
 /// Hands an answer to the ranks that it is about; says how many events it had.
-fn read(body: &Bytes, ranks: &Ranks) -> Result<usize, Trouble> {
+fn read(body: &Bytes, ranks: &Ranks, asked: Instant) -> Result<usize, Trouble> {
     let Drained { parts, unreadable, events } =
         trtllm::split(body).map_err(|error| Trouble::answer_lost(error.as_str()))?;
     let mut known: Vec<u32> = ranks.all().iter().map(|feeder| feeder.stream().id().rank).collect();
@@ -175,6 +176,7 @@ fn read(body: &Bytes, ranks: &Ranks) -> Result<usize, Trouble> {
             recorder.drain_unreadable(now, unreadable);
             recorder.tick(now);
         });
+        feeder.prove(asked);
         feeder.stream().announce();
     }
     Ok(events)

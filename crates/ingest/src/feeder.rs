@@ -1,6 +1,7 @@
 //! What every source does with a stream: feed its recorder, log what happened, free what is over.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use kvplane_core::Trust;
 use kvplane_stream::{Ask, Happening, MirroredState, Now, PassedOver, Recorder, State};
@@ -35,7 +36,12 @@ impl Feeder {
     /// Feeds the recorder; returns what it wants to ask the outside. Whoever waits for news is woken by
     /// [`Stream::announce`], so that a burst wakes them once.
     pub(crate) fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) -> Vec<Ask> {
-        let Outcome { asks, happenings, retired } = self.stream.feed(input);
+        self.finish(self.stream.feed(input))
+    }
+
+    /// Does what an input left to do; returns what the recorder wants to ask the outside.
+    fn finish(&self, outcome: Outcome) -> Vec<Ask> {
+        let Outcome { asks, happenings, retired } = outcome;
         for happening in happenings {
             self.log(happening);
         }
@@ -50,13 +56,14 @@ impl Feeder {
         self.stream.announce();
     }
 
+    /// The engine was there at `at`, and all that it had published by then has been fed.
+    pub(crate) fn prove(&self, at: Instant) -> Vec<Ask> {
+        self.finish(self.stream.prove(at))
+    }
+
     /// Takes over a whole state that another plane told.
     pub(crate) fn load(&self, state: MirroredState) {
-        let Outcome { happenings, retired, .. } = self.stream.load(state);
-        for happening in happenings {
-            self.log(happening);
-        }
-        self.free(retired);
+        let _asks = self.finish(self.stream.load(state));
         self.stream.announce();
     }
 

@@ -7,11 +7,12 @@ mod call;
 mod carrier;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _};
 use kvplane_stream::{Ask, Ended, Link, Next, Recorder};
+use kvplane_transport::grpc::Watch;
 use tokio::time::{Interval, MissedTickBehavior};
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
@@ -32,11 +33,13 @@ const BURST_BYTES: usize = 4 << 20;
 const LARGE_BURST: usize = 64 << 10;
 
 /// Follows an engine until it is cancelled.
-pub(crate) async fn run(spec: GrpcSpec, ranks: Arc<Ranks>) {
+pub(crate) async fn run(spec: GrpcSpec, ranks: Arc<Ranks>, max_silence: Duration) {
+    // An answer that is late by less than half of the bound ends nothing.
+    let watch = Watch { every: max_silence / 4, within: max_silence / 2 };
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let link = Link::new(spec.services.len());
-    let mut source = Source { caller: Caller::new(spec), link, ranks, ticks, trouble: None };
+    let mut source = Source { caller: Caller::new(spec, watch), link, ranks, ticks, trouble: None };
     loop {
         let pause = source.subscribe().await;
         ticking(&mut source.ticks, &source.ranks, tokio::time::sleep(pause)).await;
@@ -102,16 +105,22 @@ impl Source {
             let first = tokio::select! {
                 message = messages.next() => message,
                 _ = self.ticks.tick() => {
+                    // A connection that answers no ping is ended.
+                    if let Some(proven_at) = Instant::now().checked_sub(self.caller.proven_within()) {
+                        self.prove(proven_at);
+                    }
                     if tick(&self.ranks) {
                         return Over::Again;
                     }
                     continue;
                 }
             };
+            let arrived = Instant::now();
             let (burst, end) = gather(first, &mut messages);
             // It fails when the process ends.
             let Ok((back, carried)) = carry(carrier, burst).await else { return Over::Ended(Ended::Other) };
             carrier = back;
+            self.prove(arrived);
             if carried.advanced {
                 self.link.advanced();
             }
@@ -128,8 +137,15 @@ impl Source {
         }
     }
 
+    fn prove(&self, at: Instant) {
+        for feeder in self.ranks.all() {
+            feeder.prove(at);
+        }
+    }
+
     /// The server took the call.
     fn taken(&mut self) {
+        self.prove(Instant::now());
         self.link.taken();
         if let Some(over) = self.trouble.take() {
             info!(engine = %self.ranks.engine(), over, "the engine's events can be followed again");

@@ -114,6 +114,11 @@ impl Plane {
         Ok(plane)
     }
 
+    /// Bounds and rules that all streams share.
+    pub(crate) fn options(&self) -> &PlaneOptions {
+        &self.options
+    }
+
     /// Where what outlives its caller runs.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
@@ -329,6 +334,7 @@ impl Plane {
             self.clock,
             self.chronicle.clone(),
             recorder,
+            Some(self.options.max_silence_of(spec)),
         );
         let identity = Identity {
             model: spec.model.clone(),
@@ -435,6 +441,7 @@ mod tests {
             block_size: None,
             worker_id: 0,
             cache: CacheSpec::default(),
+            max_silence: None,
             http: None,
             control: ControlSpec::default(),
         }

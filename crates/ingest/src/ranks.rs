@@ -109,8 +109,16 @@ async fn follow<R: RankReader>(stream: Arc<Stream>, mut reader: R, leave: Cancel
         let (mut cursor, mut standing) = (snapshot.cursor, snapshot.standing);
         reader = aside(reader, move |reader| reader.load(&snapshot)).await?;
         loop {
-            let news = leave.run_until_cancelled(stream.news_after(cursor, standing, READ)).await;
-            let Some(news) = news else { return Some(reader) };
+            let news = async {
+                tokio::select! {
+                    biased;
+                    // Whoever has no word for trust must not go on believing a stream that fell silent.
+                    () = stream.stale() => None,
+                    news = stream.news_after(cursor, standing, READ) => Some(news),
+                }
+            };
+            let Some(news) = leave.run_until_cancelled(news).await else { return Some(reader) };
+            let Some(news) = news else { break };
             let entries = match news {
                 Ok(News::Entries(entries)) => entries,
                 Ok(News::Standing(Continuity::Down)) => break,

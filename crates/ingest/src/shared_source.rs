@@ -65,6 +65,7 @@ impl SharedSource {
     /// Starts the source of an engine, which feeds nobody yet.
     pub(crate) fn start(spec: &EngineSpec, plane: Weak<Plane>, first: Feeder) -> Self {
         let stop = CancellationToken::new();
+        let max_silence = first.stream().freshness().max_silence().unwrap_or_default();
         let runtime = first.runtime().clone();
         let ranks = Arc::new(Ranks {
             engine: spec.id.clone(),
@@ -74,7 +75,7 @@ impl SharedSource {
         });
         match &spec.feed {
             Feed::Subscribed(grpc) => {
-                let run = grpc_source::run(grpc.clone(), ranks.clone());
+                let run = grpc_source::run(grpc.clone(), ranks.clone(), max_silence);
                 runtime.spawn(stop.clone().run_until_cancelled_owned(run));
             }
             Feed::Published | Feed::Discovered(_) | Feed::Linked(_) | Feed::Mirrored(_) => {}

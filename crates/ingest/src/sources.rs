@@ -63,15 +63,17 @@ impl Sources {
         driver: Driver,
     ) -> Result<(), SocketError> {
         let stream = driver.stream().id().clone();
+        let silence = driver.stream().freshness().max_silence();
         let source = match events {
             Events::Connect(address) => {
                 let handler = Box::new(ConnectedHandler::new(driver.clone(), address.clone()));
                 let wanted = Subscription::new(Endpoint::Connect(address)).with_topics(vec![topic]);
+                let wanted = with_heartbeats(wanted, silence);
                 Source::Connected { driver, _subscription: sockets.subscribe(wanted, handler)? }
             }
             Events::Bind(address) => {
                 if !self.bound.contains_key(&address) {
-                    let socket = self.bind(sockets, &address)?;
+                    let socket = self.bind(sockets, &address, silence)?;
                     self.bound.insert(address.clone(), socket);
                 }
                 if let Some(socket) = self.bound.get(&address) {
@@ -116,13 +118,19 @@ impl Sources {
         self.links.remove(id);
     }
 
-    fn bind(&self, sockets: &Sockets, address: &str) -> Result<BoundSocket, SocketError> {
+    fn bind(
+        &self,
+        sockets: &Sockets,
+        address: &str,
+        silence: Option<Duration>,
+    ) -> Result<BoundSocket, SocketError> {
         self.released.bind(address, || {
             let owners = Arc::<Owners>::default();
             let handler = Box::new(BoundHandler::new(owners.clone()));
             // Everything is heard here, so that a topic that nobody owns is noticed.
             let wanted =
                 Subscription::new(Endpoint::Bind(address.to_owned())).with_topics(vec![String::new()]);
+            let wanted = with_heartbeats(wanted, silence);
             Ok(BoundSocket { owners, _subscription: sockets.subscribe(wanted, handler)? })
         })
     }
@@ -197,3 +205,16 @@ impl Sources {
         self.links.clear();
     }
 }
+
+/// Pings often enough for a healthy peer never to be stale, also when two answers in a row are late. A connection on which
+/// nothing comes is given up well after its streams are stale: it may recover without losing anything.
+fn with_heartbeats(mut wanted: Subscription, max_silence: Option<Duration>) -> Subscription {
+    if let Some(max_silence) = max_silence {
+        wanted.heartbeat_interval = (max_silence / 4).max(SHORTEST_HEARTBEAT);
+        wanted.heartbeat_timeout = max_silence * 3;
+    }
+    wanted
+}
+
+/// What a wish for less silence than a network has may cost.
+const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(20);

@@ -145,6 +145,8 @@ pub struct LinkSpec {
     pub bearer: Bearer,
     /// The only engine of it that is wanted; absent: all.
     pub engine: Option<String>,
+    /// The longest time without proof that an engine behind it is there, from that engine to here.
+    pub max_silence: Option<Duration>,
 }
 
 impl LinkSpec {
@@ -253,6 +255,8 @@ pub struct EngineSpec {
     pub worker_id: u64,
     /// How its cache behaves where the events do not tell.
     pub cache: CacheSpec,
+    /// The longest time without proof that it is there; `None`: [`PlaneOptions::max_silence`].
+    pub max_silence: Option<Duration>,
     /// The engine's HTTP server: start-time hint and capacity, and operations.
     pub http: Option<String>,
     /// How it is asked to do something, besides over `http`.
@@ -324,6 +328,9 @@ pub struct PlaneOptions {
     pub index: kvplane_index::Options,
     /// What an unfilled gap does.
     pub on_gap: OnGap,
+    /// A stream whose engine has not been proven to be there for longer than this is `recovering`, unless its engine has
+    /// another bound.
+    pub max_silence: Duration,
     /// Disconnected for longer than this is `down`.
     pub down_after: Duration,
     /// How long one replay may be silent.
@@ -336,6 +343,20 @@ pub struct PlaneOptions {
     pub discover_every: Duration,
 }
 
+/// Older releases of TensorRT-LLM answer a drain only after two seconds when there is nothing to tell.
+const SLOWEST_DRAIN: Duration = Duration::from_secs(5);
+
+impl PlaneOptions {
+    /// The longest time without proof that an engine is there. What comes over a drain has at least the time that one may take.
+    pub fn max_silence_of(&self, spec: &EngineSpec) -> Duration {
+        let usual = match spec.feed {
+            Feed::Drained(_) => self.max_silence.max(SLOWEST_DRAIN),
+            _ => self.max_silence,
+        };
+        spec.max_silence.unwrap_or(usual)
+    }
+}
+
 impl Default for PlaneOptions {
     fn default() -> Self {
         Self {
@@ -345,6 +366,7 @@ impl Default for PlaneOptions {
             // Room for some 200 million blocks of 36 bytes.
             index: kvplane_index::Options { max_bytes: 8 << 30, ..kvplane_index::Options::default() },
             on_gap: OnGap::Drop,
+            max_silence: Duration::from_secs(2),
             down_after: Duration::from_secs(10),
             replay_idle: Duration::from_secs(2),
             replay_deadline: Duration::from_secs(30),

@@ -12,7 +12,7 @@ mod troubled;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_core::{Continuity, Cursor, Epoch, PlaneId, Reason, StateDigest, StreamId, Tier, TrustState};
 use kvplane_stream::{
@@ -27,6 +27,7 @@ use tracing::error;
 use crate::catalog::{Catalog, Identity, StreamFeed, View};
 use crate::chronicle::{Chronicle, Said};
 use crate::clock::Clock;
+use crate::freshness::Freshness;
 use crate::trouble::{DEFECT, Teller, Troubles};
 pub use flush::FlushWatch;
 pub use handed::{HandedOver, NotHandedOver};
@@ -86,6 +87,8 @@ pub struct StreamStatus {
     /// From the engine's stamp of the last batch until it was applied here, where it stamps with the time of day and the batch
     /// was heard as it happened. What their clocks differ by is in it.
     pub lag: Option<Duration>,
+    /// How old the proof is that the engine is there; `None` before the first. Zero where the source cannot fall silent.
+    pub age: Option<Duration>,
     /// Why the index knows less of the stream than its journal does.
     pub index_lacking: Option<Reason>,
 }
@@ -118,6 +121,7 @@ pub struct Outcome {
 pub struct Stream {
     id: StreamId,
     clock: Clock,
+    freshness: Arc<Freshness>,
     chronicle: Arc<Chronicle>,
     inner: Mutex<Inner>,
     /// The journal's window, read without waiting for a batch that is being applied.
@@ -141,13 +145,23 @@ impl Stream {
     pub fn in_process(id: StreamId, follow: Options, keep: JournalOptions) -> Self {
         let clock = Clock::start();
         let recorder = Recorder::new(follow, keep, id.rank, clock.now());
-        Self::new(id, clock, Arc::default(), recorder)
+        Self::new(id, clock, Arc::default(), recorder, None)
     }
 
-    pub(crate) fn new(id: StreamId, clock: Clock, chronicle: Arc<Chronicle>, recorder: Recorder) -> Self {
+    pub(crate) fn new(
+        id: StreamId,
+        clock: Clock,
+        chronicle: Arc<Chronicle>,
+        mut recorder: Recorder,
+        max_silence: Option<Duration>,
+    ) -> Self {
+        if let Some(max_silence) = max_silence {
+            recorder.bound_silence(max_silence);
+        }
         Self {
             id,
             clock,
+            freshness: Arc::new(Freshness::new(clock, max_silence)),
             chronicle,
             mirrored: recorder.is_mirror(),
             via: Mutex::new(Arc::from([])),
@@ -174,7 +188,8 @@ impl Stream {
         let Inner { recorder, index, .. } = &mut *inner;
         recorder.journal_mut().keep_fresh();
         let block_size = recorder.journal().block_size();
-        *index = Some(catalog.join(self.id.clone(), identity, block_size, view(recorder)));
+        let freshness = self.freshness.clone();
+        *index = Some(catalog.join(self.id.clone(), identity, block_size, view(recorder), freshness));
     }
 
     /// Takes the stream out of the index: it is in no answer that is begun after this.
@@ -186,6 +201,22 @@ impl Stream {
     /// Writes down for people what happened to it.
     pub fn remark(&self, said: Said) {
         self.chronicle.write(self.clock.now().unix_ms, Some(&self.id), said);
+    }
+
+    /// How old the proof is that its engine is there.
+    pub fn freshness(&self) -> &Arc<Freshness> {
+        &self.freshness
+    }
+
+    /// The engine was there at `at`, and all that it had published by then has been fed.
+    pub(crate) fn prove(&self, at: Instant) -> Outcome {
+        let at = self.clock.mono(at);
+        self.feed(|recorder, now| recorder.prove(now, at))
+    }
+
+    /// Whether nothing is open but the age of the proof: what is recorded is what the engine said.
+    pub(crate) fn is_following(&self) -> bool {
+        self.inner.lock().recorder.is_following()
     }
 
     /// Which stream.
@@ -235,11 +266,12 @@ impl Stream {
     }
 
     fn feed_locked(&self, inner: &mut Inner, now: Now, input: impl FnOnce(&mut Recorder, Now)) -> Outcome {
-        let before = (inner.recorder.journal().cursor(), inner.recorder.standing());
+        let before = Looks::of(&inner.recorder);
         let hearing = Hearing::begin(&inner.recorder);
         input(&mut inner.recorder, now);
         inner.heard.note(&hearing, &inner.recorder, now);
-        let news = (inner.recorder.journal().cursor(), inner.recorder.standing()) != before;
+        self.freshness.set(inner.recorder.proven_at());
+        let news = Looks::of(&inner.recorder) != before;
         // Under the lock, so that the index has seen all that the journal has once the lock is free.
         let Inner { recorder, index, .. } = inner;
         let entries = recorder.journal_mut().take_fresh();
@@ -306,11 +338,14 @@ impl Stream {
 
     /// What the stream looks like now.
     pub fn status(&self) -> StreamStatus {
-        let now = self.clock.now();
         let inner = self.inner.lock();
+        // After the lock: a batch may have been applied meanwhile.
+        let now = self.clock.now();
         let journal = inner.recorder.journal();
+        let age = self.freshness.age();
         StreamStatus {
-            continuity: inner.recorder.standing(),
+            continuity: self.freshness.judge(inner.recorder.standing(), age),
+            age,
             trust: journal.trust().clone(),
             epoch: journal.epoch(),
             cursor: journal.cursor(),
@@ -335,6 +370,24 @@ impl Stream {
             since_last_event: inner.heard.since_last_event(now),
             lag: inner.heard.lag(),
             index_lacking: inner.index.as_ref().and_then(StreamFeed::lacking),
+        }
+    }
+}
+
+/// What whoever follows a stream is woken for.
+#[derive(PartialEq)]
+struct Looks {
+    cursor: Cursor,
+    standing: Continuity,
+    stale: bool,
+}
+
+impl Looks {
+    fn of(recorder: &Recorder) -> Self {
+        Self {
+            cursor: recorder.journal().cursor(),
+            standing: recorder.standing(),
+            stale: recorder.is_stale(),
         }
     }
 }

@@ -11,6 +11,7 @@ use kvplane_stream::{Ask, Now, Recorder};
 use parking_lot::{Mutex, RwLock};
 use tracing::warn;
 
+use crate::claims::Claims;
 use crate::feeder::Feeder;
 use crate::hint::{self, Hint};
 use crate::spec::PlaneOptions;
@@ -56,7 +57,17 @@ impl Driver {
     }
 
     fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) {
-        for ask in self.0.feeder.feed(input) {
+        self.ask(self.0.feeder.feed(input));
+    }
+
+    /// The engine was there at `at`, and all that it had published by then has been fed.
+    fn prove(&self, at: Instant) {
+        self.ask(self.0.feeder.prove(at));
+        self.stream().announce();
+    }
+
+    fn ask(&self, asks: Vec<Ask>) {
+        for ask in asks {
             match ask {
                 Ask::Replay { id, from } => self.ask_replay(id, from),
                 Ask::Hint { id } => self.ask_hint(id),
@@ -78,7 +89,7 @@ impl Driver {
         request.deadline = self.0.replay_deadline;
         // One at a time: it runs on the engine's publisher thread.
         self.cancel();
-        let answer = Answer { driver: self.clone(), id, batches: 0 };
+        let answer = Answer { driver: self.clone(), id, asked: Instant::now(), batches: 0 };
         match self.0.sockets.replay(request, Box::new(answer)) {
             Ok(handle) => *self.0.in_flight.lock() = Some(handle),
             Err(error) => warn!(stream = %self.stream().id(), %error, "replay cannot be asked"),
@@ -134,6 +145,7 @@ impl Driver {
 struct Answer {
     driver: Driver,
     id: u64,
+    asked: Instant,
     batches: usize,
 }
 
@@ -158,6 +170,10 @@ impl ReplayHandler for Answer {
             warn!(stream = %self.driver.stream().id(), endpoint, ?end, "replay failed");
         }
         self.driver.tell(|recorder, now| recorder.replay_ended(now, self.id, end == ReplayEnd::Complete));
+        // A complete answer that leaves nothing open has all that the engine had published when it was asked.
+        if end == ReplayEnd::Complete && self.driver.stream().is_following() {
+            self.driver.prove(self.asked);
+        }
     }
 }
 
@@ -216,6 +232,10 @@ impl SubscriberHandler for ConnectedHandler {
 
     fn message(&mut self, _topic: &[u8], sequence: u64, payload: Bytes) {
         self.driver.feed(|recorder, now| recorder.live(now, sequence, payload));
+    }
+
+    fn proven(&mut self, _connection: u64, at: Instant) {
+        self.driver.prove(at);
     }
 
     fn malformed(&mut self, reason: &'static str) {
@@ -278,6 +298,9 @@ impl Owners {
 /// A socket that engines connect to: several publishers, told apart by topic.
 pub(crate) struct BoundHandler {
     owners: Arc<Owners>,
+    /// The connection that the present calls are about.
+    connection: u64,
+    claims: Claims<StreamId>,
     unknown_topics: u64,
     silence: Silence,
     /// Nobody has been connected for so long that it is said of every owner.
@@ -288,7 +311,7 @@ impl BoundHandler {
     pub(crate) fn new(owners: Arc<Owners>) -> Self {
         let mut silence = Silence::default();
         silence.begin();
-        Self { owners, unknown_topics: 0, silence, unreached: false }
+        Self { owners, connection: 0, claims: Claims::default(), unknown_topics: 0, silence, unreached: false }
     }
 
     /// The monitor cannot say which peer came or went: everybody is checked.
@@ -300,7 +323,12 @@ impl BoundHandler {
 }
 
 impl SubscriberHandler for BoundHandler {
+    fn connection(&mut self, id: u64) {
+        self.connection = id;
+    }
+
     fn connected(&mut self) {
+        self.claims.connected(self.connection);
         self.owners.peers.fetch_add(1, Ordering::AcqRel);
         self.silence.end();
         self.unreached = false;
@@ -311,6 +339,7 @@ impl SubscriberHandler for BoundHandler {
     }
 
     fn disconnected(&mut self) {
+        self.claims.disconnected(self.connection);
         if self.owners.peers.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.silence.begin();
         }
@@ -321,12 +350,22 @@ impl SubscriberHandler for BoundHandler {
         let owners = self.owners.now();
         let owner = owners.iter().find(|(prefix, _)| topic.starts_with(prefix.as_bytes()));
         if let Some((_, driver)) = owner {
+            self.claims.heard(driver.stream().id(), self.connection);
             driver.feed(|recorder, now| recorder.live(now, sequence, payload));
         } else {
             self.unknown_topics += 1;
             if self.unknown_topics.is_power_of_two() {
                 let topic = String::from_utf8_lossy(topic);
                 warn!(%topic, count = self.unknown_topics, "no engine is configured for this topic");
+            }
+        }
+    }
+
+    fn proven(&mut self, connection: u64, at: Instant) {
+        self.claims.proven(connection, at);
+        for (_, driver) in &*self.owners.now() {
+            if let Some(at) = self.claims.proof_of(driver.stream().id()) {
+                driver.prove(at);
             }
         }
     }
@@ -346,6 +385,8 @@ impl SubscriberHandler for BoundHandler {
 
     fn tick(&mut self, now: Instant) {
         self.unreached |= self.silence.is_too_long(now);
+        let owners = self.owners.now();
+        self.claims.forget(|stream| owners.iter().any(|(_, driver)| driver.stream().id() == stream));
         for (_, driver) in &*self.owners.now() {
             if self.unreached {
                 driver.stream().set_trouble(Some(UNREACHED));

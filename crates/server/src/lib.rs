@@ -23,6 +23,7 @@ mod republish;
 mod select;
 mod service;
 mod smg;
+mod span;
 mod watch;
 
 pub use auth::{
@@ -42,3 +43,4 @@ pub use listen::{Tls, TlsError, TlsFiles, TlsRead};
 pub use listeners::Listener;
 pub use republish::{BoundOutlets, OutletEndpoints, RepublishError, RepublishSpec, Republisher};
 pub use service::{Options, Service};
+pub use span::Span;

@@ -1,17 +1,19 @@
 //! What can go wrong before a socket runs. Once it runs, trouble is reported to its handler.
 
+use std::io;
+
 /// A socket could not be opened or used.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The address makes no sense, is taken, or cannot be reached by name.
+    /// The address makes no sense, or is taken.
     #[error("cannot {action} {endpoint}: {cause}")]
     Endpoint {
         /// `bind` or `connect`.
         action: &'static str,
         /// The address as given.
         endpoint: String,
-        /// What libzmq said.
-        cause: zmq::Error,
+        /// What is wrong.
+        cause: EndpointCause,
     },
     /// libzmq refused an operation.
     #[error("cannot {action}: {cause}")]
@@ -21,12 +23,26 @@ pub enum SocketError {
         /// What libzmq said.
         cause: zmq::Error,
     },
-    /// A thread could not be started.
+    /// A thread, or what it sleeps on, could not be made.
     #[error("cannot start a socket thread: {0}")]
-    Thread(#[from] std::io::Error),
+    Thread(#[from] io::Error),
     /// The service was shut down.
     #[error("the socket service is shut down")]
     Stopped,
+}
+
+/// Why an address cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum EndpointCause {
+    /// It is not an address of a form that is supported.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// The system refused it.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// libzmq refused it.
+    #[error("{0}")]
+    Zmq(#[from] zmq::Error),
 }
 
 impl SocketError {
@@ -35,8 +51,21 @@ impl SocketError {
         move |cause| Self::Socket { action, cause }
     }
 
+    /// For `map_err`: an address cannot be used.
+    pub(crate) fn endpoint<C: Into<EndpointCause>>(
+        action: &'static str,
+        endpoint: &str,
+    ) -> impl FnOnce(C) -> Self {
+        move |cause| Self::Endpoint { action, endpoint: endpoint.to_owned(), cause: cause.into() }
+    }
+
     /// True when the address is already bound by someone.
     pub fn is_address_in_use(&self) -> bool {
-        matches!(self, Self::Endpoint { cause: zmq::Error::EADDRINUSE, .. })
+        let Self::Endpoint { cause, .. } = self else { return false };
+        match cause {
+            EndpointCause::Zmq(cause) => *cause == zmq::Error::EADDRINUSE,
+            EndpointCause::Io(cause) => cause.kind() == io::ErrorKind::AddrInUse,
+            EndpointCause::Invalid(_) => false,
+        }
     }
 }

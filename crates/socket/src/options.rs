@@ -10,8 +10,7 @@ pub struct Options {
     pub poller_threads: usize,
     /// How often [`SubscriberHandler::tick`](crate::SubscriberHandler::tick) is called.
     pub tick: Duration,
-    /// Replay requests open at the same time; more wait their turn. Bounded because a context holds 1023
-    /// sockets, of which its 250 subscriptions take three each.
+    /// Replay requests open at the same time; more wait their turn. Each takes a descriptor.
     pub concurrent_replays: usize,
 }
 
@@ -31,8 +30,8 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// Whether the newer protocol is to be spoken. A connecting socket that speaks it reaches both; a bound one names
-    /// itself by it, so it does only where the address asks for it.
+    /// Whether libzmq is to speak IPv6. A connecting socket that does reaches both; a bound one names itself by it, so it
+    /// does only where the address asks for it.
     pub(crate) fn wants_ipv6(&self) -> bool {
         match self {
             Self::Connect(_) => true,
@@ -55,18 +54,16 @@ pub struct Subscription {
     pub endpoint: Endpoint,
     /// Topic prefixes to receive. An empty prefix receives everything; no prefix at all receives nothing.
     pub topics: Vec<Vec<u8>>,
-    /// Messages that libzmq may hold for us per connection; 0 is without limit. When it is full, the
-    /// publisher's side fills and then drops: seen as a gap.
-    pub receive_hwm: i32,
-    /// A larger message ends the connection instead of being allocated; the stream is dialled again.
+    /// A message with more bytes in all its frames ends the connection instead of being allocated; the stream is dialled
+    /// again.
     pub max_message_bytes: i64,
     /// First pause before a lost connection is dialled again; doubles up to `reconnect_max`.
     pub reconnect_min: Duration,
     /// Longest pause between two attempts.
     pub reconnect_max: Duration,
-    /// How often the peer is pinged, so that a half-open connection is noticed.
+    /// How often the peer is asked for a sign of life: see [`SubscriberHandler::proven`](crate::SubscriberHandler::proven).
     pub heartbeat_interval: Duration,
-    /// Silence after a ping for this long is a lost connection.
+    /// A connection on which nothing arrived for this long is lost. Peers are asked to do likewise.
     pub heartbeat_timeout: Duration,
 }
 
@@ -76,13 +73,18 @@ impl Subscription {
         Self {
             endpoint,
             topics: vec![Vec::new()],
-            receive_hwm: 100_000,
             max_message_bytes: MAX_MESSAGE_BYTES,
             reconnect_min: Duration::from_millis(100),
             reconnect_max: Duration::from_secs(5),
-            heartbeat_interval: Duration::from_secs(5),
-            heartbeat_timeout: Duration::from_secs(15),
+            heartbeat_interval: Duration::from_millis(500),
+            heartbeat_timeout: Duration::from_secs(6),
         }
+    }
+
+    /// The limit as a size; without a sensible one, the usual.
+    pub(crate) fn message_limit(&self) -> usize {
+        let given = usize::try_from(self.max_message_bytes).ok();
+        given.unwrap_or(MAX_MESSAGE_BYTES as usize)
     }
 
     /// Receives only topics that begin with one of `prefixes`.
@@ -124,8 +126,3 @@ impl ReplayRequest {
 
 /// Above any batch that an engine would send, below what would hurt: 64 MiB.
 pub(crate) const MAX_MESSAGE_BYTES: i64 = 64 << 20;
-
-/// Milliseconds as libzmq takes them.
-pub(crate) fn millis(duration: Duration) -> i32 {
-    i32::try_from(duration.as_millis()).unwrap_or(i32::MAX)
-}

@@ -1,21 +1,30 @@
 //! A thread that serves many subscriptions.
 //!
-//! It sleeps on the sockets' descriptors rather than on the sockets: one system call for all of them,
-//! where polling sockets costs two each. Such a descriptor only says that something changed, so a socket
-//! that was not read to its end is `hot` and gets its next turn without being asked; and at every tick all
-//! sockets get one, so that no lost wake-up can last.
+//! It sleeps in epoll until a connection has news, edge-triggered: so a connection that was not read to its end stays in
+//! the queue `hot` and gets another turn, after the others had theirs. Deadlines (pauses between attempts, handshakes,
+//! heartbeats) are looked at every tick.
 
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use mio::{Events, Poll, Registry, Token, Waker};
 use parking_lot::Mutex;
-use zmq::{POLLIN, PollItem};
 
+use crate::connection::READ_BYTES;
 use crate::pulse::Pulse;
-use crate::subscriber::{Received, Subscriber};
-use crate::wake::{Sleeper, Waker};
+use crate::resolve::Resolver;
+use crate::subscriber::Subscriber;
+
+/// The token of calls from other threads.
+pub(crate) const WAKE: Token = Token(0);
+
+/// Events taken from the kernel at once; more come at the next look.
+const EVENTS: usize = 1024;
 
 /// What other threads may ask of a poller.
 pub(crate) struct PollerQueue {
@@ -30,17 +39,18 @@ pub(crate) struct PollerQueue {
 struct Commands {
     added: Vec<Subscriber>,
     removed: Vec<u64>,
+    resolved: Vec<(u64, io::Result<Vec<SocketAddr>>)>,
     stopped: bool,
 }
 
 impl PollerQueue {
-    pub(crate) fn new(waker: Waker) -> Arc<Self> {
-        Arc::new(Self {
-            waker,
+    pub(crate) fn new(poll: &Poll) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            waker: Waker::new(poll.registry(), WAKE)?,
             commands: Mutex::default(),
             load: AtomicUsize::new(0),
             pulse: Pulse::default(),
-        })
+        }))
     }
 
     /// How many subscriptions the poller has.
@@ -55,78 +65,153 @@ impl PollerQueue {
 
     /// Gives a subscription to the poller; false when it has stopped.
     pub(crate) fn add(&self, subscriber: Subscriber) -> bool {
+        let added = self.command(|commands| commands.added.push(subscriber));
+        if added {
+            self.load.fetch_add(1, Ordering::Relaxed);
+        }
+        added
+    }
+
+    /// Ends a subscription.
+    pub(crate) fn remove(&self, id: u64) {
+        self.command(|commands| commands.removed.push(id));
+    }
+
+    /// Asks the poller to end.
+    pub(crate) fn stop(&self) {
+        self.command(|commands| commands.stopped = true);
+    }
+
+    fn resolved(&self, id: u64, answer: io::Result<Vec<SocketAddr>>) {
+        self.command(|commands| commands.resolved.push((id, answer)));
+    }
+
+    fn command(&self, command: impl FnOnce(&mut Commands)) -> bool {
         {
             let mut commands = self.commands.lock();
             if commands.stopped {
                 return false;
             }
-            commands.added.push(subscriber);
+            command(&mut commands);
         }
-        self.load.fetch_add(1, Ordering::Relaxed);
-        self.waker.wake();
+        wake(&self.waker);
         true
     }
+}
 
-    /// Ends a subscription.
-    pub(crate) fn remove(&self, id: u64) {
-        {
-            let mut commands = self.commands.lock();
-            if commands.stopped {
-                return;
-            }
-            commands.removed.push(id);
-        }
-        self.waker.wake();
+/// Ends a thread's sleep, or its next one.
+pub(crate) fn wake(waker: &Waker) {
+    if let Err(error) = waker.wake() {
+        tracing::error!(%error, "cannot wake a socket thread");
+    }
+}
+
+/// What a subscription may use of its thread.
+pub(crate) struct Desk<'a> {
+    pub(crate) registry: &'a Registry,
+    pub(crate) scratch: &'a mut [u8],
+    /// Connections that need a turn: subscription and token.
+    pub(crate) hot: &'a mut VecDeque<(u64, usize)>,
+    pub(crate) now: Instant,
+    ids: &'a mut Ids,
+    queue: &'a Arc<PollerQueue>,
+    resolver: &'a Resolver,
+}
+
+/// Tokens and connection ids. None is ever used again, so that a late event finds nobody rather than somebody else.
+#[derive(Default)]
+struct Ids {
+    last_token: usize,
+    last_connection: u64,
+    owners: HashMap<usize, u64>,
+}
+
+impl Desk<'_> {
+    /// A token for a subscription's socket.
+    pub(crate) fn token(&mut self, owner: u64) -> usize {
+        self.ids.last_token += 1;
+        self.ids.owners.insert(self.ids.last_token, owner);
+        self.ids.last_token
     }
 
-    /// Asks the poller to end.
-    pub(crate) fn stop(&self) {
-        self.commands.lock().stopped = true;
-        self.waker.wake();
+    /// A token's socket is closed.
+    pub(crate) fn release(&mut self, token: usize) {
+        self.ids.owners.remove(&token);
     }
 
-    /// Lets go of the socket that wakes the poller, once it has ended.
-    pub(crate) fn close(&self) {
-        self.waker.close();
+    /// An id for a connection.
+    pub(crate) fn connection(&mut self) -> u64 {
+        self.ids.last_connection += 1;
+        self.ids.last_connection
+    }
+
+    /// Looks a name up for a subscription.
+    pub(crate) fn resolve(&self, id: u64, host: String, port: u16) {
+        let queue = self.queue.clone();
+        self.resolver.resolve(host, port, Box::new(move |answer| queue.resolved(id, answer)));
     }
 }
 
 /// The thread's own side.
 pub(crate) struct Poller {
     queue: Arc<PollerQueue>,
-    sleeper: Sleeper,
+    poll: Poll,
+    resolver: Resolver,
     tick: Duration,
-    subscribers: Vec<Subscriber>,
-    /// Sockets came or went since the descriptors were collected.
-    changed: bool,
-    /// Who goes first in the next turn; moves on so that nobody is always last.
-    first: usize,
-    scratch: Vec<Received>,
+    subscribers: HashMap<u64, Subscriber>,
+    ids: Ids,
+    hot: VecDeque<(u64, usize)>,
+    scratch: Vec<u8>,
 }
 
 impl Poller {
-    pub(crate) fn new(queue: Arc<PollerQueue>, sleeper: Sleeper, tick: Duration) -> Self {
-        Self { queue, sleeper, tick, subscribers: Vec::new(), changed: true, first: 0, scratch: Vec::new() }
+    pub(crate) fn new(queue: Arc<PollerQueue>, poll: Poll, resolver: Resolver, tick: Duration) -> Self {
+        Self {
+            queue,
+            poll,
+            resolver,
+            tick,
+            subscribers: HashMap::new(),
+            ids: Ids::default(),
+            hot: VecDeque::new(),
+            scratch: vec![0; READ_BYTES],
+        }
     }
 
     /// Serves until stopped.
     pub(crate) fn run(mut self) {
+        let mut events = Events::with_capacity(EVENTS);
         let mut next_tick = Instant::now() + self.tick;
-        // Built again only when the set of sockets changes: that is rare, and turns are not.
-        let mut items = Vec::new();
+        // When epoll last had nothing more to say: what it says later happened later.
+        let mut quiet_at = Instant::now();
         while self.obey() {
             self.queue.pulse.beat();
-            if std::mem::take(&mut self.changed) {
-                items = self.poll_items();
+            let timeout = if self.hot.is_empty() {
+                next_tick.saturating_duration_since(Instant::now())
+            } else {
+                Duration::ZERO
+            };
+            if let Err(error) = self.poll.poll(&mut events, Some(timeout))
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                tracing::error!(%error, "poll failed");
             }
-            let ready = self.sleep_until(next_tick, &mut items);
             let now = Instant::now();
-            let tick_due = now >= next_tick;
-            self.turns(&ready, tick_due);
-            if tick_due {
-                let mut redialled = false;
-                self.each(|subscriber, _| redialled |= subscriber.tick(now));
-                self.changed |= redialled;
+            let mut count = 0;
+            for event in &events {
+                count += 1;
+                let hung_up = event.is_read_closed() || event.is_write_closed() || event.is_error();
+                self.note(event.token(), hung_up, quiet_at);
+            }
+            if count < EVENTS {
+                quiet_at = now;
+            }
+            self.turns();
+            if now >= next_tick {
+                let ids: Vec<u64> = self.subscribers.keys().copied().collect();
+                for id in ids {
+                    self.call(id, |subscriber, desk| subscriber.tick(desk));
+                }
                 next_tick = now + self.tick;
             }
         }
@@ -134,80 +219,76 @@ impl Poller {
 
     /// Does what others asked for; false to stop.
     fn obey(&mut self) -> bool {
-        let (added, removed, stopped) = {
+        let (added, removed, resolved, stopped) = {
             let mut commands = self.queue.commands.lock();
-            (std::mem::take(&mut commands.added), std::mem::take(&mut commands.removed), commands.stopped)
+            let Commands { added, removed, resolved, stopped } = &mut *commands;
+            (std::mem::take(added), std::mem::take(removed), std::mem::take(resolved), *stopped)
         };
-        self.changed |= !added.is_empty() || !removed.is_empty();
-        self.subscribers.extend(added);
-        if !removed.is_empty() {
-            let before = self.subscribers.len();
-            self.subscribers.retain(|subscriber| !removed.contains(&subscriber.id));
-            self.queue.load.fetch_sub(before - self.subscribers.len(), Ordering::Relaxed);
+        if stopped {
+            return false;
         }
-        !stopped
+        for subscriber in added {
+            let id = subscriber.id;
+            self.subscribers.insert(id, subscriber);
+            let started = self.call(id, Subscriber::start);
+            if let Some(Err(error)) = started {
+                tracing::error!(%error, "cannot watch a socket; the subscription ends");
+                self.remove(id);
+            }
+        }
+        for id in removed {
+            self.remove(id);
+        }
+        for (id, answer) in resolved {
+            self.call(id, |subscriber, desk| subscriber.resolved(answer, desk));
+        }
+        true
     }
 
-    /// The wake socket's descriptor, then two of each subscriber.
-    fn poll_items(&self) -> Vec<PollItem<'static>> {
-        let wake = self.sleeper.descriptor();
-        let own = self.subscribers.iter().flat_map(Subscriber::descriptors);
-        std::iter::once(wake).chain(own).map(|descriptor| PollItem::from_fd(descriptor, POLLIN)).collect()
+    fn remove(&mut self, id: u64) {
+        if self.subscribers.remove(&id).is_some() {
+            self.ids.owners.retain(|_, owner| *owner != id);
+            self.queue.load.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
-    /// Waits for something to do; tells which subscribers may have something to read.
-    fn sleep_until(&self, next_tick: Instant, items: &mut [PollItem<'_>]) -> Vec<bool> {
-        let timeout = if self.subscribers.iter().any(|subscriber| subscriber.hot) {
-            Duration::ZERO
-        } else {
-            next_tick.saturating_duration_since(Instant::now())
-        };
-        // Rounded up: a sleep that ends just before the tick would only be slept again.
-        let millis = i64::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(i64::MAX);
-        if let Err(cause) = zmq::poll(items, millis)
-            && cause != zmq::Error::EINTR
+    fn note(&mut self, token: Token, hung_up: bool, arrived_after: Instant) {
+        let Some(&owner) = self.ids.owners.get(&token.0) else { return };
+        if let Some(subscriber) = self.subscribers.get_mut(&owner)
+            && subscriber.note(token.0, hung_up, arrived_after)
         {
-            tracing::error!(%cause, "poll failed");
+            self.hot.push_back((owner, token.0));
         }
-        self.sleeper.clear();
-        let readable = |pair: &[PollItem<'_>]| pair.iter().any(PollItem::is_readable);
-        items[1..].chunks(2).map(readable).collect()
     }
 
-    /// Gives a turn to everyone who may have something to read.
-    fn turns(&mut self, ready: &[bool], everyone: bool) {
-        let count = self.subscribers.len();
-        let start = self.first;
-        self.first = if count == 0 { 0 } else { (start + 1) % count };
-        self.each_from(start, |subscriber, scratch, index| {
-            if everyone || subscriber.hot || ready.get(index).copied().unwrap_or(true) {
-                subscriber.turn(scratch);
-            }
-        });
-    }
-
-    fn each(&mut self, mut call: impl FnMut(&mut Subscriber, &mut Vec<Received>)) {
-        self.each_from(0, |subscriber, scratch, _| call(subscriber, scratch));
-    }
-
-    /// Calls for every subscriber, from `start` around. One whose handler panics is dropped: the other
-    /// streams of this thread are not to blame.
-    fn each_from(&mut self, start: usize, mut call: impl FnMut(&mut Subscriber, &mut Vec<Received>, usize)) {
-        let count = self.subscribers.len();
-        let mut broken = Vec::new();
-        for index in (0..count).map(|offset| (start + offset) % count) {
-            let subscriber = &mut self.subscribers[index];
-            let scratch = &mut self.scratch;
-            if catch_unwind(AssertUnwindSafe(|| call(subscriber, scratch, index))).is_err() {
-                tracing::error!("a subscription's handler panicked; the subscription ends");
-                scratch.clear();
-                broken.push(subscriber.id);
+    /// Gives a turn to each connection that waits for one.
+    fn turns(&mut self) {
+        for _ in 0..self.hot.len() {
+            let Some((id, token)) = self.hot.pop_front() else { return };
+            if self.call(id, |subscriber, desk| subscriber.turn(token, desk)) == Some(true) {
+                self.hot.push_back((id, token));
             }
         }
-        if !broken.is_empty() {
-            self.changed = true;
-            self.subscribers.retain(|subscriber| !broken.contains(&subscriber.id));
-            self.queue.load.fetch_sub(broken.len(), Ordering::Relaxed);
+    }
+
+    /// Calls a subscriber. One whose handler panics is dropped: the other streams of this thread are not to blame.
+    fn call<T>(&mut self, id: u64, call: impl FnOnce(&mut Subscriber, &mut Desk<'_>) -> T) -> Option<T> {
+        let subscriber = self.subscribers.get_mut(&id)?;
+        let mut desk = Desk {
+            registry: self.poll.registry(),
+            scratch: &mut self.scratch,
+            hot: &mut self.hot,
+            now: Instant::now(),
+            ids: &mut self.ids,
+            queue: &self.queue,
+            resolver: &self.resolver,
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| call(subscriber, &mut desk)));
+        if let Ok(value) = result {
+            return Some(value);
         }
+        tracing::error!("a subscription's handler panicked; the subscription ends");
+        self.remove(id);
+        None
     }
 }

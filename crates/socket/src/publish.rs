@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use zmq::{Context, DONTWAIT, POLLIN, SNDMORE, Socket};
 
-use crate::subscriber::dial;
 use crate::{Endpoint, SocketError};
 
 /// The libzmq context that publishing sockets share. Cheap to clone; costs two threads, so make one per
@@ -134,4 +133,13 @@ pub(crate) fn last_endpoint(socket: &Socket, configured: &str) -> String {
         Ok(Ok(endpoint)) if !endpoint.is_empty() => endpoint,
         _ => configured.to_owned(),
     }
+}
+
+/// Binds or connects.
+pub(crate) fn dial(socket: &Socket, endpoint: &Endpoint) -> Result<(), SocketError> {
+    let (action, result) = match endpoint {
+        Endpoint::Connect(address) => ("connect", socket.connect(address)),
+        Endpoint::Bind(address) => ("bind", socket.bind(address)),
+    };
+    result.map_err(SocketError::endpoint(action, endpoint.address()))
 }

@@ -1,7 +1,7 @@
 //! Ports that were ours a moment ago.
 //!
-//! libzmq closes sockets on a thread of its own: some moments after a bound socket was dropped its port is still taken.
-//! Whoever binds it again then waits, if it was this process that let go of it; any other taken port is an error at once.
+//! Sockets are closed on a thread of their own: some moments after a bound socket was dropped its port is still taken.
+//! Binding it again then waits, if it was this process that let go of it; any other taken port is an error at once.
 
 use std::collections::HashMap;
 use std::thread;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::SocketError;
 
-/// libzmq takes milliseconds; this is for a machine that is very busy.
+/// It takes milliseconds; this is for a machine that is very busy.
 const FREED_WITHIN: Duration = Duration::from_secs(2);
 const TRY_AGAIN: Duration = Duration::from_millis(5);
 

@@ -2,17 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use kvplane_wire::replay::{END_SEQUENCE, parse_request};
 use zmq::{DONTWAIT, POLLIN, Socket};
 
-use crate::frames::Multipart;
-use crate::publish::last_endpoint;
-use crate::subscriber::dial;
+use crate::publish::{dial, last_endpoint};
 use crate::{Endpoint, PublishContext, SocketError};
 
-/// Sequence of the end marker.
-const END_SEQUENCE: [u8; 8] = [0xff; 8];
-
-/// How an answer's frames lie; see the module documentation of `replay`.
+/// How an answer's frames lie; see [`kvplane_wire::replay`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyFraming {
     /// Delimiter, sequence, payload: vLLM up to 0.25.
@@ -62,10 +58,11 @@ impl RouterSocket {
     pub fn recv_request(&self, timeout: Duration) -> Result<Option<ReplayRequestIn>, SocketError> {
         let deadline = Instant::now() + timeout;
         loop {
-            while let Some(parts) = Multipart::receive(&self.socket).map_err(SocketError::doing("receive"))? {
-                let delimited = parts.count() == 3 && parts.frame(1).is_empty();
-                if let (true, Some(start)) = (delimited, parts.sequence(2)) {
-                    return Ok(Some(ReplayRequestIn { identity: parts.frame(0).to_vec(), start }));
+            while let Some(parts) = self.receive()? {
+                if let [identity, request @ ..] = &parts[..]
+                    && let Ok(start) = parse_request(request)
+                {
+                    return Ok(Some(ReplayRequestIn { identity: identity.clone(), start }));
                 }
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -76,6 +73,26 @@ impl RouterSocket {
             match self.socket.poll(POLLIN, millis) {
                 Ok(_) | Err(zmq::Error::EINTR) => {}
                 Err(cause) => return Err(SocketError::doing("poll")(cause)),
+            }
+        }
+    }
+
+    /// The next message; `None` when there is none now. Frames beyond those of a request are dropped.
+    fn receive(&self) -> Result<Option<Vec<Vec<u8>>>, SocketError> {
+        const ONE_TOO_MANY: usize = 4;
+        let mut parts = Vec::new();
+        loop {
+            let frame = match self.socket.recv_msg(DONTWAIT) {
+                Ok(frame) => frame,
+                Err(zmq::Error::EAGAIN) if parts.is_empty() => return Ok(None),
+                Err(zmq::Error::EINTR) => continue,
+                Err(cause) => return Err(SocketError::doing("receive")(cause)),
+            };
+            if parts.len() < ONE_TOO_MANY {
+                parts.push(frame.to_vec());
+            }
+            if !frame.get_more() {
+                return Ok(Some(parts));
             }
         }
     }
@@ -94,7 +111,7 @@ impl RouterSocket {
 
     /// Ends an answer.
     pub fn reply_end(&self, identity: &[u8], framing: ReplyFraming) -> Result<(), SocketError> {
-        self.reply(identity, framing, b"", &END_SEQUENCE, b"")
+        self.reply(identity, framing, b"", &END_SEQUENCE.to_be_bytes(), b"")
     }
 
     /// Sends frames as they are after the identity: for faults and foreign framings.

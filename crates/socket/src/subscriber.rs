@@ -1,284 +1,402 @@
-//! One subscription: a SUB socket, its monitor and the handler that hears both in the right order.
-//!
-//! **Order.** A message is handed over only after every connection event that happened before it. The two
-//! come through different queues, so a turn first reads messages, then the monitor, and then tells the
-//! events before the messages: whatever caused a message to be readable was in the monitor's queue by then.
-//! A message of the old connection may thus be told after the reconnect; never the other way round.
+//! One subscription: where its connections come from, and what they say.
 
-use std::os::fd::RawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use zmq::{Context, Socket};
+use kvplane_wire::replay::parse_live;
 
 use crate::SocketError;
-use crate::frames::Multipart;
-use crate::monitor::{Change, Monitor};
-use crate::options::{Endpoint, Subscription, millis};
-use crate::poller::PollerQueue;
-use crate::service::ContextLease;
-use crate::wake::unique_inproc;
+use crate::address::Address;
+use crate::connection::{Closed, Connection, Heard, Turn};
+use crate::dial::{Backoff, Dialer, Todo};
+use crate::handler::Ear;
+use crate::heart::{Heart, Pace};
+use crate::listen::Listener;
+use crate::options::{Endpoint, Subscription};
+use crate::poller::Desk;
+use crate::reason::word_of;
+use crate::stream::Stream;
+use crate::zmtp::frame::Multipart;
+use crate::zmtp::session::Session;
 
-/// Messages taken from one socket before the others get their turn.
-const MESSAGES_PER_TURN: usize = 512;
+/// A peer that has connected gets this long for its handshake.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Payload bytes after which a turn ends early, so that a turn of huge batches is not held in memory.
-const BYTES_PER_TURN: usize = 16 << 20;
+/// Connections of one listener. One more takes the place of the oldest that has not completed its handshake.
+const MAX_ACCEPTED: usize = 1024;
 
-/// How long libzmq may take to announce that it dials again. It does so at once, or never.
-const REDIAL_AFTER: Duration = Duration::from_secs(1);
+/// Connections accepted in one turn.
+const ACCEPTED_PER_TURN: usize = 64;
 
-/// What a subscription's owner hears, all on one poller thread. A handler must not block: the other
-/// subscriptions of its thread wait for it.
-pub trait SubscriberHandler: Send {
-    /// A publisher is connected (its handshake succeeded). In bind mode there may be several.
-    fn connected(&mut self);
+/// Memory for unfinished messages of all connections of one listener.
+const LISTENER_BYTES: usize = 256 << 20;
 
-    /// A connected publisher went away.
-    fn disconnected(&mut self);
-
-    /// A batch came.
-    fn message(&mut self, topic: &[u8], sequence: u64, payload: Bytes);
-
-    /// A message that is no batch came and was dropped. `reason` is a stable word: `frame_count` or
-    /// `sequence_length`.
-    fn malformed(&mut self, reason: &'static str);
-
-    /// Everything that could be read for now has been told: the moment to wake others, once for a whole burst.
-    fn drained(&mut self) {}
-
-    /// Time passes: called about every 100 ms.
-    fn tick(&mut self, now: Instant);
+/// Where connections come from.
+enum Source {
+    Dial(Dialer),
+    Listen { listener: Listener, again: bool },
 }
 
-/// Keeps a subscription alive. After its drop no new call to the handler begins; one that is under way on
-/// the poller thread still ends.
-#[must_use = "dropping the handle ends the subscription"]
-pub struct SubscriptionHandle {
-    pub(crate) id: u64,
-    pub(crate) cancelled: Arc<AtomicBool>,
-    pub(crate) queue: Arc<PollerQueue>,
-    pub(crate) last_endpoint: String,
-}
-
-impl SubscriptionHandle {
-    /// The address in use; in bind mode with the port that the system chose.
-    pub fn last_endpoint(&self) -> &str {
-        &self.last_endpoint
-    }
-}
-
-impl std::fmt::Debug for SubscriptionHandle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SubscriptionHandle").field("endpoint", &self.last_endpoint).finish_non_exhaustive()
-    }
-}
-
-impl Drop for SubscriptionHandle {
-    fn drop(&mut self) {
-        self.cancelled.store(true, Ordering::Release);
-        self.queue.remove(self.id);
-    }
-}
-
-/// A SUB socket and its monitor.
-struct Link {
-    monitor: Monitor,
-    socket: Socket,
-    /// Readable when something happened on the socket or on its monitor.
-    descriptors: [RawFd; 2],
-}
-
-/// What one turn read and has not told yet.
-pub(crate) struct Received {
-    parts: Multipart,
-    /// Its sequence, or why it is no batch.
-    sequence: Result<u64, &'static str>,
+/// One connection, and what is known of it.
+struct Peer {
+    id: u64,
+    connection: Connection,
+    /// Since when the handshake is complete, and the heartbeats since then.
+    established: Option<(Instant, Heart)>,
+    /// What is being read arrived after this.
+    arrived_after: Instant,
 }
 
 /// A subscription as its poller thread holds it.
 pub(crate) struct Subscriber {
     pub(crate) id: u64,
     subscription: Subscription,
-    link: Link,
-    handler: Box<dyn SubscriberHandler>,
-    cancelled: Arc<AtomicBool>,
-    lease: ContextLease,
-    /// More may be readable than the last turn took.
-    pub(crate) hot: bool,
+    /// The token of the listener, or of the connection that is dialled.
+    token: usize,
+    source: Option<Source>,
+    listening: Option<Listener>,
+    address: Option<Address>,
+    last_endpoint: String,
+    peers: HashMap<usize, Peer>,
+    ear: Ear,
+    /// Memory of all connections.
+    memory: usize,
+    /// Peers that broke the protocol.
+    broken: u64,
 }
 
 impl Subscriber {
-    /// Opens the sockets; errors of a bind are known when it returns.
-    pub(crate) fn open(
-        id: u64,
-        subscription: Subscription,
-        handler: Box<dyn SubscriberHandler>,
-        cancelled: Arc<AtomicBool>,
-        lease: ContextLease,
-    ) -> Result<Self, SocketError> {
-        let link = Link::open(lease.context(), &subscription)?;
-        // Events before the poller's first look leave no edge on the descriptor: look without being asked.
-        Ok(Self { id, subscription, link, handler, cancelled, lease, hot: true })
+    /// Binds, or checks the address; errors are known when it returns.
+    pub(crate) fn open(id: u64, subscription: Subscription, ear: Ear) -> Result<Self, SocketError> {
+        let (listening, address) = match &subscription.endpoint {
+            Endpoint::Bind(endpoint) => {
+                let listener = Listener::bind(endpoint).map_err(SocketError::endpoint("bind", endpoint))?;
+                (Some(listener), None)
+            }
+            Endpoint::Connect(endpoint) => {
+                let address =
+                    Address::to_connect(endpoint).map_err(SocketError::endpoint("connect", endpoint))?;
+                (None, Some(address))
+            }
+        };
+        let configured = subscription.endpoint.address();
+        let last_endpoint = listening.as_ref().map_or(configured, Listener::address).to_owned();
+        Ok(Self {
+            id,
+            subscription,
+            token: 0,
+            source: None,
+            listening,
+            address,
+            last_endpoint,
+            peers: HashMap::new(),
+            ear,
+            memory: 0,
+            broken: 0,
+        })
     }
 
     /// The address in use.
     pub(crate) fn last_endpoint(&self) -> String {
-        let configured = self.subscription.endpoint.address();
-        match self.link.socket.get_last_endpoint() {
-            Ok(Ok(endpoint)) if !endpoint.is_empty() => endpoint,
-            _ => configured.to_owned(),
-        }
+        self.last_endpoint.clone()
     }
 
-    /// The descriptors that become readable when something happens on the socket or its monitor.
-    pub(crate) fn descriptors(&self) -> [RawFd; 2] {
-        self.link.descriptors
+    /// Begins, on the poller's thread.
+    pub(crate) fn start(&mut self, desk: &mut Desk<'_>) -> io::Result<()> {
+        self.token = desk.token(self.id);
+        if let Some(mut listener) = self.listening.take() {
+            listener.register(desk.registry, self.token)?;
+            self.source = Some(Source::Listen { listener, again: false });
+        } else if let Some(address) = self.address.take() {
+            let backoff = Backoff::new(self.subscription.reconnect_min, self.subscription.reconnect_max);
+            self.source = Some(Source::Dial(Dialer::new(address, self.token, backoff, desk.now)));
+            self.dial(desk);
+        }
+        Ok(())
     }
 
-    /// Reads what is there, within bounds, and tells the handler. `batch` is scratch space.
-    pub(crate) fn turn(&mut self, batch: &mut Vec<Received>) {
-        self.hot = self.read(batch);
-        while let Some(change) = self.link.monitor.next() {
-            self.tell(change);
+    /// Something happened on a token; true when it needs a turn that it does not wait for already.
+    pub(crate) fn note(&mut self, token: usize, hung_up: bool, arrived_after: Instant) -> bool {
+        let Some(peer) = self.peers.get_mut(&token) else { return token == self.token };
+        if hung_up {
+            peer.connection.note_hung_up();
         }
-        for Received { mut parts, sequence } in batch.drain(..) {
-            if self.is_cancelled() {
-                self.hot = false;
-                continue;
-            }
-            match sequence {
-                Ok(sequence) => {
-                    let payload = parts.take(2);
-                    self.handler.message(parts.frame(0), sequence, payload);
-                }
-                Err(reason) => self.handler.malformed(reason),
-            }
-        }
-        if !self.is_cancelled() {
-            self.handler.drained();
-        }
-    }
-
-    /// Time passes. Also dials again where libzmq gave up (see [`Monitor::stuck_since`]); true when the
-    /// socket is another one now.
-    pub(crate) fn tick(&mut self, now: Instant) -> bool {
-        if self.is_cancelled() {
+        if peer.connection.queued {
             return false;
         }
-        self.handler.tick(now);
-        let stuck =
-            self.link.monitor.stuck_since().is_some_and(|since| now.duration_since(since) >= REDIAL_AFTER);
-        stuck && matches!(self.subscription.endpoint, Endpoint::Connect(_)) && self.redial()
+        peer.arrived_after = arrived_after;
+        peer.connection.queued = true;
+        true
     }
 
-    fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Acquire)
-    }
-
-    fn tell(&mut self, change: Change) {
-        if self.is_cancelled() {
-            return;
+    /// Reads what is there on a token, within bounds, and tells the handler; true when there is more.
+    pub(crate) fn turn(&mut self, token: usize, desk: &mut Desk<'_>) -> bool {
+        if self.ear.is_cancelled() {
+            return false;
         }
-        match change {
-            Change::Connected => self.handler.connected(),
-            Change::Disconnected => self.handler.disconnected(),
+        if self.peers.contains_key(&token) {
+            return self.read(token, desk);
+        }
+        match &self.source {
+            Some(Source::Listen { .. }) if token == self.token => self.accept(desk),
+            Some(Source::Dial(_)) if token == self.token => {
+                self.dial(desk);
+                false
+            }
+            _ => false,
         }
     }
 
-    /// Reads up to a turn's share; true when there may be more.
-    fn read(&mut self, batch: &mut Vec<Received>) -> bool {
-        let mut bytes = 0;
-        while batch.len() < MESSAGES_PER_TURN && bytes < BYTES_PER_TURN {
-            match Multipart::receive(&self.link.socket) {
-                Ok(Some(parts)) => {
-                    bytes += parts.frame(2).len();
-                    let sequence = sequence_of(&parts);
-                    batch.push(Received { parts, sequence });
+    /// The answer to a name that was looked up.
+    pub(crate) fn resolved(&mut self, answer: io::Result<Vec<SocketAddr>>, desk: &mut Desk<'_>) {
+        if let Some(Source::Dial(dialer)) = &mut self.source {
+            let todo = dialer.resolved(answer, desk.registry, desk.now);
+            self.follow(todo, desk);
+        }
+    }
+
+    /// Time passes.
+    pub(crate) fn tick(&mut self, desk: &mut Desk<'_>) {
+        let Some(handler) = self.ear.open() else { return };
+        handler.tick(desk.now);
+        match &mut self.source {
+            Some(Source::Dial(dialer)) => {
+                if dialer.due().is_some_and(|due| due <= desk.now) {
+                    self.dial(desk);
                 }
+            }
+            Some(Source::Listen { again, .. }) => {
+                if std::mem::take(again) {
+                    desk.hot.push_back((self.id, self.token));
+                }
+            }
+            None => {}
+        }
+        self.beat(desk);
+    }
+
+    /// Sends PINGs that are due, and ends connections on which nothing comes.
+    fn beat(&mut self, desk: &mut Desk<'_>) {
+        let mut over = Vec::new();
+        for (&token, peer) in &mut self.peers {
+            // What is not read yet may be a sign of life.
+            if peer.connection.queued {
+                continue;
+            }
+            let Some((_, heart)) = &mut peer.established else {
+                if desk.now.saturating_duration_since(peer.connection.greeted_at) >= HANDSHAKE_TIMEOUT {
+                    over.push((token, Closed::HandshakeTimeout));
+                }
+                continue;
+            };
+            if let Some(silence) = heart.silence(peer.connection.heard_at, desk.now) {
+                over.push((token, Closed::Silent(silence)));
+            } else if heart.beat(peer.connection.session(), desk.now) && !peer.connection.flush() {
+                peer.connection.queued = true;
+                desk.hot.push_back((self.id, token));
+            }
+        }
+        for (token, closed) in over {
+            self.close(token, &closed, desk);
+        }
+    }
+
+    fn dial(&mut self, desk: &mut Desk<'_>) {
+        if let Some(Source::Dial(dialer)) = &mut self.source {
+            let todo = dialer.advance(desk.registry, desk.now);
+            self.follow(todo, desk);
+        }
+    }
+
+    fn follow(&mut self, todo: Todo, desk: &mut Desk<'_>) {
+        match todo {
+            Todo::Nothing => {}
+            Todo::Resolve { host, port } => desk.resolve(self.id, host, port),
+            Todo::Connected => {
+                let Some(Source::Dial(dialer)) = &mut self.source else { return };
+                if let Some(stream) = dialer.take() {
+                    // Its first bytes may have come together with the news that it is connected.
+                    self.welcome(stream, self.token, desk);
+                }
+            }
+        }
+    }
+
+    /// Accepts what waits; true when there may be more.
+    fn accept(&mut self, desk: &mut Desk<'_>) -> bool {
+        for _ in 0..ACCEPTED_PER_TURN {
+            let Some(Source::Listen { listener, again }) = &mut self.source else { return false };
+            let mut stream = match listener.accept() {
+                Ok(Some(stream)) => stream,
                 Ok(None) => return false,
-                Err(cause) => {
-                    tracing::warn!(endpoint = self.subscription.endpoint.address(), %cause, "receive failed");
+                Err(error) => {
+                    tracing::warn!(address = self.last_endpoint, %error, "cannot accept a connection");
+                    // No edge will tell when it is possible again.
+                    *again = true;
                     return false;
+                }
+            };
+            if self.peers.len() >= MAX_ACCEPTED && !self.make_room(desk) {
+                continue;
+            }
+            let token = desk.token(self.id);
+            match stream.register(desk.registry, token) {
+                Ok(()) => self.welcome(stream, token, desk),
+                Err(error) => {
+                    desk.release(token);
+                    tracing::warn!(address = self.last_endpoint, %error, "cannot watch a connection");
                 }
             }
         }
         true
     }
 
-    fn redial(&mut self) -> bool {
-        // A new socket, not a second connect on the old one: that one's dead session stays in its tables.
-        match Link::open(self.lease.context(), &self.subscription) {
-            Ok(link) => {
-                for _ in 0..self.link.monitor.live() {
-                    self.handler.disconnected();
-                }
-                self.link = link;
-                self.hot = true;
+    /// Closes the oldest connection without a handshake; false when all have one.
+    fn make_room(&mut self, desk: &mut Desk<'_>) -> bool {
+        let waiting = self.peers.iter().filter(|(_, peer)| peer.established.is_none());
+        let oldest = waiting.min_by_key(|(_, peer)| peer.connection.greeted_at).map(|(&token, _)| token);
+        match oldest {
+            Some(token) => {
+                self.close(token, &Closed::HandshakeTimeout, desk);
                 true
             }
-            Err(error) => {
-                tracing::warn!(%error, "cannot dial again");
+            None => {
+                self.count_broken("the listener has as many publishers as it may have");
                 false
             }
         }
     }
-}
 
-impl Link {
-    fn open(context: &Context, subscription: &Subscription) -> Result<Self, SocketError> {
-        let socket = context.socket(zmq::SUB).map_err(SocketError::doing("open a SUB socket"))?;
-        configure(&socket, subscription).map_err(SocketError::doing("configure a SUB socket"))?;
-        let monitor = Monitor::attach(context, &socket)?;
-        dial(&socket, &subscription.endpoint)?;
-        let descriptors = || Ok([socket.get_fd()?, monitor.socket().get_fd()?]);
-        let descriptors = descriptors().map_err(SocketError::doing("read a descriptor"))?;
-        Ok(Self { monitor, socket, descriptors })
+    fn welcome(&mut self, stream: Stream, token: usize, desk: &mut Desk<'_>) {
+        let limit = self.subscription.message_limit();
+        let session = Session::subscriber(self.subscription.topics.clone(), limit);
+        let mut connection = Connection::new(stream, session, desk.now);
+        connection.flush();
+        connection.queued = true;
+        desk.hot.push_back((self.id, token));
+        self.memory += connection.memory();
+        let peer = Peer { id: desk.connection(), connection, established: None, arrived_after: desk.now };
+        self.peers.insert(token, peer);
     }
-}
 
-impl Drop for Link {
-    /// The monitor is ended before its reader goes: libzmq's IO thread waits for a reader when it has something to tell, and
-    /// with it every socket of the context. A monitor of nothing takes the place of the one that there was.
-    fn drop(&mut self) {
-        if let Err(cause) = self.socket.monitor(&unique_inproc("unmonitored"), 0) {
-            tracing::debug!(%cause, "cannot end a monitor");
+    fn read(&mut self, token: usize, desk: &mut Desk<'_>) -> bool {
+        let Some(peer) = self.peers.get_mut(&token) else { return false };
+        let (id, before) = (peer.id, peer.connection.memory());
+        let (ear, established) = (&mut self.ear, &mut peer.established);
+        let (greeted_at, now) = (peer.connection.greeted_at, desk.now);
+        let pace = Pace {
+            interval: self.subscription.heartbeat_interval,
+            timeout: self.subscription.heartbeat_timeout,
+        };
+        let mut messages = 0_usize;
+        let mut hear = |heard: Heard<'_>| {
+            let Some(handler) = ear.about(id) else { return ControlFlow::Break(()) };
+            match heard {
+                Heard::Established => {
+                    *established = Some((now, Heart::new(pace, now)));
+                    handler.connected();
+                    handler.proven(id, greeted_at);
+                }
+                Heard::Message(message) => {
+                    messages += 1;
+                    deliver(handler, message);
+                }
+                Heard::Pong(context) => {
+                    let proof = established.as_mut().and_then(|(_, heart)| heart.pong(&context));
+                    if let Some(at) = proof {
+                        handler.proven(id, at);
+                    }
+                }
+            }
+            ControlFlow::Continue(())
+        };
+        let turn = peer.connection.turn(desk.scratch, &mut hear);
+        if let Some((_, heart)) = &mut peer.established {
+            if peer.connection.heard_at >= now {
+                heart.heard();
+            }
+            if messages > 0
+                && heart.frames_prove()
+                && let Some(handler) = self.ear.about(id)
+            {
+                handler.proven(id, peer.arrived_after);
+            }
+        }
+        let after = peer.connection.memory();
+        self.memory = (self.memory + after).saturating_sub(before);
+        if messages > 0
+            && let Some(handler) = self.ear.open()
+        {
+            handler.drained();
+        }
+        let crowded =
+            self.memory > LISTENER_BYTES && self.peers.len() > 1 && after > LISTENER_BYTES / MAX_ACCEPTED;
+        match turn {
+            Turn::Closed(closed) => self.close(token, &closed, desk),
+            _ if crowded => self.close(token, &Closed::Memory, desk),
+            Turn::More => return true,
+            Turn::Drained => {
+                if let Some(peer) = self.peers.get_mut(&token) {
+                    peer.connection.queued = false;
+                }
+            }
+            Turn::Stopped => {}
+        }
+        false
+    }
+
+    fn close(&mut self, token: usize, closed: &Closed, desk: &mut Desk<'_>) {
+        let Some(peer) = self.peers.remove(&token) else { return };
+        self.memory = self.memory.saturating_sub(peer.connection.memory());
+        let established = peer.established.map(|(since, _)| since);
+        // The socket goes first: it must not be readable any more.
+        drop(peer.connection);
+        if established.is_some()
+            && let Some(handler) = self.ear.about(peer.id)
+        {
+            handler.disconnected();
+        }
+        let reason = word_of(closed);
+        if let Some(reason) = reason
+            && let Some(handler) = self.ear.about(peer.id)
+        {
+            handler.protocol_error(reason);
+        }
+        if let Some(Source::Dial(dialer)) = &mut self.source {
+            let at_fault = reason.is_some();
+            dialer.lost(desk.now, established, at_fault, &closed.to_string());
+        } else {
+            desk.release(token);
+        }
+        if reason.is_some() {
+            self.count_broken(closed);
+        } else {
+            tracing::debug!(address = self.last_endpoint, %closed, "connection closed");
+        }
+    }
+
+    /// Says so at the 1st, 2nd, 4th, ... time: anybody can make us say it.
+    fn count_broken(&mut self, why: impl std::fmt::Display) {
+        self.broken += 1;
+        if self.broken.is_power_of_two() {
+            tracing::warn!(address = self.last_endpoint, %why, count = self.broken, "connection dropped");
         }
     }
 }
 
-/// Binds or connects.
-pub(crate) fn dial(socket: &Socket, endpoint: &Endpoint) -> Result<(), SocketError> {
-    let (action, result) = match endpoint {
-        Endpoint::Connect(address) => ("connect", socket.connect(address)),
-        Endpoint::Bind(address) => ("bind", socket.bind(address)),
-    };
-    result.map_err(|cause| SocketError::Endpoint { action, endpoint: endpoint.address().to_owned(), cause })
-}
-
-fn configure(socket: &Socket, subscription: &Subscription) -> Result<(), zmq::Error> {
-    socket.set_linger(0)?;
-    socket.set_ipv6(subscription.endpoint.wants_ipv6())?;
-    socket.set_rcvhwm(subscription.receive_hwm)?;
-    socket.set_maxmsgsize(subscription.max_message_bytes)?;
-    socket.set_reconnect_ivl(millis(subscription.reconnect_min))?;
-    socket.set_reconnect_ivl_max(millis(subscription.reconnect_max))?;
-    socket.set_heartbeat_ivl(millis(subscription.heartbeat_interval))?;
-    socket.set_heartbeat_timeout(millis(subscription.heartbeat_timeout))?;
-    socket.set_heartbeat_ttl(millis(subscription.heartbeat_timeout))?;
-    socket.set_tcp_keepalive(1)?;
-    for topic in &subscription.topics {
-        socket.set_subscribe(topic)?;
+fn deliver(handler: &mut dyn crate::SubscriberHandler, message: &mut Multipart) {
+    const PAYLOAD: usize = 2;
+    let sequence = message.frames().map_or(Err("frame_count"), |frames| {
+        parse_live(frames).map(|live| live.sequence).map_err(crate::reason::of_frames)
+    });
+    match sequence {
+        Ok(sequence) => {
+            let payload = message.take(PAYLOAD);
+            handler.message(message.frame(0), sequence, payload);
+        }
+        Err(reason) => handler.malformed(reason),
     }
-    Ok(())
-}
-
-fn sequence_of(parts: &Multipart) -> Result<u64, &'static str> {
-    const FRAMES: usize = 3;
-    if parts.count() != FRAMES {
-        return Err("frame_count");
-    }
-    parts.sequence(1).ok_or("sequence_length")
 }

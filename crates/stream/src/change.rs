@@ -4,6 +4,7 @@
 //! what it is told; it never counts, heals or guesses by itself.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, Epoch, Marks, Reason, Resumption, StateDigest, Tier, TrustState};
@@ -196,6 +197,8 @@ pub struct Entry {
     pub standing: Option<Continuity>,
     /// Digest of the resident state after it.
     pub digest: StateDigest,
+    /// How old the proof was that the engine is there when this was recorded; `None` before the first proof.
+    pub age: Option<Duration>,
     /// The number of the first transition; the others follow without a gap.
     pub first_event_id: u64,
     /// What consumers that count nothing see of it.

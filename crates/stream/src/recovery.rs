@@ -79,11 +79,11 @@ pub fn withheld(trust: &TrustState, continuity: Continuity, credit: &[Trust]) ->
     if trust.has(Reason::Unheard) {
         return Some("nothing is known yet".to_owned());
     }
+    if trust.is_credited_at(continuity, credit) {
+        return None;
+    }
     if continuity != Continuity::Live {
         return Some(format!("continuity is {continuity}"));
-    }
-    if trust.is_credited(credit) {
-        return None;
     }
     let reason = trust.worst().map_or("none", |worst| worst.reason.as_str());
     Some(format!("trust is {}, reason {reason}, which is not credited", trust.level()))

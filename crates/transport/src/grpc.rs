@@ -31,7 +31,33 @@ pub enum NoConnection {
 
 /// A connection to a server. `ca`, certificates (PEM) to trust instead of the public ones, is for `https`.
 pub async fn connect(url: &str, ca: Option<&[u8]>, within: Duration) -> Result<Channel, NoConnection> {
-    let endpoint = endpoint(url, ca).map_err(|_| NoConnection::Address)?;
+    connect_watched(url, ca, within, Watch::default()).await
+}
+
+/// How often a quiet connection is tested, and how long the answer may take. A connection without an answer is ended, so one
+/// that is there was proven to be at most `every + within` ago.
+#[derive(Debug, Clone, Copy)]
+pub struct Watch {
+    /// Silence after which it is tested.
+    pub every: Duration,
+    /// How long the answer may take.
+    pub within: Duration,
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self { every: KEEP_ALIVE, within: KEEP_ALIVE_WITHIN }
+    }
+}
+
+/// A connection to a server, as [`connect`] makes it, that is tested as `watch` says.
+pub async fn connect_watched(
+    url: &str,
+    ca: Option<&[u8]>,
+    within: Duration,
+    watch: Watch,
+) -> Result<Channel, NoConnection> {
+    let endpoint = endpoint(url, ca, watch).map_err(|_| NoConnection::Address)?;
     match tokio::time::timeout(within, endpoint.connect()).await {
         Ok(Ok(channel)) => Ok(channel),
         Ok(Err(error)) => Err(NoConnection::Unreachable(innermost(&error))),
@@ -50,11 +76,11 @@ pub fn innermost(error: &tonic::transport::Error) -> String {
     text
 }
 
-fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, tonic::transport::Error> {
+fn endpoint(url: &str, ca: Option<&[u8]>, watch: Watch) -> Result<Endpoint, tonic::transport::Error> {
     let endpoint = server(url, ca)?
         .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE_WITHIN)
+        .http2_keep_alive_interval(watch.every)
+        .keep_alive_timeout(watch.within)
         .keep_alive_while_idle(true)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW);

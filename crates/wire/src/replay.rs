@@ -13,7 +13,7 @@
 //! number, or a payload under ff x 8, is an error and not the end.
 
 /// The sequence of an end marker. No batch has it.
-const END: u64 = u64::MAX;
+pub const END_SEQUENCE: u64 = u64::MAX;
 
 /// Which frames a replay reply has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,16 +68,16 @@ pub enum ReplyError {
 
 /// Reads one replay reply, of either framing.
 pub fn parse_reply(frames: &[impl AsRef<[u8]>]) -> Result<Reply<'_>, ReplyError> {
-    let ([sequence, payload] | [_, sequence, payload] | [_, _, sequence, payload]) = frames else {
+    let ([delimiter, sequence, payload] | [delimiter, _, sequence, payload]) = frames else {
         return Err(ReplyError::Frames(frames.len()));
     };
-    if frames.len() > 2 && !frames[0].as_ref().is_empty() {
+    if !delimiter.as_ref().is_empty() {
         return Err(ReplyError::Delimiter);
     }
     let payload = payload.as_ref();
     match (number(sequence.as_ref())?, payload.is_empty()) {
-        (END, true) => Ok(Reply::End),
-        (END, false) | (_, true) => Err(ReplyError::HalfEnd),
+        (END_SEQUENCE, true) => Ok(Reply::End),
+        (END_SEQUENCE, false) | (_, true) => Err(ReplyError::HalfEnd),
         (sequence, false) => Ok(Reply::Batch { sequence, payload }),
     }
 }
@@ -121,7 +121,7 @@ pub fn reply_frames(framing: Framing<'_>, sequence: u64, payload: &[u8]) -> Vec<
 /// The frames of the end marker. Its topic is empty, whatever the topic of the batches was.
 pub fn end_frames(framing: Framing<'_>) -> Vec<Vec<u8>> {
     let framing = if framing == Framing::Plain { framing } else { Framing::WithTopic(b"") };
-    reply_frames(framing, END, b"")
+    reply_frames(framing, END_SEQUENCE, b"")
 }
 
 fn number(frame: &[u8]) -> Result<u64, ReplyError> {
@@ -158,6 +158,7 @@ mod tests {
         assert_eq!(parse_reply(&[&b""[..], &[0xff; 7], b"x"]), Err(ReplyError::Sequence(7)));
         assert_eq!(parse_reply(&[&b"id"[..], &one, b"x"]), Err(ReplyError::Delimiter));
         assert_eq!(parse_reply(&[&b""[..]]), Err(ReplyError::Frames(1)));
+        assert_eq!(parse_reply(&[&one[..], b"x"]), Err(ReplyError::Frames(2)));
         assert_eq!(parse_reply(&[b""; 5]), Err(ReplyError::Frames(5)));
     }
 

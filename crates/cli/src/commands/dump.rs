@@ -40,7 +40,7 @@ pub(crate) async fn run(args: DumpArgs) -> Result<(), Failure> {
 
 /// The stream that is meant: the only one, where nothing is said.
 async fn select(client: &mut Calls, args: &DumpArgs) -> Result<StreamSelector, Failure> {
-    let status = client.status(StatusRequest { engine: args.engine.clone() }).await;
+    let status = client.status(StatusRequest { engine: args.engine.clone(), brief: false }).await;
     let status = status.map_err(|status| refused(&args.plane.plane, &status))?.into_inner();
     let found = match &status.engines[..] {
         [only] => only,

@@ -120,6 +120,9 @@ pub(crate) enum OnGapName {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Follow {
+    /// A stream whose engine has not been proven to be there for longer than this is `recovering` and not credited, unless its engine
+    /// has a `max_silence` of its own.
+    pub(crate) max_silence: Span,
     /// Without a verdict for longer than this, a stream is `down`.
     pub(crate) down_after: Span,
     /// One replay may be silent for so long.
@@ -136,6 +139,7 @@ impl Default for Follow {
     fn default() -> Self {
         let options = PlaneOptions::default();
         Self {
+            max_silence: Span(options.max_silence),
             down_after: Span(options.down_after),
             replay_idle: Span(options.replay_idle),
             replay_deadline: Span(options.replay_deadline),
@@ -293,6 +297,7 @@ impl Config {
                 OnGapName::Drop => OnGap::Drop,
                 OnGapName::Keep => OnGap::Keep,
             },
+            max_silence: self.follow.max_silence.0,
             down_after: self.follow.down_after.0,
             replay_idle: self.follow.replay_idle.0,
             replay_deadline: self.follow.replay_deadline.0,

@@ -9,7 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema, schema_for};
 use serde_json::Value;
 
 use super::Config;
-use super::units::{ByteSize, Span};
+use super::units::ByteSize;
 
 /// JSON Schema of the whole tree.
 pub(crate) fn schema() -> Schema {
@@ -52,20 +52,6 @@ impl JsonSchema for ByteSize {
             "type": ["string", "integer"],
             "pattern": "^ *[0-9]+ *(B|KiB|MiB|GiB)? *$",
             "minimum": 0,
-        })
-    }
-}
-
-impl JsonSchema for Span {
-    fn schema_name() -> Cow<'static, str> {
-        "Duration".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "A duration: text with ms, s or m.",
-            "type": "string",
-            "pattern": "^ *[0-9]+ *(ms|s|m) *$",
         })
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
 
+pub(crate) use kvplane_server::Span;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Bytes: `65536`, `"64KiB"`, `"64MiB"`, `"1GiB"`.
@@ -38,33 +38,6 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// A duration: `"500ms"`, `"10s"`, `"2m"`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Span(pub(crate) Duration);
-
-impl FromStr for Span {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let text = text.trim();
-        let wrong = || format!("{text:?} is not a duration; write \"500ms\", \"10s\" or \"2m\"");
-        let units = [("ms", 1), ("s", 1_000), ("m", 60_000)];
-        let (number, unit) = units
-            .iter()
-            .find_map(|&(suffix, unit)| text.strip_suffix(suffix).map(|number| (number, unit)))
-            .ok_or_else(wrong)?;
-        let number: u64 = number.trim().parse().map_err(|_| wrong())?;
-        number.checked_mul(unit).map(|ms| Self(Duration::from_millis(ms))).ok_or_else(wrong)
-    }
-}
-
-impl fmt::Display for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = self.0.as_millis();
-        if ms.is_multiple_of(1_000) { write!(f, "{}s", ms / 1_000) } else { write!(f, "{ms}ms") }
-    }
-}
-
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
@@ -80,29 +53,7 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
-impl<'de> Deserialize<'de> for Span {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            Number(i64),
-            Text(String),
-        }
-        let text = match Written::deserialize(deserializer)? {
-            Written::Number(number) => number.to_string(),
-            Written::Text(text) => text,
-        };
-        text.parse().map_err(de::Error::custom)
-    }
-}
-
 impl Serialize for ByteSize {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl Serialize for Span {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }

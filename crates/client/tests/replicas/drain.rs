@@ -33,6 +33,7 @@ fn spec(sim: &TrtHandle) -> EngineSpec {
         block_size: None,
         worker_id: 7,
         cache: CacheSpec::default(),
+        max_silence: None,
         http: None,
         control: ControlSpec::default(),
     }

@@ -46,6 +46,7 @@ pub(crate) fn with_feed(kind: EngineKind, feed: Feed) -> EngineSpec {
         block_size: None,
         worker_id: 1,
         cache: CacheSpec::default(),
+        max_silence: None,
         http: None,
         control: ControlSpec::default(),
     }

@@ -1,5 +1,7 @@
 //! What is answered about a prompt.
 
+use std::time::Duration;
+
 use kvplane_core::{Continuity, SpecKind, Tier, Trust};
 use kvplane_index::Depths;
 
@@ -18,6 +20,8 @@ pub struct Match<'a> {
     pub member: &'a Member,
     /// Where it stands and what its word is worth.
     pub view: View,
+    /// How old the proof is that its engine is there; `None` before the first. Zero where the source cannot fall silent.
+    pub age: Option<Duration>,
     /// Tokens per block; `None` while the stream has not said.
     pub block_size: Option<u32>,
     /// Blocks from which the engine can go on, by tier, each with everything warmer.
@@ -124,6 +128,7 @@ pub(super) struct Row {
     /// Among the table's members.
     pub(super) position: usize,
     pub(super) view: View,
+    pub(super) age: Option<Duration>,
     pub(super) block_size: Option<u32>,
     pub(super) found: Found,
 }
@@ -155,9 +160,9 @@ impl Row {
     }
 
     fn as_match<'t>(&self, table: &'t Table, lengths: &'t [GroupLength]) -> Match<'t> {
-        let &Self { position, view, block_size, found: Found { depths, main, sides: (first, count), .. } } =
-            self;
+        let &Self { position, view, age, block_size, found } = self;
+        let Found { depths, main, sides: (first, count), .. } = found;
         let sides = &lengths[first..first + count];
-        Match { member: &table.members[position], view, block_size, depths, main, sides }
+        Match { member: &table.members[position], view, age, block_size, depths, main, sides }
     }
 }

@@ -275,12 +275,14 @@ impl Scratch {
             if question.prompt.block_size().zip(block_size).is_some_and(|(asked, size)| asked != size) {
                 continue; // it could not have answered
             }
-            let view = seen.view;
+            // After the look-up: what was found is no older than this says.
+            let age = member.freshness.age();
+            let view = seen.view.at_age(&member.freshness, age);
             let credited = seen.is_settled() && view.is_credited(credit);
             // Of a stream that is passed over, blocks may be missing here at the least.
             trust = trust.max(view.trust).max(if credited { Trust::Exact } else { Trust::Lower });
             if !credited {
-                self.passed_over.push(Row { position, view, block_size, found: Found::default() });
+                self.passed_over.push(Row { position, view, age, block_size, found: Found::default() });
                 continue;
             }
             if let Some(needs) = self.needs[position].needs.as_deref().filter(|_| question.by_group)
@@ -290,7 +292,7 @@ impl Scratch {
                 found.sides = (self.lengths.len(), needs.sides.len());
                 self.lengths.extend(lengths(needs, |_| [0; LEVELS]));
             }
-            self.credited.push(Row { position, view, block_size, found });
+            self.credited.push(Row { position, view, age, block_size, found });
         }
         // Stable: equal ones stay in the order of engines and ranks.
         self.credited.sort_by_key(|row| std::cmp::Reverse(row.tokens()));

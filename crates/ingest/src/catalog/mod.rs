@@ -25,6 +25,7 @@ use kvplane_index::{Options, Refused, Stats};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
+use crate::freshness::Freshness;
 pub use answer::{Answer, GroupLength, Match};
 pub(crate) use feed::StreamFeed;
 pub use prompt::{Prompt, PromptKeys};
@@ -106,12 +107,13 @@ impl Catalog {
         identity: Identity,
         block_size: Option<u32>,
         view: View,
+        freshness: Arc<Freshness>,
     ) -> StreamFeed {
         let mut models = self.models.write();
         let roster = models.entry(identity.model.clone());
         let new = || Arc::new(Roster::new(&identity.model, self.options.clone()));
         let roster = roster.or_insert_with(new).clone();
-        let member = roster.join(id, identity, block_size, view);
+        let member = roster.join(id, identity, block_size, view, freshness);
         StreamFeed::new(self.clone(), roster, member, view)
     }
 

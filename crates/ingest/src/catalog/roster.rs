@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use super::ask::Scratch;
 use super::needs::NeedCell;
 use super::view::{View, ViewCell};
+use crate::freshness::Freshness;
 
 /// Who a stream is in answers.
 #[derive(Debug, Clone)]
@@ -32,6 +33,7 @@ pub struct Member {
     pub identity: Identity,
     pub(super) seat: u32,
     pub(super) cell: ViewCell,
+    pub(super) freshness: Arc<Freshness>,
     pub(super) needs: NeedCell,
     /// Held by the stream's feed while it changes what a stream with sides holds.
     pub(super) gate: RwLock<()>,
@@ -51,7 +53,7 @@ impl Member {
 
     /// What an answer would say about it now.
     pub fn view(&self) -> View {
-        self.cell.read().view
+        self.cell.read().view.at_age(&self.freshness, self.freshness.age())
     }
 }
 
@@ -164,6 +166,7 @@ impl Roster {
         identity: Identity,
         block_size: Option<u32>,
         view: View,
+        freshness: Arc<Freshness>,
     ) -> Arc<Member> {
         let _changing = self.users.lock();
         let old = self.table();
@@ -173,6 +176,7 @@ impl Roster {
             identity,
             seat: seat as u32,
             cell: ViewCell::new(view),
+            freshness,
             needs: NeedCell::default(),
             gate: RwLock::default(),
             block_size: AtomicU32::new(block_size.unwrap_or(0)),

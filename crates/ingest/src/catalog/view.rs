@@ -11,7 +11,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use kvplane_core::{Continuity, Epoch, Reason, Trust};
+use std::time::Duration;
+
+use kvplane_core::{Continuity, Epoch, Reason, Trust, is_credited};
+
+use crate::freshness::Freshness;
 
 /// Where a stream stands, what its answers are worth, and which life they are of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,9 +33,12 @@ pub struct View {
 impl View {
     /// Whether an answer may credit the stream.
     pub fn is_credited(&self, credit: &[Trust]) -> bool {
-        self.continuity == Continuity::Live
-            && credit.contains(&self.trust)
-            && !self.reason.is_some_and(Reason::forbids_credit)
+        is_credited(self.continuity, self.trust, self.reason, credit)
+    }
+
+    /// The view of a stream whose engine was last proven to be there so long ago.
+    pub(super) fn at_age(self, freshness: &Freshness, age: Option<Duration>) -> Self {
+        Self { continuity: freshness.judge(self.continuity, age), ..self }
     }
 
     /// The view of a stream that is between two others: nothing is credited until it is settled.

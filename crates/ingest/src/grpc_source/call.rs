@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::uri::PathAndQuery;
 use kvplane_stream::Ended;
-use kvplane_transport::grpc::{self, NoConnection, Raw};
+use kvplane_transport::grpc::{self, NoConnection, Raw, Watch};
 use kvplane_wire::smg::subscribe_request;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
@@ -22,12 +22,18 @@ const MAX_MESSAGE: usize = 64 << 20;
 /// Calls one server, over one connection at a time.
 pub(super) struct Caller {
     spec: GrpcSpec,
+    watch: Watch,
     channel: Option<Channel>,
 }
 
 impl Caller {
-    pub(super) fn new(spec: GrpcSpec) -> Self {
-        Self { spec, channel: None }
+    pub(super) fn new(spec: GrpcSpec, watch: Watch) -> Self {
+        Self { spec, watch, channel: None }
+    }
+
+    /// A connection that is there was proven to be at most so long ago.
+    pub(super) fn proven_within(&self) -> Duration {
+        self.watch.every + self.watch.within
     }
 
     /// Subscribes under the `name`th name of the service. Returns when the headers are there.
@@ -46,7 +52,7 @@ impl Caller {
         let path = PathAndQuery::from_maybe_shared(path).map_err(|_| Ended::Unimplemented)?;
         let channel = match self.channel.take() {
             Some(channel) => channel,
-            None => connect(&self.spec).await?,
+            None => connect_watched(&self.spec, self.watch).await?,
         };
         self.channel = Some(channel.clone());
         let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(MAX_MESSAGE);
@@ -62,7 +68,11 @@ impl Caller {
 
 /// A connection to a server.
 pub(crate) async fn connect(spec: &GrpcSpec) -> Result<Channel, Ended> {
-    let connected = grpc::connect(&spec.url, spec.ca.as_deref(), CONNECT_WITHIN).await;
+    connect_watched(spec, Watch::default()).await
+}
+
+async fn connect_watched(spec: &GrpcSpec, watch: Watch) -> Result<Channel, Ended> {
+    let connected = grpc::connect_watched(&spec.url, spec.ca.as_deref(), CONNECT_WITHIN, watch).await;
     connected.map_err(|error| match error {
         NoConnection::Timeout => Ended::Deadline,
         NoConnection::Address | NoConnection::Unreachable(_) => Ended::Unreachable,

@@ -1,6 +1,7 @@
 //! From kvplane.v1 messages to what a recorder is told.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use kvplane_core::{
@@ -35,6 +36,7 @@ pub(super) fn entry(cursor: Cursor, batch: proto::Batch) -> Result<ToldEntry, Mi
         known_from: batch.known_from,
         standing,
         digest: digest(batch.digest)?,
+        age: batch.age_ms.map(Duration::from_millis),
         last_event_id: batch.last_event_id,
         units: (!batch.units.is_empty()).then(|| units(&batch.units)),
     })
@@ -49,6 +51,7 @@ pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<ToldChunk, Misfit> {
             engine_sequence: chunk.engine_sequence,
             known_from: chunk.known_from,
             digest: digest(chunk.digest)?,
+            age: chunk.age_ms.map(Duration::from_millis),
             last_event_id: chunk.last_event_id,
             block_size: chunk.block_size,
             partial_blocks: chunk.partial_blocks,

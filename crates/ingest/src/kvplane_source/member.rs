@@ -23,13 +23,15 @@ pub(super) struct Member {
     /// The other plane sends what follows.
     followed: bool,
     loading: Option<Box<MirrorSnapshot>>,
+    /// The engine was proven to be there at this moment, once all up to this position is here.
+    owed: Option<(Cursor, Instant)>,
     /// There is no room for it: nothing of it is taken until then.
     aside: Option<Instant>,
 }
 
 impl Member {
     pub(super) fn new(feeder: Feeder, semantics: Semantics, limits: Limits) -> Self {
-        Self { feeder, semantics, limits, followed: false, loading: None, aside: None }
+        Self { feeder, semantics, limits, followed: false, loading: None, owed: None, aside: None }
     }
 
     /// Its name here.
@@ -60,9 +62,29 @@ impl Member {
         }
     }
 
+    /// The other plane was at `at` when it said that the engine had been there at `proven_at`.
+    pub(super) fn proven(&mut self, at: Cursor, proven_at: Instant) {
+        if self.followed {
+            self.owed = Some((at, proven_at));
+            self.settle();
+        }
+    }
+
+    /// Counts the proof that is owed once everything before it is here.
+    fn settle(&mut self) {
+        let ours = self.feeder.stream().cursor();
+        let here = self.owed.take_if(|(at, _)| {
+            ours.epoch > at.epoch || (ours.epoch == at.epoch && ours.sequence >= at.sequence)
+        });
+        if let Some((_, proven_at)) = here {
+            let _asks = self.feeder.prove(proven_at);
+        }
+    }
+
     /// The other plane is out of reach.
     pub(super) fn lost(&mut self) {
         self.loading = None;
+        self.owed = None;
         self.followed = false;
         self.feeder.tell(Recorder::lost);
     }
@@ -119,7 +141,10 @@ impl Member {
         self.feeder.tell(|recorder, now| recorder.told_standing(now, standing));
     }
 
-    pub(super) fn announce(&self) {
+    pub(super) fn announce(&mut self) {
+        if self.owed.is_some() {
+            self.settle();
+        }
         self.feeder.stream().announce();
     }
 

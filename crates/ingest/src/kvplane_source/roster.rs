@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use kvplane_core::{Cursor, EngineId, EngineKind, Epoch, PlaneId, StreamId, default_worker_id};
+use kvplane_core::{Continuity, Cursor, EngineId, EngineKind, Epoch, PlaneId, StreamId, default_worker_id};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_stream::Semantics;
 use tracing::{error, info, warn};
 
+use super::convert;
 use super::member::Member;
 use super::status::LinkState;
 use crate::feeder::Feeder;
@@ -39,6 +41,24 @@ impl Roster {
         runtime: tokio::runtime::Handle,
     ) -> Self {
         Self { link, spec, state, runtime, members: BTreeMap::new(), unwelcome: BTreeSet::new() }
+    }
+
+    /// The other plane was asked at `asked`, and said how old its own proof was of each stream then.
+    pub(super) fn proven(&mut self, asked: Instant, told: &[proto::EngineStatus]) {
+        for engine in told {
+            for rank in &engine.ranks {
+                let stream = StreamId::new(EngineId::new(&engine.id), rank.rank);
+                let at = rank.cursor.unwrap_or_default();
+                // An older release says no age: what it calls live is as old as the answer.
+                let live = convert::continuity(rank.continuity) == Some(Continuity::Live);
+                let age = rank.age_ms.or(live.then_some(0)).map(Duration::from_millis);
+                let proven_at = age.and_then(|age| asked.checked_sub(age));
+                if let (Some(member), Some(proven_at)) = (self.members.get_mut(&stream), proven_at) {
+                    let at = Cursor { epoch: Epoch::from_raw(at.epoch), sequence: at.sequence };
+                    member.proven(at, proven_at);
+                }
+            }
+        }
     }
 
     /// Makes the engines here those that are there.
@@ -151,6 +171,7 @@ impl Roster {
             topic: String::new(),
             block_size: None,
             cache: CacheSpec::default(),
+            max_silence: self.spec.max_silence,
             http: None,
             control: ControlSpec::default(),
         }

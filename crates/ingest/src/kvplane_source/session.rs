@@ -6,6 +6,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures::future::{Fuse, FusedFuture as _, FutureExt as _};
 use kvplane_core::{Cursor, EngineId, PlaneId, StreamId};
 use kvplane_proto::Bearer;
 use kvplane_proto::kvplane::v1 as proto;
@@ -43,6 +44,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 const SLOW_WAIT: Duration = Duration::from_secs(30);
 /// How often the other plane is asked for its engines while it is followed. What it sends tells most of it sooner.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// How often the other plane is asked for the ages of its proofs within `max_silence`: the age here is at most that of the
+/// other plane and the time between two questions, so that planes in a row stay within the bound.
+const PULSES: u32 = 8;
+const SHORTEST_PULSE: Duration = Duration::from_millis(20);
 /// How often streams look at the time.
 const TICK: Duration = Duration::from_millis(100);
 /// What may be on its way: enough for a fast connection to a far site.
@@ -103,7 +108,7 @@ pub(super) struct Session {
     plane: Weak<Plane>,
     state: Arc<LinkState>,
     channel: Channel,
-    client: PlaneClient<InterceptedService<Channel, Bearer>>,
+    client: Client,
     roster: Roster,
     /// The other plane sends what follows.
     subscribed: bool,
@@ -115,7 +120,9 @@ pub(super) struct Session {
     timed: Arc<Mutex<Vec<Feeder>>>,
 }
 
-fn client(channel: &Channel, bearer: Bearer) -> PlaneClient<InterceptedService<Channel, Bearer>> {
+type Client = PlaneClient<InterceptedService<Channel, Bearer>>;
+
+fn client(channel: &Channel, bearer: Bearer) -> Client {
     PlaneClient::with_interceptor(channel.clone(), bearer).max_decoding_message_size(MAX_MESSAGE)
 }
 
@@ -236,9 +243,23 @@ impl Session {
         let mut look = interval(LOOK_AGAIN);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         look.tick().await;
+        let max_silence = self.max_silence()?;
+        let mut pulse = interval((max_silence / PULSES).max(SHORTEST_PULSE));
+        pulse.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ages = std::pin::pin!(Fuse::terminated());
         loop {
             tokio::select! {
                 message = messages.message() => self.message(message?.ok_or(End::Over)?).await?,
+                (asked, told) = &mut ages => {
+                    let told: proto::StatusResponse = told?;
+                    self.roster.proven(asked, &told.engines);
+                    for member in self.roster.members.values_mut() {
+                        member.announce();
+                    }
+                }
+                _ = pulse.tick(), if ages.is_terminated() => {
+                    ages.set(ask_ages(self.client.clone(), max_silence * 3).fuse());
+                }
                 _ = look.tick() => {
                     let followed: Vec<StreamId> = self.roster.members.keys().cloned().collect();
                     self.look().await?;
@@ -251,6 +272,12 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// How old the proof may be that an engine behind the link is there.
+    fn max_silence(&self) -> Result<Duration, End> {
+        let usual = self.own()?.options().max_silence;
+        Ok(self.spec.max_silence.unwrap_or(usual))
     }
 
     /// Asks which engines there are, and has the same.
@@ -371,6 +398,21 @@ impl Session {
     fn own(&self) -> Result<Arc<Plane>, End> {
         self.plane.upgrade().ok_or(End::PlaneGone)
     }
+}
+
+/// Asks how old the other plane's proof of every stream is. The moment of the question is what the ages count from: that is
+/// never later than the moment at which the other plane looked.
+async fn ask_ages(
+    mut client: Client,
+    within: Duration,
+) -> (std::time::Instant, Result<proto::StatusResponse, End>) {
+    let asked = std::time::Instant::now();
+    let request = proto::StatusRequest { brief: true, ..Default::default() };
+    let told = match timeout(within, client.status(request)).await {
+        Ok(answer) => answer.map(tonic::Response::into_inner).map_err(End::from),
+        Err(_) => Err(End::Silent),
+    };
+    (asked, told)
 }
 
 fn selector(stream: &StreamId, resume: Option<Cursor>) -> proto::StreamSelector {

@@ -48,7 +48,7 @@ impl Stream {
             now.unix_ms = LAST_LIFE.fetch_add(1, Ordering::Relaxed) + 1;
         }
         let recorder = Recorder::of_hand_over(follow, keep, id.rank, now);
-        Self::new(id, clock, Arc::default(), recorder)
+        Self::new(id, clock, Arc::default(), recorder, None)
     }
 
     /// A message as the engine publishes it, under its number or the next there is.

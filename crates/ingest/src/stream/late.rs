@@ -33,7 +33,8 @@ impl Stream {
             check(&inner)?;
             let recorder = &inner.recorder;
             let unfilled = View { continuity: Continuity::Recovering, ..view(recorder) };
-            catalog.join(self.id.clone(), identity, recorder.journal().block_size(), unfilled)
+            let block_size = recorder.journal().block_size();
+            catalog.join(self.id.clone(), identity, block_size, unfilled, self.freshness.clone())
         };
         let mut fill = |snapshot: &Snapshot| {
             feed.begin_load(pictured(snapshot), &snapshot.resumption);

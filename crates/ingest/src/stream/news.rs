@@ -47,6 +47,19 @@ impl Stream {
         }
     }
 
+    /// Waits until the engine has not been proven to be there for longer than the stream's `max_silence`.
+    pub async fn stale(&self) {
+        loop {
+            let changed = self.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            changed.as_mut().enable();
+            if self.freshness.is_stale() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// Waits until the stream has come to a cursor of its life; returns at once if it is in another.
     pub async fn reached(&self, cursor: Cursor) {
         loop {

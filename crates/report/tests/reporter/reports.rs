@@ -42,6 +42,7 @@ pub(crate) fn spec_of(sim: &SimHandle, id: &str) -> EngineSpec {
         block_size: None,
         worker_id: 7,
         cache: CacheSpec::default(),
+        max_silence: None,
         http: None,
         control: ControlSpec::default(),
     }

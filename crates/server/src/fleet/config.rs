@@ -10,6 +10,7 @@ mod schema;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use http::Uri;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
@@ -25,6 +26,7 @@ pub use republish::RepublishConfig;
 use super::error::EngineConfigError;
 use crate::front::{self, Front, FrontError, FrontOptions};
 use crate::republish::RepublishSpec;
+use crate::span::Span;
 
 /// One engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -81,6 +83,10 @@ pub struct EngineConfig {
     /// Learned when absent, as far as the events tell; else trust is `lower`, `chunk_size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_chunk: Option<u32>,
+    /// The longest time without proof that the engine is there (a heartbeat, an answer). A stream with an older proof is `recovering` and
+    /// not credited. `follow.max_silence` when absent. Of another kvplane: from its engines to here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_silence: Option<Span>,
     /// The engine's HTTP server, `http://host:port`. Its `/metrics` give the start time and the number of device blocks; it is also where the
     /// engine is asked where it publishes, and for operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -132,6 +138,9 @@ pub enum DuplicatesName {
     Presence,
 }
 
+/// Below this, scheduling alone would make a healthy engine stale.
+const SHORTEST_SILENCE: Duration = Duration::from_millis(100);
+
 /// More ranks than any engine has; a typo is likelier.
 const MAX_RANKS: u32 = 1024;
 
@@ -181,6 +190,12 @@ impl EngineConfig {
         if self.block_size == Some(0) {
             return wrong("block_size", "must not be 0: leave it out, and the events say it".to_owned());
         }
+        if self.max_silence.is_some_and(|max| max.0 < SHORTEST_SILENCE) {
+            return wrong(
+                "max_silence",
+                "must be at least 100ms: a healthy engine is silent for that long".to_owned(),
+            );
+        }
         if self.tenant.as_deref() == Some("") {
             return wrong("tenant", "must not be empty: leave it out".to_owned());
         }
@@ -221,6 +236,7 @@ impl EngineConfig {
                 eagle: self.eagle,
                 offload_chunk: self.offload_chunk,
             },
+            max_silence: self.max_silence.map(|max| max.0),
             http: self.http.clone(),
             control,
         })

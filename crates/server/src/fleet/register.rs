@@ -80,6 +80,7 @@ impl Fleet {
             block_size: Some(block_size),
             worker_id: instance_id,
             cache: CacheSpec::default(),
+            max_silence: None,
             http: None,
             control: ControlSpec::default(),
         };

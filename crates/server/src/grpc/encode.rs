@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, Cursor, StateDigest, StreamId, Tier, Trust, TrustState};
-use kvplane_ingest::Stream;
+use kvplane_ingest::{Stream, age_ms};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_stream::{
@@ -35,6 +35,7 @@ pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
             digest: Some(state_digest(entry.digest)),
             known_from: entry.trust.as_ref().and(entry.known_from),
             units: entry.resumption.as_ref().map_or_else(Vec::new, |needs| needs.units.to_vec()),
+            age_ms: entry.age.map(age_ms),
         };
         let cursor = Cursor { epoch: entry.epoch, sequence: entry.sequence };
         response(id, cursor, Item::Batch(batch))
@@ -266,6 +267,7 @@ impl SnapshotChunks {
             chunk.continuity = continuity(self.snapshot.standing).into();
             chunk.engine_sequence = self.snapshot.engine_sequence;
             chunk.known_from = self.snapshot.known_from;
+            chunk.age_ms = self.snapshot.age.map(age_ms);
             chunk.digest = Some(state_digest(self.snapshot.digest));
             chunk.last_event_id = self.snapshot.last_event_id;
             chunk.block_size = self.snapshot.block_size;

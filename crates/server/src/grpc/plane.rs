@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _, stream};
 use kvplane_core::{Cursor, EngineId, Epoch, ErrorCode, PlaneId, PublicError, StreamId, Tier};
-use kvplane_ingest::{Engine, Stream};
+use kvplane_ingest::{Engine, Stream, age_ms};
 use kvplane_proto::Encoded;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::server::plane_server::Plane;
@@ -123,9 +123,14 @@ impl Plane for PlaneService {
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
         let plane = &self.shared.plane;
-        let engines = match &request.get_ref().engine {
-            Some(name) => vec![engine_status(&*select::engine(plane, Some(name)).map_err(ApiError)?)],
-            None => plane.engines().iter().map(|engine| engine_status(engine)).collect(),
+        let proto::StatusRequest { engine, brief } = request.get_ref();
+        let rank_status = if *brief { brief_status } else { rank_status };
+        let engines = match engine {
+            Some(name) => {
+                let engine = select::engine(plane, Some(name)).map_err(ApiError)?;
+                vec![engine_status(&engine, rank_status)]
+            }
+            None => plane.engines().iter().map(|engine| engine_status(engine, rank_status)).collect(),
         };
         Ok(Response::new(proto::StatusResponse { engines, plane: plane.id().to_string() }))
     }
@@ -145,13 +150,28 @@ impl Plane for PlaneService {
     }
 }
 
-fn engine_status(engine: &Engine) -> proto::EngineStatus {
+fn engine_status(engine: &Engine, rank_status: fn(&Stream) -> proto::RankStatus) -> proto::EngineStatus {
     proto::EngineStatus {
         id: engine.spec.id.to_string(),
         kind: engine.spec.kind.to_string(),
         model: engine.spec.model.clone(),
         ranks: engine.streams.iter().map(|stream| rank_status(stream)).collect(),
         via: engine.streams.first().map(|stream| encode::via(stream)).unwrap_or_default(),
+    }
+}
+
+/// What a follower asks for several times a second, without the stream's lock. The cursor is read after the age: what the
+/// age speaks of is no later than the cursor.
+fn brief_status(stream: &Stream) -> proto::RankStatus {
+    let freshness = stream.freshness();
+    let age = freshness.age();
+    let cursor = stream.cursor();
+    proto::RankStatus {
+        rank: stream.id().rank,
+        continuity: encode::continuity(freshness.judge(stream.standing(), age)).into(),
+        cursor: Some(proto::Cursor { epoch: cursor.epoch.as_u64(), sequence: cursor.sequence }),
+        age_ms: age.map(age_ms),
+        ..Default::default()
     }
 }
 
@@ -167,5 +187,6 @@ fn rank_status(stream: &Stream) -> proto::RankStatus {
         blocks: Tier::ALL.iter().map(|tier| (tier.to_string(), status.blocks[tier.index()])).collect(),
         block_size: status.block_size,
         digest: Some(encode::state_digest(status.digest)),
+        age_ms: status.age.map(age_ms),
     }
 }

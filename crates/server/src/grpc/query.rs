@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _};
 use kvplane_core::{ErrorCode, MultimodalItem, PublicError, Tier, Trust};
-use kvplane_ingest::{Answer, GroupLength, Match, Question, told_keys};
+use kvplane_ingest::{Answer, GroupLength, Match, Question, age_ms, told_keys};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::query_result::Outcome;
 use tonic::{Status, Streaming};
@@ -157,6 +157,7 @@ fn found_in(found: &Match<'_>, groups: bool) -> proto::Match {
         tiers,
         main: found.told_main(groups).as_ref().map(length),
         groups: if groups { found.sides().iter().map(group).collect() } else { Vec::new() },
+        age_ms: found.age.map(age_ms),
     }
 }
 
@@ -182,5 +183,6 @@ fn passed_over(found: &Match<'_>) -> proto::NotCredited {
         trust: level(found.view.trust),
         reason: found.refusal().to_owned(),
         continuity: encode::continuity(found.view.continuity).into(),
+        age_ms: found.age.map(age_ms),
     }
 }

@@ -178,8 +178,11 @@ impl Streams {
                 gauge(value(&row.status), metric.encode_family(&row.labels())?)
             })?;
         }
-        let times: [Time; 2] =
-            [(streams::SINCE_LAST_EVENT_SECONDS, |s| s.since_last_event), (streams::LAG_SECONDS, |s| s.lag)];
+        let times: [Time; 3] = [
+            (streams::SINCE_LAST_EVENT_SECONDS, |s| s.since_last_event),
+            (streams::LAG_SECONDS, |s| s.lag),
+            (streams::AGE_SECONDS, |s| s.age),
+        ];
         for (family, value) in times {
             self.gauge(encoder, family, |row, metric| match value(&row.status) {
                 Some(time) => {

@@ -9,7 +9,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use http_body::Body as _;
 use kvplane_core::{ErrorCode, PublicError, Tier};
-use kvplane_ingest::{Answer, GroupLength, Match, Question, check_length};
+use kvplane_ingest::{Answer, GroupLength, Match, Question, age_ms, check_length};
 use schemars::JsonSchema;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
@@ -263,6 +263,8 @@ pub(super) struct MatchJson<'a> {
     epoch: u64,
     trust: &'static str,
     reason: Option<&'static str>,
+    /// How old the proof is that the engine is there: the match describes the engine as of at most so long ago.
+    age_ms: Option<u64>,
     block_size: Option<u32>,
     #[serde(flatten)]
     length: LengthJson,
@@ -327,6 +329,7 @@ impl<'a> MatchJson<'a> {
             epoch: found.view.epoch.as_u64(),
             trust: found.view.trust.as_str(),
             reason: found.view.reason.map(kvplane_core::Reason::as_str),
+            age_ms: found.age.map(age_ms),
             block_size: found.block_size,
             length: LengthJson::new(found),
             main: found.told_main(groups).as_ref().map(LengthJson::new),
@@ -344,6 +347,8 @@ pub(super) struct NotCreditedJson<'a> {
     trust: &'static str,
     reason: &'static str,
     continuity: &'static str,
+    /// How old the proof is that the engine is there; null before the first.
+    age_ms: Option<u64>,
 }
 
 impl<'a> NotCreditedJson<'a> {
@@ -356,6 +361,7 @@ impl<'a> NotCreditedJson<'a> {
             trust: found.view.trust.as_str(),
             reason: found.refusal(),
             continuity: found.view.continuity.as_str(),
+            age_ms: found.age.map(age_ms),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_core::{Continuity, Tier, Trust};
-use kvplane_ingest::{Engine, Events, Feed, RankSpec, Stream, StreamStatus};
+use kvplane_ingest::{Engine, Events, Feed, RankSpec, Stream, StreamStatus, age_ms};
 use kvplane_report::ReplicaReport;
 use kvplane_stream::Group;
 use schemars::JsonSchema;
@@ -94,6 +94,11 @@ struct LinkStatus {
 struct RankStatus {
     rank: u32,
     continuity: &'static str,
+    /// How old the proof is that the engine is there, milliseconds; null before the first, 0 where the source cannot fall
+    /// silent. Beyond `max_silence_ms` the stream is recovering.
+    age_ms: Option<u64>,
+    /// The longest age at which the stream is credited; null where the source cannot fall silent.
+    max_silence_ms: Option<u64>,
     trust: &'static str,
     reason: Option<&'static str>,
     since_ms: Option<u64>,
@@ -229,6 +234,8 @@ fn rank(stream: &Stream) -> RankStatus {
     RankStatus {
         rank: stream.id().rank,
         continuity: status.continuity.as_str(),
+        age_ms: status.age.map(age_ms),
+        max_silence_ms: stream.freshness().max_silence().map(age_ms),
         trust: status.trust.level().as_str(),
         reason: worst.map(|worst| worst.reason.as_str()),
         since_ms: worst.map(|worst| worst.since_ms),
@@ -279,7 +286,7 @@ fn group(group: &Group) -> GroupStatus {
 type OfStream = (Family, fn(&StreamStatus) -> u64);
 
 /// Every counter of a stream that has no labels of its own.
-pub(super) const COUNTERS: [OfStream; 33] = [
+pub(super) const COUNTERS: [OfStream; 34] = [
     (stream_counters::BATCHES, |s| s.journal.batches),
     (stream_counters::EVENTS, |s| s.journal.events),
     (stream_counters::BLOCKS_STORED, |s| s.journal.blocks_stored),
@@ -293,6 +300,7 @@ pub(super) const COUNTERS: [OfStream; 33] = [
     (stream_counters::RESTARTS, |s| s.counters.restarts),
     (stream_counters::UNPROVEN_EPOCHS, |s| s.counters.unproven),
     (stream_counters::DISCONNECTS, |s| s.counters.disconnects),
+    (stream_counters::SILENCES, |s| s.counters.silences),
     (stream_counters::DUPLICATES, |s| s.counters.duplicates),
     (stream_counters::REFUSED, |s| s.counters.refused),
     (stream_counters::HOLD_OVERFLOWS, |s| s.counters.hold_overflows),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream as FutureStream, stream};
-use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError, Reason, Trust};
+use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError, Trust};
 use kvplane_ingest::{News, Stream, StreamStatus};
 use kvplane_proto::Encoded;
 use kvplane_stream::{Entry, Snapshot};
@@ -49,13 +49,16 @@ pub(super) struct Follower {
     withheld: bool,
     /// Where the stream stood when it was last looked at.
     standing: Option<Continuity>,
+    /// The engine was proven to be there when the stream was last looked at. Once it is not, a gateway that cannot hear of
+    /// trust must start over.
+    fresh: bool,
 }
 
 impl Follower {
     /// Checks the start, as the handler: what is wrong here reaches the gateway before any header.
     pub(super) fn new(source: Source, start: u64) -> Result<Self, Status> {
         let phase = if start == 0 { source.check_start()? } else { source.resume(start)? };
-        Ok(Self { source, phase, ready: VecDeque::new(), withheld: false, standing: None })
+        Ok(Self { source, phase, ready: VecDeque::new(), withheld: false, standing: None, fresh: false })
     }
 
     pub(super) fn into_stream(self) -> impl FutureStream<Item = Result<Encoded, Status>> {
@@ -108,6 +111,7 @@ impl Follower {
                 let snapshot = stream.snapshot().await;
                 let cursor = snapshot.cursor;
                 self.standing = Some(snapshot.standing);
+                self.fresh = credited;
                 self.withheld = !credited && !snapshot.image.blocks.is_empty();
                 let planned = tokio::task::spawn_blocking(move || plan(&snapshot, credited));
                 let chunks = planned.await.map_err(|_| internal())?;
@@ -130,7 +134,13 @@ impl Follower {
             }
             (Source::Native { stream, credit }, Some(cursor)) => {
                 let standing = self.standing.unwrap_or_else(|| stream.standing());
-                let news = stream.news_after(cursor, standing, READ).await.map_err(|_| {
+                let news = tokio::select! {
+                    biased;
+                    () = stream.stale(), if self.fresh => return Err(loss(SILENT)),
+                    news = stream.news_after(cursor, standing, READ) => news,
+                };
+                self.fresh = !stream.freshness().is_stale();
+                let news = news.map_err(|_| {
                     loss("the stream's continuity is lost: a new epoch, or a subscriber too slow")
                 })?;
                 let entries = match news {
@@ -188,7 +198,8 @@ impl Source {
                 if status.untranslatable {
                     return Err(outside(UNTRANSLATABLE));
                 }
-                if status.continuity == Continuity::Down || !status.trust.is_credited(credit) {
+                let stale = stream.freshness().is_stale();
+                if stale || status.continuity == Continuity::Down || !status.trust.is_credited(credit) {
                     return Err(outside("the stream is not credited now"));
                 }
                 let cursor = stream
@@ -200,6 +211,7 @@ impl Source {
     }
 }
 
+const SILENT: &str = "the engine fell silent";
 const OUT_OF_REACH: &str = "the engine is out of reach";
 const KNOWN_AGAIN: &str = "the stream's state is known again";
 const UNTRANSLATABLE: &str = "the main group holds blocks whose tokens are not known";
@@ -213,9 +225,7 @@ fn plan(snapshot: &Snapshot, credited: bool) -> Chunks {
 }
 
 fn is_credited(status: &StreamStatus, credit: &[Trust]) -> bool {
-    status.continuity == Continuity::Live
-        && !status.trust.has(Reason::Unheard)
-        && status.trust.is_credited(credit)
+    status.trust.is_credited_at(status.continuity, credit)
 }
 
 /// Why a gateway that follows must start over at this entry.

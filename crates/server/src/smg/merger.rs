@@ -187,7 +187,7 @@ struct Rank {
 
 impl RankReader for Rank {
     fn wants(&self, status: &StreamStatus) -> bool {
-        status.continuity == Continuity::Live && status.trust.is_credited(&self.credit)
+        status.trust.is_credited_at(status.continuity, &self.credit)
     }
 
     fn load(&mut self, snapshot: &Snapshot) {

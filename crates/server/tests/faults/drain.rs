@@ -65,6 +65,7 @@ impl Server {
             block_size: None,
             worker_id: 7,
             cache: CacheSpec::default(),
+            max_silence: None,
             http: None,
             control: ControlSpec::default(),
         }

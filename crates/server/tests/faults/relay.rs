@@ -76,6 +76,7 @@ fn spec(address: SocketAddr) -> EngineSpec {
         block_size: None,
         worker_id: 7,
         cache: CacheSpec::default(),
+        max_silence: None,
         http: None,
         control: ControlSpec::default(),
     }

@@ -44,6 +44,7 @@ impl Chain {
             block_size: None,
             worker_id: 1,
             cache: CacheSpec::default(),
+            max_silence: None,
             http: None,
             control: ControlSpec::default(),
         };

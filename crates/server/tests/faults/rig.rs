@@ -168,6 +168,7 @@ impl Engine {
             block_size: None,
             worker_id: 7,
             cache: CacheSpec::default(),
+            max_silence: None,
             http: self.sim.http_address().filter(|_| self.http).map(|address| format!("http://{address}")),
             control: ControlSpec::default(),
         }

@@ -223,6 +223,7 @@ async fn engines_of_another_plane_are_asked_there() {
             token_file: None,
             bearer: Bearer::default(),
             engine: None,
+            max_silence: None,
         }),
         cache: CacheSpec::default(),
         http: None,

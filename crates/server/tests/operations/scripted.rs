@@ -95,6 +95,7 @@ impl Scripted {
             block_size: None,
             worker_id: 1,
             cache: CacheSpec::default(),
+            max_silence: None,
             http: Some(self.url(id)),
             control: ControlSpec::default(),
         }

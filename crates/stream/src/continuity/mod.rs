@@ -26,6 +26,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvplane_core::{Continuity as Standing, Reason, digest};
+// No batch has this number: replay sockets end their answers with it.
+use kvplane_wire::replay::END_SEQUENCE as END_MARKER;
 
 use crate::clock::Now;
 use hold::{Held, Hold, Recent};
@@ -34,9 +36,6 @@ pub use types::{Action, Counters, EpochCause, OnGap, Options, Origin, Sequenced}
 
 /// Damaged frames contradict the ring too, but not so many in a row.
 const MAX_CONTRADICTIONS: u32 = 16;
-
-/// No batch has this number: replay sockets end their answers with it.
-const END_MARKER: u64 = u64::MAX;
 
 /// The last batch that was put in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -152,6 +152,7 @@ impl Journal {
             trust: entry.trust,
             standing: entry.standing,
             digest,
+            age: entry.age,
             untranslatable: self.untranslatable,
             known_from: self.known_from,
             resumption: self.sides.take_news(),

@@ -24,6 +24,7 @@ mod visible;
 mod window;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_core::{Continuity as Standing, Cursor, Epoch, Reason, Resumption, StateDigest, TrustState};
 
@@ -54,6 +55,8 @@ pub struct Snapshot {
     pub engine_sequence: Option<u64>,
     /// Where the history begins.
     pub known_from: Option<u64>,
+    /// How old the proof was that the engine is there; `None` before the first proof.
+    pub age: Option<Duration>,
     /// What the state is worth.
     pub trust: TrustState,
     /// Where the stream stood.
@@ -116,6 +119,8 @@ pub struct Journal {
     known_from: Option<u64>,
     /// The next batch is the first that is known.
     known_from_next: bool,
+    /// How old the proof is that the engine is there, as of the last input.
+    age: Option<Duration>,
     engine_sequence: Option<u64>,
     /// The engine's stamp of that batch, in seconds.
     last_timestamp: Option<f64>,
@@ -181,6 +186,7 @@ impl Journal {
             standing_changed: false,
             known_from: None,
             known_from_next: false,
+            age: None,
             engine_sequence: None,
             last_timestamp: None,
             last_attributes: Arc::default(),
@@ -300,6 +306,11 @@ impl Journal {
         self.capacity = blocks;
     }
 
+    /// How old the proof is that the engine is there: entries and snapshots carry it.
+    pub(crate) fn set_age(&mut self, age: Option<Duration>) {
+        self.age = age;
+    }
+
     /// The replay window, to be read without this journal's lock.
     pub fn window(&self) -> Arc<Window> {
         self.window.clone()
@@ -329,6 +340,7 @@ impl Journal {
                 cursor: self.cursor(),
                 engine_sequence: self.engine_sequence,
                 known_from: self.known_from,
+                age: self.age,
                 trust: self.trust.clone(),
                 standing: self.standing,
                 last_event_id: self.last_event_id(),
@@ -497,6 +509,7 @@ impl Journal {
             trust: std::mem::take(&mut self.trust_changed).then(|| self.trust.clone()),
             standing: std::mem::take(&mut self.standing_changed).then_some(self.standing),
             digest: self.state.digest(),
+            age: self.age,
             untranslatable: self.untranslatable,
             known_from: self.known_from,
             resumption: self.sides.take_news(),

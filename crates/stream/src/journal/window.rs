@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_core::{Continuity, Cursor, Epoch, Marks, Resumption, StateDigest, TrustState};
 use parking_lot::Mutex;
@@ -47,6 +48,7 @@ pub(super) struct Notes {
     pub(super) trust: Option<TrustState>,
     pub(super) standing: Option<Continuity>,
     pub(super) digest: StateDigest,
+    pub(super) age: Option<Duration>,
     pub(super) untranslatable: bool,
     pub(super) known_from: Option<u64>,
     pub(super) resumption: Option<Arc<Resumption>>,
@@ -161,7 +163,7 @@ impl Window {
         notes: Notes,
         transitions: Vec<Transition>,
     ) -> Arc<Entry> {
-        let Notes { trust, standing, digest, untranslatable, known_from, resumption, marks } = notes;
+        let Notes { trust, standing, digest, age, untranslatable, known_from, resumption, marks } = notes;
         let cost = Entry::estimate(&changes, &transitions) + std::mem::size_of_val(&marks[..]);
         // Freed after the lock.
         let mut expired: SmallVec<[Arc<Entry>; 4]> = SmallVec::new();
@@ -177,6 +179,7 @@ impl Window {
             known_from,
             standing,
             digest,
+            age,
             first_event_id: kept.next_event_id,
             transitions,
             untranslatable,

@@ -17,6 +17,7 @@ mod link;
 mod snapshot;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_core::{Continuity as Standing, Cursor, LEVELS, Resumption, StateDigest, TrustState};
 
@@ -47,6 +48,8 @@ pub struct ToldEntry {
     pub standing: Option<Standing>,
     /// Digest of the resident state after it.
     pub digest: StateDigest,
+    /// How old the proof was that the engine is there, when the other plane recorded this.
+    pub age: Option<Duration>,
     /// The number of the last transition up to here.
     pub last_event_id: u64,
     /// Main blocks that each tier gives back at once, where anything about what the stream needs changed.
@@ -90,6 +93,8 @@ pub struct ToldEnd {
     pub known_from: Option<u64>,
     /// Digest of the state.
     pub digest: StateDigest,
+    /// How old the proof was that the engine is there.
+    pub age: Option<Duration>,
     /// The last transition that is part of it.
     pub last_event_id: u64,
     /// Tokens per block.

@@ -107,6 +107,7 @@ impl MirrorSnapshot {
             cursor: self.cursor,
             engine_sequence: end.engine_sequence,
             known_from: end.known_from,
+            age: end.age,
             trust: end.trust.clone(),
             standing: end.standing,
             last_event_id: end.last_event_id,

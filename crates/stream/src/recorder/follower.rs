@@ -76,6 +76,17 @@ impl Follower {
         }
     }
 
+    /// Whether nothing is open: no gap, no question after a connection came up.
+    pub(super) fn is_following(&self) -> bool {
+        self.standing() == Standing::Live
+    }
+
+    /// Nothing has proven for too long that the source is there.
+    pub(super) fn silent(&mut self, _now: Now) {}
+
+    /// The source was proven to be there again.
+    pub(super) fn proven(&mut self, _now: Now) {}
+
     pub(super) fn undecodable(&mut self, now: Now, batch: Sequenced) {
         match self {
             Self::Published(machine) => machine.undecodable(now, batch),

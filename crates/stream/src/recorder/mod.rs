@@ -8,6 +8,7 @@ mod drained;
 mod flushes;
 mod follower;
 mod handed;
+mod liveness;
 mod mirrored;
 mod published;
 mod relayed;
@@ -22,6 +23,7 @@ use crate::journal::{Journal, JournalOptions, PassedOver};
 use crate::mirror::Misfit;
 use crate::relay::{Relay, RelayOptions};
 use follower::Follower;
+use liveness::{Liveness, Turn};
 
 /// What the driver has to ask the outside for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +90,9 @@ pub struct Recorder {
     journal: Journal,
     dialect: Dialect,
     decoder: Decoder,
+    liveness: Liveness,
+    /// How often it fell silent.
+    silences: u64,
     foreign_replays: u64,
     /// Answers to older hints speak of another life's capacity.
     hints_from: u64,
@@ -118,6 +123,8 @@ impl Recorder {
     fn of(follower: Follower, dialect: Dialect, keep: JournalOptions, rank: u32, now: Now) -> Self {
         let journal = Journal::new(keep, rank, now);
         Self {
+            liveness: Liveness::default(),
+            silences: 0,
             foreign_replays: 0,
             hints_from: 0,
             last_standing: follower.standing(),
@@ -144,12 +151,15 @@ impl Recorder {
 
     /// Where the stream stands.
     pub fn standing(&self) -> Standing {
-        self.follower.standing()
+        match self.follower.standing() {
+            Standing::Live if self.is_stale() => Standing::Recovering,
+            standing => standing,
+        }
     }
 
     /// What happened to its order so far.
     pub fn counters(&self) -> Counters {
-        self.follower.counters()
+        Counters { silences: self.silences, ..self.follower.counters() }
     }
 
     /// The publisher's number of the last batch that was put in order.
@@ -193,6 +203,15 @@ impl Recorder {
     }
 
     fn settle(&mut self, now: Now) {
+        match self.liveness.judge(now.mono) {
+            Some(Turn::FellSilent) => {
+                self.silences += 1;
+                self.follower.silent(now);
+            }
+            Some(Turn::CameBack) => self.follower.proven(now),
+            None => {}
+        }
+        self.journal.set_age(self.liveness.age(now.mono));
         while let Some(action) = self.follower.poll() {
             match action {
                 Action::Replay { id, from } => self.asks.push(Ask::Replay { id, from }),
@@ -236,7 +255,7 @@ impl Recorder {
             self.happenings.push(Happening::ForeignReplay);
         }
         self.happenings.extend(self.journal.take_passed_over().into_iter().map(Happening::PassedOver));
-        let standing = self.follower.standing();
+        let standing = self.standing();
         // What another plane records has its entries alone: none is added here.
         let mirrored = self.is_mirror();
         if mirrored {

@@ -82,6 +82,7 @@ impl Engine {
             block_size: None,
             worker_id: 7,
             cache: CacheSpec::default(),
+            max_silence: None,
             http: self.sim.http_address().map(|address| format!("http://{address}")),
             control: ControlSpec::default(),
         }

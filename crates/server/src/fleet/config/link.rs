@@ -34,8 +34,14 @@ impl EngineConfig {
             return wrong("grpc_ca", "is for an https address");
         }
         let (url, engine) = (url.clone(), self.upstream.clone());
-        let link =
-            LinkSpec { url, ca, token_file: self.token_file.clone(), bearer: Bearer::default(), engine };
+        let link = LinkSpec {
+            url,
+            ca,
+            token_file: self.token_file.clone(),
+            bearer: Bearer::default(),
+            engine,
+            max_silence: self.max_silence.map(|max| max.0),
+        };
         if let Err(error) = link.token() {
             return Err(EngineConfigError::file("token_file", &error));
         }

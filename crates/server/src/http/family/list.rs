@@ -43,6 +43,8 @@ families! {
             "Time since the last batch was applied, or since the engine's stamp of one that a replay brought; absent before the first, and where such a stamp is no time of day";
         gauge LAG_SECONDS "kvplane_stream_lag_seconds" [engine rank model]
             "How old the last batch was, by the engine's clock, when it was applied; absent before the first, of one that a replay brought, and where batches bear no time of day";
+        gauge AGE_SECONDS "kvplane_stream_age_seconds" [engine rank model]
+            "Time since the engine was last proven to be there, by a heartbeat or an answer; beyond max_silence the stream is recovering. Absent before the first proof";
     }
 
     /// What happened to a stream.
@@ -59,6 +61,7 @@ families! {
         counter REPLAYED_BATCHES "kvplane_stream_replayed_batches" [engine rank model] "Batches that came from a ring";
         counter RESTARTS "kvplane_stream_restarts" [engine rank model] "Restarts proven";
         counter UNPROVEN_EPOCHS "kvplane_stream_unproven_epochs" [engine rank model] "New epochs because sameness could not be proven";
+        counter SILENCES "kvplane_stream_silences" [engine rank model] "Times that nothing proved the engine to be there for longer than max_silence";
         counter DISCONNECTS "kvplane_stream_disconnects" [engine rank model] "Disconnects noticed; not for streams on a bound socket";
         counter DUPLICATES "kvplane_stream_duplicates" [engine rank model] "Duplicates dropped, batches that came both live and replayed included";
         counter REFUSED "kvplane_stream_refused" [engine rank model]

@@ -1,0 +1,224 @@
+//! A byte stream and the protocol on it.
+
+use std::io::{self, Read, Write};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use crate::stream::Stream;
+use crate::zmtp::ProtocolError;
+use crate::zmtp::command::PingContext;
+use crate::zmtp::frame::Multipart;
+use crate::zmtp::session::{Event, Session};
+
+/// Messages taken from one connection before the others get their turn. The rest of one read is taken too.
+pub(crate) const MESSAGES_PER_TURN: usize = 512;
+
+/// Bytes after which a turn ends, so that a connection with huge batches does not keep the thread.
+pub(crate) const BYTES_PER_TURN: usize = 16 << 20;
+
+/// What one read asks the kernel for. A buffer of this size is shared by all connections of a thread.
+pub(crate) const READ_BYTES: usize = 64 << 10;
+
+/// Why a connection is over.
+#[derive(Debug)]
+pub(crate) enum Closed {
+    /// The peer closed it.
+    End,
+    /// It broke.
+    Io(io::Error),
+    /// The peer does not keep to the protocol.
+    Protocol(ProtocolError),
+    /// No handshake in time.
+    HandshakeTimeout,
+    /// Nothing arrived for too long, not even answers to our PINGs.
+    Silent(Duration),
+    /// Unfinished messages of all publishers of a listener take too much memory.
+    Memory,
+}
+
+impl std::fmt::Display for Closed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::End => f.write_str("closed by the peer"),
+            Self::Io(error) => write!(f, "{error}"),
+            Self::Protocol(error) => write!(f, "{error}"),
+            Self::HandshakeTimeout => f.write_str("no ZMTP handshake in time"),
+            Self::Memory => {
+                f.write_str("unfinished messages of this listener's publishers take too much memory")
+            }
+            Self::Silent(silence) => write!(f, "nothing arrived for {} ms", silence.as_millis()),
+        }
+    }
+}
+
+/// What a turn hears, in the order in which it came.
+pub(crate) enum Heard<'a> {
+    /// The handshake is complete.
+    Established,
+    /// A message.
+    Message(&'a mut Multipart),
+    /// The peer answered a PING.
+    Pong(PingContext),
+}
+
+/// How a turn ended.
+pub(crate) enum Turn {
+    /// All was read; the next bytes are announced.
+    Drained,
+    /// There may be more.
+    More,
+    /// The connection is over.
+    Closed(Closed),
+    /// The listener asked to stop.
+    Stopped,
+}
+
+/// One connection.
+pub(crate) struct Connection {
+    stream: Stream,
+    session: Session,
+    /// When our greeting was sent.
+    pub(crate) greeted_at: Instant,
+    /// When bytes last came.
+    pub(crate) heard_at: Instant,
+    /// The peer hung up, maybe after bytes that are still to be read: a short read is not the end.
+    hung_up: bool,
+    /// Writing failed. What the peer sent before is read first.
+    broken: Option<io::Error>,
+    /// Waits for its turn.
+    pub(crate) queued: bool,
+}
+
+impl Connection {
+    /// Takes over a stream that is connected and registered.
+    pub(crate) fn new(stream: Stream, session: Session, now: Instant) -> Self {
+        stream.configure();
+        Self { stream, session, greeted_at: now, heard_at: now, hung_up: false, broken: None, queued: false }
+    }
+
+    /// The peer has closed its side, or the connection broke: read to its end.
+    pub(crate) fn note_hung_up(&mut self) {
+        self.hung_up = true;
+    }
+
+    /// The protocol's side.
+    pub(crate) fn session(&mut self) -> &mut Session {
+        &mut self.session
+    }
+
+    /// Bytes of memory that it holds.
+    pub(crate) fn memory(&self) -> usize {
+        self.session.memory()
+    }
+
+    /// Sends what is there to send, as far as the kernel takes it. False when that fails: a turn is due, which reads what
+    /// the peer sent before and then ends the connection.
+    pub(crate) fn flush(&mut self) -> bool {
+        while self.broken.is_none() && !self.session.out().is_empty() {
+            match self.stream.write(self.session.out()) {
+                Ok(0) => self.broken = Some(io::ErrorKind::WriteZero.into()),
+                Ok(count) => self.session.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => self.broken = Some(error),
+            }
+        }
+        self.broken.is_none()
+    }
+
+    /// Reads a turn's share and tells `hear`. What the protocol has to answer is sent.
+    pub(crate) fn turn(
+        &mut self,
+        scratch: &mut [u8],
+        hear: &mut dyn FnMut(Heard<'_>) -> ControlFlow<()>,
+    ) -> Turn {
+        let mut share = Share::default();
+        let turn = loop {
+            match self.read(scratch, &mut share, hear) {
+                Ok(true) => {}
+                Ok(false) => break Turn::Drained,
+                Err(None) => break Turn::Stopped,
+                Err(Some(closed)) => break Turn::Closed(closed),
+            }
+            if share.messages >= MESSAGES_PER_TURN || share.bytes >= BYTES_PER_TURN {
+                break Turn::More;
+            }
+        };
+        match turn {
+            Turn::Drained if !self.flush() => Turn::More,
+            Turn::More => {
+                self.flush();
+                Turn::More
+            }
+            turn => turn,
+        }
+    }
+
+    /// One read; false when there is no more for now.
+    fn read(
+        &mut self,
+        scratch: &mut [u8],
+        share: &mut Share,
+        hear: &mut dyn FnMut(Heard<'_>) -> ControlFlow<()>,
+    ) -> Result<bool, Option<Closed>> {
+        let direct = self.session.space();
+        let is_direct = direct.is_some();
+        let buffer = direct.unwrap_or(scratch);
+        let room = buffer.len();
+        let count = match self.stream.read(buffer) {
+            Ok(0) => return Err(Some(Closed::End)),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return self.broken.take().map_or(Ok(false), |error| Err(Some(Closed::Io(error))));
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(true),
+            Err(error) => return Err(Some(Closed::Io(error))),
+        };
+        self.heard_at = Instant::now();
+        share.bytes += count;
+        if is_direct {
+            let event = self.session.filled(count).map_err(|error| Some(Closed::Protocol(error)))?;
+            self.tell(event, share, hear)?;
+        } else {
+            let mut rest = &scratch[..count];
+            while !rest.is_empty() {
+                let (taken, event) =
+                    self.session.feed(rest).map_err(|error| Some(Closed::Protocol(error)))?;
+                rest = &rest[taken..];
+                self.tell(event, share, hear)?;
+            }
+        }
+        // A short read has emptied the kernel's buffer: what comes later is announced by an edge of its own. The end of
+        // the stream is not, if it was there before this read.
+        Ok(count == room || self.hung_up || self.broken.is_some())
+    }
+
+    fn tell(
+        &mut self,
+        event: Option<Event>,
+        share: &mut Share,
+        hear: &mut dyn FnMut(Heard<'_>) -> ControlFlow<()>,
+    ) -> Result<(), Option<Closed>> {
+        let heard = match event {
+            None => return Ok(()),
+            Some(Event::Established) => Heard::Established,
+            Some(Event::Pong(context)) => Heard::Pong(context),
+            Some(Event::Message) => {
+                share.messages += 1;
+                Heard::Message(self.session.message())
+            }
+        };
+        let is_message = matches!(heard, Heard::Message(_));
+        let flow = hear(heard);
+        if is_message {
+            self.session.message().clear();
+        }
+        if flow.is_break() { Err(None) } else { Ok(()) }
+    }
+}
+
+#[derive(Default)]
+struct Share {
+    messages: usize,
+    bytes: usize,
+}

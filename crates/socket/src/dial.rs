@@ -1,0 +1,247 @@
+//! Getting a connection to a peer, again and again until it is there.
+//!
+//! ```text
+//! Waiting ──> Resolving ──> Connecting ──> Connected ──> (lost) ──> Waiting
+//!    ^            │              │ next address
+//!    └────────────┴──────────────┘ pause: doubles, with jitter
+//! ```
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use mio::Registry;
+
+use crate::address::Address;
+use crate::stream::Stream;
+
+/// A host that does not answer at all is given up after this, and its next address tried.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Addresses of one name that are tried in a round.
+const MAX_ADDRESSES: usize = 16;
+
+/// Pauses between attempts: they double, and each is shortened by up to a half so that a fleet does not dial in step.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    min: Duration,
+    max: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    pub(crate) fn new(min: Duration, max: Duration) -> Self {
+        Self { min, max: max.max(min), next: min }
+    }
+
+    /// The pause before the next attempt.
+    pub(crate) fn pause(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.max);
+        pause / 2 + jitter(pause / 2)
+    }
+
+    /// The next pause is the shortest again.
+    pub(crate) fn reset(&mut self) {
+        self.next = self.min;
+    }
+
+    /// The longest pause.
+    pub(crate) fn max(&self) -> Duration {
+        self.max
+    }
+}
+
+/// Any duration up to `most`.
+pub(crate) fn jitter(most: Duration) -> Duration {
+    let random = RandomState::new().build_hasher().finish();
+    most.mul_f64(random as f64 / u64::MAX as f64)
+}
+
+/// What the caller has to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Todo {
+    /// Nothing now.
+    Nothing,
+    /// Resolve this name and hand in the answer with [`Dialer::resolved`].
+    Resolve { host: String, port: u16 },
+    /// The connection is there: [`Dialer::take`] it.
+    Connected,
+}
+
+enum State {
+    Waiting { until: Instant },
+    Resolving,
+    Connecting { stream: Stream, until: Instant },
+    Connected { stream: Option<Stream> },
+}
+
+/// Dials one address. Its stream is registered under the token that it was made with.
+pub(crate) struct Dialer {
+    address: Address,
+    token: usize,
+    backoff: Backoff,
+    state: State,
+    /// Addresses still to be tried in this round.
+    left: VecDeque<SocketAddr>,
+    /// What was last said about it: a failure is a warning once, and not at each attempt.
+    said: String,
+}
+
+impl Dialer {
+    /// The first attempt is due at once.
+    pub(crate) fn new(address: Address, token: usize, backoff: Backoff, now: Instant) -> Self {
+        let state = State::Waiting { until: now };
+        Self { address, token, backoff, state, left: VecDeque::new(), said: String::new() }
+    }
+
+    /// When [`Self::advance`] is due, unless something happens before.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        match &self.state {
+            State::Waiting { until } | State::Connecting { until, .. } => Some(*until),
+            State::Resolving | State::Connected { .. } => None,
+        }
+    }
+
+    /// Time passed, or the stream has news.
+    pub(crate) fn advance(&mut self, registry: &Registry, now: Instant) -> Todo {
+        match &self.state {
+            State::Waiting { until } if *until <= now => self.begin(registry, now),
+            State::Connecting { stream, until } => match stream.is_connected() {
+                Ok(true) => {
+                    let State::Connecting { stream, .. } =
+                        std::mem::replace(&mut self.state, State::Connected { stream: None })
+                    else {
+                        return Todo::Nothing;
+                    };
+                    self.state = State::Connected { stream: Some(stream) };
+                    Todo::Connected
+                }
+                Ok(false) if now < *until => Todo::Nothing,
+                Ok(false) => self.next_address(registry, now, &io::ErrorKind::TimedOut.into()),
+                Err(error) => self.next_address(registry, now, &error),
+            },
+            _ => Todo::Nothing,
+        }
+    }
+
+    /// The answer to [`Todo::Resolve`].
+    pub(crate) fn resolved(
+        &mut self,
+        answer: io::Result<Vec<SocketAddr>>,
+        registry: &Registry,
+        now: Instant,
+    ) -> Todo {
+        if !matches!(self.state, State::Resolving) {
+            return Todo::Nothing;
+        }
+        match answer {
+            Ok(found) => {
+                self.left = found.into_iter().take(MAX_ADDRESSES).collect();
+                self.next_address(registry, now, &io::Error::other("the name has no addresses"))
+            }
+            Err(error) => {
+                self.wait(now, &error);
+                Todo::Nothing
+            }
+        }
+    }
+
+    /// The stream, after [`Todo::Connected`].
+    pub(crate) fn take(&mut self) -> Option<Stream> {
+        match &mut self.state {
+            State::Connected { stream } => stream.take(),
+            _ => None,
+        }
+    }
+
+    /// The connection was established, and is lost: dials again after a pause. One that was cut for a protocol error
+    /// soon after its handshake would be cut again: the pause goes on to double.
+    pub(crate) fn lost(&mut self, now: Instant, established: Option<Instant>, at_fault: bool, why: &str) {
+        let lasted = established.map(|since| now.saturating_duration_since(since));
+        if lasted.is_some_and(|lasted| !at_fault || lasted >= self.backoff.max()) {
+            self.backoff.reset();
+            self.said.clear();
+        }
+        self.left.clear();
+        self.wait(now, why);
+    }
+
+    fn begin(&mut self, registry: &Registry, now: Instant) -> Todo {
+        match self.address.clone() {
+            Address::Ip(address) => {
+                self.left = VecDeque::from([address]);
+                self.next_address(registry, now, &io::ErrorKind::AddrNotAvailable.into())
+            }
+            Address::Name { host, port } => {
+                self.state = State::Resolving;
+                Todo::Resolve { host, port }
+            }
+            Address::Path(_) | Address::Abstract(_) => {
+                let connected = self.address.unix().and_then(|address| Stream::connect_unix(&address));
+                match connected.and_then(|stream| self.registered(stream, registry)) {
+                    Ok(stream) => {
+                        self.state = State::Connected { stream: Some(stream) };
+                        Todo::Connected
+                    }
+                    Err(error) => {
+                        self.wait(now, &error);
+                        Todo::Nothing
+                    }
+                }
+            }
+        }
+    }
+
+    fn next_address(&mut self, registry: &Registry, now: Instant, failure: &io::Error) -> Todo {
+        let mut failure = failure.to_string();
+        while let Some(address) = self.left.pop_front() {
+            match Stream::connect_tcp(address).and_then(|stream| self.registered(stream, registry)) {
+                Ok(stream) => {
+                    self.state = State::Connecting { stream, until: now + CONNECT_TIMEOUT };
+                    return Todo::Nothing;
+                }
+                Err(error) => failure = error.to_string(),
+            }
+        }
+        self.wait(now, &failure);
+        Todo::Nothing
+    }
+
+    fn registered(&self, mut stream: Stream, registry: &Registry) -> io::Result<Stream> {
+        stream.register(registry, self.token)?;
+        Ok(stream)
+    }
+
+    fn wait(&mut self, now: Instant, why: &(impl std::fmt::Display + ?Sized)) {
+        let why = why.to_string();
+        let pause = self.backoff.pause();
+        let pause_ms = pause.as_millis() as u64;
+        if self.said == why {
+            tracing::trace!(address = ?self.address, why, pause_ms, "not connected");
+        } else {
+            tracing::debug!(address = ?self.address, why, pause_ms, "not connected");
+            self.said = why;
+        }
+        self.state = State::Waiting { until: now + pause };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_with_jitter_between_their_limits() {
+        let (min, max) = (Duration::from_millis(100), Duration::from_secs(5));
+        let mut backoff = Backoff::new(min, max);
+        for wanted in [100, 200, 400, 800, 1600, 3200, 5000, 5000] {
+            let (pause, wanted) = (backoff.pause(), Duration::from_millis(wanted));
+            assert!(pause >= wanted / 2 && pause <= wanted, "{pause:?} of {wanted:?}");
+        }
+        backoff.reset();
+        assert!(backoff.pause() <= min);
+    }
+}

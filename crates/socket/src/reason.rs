@@ -1,0 +1,25 @@
+//! The stable words under which faults of peers are counted.
+
+use kvplane_wire::replay::ReplyError;
+
+use crate::connection::Closed;
+
+/// Why frames are not the message that was expected.
+pub(crate) fn of_frames(error: ReplyError) -> &'static str {
+    match error {
+        ReplyError::Frames(_) => "frame_count",
+        ReplyError::Sequence(_) => "sequence_length",
+        ReplyError::Delimiter => "delimiter",
+        ReplyError::HalfEnd => "half_end",
+    }
+}
+
+/// Why a connection was closed, when that is the peer's fault.
+pub(crate) fn word_of(closed: &Closed) -> Option<&'static str> {
+    match closed {
+        Closed::Protocol(error) => Some(error.word()),
+        Closed::HandshakeTimeout => Some("handshake_timeout"),
+        Closed::Memory => Some("listener_memory"),
+        Closed::End | Closed::Io(_) | Closed::Silent(_) => None,
+    }
+}
