@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-python bench-dashboard bench-peers dist install uninstall clean rust-tools compilers interpreter
+.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-python bench-dashboard bench-peers soak heartbeats flap attacks dist install uninstall clean rust-tools compilers interpreter
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
@@ -21,6 +21,9 @@ help:
 	@echo "make reference  write the parts of docs/reference that are made from the code"
 	@echo "make bench   measurements"
 	@echo "make bench-peers  the index beside its peers"
+	@echo "make soak    random faults against a running plane, every answer checked (SOAK_SECONDS=, SOAK_FAULTS=)"
+	@echo "make attacks hostile clients against a running plane, with a good one beside them"
+	@echo "make heartbeats, make flap  many healthy streams: what they cost, and that none is taken for silent (DURATION=, STREAMS=)"
 	@echo "make clean   remove what was built"
 
 # DEMO takes arguments: make demo DEMO="--seconds 20 --plain"
@@ -65,6 +68,7 @@ alerts: python-env
 
 # PYTEST takes arguments: make interop PYTEST="-k grpc -x"
 interop: compilers python-env
+	@scripts/netns-env.sh
 	$(CARGO) build -p kvplane
 	.venv/bin/python -m pytest tests/interop $(PYTEST)
 
@@ -124,6 +128,22 @@ bench-dashboard: compilers interpreter
 	@scripts/browser-env.sh
 	$(CARGO) build --release -p kvplane
 	KVPLANE_BIN="$${CARGO_TARGET_DIR:-target}/release/kvplane" PYTHONPATH=tests/browser:tests/interop .venv-browser/bin/python tests/browser/measure.py
+
+# SOAK_SECONDS, SOAK_FAULTS, SOAK_ENGINES and SOAK_SEED are read from the environment: make soak SOAK_SECONDS=600
+SOAK_SECONDS ?= 3600
+SOAK_FAULTS ?= 1000000
+export SOAK_SECONDS SOAK_FAULTS
+soak: compilers
+	scripts/soak.sh
+
+# In release, for figures; `make interop` runs the same against the build of every day.
+attacks: compilers python-env
+	$(CARGO) build --release -p kvplane
+	KVPLANE_BIN="$${KVPLANE_BIN:-$$(realpath "$${CARGO_TARGET_DIR:-target}")/release/kvplane}" .venv/bin/python -m pytest tests/interop/test_attacks.py $(PYTEST)
+
+heartbeats flap: compilers python-env
+	$(CARGO) build --release -p kvplane
+	KVPLANE_BIN="$${KVPLANE_BIN:-$${CARGO_TARGET_DIR:-target}/release/kvplane}" PYTHONPATH=tests/interop .venv/bin/python scripts/streams.py $@
 
 # TRACE=FILE adds the workload conv8. PEERS takes arguments: make bench-peers PEERS="--quick"
 bench-peers:

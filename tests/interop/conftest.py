@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from harness import hostile
 from harness.engine import Engine
 from harness.inference_cache.server import Server
 from harness.inference_cache.subscriber import Subscriber
@@ -184,4 +185,8 @@ def pytest_terminal_summary(terminalreporter):
     if _reports:
         terminalreporter.section("observed, not asserted")
         for line in _reports:
+            terminalreporter.write_line(line)
+    if hostile.ROWS:
+        terminalreporter.section("attacks, each with a good client beside it")
+        for line in hostile.table():
             terminalreporter.write_line(line)
