@@ -25,14 +25,13 @@ use crate::zmtp::session::Session;
 /// A peer that has connected gets this long for its handshake.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connections of one listener. One more takes the place of the oldest that has not completed its handshake.
-const MAX_ACCEPTED: usize = 1024;
-
 /// Connections accepted in one turn.
 const ACCEPTED_PER_TURN: usize = 64;
 
-/// Memory for unfinished messages of all connections of one listener.
+/// Memory for unfinished messages of all connections of one listener. The connection that reads when it is exceeded is
+/// closed, unless it holds next to nothing.
 const LISTENER_BYTES: usize = 256 << 20;
+const NEXT_TO_NOTHING: usize = 256 << 10;
 
 /// Where connections come from.
 enum Source {
@@ -239,7 +238,7 @@ impl Subscriber {
                     return false;
                 }
             };
-            if self.peers.len() >= MAX_ACCEPTED && !self.make_room(desk) {
+            if self.peers.len() >= self.subscription.max_connections && !self.make_room(desk) {
                 continue;
             }
             let token = desk.token(self.id);
@@ -332,8 +331,7 @@ impl Subscriber {
         {
             handler.drained();
         }
-        let crowded =
-            self.memory > LISTENER_BYTES && self.peers.len() > 1 && after > LISTENER_BYTES / MAX_ACCEPTED;
+        let crowded = self.memory > LISTENER_BYTES && self.peers.len() > 1 && after > NEXT_TO_NOTHING;
         match turn {
             Turn::Closed(closed) => self.close(token, &closed, desk),
             _ if crowded => self.close(token, &Closed::Memory, desk),

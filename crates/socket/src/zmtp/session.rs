@@ -67,7 +67,8 @@ impl Session {
         }
     }
 
-    /// Takes bytes up to the first event; says how many. Call it again with the rest.
+    /// Takes bytes up to the end of the first message or command; says how many, and what happened. Call it again with the
+    /// rest.
     pub(crate) fn feed(&mut self, input: &[u8]) -> Result<(usize, Option<Event>), ProtocolError> {
         let mut taken = 0;
         while taken < input.len() {
@@ -84,8 +85,8 @@ impl Session {
             }
             let (count, complete) = self.decoder.feed(&input[taken..])?;
             taken += count;
-            if let Some(event) = self.complete(complete)? {
-                return Ok((taken, Some(event)));
+            if complete.is_some() {
+                return Ok((taken, self.complete(complete)?));
             }
         }
         Ok((taken, None))
