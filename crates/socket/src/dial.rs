@@ -187,11 +187,21 @@ impl Dialer {
                         Todo::Connected
                     }
                     Err(error) => {
+                        self.note_shortage(&error);
                         self.wait(now, &error);
                         Todo::Nothing
                     }
                 }
             }
+        }
+    }
+
+    /// An absent engine is nothing special; a machine that has no descriptors left is.
+    fn note_shortage(&self, error: &io::Error) {
+        const ENFILE: i32 = 23;
+        const EMFILE: i32 = 24;
+        if matches!(error.raw_os_error(), Some(ENFILE | EMFILE)) && self.said != error.to_string() {
+            tracing::warn!(address = ?self.address, %error, "cannot open a socket");
         }
     }
 
@@ -203,7 +213,10 @@ impl Dialer {
                     self.state = State::Connecting { stream, until: now + CONNECT_TIMEOUT };
                     return Todo::Nothing;
                 }
-                Err(error) => failure = error.to_string(),
+                Err(error) => {
+                    self.note_shortage(&error);
+                    failure = error.to_string();
+                }
             }
         }
         self.wait(now, &failure);

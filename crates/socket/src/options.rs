@@ -65,6 +65,7 @@ pub struct Subscription {
     /// Longest pause between two attempts.
     pub reconnect_max: Duration,
     /// How often the peer is asked for a sign of life: see [`SubscriberHandler::proven`](crate::SubscriberHandler::proven).
+    /// Looked at every tick, so not more often than that; zero asks never.
     pub heartbeat_interval: Duration,
     /// A connection on which nothing arrived for this long is lost. Peers are asked to do likewise.
     pub heartbeat_timeout: Duration,

@@ -182,18 +182,18 @@ impl Subscriber {
         let mut over = Vec::new();
         for (&token, peer) in &mut self.peers {
             // What is not read yet may be a sign of life.
-            if peer.connection.queued {
-                continue;
-            }
+            let is_read = !peer.connection.queued;
             let Some((_, heart)) = &mut peer.established else {
-                if desk.now.saturating_duration_since(peer.connection.greeted_at) >= HANDSHAKE_TIMEOUT {
+                let waited = desk.now.saturating_duration_since(peer.connection.greeted_at);
+                if is_read && waited >= HANDSHAKE_TIMEOUT {
                     over.push((token, Closed::HandshakeTimeout));
                 }
                 continue;
             };
-            if let Some(silence) = heart.silence(peer.connection.heard_at, desk.now) {
+            let silence = heart.silence(peer.connection.heard_at, desk.now).filter(|_| is_read);
+            if let Some(silence) = silence {
                 over.push((token, Closed::Silent(silence)));
-            } else if heart.beat(peer.connection.session(), desk.now) && !peer.connection.flush() {
+            } else if heart.beat(peer.connection.session(), desk.now) && !peer.connection.flush() && is_read {
                 peer.connection.queued = true;
                 desk.hot.push_back((self.id, token));
             }

@@ -177,3 +177,34 @@ fn publishers_of_a_bound_socket_are_proven_one_by_one() {
         counts.len() == 2 && counts.values().all(|count| *count >= 3)
     });
 }
+
+#[test]
+fn a_publisher_that_never_pauses_is_asked_too() {
+    let (server, sockets) = (Server::new(), sockets());
+    let (_handle, log) = watch(&sockets, &server.address(), Duration::from_secs(60));
+    let mut peer = server.publisher();
+    let mut asked = support::peer::Publisher(peer.0.try_clone().unwrap());
+    let (tell, pings) = std::sync::mpsc::sync_channel(64);
+    std::thread::spawn(move || {
+        while asked.0.peek(&mut [0; 2]).is_ok_and(|count| count > 0)
+            && tell.send(asked.command_named(b"PING")).is_ok()
+        {}
+    });
+    // As much as the subscriber takes, with the answers in between.
+    let batches: Vec<u8> = (0..1000).flat_map(|_| batch(0, &[0; 1000])).collect();
+    let start = Instant::now();
+    let mut answered = 0;
+    while answered < 5 {
+        assert!(start.elapsed() < support::PATIENCE, "{answered} PINGs");
+        peer.send(&batches);
+        while let Ok(ping) = pings.try_recv() {
+            peer.send(&support::peer::frame(4, &[b"\x04PONG", &ping[2..]].concat()));
+            answered += 1;
+        }
+    }
+    log.wait("a proof that is younger than the first batches", |heard| {
+        proofs(heard).last().is_some_and(|at| *at > start)
+    });
+    // Ends the thread, which reads.
+    peer.0.shutdown(std::net::Shutdown::Both).unwrap();
+}

@@ -147,6 +147,11 @@ impl Session {
         self.decoder.message()
     }
 
+    /// Whether a message has begun and not ended.
+    pub(crate) fn is_mid_message(&self) -> bool {
+        self.decoder.is_mid_message()
+    }
+
     /// Queues a message.
     pub(crate) fn send(&mut self, frames: &[&[u8]]) {
         frame::put_message(frames, &mut self.out);
