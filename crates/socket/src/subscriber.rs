@@ -257,16 +257,12 @@ impl Subscriber {
     fn make_room(&mut self, desk: &mut Desk<'_>) -> bool {
         let waiting = self.peers.iter().filter(|(_, peer)| peer.established.is_none());
         let oldest = waiting.min_by_key(|(_, peer)| peer.connection.greeted_at).map(|(&token, _)| token);
-        match oldest {
-            Some(token) => {
-                self.close(token, &Closed::HandshakeTimeout, desk);
-                true
-            }
-            None => {
-                self.count_broken("the listener has as many publishers as it may have");
-                false
-            }
-        }
+        let Some(token) = oldest else {
+            self.count_broken("the listener has as many publishers as it may have");
+            return false;
+        };
+        self.close(token, &Closed::HandshakeTimeout, desk);
+        true
     }
 
     fn welcome(&mut self, stream: Stream, token: usize, desk: &mut Desk<'_>) {

@@ -166,14 +166,6 @@ fn resident() -> usize {
 
 #[test]
 fn flooding_neighbours_do_not_starve_a_quiet_stream() {
-    // All on one thread.
-    let sockets = Sockets::start(&Options { poller_threads: 1, ..Options::default() }).unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let floods: [(Vec<u8>, Server); 3] = [
-        (batch(0, b"x").repeat(1000), Server::new()),
-        (batch(0, &vec![0; 8 << 20]), Server::new()),
-        (frame(4, b"\x04PING\0\0").repeat(10_000), Server::new()),
-    ];
     struct Deaf;
     impl SubscriberHandler for Deaf {
         fn connected(&mut self) {}
@@ -182,6 +174,14 @@ fn flooding_neighbours_do_not_starve_a_quiet_stream() {
         fn malformed(&mut self, _reason: &'static str) {}
         fn tick(&mut self, _now: Instant) {}
     }
+    // All on one thread.
+    let sockets = Sockets::start(&Options { poller_threads: 1, ..Options::default() }).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let floods: [(Vec<u8>, Server); 3] = [
+        (batch(0, b"x").repeat(1000), Server::new()),
+        (batch(0, &vec![0; 8 << 20]), Server::new()),
+        (frame(4, b"\x04PING\0\0").repeat(10_000), Server::new()),
+    ];
     let mut handles = Vec::new();
     let mut threads = Vec::new();
     for (bytes, server) in floods {
