@@ -10,7 +10,7 @@ use crate::zmtp::command::PingContext;
 use crate::zmtp::frame::Multipart;
 use crate::zmtp::session::{Event, Session};
 
-/// Messages taken from one connection before the others get their turn. The rest of one read is taken too.
+/// Messages and commands taken from one connection before the others get their turn. The rest of one read is taken too.
 pub(crate) const MESSAGES_PER_TURN: usize = 512;
 
 /// Bytes after which a turn ends, so that a connection with huge batches does not keep the thread.
@@ -178,14 +178,16 @@ impl Connection {
         share.bytes += count;
         if is_direct {
             let event = self.session.filled(count).map_err(|error| Some(Closed::Protocol(error)))?;
-            self.tell(event, share, hear)?;
+            share.messages += usize::from(event.is_some());
+            self.tell(event, hear)?;
         } else {
             let mut rest = &scratch[..count];
             while !rest.is_empty() {
                 let (taken, event) =
                     self.session.feed(rest).map_err(|error| Some(Closed::Protocol(error)))?;
                 rest = &rest[taken..];
-                self.tell(event, share, hear)?;
+                share.messages += 1;
+                self.tell(event, hear)?;
             }
         }
         // A short read has emptied the kernel's buffer: what comes later is announced by an edge of its own. The end of
@@ -196,17 +198,13 @@ impl Connection {
     fn tell(
         &mut self,
         event: Option<Event>,
-        share: &mut Share,
         hear: &mut dyn FnMut(Heard<'_>) -> ControlFlow<()>,
     ) -> Result<(), Option<Closed>> {
         let heard = match event {
             None => return Ok(()),
             Some(Event::Established) => Heard::Established,
             Some(Event::Pong(context)) => Heard::Pong(context),
-            Some(Event::Message) => {
-                share.messages += 1;
-                Heard::Message(self.session.message())
-            }
+            Some(Event::Message) => Heard::Message(self.session.message()),
         };
         let is_message = matches!(heard, Heard::Message(_));
         let flow = hear(heard);
@@ -219,6 +217,7 @@ impl Connection {
 
 #[derive(Default)]
 struct Share {
+    /// Commands too.
     messages: usize,
     bytes: usize,
 }

@@ -187,11 +187,21 @@ impl Dialer {
                         Todo::Connected
                     }
                     Err(error) => {
+                        self.note_shortage(&error);
                         self.wait(now, &error);
                         Todo::Nothing
                     }
                 }
             }
+        }
+    }
+
+    /// An absent engine is nothing special; a machine that has no descriptors left is.
+    fn note_shortage(&self, error: &io::Error) {
+        const ENFILE: i32 = 23;
+        const EMFILE: i32 = 24;
+        if matches!(error.raw_os_error(), Some(ENFILE | EMFILE)) && self.said != error.to_string() {
+            tracing::warn!(address = ?self.address, %error, "cannot open a socket");
         }
     }
 
@@ -203,7 +213,10 @@ impl Dialer {
                     self.state = State::Connecting { stream, until: now + CONNECT_TIMEOUT };
                     return Todo::Nothing;
                 }
-                Err(error) => failure = error.to_string(),
+                Err(error) => {
+                    self.note_shortage(&error);
+                    failure = error.to_string();
+                }
             }
         }
         self.wait(now, &failure);
@@ -232,6 +245,34 @@ impl Dialer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_address_of_a_name_is_tried_before_a_pause() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = listener.local_addr().unwrap();
+        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut poll = mio::Poll::new().unwrap();
+        let mut events = mio::Events::with_capacity(8);
+        let address = Address::Name { host: "engine".to_owned(), port: 1 };
+        let long = Duration::from_secs(3600);
+        let start = Instant::now();
+        let mut dialer = Dialer::new(address, 1, Backoff::new(long, long), start);
+        let asked = dialer.advance(poll.registry(), start);
+        assert_eq!(asked, Todo::Resolve { host: "engine".to_owned(), port: 1 });
+        let mut todo = dialer.resolved(Ok(vec![gone, there]), poll.registry(), start);
+        while todo != Todo::Connected {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            poll.poll(&mut events, Some(Duration::from_millis(100))).unwrap();
+            todo = dialer.advance(poll.registry(), start);
+        }
+        assert!(dialer.take().is_some());
+        // And without any, there is a pause.
+        let mut dialer =
+            Dialer::new(Address::Name { host: "x".to_owned(), port: 1 }, 2, Backoff::new(long, long), start);
+        dialer.advance(poll.registry(), start);
+        assert_eq!(dialer.resolved(Ok(Vec::new()), poll.registry(), start), Todo::Nothing);
+        assert!(dialer.due().is_some_and(|due| due >= start + long / 2));
+    }
 
     #[test]
     fn pauses_double_with_jitter_between_their_limits() {

@@ -55,7 +55,7 @@ impl Heart {
     /// Queues a PING if one is due; true when there is something to send.
     pub(crate) fn beat(&mut self, session: &mut Session, now: Instant) -> bool {
         let most = if self.without_context { 1 } else { UNANSWERED_MAX };
-        if now < self.next || self.unanswered.len() >= most {
+        if self.pace.interval.is_zero() || now < self.next || self.unanswered.len() >= most {
             return false;
         }
         // In tenths of a second, rounded up.

@@ -57,11 +57,15 @@ pub struct Subscription {
     /// A message with more bytes in all its frames ends the connection instead of being allocated; the stream is dialled
     /// again.
     pub max_message_bytes: i64,
+    /// Connections of a bound socket. One more takes the place of the oldest that has not completed its handshake; when all
+    /// have, it is closed.
+    pub max_connections: usize,
     /// First pause before a lost connection is dialled again; doubles up to `reconnect_max`.
     pub reconnect_min: Duration,
     /// Longest pause between two attempts.
     pub reconnect_max: Duration,
     /// How often the peer is asked for a sign of life: see [`SubscriberHandler::proven`](crate::SubscriberHandler::proven).
+    /// Looked at every tick, so not more often than that; zero asks never.
     pub heartbeat_interval: Duration,
     /// A connection on which nothing arrived for this long is lost. Peers are asked to do likewise.
     pub heartbeat_timeout: Duration,
@@ -74,6 +78,7 @@ impl Subscription {
             endpoint,
             topics: vec![Vec::new()],
             max_message_bytes: MAX_MESSAGE_BYTES,
+            max_connections: 1024,
             reconnect_min: Duration::from_millis(100),
             reconnect_max: Duration::from_secs(5),
             heartbeat_interval: Duration::from_millis(500),

@@ -39,6 +39,10 @@ impl Stream {
                     return Err(error);
                 }
                 match stream.peer_addr() {
+                    // Where nobody listens at a local port, the system may choose it for our end too.
+                    Ok(peer) if stream.local_addr().is_ok_and(|own| own == peer) => {
+                        Err(io::ErrorKind::ConnectionRefused.into())
+                    }
                     Ok(_) => Ok(true),
                     Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
                     Err(error) => Err(error),

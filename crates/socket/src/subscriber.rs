@@ -25,14 +25,13 @@ use crate::zmtp::session::Session;
 /// A peer that has connected gets this long for its handshake.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connections of one listener. One more takes the place of the oldest that has not completed its handshake.
-const MAX_ACCEPTED: usize = 1024;
-
 /// Connections accepted in one turn.
 const ACCEPTED_PER_TURN: usize = 64;
 
-/// Memory for unfinished messages of all connections of one listener.
+/// Memory for unfinished messages of all connections of one listener. The connection that reads when it is exceeded is
+/// closed, unless it holds next to nothing.
 const LISTENER_BYTES: usize = 256 << 20;
+const NEXT_TO_NOTHING: usize = 256 << 10;
 
 /// Where connections come from.
 enum Source {
@@ -183,18 +182,18 @@ impl Subscriber {
         let mut over = Vec::new();
         for (&token, peer) in &mut self.peers {
             // What is not read yet may be a sign of life.
-            if peer.connection.queued {
-                continue;
-            }
+            let is_read = !peer.connection.queued;
             let Some((_, heart)) = &mut peer.established else {
-                if desk.now.saturating_duration_since(peer.connection.greeted_at) >= HANDSHAKE_TIMEOUT {
+                let waited = desk.now.saturating_duration_since(peer.connection.greeted_at);
+                if is_read && waited >= HANDSHAKE_TIMEOUT {
                     over.push((token, Closed::HandshakeTimeout));
                 }
                 continue;
             };
-            if let Some(silence) = heart.silence(peer.connection.heard_at, desk.now) {
+            let silence = heart.silence(peer.connection.heard_at, desk.now).filter(|_| is_read);
+            if let Some(silence) = silence {
                 over.push((token, Closed::Silent(silence)));
-            } else if heart.beat(peer.connection.session(), desk.now) && !peer.connection.flush() {
+            } else if heart.beat(peer.connection.session(), desk.now) && !peer.connection.flush() && is_read {
                 peer.connection.queued = true;
                 desk.hot.push_back((self.id, token));
             }
@@ -239,7 +238,7 @@ impl Subscriber {
                     return false;
                 }
             };
-            if self.peers.len() >= MAX_ACCEPTED && !self.make_room(desk) {
+            if self.peers.len() >= self.subscription.max_connections && !self.make_room(desk) {
                 continue;
             }
             let token = desk.token(self.id);
@@ -258,16 +257,12 @@ impl Subscriber {
     fn make_room(&mut self, desk: &mut Desk<'_>) -> bool {
         let waiting = self.peers.iter().filter(|(_, peer)| peer.established.is_none());
         let oldest = waiting.min_by_key(|(_, peer)| peer.connection.greeted_at).map(|(&token, _)| token);
-        match oldest {
-            Some(token) => {
-                self.close(token, &Closed::HandshakeTimeout, desk);
-                true
-            }
-            None => {
-                self.count_broken("the listener has as many publishers as it may have");
-                false
-            }
-        }
+        let Some(token) = oldest else {
+            self.count_broken("the listener has as many publishers as it may have");
+            return false;
+        };
+        self.close(token, &Closed::HandshakeTimeout, desk);
+        true
     }
 
     fn welcome(&mut self, stream: Stream, token: usize, desk: &mut Desk<'_>) {
@@ -332,8 +327,7 @@ impl Subscriber {
         {
             handler.drained();
         }
-        let crowded =
-            self.memory > LISTENER_BYTES && self.peers.len() > 1 && after > LISTENER_BYTES / MAX_ACCEPTED;
+        let crowded = self.memory > LISTENER_BYTES && self.peers.len() > 1 && after > NEXT_TO_NOTHING;
         match turn {
             Turn::Closed(closed) => self.close(token, &closed, desk),
             _ if crowded => self.close(token, &Closed::Memory, desk),

@@ -15,11 +15,16 @@ fn threads() -> usize {
     fs::read_dir("/proc/self/task").unwrap().count()
 }
 
+/// All descriptors of this process.
+fn descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
 #[test]
-fn three_hundred_streams_need_eight_threads_at_most() {
+fn three_hundred_streams_need_few_threads_and_a_descriptor_each() {
     let context = PublishContext::new();
     let mut publishers: Vec<_> = (0..STREAMS).map(|_| publisher(&context, "tcp://127.0.0.1:0")).collect();
-    let before = threads();
+    let (before, open_before) = (threads(), descriptors());
 
     let sockets = sockets();
     let subscriptions: Vec<_> = publishers.iter().map(|p| subscribe(&sockets, p.last_endpoint())).collect();
@@ -34,7 +39,10 @@ fn three_hundred_streams_need_eight_threads_at_most() {
         assert_eq!(log.sequences(), (0..20).collect::<Vec<_>>());
     }
     let used = threads() - before;
-    assert!(used <= 8, "{used} threads");
+    assert!(used <= 3, "{used} threads");
+    // The publishers, which are here as well, take the other half.
+    let opened = descriptors() - open_before;
+    assert!(opened <= 2 * STREAMS + 16, "{opened} descriptors");
 
     sockets.shutdown();
     assert_eq!(threads(), before, "a shutdown joins every thread");

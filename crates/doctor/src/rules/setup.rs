@@ -5,8 +5,8 @@ use kvplane_socket::SocketError;
 use crate::seen::{OpenSocket, SetUp};
 use crate::{Code, Finding, Severity};
 
-/// Descriptors for a stream: the event socket with its monitor, a replay under way, the engine's HTTP server.
-const PER_STREAM: u64 = 8;
+/// Descriptors for a stream: the connection to its events, a replay under way, the engine's HTTP server.
+const PER_STREAM: u64 = 3;
 /// Descriptors for everything else: listeners, threads, files, and some hundred consumers.
 const BESIDES: u64 = 512;
 

@@ -132,7 +132,7 @@ impl Running {
         let (job, received) = (&mut self.job, &mut self.received);
         let from = job.request.from.to_be_bytes();
         let was_established = received.established.is_some();
-        let before = connection.heard_at;
+        let (before, batches) = (connection.heard_at, received.batches);
         let mut end = None;
         let turn = connection.turn(scratch, &mut |heard| match heard {
             Heard::Established => {
@@ -152,7 +152,10 @@ impl Running {
             connection.session().send(&[b"", &from]);
             connection.flush();
         }
-        if connection.heard_at > before && received.established.is_some() {
+        // PINGs are no answer.
+        let progress =
+            !was_established || received.batches > batches || connection.session().is_mid_message();
+        if connection.heard_at > before && received.established.is_some() && progress {
             self.idle_at = connection.heard_at + self.job.request.idle_timeout;
         }
         match turn {

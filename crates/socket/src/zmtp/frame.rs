@@ -149,6 +149,11 @@ impl FrameDecoder {
         &self.command
     }
 
+    /// Whether a message has begun and not ended.
+    pub(crate) fn is_mid_message(&self) -> bool {
+        !self.message_complete
+    }
+
     /// Bytes of memory that it holds.
     pub(crate) fn memory(&self) -> usize {
         self.message.memory() + self.command.capacity()

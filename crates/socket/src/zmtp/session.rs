@@ -67,7 +67,8 @@ impl Session {
         }
     }
 
-    /// Takes bytes up to the first event; says how many. Call it again with the rest.
+    /// Takes bytes up to the end of the first message or command; says how many, and what happened. Call it again with the
+    /// rest.
     pub(crate) fn feed(&mut self, input: &[u8]) -> Result<(usize, Option<Event>), ProtocolError> {
         let mut taken = 0;
         while taken < input.len() {
@@ -84,8 +85,8 @@ impl Session {
             }
             let (count, complete) = self.decoder.feed(&input[taken..])?;
             taken += count;
-            if let Some(event) = self.complete(complete)? {
-                return Ok((taken, Some(event)));
+            if complete.is_some() {
+                return Ok((taken, self.complete(complete)?));
             }
         }
         Ok((taken, None))
@@ -144,6 +145,11 @@ impl Session {
     /// The message, after [`Event::Message`] and until more is fed.
     pub(crate) fn message(&mut self) -> &mut Multipart {
         self.decoder.message()
+    }
+
+    /// Whether a message has begun and not ended.
+    pub(crate) fn is_mid_message(&self) -> bool {
+        self.decoder.is_mid_message()
     }
 
     /// Queues a message.

@@ -1,6 +1,8 @@
 //! A handler that writes down what it hears, and lets a test wait for it.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod peer;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +25,8 @@ pub enum Heard {
     Batch(u64, Vec<u8>),
     Finished(ReplayEnd),
     Dropped,
+    Proven(u64, Instant),
+    ProtocolError(&'static str),
 }
 
 #[derive(Clone, Default)]
@@ -107,6 +111,37 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         self.0.push(Heard::Dropped);
     }
+}
+
+/// Writes everything into a log, proofs and faults of peers too.
+pub struct Witness(pub Log);
+
+impl SubscriberHandler for Witness {
+    fn connected(&mut self) {
+        self.0.push(Heard::Connected);
+    }
+
+    fn disconnected(&mut self) {
+        self.0.push(Heard::Disconnected);
+    }
+
+    fn message(&mut self, topic: &[u8], sequence: u64, payload: Bytes) {
+        self.0.push(Heard::Message(topic.to_vec(), sequence, payload.to_vec()));
+    }
+
+    fn malformed(&mut self, reason: &'static str) {
+        self.0.push(Heard::Malformed(reason));
+    }
+
+    fn proven(&mut self, connection: u64, at: Instant) {
+        self.0.push(Heard::Proven(connection, at));
+    }
+
+    fn protocol_error(&mut self, reason: &'static str) {
+        self.0.push(Heard::ProtocolError(reason));
+    }
+
+    fn tick(&mut self, _now: Instant) {}
 }
 
 /// Writes a replay into a log.
