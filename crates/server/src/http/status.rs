@@ -322,8 +322,7 @@ pub(super) fn rejected(status: &StreamStatus) -> BTreeMap<String, u64> {
 }
 
 /// Every standing and trust level by name, for metrics that show all of them.
-pub(super) const STANDINGS: [Continuity; 4] =
-    [Continuity::Connecting, Continuity::Recovering, Continuity::Live, Continuity::Down];
+pub(super) const STANDINGS: [Continuity; 4] = Continuity::ALL;
 pub(super) const TRUSTS: [Trust; 4] = Trust::ALL;
 
 /// An engine as it was described, and by whom.
