@@ -10,11 +10,13 @@ mod drain;
 mod flush;
 mod handed;
 mod journal;
+mod loss;
 mod merge;
 mod mirror;
 mod recorder;
 mod recovery;
 mod relay;
+mod silence;
 mod state;
 mod transitions;
 

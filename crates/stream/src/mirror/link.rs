@@ -6,6 +6,7 @@ use kvplane_core::{Continuity as Standing, Cursor, Epoch};
 
 use crate::clock::Now;
 use crate::continuity::Counters;
+use crate::silence::Silence;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
@@ -27,6 +28,7 @@ pub(crate) struct Mirror {
     told: Option<Standing>,
     /// The last life that a state was of.
     life: Option<Epoch>,
+    silence: Silence,
     counters: Counters,
 }
 
@@ -38,6 +40,7 @@ impl Mirror {
             reached_before: false,
             told: None,
             life: None,
+            silence: Silence::default(),
             counters: Counters::default(),
         }
     }
@@ -45,7 +48,7 @@ impl Mirror {
     pub(crate) fn standing(&self) -> Standing {
         match (self.link, self.told) {
             (Link::Lost { down: true, .. }, _) | (_, Some(Standing::Down)) => Standing::Down,
-            (Link::Up, Some(told)) => told,
+            (Link::Up, Some(told)) => self.silence.limit(told),
             (Link::Lost { .. }, _) if !self.reached_before => Standing::Connecting,
             _ => Standing::Recovering,
         }
@@ -63,6 +66,7 @@ impl Mirror {
     /// The other plane answers; it is at `at`, we are at `ours`.
     pub(crate) fn reached(&mut self, at: Cursor, ours: Cursor) {
         self.reached_before = true;
+        self.silence.end();
         self.link = Link::Behind(at);
         self.moved(ours);
     }
@@ -73,6 +77,17 @@ impl Mirror {
             self.counters.disconnects += 1;
             self.link = Link::Lost { since: now.mono, down: false };
         }
+        self.silence.end();
+    }
+
+    /// Nothing was proven within the limit: whatever the other plane said of the stream may no longer be so.
+    pub(crate) fn silent(&mut self, now: Now) {
+        self.silence.begin(now, &mut self.counters);
+    }
+
+    /// The other plane was proven to be there: what it says holds.
+    pub(crate) fn proven(&mut self, _now: Now) {
+        self.silence.end();
     }
 
     /// Our copy has come to be here.
@@ -113,6 +128,7 @@ impl Mirror {
     }
 
     pub(crate) fn tick(&mut self, now: Now) {
+        self.silence.tick(now, self.down_after);
         if let Link::Lost { since, down } = &mut self.link {
             *down = now.mono.saturating_sub(*since) >= self.down_after;
         }

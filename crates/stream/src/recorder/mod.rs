@@ -11,6 +11,7 @@ mod handed;
 mod mirrored;
 mod published;
 mod relayed;
+mod silence;
 
 use kvplane_core::{Continuity as Standing, Epoch, Reason, Trust};
 use kvplane_wire::{Decoder, Dialect};
