@@ -21,7 +21,7 @@ mod state;
 mod transitions;
 
 pub use change::{
-    Change, ENCODINGS, Entry, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition,
+    Change, Entry, Layout, Protocol, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition,
     VisibleBlock,
 };
 pub use clock::Now;

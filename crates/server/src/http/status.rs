@@ -279,7 +279,7 @@ fn group(group: &Group) -> GroupStatus {
 type OfStream = (Family, fn(&StreamStatus) -> u64);
 
 /// Every counter of a stream that has no labels of its own.
-pub(super) const COUNTERS: [OfStream; 33] = [
+pub(super) const COUNTERS: [OfStream; 36] = [
     (stream_counters::BATCHES, |s| s.journal.batches),
     (stream_counters::EVENTS, |s| s.journal.events),
     (stream_counters::BLOCKS_STORED, |s| s.journal.blocks_stored),
@@ -298,6 +298,9 @@ pub(super) const COUNTERS: [OfStream; 33] = [
     (stream_counters::HOLD_OVERFLOWS, |s| s.counters.hold_overflows),
     (stream_counters::UNDECODABLE_BATCHES, |s| s.counters.undecodable),
     (stream_counters::FOREIGN_REPLAYS, |s| s.counters.replays_foreign),
+    (stream_counters::SILENCES, |s| s.counters.silences),
+    (stream_counters::INTERLEAVINGS, |s| s.counters.interleavings),
+    (stream_counters::MISDIRECTED_INPUTS, |s| s.counters.misdirected),
     (stream_counters::MALFORMED_FRAMES, |s| s.malformed_frames),
     (stream_counters::UNKNOWN_EVENTS, |s| s.journal.unknown_events),
     (stream_counters::UNKNOWN_FIELDS, |s| s.journal.unknown_fields),

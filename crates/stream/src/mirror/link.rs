@@ -134,3 +134,40 @@ impl Mirror {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Now {
+        Now { mono: Duration::from_secs(seconds), unix_ms: seconds * 1_000 }
+    }
+
+    #[test]
+    fn a_plane_of_which_nothing_is_proven_is_not_live() {
+        let cursor = Cursor { epoch: Epoch::from_raw(1), sequence: 1 };
+        let mut mirror = Mirror::new(Duration::from_secs(10), at(0));
+        mirror.reached(cursor, cursor);
+        mirror.told(Standing::Live);
+        assert_eq!(mirror.standing(), Standing::Live);
+        mirror.silent(at(2));
+        assert_eq!(mirror.standing(), Standing::Recovering);
+        // What was told before the silence, and is read in it, proves nothing.
+        mirror.told(Standing::Live);
+        mirror.moved(cursor);
+        assert_eq!(mirror.standing(), Standing::Recovering);
+        mirror.tick(at(12));
+        assert_eq!(mirror.standing(), Standing::Down);
+        mirror.proven(at(13));
+        assert_eq!((mirror.standing(), mirror.counters().silences), (Standing::Live, 1));
+        // Nothing better than what the other plane says.
+        mirror.told(Standing::Recovering);
+        mirror.silent(at(20));
+        mirror.proven(at(21));
+        assert_eq!(mirror.standing(), Standing::Recovering);
+        mirror.told(Standing::Live);
+        mirror.silent(at(30));
+        mirror.reached(cursor, cursor);
+        assert_eq!(mirror.standing(), Standing::Live, "an answer is a proof");
+    }
+}
