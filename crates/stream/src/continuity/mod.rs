@@ -95,6 +95,8 @@ pub struct Continuity {
     recent: Recent,
     /// The highest number that came over this connection: on one connection numbers rise.
     highest_live: Option<u64>,
+    /// A batch of this life came over this connection in its turn: nothing on it is left of another.
+    linked: bool,
     /// That the history is known from its beginning has been said.
     start_told: bool,
     /// Nothing can be asked: the next batch is the beginning of what is known, whatever its number.
@@ -175,6 +177,7 @@ impl Continuity {
             hold,
             recent: Recent::default(),
             highest_live: None,
+            linked: false,
             start_told: false,
             any_first: false,
             out: VecDeque::new(),
@@ -281,6 +284,7 @@ impl Continuity {
         self.pending = None;
         self.beginning = None;
         self.highest_live = None;
+        self.linked = false;
         self.failed_probes = 0;
         self.end_doubt();
         self.end_interleaving();
@@ -398,8 +402,9 @@ impl Continuity {
         }
         self.fresh = false;
         self.any_first = false;
-        if held.origin == Origin::Replay {
-            self.counters.replayed_batches += 1;
+        match held.origin {
+            Origin::Live => self.linked = true,
+            Origin::Replay => self.counters.replayed_batches += 1,
         }
         let previous = self.last.replace(Last { sequence, digest: Some(held.digest) });
         self.recent.remember(sequence, held.digest);
@@ -524,6 +529,7 @@ impl Continuity {
         self.hole_after = None;
         self.beginning = None;
         self.known_tail = None;
+        self.linked = false;
         self.recent.clear();
         self.hint.baseline = self.hint.current.value();
     }

@@ -257,9 +257,14 @@ impl Continuity {
         }
     }
 
-    /// The ring says again and again that what was heard was never published. It is left of a life that is over, or the ring
-    /// is not whole, or not this publisher's. None of it is placed, and nothing that is known is relied on.
+    /// The ring says again and again that what was heard was never published. On a connection that has brought a batch of
+    /// this life the ring is not whole, and the rest is lost. Else what was heard may be left of a life that is over: none of
+    /// it is placed, and nothing that is known is relied on.
     fn refute(&mut self, now: Now, request: &Request) {
+        if self.linked {
+            self.settle_hold(now, Reason::Gap);
+            return;
+        }
         self.hold.remove_before(request.stamp);
         self.known_tail = None;
         self.count_loss(Reason::Gap);
