@@ -27,7 +27,7 @@ ROOMS = {
     },
     "kvplane-transport": set(),
     "kvplane-ops": {"kvplane-core", "kvplane-proto", "kvplane-transport"},
-    "kvplane-proto": set(),
+    "kvplane-proto": {"kvplane-core"},
     "kvplane-hints": set(),
     "kvplane-report": {"kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-stream", "kvplane-transport"},
     "kvplane-server": {

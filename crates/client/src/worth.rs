@@ -1,7 +1,8 @@
 //! What a replica's state is worth, as the plane says.
 
-use kvplane_core::{Continuity, Trust};
+use kvplane_core::Trust;
 use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::trust_level;
 
 /// What answers from a stream are worth, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,29 +32,11 @@ impl TrustReport {
 
 impl From<&proto::Trust> for TrustReport {
     fn from(trust: &proto::Trust) -> Self {
-        let level = match trust.level() {
-            proto::TrustLevel::Exact => Trust::Exact,
-            proto::TrustLevel::Lower => Trust::Lower,
-            proto::TrustLevel::Unverified => Trust::Unverified,
-            proto::TrustLevel::Unsound | proto::TrustLevel::Unspecified => Trust::Unsound,
-        };
         let reasons = trust
             .degradations
             .iter()
             .map(|one| TrustReason { reason: one.reason.clone(), since_ms: one.since_ms })
             .collect();
-        Self { level, reasons }
-    }
-}
-
-/// Where a stream stands; `None` where the message does not say. A word that this build does not know is read as
-/// [`Continuity::Down`]: not credited.
-pub(crate) fn continuity(number: i32) -> Option<Continuity> {
-    match proto::Continuity::try_from(number) {
-        Ok(proto::Continuity::Unspecified) => None,
-        Ok(proto::Continuity::Connecting) => Some(Continuity::Connecting),
-        Ok(proto::Continuity::Recovering) => Some(Continuity::Recovering),
-        Ok(proto::Continuity::Live) => Some(Continuity::Live),
-        Ok(proto::Continuity::Down) | Err(_) => Some(Continuity::Down),
+        Self { level: trust_level(trust), reasons }
     }
 }

@@ -34,6 +34,20 @@ pub enum AddError {
         /// What is wrong.
         error: AddressError,
     },
+    /// A rank that no source would feed.
+    #[error(
+        "engine {engine:?}, rank {rank}: {events}, but its feed is {feed}: no source would feed it; give the rank an address, or the engine a feed that brings its events"
+    )]
+    NoSource {
+        /// Whose.
+        engine: EngineId,
+        /// Which.
+        rank: u32,
+        /// Where the rank says that its events come from.
+        events: &'static str,
+        /// How the engine says that they come.
+        feed: &'static str,
+    },
     /// Two streams that could not be told apart.
     #[error(
         "engines {first:?} and {second:?} share {address} and topic {topic:?}: their messages cannot be told apart; give each a `topic`, or an address, of its own"
@@ -120,6 +134,10 @@ fn check_ranks(spec: &EngineSpec) -> Result<(), AddError> {
         if spec.ranks[..at].iter().any(|other| other.rank == *rank) {
             return Err(AddError::DuplicateRank { engine: spec.id.clone(), rank: *rank });
         }
+        if !spec.feed.feeds(events) {
+            let (engine, events, feed) = (spec.id.clone(), events.name(), spec.feed.name());
+            return Err(AddError::NoSource { engine, rank: *rank, events, feed });
+        }
         if matches!(events, Events::Shared(_) | Events::Awaited) {
             continue;
         }
@@ -151,4 +169,49 @@ fn check_topics(running: &[&EngineSpec], new: &EngineSpec) -> Result<(), AddErro
 fn bound_addresses(spec: &EngineSpec) -> Vec<&str> {
     let bound = spec.ranks.iter().filter(|rank| matches!(rank.events, Events::Bind(_)));
     bound.map(|rank| rank.events.address()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_core::EngineKind;
+
+    use super::*;
+    use crate::spec::{CacheSpec, ControlSpec, DrainSpec};
+
+    fn engine(feed: Feed, rank: RankSpec) -> EngineSpec {
+        EngineSpec {
+            id: EngineId::new("e"),
+            kind: EngineKind::Vllm,
+            model: "m".to_owned(),
+            routing_group: "default".to_owned(),
+            tenant: None,
+            ranks: vec![rank],
+            feed,
+            topic: String::new(),
+            block_size: None,
+            worker_id: 1,
+            cache: CacheSpec::default(),
+            http: None,
+            control: ControlSpec::default(),
+        }
+    }
+
+    #[test]
+    fn a_rank_that_no_source_would_feed_is_rejected() {
+        let drained = || Feed::Drained(DrainSpec { url: "http://127.0.0.1:1".to_owned(), buffer: None });
+        let shared = || RankSpec::shared(0, "http://127.0.0.1:1");
+        let connected =
+            || RankSpec { rank: 0, events: Events::Connect("tcp://127.0.0.1:5557".to_owned()), replay: None };
+        for (feed, rank) in [
+            (Feed::Published, shared()),
+            (Feed::Published, RankSpec::awaited(0)),
+            (drained(), RankSpec::awaited(0)),
+            (drained(), connected()),
+        ] {
+            let error = check_engines(&[engine(feed, rank)], 9).unwrap_err();
+            assert!(matches!(error, AddError::NoSource { rank: 0, .. }) && error.is_mistake(), "{error}");
+        }
+        check_engines(&[engine(drained(), shared())], 9).unwrap();
+        check_engines(&[engine(Feed::Published, connected())], 9).unwrap();
+    }
 }

@@ -8,11 +8,18 @@ use kvplane_stream::Now;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clock {
     origin: Instant,
+    origin_unix_ms: u64,
 }
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Self { origin: Instant::now() }
+        Self { origin: Instant::now(), origin_unix_ms: unix_ms() }
+    }
+
+    /// Unix milliseconds that never go back, whatever is done to the wall clock meanwhile: for numbers that must rise.
+    pub(crate) fn steady_unix_ms(self) -> u64 {
+        let passed = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.origin_unix_ms.saturating_add(passed)
     }
 
     /// A moment on the plane's monotonic clock.
@@ -21,8 +28,10 @@ impl Clock {
     }
 
     pub(crate) fn now(self) -> Now {
-        let unix_ms =
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
-        Now { mono: self.origin.elapsed(), unix_ms }
+        Now { mono: self.origin.elapsed(), unix_ms: unix_ms() }
     }
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use kvplane_core::Trust;
 use kvplane_stream::{Ask, Happening, MirroredState, Now, PassedOver, Recorder, State};
 use tokio::runtime::Handle;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::chronicle::Said;
 use crate::stream::{Outcome, Stream};
@@ -108,6 +108,7 @@ impl Feeder {
             Happening::Void(misfit) => {
                 warn!(%stream, reason = misfit.as_str(), %misfit, "the mirror is void: a snapshot is needed");
             }
+            Happening::Misdirected(kind) => error!(%stream, kind, "input for another kind of source ignored"),
             Happening::Undecodable { sequence, reason, count } => {
                 warn!(%stream, engine_sequence = sequence, reason, count, "batch cannot be decoded");
             }

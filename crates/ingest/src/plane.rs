@@ -134,6 +134,11 @@ impl Plane {
         self.chronicle.write(self.clock.now().unix_ms, None, said);
     }
 
+    /// Unix milliseconds that never go back while the plane runs: for epochs.
+    pub fn steady_unix_ms(&self) -> u64 {
+        self.clock.steady_unix_ms()
+    }
+
     /// All engines now.
     pub fn engines(&self) -> Engines {
         self.engines.borrow().clone()

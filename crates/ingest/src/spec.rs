@@ -33,6 +33,15 @@ impl Events {
         }
     }
 
+    /// In a few words, for errors.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Connect(_) | Self::Bind(_) => "its events have an address of their own",
+            Self::Shared(_) => "its events come with those of the engine's other ranks",
+            Self::Awaited => "its address is to be asked for",
+        }
+    }
+
     fn for_rank(&self, rank: u32) -> Result<Self, AddressError> {
         Ok(match self {
             Self::Connect(address) => Self::Connect(for_rank(address, rank, true)?),
@@ -118,6 +127,28 @@ pub enum Feed {
 }
 
 impl Feed {
+    /// Whether a rank whose events come from there has a source.
+    pub(crate) fn feeds(&self, events: &Events) -> bool {
+        match (self, events) {
+            (Self::Published | Self::Discovered(_), Events::Connect(_) | Events::Bind(_)) => true,
+            (Self::Discovered(_), Events::Awaited) => true,
+            (Self::Drained(_) | Self::Subscribed(_) | Self::Mirrored(_), Events::Shared(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// In one word, for errors.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Published => "published",
+            Self::Drained(_) => "drained",
+            Self::Subscribed(_) => "subscribed",
+            Self::Discovered(_) => "discovered",
+            Self::Linked(_) => "linked",
+            Self::Mirrored(_) => "mirrored",
+        }
+    }
+
     /// Which engine of another plane it is, if it is one.
     pub fn mirrored(&self) -> Option<&MirrorSpec> {
         match self {

@@ -129,10 +129,9 @@ pub struct Stream {
     changed: Notify,
     /// Something is in the window that nobody has been woken for.
     unannounced: AtomicBool,
-    /// The snapshot that was taken last and when it was begun, while somebody still uses it.
+    /// The snapshot that was taken last and when it was begun, while somebody still uses it. Whoever takes one, on a task or on
+    /// a thread, holds this: two at once would end each other's for ever.
     snapshot: tokio::sync::Mutex<(Duration, Weak<Snapshot>)>,
-    /// Whose turn it is to take one on its own thread.
-    turn: Mutex<()>,
     removed: CancellationToken,
     /// Another plane records it.
     mirrored: bool,
@@ -177,7 +176,6 @@ impl Stream {
             }),
             changed: Notify::new(),
             snapshot: tokio::sync::Mutex::new((Duration::ZERO, Weak::new())),
-            turn: Mutex::default(),
             removed: CancellationToken::new(),
         }
     }

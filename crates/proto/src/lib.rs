@@ -5,9 +5,11 @@
 
 mod bearer;
 mod encoded;
+mod worth;
 
 pub use bearer::{Bearer, UnfitToken};
 pub use encoded::Encoded;
+pub use worth::{continuity, trust_level};
 
 /// All contracts as a descriptor set, for reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

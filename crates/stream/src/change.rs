@@ -173,8 +173,24 @@ pub enum Transition {
     Cleared,
 }
 
-/// How many wire forms of an entry are kept: one per protocol that streams it.
-pub const ENCODINGS: usize = 3;
+/// The protocols that stream entries. Each keeps its wire form of an entry beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// kvplane.v1.
+    Kvplane,
+    /// SMG's `SubscribeKvEvents`.
+    Smg,
+    /// The batches of a vLLM, over `ZeroMQ`.
+    Vllm,
+}
+
+impl Protocol {
+    const ALL: [Self; 3] = [Self::Kvplane, Self::Smg, Self::Vllm];
+}
+
+/// An entry's wire forms, one per protocol.
+#[derive(Debug, Default)]
+pub(crate) struct Encodings([OnceLock<Bytes>; Protocol::ALL.len()]);
 
 /// One item of the journal: a batch, or something that kvplane itself did to the state.
 #[derive(Debug)]
@@ -211,13 +227,13 @@ pub struct Entry {
     /// From here on the main group holds blocks whose tokens are not known: a peer's protocol cannot carry them.
     pub untranslatable: bool,
     pub(crate) cost: usize,
-    pub(crate) encodings: [OnceLock<Bytes>; ENCODINGS],
+    pub(crate) encodings: Encodings,
 }
 
 impl Entry {
     /// The entry's wire form for one protocol: encoded by the first who asks, shared by all.
-    pub fn encoded(&self, protocol: usize, encode: impl FnOnce(&Entry) -> Bytes) -> Bytes {
-        self.encodings[protocol].get_or_init(|| encode(self)).clone()
+    pub fn encoded(&self, protocol: Protocol, encode: impl FnOnce(&Entry) -> Bytes) -> Bytes {
+        self.encodings.0[protocol as usize].get_or_init(|| encode(self)).clone()
     }
 
     /// The number after its last transition.

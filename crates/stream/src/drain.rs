@@ -23,6 +23,8 @@ use kvplane_core::{Continuity as Standing, Reason, digest};
 
 use crate::clock::Now;
 use crate::continuity::{Action, Counters, EpochCause, OnGap, Origin, Sequenced};
+use crate::loss::lose;
+use crate::silence::Silence;
 
 /// How a drain is followed.
 #[derive(Debug, Clone)]
@@ -77,6 +79,7 @@ pub struct Drain {
     answered_before: bool,
     failing_since: Option<Duration>,
     down: bool,
+    silence: Silence,
     /// An answer was lost since the last event.
     answer_lost: bool,
     /// The process may have been gone since the last event.
@@ -105,6 +108,7 @@ impl Drain {
             answered_before: false,
             failing_since: None,
             down: false,
+            silence: Silence::default(),
             answer_lost: false,
             unreached: false,
             beginning_lost: false,
@@ -124,7 +128,7 @@ impl Drain {
             (true, ..) => Standing::Down,
             (_, Some(_), true) => Standing::Recovering,
             (_, None, true) if self.in_doubt => Standing::Recovering,
-            (_, None, true) => Standing::Live,
+            (_, None, true) => self.silence.limit(Standing::Live),
             (_, _, false) => Standing::Connecting,
         }
     }
@@ -148,6 +152,7 @@ impl Drain {
     /// cannot be told apart, `unreadable` ones: behind the parts [`Self::unreadable`] says what that means.
     pub fn answered(&mut self, now: Now, events: usize, unreadable: usize) {
         self.answered_before = true;
+        self.silence.end(); // an answer is the proof
         self.failing_since = None;
         self.down = false;
         self.answer = events;
@@ -222,19 +227,30 @@ impl Drain {
     pub fn unreadable(&mut self) {
         self.counters.undecodable += 1;
         self.lose_answer();
-        let loss = self.loss(Reason::Undecodable);
+        let loss = lose(&mut self.counters, self.options.on_gap, Reason::Undecodable);
         self.out.push_back(loss);
     }
 
     /// A part that was handed out cannot be decoded: its events are lost.
     pub fn undecodable(&mut self, _now: Now, _part: Sequenced) {
         self.counters.undecodable += 1;
-        let loss = self.loss(Reason::Undecodable);
+        let loss = lose(&mut self.counters, self.options.on_gap, Reason::Undecodable);
         self.out.push_front(loss);
+    }
+
+    /// Nothing was proven within the limit: the stream is `recovering` until the engine answers.
+    pub fn silent(&mut self, now: Now) {
+        self.silence.begin(now, &mut self.counters);
+    }
+
+    /// The engine was proven to be there: nothing was lost by that, since what was not drained is still in its buffer.
+    pub fn proven(&mut self, _now: Now) {
+        self.silence.end();
     }
 
     /// Time passed.
     pub fn tick(&mut self, now: Now) {
+        self.silence.tick(now, self.options.down_after);
         let passed =
             |since: Option<Duration>, limit| since.is_some_and(|at| now.mono.saturating_sub(at) >= limit);
         if passed(self.failing_since, self.options.down_after) {
@@ -274,15 +290,7 @@ impl Drain {
         } else {
             Reason::SuspectedDrain
         };
-        let loss = self.loss(reason);
+        let loss = lose(&mut self.counters, self.options.on_gap, reason);
         self.out.push_back(loss);
-    }
-
-    fn loss(&mut self, reason: Reason) -> Action {
-        self.counters.gaps_unfilled += 1;
-        match self.options.on_gap {
-            OnGap::Drop => Action::DropResidency(reason),
-            OnGap::Keep => Action::KeepAfterLoss,
-        }
     }
 }

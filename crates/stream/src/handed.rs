@@ -14,6 +14,7 @@ use kvplane_core::{Continuity as Standing, Reason};
 use kvplane_wire::{DecodeError, RejectReason};
 
 use crate::continuity::{Action, Counters, OnGap};
+use crate::loss::lose;
 
 /// How batches are handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,11 +107,7 @@ impl Handed {
             Some(last) if number - last == 1 => None,
             Some(_) => {
                 self.counters.gaps += 1;
-                self.counters.gaps_unfilled += 1;
-                Some(match self.options.on_gap {
-                    OnGap::Drop => Action::DropResidency(Reason::Gap),
-                    OnGap::Keep => Action::KeepAfterLoss,
-                })
+                Some(lose(&mut self.counters, self.options.on_gap, Reason::Gap))
             }
         }
     }

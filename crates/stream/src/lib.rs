@@ -10,16 +10,18 @@ mod drain;
 mod flush;
 mod handed;
 mod journal;
+mod loss;
 mod merge;
 mod mirror;
 mod recorder;
 mod recovery;
 mod relay;
+mod silence;
 mod state;
 mod transitions;
 
 pub use change::{
-    Change, ENCODINGS, Entry, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition,
+    Change, Entry, Layout, Protocol, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition,
     VisibleBlock,
 };
 pub use clock::Now;

@@ -39,7 +39,9 @@ use kvplane_core::{Continuity as Standing, Reason};
 use kvplane_wire::smg::Outline;
 
 use crate::clock::Now;
-use crate::continuity::{Action, Counters, EpochCause, OnGap, Origin, Sequenced};
+use crate::continuity::{Action, Counters, EpochCause, Origin, Sequenced};
+use crate::loss::lose;
+use crate::silence::Silence;
 pub use link::{Link, Next};
 pub use types::{Ended, RelayOptions};
 
@@ -82,6 +84,7 @@ pub struct Relay {
     unsettled_since: Option<Duration>,
     settled_before: bool,
     down: bool,
+    silence: Silence,
     out: VecDeque<Action>,
     counters: Counters,
 }
@@ -101,6 +104,7 @@ impl Relay {
             unsettled_since: None,
             settled_before: false,
             down: false,
+            silence: Silence::default(),
             out: VecDeque::new(),
             counters: Counters::default(),
         }
@@ -110,7 +114,7 @@ impl Relay {
     pub fn standing(&self) -> Standing {
         match self.phase {
             _ if self.down => Standing::Down,
-            Phase::Following => Standing::Live,
+            Phase::Following => self.silence.limit(Standing::Live),
             Phase::Away if !self.settled_before => Standing::Connecting,
             _ => Standing::Recovering,
         }
@@ -149,6 +153,7 @@ impl Relay {
         if std::mem::take(&mut self.events_disabled) {
             self.out.push_back(Action::Resolve(Reason::EventsDisabled));
         }
+        self.silence.end();
         self.unsettled_since.get_or_insert(now.mono);
         self.answer_by = now.mono + self.options.answer_within;
         let repeats_last = self.last.is_some_and(|last| start < last || last == 0);
@@ -188,6 +193,7 @@ impl Relay {
     /// The call ended, or could not be made.
     pub fn ended(&mut self, now: Now, how: Ended) {
         self.unsettled_since.get_or_insert(now.mono);
+        self.silence.end();
         if self.phase != Phase::Away {
             self.counters.disconnects += 1;
         }
@@ -213,8 +219,18 @@ impl Relay {
     /// A batch that was handed out cannot be decoded: its events are lost.
     pub fn undecodable(&mut self, _now: Now, _batch: Sequenced) {
         self.counters.undecodable += 1;
-        let loss = self.loss(Reason::Undecodable);
+        let loss = lose(&mut self.counters, self.options.on_gap, Reason::Undecodable);
         self.out.push_front(loss);
+    }
+
+    /// Nothing was proven within the limit: the stream is `recovering` until something is. Batches go on being applied.
+    pub fn silent(&mut self, now: Now) {
+        self.silence.begin(now, &mut self.counters);
+    }
+
+    /// The server was proven to be there. A call that is under way skips nothing: if the stream follows, it is `live` again.
+    pub fn proven(&mut self, _now: Now) {
+        self.silence.end();
     }
 
     /// Time passed.
@@ -234,6 +250,7 @@ impl Relay {
             }
         }
         let limit = self.options.down_after;
+        self.silence.tick(now, limit);
         self.down |= self.unsettled_since.is_some_and(|since| now.mono.saturating_sub(since) >= limit);
     }
 
@@ -289,8 +306,7 @@ impl Relay {
             }
         }
         self.gap_asked = false;
-        self.counters.gaps_unfilled += 1;
-        let loss = self.loss(Reason::Gap);
+        let loss = lose(&mut self.counters, self.options.on_gap, Reason::Gap);
         self.out.push_back(loss);
         self.recent.clear();
         self.apply(batch);
@@ -364,12 +380,5 @@ impl Relay {
     fn digest_of(&self, sequence: u64) -> Option<u128> {
         let back = usize::try_from(self.last?.checked_sub(sequence)?).ok()?;
         self.recent.iter().rev().nth(back).copied()
-    }
-
-    fn loss(&mut self, reason: Reason) -> Action {
-        match self.options.on_gap {
-            OnGap::Drop => Action::DropResidency(reason),
-            OnGap::Keep => Action::KeepAfterLoss,
-        }
     }
 }

@@ -356,3 +356,18 @@ fn who_wants_to_keep_what_is_known_keeps_it_as_unsound() {
     let actions: Vec<_> = std::iter::from_fn(|| drain.poll()).collect();
     assert!(actions.contains(&Action::KeepAfterLoss));
 }
+
+#[test]
+fn a_silence_ends_with_the_next_answer() {
+    let mut world = small(100);
+    world.drain();
+    let now = world.now();
+    world.drain.silent(now);
+    assert_eq!(world.drain.standing(), Standing::Recovering);
+    world.drain();
+    assert_eq!(world.drain.standing(), Standing::Live);
+    let now = world.now();
+    world.drain.silent(now);
+    world.drain.proven(now);
+    assert_eq!((world.drain.standing(), world.drain.counters().silences), (Standing::Live, 2));
+}

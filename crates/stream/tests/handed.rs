@@ -225,3 +225,23 @@ fn entries_without_changes_say_the_same_of_every_capture() {
         assert!(short.journal().window_bytes() * 2 < whole.journal().window_bytes(), "{name}");
     }
 }
+
+#[test]
+fn an_input_of_another_kind_of_source_is_counted_and_reported() {
+    let mut recorder = recorder();
+    recorder.hand_events(NOW, None, &[store(1)]).unwrap();
+    recorder.take_happenings();
+    let before = recorder.standing();
+    recorder.connected(NOW);
+    recorder.drain_answered(NOW, 1, 0);
+    recorder.relay_subscribed(NOW, 0);
+    recorder.lost(NOW);
+    recorder.offer_replay(true);
+    assert_eq!(recorder.counters().misdirected, 5);
+    let told = recorder.take_happenings();
+    assert_eq!(told[..2], [Happening::Misdirected("published"), Happening::Misdirected("drained")]);
+    // Neither do they, nor the silence of a source that there is none of, change anything.
+    recorder.silent(NOW);
+    recorder.proven(NOW);
+    assert_eq!((recorder.standing(), recorder.counters().silences), (before, 0));
+}

@@ -23,7 +23,7 @@ use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use self::state::State;
 pub use self::view::{Block, BlockCounts, Parent, Place};
 use crate::error::ReplicaError;
-use crate::worth::{self, TrustReport};
+use crate::worth::TrustReport;
 
 /// What a replica keeps besides what is held where.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl Replica {
             Some(Item::Batch(batch)) => self.batch(cursor, batch, retired),
             Some(Item::Gone(_)) => Err(ReplicaError::Gone),
             Some(Item::Standing(standing)) => {
-                self.continuity = worth::continuity(standing.continuity).unwrap_or(self.continuity);
+                self.continuity = kvplane_proto::continuity(standing.continuity).unwrap_or(self.continuity);
                 Ok(Applied::Standing)
             }
             // A later version's.
@@ -169,7 +169,7 @@ impl Replica {
         }
         verify(cursor, chunk.digest, state.digest())?;
         let trust = chunk.trust.as_ref().ok_or(ReplicaError::Malformed("a snapshot without trust"))?;
-        let continuity = worth::continuity(chunk.continuity)
+        let continuity = kvplane_proto::continuity(chunk.continuity)
             .ok_or(ReplicaError::Malformed("a snapshot without continuity"))?;
         retired.0.push(std::mem::replace(&mut self.state, std::mem::take(state)));
         self.phase = Phase::Current;
@@ -206,7 +206,7 @@ impl Replica {
         if let Some(trust) = &batch.trust {
             self.trust = trust.into();
         }
-        self.continuity = worth::continuity(batch.continuity).unwrap_or(self.continuity);
+        self.continuity = kvplane_proto::continuity(batch.continuity).unwrap_or(self.continuity);
         Ok(Applied::Batch(batch))
     }
 

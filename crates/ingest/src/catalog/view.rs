@@ -119,15 +119,12 @@ impl Seen {
     }
 }
 
-const STANDINGS: [Continuity; 4] =
-    [Continuity::Connecting, Continuity::Recovering, Continuity::Live, Continuity::Down];
-
 /// Continuity, trust and reason as a byte each; no reason is 0.
 fn pack(view: View) -> (u64, u64) {
-    let continuity = STANDINGS.iter().position(|&standing| standing == view.continuity).unwrap_or(0) as u64;
+    let continuity =
+        Continuity::ALL.iter().position(|&standing| standing == view.continuity).unwrap_or(0) as u64;
     let trust = Trust::ALL.iter().position(|&trust| trust == view.trust).unwrap_or(0) as u64;
-    let reason = view.reason.and_then(|reason| Reason::ALL.iter().position(|&known| known == reason));
-    let reason = reason.map_or(0, |at| at as u64 + 1);
+    let reason = view.reason.map_or(0, |reason| reason.index() as u64 + 1);
     (view.epoch.as_u64(), continuity | trust << 8 | reason << 16)
 }
 
@@ -136,7 +133,7 @@ fn unpack(epoch: u64, standing: u64) -> View {
     View {
         epoch: Epoch::from_raw(epoch),
         // Only what was packed is ever unpacked; should it not be, the answer is the one that promises least.
-        continuity: STANDINGS.get(byte(0)).copied().unwrap_or(Continuity::Connecting),
+        continuity: Continuity::ALL.get(byte(0)).copied().unwrap_or(Continuity::Connecting),
         trust: Trust::ALL.get(byte(1)).copied().unwrap_or(Trust::Unsound),
         reason: byte(2).checked_sub(1).and_then(|at| Reason::ALL.get(at).copied()),
     }
@@ -150,7 +147,7 @@ mod tests {
     fn every_view_is_read_as_it_was_written() {
         let reasons = Reason::ALL.into_iter().map(Some).chain([None]);
         for (at, reason) in reasons.enumerate() {
-            for continuity in STANDINGS {
+            for continuity in Continuity::ALL {
                 for trust in Trust::ALL {
                     let epoch = Epoch::from_raw(1_700_000_000_000 + at as u64);
                     let view = View { epoch, continuity, trust, reason };

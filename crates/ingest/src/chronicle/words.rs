@@ -113,6 +113,13 @@ impl Said {
             Happening::Void(misfit) => {
                 Self::new("mirror", Mood::Bad, format!("void until a snapshot comes: {misfit}"))
             }
+            Happening::Misdirected(kind) => Self::new(
+                "defect",
+                Mood::Bad,
+                format!(
+                    "ignored an input of a {kind} source, which this stream does not have; please report it"
+                ),
+            ),
             Happening::Undecodable { reason, .. } => {
                 Self::new("events", Mood::Bad, format!("a batch cannot be decoded: {reason}"))
             }

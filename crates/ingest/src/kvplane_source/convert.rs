@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvplane_core::{
-    Continuity, Cursor, Epoch, LEVELS, Reason, Resumption, StateDigest, Tier, Trust, TrustState,
-};
+use kvplane_core::{Cursor, Epoch, LEVELS, Reason, Resumption, StateDigest, Tier, TrustState};
 use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::{continuity, trust_level};
 use kvplane_stream::{
     Attributes, Change, ExtraKeys, Group, Layout, Misfit, Parent, Place, RemovedBlock, StoreCause,
     StoredBlock, StoredChange, ToldBlocks, ToldChunk, ToldEnd, ToldEntry,
@@ -84,33 +83,14 @@ fn units(told: &[u32]) -> [u32; LEVELS] {
     std::array::from_fn(|tier| told.get(tier).copied().unwrap_or(1).max(1))
 }
 
-/// `None` where nothing is said.
-pub(super) fn continuity(told: i32) -> Option<Continuity> {
-    match proto::Continuity::try_from(told) {
-        Ok(proto::Continuity::Connecting) => Some(Continuity::Connecting),
-        Ok(proto::Continuity::Live) => Some(Continuity::Live),
-        Ok(proto::Continuity::Down) => Some(Continuity::Down),
-        Ok(proto::Continuity::Unspecified) => None,
-        // Also for a word of a later version: whatever it is, it is not `live`.
-        Ok(proto::Continuity::Recovering) | Err(_) => Some(Continuity::Recovering),
-    }
-}
-
 fn digest(told: Option<proto::Digest>) -> Result<StateDigest, Misfit> {
     let told = told.ok_or(Misfit::Malformed("no digest"))?;
     Ok(StateDigest::from_parts(told.low, told.high))
 }
 
 fn trust(told: &proto::Trust) -> TrustState {
-    let level = match told.level() {
-        proto::TrustLevel::Exact => Trust::Exact,
-        proto::TrustLevel::Lower => Trust::Lower,
-        proto::TrustLevel::Unverified => Trust::Unverified,
-        // Also for a level that this build does not know: it is taken for the worst.
-        proto::TrustLevel::Unsound | proto::TrustLevel::Unspecified => Trust::Unsound,
-    };
     let reasons = told.degradations.iter().map(|told| (told.reason.as_str(), told.since_ms));
-    TrustState::as_told(level, reasons)
+    TrustState::as_told(trust_level(told), reasons)
 }
 
 fn change(kind: proto::event::Kind) -> Result<Change, Misfit> {

@@ -320,7 +320,7 @@ impl Session {
             Item::Snapshot(chunk) => member.chunk(cursor, chunk),
             Item::Batch(batch) => member.batch(cursor, batch),
             Item::Standing(standing) => {
-                if let Some(standing) = convert::continuity(standing.continuity) {
+                if let Some(standing) = kvplane_proto::continuity(standing.continuity) {
                     member.standing(standing);
                 }
                 Ok(())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvplane_core::{Continuity, StateDigest, StreamId, TrustState};
-use kvplane_stream::{HandedOptions, Happening, JournalOptions, NotTaken, Now, Recorder, Snapshot};
+use kvplane_stream::{HandedOptions, Happening, JournalOptions, NotTaken, Now, Recorder};
 use kvplane_wire::OwnedEvent;
 
 use super::Stream;
@@ -100,17 +100,5 @@ impl Stream {
     /// Digest of the resident state.
     pub fn digest(&self) -> StateDigest {
         self.inner.lock().recorder.journal().state().digest()
-    }
-
-    /// The state at a moment after the call, taken by the calling thread. Batches go on being applied meanwhile.
-    pub fn snapshot_here(&self) -> Snapshot {
-        // One after the other: one that begins ends the one before it, and threads that all begin again would go on for ever.
-        let _turn = self.turn.lock();
-        let mut taking = self.begin_snapshot();
-        loop {
-            if let Some(snapshot) = taking.step() {
-                return snapshot;
-            }
-        }
     }
 }

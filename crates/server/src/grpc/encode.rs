@@ -8,14 +8,11 @@ use kvplane_ingest::{Stream, age_ms};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_stream::{
-    Attributes, BlockImage, Chain, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Snapshot,
-    StoreCause, StoredBlock, StoredChange,
+    Attributes, BlockImage, Chain, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Protocol,
+    Snapshot, StoreCause, StoredBlock, StoredChange,
 };
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
-
-/// Which of an entry's wire forms is ours.
-const PROTOCOL: usize = 0;
 
 /// Blocks in one snapshot message ...
 const CHUNK_BLOCKS: usize = 2_048;
@@ -24,7 +21,7 @@ const CHUNK_TOKENS: usize = 128 * 1_024;
 
 /// An entry of the journal: encoded once, shared by all subscribers.
 pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
-    entry.encoded(PROTOCOL, |entry| {
+    entry.encoded(Protocol::Kvplane, |entry| {
         let batch = proto::Batch {
             engine_sequence: entry.engine_sequence,
             timestamp: entry.timestamp,

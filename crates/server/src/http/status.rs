@@ -286,7 +286,7 @@ fn group(group: &Group) -> GroupStatus {
 type OfStream = (Family, fn(&StreamStatus) -> u64);
 
 /// Every counter of a stream that has no labels of its own.
-pub(super) const COUNTERS: [OfStream; 34] = [
+pub(super) const COUNTERS: [OfStream; 37] = [
     (stream_counters::BATCHES, |s| s.journal.batches),
     (stream_counters::EVENTS, |s| s.journal.events),
     (stream_counters::BLOCKS_STORED, |s| s.journal.blocks_stored),
@@ -306,6 +306,9 @@ pub(super) const COUNTERS: [OfStream; 34] = [
     (stream_counters::HOLD_OVERFLOWS, |s| s.counters.hold_overflows),
     (stream_counters::UNDECODABLE_BATCHES, |s| s.counters.undecodable),
     (stream_counters::FOREIGN_REPLAYS, |s| s.counters.replays_foreign),
+    (stream_counters::SILENCES, |s| s.counters.silences),
+    (stream_counters::INTERLEAVINGS, |s| s.counters.interleavings),
+    (stream_counters::MISDIRECTED_INPUTS, |s| s.counters.misdirected),
     (stream_counters::MALFORMED_FRAMES, |s| s.malformed_frames),
     (stream_counters::UNKNOWN_EVENTS, |s| s.journal.unknown_events),
     (stream_counters::UNKNOWN_FIELDS, |s| s.journal.unknown_fields),
@@ -330,8 +333,7 @@ pub(super) fn rejected(status: &StreamStatus) -> BTreeMap<String, u64> {
 }
 
 /// Every standing and trust level by name, for metrics that show all of them.
-pub(super) const STANDINGS: [Continuity; 4] =
-    [Continuity::Connecting, Continuity::Recovering, Continuity::Live, Continuity::Down];
+pub(super) const STANDINGS: [Continuity; 4] = Continuity::ALL;
 pub(super) const TRUSTS: [Trust; 4] = Trust::ALL;
 
 /// An engine as it was described, and by whom.

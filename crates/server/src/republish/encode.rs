@@ -7,14 +7,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kvplane_core::Tier;
 use kvplane_stream::{
-    Attributes, BlockImage, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Snapshot, StoreCause,
-    StoredChange, Transition,
+    Attributes, BlockImage, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Protocol, Snapshot,
+    StoreCause, StoredChange, Transition,
 };
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
 
-/// Which of an entry's wire forms is this one.
-const PROTOCOL: usize = 2;
 /// The newest profile carries everything that any engine said.
 const PROFILE: Profile = Profile::Vllm0_32;
 /// Blocks in one batch of a snapshot.
@@ -22,7 +20,7 @@ const BATCH_BLOCKS: usize = 512;
 
 /// An entry: encoded once, the same bytes for live and replay.
 pub(super) fn entry(rank: u32, entry: &Entry) -> Bytes {
-    entry.encoded(PROTOCOL, |entry| {
+    entry.encoded(Protocol::Vllm, |entry| {
         let mut events = Vec::new();
         for change in &entry.changes {
             push_change(change, &mut events);

@@ -5,12 +5,9 @@ use std::ops::Range;
 use bytes::Bytes;
 use kvplane_core::Tier;
 use kvplane_proto::smg::{self, kv_block_extra_key::Key, kv_cache_event::Data};
-use kvplane_stream::{Entry, Transition, VisibleBlock};
+use kvplane_stream::{Entry, Protocol, Transition, VisibleBlock};
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
-
-/// Which of an entry's wire forms is SMG's.
-const PROTOCOL: usize = 1;
 
 /// Blocks in one snapshot chunk ...
 const CHUNK_BLOCKS: usize = 2_048;
@@ -20,7 +17,7 @@ const CHUNK_TOKENS: usize = 256 * 1_024;
 /// An entry of a journal: encoded once, shared by all subscribers. Entries without visible events become empty batches,
 /// so that sequences have no holes.
 pub(super) fn entry(entry: &Entry) -> Bytes {
-    entry.encoded(PROTOCOL, |entry| {
+    entry.encoded(Protocol::Smg, |entry| {
         batch(entry.sequence, entry.timestamp, entry.first_event_id, &entry.transitions)
     })
 }

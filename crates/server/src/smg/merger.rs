@@ -5,7 +5,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, EngineId, Epoch, Trust};
@@ -45,7 +44,7 @@ impl Mergers {
         if let Some(merger) = running.by_engine.get(engine) {
             return merger.clone();
         }
-        let merger = Arc::new(Merger::new(running.last));
+        let merger = Arc::new(Merger::new(plane.steady_unix_ms(), running.last));
         running.by_engine.insert(engine.clone(), merger.clone());
         let (mergers, stop) = (self.0.clone(), stop.clone());
         let (engine, engines, credit, of) = (engine.clone(), plane.watch(), credit.to_vec(), merger.clone());
@@ -92,9 +91,7 @@ pub(super) struct Merger {
 }
 
 impl Merger {
-    fn new(last: Option<(Epoch, u64)>) -> Self {
-        let unix_ms =
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    fn new(unix_ms: u64, last: Option<(Epoch, u64)>) -> Self {
         let (previous, highest) = last.unzip();
         let epoch = Epoch::mint(unix_ms, previous, highest.unwrap_or(0));
         Self {

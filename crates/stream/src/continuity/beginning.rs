@@ -14,6 +14,10 @@ impl Continuity {
     /// Under a number that has passed it proves another life. A ring is asked all the same: it knows what came since. Only if
     /// it does not answer, the beginning decides.
     pub fn began(&mut self, now: Now, payload: Bytes) {
+        if !self.hears() || self.interleaved {
+            self.live(now, 0, payload);
+            return;
+        }
         let digest = digest(&payload);
         let known = self.last.is_none() || self.recent.get(0) == Some(digest) || self.recent.is_lost(0);
         if !known {

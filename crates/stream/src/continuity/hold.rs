@@ -75,6 +75,12 @@ impl Hold {
         self.batches.iter().any(|(&sequence, held)| wanted(sequence, held))
     }
 
+    /// Lets go of what arrived before a stamp.
+    pub(super) fn remove_before(&mut self, stamp: u64) {
+        self.batches.retain(|_, held| held.stamp >= stamp);
+        self.bytes = self.batches.values().map(|held| held.payload.len()).sum();
+    }
+
     pub(super) fn clear(&mut self) {
         self.batches.clear();
         self.bytes = 0;

@@ -16,9 +16,13 @@
 //! No engine announces a restart. The proof is always the same: ask the replay socket for the last batch we hold,
 //! **inclusive**, and compare digests. Asking from the next one would hide a restart that overtook us.
 
+mod alone;
 mod beginning;
+mod damaged;
 mod hold;
+mod interleaved;
 mod recovery;
+mod silence;
 mod types;
 
 use std::collections::VecDeque;
@@ -30,8 +34,12 @@ use kvplane_core::{Continuity as Standing, Reason, digest};
 use kvplane_wire::replay::END_SEQUENCE as END_MARKER;
 
 use crate::clock::Now;
+use crate::loss::lose;
+use alone::Pending;
 use hold::{Held, Hold, Recent};
-use recovery::{Pending, Request};
+use interleaved::Tracks;
+use recovery::Request;
+use silence::Doubt;
 pub use types::{Action, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
 
 /// Damaged frames contradict the ring too, but not so many in a row.
@@ -52,6 +60,21 @@ enum Phase {
     Live,
 }
 
+/// What a live frame is, beside what is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arrival {
+    /// To be placed or held.
+    News,
+    /// The same batch is known.
+    Duplicate,
+    /// Of a range that was given up, or that the ring was faster with.
+    Late,
+    /// Another batch was placed under its number.
+    Contradicts,
+    /// Another batch waits under its number.
+    Conflicts,
+}
+
 /// The state machine of one stream.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
@@ -59,6 +82,8 @@ pub struct Continuity {
     options: Options,
     phase: Phase,
     connected: bool,
+    /// That it is connected was concluded from a frame; the socket has not said so yet.
+    implied: bool,
     /// Since when no verdict has been possible: a disconnect, or a recheck without an answer.
     unresolved_since: Option<Duration>,
     down: bool,
@@ -69,6 +94,8 @@ pub struct Continuity {
     recent: Recent,
     /// The highest number that came over this connection: on one connection numbers rise.
     highest_live: Option<u64>,
+    /// A batch of this life came over this connection in its turn: nothing on it is left of another.
+    linked: bool,
     /// That the history is known from its beginning has been said.
     start_told: bool,
     /// Nothing can be asked: the next batch is the beginning of what is known, whatever its number.
@@ -82,6 +109,21 @@ pub struct Continuity {
     pending: Option<Pending>,
     /// A batch that can only be the first of another life, while the ring has not said so.
     beginning: Option<Held>,
+    /// The highest number that waited for its turn in this life, and when it arrived: an answer that ends below it is cut short.
+    known_tail: Option<(u64, u64)>,
+    /// Two publishers are heard: nothing is placed.
+    interleaved: bool,
+    tracks: Tracks,
+    /// Why a stream that follows is not `live` ...
+    doubt: Option<Doubt>,
+    /// ... and since when.
+    doubt_since: Option<Duration>,
+    /// When the engine was last proven to be there.
+    last_proof: Duration,
+    /// Questions in a row that were asked while following, and not answered.
+    failed_probes: u32,
+    /// The engine was there while its replay socket did not answer: that it does not says nothing.
+    replay_is_deaf: bool,
     /// Orders arrivals and requests against each other.
     stamp: u64,
     next_id: u64,
@@ -126,6 +168,7 @@ impl Continuity {
             options,
             phase: Phase::Connecting,
             connected: false,
+            implied: false,
             unresolved_since: None,
             down: false,
             last: None,
@@ -133,6 +176,7 @@ impl Continuity {
             hold,
             recent: Recent::default(),
             highest_live: None,
+            linked: false,
             start_told: false,
             any_first: false,
             out: VecDeque::new(),
@@ -141,6 +185,14 @@ impl Continuity {
             hole_after: None,
             pending: None,
             beginning: None,
+            known_tail: None,
+            interleaved: false,
+            tracks: Tracks::default(),
+            doubt: None,
+            doubt_since: None,
+            last_proof: Duration::ZERO,
+            failed_probes: 0,
+            replay_is_deaf: false,
             stamp: 0,
             next_id: 0,
             hint: HintState::default(),
@@ -154,8 +206,8 @@ impl Continuity {
         match self.phase {
             _ if self.down => Standing::Down,
             Phase::Connecting => Standing::Connecting,
-            Phase::Recovering => Standing::Recovering,
-            Phase::Live => Standing::Live,
+            Phase::Live if self.doubt.is_none() => Standing::Live,
+            Phase::Recovering | Phase::Live => Standing::Recovering,
         }
     }
 
@@ -180,16 +232,32 @@ impl Continuity {
     }
 
     /// The live socket is connected (again).
+    ///
+    /// Whatever was heard before came over another connection, and perhaps from another life: none of it counts for this one.
     pub fn connected(&mut self, now: Now) {
+        if std::mem::take(&mut self.implied) {
+            return; // what was heard over this connection has said so
+        }
+        self.void_connection();
+        self.connect(now);
+    }
+
+    fn connect(&mut self, now: Now) {
         self.connected = true;
         self.ask_hint();
         self.verify(now);
+    }
+
+    /// Whether what arrives now comes over a connection: frames that are left of one that ended do not count.
+    fn hears(&self) -> bool {
+        self.connected || (self.phase == Phase::Connecting && self.counters.disconnects == 0)
     }
 
     /// The live socket lost its peer.
     pub fn disconnected(&mut self, now: Now) {
         self.counters.disconnects += 1;
         self.connected = false;
+        self.implied = false;
         self.unresolved_since.get_or_insert(now.mono);
         if self.phase == Phase::Live {
             self.phase = Phase::Recovering;
@@ -215,11 +283,15 @@ impl Continuity {
         self.pending = None;
         self.beginning = None;
         self.highest_live = None;
+        self.linked = false;
+        self.failed_probes = 0;
+        self.end_doubt();
+        self.end_interleaving();
     }
 
     /// A live frame arrived.
     pub fn live(&mut self, now: Now, sequence: u64, payload: Bytes) {
-        if sequence == END_MARKER {
+        if sequence == END_MARKER || !self.hears() {
             self.counters.refused += 1;
             return;
         }
@@ -233,11 +305,33 @@ impl Continuity {
         };
         let rises = self.highest_live.is_some_and(|highest| sequence > highest);
         self.highest_live = self.highest_live.max(Some(sequence));
-        if !self.is_news(now, sequence, &held, rises) {
+        let arrival = self.arrival(sequence, &held, rises);
+        if arrival != Arrival::Duplicate
+            && self.interleaves(now, sequence, matches!(arrival, Arrival::Contradicts | Arrival::Conflicts))
+        {
+            self.counters.refused += 1;
             return;
         }
+        match arrival {
+            Arrival::News => self.take(now, sequence, held),
+            Arrival::Duplicate => {
+                if self.recent.get(sequence).is_some() {
+                    self.contradictions = 0;
+                }
+                self.counters.duplicates += 1;
+            }
+            Arrival::Late => self.counters.refused += 1,
+            Arrival::Contradicts => self.suspect(now, sequence, &held),
+            // One is damaged, or of another life. The ring knows.
+            Arrival::Conflicts => drop(self.hold.take(sequence)),
+        }
+    }
+
+    /// Places a batch if it is its turn, or keeps it until it is.
+    fn take(&mut self, now: Now, sequence: u64, held: Held) {
         if self.phase == Phase::Live && self.next_expected(sequence) {
             self.contradictions = 0;
+            self.heard_in_order(now);
             self.place(sequence, held);
             self.schedule_question(now, self.options.quiet_first);
             return;
@@ -247,7 +341,8 @@ impl Continuity {
             Phase::Live => self.open_gap(now),
             Phase::Connecting => {
                 // Heard before the monitor spoke: as good as connected.
-                self.connected(now);
+                self.implied = true;
+                self.connect(now);
             }
             Phase::Recovering => self.try_without_replay(now),
         }
@@ -269,59 +364,18 @@ impl Continuity {
 
     /// Time passed.
     pub fn tick(&mut self, now: Now) {
-        if let Some(since) = self.unresolved_since
-            && now.mono.saturating_sub(since) >= self.options.down_after
-        {
-            self.down = true;
-        }
+        let too_long = |since: Duration| now.mono.saturating_sub(since) >= self.options.down_after;
+        self.down |= self.unresolved_since.is_some_and(too_long) || self.doubt_since.is_some_and(too_long);
+        self.tick_interleaving(now);
         self.run_pending(now);
         if self.phase == Phase::Live
             && self.options.replay
             && self.request.is_none()
             && self.next_question.is_some_and(|at| now.mono >= at)
         {
-            self.ask_replay(true);
+            self.ask_replay(now, true);
             self.next_question = Some(now.mono + self.options.quiet_every);
         }
-    }
-
-    /// A batch that was handed out by [`Self::poll`] cannot be decoded (to its end).
-    ///
-    /// A live frame may have been damaged on the way: the ring is asked for a good copy. A batch that is as
-    /// unreadable in the ring is lost.
-    pub fn undecodable(&mut self, now: Now, batch: Sequenced) {
-        self.counters.undecodable += 1;
-        let state_changes_follow = self
-            .out
-            .iter()
-            .any(|action| !matches!(action, Action::Apply(_) | Action::Replay { .. } | Action::Hint { .. }));
-        if batch.origin == Origin::Replay || !self.options.replay || state_changes_follow {
-            // Before anything that is in line behind it.
-            let loss = self.loss_action(Reason::Undecodable);
-            self.out.push_front(loss);
-            return;
-        }
-        // Step back to before it, and hold what was placed behind it: the ring may have a good copy.
-        self.recent.forget_from(batch.sequence);
-        self.last = batch.previous;
-        self.fresh = batch.first;
-        self.request = None;
-        for action in std::mem::take(&mut self.out) {
-            match action {
-                Action::Apply(later) => self.hold_again(later, true),
-                Action::Replay { .. } => {}
-                other => self.out.push_back(other),
-            }
-        }
-        self.hold_again(batch, false);
-        self.open_gap(now);
-    }
-
-    fn hold_again(&mut self, batch: Sequenced, readable: bool) {
-        self.stamp += 1;
-        let Sequenced { sequence, digest, payload, origin, .. } = batch;
-        let payload = if readable { payload } else { Bytes::new() };
-        self.put_on_hold(sequence, Held { digest, payload, origin, stamp: self.stamp, readable });
     }
 
     // --- placing batches ---------------------------------------------------------------------------------
@@ -347,8 +401,9 @@ impl Continuity {
         }
         self.fresh = false;
         self.any_first = false;
-        if held.origin == Origin::Replay {
-            self.counters.replayed_batches += 1;
+        match held.origin {
+            Origin::Live => self.linked = true,
+            Origin::Replay => self.counters.replayed_batches += 1,
         }
         let previous = self.last.replace(Last { sequence, digest: Some(held.digest) });
         self.recent.remember(sequence, held.digest);
@@ -376,55 +431,35 @@ impl Continuity {
     }
 
     fn loss_action(&mut self, reason: Reason) -> Action {
-        self.counters.gaps_unfilled += 1;
-        match self.options.on_gap {
-            OnGap::Drop => Action::DropResidency(reason),
-            OnGap::Keep => Action::KeepAfterLoss,
-        }
+        lose(&mut self.counters, self.options.on_gap, reason)
     }
 
     fn put_on_hold(&mut self, sequence: u64, held: Held) {
+        if self.known_tail.is_none_or(|(highest, _)| sequence > highest) {
+            self.known_tail = Some((sequence, held.stamp));
+        }
         if self.hold.insert(sequence, held) {
             self.counters.hold_overflows += 1;
         }
     }
 
-    /// Sorts out duplicates, late batches and signs of a restart. True if the batch is to be placed or held.
-    fn is_news(&mut self, now: Now, sequence: u64, held: &Held, rises: bool) -> bool {
+    /// Sorts out duplicates, late batches and signs of a restart. Changes nothing.
+    fn arrival(&self, sequence: u64, held: &Held, rises: bool) -> Arrival {
         if let Some(known) = self.recent.get(sequence) {
-            if known == held.digest {
-                self.contradictions = 0;
-                self.counters.duplicates += 1;
-            } else {
-                self.suspect(now, sequence, held);
-            }
-            return false;
+            return if known == held.digest { Arrival::Duplicate } else { Arrival::Contradicts };
         }
         if self.recent.is_lost(sequence) {
-            self.counters.refused += 1;
-            return false;
+            return Arrival::Late;
         }
         if self.last.is_some_and(|last| sequence <= last.sequence) {
             // Older than what is remembered: not provably a duplicate. Unless it is in its turn on this connection: then an
             // answer of the ring was only faster, and began above it.
-            if rises {
-                self.counters.refused += 1;
-            } else {
-                self.suspect(now, sequence, held);
-            }
-            return false;
+            return if rises { Arrival::Late } else { Arrival::Contradicts };
         }
         match self.hold.get(sequence) {
-            Some(other) if other.digest == held.digest => {
-                self.counters.duplicates += 1;
-                false
-            }
-            Some(other) if other.readable && self.options.replay => {
-                // Two different batches under one number: one is damaged, or of another life. The ring knows.
-                self.hold.take(sequence);
-                false
-            }
-            _ => true,
+            Some(other) if other.digest == held.digest => Arrival::Duplicate,
+            Some(other) if other.readable && self.options.replay => Arrival::Conflicts,
+            _ => Arrival::News,
         }
     }
 
@@ -492,6 +527,8 @@ impl Continuity {
         self.any_first = false;
         self.hole_after = None;
         self.beginning = None;
+        self.known_tail = None;
+        self.linked = false;
         self.recent.clear();
         self.hint.baseline = self.hint.current.value();
     }

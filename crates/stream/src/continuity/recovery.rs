@@ -1,13 +1,40 @@
-//! Asking the replay socket, and living without one.
+//! Asking the replay socket.
+//!
+//! An answer ends with a marker, and a socket that drops replies may send the marker all the same. So an end is believed only
+//! as far as nothing is known beyond it: what was heard before the question must be in the answer, and where nothing that is
+//! heard reaches the end, the question is asked again from there before the stream is `live`. An answer that lost its last
+//! batches twice in the same place, on a connection that carries nothing else, cannot be told from a whole one: the question
+//! that follows a silence finds it.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use kvplane_core::{Reason, digest};
 
+use super::alone::Pending;
 use super::hold::Held;
-use super::{Action, Continuity, END_MARKER, EpochCause, HintAnswer, Last, OnGap, Origin, Phase};
+use super::{Action, Continuity, END_MARKER, EpochCause, Last, OnGap, Origin, Phase};
 use crate::clock::Now;
+
+/// Questions in a row that only ask whether the answer before was whole.
+const MAX_CONFIRMATIONS: u32 = 3;
+
+/// What was asked before, in the same recovery.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Try {
+    /// Which attempt this is, from 1.
+    pub(super) attempt: u32,
+    /// An earlier one had the expected batch back.
+    pub(super) proven_before: bool,
+    /// Answers so far that were asked about once more.
+    confirmations: u32,
+}
+
+impl Default for Try {
+    fn default() -> Self {
+        Self { attempt: 1, proven_before: false, confirmations: 0 }
+    }
+}
 
 /// A replay under way.
 #[derive(Debug)]
@@ -19,31 +46,25 @@ pub(super) struct Request {
     expect: Option<Last>,
     /// The expected batch came back, or none was expected.
     verified: bool,
-    /// An earlier attempt of the same recovery had the expected batch back.
-    proven_before: bool,
-    /// Which attempt this is, from 1.
-    attempt: u32,
+    attempt: Try,
+    /// When it was asked.
+    asked: Duration,
+    /// Batches that replays had brought by then.
+    replayed_before: u64,
     /// The highest number that came back.
     tail: Option<u64>,
     /// Arrivals before this stamp were published before the question was answered.
     stamp: u64,
 }
 
-/// Something to do later.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Pending {
-    /// Ask the replay socket again.
-    Retry { at: Duration, attempt: u32, proven: bool },
-    /// Give up waiting for a batch that may only be late.
-    GiveUpOrder { at: Duration },
-    /// No replay can prove anything: the next live batch and the hint decide.
-    AwaitLive,
-}
-
 impl Request {
+    pub(super) fn asked(&self) -> Duration {
+        self.asked
+    }
+
     /// Whether this recovery has shown that it is the same life.
     fn proven(&self) -> bool {
-        self.proven_before || (self.verified && (self.expect.is_some() || self.tail.is_some()))
+        self.attempt.proven_before || (self.verified && (self.expect.is_some() || self.tail.is_some()))
     }
 }
 
@@ -55,7 +76,7 @@ impl Continuity {
         self.next_question = None;
         self.recent.forget_lost();
         if self.options.replay {
-            self.ask_replay(false);
+            self.ask_replay(now, false);
         } else if self.last.is_none() {
             self.accept_whatever_comes(now);
         } else {
@@ -72,18 +93,18 @@ impl Continuity {
         if self.options.replay {
             // A question already under way was asked too early to answer this; its end asks again.
             if self.request.is_none() {
-                self.ask_replay(false);
+                self.ask_replay(now, false);
             }
         } else {
             self.pending = Some(Pending::GiveUpOrder { at: now.mono + self.options.reorder_wait });
         }
     }
 
-    pub(super) fn ask_replay(&mut self, background: bool) {
-        self.ask_replay_again(background, 1, false);
+    pub(super) fn ask_replay(&mut self, now: Now, background: bool) {
+        self.ask_replay_again(now, background, Try::default());
     }
 
-    fn ask_replay_again(&mut self, background: bool, attempt: u32, proven_before: bool) {
+    pub(super) fn ask_replay_again(&mut self, now: Now, background: bool, attempt: Try) {
         self.next_id += 1;
         self.stamp += 1;
         self.counters.replays += 1;
@@ -94,8 +115,9 @@ impl Continuity {
             background,
             expect,
             verified: expect.is_none(),
-            proven_before,
             attempt,
+            asked: now.mono,
+            replayed_before: self.counters.replayed_batches,
             tail: None,
             stamp: self.stamp,
         });
@@ -163,7 +185,7 @@ impl Continuity {
     }
 
     /// Places held batches that follow the last one without a hole, up to (not including) `limit`.
-    fn place_run_from_hold(&mut self, limit: u64) {
+    pub(super) fn place_run_from_hold(&mut self, limit: u64) {
         while let Some(last) = self.last {
             let next = last.sequence + 1;
             if next >= limit || self.hold.get(next).is_none_or(|held| !held.readable) {
@@ -188,91 +210,91 @@ impl Continuity {
             self.restart(now, EpochCause::RingBelowCursor, None);
             return;
         }
-        if let Some(tail) = request.tail {
-            // The ring holds all that was published before it was asked. If something heard before that is above it, the
-            // answer was cut short: it proves nothing about what is missing.
-            if self.hold.any(|sequence, held| held.stamp < request.stamp && sequence > tail) {
-                self.counters.replays_failed += 1;
-                self.replay_failed(now, &request);
-                return;
-            }
-        } else if self.fresh && self.hold.is_empty() {
+        if self.is_cut_short(&request) {
+            self.counters.replays_failed += 1;
+            self.cut_short(now, &request);
+            return;
+        }
+        self.answered(now);
+        if request.tail.is_none() && self.fresh && self.hold.is_empty() {
             // An empty ring and nothing heard: the publisher has not published yet.
             self.tell_start();
+        }
+        if !request.background && self.may_be_cut_short(&request) {
+            let confirmations = request.attempt.confirmations + 1;
+            let attempt = Try { proven_before: request.proven(), confirmations, ..Try::default() };
+            self.ask_replay_again(now, false, attempt);
+            return;
         }
         self.merge_hold(now);
     }
 
+    /// The ring holds all that was published before it was asked. If something heard before that is above its answer, the
+    /// answer is not whole: it proves nothing about what is missing.
+    fn is_cut_short(&self, request: &Request) -> bool {
+        let is_above =
+            |sequence, stamp| stamp < request.stamp && request.tail.is_none_or(|tail| sequence > tail);
+        self.known_tail.is_some_and(|(sequence, stamp)| is_above(sequence, stamp))
+            || self.hold.any(|sequence, held| is_above(sequence, held.stamp))
+    }
+
+    /// Whether an answer brought something, and nothing but its end says that there is no more.
+    fn may_be_cut_short(&self, request: &Request) -> bool {
+        let brought = self.counters.replayed_batches > request.replayed_before;
+        let heard_on = self.highest_live.is_some_and(|highest| request.tail <= Some(highest));
+        brought && !heard_on && self.hold.is_empty() && request.attempt.confirmations < MAX_CONFIRMATIONS
+    }
+
+    /// A whole answer ended below something that was heard before it was asked for.
+    fn cut_short(&mut self, now: Now, request: &Request) {
+        let proven_before = request.proven();
+        if self.last.map(|last| last.sequence) > request.expect.map(|last| last.sequence) {
+            // It came further: the rest is asked for at once.
+            self.phase = Phase::Recovering;
+            self.ask_replay_again(now, false, Try { proven_before, ..Try::default() });
+        } else if !self.retry(now, request) {
+            self.refute(now, request);
+        }
+    }
+
+    /// The ring says again and again that what was heard was never published. On a connection that has brought a batch of
+    /// this life the ring is not whole, and the rest is lost. Else what was heard may be left of a life that is over: none of
+    /// it is placed, and nothing that is known is relied on.
+    fn refute(&mut self, now: Now, request: &Request) {
+        if self.linked {
+            self.settle_hold(now, Reason::Gap);
+            return;
+        }
+        self.hold.remove_before(request.stamp);
+        self.known_tail = None;
+        self.count_loss(Reason::Gap);
+        if self.contradicted() {
+            self.unproven(EpochCause::NothingToAsk, None);
+            self.accept_whatever_comes(now);
+        } else {
+            self.merge_hold(now);
+        }
+    }
+
     fn replay_failed(&mut self, now: Now, request: &Request) {
         if request.background && self.phase == Phase::Live {
-            return;
-        }
-        if !self.connected {
-            // Nobody there; the next connect asks again.
-            return;
-        }
-        if request.attempt < self.options.replay_attempts {
-            let at = now.mono + self.options.retry_pause * request.attempt;
-            self.pending =
-                Some(Pending::Retry { at, attempt: request.attempt + 1, proven: request.proven() });
-        } else {
+            self.probe_failed(now, request);
+        } else if self.connected && !self.retry(now, request) {
             self.go_on_without_replay(now, request.proven());
         }
+        // With nobody there, the next connect asks again.
     }
 
-    /// The replay socket does not answer. Decide without it.
-    fn go_on_without_replay(&mut self, now: Now, same_life: bool) {
-        self.pending = None;
-        if self.last.is_none() {
-            self.accept_whatever_comes(now);
-        } else if same_life {
-            // The same life, but the hole stays.
-            self.settle_hold(now, Reason::Gap);
-        } else if let Some(held) = self.beginning.take() {
-            self.restart(now, EpochCause::StartUpClear, Some((0, held)));
-        } else if self.unresolved_since.is_some() {
-            self.pending = Some(Pending::AwaitLive);
-            self.try_without_replay(now);
-        } else {
-            self.unproven(EpochCause::NothingToAsk, self.hold.first());
-            self.accept_whatever_comes(now);
+    /// Asks again after a pause. False if that was done often enough.
+    fn retry(&mut self, now: Now, request: &Request) -> bool {
+        let Try { attempt, confirmations, .. } = request.attempt;
+        let again = attempt < self.options.replay_attempts;
+        if again {
+            let at = now.mono + self.options.retry_pause * attempt;
+            let again = Try { attempt: attempt + 1, proven_before: request.proven(), confirmations };
+            self.pending = Some(Pending::Retry { at, again });
         }
-    }
-
-    /// No history to be had: whatever is on hold or comes next is the beginning of what is known.
-    fn accept_whatever_comes(&mut self, now: Now) {
-        if self.hold.is_empty() {
-            self.any_first = true;
-            self.go_live(now);
-        } else {
-            self.settle_hold(now, Reason::Gap);
-        }
-    }
-
-    /// Places everything on hold, giving up every hole in it.
-    fn settle_hold(&mut self, now: Now, reason: Reason) {
-        while let Some((sequence, held)) = self.hold.take_first() {
-            if self.last.is_some_and(|last| sequence <= last.sequence) {
-                self.counters.duplicates += 1;
-                continue;
-            }
-            if self.last.is_some_and(|last| sequence > last.sequence + 1) {
-                self.skip_to(sequence, reason);
-            }
-            if held.readable {
-                self.place(sequence, held);
-            } else {
-                self.lose_damaged(sequence);
-            }
-        }
-        self.go_live(now);
-    }
-
-    /// A number that exists and whose batch nobody has in readable form.
-    fn lose_damaged(&mut self, sequence: u64) {
-        self.skip_to(sequence + 1, Reason::Undecodable);
-        self.last = Some(Last { sequence, digest: None });
-        self.fresh = false;
+        again
     }
 
     /// After a complete replay: place what is on hold; ask again if a hole is left, or if something does not fit.
@@ -282,9 +304,15 @@ impl Continuity {
         let mut contradicts = false;
         while let Some(first) = self.hold.first() {
             let Some(last) = self.last else {
-                // The ring was empty although something was heard: a ring of no length. Nothing more to be had.
-                self.settle_hold(now, Reason::Gap);
-                return;
+                // Heard since the question: the beginning of a life, or something that the ring must know by now.
+                match self.hold.take(0) {
+                    Some(held) if held.readable => self.place(0, held),
+                    _ => {
+                        ask_again = true;
+                        break;
+                    }
+                }
+                continue;
             };
             if first > last.sequence {
                 self.place_run_from_hold(u64::MAX);
@@ -317,60 +345,9 @@ impl Continuity {
         }
         if ask_again {
             self.phase = Phase::Recovering;
-            self.ask_replay(false);
+            self.ask_replay(now, false);
         } else if self.connected || self.phase == Phase::Live {
             self.go_live(now);
-        }
-    }
-
-    /// Without a replay endpoint (or with a dead one): can what is on hold go on?
-    pub(super) fn try_without_replay(&mut self, now: Now) {
-        let Some(pending) = self.pending else { return };
-        let Some(first) = self.hold.first() else { return };
-        let contiguous = self.last.is_some_and(|last| first == last.sequence + 1);
-        match pending {
-            Pending::Retry { .. } => {}
-            Pending::GiveUpOrder { .. } => {
-                if contiguous {
-                    self.place_run_from_hold(u64::MAX);
-                    if self.hold.is_empty() {
-                        self.go_live(now);
-                    }
-                }
-            }
-            Pending::AwaitLive => {
-                if self.hint.current == HintAnswer::Awaited {
-                    return;
-                }
-                let current = self.hint.current.value();
-                let unchanged = current.is_some() && current == self.hint.baseline;
-                if contiguous && unchanged {
-                    self.place_run_from_hold(u64::MAX);
-                    if self.hold.is_empty() {
-                        self.go_live(now);
-                    } else {
-                        self.unresolved_since = None;
-                        self.open_gap(now);
-                    }
-                } else {
-                    self.unproven(EpochCause::NothingToAsk, self.hold.first());
-                    self.accept_whatever_comes(now);
-                }
-            }
-        }
-    }
-
-    pub(super) fn run_pending(&mut self, now: Now) {
-        match self.pending {
-            Some(Pending::Retry { at, attempt, proven }) if now.mono >= at => {
-                self.ask_replay_again(false, attempt, proven);
-            }
-            Some(Pending::GiveUpOrder { at }) if now.mono >= at => {
-                self.pending = None;
-                self.unproven(EpochCause::NothingToAsk, self.hold.first());
-                self.accept_whatever_comes(now);
-            }
-            _ => {}
         }
     }
 
@@ -387,12 +364,13 @@ impl Continuity {
     }
 
     /// It cannot be proven that it is the same life. What follows, from `first_known`, begins another.
-    fn unproven(&mut self, cause: EpochCause, first_known: Option<u64>) {
+    pub(super) fn unproven(&mut self, cause: EpochCause, first_known: Option<u64>) {
         let first_lost = self.last.map(|last| last.sequence + 1);
         if self.options.on_gap == OnGap::Keep {
             self.counters.unproven += 1;
             self.count_loss(Reason::Unproven);
             self.last = None;
+            self.known_tail = None;
             self.recent.clear();
         } else {
             self.begin_epoch(cause);

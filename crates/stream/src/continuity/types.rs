@@ -110,6 +110,8 @@ pub enum EpochCause {
     LossTold,
     /// The server said that it cannot tell what the engine holds.
     Untellable,
+    /// Two publishers are heard under one topic.
+    Interleaved,
     /// The plane that is followed says so.
     Told,
     /// The stream was taken off the plane: nothing of it counts any more.
@@ -144,6 +146,7 @@ impl EpochCause {
             Self::CursorRefused => "the server does not have what follows our last sequence",
             Self::LossTold => "the server lost continuity",
             Self::Untellable => "the server cannot tell what the engine holds",
+            Self::Interleaved => "two publishers send under one topic",
             Self::Told => "the plane that is followed says so",
             Self::Removed => "the stream was removed",
         }
@@ -216,4 +219,10 @@ pub struct Counters {
     pub undecodable: u64,
     /// Times a replay address turned out to be another publisher's.
     pub replays_foreign: u64,
+    /// Times that a stream stopped being `live` because nothing proved that its engine was there.
+    pub silences: u64,
+    /// Times that two publishers were heard under one topic.
+    pub interleavings: u64,
+    /// Inputs that only another kind of source has: a defect of kvplane.
+    pub misdirected: u64,
 }

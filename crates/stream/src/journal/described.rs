@@ -54,14 +54,7 @@ impl Journal {
 
     /// Reasons that describe what is, and not what happened: they come and go with it.
     pub(super) fn note_standing_reasons(&mut self, now: Now) {
-        for reason in [
-            Reason::UnremovedTier,
-            Reason::ChunkSize,
-            Reason::UntoldAdapters,
-            Reason::NoFullGroup,
-            Reason::UnknownGroup,
-            Reason::GroupLayout,
-        ] {
+        for reason in Reason::ALL.into_iter().filter(|reason| reason.is_standing()) {
             if self.stands(reason) {
                 self.degrade(reason, now);
             } else {

@@ -15,19 +15,6 @@ use crate::clock::Now;
 use crate::mirror::{MirroredState, Misfit, ToldEntry, chain_as_told, check};
 use crate::state::{Attributes, Place, PlaceId, SlotId};
 
-/// Whether batches were lost, copies counted too often, or a flush was not shown: then it is still known what blocks are, but not where they lie.
-fn is_loss(reason: Reason) -> bool {
-    matches!(
-        reason,
-        Reason::Gap
-            | Reason::Undecodable
-            | Reason::StolenDrain
-            | Reason::SuspectedDrain
-            | Reason::OverCount
-            | Reason::UnprovenFlush
-    )
-}
-
 /// A block that changed its level was not stored anew: it has no position in a store.
 fn has_moved(stored: &StoredChange) -> bool {
     stored.layout == Layout::Dense
@@ -189,7 +176,7 @@ impl Journal {
             Change::Dropped { reason, elsewhere } => {
                 *elsewhere = self.state.held_elsewhere();
                 self.untranslatable = false;
-                if is_loss(*reason) {
+                if reason.is_loss() {
                     self.state.drop_places(|_| true);
                     self.known_from = None;
                 } else {

@@ -6,6 +6,7 @@ use kvplane_core::{Continuity as Standing, Cursor, Epoch};
 
 use crate::clock::Now;
 use crate::continuity::Counters;
+use crate::silence::Silence;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Link {
@@ -27,6 +28,7 @@ pub(crate) struct Mirror {
     told: Option<Standing>,
     /// The last life that a state was of.
     life: Option<Epoch>,
+    silence: Silence,
     counters: Counters,
 }
 
@@ -38,6 +40,7 @@ impl Mirror {
             reached_before: false,
             told: None,
             life: None,
+            silence: Silence::default(),
             counters: Counters::default(),
         }
     }
@@ -45,7 +48,7 @@ impl Mirror {
     pub(crate) fn standing(&self) -> Standing {
         match (self.link, self.told) {
             (Link::Lost { down: true, .. }, _) | (_, Some(Standing::Down)) => Standing::Down,
-            (Link::Up, Some(told)) => told,
+            (Link::Up, Some(told)) => self.silence.limit(told),
             (Link::Lost { .. }, _) if !self.reached_before => Standing::Connecting,
             _ => Standing::Recovering,
         }
@@ -63,6 +66,7 @@ impl Mirror {
     /// The other plane answers; it is at `at`, we are at `ours`.
     pub(crate) fn reached(&mut self, at: Cursor, ours: Cursor) {
         self.reached_before = true;
+        self.silence.end();
         self.link = Link::Behind(at);
         self.moved(ours);
     }
@@ -73,6 +77,17 @@ impl Mirror {
             self.counters.disconnects += 1;
             self.link = Link::Lost { since: now.mono, down: false };
         }
+        self.silence.end();
+    }
+
+    /// Nothing was proven within the limit: whatever the other plane said of the stream may no longer be so.
+    pub(crate) fn silent(&mut self, now: Now) {
+        self.silence.begin(now, &mut self.counters);
+    }
+
+    /// The other plane was proven to be there: what it says holds.
+    pub(crate) fn proven(&mut self, _now: Now) {
+        self.silence.end();
     }
 
     /// Our copy has come to be here.
@@ -113,8 +128,46 @@ impl Mirror {
     }
 
     pub(crate) fn tick(&mut self, now: Now) {
+        self.silence.tick(now, self.down_after);
         if let Link::Lost { since, down } = &mut self.link {
             *down = now.mono.saturating_sub(*since) >= self.down_after;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Now {
+        Now { mono: Duration::from_secs(seconds), unix_ms: seconds * 1_000 }
+    }
+
+    #[test]
+    fn a_plane_of_which_nothing_is_proven_is_not_live() {
+        let cursor = Cursor { epoch: Epoch::from_raw(1), sequence: 1 };
+        let mut mirror = Mirror::new(Duration::from_secs(10), at(0));
+        mirror.reached(cursor, cursor);
+        mirror.told(Standing::Live);
+        assert_eq!(mirror.standing(), Standing::Live);
+        mirror.silent(at(2));
+        assert_eq!(mirror.standing(), Standing::Recovering);
+        // What was told before the silence, and is read in it, proves nothing.
+        mirror.told(Standing::Live);
+        mirror.moved(cursor);
+        assert_eq!(mirror.standing(), Standing::Recovering);
+        mirror.tick(at(12));
+        assert_eq!(mirror.standing(), Standing::Down);
+        mirror.proven(at(13));
+        assert_eq!((mirror.standing(), mirror.counters().silences), (Standing::Live, 1));
+        // Nothing better than what the other plane says.
+        mirror.told(Standing::Recovering);
+        mirror.silent(at(20));
+        mirror.proven(at(21));
+        assert_eq!(mirror.standing(), Standing::Recovering);
+        mirror.told(Standing::Live);
+        mirror.silent(at(30));
+        mirror.reached(cursor, cursor);
+        assert_eq!(mirror.standing(), Standing::Live, "an answer is a proof");
     }
 }

@@ -29,11 +29,12 @@ impl Recorder {
         self.drain(now, |drain| drain.failed(now, failure));
     }
 
-    /// Whether the follower is a drain decides; another kind of source never calls this.
     fn drain(&mut self, now: Now, input: impl FnOnce(&mut Drain)) {
         if let Follower::Drained(drain) = &mut self.follower {
             input(drain);
             self.settle(now);
+        } else {
+            self.misdirect("drained");
         }
     }
 }

@@ -81,11 +81,28 @@ impl Follower {
         self.standing() == Standing::Live
     }
 
-    /// Nothing has proven for too long that the source is there.
-    pub(super) fn silent(&mut self, _now: Now) {}
+    /// Nothing was proven within the limit.
+    pub(super) fn silent(&mut self, now: Now) {
+        match self {
+            Self::Published(machine) => machine.silent(now),
+            Self::Drained(machine) => machine.silent(now),
+            Self::Relayed(machine) => machine.silent(now),
+            Self::Mirrored(machine) => machine.silent(now),
+            // Nothing lies between the engine's own process and us.
+            Self::Handed(_) => {}
+        }
+    }
 
-    /// The source was proven to be there again.
-    pub(super) fn proven(&mut self, _now: Now) {}
+    /// The source was proven to be there.
+    pub(super) fn proven(&mut self, now: Now) {
+        match self {
+            Self::Published(machine) => machine.proven(now),
+            Self::Drained(machine) => machine.proven(now),
+            Self::Relayed(machine) => machine.proven(now),
+            Self::Mirrored(machine) => machine.proven(now),
+            Self::Handed(_) => {}
+        }
+    }
 
     pub(super) fn undecodable(&mut self, now: Now, batch: Sequenced) {
         match self {

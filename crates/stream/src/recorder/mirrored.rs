@@ -96,6 +96,8 @@ impl Recorder {
         if let Follower::Mirrored(mirror) = &mut self.follower {
             input(mirror);
             self.settle(now);
+        } else {
+            self.misdirect("mirrored");
         }
     }
 }

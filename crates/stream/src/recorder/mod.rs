@@ -12,6 +12,7 @@ mod liveness;
 mod mirrored;
 mod published;
 mod relayed;
+mod silence;
 
 use kvplane_core::{Continuity as Standing, Epoch, Reason, Trust};
 use kvplane_wire::{Decoder, Dialect};
@@ -81,6 +82,8 @@ pub enum Happening {
     PassedOver(PassedOver),
     /// What the plane that is followed says does not fit: what was known is void.
     Void(Misfit),
+    /// An input came that only this other kind of source has. It is ignored; a defect of kvplane.
+    Misdirected(&'static str),
 }
 
 /// Order and journal of one stream.
@@ -94,6 +97,7 @@ pub struct Recorder {
     /// How often it fell silent.
     silences: u64,
     foreign_replays: u64,
+    misdirected: u64,
     /// Answers to older hints speak of another life's capacity.
     hints_from: u64,
     last_standing: Standing,
@@ -126,6 +130,7 @@ impl Recorder {
             liveness: Liveness::default(),
             silences: 0,
             foreign_replays: 0,
+            misdirected: 0,
             hints_from: 0,
             last_standing: follower.standing(),
             last_live: Counters::default(),
@@ -159,7 +164,15 @@ impl Recorder {
 
     /// What happened to its order so far.
     pub fn counters(&self) -> Counters {
-        Counters { silences: self.silences, ..self.follower.counters() }
+        Counters { misdirected: self.misdirected, silences: self.silences, ..self.follower.counters() }
+    }
+
+    /// Counts an input that the stream's source cannot have: a defect that would otherwise leave a stream that hears nothing.
+    fn misdirect(&mut self, kind: &'static str) {
+        self.misdirected += 1;
+        if self.misdirected.is_power_of_two() {
+            self.happenings.push(Happening::Misdirected(kind));
+        }
     }
 
     /// The publisher's number of the last batch that was put in order.

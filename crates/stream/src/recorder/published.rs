@@ -55,6 +55,8 @@ impl Recorder {
     pub fn offer_replay(&mut self, offered: bool) {
         if let Follower::Published(continuity) = &mut self.follower {
             continuity.offer_replay(offered);
+        } else {
+            self.misdirect("published");
         }
     }
 
@@ -69,6 +71,8 @@ impl Recorder {
         if let Follower::Published(continuity) = &mut self.follower {
             input(continuity);
             self.settle(now);
+        } else {
+            self.misdirect("published");
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::relay::{Ended, Relay};
 impl Recorder {
     /// The number to subscribe with next; 0 is the beginning.
     pub fn relay_start(&self) -> u64 {
-        if let Follower::Relayed(relay) = &self.follower { relay.start() } else { 0 }
+        if let Follower::Relayed(relay) = &self.follower { relay.start() } else { 0 } // the subscription counts it
     }
 
     /// Other ranks come through the same subscription.
@@ -40,6 +40,8 @@ impl Recorder {
         if let Follower::Relayed(relay) = &mut self.follower {
             input(relay);
             self.settle(now);
+        } else {
+            self.misdirect("relayed");
         }
     }
 }

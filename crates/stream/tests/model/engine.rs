@@ -23,6 +23,8 @@ pub struct Engine {
     steps: u64,
     /// The step in which each block was stored last.
     pub stored_at: BTreeMap<u64, u64>,
+    /// What was held when each batch of this life was published.
+    history: Vec<BTreeMap<u64, u32>>,
 }
 
 /// The same conversation has the same hashes in every life: equal hashes must prove nothing.
@@ -47,6 +49,7 @@ impl Engine {
             flushes_by_removals: false,
             steps: 0,
             stored_at: BTreeMap::new(),
+            history: Vec::new(),
         }
     }
 
@@ -60,6 +63,7 @@ impl Engine {
         self.held.clear();
         self.next_sequence = 0;
         self.ring.clear();
+        self.history.clear();
         self.pending.clear();
         if self.clears_at_start {
             self.pending.push(OwnedEvent::Cleared);
@@ -135,11 +139,20 @@ impl Engine {
         let payload = Bytes::from(encode_batch(Profile::Vllm0_24, self.clock as f64, Some(0), &events));
         let sequence = self.next_sequence;
         self.next_sequence += 1;
+        self.history.push(self.held.clone());
         self.ring.push_back((sequence, payload.clone()));
         while self.ring.len() > self.ring_length {
             self.ring.pop_front();
         }
         (sequence, payload)
+    }
+
+    /// What was held at a batch of this life; nothing before the first. `None` if this life has no such batch.
+    pub fn held_at(&self, sequence: Option<u64>) -> Option<BTreeMap<u64, u32>> {
+        match sequence {
+            None => Some(BTreeMap::new()),
+            Some(sequence) => self.history.get(sequence as usize).cloned(),
+        }
     }
 
     /// Publishing failed: the number is used up, the events are gone, the ring never sees them.

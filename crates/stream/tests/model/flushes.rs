@@ -171,7 +171,14 @@ const PUBLISH: Op = Op::Publish(Fate::Arrives);
 fn following(semantics: Semantics) -> World {
     let mut world = World::of(semantics, true, true, 100, 100);
     world.engine.flushes_by_removals = semantics.flushes_by_removals;
-    for op in [PUBLISH, Op::Reconnect, Op::Answer(AnswerKind::Whole), extend(0, 3), PUBLISH] {
+    for op in [
+        PUBLISH,
+        Op::Reconnect,
+        Op::Answer(AnswerKind::Whole),
+        Op::Answer(AnswerKind::Whole),
+        extend(0, 3),
+        PUBLISH,
+    ] {
         world.run(&op);
     }
     assert_eq!((trust(&world), held(&world)), ((Trust::Exact, None), 3));
@@ -317,9 +324,14 @@ fn a_clear_that_never_came_is_not_waited_for_later() {
 fn a_restart_ends_the_fence_and_leaves_nothing_in_memory() {
     let mut world = following(Semantics::default());
     run(&mut world, 0, &TO_ACCEPT);
-    world.run(&Op::Restart { publishes: 2 });
+    world.run(&Op::Restart { publishes: 2, leaves_frames: false });
     assert_eq!(trust(&world), FENCED, "nothing proves it yet");
-    for op in [Op::Reconnect, Op::Answer(AnswerKind::Whole), Op::Answer(AnswerKind::Whole)] {
+    for op in [
+        Op::Reconnect,
+        Op::Answer(AnswerKind::Whole),
+        Op::Answer(AnswerKind::Whole),
+        Op::Answer(AnswerKind::Whole),
+    ] {
         world.run(&op);
     }
     let reach = FlushReach { cleared: vec![Tier::Device, Tier::Host], remaining: Vec::new() };
@@ -333,9 +345,14 @@ fn a_life_that_may_have_done_the_flush_itself_is_fenced() {
     for is_early in [true, false] {
         let mut world = following(Semantics::default());
         run(&mut world, 0, &[FlushStep::Ask]);
-        world.run(&Op::Restart { publishes: 2 });
+        world.run(&Op::Restart { publishes: 2, leaves_frames: false });
         run(&mut world, 0, if is_early { &TO_ACCEPT[1..] } else { &TO_ACCEPT[1..2] });
-        for op in [Op::Reconnect, Op::Answer(AnswerKind::Whole), Op::Answer(AnswerKind::Whole)] {
+        for op in [
+            Op::Reconnect,
+            Op::Answer(AnswerKind::Whole),
+            Op::Answer(AnswerKind::Whole),
+            Op::Answer(AnswerKind::Whole),
+        ] {
             world.run(&op);
         }
         assert_eq!(world.recorder.counters().restarts, 1);
@@ -351,7 +368,9 @@ fn a_life_that_may_have_done_the_flush_itself_is_fenced() {
 fn the_clear_that_begins_a_life_is_the_sign_of_no_flush() {
     let mut world = World::of(crate::clearing(true), true, true, 100, 100);
     run(&mut world, 0, &[FlushStep::Ask]);
-    for op in [extend(0, 2), PUBLISH, Op::Reconnect, Op::Answer(AnswerKind::Whole)] {
+    for op in
+        [extend(0, 2), PUBLISH, Op::Reconnect, Op::Answer(AnswerKind::Whole), Op::Answer(AnswerKind::Whole)]
+    {
         world.run(&op);
     }
     run(&mut world, 0, &[FlushStep::Do, FlushStep::Accept]);

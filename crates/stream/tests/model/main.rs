@@ -10,6 +10,7 @@ mod copy;
 mod engine;
 mod flushes;
 mod followers;
+mod order;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -36,7 +37,7 @@ enum Op {
     Publish(Fate),
     /// A batch that the engine fails to encode.
     PublishFailed,
-    /// Frames that were held back arrive.
+    /// Frames that were held back arrive, perhaps after their connection ended.
     DeliverLate,
     /// The answer to an outstanding replay question.
     Answer(AnswerKind),
@@ -48,6 +49,8 @@ enum Op {
     /// The engine dies and comes back; it publishes this much before we are connected again.
     Restart {
         publishes: u8,
+        /// What it published in its old life may still arrive, until there is another connection.
+        leaves_frames: bool,
     },
     /// The replica is far behind and must take a snapshot.
     ForgetReplica,
@@ -147,6 +150,18 @@ impl World {
         self.collect();
     }
 
+    fn proven(&mut self) {
+        self.recorder.proven(self.now);
+        self.collect();
+        self.check();
+    }
+
+    fn silent(&mut self) {
+        self.recorder.silent(self.now);
+        self.collect();
+        self.check();
+    }
+
     fn deliver(&mut self, sequence: u64, payload: Bytes) {
         self.recorder.live(self.now, sequence, payload);
         self.collect();
@@ -223,9 +238,7 @@ impl World {
             Op::Publish(fate) => self.publish(fate),
             Op::PublishFailed => self.engine.publish_failed(),
             Op::DeliverLate => {
-                while self.connected
-                    && let Some((sequence, payload)) = self.late.pop_back()
-                {
+                while let Some((sequence, payload)) = self.late.pop_back() {
                     self.deliver(sequence, payload);
                 }
             }
@@ -233,8 +246,8 @@ impl World {
             Op::Wait(ms) => self.wait(ms),
             Op::Disconnect { lose_live } => self.disconnect(lose_live),
             Op::Reconnect => self.reconnect(),
-            Op::Restart { publishes } => {
-                self.disconnect(true);
+            Op::Restart { publishes, leaves_frames } => {
+                self.disconnect(!leaves_frames);
                 self.engine.restart();
                 self.engine_up_start += 1;
                 for n in 0..publishes {
@@ -272,6 +285,19 @@ impl World {
         assert_eq!(self.recorder.last_sequence(), self.engine.next_sequence.checked_sub(1));
     }
 
+    /// Wherever a stream is that is said to be followed, that is where this life of the engine was.
+    fn check_point(&self, ours: &std::collections::BTreeMap<u64, u32>) {
+        let trust = self.recorder.journal().trust().level();
+        if self.recorder.standing() != Standing::Live || trust > Trust::Lower {
+            return;
+        }
+        let held = self.engine.held_at(self.recorder.last_sequence()).expect("a batch of this life");
+        match trust {
+            Trust::Exact => assert_eq!(*ours, held, "exact at {:?}", self.recorder.last_sequence()),
+            _ => assert!(ours.keys().all(|hash| held.contains_key(hash)), "phantoms in {ours:?}"),
+        }
+    }
+
     fn check(&mut self) {
         self.replica.follow(&mut self.recorder);
         self.reader.follow(&mut self.recorder);
@@ -289,6 +315,7 @@ impl World {
             assert!(ours.keys().all(|hash| visible.contains(hash)), "transitions must not lose blocks");
         }
         self.check_flushes(&ours);
+        self.check_point(&ours);
         if !self.has_heard_all() || !self.engine.nothing_pending() {
             return;
         }
@@ -335,7 +362,8 @@ fn op() -> impl Strategy<Value = Op> {
         3 => prop_oneof![Just(50u64), Just(400), Just(1_100), Just(11_000), Just(31_000)].prop_map(Op::Wait),
         1 => any::<bool>().prop_map(|lose_live| Op::Disconnect { lose_live }),
         3 => Just(Op::Reconnect),
-        1 => (0..12u8).prop_map(|publishes| Op::Restart { publishes }),
+        1 => (0..12u8, any::<bool>())
+            .prop_map(|(publishes, leaves_frames)| Op::Restart { publishes, leaves_frames }),
         1 => Just(Op::ForgetReplica),
         6 => (0..flushes::AT_ONCE, flushes::step()).prop_map(|(slot, step)| Op::Flush(slot, step)),
     ]
@@ -390,7 +418,7 @@ fn a_restart_that_overtook_the_sequence_is_seen_and_equal_hashes_prove_nothing()
         world.run(&Op::Publish(Fate::Arrives));
     }
     let before = world.recorder.journal().epoch();
-    world.run(&Op::Restart { publishes: 9 });
+    world.run(&Op::Restart { publishes: 9, leaves_frames: false });
     world.run(&Op::Reconnect);
     world.run(&Op::Answer(AnswerKind::Whole));
     world.run(&Op::Answer(AnswerKind::Whole));
@@ -445,13 +473,15 @@ fn begun_again(has_replay: bool, answer: AnswerKind) -> World {
         world.run(&Op::Extend { conversation: 0, depth, second_copy: false });
         world.run(&Op::Publish(Fate::Arrives));
     }
-    world.run(&Op::Restart { publishes: 0 });
+    world.run(&Op::Restart { publishes: 0, leaves_frames: false });
     world.run(&Op::Reconnect);
     world.run(&Op::Extend { conversation: 1, depth: 2, second_copy: false });
     world.run(&Op::Publish(Fate::Arrives));
     for _ in 0..10 {
         world.run(&Op::Answer(answer));
         world.run(&Op::Wait(1_100));
+        // The engine is there, whatever its replay socket does.
+        world.proven();
     }
     world
 }

@@ -388,3 +388,20 @@ fn of_several_ranks_none_can_be_proven_and_none_disturbs_the_others() {
     world.subscribe();
     assert_eq!(world.recorder.counters().unproven, 1);
 }
+
+#[test]
+fn a_silence_is_not_live_and_what_arrives_in_it_counts() {
+    let mut world = followed(Style::Keeps);
+    world.recorder.silent(world.now);
+    assert_eq!(world.recorder.standing(), Standing::Recovering);
+    world.server.store(2, 2);
+    world.publish();
+    world.arrive(9);
+    assert_eq!((world.recorder.standing(), world.held()), (Standing::Recovering, world.server.held.clone()));
+    world.wait(10_000);
+    assert_eq!(world.recorder.standing(), Standing::Down);
+    world.recorder.proven(world.now);
+    assert_eq!((world.recorder.standing(), world.held()), (Standing::Live, world.server.held.clone()));
+    let counters = world.recorder.counters();
+    assert_eq!((counters.silences, counters.disconnects, counters.unproven), (1, 0, 0));
+}

@@ -70,6 +70,12 @@ families! {
         counter UNDECODABLE_BATCHES "kvplane_stream_undecodable_batches" [engine rank model] "Batches that could not be decoded";
         counter FOREIGN_REPLAYS "kvplane_stream_foreign_replays" [engine rank model]
             "Times that the replay address turned out to be another publisher's";
+        counter SILENCES "kvplane_stream_silences" [engine rank model]
+            "Times a stream left live because nothing proved that its engine was there";
+        counter INTERLEAVINGS "kvplane_stream_interleavings" [engine rank model]
+            "Times two publishers were heard under one topic";
+        counter MISDIRECTED_INPUTS "kvplane_stream_misdirected_inputs" [engine rank model]
+            "Inputs ignored because only another kind of source has them: a defect of kvplane";
         counter MALFORMED_FRAMES "kvplane_stream_malformed_frames" [engine rank model]
             "Messages that are no batch: wrong number of frames, or no sequence";
         counter UNKNOWN_EVENTS "kvplane_stream_unknown_events" [engine rank model] "Events of an unknown kind, skipped";
