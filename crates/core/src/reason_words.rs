@@ -27,6 +27,7 @@ impl Reason {
             Self::GapKept => "batches were lost, and on_gap = \"keep\" keeps what may be gone",
             Self::BlockSize => "blocks contradict the configured block size",
             Self::AmbiguousHash => "the engine gave one hash to two blocks: what it removes cannot be told",
+            Self::ForeignRank => "a batch names another rank: it is of another cache",
             Self::SharedHash => "two blocks share one hash: when either goes, neither is counted",
             Self::UnprovenHash => "the engine's hashes may not tell positions apart",
             Self::EventsDisabled => "no event has ever come: events are off, or all were read before",

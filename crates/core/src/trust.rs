@@ -100,6 +100,8 @@ pub enum Reason {
     BlockSize,
     /// The engine gave one hash to two different blocks: what it removes cannot be told.
     AmbiguousHash,
+    /// A batch names another rank than its stream's: it is of another cache.
+    ForeignRank,
     /// Two of the engine's blocks have one hash: when either goes, neither is said to be held any more.
     SharedHash,
     /// The engine's hashes may not tell positions apart, as those of old `SGLang` releases do not.
@@ -148,7 +150,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for metrics that show all of them.
-    pub const ALL: [Reason; 36] = [
+    pub const ALL: [Reason; 37] = [
         Reason::Unheard,
         Reason::History,
         Reason::Gap,
@@ -164,6 +166,7 @@ impl Reason {
         Reason::GapKept,
         Reason::BlockSize,
         Reason::AmbiguousHash,
+        Reason::ForeignRank,
         Reason::SharedHash,
         Reason::UnprovenHash,
         Reason::EventsDisabled,
@@ -224,6 +227,7 @@ impl Reason {
             Self::MalformedRemoval
             | Self::GapKept
             | Self::AmbiguousHash
+            | Self::ForeignRank
             | Self::Flushing
             | Self::UpstreamUnsound => Trust::Unsound,
         }
@@ -272,6 +276,7 @@ impl Reason {
             Self::GapKept => "gap_kept",
             Self::BlockSize => "block_size",
             Self::AmbiguousHash => "ambiguous_hash",
+            Self::ForeignRank => "foreign_rank",
             Self::SharedHash => "shared_hash",
             Self::UnprovenHash => "unproven_hash",
             Self::EventsDisabled => "events_disabled",

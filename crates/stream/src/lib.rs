@@ -15,6 +15,7 @@ mod mirror;
 mod recorder;
 mod recovery;
 mod relay;
+mod seeded;
 mod state;
 mod transitions;
 
