@@ -142,6 +142,11 @@ reasons! {
         "ambiguous_hash", Unsound, Past, ByLevel,
         "the engine gave one hash to two blocks: what it removes cannot be told"
     }
+    /// A batch names another rank than its stream's: it is of another cache.
+    ForeignRank {
+        "foreign_rank", Unsound, Past, ByLevel,
+        "a batch names another rank: it is of another cache"
+    }
     /// Two of the engine's blocks have one hash: when either goes, neither is said to be held any more.
     SharedHash {
         "shared_hash", Lower, Past, ByLevel,
@@ -205,7 +210,7 @@ reasons! {
     }
     /// Copies are not counted, and a held block was announced again: when one copy goes, none is said to be left.
     Presence {
-        "presence", Lower, Past, ByLevel,
+        "presence", Lower, Standing, ByLevel,
         "copies are not counted, and a held block was announced again"
     }
     /// Blocks of a group that keeps no whole prefixes were announced again, and perhaps never held.

@@ -139,6 +139,42 @@ impl Resumption {
         if self.drops_last { boundary.saturating_sub(unit) } else { boundary }
     }
 
+    /// The same in one pass, whatever is held.
+    pub fn resumable_at_once(&self, depth: u32, has: impl Fn(u32, usize) -> bool) -> u32 {
+        let unit = self.alignment();
+        // By side and block: how many blocks in a row the side has that end there, in its own steps.
+        let mut runs = vec![vec![0_u32; depth as usize]; self.sides.len()];
+        let mut found = 0;
+        for end in 1..=depth {
+            let mut all = true;
+            for (side, runs) in runs.iter_mut().enumerate() {
+                let need = self.sides[side].need;
+                let stride = need.stride().max(1);
+                let before = (end - 1).checked_sub(stride).map_or(0, |at| runs[at as usize]);
+                let run = if has(end - 1, Marks::whole(side)) { before.saturating_add(1) } else { 0 };
+                runs[end as usize - 1] = run;
+                let ends = end / stride;
+                let (needed, tail) = self.needed(need, ends);
+                let has_tail =
+                    || !tail || ends <= needed || has(end - 1 - needed * stride, Marks::tail(side));
+                all &= end.is_multiple_of(stride) && run >= needed.min(ends) && has_tail();
+            }
+            if all && end.is_multiple_of(unit) {
+                found = end;
+            }
+        }
+        if self.drops_last { found.saturating_sub(unit) } else { found }
+    }
+
+    /// How many of a side's blocks are needed before the end of so many, and whether a tail is needed before those.
+    fn needed(&self, need: Need, ends: u32) -> (u32, bool) {
+        match need {
+            Need::Prefix { .. } => (ends, false),
+            // What is given up is computed again, and needs as much before it.
+            Need::Run { blocks, tail, .. } => (blocks + u32::from(self.drops_last), tail),
+        }
+    }
+
     /// Whether one side can go on from a boundary.
     pub fn goes_on(&self, side: usize, boundary: u32, has: impl Fn(u32, usize) -> bool) -> bool {
         let need = self.sides[side].need;
@@ -147,11 +183,7 @@ impl Resumption {
             return false;
         }
         let ends = boundary / stride;
-        let (needed, tail) = match need {
-            Need::Prefix { .. } => (ends, false),
-            // What is given up is computed again, and needs as much before it.
-            Need::Run { blocks, tail, .. } => (blocks + u32::from(self.drops_last), tail),
-        };
+        let (needed, tail) = self.needed(need, ends);
         let whole = (0..needed.min(ends)).all(|back| has(boundary - 1 - back * stride, Marks::whole(side)));
         whole && (!tail || ends <= needed || has(boundary - 1 - needed * stride, Marks::tail(side)))
     }
@@ -207,6 +239,33 @@ mod tests {
         resumption.drops_last = true;
         assert_eq!(resumption.resumable(5, |at, _| at != 3), 2);
         assert_eq!(resumption.resumable(5, |_, _| false), 0);
+    }
+
+    #[test]
+    fn one_pass_finds_what_the_plain_way_finds() {
+        let side = |need| Side { group: Some(1), kind: SpecKind::Sliding, need };
+        let needs = [
+            Need::Prefix { stride: 1 },
+            Need::Prefix { stride: 2 },
+            Need::Run { blocks: 2, stride: 1, tail: false },
+            Need::Run { blocks: 1, stride: 2, tail: true },
+            Need::Run { blocks: 0, stride: 1, tail: true },
+        ];
+        let mut bits = 0x9e37_79b9_7f4a_7c15_u64;
+        for turn in 0..4000_usize {
+            bits = bits.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(turn as u64 | 1);
+            let sides = vec![side(needs[turn % 5]), side(needs[turn / 5 % 5])];
+            let resumption = Resumption { sides, drops_last: turn % 3 == 0, ..Resumption::default() };
+            // Most are held, so that runs are long.
+            let has = |at: u32, channel: usize| (bits >> (at * 3 + channel as u32 * 7) % 61) & 7 != 0;
+            for depth in 0..12 {
+                assert_eq!(
+                    resumption.resumable_at_once(depth, has),
+                    resumption.resumable(depth, has),
+                    "{resumption:?} {bits:x} {depth}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -107,6 +107,7 @@ impl Recorder {
             block_size: settings.block_size,
             semantics: Semantics::of(settings.kind),
             transitions_only: true,
+            sole_rank: true,
             ..JournalOptions::default()
         };
         let follow = HandedOptions { from_start: settings.from_start, on_gap: settings.on_gap };

@@ -303,10 +303,12 @@ impl Plane {
             state: self.options.state,
             duplicates: spec.cache.duplicates,
             eagle: spec.cache.eagle,
+            device_only: spec.cache.device_only,
             offload_chunk: spec.cache.offload_chunk,
             block_size: spec.block_size,
             semantics: Semantics::of(spec.kind),
             relayed: matches!(spec.feed, Feed::Subscribed(_)),
+            sole_rank: spec.ranks.len() == 1,
             transitions_only: false,
         };
         let mut now = self.clock.now();

@@ -317,6 +317,8 @@ pub struct CacheSpec {
     pub duplicates: Duplicates,
     /// It gives up the last block that it finds, as vLLM with EAGLE does.
     pub eagle: bool,
+    /// It has no tier behind its device.
+    pub device_only: bool,
     /// Tokens that a tier behind the device gives back at once.
     pub offload_chunk: Option<u32>,
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use kvplane_core::{Continuity, Epoch, Marks, Reason, Resumption, StateDigest, Tier, TrustState};
 use kvplane_wire::OwnedExtraKey;
 
-use crate::state::{Attributes, Chain, ExtraKeys, Parent, Place};
+use crate::state::{Attributes, Chain, ExtraKeys, Parent, Place, keys_cost};
 
 /// Why blocks are said to be held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +46,19 @@ pub struct StoredBlock {
     pub content: Option<u64>,
     /// Its extra keys.
     pub extra_keys: Option<ExtraKeys>,
+}
+
+impl StoredBlock {
+    /// An estimate of what keeping its parts costs, their wire form included.
+    fn cost(&self) -> usize {
+        let tokens = self.tokens.as_ref().map_or(0, |tokens| 16 + 8 * tokens.len());
+        let wide = self.wide.as_ref().map_or(0, |digest| 16 + 2 * digest.len());
+        tokens + wide + self.extra_keys.as_deref().map_or(0, |keys| 2 * keys_cost(keys))
+    }
+}
+
+fn hashes_cost(elsewhere: &[(Arc<Place>, Vec<u64>)]) -> usize {
+    elsewhere.iter().map(|(_, hashes)| 32 + 16 * hashes.len()).sum()
 }
 
 /// Blocks became resident, or got another copy.
@@ -248,22 +261,31 @@ impl Entry {
             .iter()
             .map(|change| match change {
                 Change::Stored(stored) => {
-                    let tokens: usize = stored
-                        .blocks
-                        .iter()
-                        .map(|block| block.tokens.as_ref().map_or(0, |t| 16 + 8 * t.len()))
-                        .sum();
+                    let tokens: usize = stored.blocks.iter().map(StoredBlock::cost).sum();
+                    let names = stored.session_id.as_ref().map_or(0, |id| id.len())
+                        + stored.attributes.text_len()
+                        + stored.place.text_len();
                     let span = stored.span.as_ref().map_or(0, |span| 8 * span.len());
-                    160 + stored.blocks.len() * (std::mem::size_of::<StoredBlock>() + 40) + tokens + span
+                    160 + stored.blocks.len() * (std::mem::size_of::<StoredBlock>() + 40)
+                        + tokens
+                        + span
+                        + 2 * names
                 }
                 Change::Removed { blocks, .. } => 64 + blocks.len() * 32,
-                Change::Cleared { .. } | Change::Dropped { .. } => 64,
+                Change::Cleared { places, elsewhere } => {
+                    let names: usize = places.iter().map(|place| 16 + place.text_len()).sum();
+                    64 + names + hashes_cost(elsewhere)
+                }
+                Change::Dropped { elsewhere, .. } => 64 + hashes_cost(elsewhere),
             })
             .sum();
         let transitions: usize = transitions
             .iter()
             .map(|transition| match transition {
-                Transition::Stored { blocks, .. } => 64 + std::mem::size_of_val(&blocks[..]),
+                // There is room for a few more blocks from the beginning.
+                Transition::Stored { blocks, .. } => {
+                    64 + blocks.capacity() * std::mem::size_of::<VisibleBlock>()
+                }
                 Transition::Removed { hashes, .. } => 64 + hashes.len() * 8,
                 Transition::Cleared => 64,
             })

@@ -16,6 +16,7 @@ mod mirror;
 mod recorder;
 mod recovery;
 mod relay;
+mod seeded;
 mod silence;
 mod state;
 mod transitions;

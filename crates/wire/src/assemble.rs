@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::decode::{Decoder, Scratch, Sink, check_store};
-use crate::event::{Batch, Event, ExtraKey, RejectReason, Removed, Stored};
+use crate::event::{Batch, Event, ExtraKey, MAX_NAME, RejectReason, Removed, Stored, bounded};
 use crate::hash::Hash;
 use crate::owned::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
 
@@ -33,7 +33,7 @@ fn assemble_stored<'f>(owned: &'f OwnedStored, sink: &mut Sink<'_, 'f>) -> Resul
         hashes: hashes(&owned.block_hashes, sink.scratch)?,
         tokens: first_token..sink.scratch.tokens.len(),
         bigrams: owned.bigrams,
-        extra_keys: owned.extra_keys.as_deref().map(|blocks| extra_keys(blocks, sink)),
+        extra_keys: owned.extra_keys.as_deref().map(|blocks| extra_keys(blocks, sink)).transpose()?,
         parent: match &owned.parent {
             Some(parent) => Some(hash(parent, &mut sink.scratch.digests)?),
             None => None,
@@ -50,6 +50,10 @@ fn assemble_stored<'f>(owned: &'f OwnedStored, sink: &mut Sink<'_, 'f>) -> Resul
         ownership: owned.ownership.as_deref(),
         session_id: owned.session_id.as_deref(),
     };
+    let Stored { lora_name, cache_salt, medium, spec_kind, locality, ownership, session_id, .. } = stored;
+    for name in [lora_name, cache_salt, medium, spec_kind, locality, ownership, session_id] {
+        name.map(bounded).transpose()?;
+    }
     check_store(&stored, sink)?;
     Ok(stored)
 }
@@ -83,23 +87,29 @@ fn hash(owned: &OwnedHash, digests: &mut Vec<u8>) -> Result<Hash, RejectReason> 
     hash.ok_or(RejectReason::BadHash)
 }
 
-fn extra_keys<'f>(blocks: &'f [Option<Vec<OwnedExtraKey>>], sink: &mut Sink<'_, 'f>) -> Range<usize> {
+fn extra_keys<'f>(
+    blocks: &'f [Option<Vec<OwnedExtraKey>>],
+    sink: &mut Sink<'_, 'f>,
+) -> Result<Range<usize>, RejectReason> {
     let first = sink.scratch.extra_ranges.len();
     for keys in blocks {
         let start = sink.extra_keys.len();
-        sink.extra_keys.extend(keys.iter().flatten().map(extra_key));
+        for key in keys.iter().flatten() {
+            sink.extra_keys.push(extra_key(key)?);
+        }
         sink.scratch.extra_ranges.push(start..sink.extra_keys.len());
     }
-    first..sink.scratch.extra_ranges.len()
+    Ok(first..sink.scratch.extra_ranges.len())
 }
 
-fn extra_key(owned: &OwnedExtraKey) -> ExtraKey<'_> {
-    match owned {
-        OwnedExtraKey::Text(text) => ExtraKey::Text(text),
+fn extra_key(owned: &OwnedExtraKey) -> Result<ExtraKey<'_>, RejectReason> {
+    Ok(match owned {
+        OwnedExtraKey::Text(text) => ExtraKey::Text(bounded(text)?),
+        OwnedExtraKey::Bytes(bytes) if bytes.len() > MAX_NAME => return Err(RejectReason::NameTooLong),
         OwnedExtraKey::Bytes(bytes) => ExtraKey::Bytes(bytes),
         OwnedExtraKey::Integer(number) => ExtraKey::Integer(*number),
-        OwnedExtraKey::Multimodal(id, offset) => ExtraKey::Multimodal { id, offset: *offset },
-    }
+        OwnedExtraKey::Multimodal(id, offset) => ExtraKey::Multimodal { id: bounded(id)?, offset: *offset },
+    })
 }
 
 #[cfg(test)]

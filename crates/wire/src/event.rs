@@ -245,6 +245,17 @@ pub enum RejectReason {
     TooFewTokens,
     /// A field has a type that it cannot have, or a list does not match the blocks.
     BadType,
+    /// A name, a salt or a key is longer than any that is kept.
+    NameTooLong,
+}
+
+/// The longest name, salt or extra key that an event may have: what an engine calls things is kept for as long as it holds blocks of
+/// them.
+pub const MAX_NAME: usize = 1024;
+
+/// A name that is kept, unless it is too long.
+pub(crate) fn bounded(name: &str) -> Result<&str, RejectReason> {
+    if name.len() <= MAX_NAME { Ok(name) } else { Err(RejectReason::NameTooLong) }
 }
 
 impl RejectReason {
@@ -258,6 +269,7 @@ impl RejectReason {
             Self::BadBlockSize => "bad_block_size",
             Self::TooFewTokens => "too_few_tokens",
             Self::BadType => "bad_type",
+            Self::NameTooLong => "name_too_long",
         }
     }
 }

@@ -32,8 +32,8 @@ mod owned;
 pub use decode::{Decoder, Dialect};
 pub use encode::{Profile, encode_batch};
 pub use event::{
-    Batch, Created, DecodeError, Event, ExtraKey, Layout, Moved, RejectReason, Rejected, RejectedKind,
-    Removed, Stored, Tokens,
+    Batch, Created, DecodeError, Event, ExtraKey, Layout, MAX_NAME, Moved, RejectReason, Rejected,
+    RejectedKind, Removed, Stored, Tokens,
 };
 pub use hash::Hash;
 pub use owned::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};

@@ -27,7 +27,7 @@ mod stored;
 mod tests;
 
 use crate::decode::{BYTES_PER_EVENT, FREE_EVENTS, Parts, Sink};
-use crate::event::{DecodeError, Event, RejectReason, Rejected, RejectedKind, Removed};
+use crate::event::{DecodeError, Event, RejectReason, Rejected, RejectedKind, Removed, bounded};
 use crate::hash::Hash;
 use fields::{Fields, Value};
 
@@ -142,10 +142,10 @@ impl<'f> Reader<'_, '_, 'f> {
                 })?,
                 2 => place.level = Some(value.varint()?),
                 3 => place.tier = Some(value.varint()?),
-                4 => place.medium = Some(value.text()?),
+                4 => place.medium = Some(name(value)?),
                 5 => removed.group = Some(value.number()?),
                 6 => removed.locality = locality(value.varint()?),
-                7 => removed.ownership = Some(value.text()?),
+                7 => removed.ownership = Some(name(value)?),
                 _ => self.pass_over(),
             }
         }
@@ -159,7 +159,7 @@ impl<'f> Reader<'_, '_, 'f> {
         let mut fields = Fields::of(message);
         while let Some((number, value)) = fields.next()? {
             match number {
-                1 => ownership = Some(value.text()?),
+                1 => ownership = Some(name(value)?),
                 _ => self.pass_over(),
             }
         }
@@ -215,6 +215,11 @@ fn locality(word: u64) -> Option<&'static str> {
         2 => Some("REMOTE"),
         _ => Some("UNKNOWN"),
     }
+}
+
+/// A name that is kept.
+fn name(value: Value<'_>) -> Result<&str, Trouble> {
+    bounded(value.text()?).map_err(Trouble::Unfit)
 }
 
 fn narrow(bits: u64) -> Hash {

@@ -62,7 +62,15 @@ mod tests {
 
     #[test]
     fn numbers_are_told_from_text() {
-        for key in ["max_batches", "ranks", "eagle", "offload_chunk", "front_open", "routing_floor_score"] {
+        for key in [
+            "max_batches",
+            "ranks",
+            "eagle",
+            "device_only",
+            "offload_chunk",
+            "front_open",
+            "routing_floor_score",
+        ] {
             assert!(is_unquoted(key), "{key}");
         }
         for key in ["model", "events", "max_bytes", "ttl", "credit", "tls", "kind", "http"] {

@@ -79,6 +79,10 @@ pub struct EngineConfig {
     /// The engine gives up the last block that it finds, as vLLM with EAGLE does: answers count one block less.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub eagle: bool,
+    /// The engine has no tier behind its device (vLLM without a connector that offloads). No event says so. A clear of an engine whose
+    /// history is not known then makes it `exact`; else it stays `lower`, `tier_history`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub device_only: bool,
     /// Tokens that a tier behind vLLM's device gives back at once: what its offloading calls `block_size`, a multiple of the engine's.
     /// Learned when absent, as far as the events tell; else trust is `lower`, `chunk_size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -234,6 +238,7 @@ impl EngineConfig {
                     DuplicatesName::Presence => Duplicates::Presence,
                 },
                 eagle: self.eagle,
+                device_only: self.device_only,
                 offload_chunk: self.offload_chunk,
             },
             max_silence: self.max_silence.map(|max| max.0),

@@ -228,6 +228,7 @@ pub fn config(id: &str, kind: EngineKind) -> EngineConfig {
         tenant: None,
         duplicates: DuplicatesName::default(),
         eagle: false,
+        device_only: false,
         offload_chunk: None,
         http: None,
         service: None,

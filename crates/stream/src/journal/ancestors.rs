@@ -54,6 +54,7 @@ impl Journal {
             }
             let was_visible = self.is_visible(slot, place_ref.tier);
             self.state.set_copies(slot, place, 1);
+            self.reports.prove(place, self.state.hash_of(slot));
             if !was_visible {
                 self.became_visible(slot, place_ref.tier, &mut effects.transitions);
             }

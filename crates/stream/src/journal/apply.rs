@@ -6,7 +6,7 @@ use kvplane_core::Reason;
 use kvplane_wire::{Batch, Event, RejectedKind};
 
 use super::Journal;
-use super::reannounced::Telling;
+use super::reannounced::Neighbours;
 use crate::change::{Change, Transition};
 use crate::clock::Now;
 use crate::flush::Signs;
@@ -45,8 +45,10 @@ pub(super) struct Effects {
     pub(super) left: Vec<u64>,
     /// Blocks that were held before it was known what they are.
     pub(super) joined: Vec<SlotId>,
-    /// What stores of the main group that begin a prompt say of it, by their number in the batch.
-    pub(super) tellings: Vec<(usize, Telling)>,
+    /// Which stores of the batch go together.
+    pub(super) neighbours: Neighbours,
+    /// How many changes there were when everything was cleared last.
+    pub(super) cleared_at: Option<(usize, usize)>,
     /// What it shows of flushes.
     pub(super) signs: Signs,
 }
@@ -65,11 +67,11 @@ impl Journal {
     pub fn apply(&mut self, engine_sequence: u64, batch: &Batch<'_, '_>, now: Now) {
         let mut effects =
             Effects { ancestor_steps: ANCESTOR_STEPS, chunk_steps: CHUNK_STEPS, ..Effects::default() };
+        if !self.options.semantics.held_once {
+            effects.neighbours = Neighbours::of(batch);
+        }
         self.counters.batches += 1;
         self.counters.unknown_fields += u64::from(batch.unknown_fields);
-        if batch.rank.is_some_and(|rank| rank != i64::from(self.rank)) {
-            self.counters.foreign_rank += 1;
-        }
         if std::mem::take(&mut self.known_from_next) {
             self.known_from = Some(engine_sequence);
             self.trust_changed = true;
@@ -110,18 +112,34 @@ impl Journal {
         }
         self.engine_sequence = Some(engine_sequence);
         for reason in std::mem::take(&mut effects.doubts) {
+            self.copies_uncounted |= reason == Reason::Presence;
             self.degrade(reason, now);
         }
+        self.check_rank(batch.rank, now);
         self.forget_others(&mut effects, now);
         self.settle_signs(&mut effects);
         self.settle_groups(&mut effects);
         self.release_left(&mut effects);
         self.note_unresolved(&effects);
-        self.check_capacity();
+        self.check_capacity(now);
         self.note_standing_reasons(now);
         let over_counted = effects.over_counted;
         self.push(Some(engine_sequence), batch.timestamp, effects.changes, effects.transitions);
         self.check_over_count(over_counted, now);
+        self.state.compact();
+    }
+
+    /// Holds the rank that a batch names against the stream's. Where an engine has one rank, that may be a rank of a larger whole, with
+    /// its number there: then it names the same in every batch of a life. A batch of any other rank is of another cache.
+    fn check_rank(&mut self, rank: Option<i64>, now: Now) {
+        let Some(rank) = rank else { return };
+        let own = i64::from(self.rank);
+        self.counters.foreign_rank += u64::from(rank != own);
+        let expected = if self.options.sole_rank { *self.named_rank.get_or_insert(rank) } else { own };
+        if rank != expected {
+            self.pass_over("batch", "foreign_rank", self.counters.foreign_rank);
+            self.degrade(Reason::ForeignRank, now);
+        }
     }
 
     /// Notes whether blocks without tokens are left at the end of a batch.

@@ -156,6 +156,9 @@ impl Journal {
                 let covers = u16::try_from(blocks).unwrap_or(u16::MAX);
                 for _ in 0..self.state.copies(slot, place) {
                     self.count_covered(slot, place, covers, effects);
+                    if self.chunks.contradicted {
+                        break;
+                    }
                 }
             }
             None => {

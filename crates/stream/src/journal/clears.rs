@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Reason, Tier, Trust};
+use kvplane_core::{Reason, Trust};
 
 use super::apply::Effects;
 use super::{ClearScope, Journal};
 use crate::change::{Change, Transition};
 use crate::clock::Now;
-use crate::state::Place;
+use crate::seeded::SeededSet;
+use crate::state::{Place, PlaceName};
 
 impl Journal {
     /// A clear empties the device for sure. Whether it reaches the other tiers vLLM does not say: what they hold is not known from
@@ -43,11 +44,16 @@ impl Journal {
             };
             self.note_clear_sign(in_doubt, effects);
         }
-        // A block that is stored there again may come without its tokens.
-        self.clear_places(places, others_unknown, effects);
+        // Nothing was stored since the last clear: there is nothing to clear, and nothing to tell.
+        let (changes, transitions) = (effects.changes.len(), effects.transitions.len());
+        if ownership.is_some() || effects.cleared_at != Some((changes, transitions)) {
+            // A block that is stored there again may come without its tokens.
+            self.clear_places(places, others_unknown, effects);
+        }
         if ownership.is_some() {
             return;
         }
+        effects.cleared_at = Some((effects.changes.len(), effects.transitions.len()));
         // The whole state is known again: it is empty. Unless another tier turns up later, of which we cannot know what it
         // held before.
         effects.forget_others = on_device_alone;
@@ -57,9 +63,16 @@ impl Journal {
             self.known_from = Some(engine_sequence);
             self.other_tiers_unknown |= on_device_alone;
         }
-        if others_unknown {
+        if others_unknown || !was_exact && self.may_have_other_tiers() {
             self.degrade(Reason::TierHistory, now);
         }
+    }
+
+    /// Whether tiers behind the device may hold blocks of a past that was never heard: no event says that an engine has none. A life that
+    /// was heard from its beginning shows its tiers.
+    pub(super) fn may_have_other_tiers(&self) -> bool {
+        let clears_device = self.options.semantics.clears == ClearScope::Device;
+        clears_device && !self.options.device_only && !self.was_heard_from_start
     }
 
     /// A batch with a clear tells what other tiers did behind what the device did, whenever that was: a store there may be older than
@@ -83,7 +96,10 @@ impl Journal {
 
     fn clear_places(&mut self, places: Vec<Arc<Place>>, keep_dictionary: bool, effects: &mut Effects) {
         let mut elsewhere = self.state.held_elsewhere();
-        elsewhere.retain(|(place, _)| places.contains(place));
+        if !elsewhere.is_empty() {
+            let named: SeededSet<PlaceName<'_>> = places.iter().map(|place| place.name()).collect();
+            elsewhere.retain(|(place, _)| named.contains(&place.name()));
+        }
         self.empty_places(&places, keep_dictionary, effects);
         effects.changes.push(Change::Cleared { places, elsewhere });
     }
@@ -96,7 +112,9 @@ impl Journal {
         keep_dictionary: bool,
         effects: &mut Effects,
     ) {
-        let emptied = |place: &Place| places.iter().any(|named| named.name().names(place));
+        let named: SeededSet<PlaceName<'_>> = places.iter().map(|place| place.name()).collect();
+        let named = &named;
+        let emptied = |place: &Place| named.contains(&place.name());
         let of_an_owner = !places.is_empty() && places.iter().all(|place| place.ownership.is_some());
         if of_an_owner || !self.state.nothing_but(emptied) {
             self.drop_visibly(emptied, effects);
@@ -116,5 +134,5 @@ impl Journal {
 
 /// Whether a place is the engine's own on its device, which every clear reaches.
 pub(super) fn is_device(place: &Place) -> bool {
-    place.tier == Tier::Device && place.ownership.is_none()
+    place.is_own_device()
 }

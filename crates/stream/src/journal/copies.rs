@@ -17,9 +17,10 @@ impl Journal {
     }
 
     /// Knowing as many copies as the device has blocks is knowing everything. All groups of a cache share its blocks.
-    pub(super) fn check_capacity(&mut self) {
+    pub(super) fn check_capacity(&mut self, now: Now) {
         let Some(capacity) = self.capacity else { return };
         if self.trust.level() == Trust::Lower
+            && self.trust.level_besides(Reason::TierHistory) == Trust::Lower
             && !self.over_counted
             && self.reports.are_out_of_question()
             && !self.state.has_other_tiers()
@@ -29,6 +30,9 @@ impl Journal {
             self.trust_changed = true;
             // Of the device, that is.
             self.other_tiers_unknown = true;
+            if self.may_have_other_tiers() {
+                self.degrade(Reason::TierHistory, now);
+            }
         }
     }
 

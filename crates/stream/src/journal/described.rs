@@ -41,6 +41,7 @@ impl Journal {
 
     /// The state is known whole again. What the engine says of itself is as wrong as before, and what is so stays so.
     pub(super) fn restore_trust(&mut self) {
+        self.copies_uncounted = false;
         let standing: Vec<_> =
             self.trust.active().iter().copied().filter(|active| self.stands(active.reason)).collect();
         self.trust.restore();
@@ -66,6 +67,8 @@ impl Journal {
     fn stands(&self, reason: Reason) -> bool {
         match reason {
             Reason::UnremovedTier => !self.state.nothing_but(|place| self.tells_removals(place)),
+            // Blocks that lost their last certain copy may have one more.
+            Reason::Presence => self.copies_uncounted || self.reports.has_unsure(),
             Reason::ChunkSize => self.chunks_are_unclear(),
             Reason::UntoldAdapters => self.untold_adapters,
             Reason::Flushing => self.is_fenced(),

@@ -74,8 +74,11 @@ impl Journal {
 
     /// Blocks were removed. The device held so many before that.
     pub(super) fn note_removal_sign(&self, before: Option<u64>, effects: &mut Effects) {
+        if before.is_none_or(|before| before == 0) {
+            return;
+        }
         let blocks = self.state.blocks_by_tier();
-        if before.is_none_or(|before| before == 0) || blocks[Tier::Device.index()] > 0 {
+        if blocks[Tier::Device.index()] > 0 {
             return;
         }
         effects.signs.removed_all = true;

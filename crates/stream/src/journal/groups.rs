@@ -11,6 +11,12 @@ const MAX_PARTS: u32 = 64;
 /// Groups that are kept apart: far more than are counted.
 const MAX_GROUPS: usize = 64;
 
+/// How often the device may say something else of a group. Everything is told anew each time that another group is the main one.
+const MAX_KINDS: u8 = 4;
+
+/// What is said to be the kind of a group of which the engine says something else all the time. No such kind is known.
+const CONTRADICTORY: &str = "contradictory";
+
 /// A group of an engine's cache, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
@@ -31,6 +37,8 @@ pub struct Group {
     kind_of_device: bool,
     /// So is the size.
     size_of_device: bool,
+    /// How often the device said something else.
+    kinds: u8,
 }
 
 impl Group {
@@ -50,7 +58,13 @@ impl Group {
             is_main: false,
             kind_of_device: spec_kind.is_some(),
             size_of_device: block_size.is_some(),
+            kinds: 0,
         }
+    }
+
+    /// Whether nothing that the engine says of its kind is believed any more.
+    fn is_contradictory(&self) -> bool {
+        self.spec_kind.as_deref() == Some(CONTRADICTORY)
     }
 
     /// What its blocks are good for.
@@ -217,13 +231,19 @@ impl Groups {
         });
         let group = &mut self.known[at];
         let mut news = found.is_none();
-        if told.spec_kind.is_some() && (told.on_device || !group.kind_of_device) {
-            group.kind_of_device = told.on_device;
+        let is_believed = (told.on_device || !group.kind_of_device) && !group.is_contradictory();
+        if told.spec_kind.is_some() && is_believed {
+            let was_of_device = std::mem::replace(&mut group.kind_of_device, told.on_device);
             let same =
                 group.spec_kind.as_deref() == told.spec_kind && group.sliding_window == told.sliding_window;
             if !same {
                 group.spec_kind = told.spec_kind.map(Box::from);
                 group.sliding_window = told.sliding_window;
+                group.kinds += u8::from(was_of_device);
+                if group.kinds > MAX_KINDS {
+                    group.spec_kind = Some(Box::from(CONTRADICTORY));
+                    group.sliding_window = None;
+                }
                 news = true;
                 if one_full && group.kind() == SpecKind::Full {
                     self.make_only_full(at);
@@ -231,6 +251,16 @@ impl Groups {
             }
         }
         news | self.known[at].learn_size(told)
+    }
+
+    /// What is to be said of a group's kind and window where an event says this.
+    pub(super) fn settled<'a>(
+        &self,
+        group: Option<u32>,
+        said: (Option<&'a str>, Option<u32>),
+    ) -> (Option<&'a str>, Option<u32>) {
+        let known = self.known.iter().find(|known| known.group == group);
+        if known.is_some_and(Group::is_contradictory) { (Some(CONTRADICTORY), None) } else { said }
     }
 
     fn make_only_full(&mut self, full: usize) {

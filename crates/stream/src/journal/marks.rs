@@ -7,17 +7,17 @@
 use std::sync::Arc;
 
 use kvplane_core::{Marks, Tier};
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::Journal;
 use super::groups::{Fit, Group};
+use crate::seeded::SeededMap;
 use crate::state::{Parent, Place, SlotId};
 
 /// The main blocks that smaller blocks are part of.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
-    wholes: FxHashMap<u64, SmallVec<[u64; 1]>>,
+    wholes: SeededMap<u64, SmallVec<[u64; 1]>>,
     /// All main blocks in there.
     pairs: usize,
     /// Begin anew when there are more: main blocks that are gone are not taken out one by one.
@@ -25,6 +25,11 @@ pub(super) struct Parts {
 }
 
 impl Parts {
+    /// Estimated bytes in use.
+    fn bytes(&self) -> usize {
+        self.wholes.capacity() * 48 + self.pairs * 16
+    }
+
     fn add(&mut self, part: u64, whole: u64) {
         let wholes = self.wholes.entry(part).or_default();
         if !wholes.contains(&whole) {
@@ -68,6 +73,7 @@ impl Journal {
         let marks = |hash| Some((hash, self.marks_of(hash, Some(&mut parts))?));
         let marks = blocks.into_iter().filter_map(marks).collect();
         self.sides.parts = parts;
+        self.state.set_beside(self.sides.parts.bytes());
         if self.sides.parts.pairs > self.sides.parts.limit {
             self.find_parts();
         }
@@ -84,6 +90,7 @@ impl Journal {
             }
         }
         parts.limit = LEAST + 2 * parts.pairs;
+        self.state.set_beside(parts.bytes());
         self.sides.parts = parts;
     }
 

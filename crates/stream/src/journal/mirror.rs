@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kvplane_core::{Continuity as Standing, Epoch, Reason, Tier, TrustState};
+use rustc_hash::FxHashSet;
 
 use super::Journal;
 use super::apply::Effects;
@@ -21,16 +22,33 @@ fn has_moved(stored: &StoredChange) -> bool {
         && stored.blocks.first().is_some_and(|block| block.first_position.is_none())
 }
 
-/// Where changes begin with blocks that a store proves: that store, which is told after them. What it says of its group was known
-/// before.
-fn proving_store(changes: &[Change]) -> Option<&StoredChange> {
-    let mut stores = changes.iter().map_while(|change| match change {
-        Change::Stored(stored) => Some(stored),
-        _ => None,
-    });
-    let proven = stores.next().filter(|stored| stored.cause == StoreCause::Proven)?;
-    let store = stores.find(|stored| stored.cause == StoreCause::Announced)?;
-    store.place.name().names(&proven.place).then_some(store)
+/// For each change, the next announced store with nothing but stores between.
+fn next_announced(changes: &[Change]) -> Vec<Option<u32>> {
+    let mut next = None;
+    let mut found: Vec<_> = changes
+        .iter()
+        .enumerate()
+        .rev()
+        .map(|(at, change)| {
+            let after = next;
+            next = match change {
+                Change::Stored(stored) if stored.cause == StoreCause::Announced => Some(at as u32),
+                Change::Stored(_) => next,
+                _ => None,
+            };
+            after
+        })
+        .collect();
+    found.reverse();
+    found
+}
+
+/// Where a change is of blocks that a store proves: that store, which is told after them. What it says of its group was known before.
+fn proving_store(changes: &[Change], at: usize, next: Option<u32>) -> Option<&StoredChange> {
+    let (Change::Stored(proven), Change::Stored(store)) = (&changes[at], &changes[next? as usize]) else {
+        return None;
+    };
+    (proven.cause == StoreCause::Proven && store.place.name().names(&proven.place)).then_some(store)
 }
 
 /// A block that is said to be attached now. It was told before the block that it waited for.
@@ -104,8 +122,9 @@ impl Journal {
             return Err(Misfit::Order);
         }
         let mut told = Told::default();
+        let next = next_announced(&changes);
         for at in 0..changes.len() {
-            if let Some(store) = proving_store(&changes[at..]) {
+            if let Some(store) = proving_store(&changes, at, next[at]) {
                 self.learn_told_group(store, &mut told.effects);
             }
             self.apply_change(&mut changes[at], &mut told)?;
@@ -146,6 +165,7 @@ impl Journal {
             marks: self.take_marks(),
         };
         self.push_noted(entry.engine_sequence, entry.timestamp, changes, notes, effects.transitions);
+        self.state.compact();
         Ok(())
     }
 
@@ -257,10 +277,14 @@ impl Journal {
 
     /// The last store attached blocks that waited. Which of them are told, and in which order, decides the other plane.
     fn tell_attached_as_told(&mut self, told: &mut Told) -> Result<(), Misfit> {
+        if told.attached.is_empty() || told.effects.attached.is_empty() {
+            return Ok(());
+        }
+        let waited: FxHashSet<_> = told.effects.attached.iter().copied().collect();
         while let Some(next) = told.attached.front() {
             let (hash, size) = (next.block.hash, next.block_size);
             let slot = self.state.find(hash);
-            let Some(slot) = slot.filter(|&slot| told.effects.attached.contains(&(slot, size))) else {
+            let Some(slot) = slot.filter(|&slot| waited.contains(&(slot, size))) else {
                 return Ok(());
             };
             // One change for every place that holds it.

@@ -9,6 +9,7 @@ mod counters;
 mod described;
 mod flushes;
 mod groups;
+mod identity;
 mod levels;
 mod marks;
 mod mirror;
@@ -139,6 +140,14 @@ pub struct Journal {
     capacity: Option<u64>,
     /// More copies were told in this life than the device has blocks.
     over_counted: bool,
+    /// Blocks have copies that were not counted, and which is not remembered.
+    copies_uncounted: bool,
+    /// The rank that the first batch of this life named, where the engine has one.
+    named_rank: Option<i64>,
+    /// This life was heard from its beginning: whatever tiers it has, their past is known up to the first loss.
+    was_heard_from_start: bool,
+    /// Some tier other than the device has been seen in this life.
+    has_seen_others: bool,
     reports: Reports,
     chunks: Chunks,
     page_hashes: PageHashes,
@@ -197,6 +206,10 @@ impl Journal {
             removed_from: Vec::new(),
             capacity: None,
             over_counted: false,
+            copies_uncounted: false,
+            named_rank: None,
+            was_heard_from_start: false,
+            has_seen_others: false,
             reports: Reports::default(),
             page_hashes: PageHashes::default(),
             main_window: None,
@@ -395,6 +408,10 @@ impl Journal {
         // Whoever lives now has yet to say it.
         self.capacity = None;
         self.over_counted = false;
+        self.copies_uncounted = false;
+        self.named_rank = None;
+        self.was_heard_from_start = false;
+        self.has_seen_others = false;
         self.reports = Reports::default();
         self.chunks = Chunks::new(self.options.offload_chunk);
         self.removed_from.clear();
@@ -408,6 +425,7 @@ impl Journal {
     /// The publisher's life is known from its first batch on.
     pub fn heard_from_start(&mut self) {
         self.known_from = Some(0);
+        self.was_heard_from_start = true;
         self.restore_trust();
         self.note_trust_change();
     }

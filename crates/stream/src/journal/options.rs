@@ -89,8 +89,12 @@ pub struct JournalOptions {
     pub semantics: Semantics,
     /// They come through a relay, which may leave some out.
     pub relayed: bool,
+    /// The engine has no other rank: it may be one of a larger whole, and name its number there.
+    pub sole_rank: bool,
     /// The engine gives up the last block that it finds, as vLLM with EAGLE does.
     pub eagle: bool,
+    /// The engine has no tier behind its device: the operator says so. No event does.
+    pub device_only: bool,
     /// Tokens that a tier behind the device gives back at once, where the operator says so.
     pub offload_chunk: Option<u32>,
     /// Nobody follows the stream as a replica, and nobody asks entries for tokens: they keep transitions alone, by hashes alone. The
@@ -108,7 +112,9 @@ impl Default for JournalOptions {
             block_size: None,
             semantics: Semantics::default(),
             relayed: false,
+            sole_rank: false,
             eagle: false,
+            device_only: false,
             offload_chunk: None,
             transitions_only: false,
         }

@@ -11,16 +11,20 @@
 
 use kvplane_core::{Marks, Reason, Tier};
 use kvplane_wire::{Batch, Event, Hash, Layout, Stored};
-
 use rustc_hash::FxHashMap;
 
 use super::Journal;
 use super::apply::Effects;
 use crate::change::Change;
-use crate::state::{Place, PlaceId};
+use crate::seeded::{SeededMap, SeededSet};
+use crate::state::{Place, PlaceId, PlaceName};
 
-/// Copies that may be none and are remembered one by one. Whoever computes so many prompts twice does it all the time.
+/// Blocks whose number of copies is in doubt and that are remembered one by one. Whoever computes so many prompts twice does it all the
+/// time.
 const MAX_DOUBTFUL: usize = 16_384;
+
+/// How many beginnings of prompts lie at most between the groups' stores of one: engines tell all groups of a request together.
+const REACH: usize = 64;
 
 /// What a store says of blocks that are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,25 +42,27 @@ pub(super) enum Telling {
 }
 
 impl Journal {
-    /// What the `at`th event of a batch, a store, says of blocks that are held. `told` has what was found of the main group's stores: that
+    /// What the `at`th event of a batch, a store, says of blocks that are held. What is found of the main group's stores is kept: that
     /// is found before any other group's store of the same prompt changes what is held.
-    pub(super) fn telling(
-        &self,
-        batch: &Batch<'_, '_>,
-        at: usize,
-        told: &mut Vec<(usize, Telling)>,
-    ) -> Telling {
+    pub(super) fn telling(&self, batch: &Batch<'_, '_>, at: usize, neighbours: &mut Neighbours) -> Telling {
         if self.options.semantics.held_once {
             return Telling::Another;
         }
         let Some(begun) = Beginning::of(batch, at) else { return Telling::Another };
-        let main =
-            if self.is_of_main(&begun) { Some((at, begun)) } else { self.main_beside(batch, at, &begun) };
-        let Some((main_at, main)) = main else { return Telling::Another };
-        let known = told.iter().find(|(known, _)| *known == main_at).map(|&(_, telling)| telling);
-        let telling = known.unwrap_or_else(|| self.main_telling(batch, main_at, &main));
+        let main = if self.is_of_main(&begun) {
+            Beside::Main(at, begun)
+        } else {
+            self.main_beside(batch, at, &begun, neighbours)
+        };
+        let (main_at, main) = match main {
+            Beside::Main(main_at, main) => (main_at, main),
+            Beside::None => return Telling::Another,
+            Beside::OutOfReach => return Telling::Either,
+        };
+        let known = neighbours.tellings.get(&main_at).copied();
+        let telling = known.unwrap_or_else(|| self.main_telling(main_at, &main, neighbours));
         if known.is_none() {
-            told.push((main_at, telling));
+            neighbours.tellings.insert(main_at, telling);
         }
         // Of other groups, whole stretches that the main one holds are reported.
         let reported = begun.is_dense && telling != Telling::Partly && self.are_held(&begun, Place::is_main);
@@ -77,31 +83,30 @@ impl Journal {
         batch: &'b Batch<'_, 'f>,
         at: usize,
         begun: &Beginning<'_, '_>,
-    ) -> Option<(usize, Beginning<'b, 'f>)> {
-        let main = |other: usize| {
-            let main = Beginning::of(batch, other)?;
-            (self.is_of_main(&main) && main.is_of_prompt(begun)).then_some((other, main))
+        neighbours: &Neighbours,
+    ) -> Beside<'b, 'f> {
+        let main = |&other: &u32| {
+            let main = Beginning::of(batch, other as usize)?;
+            (self.is_of_main(&main) && main.is_of_prompt(begun)).then_some((other as usize, main))
         };
-        let before = (0..at).rev().find_map(main);
-        let after = || (at + 1..batch.events.len()).find_map(main);
-        match before {
+        let begins = &neighbours.begins;
+        let earlier = &begins[..begins.partition_point(|&other| (other as usize) < at)];
+        let later = &begins[begins.partition_point(|&other| other as usize <= at)..];
+        let before = earlier.iter().rev().take(REACH).find_map(main);
+        let found = match before {
             Some((_, main)) if main.stored.group < begun.stored.group => before,
-            before => after().or(before),
+            before => later.iter().take(REACH).find_map(main).or(before),
+        };
+        match found {
+            Some((at, main)) => Beside::Main(at, main),
+            None if earlier.len() > REACH || later.len() > REACH => Beside::OutOfReach,
+            None => Beside::None,
         }
     }
 
-    fn main_telling(&self, batch: &Batch<'_, '_>, at: usize, begun: &Beginning<'_, '_>) -> Telling {
+    fn main_telling(&self, at: usize, begun: &Beginning<'_, '_>, neighbours: &Neighbours) -> Telling {
         let Some(last) = begun.hashes.last() else { return Telling::Another };
-        let goes_on = batch.events[at + 1..].iter().any(|event| match event {
-            Event::Stored(next) => {
-                let same_place = next.medium == begun.stored.medium
-                    && next.locality == begun.stored.locality
-                    && next.ownership == begun.stored.ownership
-                    && next.group == begun.stored.group;
-                same_place && next.parent.is_some_and(|parent| parent.bits == last.bits)
-            }
-            _ => false,
-        });
+        let goes_on = neighbours.goes_on(at, last.bits);
         if !self.are_held(begun, Place::is_main) {
             let may_be_report = self.is_device_in_doubt() && (goes_on || self.reports.seen);
             return if may_be_report { Telling::Partly } else { Telling::Another };
@@ -124,12 +129,18 @@ impl Journal {
         let marks: Vec<Marks> =
             hashes.iter().map(|hash| self.marks_of(hash.bits, None).unwrap_or_default()).collect();
         let has = |at: u32, channel| marks[at as usize].has(Tier::Device.index(), channel);
-        let served = |blocks: usize| self.resumption().resumable(blocks as u32, has);
+        let served = |blocks: usize| self.resumption().resumable_at_once(blocks as u32, has);
         match (served(hashes.len().saturating_sub(1)), served(hashes.len())) {
             (1.., _) => Telling::Again,
             (0, 1..) => Telling::Either,
             (0, 0) => Telling::Another,
         }
+    }
+
+    /// How many copies of a block there may be besides those that are counted.
+    pub fn possible_copies(&self, hash: u64) -> u32 {
+        let places = self.state.places.iter().map(|(place, _)| place);
+        places.filter_map(|place| self.reports.possible.get(&(place, hash))).sum()
     }
 
     /// Copies are counted that may be none.
@@ -143,7 +154,20 @@ impl Journal {
         }
     }
 
-    /// Reports are asked for: what may have been one before was no copy. False if that is more than was remembered.
+    /// Blocks may have another copy, which is not counted. They are held as long as one that is counted is left. Only from then on it is
+    /// not known whether they are.
+    pub(super) fn suppose_copies(&mut self, place: PlaceId, hashes: &[Hash], effects: &mut Effects) {
+        for hash in hashes {
+            let slot = self.state.find(hash.bits);
+            let is_held = slot.is_some_and(|slot| self.state.copies(slot, place) > 0);
+            if !self.reports.suppose(place, hash.bits, 1, is_held) {
+                effects.doubt(Reason::Presence);
+                return;
+            }
+        }
+    }
+
+    /// Reports are asked for: what may have been one before is not counted as a copy. False if that is more than was remembered.
     pub(super) fn see_report(&mut self, effects: &mut Effects) -> bool {
         if std::mem::replace(&mut self.reports.seen, true) {
             return true;
@@ -153,10 +177,13 @@ impl Journal {
         for ((place, hash), copies) in doubtful {
             let slot = self.state.find(hash).filter(|&slot| self.state.copies(slot, place) > 0);
             let Some(slot) = slot else { continue };
+            let copies = copies.min(self.state.copies(slot, place));
+            if !self.reports.suppose(place, hash, copies, true) {
+                effects.doubt(Reason::Presence);
+            }
             let left = self.take_copies(slot, hash, place, copies, effects);
             let place = self.state.places.get(place).clone();
             effects.changes.push(Change::Removed { place, blocks: vec![left] });
-            effects.doubt(Reason::Presence);
         }
         !std::mem::take(&mut self.reports.overflowed)
     }
@@ -180,34 +207,141 @@ impl Journal {
     }
 }
 
-/// What is known of full reports.
+/// What is known of full reports, and of blocks whose copies are in doubt because of them.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     /// There has been one in this life.
     pub(super) seen: bool,
     /// Copies that were counted and may be none, of each block in each place.
-    doubtful: FxHashMap<(PlaceId, u64), u32>,
+    doubtful: SeededMap<(PlaceId, u64), u32>,
     /// There were more than are remembered.
     overflowed: bool,
+    /// Copies that were not counted and may be there: a place has as many of a block as are counted, and up to so many more.
+    possible: SeededMap<(PlaceId, u64), u32>,
+    /// Of those, the blocks of which no copy is counted: whether they are held is not known.
+    unsure: SeededSet<(PlaceId, u64)>,
 }
 
 impl Reports {
-    /// Whether every copy that was counted is one.
+    /// Whether every copy that was counted is one, and none was left out.
     pub(super) fn are_out_of_question(&self) -> bool {
-        !self.seen && self.doubtful.is_empty() && !self.overflowed
+        !self.seen && self.doubtful.is_empty() && self.possible.is_empty() && !self.overflowed
     }
 
-    /// A place holds no copy of a block any more.
-    pub(super) fn forget(&mut self, place: PlaceId, hash: u64) {
+    /// Whether blocks may be held that are not said to be.
+    pub(super) fn has_unsure(&self) -> bool {
+        !self.unsure.is_empty()
+    }
+
+    /// There may be so many copies more than are counted. False if that cannot be remembered.
+    fn suppose(&mut self, place: PlaceId, hash: u64, copies: u32, is_held: bool) -> bool {
+        let block = (place, hash);
+        if self.possible.len() >= MAX_DOUBTFUL && !self.possible.contains_key(&block) {
+            return false;
+        }
+        let possible = self.possible.entry(block).or_default();
+        *possible = possible.saturating_add(copies);
+        if !is_held {
+            self.unsure.insert(block);
+        }
+        true
+    }
+
+    /// A place has a copy of a block for certain.
+    pub(super) fn come(&mut self, place: PlaceId, hash: u64) {
+        if !self.unsure.is_empty() {
+            self.unsure.remove(&(place, hash));
+        }
+    }
+
+    /// A block of which no copy is counted is held all the same: one of those that were possible is there, and counted from now on.
+    pub(super) fn prove(&mut self, place: PlaceId, hash: u64) {
+        if !self.possible.is_empty() {
+            self.resolve(place, hash);
+            self.unsure.remove(&(place, hash));
+        }
+    }
+
+    /// A copy was there that had not been counted. False if none was possible.
+    pub(super) fn resolve(&mut self, place: PlaceId, hash: u64) -> bool {
+        let block = (place, hash);
+        let Some(possible) = self.possible.get_mut(&block) else { return false };
+        *possible -= 1;
+        if *possible == 0 {
+            self.possible.remove(&block);
+            self.unsure.remove(&block);
+        }
+        true
+    }
+
+    /// A place has no copy of a block left that is counted.
+    pub(super) fn leave(&mut self, place: PlaceId, hash: u64) {
+        let block = (place, hash);
         if !self.doubtful.is_empty() {
-            self.doubtful.remove(&(place, hash));
+            self.doubtful.remove(&block);
+        }
+        if !self.possible.is_empty() && self.possible.contains_key(&block) {
+            self.unsure.insert(block);
         }
     }
 
     /// Nothing is held any more.
     pub(super) fn forget_all(&mut self) {
         self.doubtful.clear();
+        self.possible.clear();
+        self.unsure.clear();
         self.overflowed = false;
+    }
+}
+
+/// Where the main group's store of a prompt is.
+enum Beside<'b, 'f> {
+    Main(usize, Beginning<'b, 'f>),
+    None,
+    /// Perhaps somewhere in a batch that has more beginnings than any engine tells at once.
+    OutOfReach,
+}
+
+/// What is found once for a batch, in one pass: which of its stores go together.
+#[derive(Debug, Default)]
+pub(super) struct Neighbours {
+    /// The stores that begin a prompt on the device.
+    begins: Vec<u32>,
+    /// By the number of the event: which place it names, as a number within the batch.
+    places: Vec<u32>,
+    /// By a block and a place: the last store there that builds on it.
+    continued: SeededMap<(u64, u32), u32>,
+    /// What stores of the main group that begin a prompt say of it, by their number in the batch.
+    tellings: FxHashMap<usize, Telling>,
+}
+
+impl Neighbours {
+    pub(super) fn of(batch: &Batch<'_, '_>) -> Self {
+        let begins = (0..batch.events.len()).filter(|&at| Beginning::of(batch, at).is_some());
+        let mut found = Self { begins: begins.map(|at| at as u32).collect(), ..Self::default() };
+        if found.begins.is_empty() {
+            return found;
+        }
+        let mut numbers: SeededMap<PlaceName<'_>, u32> = SeededMap::default();
+        for (at, event) in batch.events.iter().enumerate() {
+            let Event::Stored(stored) = event else {
+                found.places.push(u32::MAX);
+                continue;
+            };
+            let next = numbers.len() as u32;
+            let place = *numbers.entry(super::stores::place_name(stored)).or_insert(next);
+            found.places.push(place);
+            if let Some(parent) = stored.parent {
+                found.continued.insert((parent.bits, place), at as u32);
+            }
+        }
+        found
+    }
+
+    /// Whether a later store in the place of the `at`th event builds on a block.
+    fn goes_on(&self, at: usize, hash: u64) -> bool {
+        let place = self.places.get(at).copied().unwrap_or(u32::MAX);
+        self.continued.get(&(hash, place)).is_some_and(|&last| last as usize > at)
     }
 }
 

@@ -81,6 +81,8 @@ impl Journal {
                         blocks.push(self.take_copies(before, hash, place, 1, effects));
                     }
                 }
+                // What goes was a copy that had not been counted.
+                None if self.reports.resolve(place, hash.bits) => {}
                 None => self.note_stray_removal(hash.bits, name, now),
             }
         }
@@ -176,7 +178,7 @@ impl Journal {
             push_removed(&mut effects.transitions, tier, hash);
         }
         if left == 0 {
-            self.reports.forget(place, hash);
+            self.reports.leave(place, hash);
             effects.left.push(hash);
         }
         RemovedBlock { hash, copies: left }

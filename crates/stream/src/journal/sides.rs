@@ -239,7 +239,8 @@ impl Journal {
 
     /// Blocks may come without their positions. Where those are needed, less is counted than may be there.
     pub(super) fn note_layout(&mut self, group: Option<u32>, layout: Layout, blocks: usize) {
-        if layout == Layout::Sparse && blocks > 0 && !self.sides.sparse.contains(&group) {
+        let is_known = || self.sides.groups.known().iter().any(|known| known.group == group);
+        if layout == Layout::Sparse && blocks > 0 && is_known() && !self.sides.sparse.contains(&group) {
             self.sides.sparse.push(group);
         }
     }

@@ -1,7 +1,7 @@
 //! What can be told from a snapshot, away from the journal's lock.
 
+use crate::seeded::{SeededMap, SeededSet};
 use kvplane_core::Tier;
-use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Snapshot;
 use crate::change::{Transition, VisibleBlock};
@@ -13,7 +13,7 @@ impl Snapshot {
     /// places in the image's blocks.
     pub fn parents_first(&self) -> Vec<u32> {
         let blocks = &self.image.blocks;
-        let by_hash: FxHashMap<u64, usize> = blocks.iter().enumerate().map(|(at, b)| (b.hash, at)).collect();
+        let by_hash: SeededMap<u64, usize> = blocks.iter().enumerate().map(|(at, b)| (b.hash, at)).collect();
         let mut order = Vec::with_capacity(blocks.len());
         let mut placed = vec![false; blocks.len()];
         let mut line = Vec::new();
@@ -90,8 +90,8 @@ impl Snapshot {
     }
 
     /// The blocks that have device blocks building on them, however far up.
-    fn supports_device(&self, parents_first: &[&BlockImage]) -> FxHashSet<u64> {
-        let mut supports = FxHashSet::default();
+    fn supports_device(&self, parents_first: &[&BlockImage]) -> SeededSet<u64> {
+        let mut supports = SeededSet::default();
         for block in parents_first.iter().rev() {
             if (supports.contains(&block.hash) || self.is_visible(block, Tier::Device))
                 && let Some(parent) = self.told_chain(block).and_then(parent_of)

@@ -7,6 +7,7 @@ use kvplane_wire::{Batch, Event, Hash, Layout, Stored, Tokens};
 
 use super::apply::Effects;
 use super::groups::{ToldGroup, is_full};
+use super::identity::Said;
 use super::page_hash::hidden_namespace;
 use super::reannounced::Telling;
 use super::{Duplicates, Journal};
@@ -70,7 +71,8 @@ impl Journal {
         };
         self.learn_group(told, effects);
         self.note_layout(stored.group, layout, hashes.len());
-        let Some(place) = self.state.places.place_for(name, spec_kind, stored.sliding_window) else {
+        let (spec_kind, window) = self.sides.groups.settled(stored.group, (spec_kind, stored.sliding_window));
+        let Some(place) = self.state.places.place_for(name, spec_kind, window) else {
             self.refuse(Refusal::Budget, hashes.len(), now);
             return;
         };
@@ -159,16 +161,22 @@ impl Journal {
         place: PlaceId,
         effects: &mut Effects,
     ) -> bool {
-        let telling = self.telling(batch, at, &mut effects.tellings);
+        let telling = self.telling(batch, at, &mut effects.neighbours);
         let Event::Stored(stored) = &batch.events[at] else { return false };
         let hashes = batch.stored_hashes(stored);
         match telling {
             Telling::Another => return false,
             Telling::Copy => self.doubt_copies(place, hashes),
             Telling::Partly => effects.uncounted = true,
-            Telling::Again => effects.over_counted |= !self.see_report(effects),
+            Telling::Again => {
+                effects.over_counted |= !self.see_report(effects);
+                if self.has_seen_others {
+                    // What was fetched from behind the device beside another request that did looks the same.
+                    self.suppose_copies(place, hashes, effects);
+                }
+            }
             Telling::Either if self.state.places.get(place).proves_ancestors() => {
-                effects.doubt(Reason::Presence);
+                self.suppose_copies(place, hashes, effects);
             }
             Telling::Either => effects.doubt(Reason::Reannounced),
         }
@@ -199,7 +207,8 @@ impl Journal {
             let size = stored.block_size as usize;
             let tokens = batch.tokens(stored).slice(at * size, size).unwrap_or_default();
             let known = self.state.chain(slot, stored.block_size);
-            if known.is_some_and(|known| known.parent != parent || *known.tokens != *tokens) {
+            let said = Said { parent, tokens, attributes, keys: extra_keys, hidden };
+            if known.is_some_and(|known| !self.is_same(known, &said, stored)) {
                 effects.doubt(Reason::AmbiguousHash);
             }
             let undefined = known.is_none();
@@ -236,6 +245,7 @@ impl Journal {
         let was_visible = was_tellable && self.is_visible(slot, tier);
         let was_held = self.state.held_where(slot, |_| true);
         self.state.set_copies(slot, place, copies);
+        self.reports.come(place, hash.bits);
         if !was_visible {
             self.became_visible(slot, tier, &mut effects.transitions);
         }
@@ -329,6 +339,7 @@ impl Journal {
         if place.tier == Tier::Unknown || is_elsewhere_unknown {
             self.degrade(Reason::UnknownMedium, now);
         }
+        self.has_seen_others |= place.tier != Tier::Device;
         if place.tier != Tier::Device && std::mem::take(&mut self.other_tiers_unknown) {
             self.degrade(Reason::TierHistory, now);
         }

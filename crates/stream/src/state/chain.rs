@@ -6,7 +6,11 @@ use kvplane_core::Names;
 use kvplane_wire::{ExtraKey, OwnedExtraKey};
 use smallvec::SmallVec;
 
+use super::memory::{allocation, slot_cost};
 use super::{Refusal, SlotId, State};
+
+/// Block sizes at which one block may be known: more than any engine has groups of different sizes.
+const MAX_CHAINS: usize = 16;
 
 /// What comes before a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +25,7 @@ pub enum Parent {
 pub type ExtraKeys = Arc<[OwnedExtraKey]>;
 
 /// What blocks of one store have in common. Shared, since most blocks of a stream have the same.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
 pub struct Attributes {
     /// Numeric adapter id.
     pub lora_id: Option<i64>,
@@ -34,6 +38,23 @@ pub struct Attributes {
 }
 
 impl Attributes {
+    /// Whether nothing separates such blocks from others with the same tokens.
+    pub(super) fn is_plain(&self) -> bool {
+        self.lora_id.is_none() && self.text_len() == 0 && !self.bigrams
+    }
+
+    /// Bytes of its names.
+    pub(crate) fn text_len(&self) -> usize {
+        [&self.lora_name, &self.cache_salt].into_iter().flatten().map(|name| name.len()).sum()
+    }
+
+    /// Estimated bytes of what is shared by all blocks that have it.
+    pub(super) fn cost(&self) -> usize {
+        let names = [&self.lora_name, &self.cache_salt];
+        let texts = names.into_iter().flatten().map(|name| allocation(name.len()));
+        allocation(std::mem::size_of::<Self>() + 16) + texts.sum::<usize>()
+    }
+
     /// What separates equal tokens.
     pub fn names(&self) -> Names<'_> {
         Names {
@@ -66,10 +87,19 @@ pub struct Chain {
 impl Chain {
     /// Estimated bytes of its own allocations.
     pub(super) fn cost(&self) -> usize {
-        let tokens = 16 + self.tokens.len() * 4;
-        let keys = self.extra_keys.as_ref().map_or(0, |keys| 64 * keys.len());
-        tokens + keys
+        let keys = self.extra_keys.as_deref().map_or(0, keys_cost);
+        allocation(16 + std::mem::size_of_val(&self.tokens[..])) + keys
     }
+}
+
+/// Estimated bytes of a block's extra keys.
+pub(crate) fn keys_cost(keys: &[OwnedExtraKey]) -> usize {
+    let texts = keys.iter().map(|key| match key {
+        OwnedExtraKey::Text(text) | OwnedExtraKey::Multimodal(text, _) => allocation(text.len()),
+        OwnedExtraKey::Bytes(bytes) => allocation(bytes.len()),
+        OwnedExtraKey::Integer(_) => 0,
+    });
+    allocation(16 + std::mem::size_of_val(keys)) + texts.sum::<usize>()
 }
 
 /// Which blocks are told to those who know one block size.
@@ -118,6 +148,9 @@ impl State {
         attached: &mut Vec<Attached>,
     ) -> Result<(), Refusal> {
         chain.attached = false;
+        if self.slots[slot as usize].chains.len() >= MAX_CHAINS {
+            return Err(Refusal::Budget);
+        }
         let parent = match chain.parent {
             Parent::Root => None,
             Parent::Block(hash) => {
@@ -131,7 +164,7 @@ impl State {
         let was_attached = self.attached_chain(slot).is_some();
         let at = self.add_chain(slot, chain);
         self.attach_one(slot, at, parent);
-        if !was_attached && !self.waiting.is_empty() {
+        if !was_attached && self.waiting.len() > 0 {
             self.attach_waiting(slot, attached);
         }
         Ok(())
@@ -150,6 +183,9 @@ impl State {
         if known.is_some_and(|at| chains[at].attached || !told.attached) {
             return Ok(());
         }
+        if known.is_none() && chains.len() >= MAX_CHAINS {
+            return Err(Refusal::Budget);
+        }
         let parent = match told.parent {
             Parent::Root => None,
             Parent::Block(hash) if !told.attached => return self.wait_for(hash, slot, told),
@@ -160,11 +196,14 @@ impl State {
         let content = told.content;
         let at = if let Some(at) = known {
             self.touch(slot);
-            self.bytes += told.cost();
+            let mut told = told;
+            self.attributes.keep(&mut told.attributes);
+            self.own += told.cost();
             let old = std::mem::replace(&mut self.slots[slot as usize].chains[at], told);
-            self.bytes -= old.cost();
+            self.own -= old.cost();
+            self.attributes.release(&old.attributes);
             if let Parent::Block(parent) = old.parent {
-                self.stop_waiting(parent, slot);
+                self.waiting.remove(parent, slot, old.block_size);
             }
             at
         } else {
@@ -172,7 +211,7 @@ impl State {
         };
         self.link(slot, at, parent);
         self.slots[slot as usize].chains[at].content = content;
-        if !was_attached && !self.waiting.is_empty() {
+        if !was_attached && self.waiting.len() > 0 {
             self.attach_waiting(slot, attached);
         }
         Ok(())
@@ -180,27 +219,28 @@ impl State {
 
     /// The block before is not known: a block waits for it.
     fn wait_for(&mut self, parent: u64, slot: SlotId, chain: Chain) -> Result<(), Refusal> {
-        if self.waiting_count >= self.limits.max_waiting {
+        if self.waiting.len() >= self.limits.max_waiting {
             return Err(Refusal::Waiting);
         }
-        self.waiting.entry(parent).or_default().push(slot);
-        self.waiting_count += 1;
+        self.waiting.add(parent, slot, chain.block_size);
         self.add_chain(slot, chain);
         Ok(())
     }
 
     /// Notes what a block is; returns which of its chains that is.
-    fn add_chain(&mut self, slot: SlotId, chain: Chain) -> usize {
+    fn add_chain(&mut self, slot: SlotId, mut chain: Chain) -> usize {
         self.touch(slot);
         self.note_changed(slot);
-        self.bytes += chain.cost();
+        self.attributes.keep(&mut chain.attributes);
         let (places, slot) = (&mut self.places, &mut self.slots[slot as usize]);
+        self.own -= slot_cost(slot);
         if slot.chains.is_empty() {
             // Until now there was only its hash.
             slot.holdings.retain(|holding| places.is_current(holding));
             slot.holdings.iter().for_each(|holding| places.join(holding.place));
         }
         slot.chains.push(chain);
+        self.own += slot_cost(slot);
         slot.chains.len() - 1
     }
 
@@ -209,13 +249,11 @@ impl State {
         let mut open = vec![slot];
         while let Some(parent) = open.pop() {
             let hash = self.slots[parent as usize].hash;
-            for child in self.waiting.remove(&hash).unwrap_or_default() {
-                self.waiting_count -= 1;
+            for (child, size) in self.waiting.take(hash) {
                 let chains = &self.slots[child as usize].chains;
-                let waits = |chain: &Chain| !chain.attached && chain.parent == Parent::Block(hash);
+                let waits = |chain: &Chain| !chain.attached && chain.block_size == size;
                 let Some(at) = chains.iter().position(waits) else { continue };
                 let was_attached = chains.iter().any(|chain| chain.attached);
-                let size = chains[at].block_size;
                 self.touch(child);
                 self.attach_one(child, at, Some(parent));
                 attached.push((child, size));
@@ -245,12 +283,18 @@ impl State {
         let mut inherited = None;
         if let Some(parent) = parent {
             self.touch(parent);
+            self.may_have_cycles |= self.slots[slot as usize].children > 0;
             self.slots[parent as usize].children += 1;
             inherited = self.attached_chain(parent).map(|chain| chain.attributes.clone());
         }
         let chain = &mut self.slots[slot as usize].chains[at];
         if let Some(inherited) = inherited {
+            let own = chain.attributes.clone();
             inherit_salt(&mut chain.attributes, &inherited);
+            if !Arc::ptr_eq(&own, &chain.attributes) {
+                self.attributes.keep(&mut chain.attributes);
+                self.attributes.release(&own);
+            }
         }
         chain.attached = true;
         self.note_changed(slot);
@@ -271,27 +315,20 @@ impl State {
         found
     }
 
-    pub(super) fn stop_waiting(&mut self, parent: u64, slot: SlotId) {
-        if let Some(list) = self.waiting.get_mut(&parent) {
-            let before = list.len();
-            list.retain(|waiting| *waiting != slot);
-            self.waiting_count -= before - list.len();
-            if list.is_empty() {
-                self.waiting.remove(&parent);
-            }
-        }
-    }
-
     /// Forgets what waits for blocks that are not known, where nothing is held any more. What is known up to the start of its
     /// prompt stays.
     pub(crate) fn stop_waiting_at_all(&mut self) {
-        self.waiting_count = 0;
-        for slot in std::mem::take(&mut self.waiting).into_values().flatten() {
+        for (slot, _) in self.waiting.take_all() {
             self.touch(slot);
-            let chains = &mut self.slots[slot as usize].chains;
-            let costs: usize = chains.iter().filter(|chain| !chain.attached).map(Chain::cost).sum();
-            chains.retain(|chain| chain.attached);
-            self.bytes -= costs;
+            let slot_ref = &mut self.slots[slot as usize];
+            self.own -= slot_cost(slot_ref);
+            slot_ref.chains.retain(|chain| {
+                if !chain.attached {
+                    self.attributes.release(&chain.attributes);
+                }
+                chain.attached
+            });
+            self.own += slot_cost(slot_ref);
             self.release(slot);
         }
     }

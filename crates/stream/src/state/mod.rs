@@ -12,10 +12,12 @@
 
 mod chain;
 mod cut;
+mod memory;
 mod place;
 mod slot;
+mod waiting;
 
-pub(crate) use chain::{Attached, ToldSize, own_keys};
+pub(crate) use chain::{Attached, ToldSize, keys_cost, own_keys};
 pub use chain::{Attributes, Chain, ExtraKeys, Parent};
 pub use cut::{BlockImage, CutAborted, HoldingImage, Image};
 pub(crate) use place::{MainGroup, PlaceName};
@@ -25,12 +27,14 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use kvplane_core::{ContentHasher, StateDigest, Tier};
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::seeded::SeededMap;
 use cut::Cut;
+use memory::{Shared, allocation, holdings_cost, slot_cost};
 use place::Places;
-use slot::{Holding, Slot};
+use slot::{Holding, Slot, Slots};
+use waiting::Waiting;
 
 /// A slot's number.
 pub(crate) type SlotId = u32;
@@ -38,7 +42,7 @@ pub(crate) type SlotId = u32;
 /// The bounds of a state.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Estimated bytes of slots, tokens and keys.
+    /// Estimated bytes of everything that is kept: the dictionary, tokens, keys and names.
     pub max_bytes: usize,
     /// Blocks that may wait for an unknown parent, and as many again of which nothing but the hash is known.
     pub max_waiting: usize,
@@ -73,16 +77,24 @@ pub(crate) struct Changed {
 #[derive(Debug)]
 pub struct State {
     limits: Limits,
-    index: FxHashMap<u64, SlotId>,
-    slots: Vec<Slot>,
+    index: SeededMap<u64, SlotId>,
+    slots: Slots,
     free: Vec<SlotId>,
     pub(crate) places: Places,
-    /// Unattached chains by the parent hash they wait for.
-    waiting: FxHashMap<u64, SmallVec<[SlotId; 2]>>,
-    waiting_count: usize,
+    waiting: Waiting,
+    /// Slots that came to be held in places other than the engine's own on its device; some of them no longer are.
+    elsewhere: Vec<SlotId>,
     /// Digests that were sent as bytes, by their 64 bits; empty for streams with integer hashes.
-    wide: FxHashMap<u64, Arc<[u8]>>,
-    bytes: usize,
+    wide: SeededMap<u64, Arc<[u8]>>,
+    attributes: Shared,
+    /// Estimated bytes of the slots' own allocations, and of whole digests.
+    own: usize,
+    /// Estimated bytes that others keep for blocks of this state.
+    beside: usize,
+    /// A block that others build on was attached once more: chains may go round in a circle.
+    may_have_cycles: bool,
+    /// Entries that were made since circles were last looked for.
+    made: usize,
     /// Rises whenever a block that others build on stops being held: proofs of whole chains made before are void.
     hole_version: u32,
     sweep_at: usize,
@@ -96,25 +108,24 @@ impl State {
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
-            index: FxHashMap::default(),
-            slots: Vec::new(),
+            index: SeededMap::default(),
+            slots: Slots::default(),
             free: Vec::new(),
             places: Places::default(),
-            waiting: FxHashMap::default(),
-            waiting_count: 0,
-            wide: FxHashMap::default(),
-            bytes: 0,
+            waiting: Waiting::default(),
+            elsewhere: Vec::new(),
+            wide: SeededMap::default(),
+            attributes: Shared::default(),
+            own: 0,
+            beside: 0,
+            may_have_cycles: false,
+            made: 0,
             hole_version: 1,
             sweep_at: 0,
             cut: None,
             changed: Changed::default(),
             hasher: ContentHasher::default(),
         }
-    }
-
-    /// Estimated bytes in use.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// Blocks resident, by tier.
@@ -134,7 +145,7 @@ impl State {
 
     /// Stores that wait for their parent.
     pub fn waiting(&self) -> usize {
-        self.waiting_count
+        self.waiting.len()
     }
 
     /// Blocks of which nothing but the hash is known, in every place that holds them: held, and credited to nobody.
@@ -169,18 +180,51 @@ impl State {
 
     /// What lies outside of the device, copy by copy.
     pub(crate) fn held_elsewhere(&self) -> Vec<(Arc<Place>, Vec<u64>)> {
-        if !self.has_other_tiers() {
-            return Vec::new();
-        }
         let mut found: Vec<(Arc<Place>, Vec<u64>)> = Vec::new();
-        for (place, hash, copies) in self.residencies().filter(|(place, ..)| place.tier != Tier::Device) {
-            let at = found.iter().position(|(known, _)| Arc::ptr_eq(known, place)).unwrap_or_else(|| {
-                found.push((place.clone(), Vec::new()));
-                found.len() - 1
-            });
-            found[at].1.extend(std::iter::repeat_n(hash, copies as usize));
+        // By the number of the place, where in `found` it is.
+        let mut at_place: Vec<Option<usize>> = Vec::new();
+        for id in self.slots_elsewhere() {
+            let slot = &self.slots[id as usize];
+            for holding in slot.holdings.iter().filter(|holding| self.places.is_current(holding)) {
+                let (place, number) = (self.places.get(holding.place), usize::from(holding.place.0));
+                if place.tier == Tier::Device {
+                    continue;
+                }
+                at_place.resize(at_place.len().max(number + 1), None);
+                let at = *at_place[number].get_or_insert_with(|| {
+                    found.push((place.clone(), Vec::new()));
+                    found.len() - 1
+                });
+                found[at].1.extend(std::iter::repeat_n(slot.hash, holding.copies as usize));
+            }
         }
         found
+    }
+
+    /// The slots that places other than the engine's own on its device hold.
+    fn slots_elsewhere(&self) -> Vec<SlotId> {
+        if self.places.blocks_elsewhere() == 0 {
+            return Vec::new();
+        }
+        let mut slots = self.elsewhere.clone();
+        slots.sort_unstable();
+        slots.dedup();
+        slots.retain(|&id| self.slots.get(id as usize).is_some_and(|slot| self.is_held_elsewhere(slot)));
+        slots
+    }
+
+    fn is_held_elsewhere(&self, slot: &Slot) -> bool {
+        let elsewhere = |holding: &Holding| !self.places.get(holding.place).is_own_device();
+        slot.holdings.iter().any(|holding| self.places.is_current(holding) && elsewhere(holding))
+    }
+
+    /// A place other than the engine's own on its device has got a block.
+    fn note_elsewhere(&mut self, slot: SlotId) {
+        const LEAST: usize = 1024;
+        self.elsewhere.push(slot);
+        if self.elsewhere.len() > LEAST + 2 * self.places.blocks_elsewhere() as usize {
+            self.elsewhere = self.slots_elsewhere();
+        }
     }
 
     /// The full digest of a hash that was sent as bytes.
@@ -189,7 +233,10 @@ impl State {
     }
 
     pub(crate) fn set_wide(&mut self, hash: u64, digest: &[u8]) {
-        self.wide.entry(hash).or_insert_with(|| Arc::from(digest));
+        if let Entry::Vacant(vacant) = self.wide.entry(hash) {
+            self.own += allocation(16 + digest.len());
+            vacant.insert(Arc::from(digest));
+        }
     }
 
     /// Every entry of the dictionary whose prompt is known up to its start, parents before their children. The order depends
@@ -230,7 +277,7 @@ impl State {
         slot.in_use && slot.hash == hash
     }
 
-    /// Whether only places that `these` accepts have ever been named.
+    /// Whether only places that `these` accepts hold anything.
     pub(crate) fn nothing_but(&self, these: impl Fn(&Place) -> bool) -> bool {
         self.places.iter().all(|(id, place)| these(place) || self.places.blocks(id) == 0)
     }
@@ -238,14 +285,28 @@ impl State {
     /// The blocks that consumers without groups see in a tier only because of the places that `these` accepts.
     pub(crate) fn visible_only_in(&self, size: ToldSize, these: impl Fn(&Place) -> bool) -> Vec<(Tier, u64)> {
         let mut found = Vec::new();
-        for (id, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.in_use) {
-            if self.told_chain(id as SlotId, size).is_none() {
+        let holding = |(id, place): (PlaceId, &Arc<Place>)| {
+            (self.places.blocks(id) > 0 && these(place)).then(|| (place.is_main(), place.is_own_device()))
+        };
+        let (mut any_main, mut any_device) = (false, false);
+        for (is_main, is_device) in self.places.iter().filter_map(holding) {
+            any_main |= is_main;
+            any_device |= is_device;
+        }
+        if !any_main {
+            return found;
+        }
+        let slots: Vec<SlotId> =
+            if any_device { (0..self.slots.len() as SlotId).collect() } else { self.slots_elsewhere() };
+        for id in slots {
+            let slot = &self.slots[id as usize];
+            if !slot.in_use || self.told_chain(id, size).is_none() {
                 continue;
             }
             for tier in Tier::ALL {
                 let here = |place: &Place| place.tier == tier && place.is_main();
-                if self.held_where(id as SlotId, |place| here(place) && these(place))
-                    && !self.held_where(id as SlotId, |place| here(place) && !these(place))
+                if self.held_where(id, |place| here(place) && these(place))
+                    && !self.held_where(id, |place| here(place) && !these(place))
                 {
                     found.push((tier, slot.hash));
                 }
@@ -314,6 +375,7 @@ impl State {
         let slot = &mut self.slots[id as usize];
         slot.holdings.retain(|h| places.is_current(h));
         let before = slot.holdings.iter().position(|h| h.place == place);
+        let cost = holdings_cost(slot);
         let old = before.map_or(0, |at| slot.holdings[at].copies);
         match (before, copies) {
             (Some(at), 0) => drop(slot.holdings.swap_remove(at)),
@@ -324,29 +386,53 @@ impl State {
                 slot.holdings.push(Holding { place, copies, covers: 0, generation });
             }
         }
+        self.own = self.own - cost + holdings_cost(slot);
         places.count(place, slot.hash, old, copies, slot.chains.is_empty());
+        let comes_elsewhere = old == 0 && copies > 0 && !places.get(place).is_own_device();
         if copies == 0 && old > 0 && slot.children > 0 {
             self.hole_version += 1;
+        }
+        if comes_elsewhere {
+            self.note_elsewhere(id);
         }
     }
 
     /// Lets go of a slot that nothing holds and nobody builds on, and of ancestors that were kept only for it.
     pub(crate) fn release(&mut self, id: SlotId) {
-        let mut next = Some(id);
-        while let Some(id) = next.take() {
+        let mut open: SmallVec<[SlotId; 4]> = SmallVec::new();
+        open.push(id);
+        while let Some(id) = open.pop() {
             let slot = &self.slots[id as usize];
-            if !slot.in_use || slot.children > 0 || self.is_held(slot) {
-                return;
+            if slot.in_use && slot.children == 0 && !self.is_held(slot) {
+                self.free_slot(id, &mut open);
             }
-            next = self.free_slot(id);
         }
     }
 
-    /// Drops everything that the places accepted by `gone` hold. Constant time per place.
+    /// Drops everything that the places accepted by `gone` hold. Constant time per place, and linear in what lay outside of the
+    /// device.
     pub(crate) fn drop_places(&mut self, gone: impl Fn(&Place) -> bool) {
+        let on_device = |state: &Self| state.nothing_but(|place| !place.is_own_device());
+        let before = if self.changed.wanted { self.slots_elsewhere() } else { Vec::new() };
+        let device_was_empty = on_device(self);
+        let device_is_kept = self.places.iter().all(|(_, place)| !place.is_own_device() || !gone(place));
         self.places.drop_where(gone);
         self.hole_version += 1;
-        self.changed.everything = self.changed.wanted;
+        if self.places.blocks_elsewhere() == 0 {
+            self.elsewhere.clear();
+        }
+        if self.changed.wanted {
+            if self.nothing_but(|_| false) {
+                // What nothing holds has no marks.
+                self.changed.blocks.clear();
+                self.changed.everything = false;
+            } else if device_was_empty || device_is_kept {
+                let hashes = before.into_iter().map(|slot| self.slots[slot as usize].hash);
+                self.changed.blocks.extend(hashes);
+            } else {
+                self.changed.everything = true;
+            }
+        }
         // Holdings changed without being touched one by one: a cut under way no longer is one.
         self.cut = None;
     }
@@ -361,12 +447,15 @@ impl State {
 
     /// The slot of a hash, made if need be.
     pub(crate) fn slot_for(&mut self, hash: u64) -> Result<SlotId, Refusal> {
-        if self.bytes >= self.limits.max_bytes {
+        if self.is_full() {
             if let Some(id) = self.find(hash) {
                 return Ok(id);
             }
             self.sweep();
-            if self.bytes >= self.limits.max_bytes {
+            if self.is_full() && self.may_have_cycles && self.made * 4 > self.slots.len() {
+                self.free_cycles();
+            }
+            if self.is_full() && !self.has_room_in_free_slots() {
                 return Err(Refusal::Budget);
             }
         }
@@ -376,7 +465,6 @@ impl State {
         };
         let stamp = self.cut.as_ref().map_or(0, |cut| cut.id);
         let slot = Slot::new(hash, stamp);
-        self.bytes += Slot::COST;
         let id = if let Some(id) = self.free.pop() {
             self.slots[id as usize] = slot;
             id
@@ -385,44 +473,77 @@ impl State {
             (self.slots.len() - 1) as SlotId
         };
         vacant.insert(id);
+        self.made += 1;
         Ok(id)
     }
 
-    /// Frees a slot. Returns its parent's slot if the parent may have to go too.
-    fn free_slot(&mut self, id: SlotId) -> Option<SlotId> {
+    /// Whether what is in use leaves room, although what is allocated does not: free slots can be used again.
+    fn has_room_in_free_slots(&self) -> bool {
+        let (unused, max) = (self.free.len() * std::mem::size_of::<Slot>(), self.limits.max_bytes);
+        !self.free.is_empty() && self.bytes() - unused < max && self.bytes() < max + max / 10
+    }
+
+    /// Frees a slot. Appends the slots of its parents, which may have to go too.
+    fn free_slot(&mut self, id: SlotId, parents: &mut SmallVec<[SlotId; 4]>) {
         self.touch(id);
         let stamp = self.slots[id as usize].stamp;
         let slot = std::mem::replace(&mut self.slots[id as usize], Slot::vacant(stamp));
         self.index.remove(&slot.hash);
-        if !self.wide.is_empty() {
-            self.wide.remove(&slot.hash);
+        if !self.wide.is_empty()
+            && let Some(digest) = self.wide.remove(&slot.hash)
+        {
+            self.own -= allocation(16 + digest.len());
         }
-        self.bytes -= Slot::COST + slot.chains.iter().map(Chain::cost).sum::<usize>();
+        self.own -= slot_cost(&slot);
         self.free.push(id);
-        let mut parent_slot = None;
         for chain in &slot.chains {
+            self.attributes.release(&chain.attributes);
             let Parent::Block(parent) = chain.parent else { continue };
             if !chain.attached {
-                self.stop_waiting(parent, id);
+                self.waiting.remove(parent, id, chain.block_size);
             } else if let Some(parent) = self.find(parent) {
                 self.touch(parent);
                 let parent_ref = &mut self.slots[parent as usize];
                 parent_ref.children = parent_ref.children.saturating_sub(1);
-                parent_slot = Some(parent);
+                parents.push(parent);
             }
         }
-        parent_slot
     }
 
     /// Looks at a few slots and frees the ghosts that nobody builds on.
     fn sweep(&mut self) {
         /// Enough to make room for what one batch brings; small enough not to be felt.
-        const STEP: usize = 256;
+        const STEP: usize = 64;
         for _ in 0..STEP.min(self.slots.len()) {
             self.sweep_at = (self.sweep_at + 1) % self.slots.len();
             let slot = &self.slots[self.sweep_at];
             if slot.in_use && slot.children == 0 && !self.is_held(slot) {
                 self.release(self.sweep_at as SlotId);
+            }
+        }
+    }
+
+    /// Frees ghosts that only ghosts build on, in a circle: one block may be the parent of another at one block size, and its child
+    /// at another.
+    fn free_cycles(&mut self) {
+        self.may_have_cycles = false;
+        self.made = 0;
+        let mut needed = vec![false; self.slots.len()];
+        let held = (0..self.slots.len()).filter(|&at| self.slots[at].in_use && self.is_held(&self.slots[at]));
+        let mut open: Vec<SlotId> = held.map(|at| at as SlotId).collect();
+        while let Some(id) = open.pop() {
+            if std::mem::replace(&mut needed[id as usize], true) {
+                continue;
+            }
+            for chain in &self.slots[id as usize].chains {
+                if let Parent::Block(parent) = chain.parent {
+                    open.extend(self.find(parent));
+                }
+            }
+        }
+        for at in (0..needed.len()).filter(|&at| !needed[at]) {
+            if self.slots[at].in_use {
+                self.free_slot(at as SlotId, &mut SmallVec::new());
             }
         }
     }

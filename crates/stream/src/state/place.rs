@@ -1,10 +1,15 @@
 //! Places: where copies of blocks lie.
 
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use kvplane_core::{Locality, PlaceSeed, SpecKind, StateDigest, Tier};
+use kvplane_wire::MAX_NAME;
+use smallvec::SmallVec;
 
+use super::memory::{allocation, table};
 use super::slot::Holding;
+use crate::seeded::{Seeded, SeededMap};
 
 /// A place's number within its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,6 +110,24 @@ impl Place {
         self.is_main
     }
 
+    /// Whether it is the engine's own on its device, which every clear reaches.
+    pub(crate) fn is_own_device(&self) -> bool {
+        self.tier == Tier::Device && self.ownership.is_none()
+    }
+
+    /// Bytes of its names.
+    pub(crate) fn text_len(&self) -> usize {
+        let names = [&self.medium, &self.locality, &self.ownership, &self.spec_kind];
+        names.into_iter().flatten().map(|name| name.len()).sum()
+    }
+
+    /// Estimated bytes that it keeps.
+    fn cost(&self) -> usize {
+        let names = [&self.medium, &self.locality, &self.ownership, &self.spec_kind];
+        let texts = names.into_iter().flatten().map(|name| allocation(name.len()));
+        allocation(std::mem::size_of::<Self>() + 16) + texts.sum::<usize>()
+    }
+
     /// Whether what lies here can be reused: a tier that we know, on the engine's own machine, of no other owner.
     pub(crate) fn is_ours(&self) -> bool {
         self.is_ours
@@ -117,7 +140,7 @@ impl Place {
 }
 
 /// How an event names a place.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PlaceName<'a> {
     pub(crate) medium: Option<&'a str>,
     pub(crate) locality: Option<&'a str>,
@@ -159,20 +182,46 @@ struct Known {
     digest: StateDigest,
 }
 
-/// All places of a stream. There are a handful, so a scan finds one.
+/// All places of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     known: Vec<Known>,
+    /// By the hash of the name.
+    by_name: SeededMap<u64, SmallVec<[u16; 4]>>,
+    /// Blocks of which nothing but the hash is known, in all of them.
+    unjoined: u64,
+    /// Blocks in places other than the engine's own on its device.
+    elsewhere: u64,
+    /// Estimated bytes of what the places are called.
+    names: usize,
     /// Until it is known, no place is a main one.
     main: Option<MainGroup>,
 }
 
 impl Places {
     /// More places than any engine has; what is beyond is an attack or a defect.
-    const MAX: usize = 1024;
+    const MAX: usize = 256;
 
     pub(crate) fn find(&self, name: PlaceName<'_>) -> Option<PlaceId> {
-        self.known.iter().position(|known| name.names(&known.place)).map(|at| PlaceId(at as u16))
+        let same_hash = self.by_name.get(&Seeded::default().hash_one(name))?;
+        same_hash.iter().map(|&at| PlaceId(at)).find(|&id| name.names(self.get(id)))
+    }
+
+    /// Estimated bytes in use.
+    pub(super) fn bytes(&self) -> usize {
+        let known = self.known.capacity() * std::mem::size_of::<Known>();
+        known + self.names + table::<u64, SmallVec<[u16; 4]>>(self.by_name.capacity())
+    }
+
+    /// Blocks in places other than the engine's own on its device.
+    pub(super) fn blocks_elsewhere(&self) -> u64 {
+        self.elsewhere
+    }
+
+    fn replace(&mut self, id: PlaceId, place: Arc<Place>) {
+        let known = &mut self.known[usize::from(id.0)].place;
+        self.names = self.names - known.cost() + place.cost();
+        *known = place;
     }
 
     pub(crate) fn main(&self) -> Option<MainGroup> {
@@ -213,7 +262,7 @@ impl Places {
             && (place.spec_kind.as_deref() != spec_kind || place.sliding_window != sliding_window)
         {
             let place = self.fitted(Arc::new(Place::new(name, spec_kind, sliding_window)));
-            self.known[usize::from(id.0)].place = place;
+            self.replace(id, place);
         }
         Some(id)
     }
@@ -222,18 +271,22 @@ impl Places {
     pub(crate) fn place_as_told(&mut self, told: &Arc<Place>) -> Option<PlaceId> {
         let Some(id) = self.find(told.name()) else { return self.make(told.clone()) };
         let told = self.fitted(told.clone());
-        let place = &mut self.known[usize::from(id.0)].place;
-        if *place != told {
-            *place = told;
+        if *self.get(id) != told {
+            self.replace(id, told);
         }
         Some(id)
     }
 
     fn make(&mut self, place: Arc<Place>) -> Option<PlaceId> {
-        if self.known.len() >= Self::MAX {
+        let names = [&place.medium, &place.locality, &place.ownership, &place.spec_kind];
+        let is_too_long = names.into_iter().flatten().any(|name| name.len() > MAX_NAME);
+        if self.known.len() >= Self::MAX || is_too_long {
             return None;
         }
         let place = self.fitted(place);
+        let at = self.known.len() as u16;
+        self.names += place.cost();
+        self.by_name.entry(Seeded::default().hash_one(place.name())).or_default().push(at);
         self.known.push(Known {
             place,
             generation: 0,
@@ -242,7 +295,7 @@ impl Places {
             unjoined: 0,
             digest: StateDigest::default(),
         });
-        Some(PlaceId((self.known.len() - 1) as u16))
+        Some(PlaceId(at))
     }
 
     pub(crate) fn get(&self, id: PlaceId) -> &Arc<Place> {
@@ -263,26 +316,36 @@ impl Places {
 
     pub(super) fn count(&mut self, id: PlaceId, hash: u64, old: u32, new: u32, unjoined: bool) {
         let known = &mut self.known[usize::from(id.0)];
+        let (was_held, is_held) = (u64::from(old > 0), u64::from(new > 0));
         if unjoined {
-            known.unjoined = known.unjoined - u64::from(old > 0) + u64::from(new > 0);
+            known.unjoined = known.unjoined - was_held + is_held;
+            self.unjoined = self.unjoined - was_held + is_held;
+        }
+        if !known.place.is_own_device() {
+            self.elsewhere = self.elsewhere - was_held + is_held;
         }
         known.digest.change(known.place.seed, hash, old, new);
         known.copies = known.copies - u64::from(old) + u64::from(new);
-        known.blocks = known.blocks - u64::from(old > 0) + u64::from(new > 0);
+        known.blocks = known.blocks - was_held + is_held;
     }
 
     /// A block of which only the hash was known has been told.
     pub(super) fn join(&mut self, id: PlaceId) {
         self.known[usize::from(id.0)].unjoined -= 1;
+        self.unjoined -= 1;
     }
 
     /// Blocks of which nothing but the hash is known, in every place that holds them.
     pub(super) fn unjoined(&self) -> u64 {
-        self.known.iter().map(|known| known.unjoined).sum()
+        self.unjoined
     }
 
     pub(super) fn drop_where(&mut self, gone: impl Fn(&Place) -> bool) {
         for known in self.known.iter_mut().filter(|known| gone(&known.place)) {
+            self.unjoined -= known.unjoined;
+            if !known.place.is_own_device() {
+                self.elsewhere -= known.blocks;
+            }
             known.generation = known.generation.wrapping_add(1);
             known.blocks = 0;
             known.copies = 0;

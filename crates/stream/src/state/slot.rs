@@ -1,5 +1,7 @@
 //! One dictionary entry.
 
+use std::ops::{Index, IndexMut};
+
 use smallvec::SmallVec;
 
 use super::chain::Chain;
@@ -31,9 +33,6 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// What a slot costs without its chains' own allocations, its index entry included.
-    pub(super) const COST: usize = std::mem::size_of::<Slot>() + 24;
-
     pub(super) fn new(hash: u64, stamp: u32) -> Self {
         Self {
             hash,
@@ -48,5 +47,69 @@ impl Slot {
 
     pub(super) fn vacant(stamp: u32) -> Self {
         Self { in_use: false, ..Self::new(0, stamp) }
+    }
+}
+
+/// All slots. They lie in pieces of one size: growing copies nothing, and never takes twice the memory.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    pieces: Vec<Vec<Slot>>,
+    len: usize,
+}
+
+impl Slots {
+    const PIECE: usize = 256;
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn get(&self, at: usize) -> Option<&Slot> {
+        self.pieces.get(at / Self::PIECE)?.get(at % Self::PIECE)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Slot> {
+        self.pieces.iter().flatten()
+    }
+
+    pub(super) fn push(&mut self, slot: Slot) {
+        if self.len.is_multiple_of(Self::PIECE) {
+            self.pieces.push(Vec::with_capacity(Self::PIECE));
+        }
+        if let Some(piece) = self.pieces.last_mut() {
+            piece.push(slot);
+            self.len += 1;
+        }
+    }
+
+    pub(super) fn swap(&mut self, a: usize, b: usize) {
+        if a != b {
+            let slot = std::mem::replace(&mut self[a], Slot::vacant(0));
+            let slot = std::mem::replace(&mut self[b], slot);
+            self[a] = slot;
+        }
+    }
+
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.pieces.truncate(len.div_ceil(Self::PIECE));
+        let rest = len % Self::PIECE;
+        if let Some(piece) = self.pieces.last_mut().filter(|_| rest > 0) {
+            piece.truncate(rest);
+        }
+        self.len = self.len.min(len);
+    }
+}
+
+impl Index<usize> for Slots {
+    type Output = Slot;
+
+    fn index(&self, at: usize) -> &Slot {
+        &self.pieces[at / Self::PIECE][at % Self::PIECE]
+    }
+}
+
+impl IndexMut<usize> for Slots {
+    fn index_mut(&mut self, at: usize) -> &mut Slot {
+        &mut self.pieces[at / Self::PIECE][at % Self::PIECE]
     }
 }

@@ -36,7 +36,9 @@ fn what_is_announced_again_and_gone_on_with_is_no_copy() {
     // Where that is asked for, it may also end with a block that is not full: a copy, or not.
     rig.apply(&[store(&[1, 2], None)]);
     assert_eq!(rig.device(), BTreeMap::from([(1, 1), (2, 1), (3, 1)]));
-    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::Presence);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact, "one copy is certain");
+    rig.apply(&[remove(&[2])]);
+    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::Presence, "there may be another");
 }
 
 #[test]
@@ -59,7 +61,43 @@ fn a_single_block_that_is_gone_on_with_may_be_either() {
     rig.apply(&[store(&[1], None)]);
     rig.apply(&[store(&[1], None), store(&[2], Some(1))]);
     assert_eq!(rig.device(), BTreeMap::from([(1, 1), (2, 1)]));
+    assert_eq!(rig.journal.trust().level(), Trust::Exact, "held it is in either case");
+    // One copy goes: another may be left.
+    rig.apply(&[remove(&[1])]);
+    assert_eq!(rig.device(), BTreeMap::from([(2, 1)]));
     assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::Presence);
+    // It was a copy, and is gone now too.
+    rig.apply(&[remove(&[1])]);
+    assert_eq!((rig.journal.trust().level(), rig.journal.counters().unknown_removals), (Trust::Exact, 0));
+}
+
+#[test]
+fn a_store_proves_that_a_copy_that_was_possible_is_there() {
+    let mut rig = Rig::new();
+    rig.apply(&[store(&[1], None)]);
+    rig.apply(&[store(&[1], None), store(&[2], Some(1)), remove(&[1])]);
+    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::Presence);
+    rig.apply(&[store(&[3], Some(1))]);
+    assert_eq!(rig.device(), BTreeMap::from([(1, 1), (2, 1), (3, 1)]));
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    // Nothing is left in doubt: the next removal is the last.
+    rig.apply(&[remove(&[1])]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    rig.apply(&[remove(&[2, 3])]);
+    rig.apply(&[store(&[1], None), OwnedEvent::Cleared]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+}
+
+#[test]
+fn a_clear_ends_all_doubt_about_copies() {
+    let mut rig = Rig::new();
+    rig.apply(&[store(&[1], None)]);
+    rig.apply(&[store(&[1], None), store(&[2], Some(1)), remove(&[1])]);
+    rig.apply(&[OwnedEvent::Cleared]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    rig.apply(&[store(&[1], None)]);
+    rig.apply(&[remove(&[1])]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
 }
 
 #[test]
@@ -74,10 +112,13 @@ fn what_may_have_been_a_report_is_no_copy_once_reports_are_seen() {
     rig.apply(&[store(&[1, 2, 3], None), store(&[4], Some(3))]);
     let held = BTreeMap::from([(1, 1), (2, 1), (3, 1), (4, 1)]);
     assert_eq!(rig.device(), held, "all that is left of the first is what the fourth proves");
+    assert_eq!(rig.journal.trust().level(), Trust::Exact, "each of them is held for certain");
+    // There may be more of the second.
+    rig.apply(&[remove(&[2])]);
     assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::Presence);
     // As many copies as there are blocks prove nothing any more.
-    rig.apply(&[]);
-    assert_eq!(rig.journal.trust().level(), Trust::Lower);
+    rig.apply(&[store(&[5], Some(3)), remove(&[2]), remove(&[2])]);
+    assert_eq!((rig.device().get(&2), rig.journal.trust().level()), (None, Trust::Exact));
 }
 
 fn sliding(list: &[u64], parent: Option<u64>) -> OwnedEvent {
@@ -110,7 +151,7 @@ fn what_a_window_announces_again_and_does_not_hold_is_not_held() {
     assert_eq!(rig.journal.trust().level(), Trust::Exact);
     // Nobody goes on from it: it may be a copy, but full reports are asked for.
     rig.apply(&[sliding(&[1, 2, 3, 4], None), store(&[1, 2, 3, 4], None)]);
-    assert!(rig.journal.trust().has(Reason::Reannounced) && rig.journal.trust().has(Reason::Presence));
+    assert!(rig.journal.trust().has(Reason::Reannounced));
 }
 
 #[test]
@@ -149,7 +190,7 @@ fn a_prompt_of_which_a_window_is_lost_may_be_computed_again_beside_a_longer_one(
     let mut rig = hybrid();
     rig.apply(&[lost(2)]);
     rig.apply(&again);
-    assert!(rig.journal.trust().has(Reason::Reannounced) && rig.journal.trust().has(Reason::Presence));
+    assert!(rig.journal.trust().has(Reason::Reannounced));
     // Nobody could go on from any of it: it was computed.
     let mut rig = hybrid();
     rig.apply(&[lost(3)]);

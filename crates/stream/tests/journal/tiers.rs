@@ -1,7 +1,7 @@
 //! Tiers behind the device: what is joined, what is owed, what a clear leaves, what nobody tells.
 
 use kvplane_core::{EngineKind, Reason, Tier, Trust};
-use kvplane_stream::{Change, JournalOptions, Limits, Semantics, Transition};
+use kvplane_stream::{Change, EpochCause, JournalOptions, Limits, Semantics, Transition};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
 
 use crate::rig::{NOW, Rig, hashes, placeholder, remove, remove_from, store, store_in};
@@ -186,4 +186,45 @@ fn removals_from_the_wrong_place_change_nothing_and_are_counted_apart() {
         ..OwnedRemoved::default()
     })]);
     assert_eq!((counted(&rig), rig.held()), ((3, 2), held), "another group's");
+}
+
+/// A stream whose engine was joined late: what was before is not known.
+fn joined_late(options: JournalOptions) -> Rig {
+    let mut rig = Rig::with(options);
+    rig.journal.begin_epoch(EpochCause::SequenceWentBack, NOW);
+    rig.journal.known_from_sequence(7, NOW);
+    assert_eq!(worst(&rig), Some(Reason::History));
+    rig
+}
+
+#[test]
+fn a_clear_of_an_engine_with_an_unknown_past_says_nothing_of_tiers_behind_its_device() {
+    // A host may hold blocks that were stored before anybody listened, and is not heard of until it does something.
+    let mut rig = joined_late(JournalOptions::default());
+    rig.apply(&[OwnedEvent::Cleared, store(&[1], None)]);
+    assert_eq!((worst(&rig), rig.journal.trust().level()), (Some(Reason::TierHistory), Trust::Lower));
+    rig.apply(&[OwnedEvent::Cleared]);
+    assert_eq!(worst(&rig), Some(Reason::TierHistory), "the next clear says no more");
+    // There is none: the operator says so.
+    let mut rig = joined_late(JournalOptions { device_only: true, ..JournalOptions::default() });
+    rig.apply(&[OwnedEvent::Cleared, store(&[1], None)]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    // Clears of other engines reach every tier.
+    let semantics = Semantics::of(EngineKind::Tokenspeed);
+    let mut rig = joined_late(JournalOptions { semantics, ..JournalOptions::default() });
+    rig.apply(&[OwnedEvent::Cleared]);
+    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+}
+
+#[test]
+fn knowing_all_blocks_of_a_device_says_nothing_of_tiers_behind_it() {
+    for (device_only, reason) in [(false, Some(Reason::TierHistory)), (true, None)] {
+        let mut rig = joined_late(JournalOptions { device_only, ..JournalOptions::default() });
+        rig.journal.set_capacity(Some(2));
+        rig.apply(&[store(&[1, 2], None)]);
+        assert_eq!(worst(&rig), reason);
+        let before = rig.journal.trust().clone();
+        rig.apply(&[]);
+        assert_eq!(*rig.journal.trust(), before);
+    }
 }

@@ -321,7 +321,14 @@ impl World {
         }
         let journal = self.recorder.journal();
         match journal.trust().level() {
-            Trust::Exact => assert_eq!(ours, self.engine.held, "exact"),
+            Trust::Exact => {
+                assert!(ours.keys().eq(self.engine.held.keys()), "exact: {ours:?} {:?}", self.engine.held);
+                for (hash, &copies) in &ours {
+                    // Where it cannot be told whether there is another copy, both counts are known.
+                    let most = copies + journal.possible_copies(*hash);
+                    assert!((copies..=most).contains(&self.engine.held[hash]), "copies of {hash}: {copies}");
+                }
+            }
             Trust::Lower => {
                 assert!(ours.keys().all(|hash| self.engine.held.contains_key(hash)), "phantoms in {ours:?}");
             }

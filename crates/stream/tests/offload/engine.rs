@@ -96,6 +96,27 @@ impl Engine {
         while self.device.values().sum::<u32>() as usize > self.device_room && self.evict() {}
     }
 
+    /// Two requests for a prompt at once, neither of which the device has anything for. Both fetch the same whole chunks from the host, or
+    /// compute as many blocks; then both go on from there in the same step. Each has blocks of its own: second copies of all. Nothing on
+    /// the wire tells the first stretch of the second from a report.
+    pub fn request_twice(&mut self, prompt: &Prompt, fetched: usize) {
+        let on_device = self.device.contains_key(&hash(prompt, 0));
+        let fetched = fetched.clamp(1, prompt.len());
+        if on_device || fetched == prompt.len() {
+            return;
+        }
+        self.used.retain(|old| old != prompt);
+        self.used.push_back(prompt.clone());
+        for _ in 0..2 {
+            for at in 0..prompt.len() {
+                *self.device.entry(hash(prompt, at)).or_default() += 1;
+            }
+            self.store("GPU", prompt, 0..fetched, true);
+            self.store("GPU", prompt, fetched..prompt.len(), true);
+        }
+        while self.device.values().sum::<u32>() as usize > self.device_room && self.evict() {}
+    }
+
     /// Lets go of the last block of the prompt that was not used for the longest time.
     fn evict(&mut self) -> bool {
         let latest = self.used.back().cloned();
@@ -119,6 +140,13 @@ impl Engine {
         }
         self.pending.push(removal("GPU", &[gone], Some(0)));
         true
+    }
+
+    /// Lets go of one copy of a prompt's block.
+    pub fn drop_one_copy(&mut self, prompt: &Prompt, at: usize) {
+        let gone = hash(prompt, at);
+        *self.device.get_mut(&gone).unwrap() -= 1;
+        self.pending.push(removal("GPU", &[gone], Some(0)));
     }
 
     /// Copies a prompt's whole chunks to the host, the last one first where `backwards`.

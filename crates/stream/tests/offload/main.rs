@@ -20,6 +20,7 @@ const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
 #[derive(Debug, Clone)]
 enum Op {
     Request { prompt: Prompt, report: bool },
+    Twice { prompt: Prompt, fetched: usize },
     Offload { prompt: Prompt, backwards: bool },
     Clear { external: bool },
     Publish,
@@ -48,6 +49,11 @@ impl World {
     fn run(&mut self, op: &Op) {
         match op {
             Op::Request { prompt, report } => self.engine.request(prompt, *report),
+            // What a host that was never heard of brings back looks like a report.
+            Op::Twice { prompt, fetched } if self.heard_of_host || *fetched == 1 => {
+                self.engine.request_twice(prompt, *fetched);
+            }
+            Op::Twice { .. } => {}
             Op::Offload { prompt, backwards } => self.engine.offload(prompt, *backwards),
             Op::Clear { external } => self.engine.clear(*external),
             Op::Publish => self.publish(),
@@ -119,6 +125,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         8 => prompt().prop_map(|prompt| Op::Request { prompt, report: false }),
         1 => prompt().prop_map(|prompt| Op::Request { prompt, report: true }),
+        3 => (prompt(), 1..4usize).prop_map(|(prompt, fetched)| Op::Twice { prompt, fetched }),
         8 => (prompt(), any::<bool>()).prop_map(|(prompt, backwards)| Op::Offload { prompt, backwards }),
         4 => Just(Op::Publish),
         1 => any::<bool>().prop_map(|external| Op::Clear { external }),
@@ -169,4 +176,50 @@ fn a_chunk_of_the_host_serves_what_the_device_let_go_of() {
     assert_eq!(world.journal.trust().level(), Trust::Exact);
     assert_eq!((world.engine.served(&prompt), world.predicted(&prompt)), (4, 4));
     assert_eq!(tokens(&prompt, 0).len(), BLOCK as usize);
+}
+
+/// One block of the host, so that there is one.
+fn with_host() -> World {
+    let mut world = World::new(Engine::new(Telling::Placeholder, 1, 12, 8), Some(BLOCK));
+    let first: Prompt = vec![1, 1];
+    world.run(&Op::Request { prompt: first.clone(), report: false });
+    world.run(&Op::Offload { prompt: first, backwards: false });
+    world.publish();
+    world
+}
+
+#[test]
+fn a_second_copy_of_a_root_that_is_gone_on_with_leaves_a_stream_exact() {
+    let mut world = with_host();
+    let prompt: Prompt = vec![0, 1, 0];
+    world.run(&Op::Twice { prompt: prompt.clone(), fetched: 1 });
+    world.check(&[prompt.clone(), vec![0]]);
+    assert_eq!(world.journal.trust().level(), Trust::Exact, "{:?}", world.journal.trust());
+    // The first copies go: whether others are left is not known, until they go too.
+    let mut levels = Vec::new();
+    for turn in 0..40_u8 {
+        let other = vec![1, turn & 1, turn >> 1 & 1, turn >> 2 & 1, turn >> 3 & 1];
+        world.run(&Op::Request { prompt: other.clone(), report: false });
+        world.check(&[prompt.clone(), other]);
+        levels.push(world.journal.trust().level());
+    }
+    assert!(!world.engine.device.contains_key(&hash(&prompt, 0)));
+    assert_eq!(levels.last(), Some(&Trust::Exact), "{:?}", world.journal.trust());
+}
+
+#[test]
+fn what_two_requests_fetch_at_once_is_not_taken_for_a_report() {
+    let mut world = with_host();
+    let prompt: Prompt = vec![0, 1, 0, 1];
+    world.run(&Op::Twice { prompt: prompt.clone(), fetched: 2 });
+    world.check(&[prompt.clone()]);
+    assert_eq!(world.journal.trust().level(), Trust::Exact);
+    world.engine.drop_one_copy(&prompt, 0);
+    world.check(&[prompt.clone(), vec![0]]);
+    assert_eq!(world.journal.trust().worst().map(|worst| worst.reason), Some(Reason::Presence));
+    // Its store proves that a copy is left.
+    let longer: Prompt = vec![0, 1, 0, 1, 1];
+    world.run(&Op::Request { prompt: longer.clone(), report: false });
+    world.check(&[prompt.clone(), longer]);
+    assert_eq!(world.journal.trust().level(), Trust::Exact, "{:?}", world.journal.trust());
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::event::{DecodeError, Event, ExtraKey, RejectReason, Removed, Stored};
+use crate::event::{DecodeError, Event, ExtraKey, MAX_NAME, RejectReason, Removed, Stored, bounded};
 use crate::field::{Field, Kind};
 use crate::hash::Hash;
 use crate::msgpack::{Fault, Integer, Reader};
@@ -282,8 +282,8 @@ fn optional_text<'f>(reader: &mut Reader<'f>) -> Result<Option<&'f str>, Trouble
     if reader.take_nil() {
         return Ok(None);
     }
-    let text = std::str::from_utf8(reader.text()?);
-    text.map(Some).map_err(|_| Trouble::Unfit(RejectReason::BadType))
+    let text = std::str::from_utf8(reader.text()?).map_err(|_| Trouble::Unfit(RejectReason::BadType))?;
+    bounded(text).map(Some).map_err(Trouble::Unfit)
 }
 
 fn extra_keys<'f>(reader: &mut Reader<'f>, sink: &mut Sink<'_, 'f>) -> Result<Option<Range<usize>>, Trouble> {
@@ -305,6 +305,9 @@ fn extra_keys<'f>(reader: &mut Reader<'f>, sink: &mut Sink<'_, 'f>) -> Result<Op
 
 fn extra_key<'f>(reader: &mut Reader<'f>) -> Result<ExtraKey<'f>, Trouble> {
     let raw = reader.raw_value()?;
+    if raw.len() > MAX_NAME {
+        return Err(Trouble::Unfit(RejectReason::NameTooLong));
+    }
     let mut inner = Reader::new(raw);
     let named = match raw.first() {
         Some(0xa0..=0xbf | 0xd9..=0xdb) => text(&mut inner).map(ExtraKey::Text),

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::event::{ExtraKey, RejectReason, Stored};
+use crate::event::{ExtraKey, RejectReason, Stored, bounded};
 use crate::hash::is_hex_digest;
 use crate::msgpack::{Fault, Reader};
 
@@ -82,7 +82,9 @@ fn item<'f>(reader: &mut Reader<'f>, unknown: &mut u32) -> Result<ExtraKey<'f>, 
         }
     }
     match (id, offset) {
-        (Some(id), Some(offset)) => Ok(ExtraKey::Multimodal { id, offset }),
+        (Some(id), Some(offset)) => {
+            Ok(ExtraKey::Multimodal { id: bounded(id).map_err(Trouble::Unfit)?, offset })
+        }
         _ => Err(Trouble::Unfit(RejectReason::BadType)),
     }
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::fields::{Fields, Value};
-use super::{Place, Reader, Trouble, locality, narrow};
-use crate::event::{Event, ExtraKey, RejectReason, Stored};
+use super::{Place, Reader, Trouble, locality, name, narrow};
+use crate::event::{Event, ExtraKey, MAX_NAME, RejectReason, Stored};
 
 /// One block as it was sent.
 #[derive(Debug, Default)]
@@ -30,15 +30,15 @@ impl<'f> Reader<'_, '_, 'f> {
                 }
                 2 => common.parent = Some(narrow(value.varint()?)),
                 3 => place.tier = Some(value.varint()?),
-                4 => place.medium = Some(value.text()?),
+                4 => place.medium = Some(name(value)?),
                 5 => common.group = Some(value.number()?),
-                6 => common.spec_kind = Some(value.text()?),
+                6 => common.spec_kind = Some(name(value)?),
                 7 => common.sliding_window = Some(value.number()?),
                 8 => common.locality = locality(value.varint()?),
-                9 => common.ownership = Some(value.text()?),
-                10 => common.session_id = Some(value.text()?),
-                11 => common.lora_name = Some(value.text()?),
-                12 => common.cache_salt = Some(value.text()?),
+                9 => common.ownership = Some(name(value)?),
+                10 => common.session_id = Some(name(value)?),
+                11 => common.lora_name = Some(name(value)?),
+                12 => common.cache_salt = Some(name(value)?),
                 _ => self.pass_over(),
             }
         }
@@ -121,11 +121,14 @@ impl<'f> Reader<'_, '_, 'f> {
     }
 
     fn extra_key(&mut self, message: &'f [u8]) -> Result<ExtraKey<'f>, Trouble> {
+        if message.len() > MAX_NAME {
+            return Err(Trouble::Unfit(RejectReason::NameTooLong));
+        }
         let mut key = None;
         let mut fields = Fields::of(message);
         while let Some((number, value)) = fields.next()? {
             key = Some(match number {
-                1 => ExtraKey::Text(value.text()?),
+                1 => ExtraKey::Text(name(value)?),
                 2 => ExtraKey::Bytes(value.bytes()?),
                 3 => ExtraKey::Integer(value.varint()? as i64),
                 4 => self.multimodal(value.bytes()?)?,
@@ -141,7 +144,7 @@ impl<'f> Reader<'_, '_, 'f> {
         let mut fields = Fields::of(message);
         while let Some((number, value)) = fields.next()? {
             match number {
-                1 => id = value.text()?,
+                1 => id = name(value)?,
                 2 => offset = value.varint()? as i64,
                 _ => self.pass_over(),
             }

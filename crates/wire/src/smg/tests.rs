@@ -316,3 +316,24 @@ proptest! {
         checks::smg_batch(&event.repeat(count));
     }
 }
+
+#[test]
+fn a_name_that_is_too_long_costs_its_event_alone() {
+    let long = "x".repeat(crate::MAX_NAME + 1);
+    let key = proto::KvBlockExtraKey { key: Some(Key::Text(long.clone())) };
+    let mut keyed = block(1, &[1]);
+    keyed.extra_keys = vec![key];
+    let stores = [
+        proto::KvBlocksStored { blocks: vec![block(1, &[1])], ownership: Some(long), ..Default::default() },
+        proto::KvBlocksStored { blocks: vec![keyed], ..Default::default() },
+    ];
+    for stored in stores {
+        let good = proto::KvBlocksStored { blocks: vec![block(2, &[2])], ..Default::default() };
+        decoded(&batch(vec![Data::Stored(stored), Data::Stored(good)]), |batch| {
+            let [Event::Rejected(rejected), Event::Stored(_)] = &batch.events[..] else {
+                panic!("{:?}", batch.events)
+            };
+            assert_eq!((rejected.kind, rejected.reason), (RejectedKind::Store, RejectReason::NameTooLong));
+        });
+    }
+}

@@ -1,6 +1,6 @@
 //! The fields of events: their values, and which of them there were.
 
-use crate::event::RejectReason;
+use crate::event::{RejectReason, bounded};
 use crate::hash::Hash;
 
 use super::decode::{Parser, Trouble};
@@ -29,7 +29,8 @@ impl<'f> Parser<'_, '_, 'f> {
     /// A text that an event keeps.
     pub(super) fn text(&mut self) -> Result<&'f str, Trouble> {
         let raw: Raw<'f> = self.reader.text()?;
-        self.texts.read(raw).ok_or(Trouble::Unfit(RejectReason::BadType))
+        let text = self.texts.read(raw).ok_or(Trouble::Unfit(RejectReason::BadType))?;
+        bounded(text).map_err(Trouble::Unfit)
     }
 
     pub(super) fn optional_u32(&mut self) -> Result<Option<u32>, Trouble> {
