@@ -114,6 +114,11 @@ impl Plane {
         Ok(plane)
     }
 
+    /// Milliseconds since 1970 by the plane's clock, which mints the epochs of its streams.
+    pub fn unix_ms(&self) -> u64 {
+        self.clock.now().unix_ms
+    }
+
     /// Where what outlives its caller runs.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
