@@ -530,3 +530,32 @@ async fn a_plane_whose_only_engine_is_down_is_ready_and_says_so() {
     assert_eq!(code, 503);
     rig.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_watches_the_health_does_not_hold_up_a_stop() {
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_check_response::ServingStatus;
+    use tonic_health::pb::health_client::HealthClient;
+
+    let plane = kvplane_ingest::Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
+    let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = grpc.local_addr().unwrap();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let service = kvplane_server::Service::new(plane.clone(), kvplane_server::Options::default());
+    let serving = tokio::spawn(service.run(http, grpc, stop.clone()));
+    let mut client = HealthClient::connect(format!("http://{address}")).await.unwrap();
+    let mut watched =
+        client.watch(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner();
+    let first = watched.message().await.unwrap().unwrap();
+    assert_eq!(first.status(), ServingStatus::Serving);
+    stop.cancel();
+    // The servers wait for calls without a limit of their own.
+    tokio::time::timeout(DEADLINE, serving).await.expect("a watcher holds up the stop").unwrap();
+    let mut last = first;
+    while let Ok(Some(next)) = watched.message().await {
+        last = next;
+    }
+    assert_eq!(last.status(), ServingStatus::NotServing);
+    tokio::task::spawn_blocking(move || plane.shutdown()).await.unwrap();
+}
