@@ -15,6 +15,8 @@ use std::path::PathBuf;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::config::Span;
+
 pub(crate) use config::{ConfigArgs, ConfigCommand};
 pub(crate) use demo::DemoArgs;
 pub(crate) use doctor::DoctorArgs;
@@ -165,6 +167,9 @@ pub(crate) struct ServeArgs {
     /// gRPC address [default: 127.0.0.1:50090]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) grpc: Option<SocketAddr>,
+    /// How long calls may go on after SIGTERM, those through fronts included [default: 30s]
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) drain_timeout: Option<Span>,
     /// Let listeners beyond loopback be open to everybody who reaches them, where [auth] has no keys
     #[arg(long)]
     pub(crate) insecure: bool,

@@ -13,6 +13,7 @@ use clap::Parser as _;
 
 use args::{Args, Command, with_two_dashes};
 use commands::Failure;
+use commands::page::harmless;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, error }) => {
-            eprintln!("kvplane: {error:#}");
+            eprintln!("kvplane: {}", harmless(&format!("{error:#}")));
             ExitCode::from(code)
         }
     }

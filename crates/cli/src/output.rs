@@ -7,6 +7,8 @@ use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_proto::kvplane::v1::{self as proto, event::Kind};
 use serde_json::{Value, json};
 
+use crate::commands::page::harmless;
+
 /// Whether anybody still reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Written {
@@ -267,7 +269,7 @@ impl Printer {
     }
 
     fn line(&mut self, line: &str) -> io::Result<Written> {
-        match writeln!(self.out, "{line}") {
+        match writeln!(self.out, "{}", harmless(line)) {
             Ok(()) => Ok(Written::Yes),
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Written::ReaderGone),
             Err(error) => Err(error),

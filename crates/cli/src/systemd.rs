@@ -17,6 +17,8 @@ use tracing::{error, warn};
 /// How often, and how long apart, a manager is told again that this process is ready.
 const READY_TRIES: u32 = 100;
 const READY_PAUSE: Duration = Duration::from_millis(50);
+/// What a stop takes besides draining: reports, sockets and threads end.
+const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// A round of a socket thread takes a second at most, a burst of huge batches aside.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
@@ -97,9 +99,10 @@ impl Manager {
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reading the configuration again"));
     }
 
-    /// The process is about to end.
-    pub(crate) fn stopping(&self) {
-        self.tell("STOPPING=1\nSTATUS=ending subscriptions");
+    /// The process is about to end, within the drain timeout and a margin. A manager that would wait for less waits for that.
+    pub(crate) fn stopping(&self, drain: Duration) {
+        let micros = drain.saturating_add(STOP_MARGIN).as_micros();
+        self.tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS=draining connections"));
     }
 
     /// Shows a sign of life, four times as often as is asked for. To be polled by the task that serves. Where that is stuck no sign comes,

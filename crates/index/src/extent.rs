@@ -239,7 +239,8 @@ impl Extent {
     /// Writes contents behind `len`, unseen. Only the writer calls it.
     ///
     /// # Safety
-    /// No reader sits that could have read a `len` above `at`, or the slots already hold these contents.
+    /// No reader sits that could have read a `len` above `at`. That the slots already hold these contents is not enough: writing
+    /// the same value beside a reader is a race too, so the caller leaves such slots out.
     pub(crate) unsafe fn write(&self, at: u32, contents: &[u64]) {
         debug_assert!(at as usize + contents.len() <= self.capacity as usize && at >= self.len());
         // SAFETY: within the room, and by the caller nobody reads these slots.

@@ -1,7 +1,7 @@
 //! Event sources, and the registry of streams that they feed.
 //!
-//! A [`Plane`] holds every engine's [`Stream`]s. A source (today: `ZeroMQ`) drives a stream's recorder from socket
-//! threads; servers read streams from tasks. Between them is one short lock per stream and a wake-up.
+//! A [`Plane`] holds every engine's [`Stream`]s. A source (`ZeroMQ` from socket threads; HTTP drains, gRPC subscriptions and links to
+//! other planes from tasks) drives a stream's recorder; servers read streams from tasks. Between them is one short lock per stream and a wake-up.
 //!
 //! Each stream also feeds an index, in the [`Catalog`]: there a whole model is asked who holds a prompt, without a stream's
 //! lock.

@@ -1,10 +1,11 @@
 //! Secrets that are kept in files.
 
-use std::io::Read as _;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
-/// More than any token: a wrong path must not be read without end.
+use kvplane_transport::read_small_file;
+
+/// More than any token.
 const BYTES_MAX: u64 = 64 << 10;
 
 /// Why a file gives no token. Never says what is in it.
@@ -26,11 +27,10 @@ pub enum TokenFileError {
     Unfit(PathBuf),
 }
 
-/// The token in a file, without the line's end.
+/// The token in a regular file, without the line's end.
 pub fn read_token(path: &Path) -> Result<String, TokenFileError> {
     let unreadable = |error| TokenFileError::Unreadable { path: path.to_owned(), error };
-    let mut bytes = Vec::new();
-    fs::File::open(path).and_then(|file| file.take(BYTES_MAX).read_to_end(&mut bytes)).map_err(unreadable)?;
+    let bytes = read_small_file(path, BYTES_MAX).map_err(unreadable)?;
     let token = String::from_utf8(bytes).map_err(|_| TokenFileError::Unfit(path.to_owned()))?;
     let token = token.trim_end();
     if token.is_empty() {

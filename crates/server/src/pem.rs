@@ -1,13 +1,13 @@
 //! Certificates and keys from files.
 
-use std::fs;
 use std::path::Path;
 
+use kvplane_transport::read_small_file;
 use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// More than any list of certificates: a wrong path must not be read without end.
+/// More than any list of certificates.
 const BYTES_MAX: u64 = 4 << 20;
 
 /// Certificates to trust.
@@ -31,10 +31,20 @@ pub(crate) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String>
     PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| error.to_string())
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if size > BYTES_MAX {
-        return Err(format!("{size} bytes are too many"));
+/// The bytes of a file with certificates or a key.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, String> {
+    read_small_file(path, BYTES_MAX).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_not_read_without_end() {
+        for path in ["/dev/zero", "/dev/null", "/"] {
+            let error = certificates(Path::new(path)).unwrap_err();
+            assert!(error.contains("not a regular file"), "{path}: {error}");
+        }
     }
-    fs::read(path).map_err(|error| error.to_string())
 }

@@ -34,6 +34,8 @@ pub struct Options {
     pub max_tokens: usize,
     /// After this `/readyz` says yes even if an engine was never heard.
     pub ready_deadline: Duration,
+    /// How long calls may go on after a stop, those through fronts included.
+    pub drain_timeout: Duration,
     /// Who may ask.
     pub access: Arc<Access>,
     /// TLS of both listeners.
@@ -48,6 +50,7 @@ impl Default for Options {
             credit: vec![Trust::Exact, Trust::Lower, Trust::Unverified],
             max_tokens: 1 << 20,
             ready_deadline: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(30),
             access: Arc::default(),
             tls: None,
             hints: HintsOptions::default(),

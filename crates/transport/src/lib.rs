@@ -8,7 +8,9 @@ mod address;
 pub mod grpc;
 mod http_client;
 mod sent;
+mod small_file;
 
 pub use address::{is_nobodys_name, normal_address};
 pub use http_client::{HttpClient, HttpQuestion, MAX_PAGE, NoAnswer};
 pub use sent::Sent;
+pub use small_file::read_small_file;

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, anyhow};
 use kvplane_client::Calls;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
-use kvplane_proto::kvplane::v1::{Start, StatusRequest, StreamSelector, SubscribeRequest};
+use kvplane_proto::kvplane::v1::{EngineStatus, Start, StatusRequest, StreamSelector, SubscribeRequest};
 
 use super::{Failure, connect, refused, usage};
 use crate::args::{DumpArgs, Output};
@@ -50,12 +50,37 @@ async fn select(client: &mut Calls, args: &DumpArgs) -> Result<StreamSelector, F
             return Err(usage(anyhow!("name one of several engines with --engine: {}", names.join(", "))));
         }
     };
-    let rank = match (args.rank, found.ranks.len()) {
-        (Some(rank), _) => rank,
-        (None, 1) => 0,
-        (None, ranks) => {
-            return Err(usage(anyhow!("engine {} has {ranks} ranks: name one with --rank", found.id)));
-        }
-    };
+    let rank = rank(args.rank, found)?;
     Ok(StreamSelector { engine: found.id.clone(), rank: Some(rank), resume: None })
+}
+
+/// The rank that was named, or the only one, whatever its number is: instances may register rank 3 alone.
+fn rank(named: Option<u32>, engine: &EngineStatus) -> Result<u32, Failure> {
+    match (named, &engine.ranks[..]) {
+        (Some(rank), _) => Ok(rank),
+        (None, [only]) => Ok(only.rank),
+        (None, ranks) => {
+            Err(usage(anyhow!("engine {} has {} ranks: name one with --rank", engine.id, ranks.len())))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::kvplane::v1::RankStatus;
+
+    use super::*;
+
+    #[test]
+    fn the_only_rank_is_meant_whatever_its_number() {
+        let engine = |ranks: &[u32]| {
+            let ranks = ranks.iter().map(|&rank| RankStatus { rank, ..RankStatus::default() });
+            EngineStatus { id: "a".to_owned(), ranks: ranks.collect(), ..EngineStatus::default() }
+        };
+        assert_eq!(rank(None, &engine(&[3])).unwrap(), 3);
+        assert_eq!(rank(Some(1), &engine(&[0, 1])).unwrap(), 1);
+        for several in [&[][..], &[0, 1]] {
+            assert_eq!(rank(None, &engine(several)).unwrap_err().code, 2);
+        }
+    }
 }

@@ -111,6 +111,11 @@ mod tests {
         let lines: Vec<&str> = page.lines().collect();
         assert_eq!(lines[0], "ENGINE  KIND  MODEL  RANK  EVENTS     REPLAY  ADDED BY");
         assert_eq!(lines[2], "a       vllm  -      3     tcp://h:1  -       api");
+        let hostile = serde_json::json!({
+            "id": "a", "kind": "vllm", "model": "\u{1b}]0;owned\u{7}", "ranks": [rank(0)], "added_by": "api"
+        });
+        let page = table(&serde_json::json!({"engines": [hostile]}));
+        assert!(page.contains("\\u001b]0;owned\\u0007") && !page.contains('\u{1b}'), "{page:?}");
         let link = serde_json::json!({"id": "b", "kind": "kvplane", "ranks": [], "grpc": "http://h:1", "added_by": "api"});
         let page = table(&serde_json::json!({"engines": [link]}));
         assert_eq!(page.lines().last(), Some("b       kvplane  -      -     http://h:1  -       api"));

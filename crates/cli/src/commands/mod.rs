@@ -8,7 +8,7 @@ pub(crate) mod engines;
 mod http_client;
 mod key;
 pub(crate) mod operate;
-mod page;
+pub(crate) mod page;
 pub(crate) mod query;
 mod query_hints;
 pub(crate) mod ready;

@@ -1,5 +1,6 @@
 //! `kvplane query`: who holds how much of a prompt.
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::Path;
 
@@ -30,10 +31,63 @@ pub(crate) async fn run(args: QueryArgs) -> Result<(), Failure> {
         Some(&question),
     )
     .await?;
-    print(&match args.output {
-        TableOutput::Json => format!("{answer}\n"),
-        TableOutput::Table => table(&answer),
-    })
+    match args.output {
+        TableOutput::Json => print(&format!("{answer}\n")),
+        TableOutput::Table => {
+            let note = short_prompt(&args, &question, &answer).await;
+            print(&format!("{}{note}", table(&answer)))
+        }
+    }
+}
+
+/// A line about a prompt that is too short to be found, where a stream found nothing of it; else nothing.
+async fn short_prompt(args: &QueryArgs, question: &Value, answer: &Value) -> String {
+    let Some(tokens) = question["token_ids"].as_array().map(Vec::len) else { return String::new() };
+    let matches = answer["matches"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if !matches.is_empty() && matches.iter().all(|found| found["blocks"].as_u64() > Some(0)) {
+        return String::new();
+    }
+    let server = args.server.as_deref().unwrap_or(DEFAULT_SERVER);
+    // The answer stands without it.
+    let status = ask(server, &args.key, Method::GET, "/v1/status", None).await.unwrap_or_default();
+    short_prompt_note(tokens, &args.model, &status)
+}
+
+/// Which streams have blocks that are longer than the prompt, or blocks of a size that nobody knows yet.
+fn short_prompt_note(tokens: usize, model: &str, status: &Value) -> String {
+    const NAMES_MAX: usize = 3;
+    let named = |mut names: Vec<String>| {
+        let more = names.len().saturating_sub(NAMES_MAX);
+        names.truncate(NAMES_MAX);
+        if more > 0 { format!("{} and {more} more", names.join(", ")) } else { names.join(", ") }
+    };
+    let mut longer: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+    let mut unknown = Vec::new();
+    let engines = status["engines"].as_array().into_iter().flatten();
+    for engine in engines.filter(|engine| engine["model"] == model) {
+        for rank in engine["ranks"].as_array().into_iter().flatten() {
+            let name = format!("{}/{}", engine["id"].as_str().unwrap_or_default(), rank["rank"]);
+            match rank["block_size"].as_u64() {
+                Some(size) if size > tokens as u64 => longer.entry(size).or_default().push(name),
+                Some(_) => {}
+                None => unknown.push(name),
+            }
+        }
+    }
+    let mut note = String::new();
+    for (size, names) in longer {
+        note.push_str(&format!(
+            "note: the prompt has {tokens} tokens, and a block of {} has {size}: engines cache whole blocks only\n",
+            named(names)
+        ));
+    }
+    if !unknown.is_empty() {
+        note.push_str(&format!(
+            "note: {} has published no block yet: a prompt shorter than one block is never cached (vLLM: 16 tokens, on a CPU 128)\n",
+            named(unknown)
+        ));
+    }
+    note
 }
 
 pub(super) fn read(file: &Path) -> anyhow::Result<String> {
@@ -166,6 +220,23 @@ mod tests {
             b       1     -       -       -       -     exact  down\n\
             best: a/0; trust of the answer: lower\n";
         assert_eq!(table(&answer), expected);
+    }
+
+    #[test]
+    fn a_prompt_shorter_than_a_block_is_noted() {
+        let engine = |id: &str, model: &str, size: Value| json!({"id": id, "model": model, "ranks": [{"rank": 0, "block_size": size}]});
+        let status = |engines: &[Value]| json!({ "engines": engines });
+        let cpu =
+            [engine("a", "m", json!(128)), engine("b", "m", json!(16)), engine("c", "other", json!(128))];
+        let note = short_prompt_note(40, "m", &status(&cpu));
+        assert!(note.contains("40 tokens") && note.contains("a block of a/0 has 128"), "{note}");
+        assert!(!note.contains("b/0") && !note.contains("c/0") && note.lines().count() == 1, "{note}");
+        assert_eq!(short_prompt_note(128, "m", &status(&cpu)), "");
+        let new = short_prompt_note(40, "m", &status(&[engine("a", "m", Value::Null)]));
+        assert!(new.contains("a/0 has published no block yet"), "{new}");
+        let many: Vec<Value> = (0..5).map(|at| engine(&format!("e{at}"), "m", json!(64))).collect();
+        assert!(short_prompt_note(1, "m", &status(&many)).contains("e0/0, e1/0, e2/0 and 2 more has 64"));
+        assert_eq!(short_prompt_note(40, "m", &Value::Null), "");
     }
 
     #[test]

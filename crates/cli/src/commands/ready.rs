@@ -14,7 +14,8 @@ pub(crate) async fn run(args: ReadyArgs) -> Result<(), Failure> {
     let path = if args.strict { "/readyz?strict=1" } else { "/readyz" };
     let (status, verdict) = answer(server, key, Method::GET, path, None).await?;
     match &verdict["ready"] {
-        Value::Bool(true) => print("ready\n"),
+        // An engine that is down does not make the plane unready; but it is said.
+        Value::Bool(true) => print(&format!("ready{}\n", reasons(&verdict))),
         Value::Bool(false) => {
             Err(anyhow!("not ready{}; `kvplane doctor` says what is wrong", reasons(&verdict)).into())
         }

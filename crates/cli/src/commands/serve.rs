@@ -3,12 +3,11 @@
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use kvplane_ingest::{Mood, Origin, Plane, Said, TokenFileError};
 use kvplane_report::Reports;
-use kvplane_server::{Access, EngineConfigError, Fleet, KeysError, Reloaded, Service, Tls, TlsError};
+use kvplane_server::{Access, EngineConfigError, Fleet, FleetError, Reloaded, Service, Tls, TlsError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -18,11 +17,8 @@ use crate::config::{self, Config, Listen};
 use crate::logging;
 use crate::systemd::Manager;
 
-/// How long connections may take to end after a stop.
-const GRACE: Duration = Duration::from_secs(5);
-
 pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
-    let config = config::load(&args, std::env::vars()).map_err(unusable)?;
+    let config = config::environment().and_then(|found| config::load(&args, found)).map_err(unusable)?;
     if args.dump_config {
         let text = toml::to_string(&config).context("cannot print the configuration")?;
         std::io::stdout().write_all(text.as_bytes()).context("cannot print the configuration")?;
@@ -48,7 +44,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     if plans.is_empty() {
         warn!("no engine is configured: add one with `kvplane engines add`, or let engines register");
     }
-    let count = plans.len();
+    let (count, drain) = (plans.len(), config.listen.drain_timeout);
     fleet.add(plans, Origin::Config).await.map_err(|error| {
         let code = if error.is_mistake() { 2 } else { 1 };
         Failure { code, error: anyhow::Error::new(error) }
@@ -67,7 +63,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     );
     manager.ready(&addresses.status(&plane)).await;
     let running = Running {
-        args,
+        args: Arc::new(args),
         started: config,
         fleet: fleet.clone(),
         reports: reports.clone(),
@@ -85,14 +81,19 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         () = stop.cancelled() => false,
         never = manager.show_life(|| plane.longest_socket_round()) => match never {},
     };
-    manager.stopping();
+    manager.stopping(drain.0);
     if stopped_early {
         reports.shutdown().await;
     } else {
-        info!("stopping: ending subscriptions");
-        let (served, ()) = tokio::join!(tokio::time::timeout(GRACE, &mut serving), reports.shutdown());
+        info!(drain_timeout = %drain, "stopping: draining connections");
+        let draining =
+            async { tokio::join!(tokio::time::timeout(drain.0, &mut serving), reports.shutdown()) };
+        let (served, ()) = tokio::select! {
+            drained = draining => drained,
+            never = manager.show_life(|| plane.longest_socket_round()) => match never {},
+        };
         if served.is_err() {
-            warn!("connections did not end within {} s", GRACE.as_secs());
+            warn!(drain_timeout = %drain, "drain timeout reached; closing the connections that are left");
         }
     }
     let closing = tokio::task::spawn_blocking(move || {
@@ -126,7 +127,7 @@ fn unusable(error: anyhow::Error) -> Failure {
 
 /// Says what anybody can do who reaches a listener beyond loopback.
 fn warn_of_strangers(config: &Config, access: &Access) {
-    let Listen { http, grpc, tls } = &config.listen;
+    let Listen { http, grpc, tls, .. } = &config.listen;
     for address in [http, grpc].into_iter().filter(|address| !address.ip().is_loopback()) {
         if !access.has_keys() {
             warn!(%address, "insecure: anyone who reaches this address can read cached prompts");
@@ -138,7 +139,7 @@ fn warn_of_strangers(config: &Config, access: &Access) {
 
 /// What can be changed while running.
 struct Running {
-    args: ServeArgs,
+    args: Arc<ServeArgs>,
     started: Config,
     fleet: Fleet,
     reports: Arc<Reports>,
@@ -147,6 +148,14 @@ struct Running {
     tls: Option<Arc<Tls>>,
     addresses: Addresses,
     manager: Arc<Manager>,
+}
+
+/// A reload that did not come to its end.
+struct Interrupted {
+    /// What is in effect already.
+    applied: Vec<&'static str>,
+    /// What could not be applied; neither is what comes after it.
+    error: anyhow::Error,
 }
 
 /// Where the servers listen.
@@ -168,39 +177,59 @@ impl Running {
     async fn reload_on(self, mut hangup: Signal) {
         while hangup.recv().await.is_some() {
             self.manager.reloading();
-            let outcome = self.reload().await;
-            let mut status = self.addresses.status(&self.plane);
-            if let Err(error) = outcome {
-                error!(error = format!("{error:#}"), "configuration not reloaded: nothing has changed");
-                status += "; configuration not reloaded, see the log";
-                // Why may quote the file: that is for the log alone.
-                let words = "configuration not reloaded, see the log: nothing has changed";
+            let mut status = String::new();
+            if let Err(Interrupted { applied, error }) = self.reload().await {
+                let error = format!("{error:#}");
+                // The reason may quote the file: that is for the log alone.
+                let words = if applied.is_empty() {
+                    error!(error, "configuration not reloaded: nothing has changed");
+                    status.push_str("; configuration not reloaded, see the log");
+                    "configuration not reloaded, see the log: nothing has changed".to_owned()
+                } else {
+                    let applied = applied.join(", ");
+                    error!(error, applied, "configuration applied in part");
+                    status.push_str("; configuration applied in part, see the log");
+                    format!("configuration applied in part, see the log: {applied}")
+                };
                 self.plane.remark(Said::new("reload", Mood::Bad, words));
             }
-            self.manager.ready(&status).await;
+            self.manager.ready(&format!("{}{status}", self.addresses.status(&self.plane))).await;
         }
     }
 
-    async fn reload(&self) -> anyhow::Result<()> {
-        let config = config::load(&self.args, std::env::vars())?;
+    /// Applies one part after the other. Who may ask comes first: no mistake elsewhere holds up the revocation of a token.
+    async fn reload(&self) -> Result<(), Interrupted> {
+        let mut applied = Vec::new();
+        self.apply(&mut applied).await.map_err(|error| Interrupted { applied, error })
+    }
+
+    async fn apply(&self, applied: &mut Vec<&'static str>) -> anyhow::Result<()> {
+        let args = self.args.clone();
+        let config = aside(move || config::load(&args, config::environment()?)).await?;
+        let read = config.clone();
+        let keys = aside(move || read.keys()).await?;
+        let auth_changed = self.access.replace(keys)?;
+        if auth_changed {
+            applied.push("auth");
+        }
+        if let Some(tls) = self.tls.clone() {
+            let read = tls.clone();
+            tls.replace(aside(move || read.read_again().context("listen.tls")).await?);
+            applied.push("certificates");
+        }
         // A file that is just being written looks like this, too.
         if config.engine.is_empty() && !self.started.engine.is_empty() {
             bail!("no engine is configured any more; `kvplane engines remove` removes the last one");
         }
         let restart = config.differs_in(&self.started)?;
-        // Everything is read before anything is applied.
-        let (plans, reported) = (config.plans()?, config.reports()?);
-        let keys = config.keys()?;
-        let certificates = self.tls.as_ref().map(|tls| tls.read_again()).transpose().context("listen.tls")?;
-        if keys.is_empty() && self.access.has_keys() {
-            bail!(KeysError::Gone);
+        // Engines and reports are both read before either is applied.
+        let (plans, reported) = aside(move || Ok((config.plans()?, config.reports()?))).await?;
+        let reloaded = self.fleet.reload(plans).await;
+        if matches!(reloaded, Err(FleetError::BrokeOff)) {
+            applied.push("some engines");
         }
-        let Reloaded { added, removed, changed, unchanged, failed } = self.fleet.reload(plans).await?;
+        let Reloaded { added, removed, changed, unchanged, failed } = reloaded?;
         let reports = self.reports.set(&self.plane, reported);
-        self.access.replace(keys)?;
-        if let Some((tls, certificates)) = self.tls.as_ref().zip(certificates) {
-            tls.replace(certificates);
-        }
         if !restart.is_empty() {
             warn!(keys = restart.join(", "), "changed in the configuration, and needs a restart");
         }
@@ -212,8 +241,16 @@ impl Running {
             failed,
             reports_begun = reports.begun,
             reports_ended = reports.ended,
+            auth_changed,
             "configuration reloaded"
         );
         Ok(())
     }
+}
+
+/// Reads files off the runtime's workers.
+async fn aside<T: Send + 'static>(
+    read: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+) -> anyhow::Result<T> {
+    tokio::task::spawn_blocking(read).await.context("the configuration could not be read")?
 }

@@ -1,5 +1,6 @@
 //! Putting the layers together: file, environment, flags. Every mistake is one line that says what and where.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -13,6 +14,25 @@ use crate::args::ServeArgs;
 const PREFIX: &str = "KVPLANE__";
 /// The next step after a mistake.
 const SEE_KEYS: &str = "; `kvplane config schema` lists the keys";
+
+/// The variables of this process's environment that configure it. Others may hold anything.
+pub(crate) fn environment() -> anyhow::Result<Vec<(String, String)>> {
+    configuring(std::env::vars_os())
+}
+
+fn configuring(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> anyhow::Result<Vec<(String, String)>> {
+    let ours = |name: &OsString| name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
+    let ours = environment.into_iter().filter(|(name, _)| ours(name));
+    let text = |(name, value): (OsString, OsString)| {
+        let shown = name.to_string_lossy().into_owned();
+        let not_utf8 = || anyhow!("environment {shown}: is not UTF-8; set it again, or unset it");
+        let name = name.into_string().map_err(|_| not_utf8())?;
+        Ok((name, value.into_string().map_err(|_| not_utf8())?))
+    };
+    ours.map(text).collect()
+}
 
 /// Reads every layer.
 pub(crate) fn load(
@@ -41,9 +61,14 @@ pub(crate) fn load(
         let value = scalar(path.last().map_or("", String::as_str), value);
         set(&mut tree, &path, value).with_context(|| format!("--set {flag}"))?;
     }
-    for (flag, address) in [("http", args.http), ("grpc", args.grpc)] {
-        if let Some(address) = address {
-            set(&mut tree, &["listen".to_owned(), flag.to_owned()], Value::String(address.to_string()))?;
+    let flags = [
+        ("http", args.http.map(|address| address.to_string())),
+        ("grpc", args.grpc.map(|address| address.to_string())),
+        ("drain_timeout", args.drain_timeout.map(|span| span.to_string())),
+    ];
+    for (key, value) in flags {
+        if let Some(value) = value {
+            set(&mut tree, &["listen".to_owned(), key.to_owned()], Value::String(value))?;
         }
     }
     for flag in &args.engine {
@@ -228,6 +253,26 @@ mod tests {
         assert_eq!(config.engine[0].model, "m");
         let printed = toml::to_string(&config).unwrap();
         assert_eq!(toml::from_str::<Config>(&printed).unwrap(), config);
+    }
+
+    #[test]
+    fn variables_of_others_may_hold_anything() {
+        use std::os::unix::ffi::OsStringExt as _;
+        let broken = || OsString::from_vec(vec![b'x', 0xff]);
+        let others = [(OsString::from("OTHER"), broken()), (broken(), "y".into())];
+        let ours = [(OsString::from("KVPLANE__LISTEN__HTTP"), OsString::from("127.0.0.1:7"))];
+        let found = configuring(others.into_iter().chain(ours)).unwrap();
+        assert_eq!(found, [("KVPLANE__LISTEN__HTTP".to_owned(), "127.0.0.1:7".to_owned())]);
+        let error = configuring([("KVPLANE__LISTEN__HTTP".into(), broken())]).unwrap_err().to_string();
+        assert!(error.contains("KVPLANE__LISTEN__HTTP") && error.contains("UTF-8"), "{error}");
+    }
+
+    #[test]
+    fn connections_are_drained_for_as_long_as_is_configured() {
+        let drained = |words: &[&str]| load_with(words, &[]).unwrap().listen.drain_timeout.to_string();
+        assert_eq!(drained(&[]), "30s");
+        assert_eq!(drained(&["--set", "listen.drain_timeout=2m"]), "120s");
+        assert_eq!(drained(&["--drain-timeout", "500ms"]), "500ms");
     }
 
     #[test]

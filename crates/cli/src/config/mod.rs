@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use auth::{AuthConfig, client_token};
 use hints::HintsConfig;
-pub(crate) use layers::{engine_flag, load};
+pub(crate) use layers::{engine_flag, environment, load};
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
 pub(crate) use schema::schema;
@@ -65,6 +65,9 @@ pub(crate) struct Listen {
     pub(crate) http: SocketAddr,
     /// Address of the gRPC server.
     pub(crate) grpc: SocketAddr,
+    /// How long calls may go on after SIGTERM or SIGINT, those through fronts included. New connections are refused at once. A
+    /// second signal ends the process without waiting.
+    pub(crate) drain_timeout: Span,
     /// TLS on both; without it they are plain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tls: Option<TlsFiles>,
@@ -75,6 +78,7 @@ impl Default for Listen {
         Self {
             http: SocketAddr::from(([127, 0, 0, 1], 8090)),
             grpc: SocketAddr::from(([127, 0, 0, 1], 50090)),
+            drain_timeout: Span(kvplane_server::Options::default().drain_timeout),
             tls: None,
         }
     }
@@ -321,6 +325,7 @@ impl Config {
             credit: credit.collect(),
             max_tokens: self.query.max_tokens,
             ready_deadline: self.follow.ready_deadline.0,
+            drain_timeout: self.listen.drain_timeout.0,
             hints: self.hints.options(),
             access,
             tls,

@@ -12,6 +12,7 @@ use kvplane_report::{
     UsageOf,
 };
 use kvplane_server::EngineConfig;
+use kvplane_transport::read_small_file;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,8 @@ use super::units::{ByteSize, Span};
 
 /// Names that are longer than this are no names; messages have room for so much.
 const NAME_MAX: usize = 1_024;
+/// More than any list of certificates.
+const PEM_BYTES_MAX: u64 = 4 << 20;
 /// The peer's servers take writes of this tenant for probes, and drop them.
 const RESERVED_TENANT: &str = "inferencecache.io/probe";
 
@@ -226,7 +229,7 @@ impl ReportConfig {
 }
 
 fn read(key: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("{key}: cannot read {}", path.display()))
+    read_small_file(path, PEM_BYTES_MAX).with_context(|| format!("{key}: cannot read {}", path.display()))
 }
 
 /// No replica is told by two reports, as far as that can be known of engines that may come.

@@ -62,8 +62,9 @@ fn a_life_is_told_in_order() {
         micros.parse::<u64>().unwrap()
     };
     assert!(instant() <= instant());
-    manager.stopping();
-    assert!(heard(&socket).starts_with("STOPPING=1\n"));
+    manager.stopping(Duration::from_secs(30));
+    // The manager waits for the drain, and for what comes after it.
+    assert!(heard(&socket).starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC=45000000\n"));
 }
 
 #[test]

@@ -6,9 +6,10 @@ mod abuse;
 mod reports;
 mod rig;
 
+use std::io::{Read as _, Write as _};
 use std::process::Command;
 
-use rig::{Files, SECRETS, Served, kvplane, run, said};
+use rig::{Files, SECRETS, Served, connect, get, kvplane, run, said};
 
 const ADD: [&str; 4] = ["add", "a", "--engine", "vllm=tcp://127.0.0.1:1,model=m"];
 
@@ -108,7 +109,7 @@ fn keys_and_certificates_are_read_again_on_sighup() {
     files.write("read.token", "\n");
     served.process.hang_up();
     served.process.logged("configuration not reloaded: nothing has changed");
-    files.write("read.token", "hush-read-1");
+    files.write("read.token", "hush-read-2");
     files.write("server.pem", "-----BEGIN");
     served.process.hang_up();
     served.process.logged("configuration not reloaded: nothing has changed");
@@ -125,6 +126,82 @@ fn keys_and_certificates_are_read_again_on_sighup() {
     for secret in SECRETS {
         assert!(!log.contains(secret), "{secret} is in the log");
     }
+}
+
+#[test]
+fn a_token_is_revoked_although_an_engine_cannot_be_described() {
+    let files = Files::new("revoked");
+    let config = files.plain_config();
+    let mut served = Served::start(&config);
+    let status = |served: &Served, token: &str| {
+        get(&served.http_port, "/v1/engines", token).lines().next().unwrap_or_default().to_owned()
+    };
+    assert_eq!(status(&served, "hush-read-1"), "HTTP/1.1 200 OK");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let engine = "[[engine]]\nid = \"a b\"\nkind = \"vllm\"\nevents = \"tcp://127.0.0.1:1\"\n";
+    files.write("kvplane.toml", &format!("{text}{engine}"));
+    files.write("read.token", "hush-read-2");
+    served.process.hang_up();
+    let line = served.process.logged("configuration applied in part");
+    assert_eq!(line["applied"], "auth");
+    assert!(line["error"].as_str().unwrap().contains("engine[0]"), "{line}");
+    assert_eq!(status(&served, "hush-read-1"), "HTTP/1.1 401 Unauthorized");
+    assert_eq!(status(&served, "hush-read-2"), "HTTP/1.1 200 OK");
+    // The same again: now nothing is left to apply.
+    served.process.hang_up();
+    served.process.logged("configuration not reloaded: nothing has changed");
+    files.write("kvplane.toml", &text);
+    served.process.hang_up();
+    assert_eq!(served.process.logged("configuration reloaded")["auth_changed"], false);
+}
+
+#[test]
+fn calls_may_finish_after_a_stop_until_the_drain_timeout() {
+    let files = Files::new("drain");
+    let text = std::fs::read_to_string(files.plain_config()).unwrap();
+    let body = r#"{"model":"m","token_ids":[1,2,3]}"#;
+    let half = |port: &str| {
+        let mut stream = connect(port);
+        let head = format!(
+            "POST /v1/query HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer hush-read-1\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\nexpect: 100-continue\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        // The handler reads the body: the call is under way.
+        let mut line = [0; 25];
+        stream.read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"HTTP/1.1 100 Continue\r\n\r\n");
+        stream
+    };
+    // A call that is under way may finish, and then the process ends.
+    let long = files.write("long.toml", &text.replace("[listen]\n", "[listen]\ndrain_timeout = \"10m\"\n"));
+    let mut served = Served::start(&long);
+    let mut stream = half(&served.http_port);
+    served.process.terminate();
+    served.process.logged("stopping: draining connections");
+    assert!(std::net::TcpStream::connect(format!("127.0.0.1:{}", served.grpc_port)).is_err());
+    stream.write_all(body.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 404") || answer.starts_with("HTTP/1.1 200"), "{answer}");
+    served.process.logged("stopped");
+    // One that takes longer is cut off.
+    let short =
+        files.write("short.toml", &text.replace("[listen]\n", "[listen]\ndrain_timeout = \"50ms\"\n"));
+    let mut served = Served::start(&short);
+    let _stream = half(&served.http_port);
+    served.process.terminate();
+    let line = served.process.logged("drain timeout reached; closing the connections that are left");
+    assert_eq!(line["drain_timeout"], "50ms");
+    served.process.logged("stopped");
+    // A second signal does not wait.
+    let mut served = Served::start(&long);
+    let _stream = half(&served.http_port);
+    served.process.terminate();
+    served.process.logged("stopping: draining connections");
+    served.process.terminate();
+    assert_eq!(served.process.ended(), Some(130));
 }
 
 #[test]

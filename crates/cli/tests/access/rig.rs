@@ -182,6 +182,16 @@ impl Process {
         assert!(killed.success());
     }
 
+    pub fn terminate(&self) {
+        let killed = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+        assert!(killed.success());
+    }
+
+    /// Waits for its end, and returns its exit code.
+    pub fn ended(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+
     /// Ends it, and returns all that it has logged.
     pub fn stop(mut self) -> String {
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();

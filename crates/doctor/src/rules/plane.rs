@@ -106,6 +106,11 @@ impl Stream {
         self.counters.get(name).and_then(Value::as_u64).unwrap_or(0)
     }
 
+    /// Whether its engine is not heard, and the plane has not said why yet.
+    fn is_unheard(&self) -> bool {
+        self.trouble.is_none() && matches!(self.continuity.as_str(), "recovering" | "connecting")
+    }
+
     /// Whether its window has let go of something.
     fn is_cut(&self) -> bool {
         self.counter("batches") > self.window.batches
@@ -132,9 +137,10 @@ impl PlaneSeen {
         streams.collect()
     }
 
-    /// Whether it takes a second look to tell how long windows last.
+    /// Whether it takes a second look: to tell how long windows last, and whether a stream that is not live stays so.
     pub fn needs_a_second_look(&self) -> bool {
-        status(&self.status).engines.iter().flat_map(|engine| &engine.ranks).any(Stream::is_cut)
+        let status = status(&self.status);
+        status.engines.iter().flat_map(|engine| &engine.ranks).any(|rank| rank.is_cut() || rank.is_unheard())
     }
 }
 
@@ -159,13 +165,13 @@ pub fn judge_plane(seen: &PlaneSeen) -> Vec<Finding> {
         found.extend(link(engine));
         for rank in &engine.ranks {
             let subject = format!("{}/{}", engine.id, rank.rank);
-            found.extend(trouble(rank, &subject));
+            let again =
+                later.as_ref().and_then(|(later, elapsed)| Some((find(later, engine, rank)?, *elapsed)));
+            found.extend(trouble(rank, &subject).or_else(|| unheard(rank, again, &subject)));
             found.extend(reasons(rank, &subject));
             found.extend(foreign_batches(engine, rank, &subject));
             found.extend(without_replay(&listed, engine, rank, &subject));
-            let later =
-                later.as_ref().and_then(|(later, elapsed)| Some((find(later, engine, rank)?, *elapsed)));
-            found.extend(later.and_then(|(later, elapsed)| window(rank, later, elapsed, subject)));
+            found.extend(again.and_then(|(later, elapsed)| window(rank, later, elapsed, subject)));
         }
     }
     found
@@ -251,6 +257,31 @@ fn trouble(rank: &Stream, subject: &str) -> Option<Finding> {
         subject,
         format!("the plane's trouble with its source: {trouble}"),
         "docs/reference/troubles.md says what to do about it; kvplane doctor --engine … looks at the engine itself",
+    ))
+}
+
+/// A stream that the plane does not hear, before it has a word for the trouble: an engine that was killed a second ago. One that
+/// is live again at the second look was only catching up.
+fn unheard(rank: &Stream, again: Option<(&Stream, Duration)>, subject: &str) -> Option<Finding> {
+    if !rank.is_unheard() || again.is_some_and(|(later, _)| later.continuity == "live") {
+        return None;
+    }
+    if let Some(said) = again.and_then(|(later, _)| trouble(later, subject)) {
+        return Some(said);
+    }
+    let continuity = &rank.continuity;
+    let seen = match again {
+        Some((_, elapsed)) => {
+            format!("{continuity}: the plane has not heard the engine for {:.0} s", elapsed.as_secs_f64())
+        }
+        None => format!("{continuity}: the plane does not hear the engine now"),
+    };
+    Some(Finding::new(
+        Code::EndpointUnreachable,
+        Severity::Error,
+        subject,
+        seen,
+        "see whether the engine runs and reaches the network; kvplane doctor --engines looks at the engine itself",
     ))
 }
 

@@ -363,3 +363,30 @@ fn a_link_of_a_plane_that_is_refused_or_cut() {
         assert_eq!(codes(&judge_plane(&seen)), Vec::from_iter(code));
     }
 }
+
+#[test]
+fn an_engine_that_died_a_moment_ago_is_named_from_afar() {
+    let status = |continuity: &str, trouble: Option<&str>| {
+        let rank = json!({"rank": 0, "continuity": continuity, "trouble": trouble, "reasons": []});
+        json!({"engines": [{"id": "a", "kind": "kvplane", "ranks": [rank]}]})
+    };
+    let later = |continuity, trouble| Some((status(continuity, trouble), Duration::from_secs(5)));
+    let unreachable = Some((Code::EndpointUnreachable, Severity::Error));
+    for (now, later, expected) in [
+        // Before the plane has a word for it.
+        ("recovering", None, unreachable),
+        ("recovering", later("recovering", None), unreachable),
+        ("connecting", later("connecting", None), unreachable),
+        ("recovering", later("down", None), unreachable),
+        ("recovering", later("recovering", Some("unreached")), unreachable),
+        // It was only catching up.
+        ("recovering", later("live", None), None),
+        ("live", None, None),
+    ] {
+        let seen = PlaneSeen { status: status(now, None), later, ..PlaneSeen::default() };
+        assert_eq!(seen.needs_a_second_look(), now != "live");
+        let found = judge_plane(&seen);
+        let found: Vec<_> = found.iter().map(|finding| (finding.code, finding.severity)).collect();
+        assert_eq!(found, Vec::from_iter(expected), "{now}, {:?}", seen.later);
+    }
+}

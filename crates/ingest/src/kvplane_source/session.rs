@@ -200,8 +200,11 @@ impl Session {
     /// One subscription, from its beginning to its end.
     async fn session(&mut self) -> Result<Infallible, End> {
         self.ignored.clear();
-        // Another token may be in the file than last time.
-        self.client = client(&self.channel, self.spec.token()?);
+        // The file may hold another token by now. It is read off the runtime's workers.
+        let spec = self.spec.clone();
+        let token = tokio::task::spawn_blocking(move || spec.token()).await;
+        let bearer = token.unwrap_or_else(|_| self.spec.token())?;
+        self.client = client(&self.channel, bearer);
         self.look().await?;
         if self.spec.engine.is_some() && self.roster.members.is_empty() {
             // Without a stream to name, the request would mean all streams.

@@ -13,6 +13,7 @@ use kvplane_core::{Tier, chain_hash};
 use kvplane_hints::Prefix;
 use rustc_hash::FxHashMap;
 
+use super::adapters::Adapters;
 use super::describe::Described;
 use super::lies::Lies;
 use super::share::Share;
@@ -59,8 +60,7 @@ pub(super) struct Ledger {
     slots: Vec<Slot>,
     free: Vec<u32>,
     by_hash: FxHashMap<u64, u32>,
-    adapters: Vec<Arc<str>>,
-    adapter_numbers: FxHashMap<Arc<str>, u32>,
+    adapters: Adapters,
     /// Blocks that left the device, the first to leave first. Some may have come back.
     left: VecDeque<u64>,
     told: usize,
@@ -79,8 +79,7 @@ impl Ledger {
             slots: Vec::new(),
             free: Vec::new(),
             by_hash: FxHashMap::default(),
-            adapters: Vec::new(),
-            adapter_numbers: FxHashMap::default(),
+            adapters: Adapters::default(),
             left: VecDeque::new(),
             told: 0,
             unsettled: Vec::new(),
@@ -101,7 +100,7 @@ impl Ledger {
     /// Whether nothing is remembered.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.by_hash.is_empty() && self.free.len() == self.slots.len()
+        self.by_hash.is_empty() && self.free.len() == self.slots.len() && self.adapters.len() == 0
     }
 
     /// Blocks that were not told since the last call.
@@ -181,12 +180,18 @@ impl Ledger {
     /// Notes what a block is. An engine may give a hash to another block once the first is gone; what was told of that is taken
     /// back.
     fn describe(&mut self, at: u32, parent: u32, block: &Described<'_>, tell: &mut impl FnMut(Shift<'_>)) {
-        let adapter = self.adapter_number(block.adapter.unwrap_or_default());
+        let adapter = block.adapter.unwrap_or_default();
         let (mut parent, mut own_reason) = (parent, block.adapter.err());
         let slot = &self.slots[at as usize];
         let same = slot.known != Known::Hash
             && (slot.parent, slot.content, slot.size, slot.adapter, slot.own_reason)
-                == (parent, block.content, block.size, adapter, own_reason);
+                == (
+                    parent,
+                    block.content,
+                    block.size,
+                    self.adapters.number(adapter).unwrap_or(NONE),
+                    own_reason,
+                );
         if same {
             return;
         }
@@ -201,6 +206,8 @@ impl Ledger {
         self.unlink(at);
         self.link(at, parent);
         self.release(old_parent);
+        let adapter = self.adapters.take(adapter);
+        self.release_adapter(at);
         let slot = &mut self.slots[at as usize];
         (slot.content, slot.size, slot.adapter, slot.own_reason) =
             (block.content, block.size, adapter, own_reason);
@@ -268,7 +275,7 @@ impl Ledger {
 
     fn shift(&self, slot: &Slot, was: Option<Lies>, now: Option<Lies>) -> Shift<'_> {
         Shift {
-            adapter: &self.adapters[slot.adapter as usize],
+            adapter: self.adapters.name(slot.adapter),
             fingerprint: slot.fingerprint,
             tokens: slot.tokens,
             block: slot.size,
@@ -277,14 +284,12 @@ impl Ledger {
         }
     }
 
-    fn adapter_number(&mut self, name: &str) -> u32 {
-        if let Some(&number) = self.adapter_numbers.get(name) {
-            return number;
+    /// Lets go of the adapter that a block has, if it was ever described.
+    fn release_adapter(&mut self, at: u32) {
+        let slot = &self.slots[at as usize];
+        if slot.known != Known::Hash {
+            self.adapters.release(slot.adapter);
         }
-        let (name, number) = (Arc::<str>::from(name), self.adapters.len() as u32);
-        self.adapters.push(name.clone());
-        self.adapter_numbers.insert(name, number);
-        number
     }
 
     /// Whether a block is another one, or builds on it. Only asked of blocks on which something builds.
@@ -336,6 +341,9 @@ impl Ledger {
                 return;
             }
             let (hash, parent) = (slot.hash, slot.parent);
+            self.release_adapter(at);
+            // Released once: the slot may be looked at again before it is named anew.
+            self.slots[at as usize].known = Known::Hash;
             self.unlink(at);
             self.by_hash.remove(&hash);
             self.free.push(at);
@@ -343,3 +351,6 @@ impl Ledger {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@
 //! say (`describe.rs`). Both are counted. While a stream is being recovered, what was told of it stays; once it is out of reach,
 //! or another life has begun, nothing does.
 
+mod adapters;
 mod book;
 mod describe;
 mod feeds;

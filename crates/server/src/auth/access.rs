@@ -67,13 +67,15 @@ impl Access {
         Self { keys: RwLock::new(Arc::new(keys)), insecure, refusals: Refusals::default() }
     }
 
-    /// Other keys, from the next request on. Calls that are under way go on.
-    pub fn replace(&self, keys: Keys) -> Result<(), KeysError> {
+    /// Replaces the keys, from the next request on. Calls that are under way go on. Returns whether anything changed.
+    pub fn replace(&self, keys: Keys) -> Result<bool, KeysError> {
         if keys.is_empty() && self.has_keys() {
             return Err(KeysError::Gone);
         }
-        *self.keys.write() = Arc::new(keys);
-        Ok(())
+        let mut current = self.keys.write();
+        let changed = **current != keys;
+        *current = Arc::new(keys);
+        Ok(changed)
     }
 
     /// Whether it is asked who calls.

@@ -13,7 +13,7 @@ use super::role::{Role, Roles};
 const TOKEN_BYTES_MAX: usize = 4096;
 
 /// A bearer token. Only its digest is kept: what is compared has one length, and nothing can print the token.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct TokenKey {
     name: Arc<str>,
     role: Role,
@@ -48,7 +48,7 @@ pub(crate) struct Identity {
 }
 
 /// Everything that callers can prove who they are with.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Keys {
     tokens: Vec<TokenKey>,
     certificates: Vec<CertificateKey>,

@@ -3,11 +3,11 @@
 
 mod asked;
 mod control;
+mod files;
 mod link;
 mod republish;
 mod schema;
 
-use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,10 +21,12 @@ use kvplane_stream::Duplicates;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub(super) use files::ReadOnce;
 pub use republish::RepublishConfig;
 
 use super::error::EngineConfigError;
 use crate::front::{self, Front, FrontError, FrontOptions};
+use crate::pem;
 use crate::republish::RepublishSpec;
 use crate::span::Span;
 
@@ -152,6 +154,7 @@ const MAX_RANKS: u32 = 1024;
 #[derive(Debug)]
 pub struct EnginePlan {
     pub(super) config: EngineConfig,
+    pub(super) files: ReadOnce,
     pub(super) spec: EngineSpec,
     pub(super) front: Option<(SocketAddr, Front)>,
     pub(super) republish: Option<RepublishSpec>,
@@ -170,8 +173,10 @@ impl EnginePlan {
 }
 
 impl EngineConfig {
-    /// Finds every mistake that can be found without touching the network. Reads certificates.
+    /// Finds every mistake that can be found without touching the network. Reads the files that it names, so it may block.
     pub fn plan(self) -> Result<EnginePlan, EngineConfigError> {
+        // Before the files are read for use: a file that is replaced in between differs at the next reload.
+        let files = ReadOnce::of(&self);
         let spec = self.spec()?;
         let front = self.front()?;
         let republish = self.republish.clone().map(|RepublishConfig { events, replay, topic, .. }| {
@@ -180,7 +185,7 @@ impl EngineConfig {
         if let Some(republish) = &republish {
             republish.check()?;
         }
-        Ok(EnginePlan { spec, front, republish, config: self })
+        Ok(EnginePlan { spec, front, republish, files, config: self })
     }
 
     fn spec(&self) -> Result<EngineSpec, EngineConfigError> {
@@ -339,7 +344,7 @@ impl EngineConfig {
                 _ => wrong(key, error.to_string()),
             };
         }
-        ca.map(fs::read).transpose().map_err(|error| EngineConfigError::file("grpc_ca", &error))
+        ca.map(pem::read).transpose().map_err(|error| EngineConfigError::file("grpc_ca", &error))
     }
 
     /// How the server is subscribed to. Reads certificates.

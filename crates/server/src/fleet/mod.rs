@@ -28,7 +28,10 @@ pub(crate) use fronts::Fronts;
 pub use register::Registration;
 pub use reload::Reloaded;
 
+use config::ReadOnce;
+
 use crate::auth::{Exposed, Port};
+use crate::front::Front;
 use crate::listeners::Listener;
 use crate::republish::Republisher;
 use crate::service::Shared;
@@ -39,15 +42,23 @@ pub(crate) struct Parts {
     pub(crate) fronts: Fronts,
     pub(crate) republisher: Republisher,
     /// How engines were described; not those that registered themselves.
-    configs: Mutex<HashMap<String, EngineConfig>>,
+    configs: Mutex<HashMap<String, Described>>,
     changing: tokio::sync::Mutex<()>,
+}
+
+/// An engine's description, and the files that it named when it was added.
+#[derive(Debug)]
+struct Described {
+    config: EngineConfig,
+    files: ReadOnce,
 }
 
 impl Parts {
     /// What listens for engines, in a plane with or without keys.
     pub(crate) fn listeners(&self, has_keys: bool) -> Vec<Listener> {
         let configs = self.configs.lock();
-        let mut all: Vec<Listener> = configs.values().flat_map(|config| config.listeners(has_keys)).collect();
+        let mut all: Vec<Listener> =
+            configs.values().flat_map(|engine| engine.config.listeners(has_keys)).collect();
         all.sort_by(|one, other| one.name.cmp(&other.name));
         all
     }
@@ -73,6 +84,12 @@ impl Fleet {
             }
         }
         Ok(())
+    }
+
+    /// Checks a description, away from the runtime's workers: it reads the files that the description names.
+    pub async fn plan(config: EngineConfig) -> Result<EnginePlan, FleetError> {
+        let plan = tokio::task::spawn_blocking(move || config.plan());
+        Ok(plan.await.map_err(|_| FleetError::BrokeOff)??)
     }
 
     /// Removes an engine: its subscribers are told, its sockets close, what it held is freed.
@@ -111,16 +128,14 @@ impl Fleet {
         let specs: Vec<_> = plans.iter().map(|plan| plan.spec.clone()).collect();
         self.0.plane.check(|_| false, &specs)?;
         let (mut configs, mut fronts, mut republished) = (Vec::new(), Vec::new(), Vec::new());
-        for EnginePlan { config, front, republish, .. } in plans {
+        for EnginePlan { config, files, front, republish, .. } in plans {
             if let Some((address, front)) = front {
                 let listener = parts.fronts.bind(address).await;
                 let listener = listener.map_err(|error| FleetError::Front { address, error })?;
-                let front = front.guarded(self.0.options.access.gate(Port::Front));
-                let front = if config.front_open { front.opened() } else { front };
-                fronts.push((config.id.clone(), front, listener));
+                fronts.push((config.id.clone(), self.set_up(front, &config), listener));
             }
             republished.extend(republish);
-            configs.push(config);
+            configs.push((config.id.clone(), Described { config, files }));
         }
         self.off_the_runtime(move |shared| {
             let republisher = &shared.fleet.republisher;
@@ -138,8 +153,15 @@ impl Fleet {
         for (engine, front, listener) in fronts {
             parts.fronts.start(&self.0, &engine, front, listener);
         }
-        parts.configs.lock().extend(configs.into_iter().map(|config| (config.id.clone(), config)));
+        parts.configs.lock().extend(configs);
         Ok(())
+    }
+
+    /// A front as this plane runs it.
+    fn set_up(&self, front: Front, config: &EngineConfig) -> Front {
+        let options = &self.0.options;
+        let front = front.guarded(options.access.gate(Port::Front)).draining(options.drain_timeout);
+        if config.front_open { front.opened() } else { front }
     }
 
     /// Whether nothing of these engines is open to everybody unless somebody said so.
@@ -188,3 +210,6 @@ impl Fleet {
         tokio::task::spawn_blocking(move || work(&shared)).await.map_err(|_| FleetError::BrokeOff)?
     }
 }
+
+#[cfg(test)]
+mod tests;

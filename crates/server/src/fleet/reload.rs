@@ -18,13 +18,15 @@ pub struct Reloaded {
     pub changed: usize,
     /// Engines as before.
     pub unchanged: usize,
-    /// Engines that could not be added, because a port was taken; they are not there.
+    /// Engines that could not be added, because a port was taken, or could not be removed. The log names them.
     pub failed: usize,
 }
 
 impl Fleet {
     /// Makes the configured engines those that `plans` say. Engines that were added by calls stay, also against a
-    /// configured one of the same name. Returns an error, and changes nothing, if the plans cannot be.
+    /// configured one of the same name. An engine that cannot be added or removed is counted in `failed`, and the others are
+    /// applied. Returns an error if the plans cannot be applied as a whole; nothing has changed then, unless the error is
+    /// [`FleetError::BrokeOff`].
     pub async fn reload(&self, plans: Vec<EnginePlan>) -> Result<Reloaded, FleetError> {
         self.change(|fleet| async move { fleet.reload_locked(plans).await }).await
     }
@@ -40,7 +42,10 @@ impl Fleet {
         let mut coming = Vec::new();
         for plan in plans {
             let id = plan.id().to_string();
-            let same = self.0.fleet.configs.lock().get(&id) == Some(&plan.config);
+            let same =
+                self.0.fleet.configs.lock().get(&id).is_some_and(|described| {
+                    (&described.config, described.files) == (&plan.config, plan.files)
+                });
             if !going.contains(&id) && self.engine(&id).is_some() {
                 warn!(engine = %id, "configured, but added by a call before: kept as it is");
                 reloaded.unchanged += 1;
@@ -53,9 +58,16 @@ impl Fleet {
         self.check_exposure(&coming)?;
         let specs: Vec<_> = coming.iter().map(|plan| plan.spec.clone()).collect();
         self.0.plane.check(|engine| going.contains(engine.spec.id.as_str()), &specs)?;
+        let mut kept = HashSet::new();
         for id in &going {
-            self.remove_locked(id).await?;
+            if let Err(error) = self.remove_locked(id).await {
+                error!(engine = %id, %error, "engine cannot be removed");
+                reloaded.failed += 1;
+                kept.insert(id.clone());
+            }
         }
+        going.retain(|id| !kept.contains(id));
+        coming.retain(|plan| !kept.contains(plan.id().as_str()));
         for plan in coming {
             let id = plan.id().to_string();
             let changed = going.remove(&id);
@@ -83,7 +95,7 @@ impl Reloaded {
             "configuration reloaded: {added} added, {removed} removed, {changed} changed, {unchanged} as before"
         );
         if failed > 0 {
-            words += &format!(", {failed} could not be added, because a port was taken");
+            words += &format!(", {failed} failed, see the log");
         }
         Said::new("reload", if failed > 0 { Mood::Bad } else { Mood::Plain }, words)
     }

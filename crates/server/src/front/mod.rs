@@ -30,6 +30,7 @@
 mod body;
 mod counters;
 mod link;
+mod outage;
 mod owned;
 mod pump;
 mod serve;
@@ -127,6 +128,17 @@ impl Front {
     pub(crate) fn guarded(mut self, gate: Gate) -> Self {
         self.gate = Some(gate);
         self
+    }
+
+    /// Calls may go on for this long after a stop.
+    pub(crate) fn draining(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    #[cfg(test)]
+    pub(crate) fn grace(&self) -> Duration {
+        self.grace
     }
 
     /// Opens a guarded front to everybody who does not change the engine, keys or not.

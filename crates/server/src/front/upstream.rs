@@ -12,15 +12,16 @@ use http::{Request, Response};
 use http_body::Body;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 use tower_service::Service;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::body::{Call, UpstreamBody};
 use super::counters::{FrontCounters, add};
 use super::link::{Link, Place};
+use super::outage::Outage;
 use super::pump::{BoxError, Pump};
 use super::target::Target;
 
@@ -55,6 +56,7 @@ struct Links {
     open: Vec<Link>,
     /// The dial that is going on: at most one, and whoever needs a connection meanwhile waits for it.
     dial: Option<watch::Receiver<Dial>>,
+    outage: Outage,
 }
 
 #[derive(Debug, Clone)]
@@ -184,19 +186,26 @@ impl Upstream {
     async fn dial(self, done: watch::Sender<Dial>) {
         let Inner { target, links, counters } = &*self.0;
         let dialled = Link::dial(target).await;
+        let mut links = links.lock();
         let end = match &dialled {
             Ok(_) => {
                 add(&counters.connects);
-                debug!(host = target.host, port = target.port, "connected to the engine");
+                match links.outage.over() {
+                    0 => debug!(host = target.host, port = target.port, "connected to the engine"),
+                    failures => {
+                        info!(host = target.host, port = target.port, failures, "engine reached again");
+                    }
+                }
                 Dial::Connected
             }
             Err(error) => {
                 add(&counters.connect_failures);
-                warn!(host = target.host, port = target.port, %error, "engine not reached");
+                if let Some(suppressed) = links.outage.failed(Instant::now()) {
+                    warn!(host = target.host, port = target.port, %error, suppressed, "engine not reached");
+                }
                 Dial::Failed(format!("{error}").into())
             }
         };
-        let mut links = links.lock();
         links.open.extend(dialled.ok());
         links.dial = None;
         drop(links);

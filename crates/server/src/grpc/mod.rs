@@ -21,9 +21,11 @@ use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCach
 use kvplane_proto::kvplane::v1::server::admin_server::AdminServer;
 use kvplane_proto::kvplane::v1::server::plane_server::PlaneServer;
 use tonic::Status;
+use tonic::server::NamedService as _;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
+use tonic_health::ServingStatus;
 use tracing::error;
 
 use crate::auth::{Port, guard_calls};
@@ -36,14 +38,27 @@ const MAX_MESSAGE: usize = 64 << 20;
 
 /// All services on one port.
 pub(crate) fn server(shared: &Arc<Shared>) -> Router {
-    let (health, health_service) = tonic_health::server::health_reporter();
+    let (mut health, health_service) = tonic_health::server::health_reporter();
     let hints = shared.hints.clone();
     let gives_hints = hints.is_some();
+    let stop = shared.stop.clone();
     tokio::spawn(async move {
         health.set_serving::<PlaneServer<plane::PlaneService>>().await;
         health.set_serving::<AdminServer<admin::AdminService>>().await;
         if gives_hints {
             health.set_serving::<InferenceCacheServer<HintsService>>().await;
+        }
+        stop.cancelled().await;
+        // Whoever watches learns it, and its call ends: a stop waits for calls.
+        let named = [
+            "",
+            PlaneServer::<plane::PlaneService>::NAME,
+            AdminServer::<admin::AdminService>::NAME,
+            InferenceCacheServer::<HintsService>::NAME,
+        ];
+        for name in named {
+            health.set_service_status(name, ServingStatus::NotServing).await;
+            health.clear_service_status(name).await;
         }
     });
     let hints = hints.map(|hints| {

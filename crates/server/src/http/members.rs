@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::parameters::wrong_body;
 use super::status;
 use crate::error::ApiError;
-use crate::fleet::{EngineConfig, Fleet, FleetError};
+use crate::fleet::{EngineConfig, Fleet};
 use crate::service::Shared;
 
 /// An engine's description is some hundred bytes.
@@ -54,7 +54,7 @@ async fn add(
     }
     let id = config.id.clone();
     let fleet = Fleet::new(shared);
-    let plan = config.plan().map_err(|error| PublicError::from(FleetError::from(error)))?;
+    let plan = Fleet::plan(config).await.map_err(PublicError::from)?;
     fleet.add(vec![plan], Origin::Api).await.map_err(PublicError::from)?;
     let added = fleet.engine(&id).map_or(Value::Null, |engine| status::described(&engine));
     Ok((StatusCode::CREATED, Json(added)).into_response())

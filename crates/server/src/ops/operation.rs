@@ -10,8 +10,10 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use kvplane_ingest::Engine;
 use kvplane_ops::{Answer, Asked, FanOut, Limits, Meaning, Remainder, Verb, VerbName};
+use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
+use tracing::warn;
 
 use super::Request;
 use super::plan::{Bystanders, Target, TargetRank};
@@ -25,6 +27,8 @@ use crate::service::Shared;
 
 /// Of the servers that may be asked at a time, those that are nudged, where that is wanted.
 const NUDGES: usize = 8;
+/// How long a caller that does not read may keep an operation that is over, and its place among those at the same time.
+const READ_WITHIN: Duration = Duration::from_secs(30);
 
 pub(super) async fn run(
     shared: Arc<Shared>,
@@ -35,9 +39,14 @@ pub(super) async fn run(
     place: Arc<OwnedSemaphorePermit>,
 ) {
     let verb = &request.verb;
-    let bystanders = Bystanders::of(&engines, &shared.plane.engines());
-    let targets: Arc<[Target]> =
-        engines.iter().map(|engine| Target::new(engine, verb, &bystanders)).collect();
+    let (all, wanted) = (shared.plane.engines(), verb.clone());
+    // Off the runtime's workers: it reads the files with the engines' keys.
+    let planned = tokio::task::spawn_blocking(move || -> Arc<[Target]> {
+        let bystanders = Bystanders::of(&engines, &all);
+        engines.iter().map(|engine| Target::new(engine, &wanted, &bystanders)).collect()
+    });
+    // It fails only while the runtime shuts down, and then nobody is asked.
+    let Ok(targets) = planned.await else { return };
     let mut limits = Limits::of(verb);
     limits.deadline = request.deadline.unwrap_or(limits.deadline);
     if request.nudge {
@@ -94,6 +103,26 @@ pub(super) async fn run(
         place,
     };
     operation.run(&shared, &order, fan_out, proofs, &updates).await;
+}
+
+/// Hands out what is left, as long as the caller reads. A caller that stops learns from the missing summary that this was not all.
+async fn deliver(
+    outbox: VecDeque<Update>,
+    updates: &mpsc::Sender<Update>,
+    operation: &str,
+    within: Duration,
+) {
+    let left = outbox.len();
+    for (sent, update) in outbox.into_iter().enumerate() {
+        match updates.send_timeout(update, within).await {
+            Ok(()) => {}
+            Err(SendTimeoutError::Closed(_)) => return,
+            Err(SendTimeoutError::Timeout(_)) => {
+                warn!(operation, unread = left - sent, "caller stopped reading; result dropped");
+                return;
+            }
+        }
+    }
 }
 
 struct Operation {
@@ -162,11 +191,11 @@ impl Operation {
             return;
         }
         self.outbox.push_back(Update::Summary(self.tally.summary(took)));
-        for update in self.outbox {
-            if updates.send(update).await.is_err() {
-                return;
-            }
-        }
+        // Nothing is awaited from here on but the caller, who may have stopped reading.
+        let Self { outbox, told, place, .. } = self;
+        drop((proofs, told));
+        deliver(outbox, updates, &order.operation, READ_WITHIN).await;
+        drop(place);
     }
 
     /// Engines whose key cannot be read are not asked.
@@ -354,5 +383,34 @@ impl Operation {
         if let Some(said) = left_alone(self.wanted.verb) {
             rank.stream.remark(said);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::report::RankName;
+
+    fn rank(rank: u32) -> Update {
+        let name = RankName { engine: "a".to_owned(), rank, model: String::new(), kind: "vllm" };
+        Update::Rank(RankReport::new(Arc::new(name), Phase::Over))
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_stops_reading_does_not_keep_an_operation() {
+        let (updates, mut listener) = mpsc::channel(1);
+        let outbox = || VecDeque::from([rank(0), rank(1), rank(2)]);
+        // Far above what it takes: only a hang reaches it.
+        let deadline = Duration::from_secs(30);
+        let stalled = deliver(outbox(), &updates, "o", Duration::from_millis(20));
+        tokio::time::timeout(deadline, stalled).await.expect("it waits for ever");
+        assert!(listener.recv().await.is_some() && listener.is_empty());
+        // One that reads gets everything, however long it takes.
+        let reading = async {
+            for _ in 0..3 {
+                assert!(listener.recv().await.is_some());
+            }
+        };
+        tokio::join!(deliver(outbox(), &updates, "o", deadline), reading);
     }
 }

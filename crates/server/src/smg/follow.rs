@@ -12,7 +12,7 @@ use kvplane_stream::{Entry, Snapshot};
 use tonic::Status;
 
 use super::encode::{self, Chunks};
-use super::merger::Merger;
+use super::merger::Subscribed;
 use crate::error::ApiError;
 
 /// Older clients refuse messages above 4 MiB. A batch that is larger reaches them as a snapshot, whose chunks are not.
@@ -28,7 +28,7 @@ pub(super) enum Source {
     /// One rank.
     Native { stream: Arc<Stream>, credit: Vec<Trust> },
     /// All ranks of an engine.
-    Merged(Arc<Merger>),
+    Merged(Subscribed),
 }
 
 #[derive(Debug)]

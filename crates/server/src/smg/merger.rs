@@ -1,10 +1,13 @@
 //! Several ranks as one stream: one gapless sequence for consumers that route to an engine.
 //!
-//! Started by the first who asks; from then on it follows every rank that the engine has, until the engine is removed. Numbers begin at the moment it started, so that
-//! cursors of an earlier process are never inside its window.
+//! Started by the first subscriber. It follows every rank that the engine has until the engine is removed, or until it has had no
+//! subscriber for a minute. Numbers begin at the moment it started, so that cursors of an earlier process are never inside its window.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, EngineId, Epoch, Trust};
@@ -20,51 +23,151 @@ use super::encode;
 const WINDOW_ENTRIES: usize = 10_000;
 const WINDOW_BYTES: usize = 64 << 20;
 
+/// How long a merger goes on without a subscriber, so that a gateway that reconnects can resume. Then its copy of the state is
+/// freed.
+const IDLE: Duration = Duration::from_mins(1);
+
 /// The mergers of a plane's engines.
-#[derive(Debug, Default)]
-pub(crate) struct Mergers(Arc<Mutex<Running>>);
+#[derive(Debug)]
+pub(crate) struct Mergers {
+    running: Arc<Mutex<Running>>,
+    idle: Duration,
+}
 
 #[derive(Debug, Default)]
 struct Running {
     by_engine: HashMap<EngineId, Arc<Merger>>,
-    /// The life and the last number of the merger that ended last: the next one's are above, whatever the clock says.
+    /// The epoch and the last number of the merger that ended last. The next epoch is above both, whatever the clock says.
     last: Option<(Epoch, u64)>,
 }
 
+impl Default for Mergers {
+    fn default() -> Self {
+        Self { running: Arc::default(), idle: IDLE }
+    }
+}
+
 impl Mergers {
-    /// The engine's merger, started if need be.
+    /// Subscribes to the engine's merger, and starts it if there is none.
+    ///
+    /// It runs on the plane's own runtime: whoever asks first may be a front, whose runtime ends with it.
     pub(super) fn of(
         &self,
         engine: &EngineId,
         plane: &Plane,
         credit: &[Trust],
         stop: &CancellationToken,
-    ) -> Arc<Merger> {
-        let mut running = self.0.lock();
+    ) -> Subscribed {
+        let mut running = self.running.lock();
         if let Some(merger) = running.by_engine.get(engine) {
-            return merger.clone();
+            return Subscribed::to(merger);
         }
         let merger = Arc::new(Merger::new(plane.steady_unix_ms(), running.last));
         running.by_engine.insert(engine.clone(), merger.clone());
-        let (mergers, stop) = (self.0.clone(), stop.clone());
-        let (engine, engines, credit, of) = (engine.clone(), plane.watch(), credit.to_vec(), merger.clone());
-        tokio::spawn(async move {
+        let subscribed = Subscribed::to(&merger);
+        // A runtime that is shutting down drops the task at once, and `End` takes the lock.
+        drop(running);
+        // Made here and not in the task: it also runs if the task is dropped before it begins.
+        let end = End { running: self.running.clone(), engine: engine.clone(), merger };
+        let (idle, stop) = (self.idle, stop.clone());
+        let (engines, credit) = (plane.watch(), credit.to_vec());
+        plane.runtime().spawn(async move {
             let begin = |stream: &Arc<Stream>| Rank {
-                merger: of.clone(),
+                merger: end.merger.clone(),
                 stream: stream.clone(),
                 credit: credit.clone(),
             };
-            let is_it = |known: &Engine| known.spec.id == engine;
-            stop.run_until_cancelled(follow_ranks(engines, is_it, begin)).await;
-            let mut running = mergers.lock();
-            running.by_engine.remove(&engine);
-            let highest = of.merged.lock().next_sequence - 1;
-            if running.last.is_none_or(|(epoch, _)| epoch < of.epoch) {
-                running.last = Some((of.epoch, highest));
+            let is_it = |known: &Engine| known.spec.id == end.engine;
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = end.unused_for(idle) => {}
+                () = follow_ranks(engines, is_it, begin) => {}
             }
-            of.ended.cancel();
         });
-        merger
+        subscribed
+    }
+}
+
+/// Takes a merger out of the table when its task ends, also by a panic or with its runtime: its subscribers start over, and
+/// the next one starts a new merger.
+struct End {
+    running: Arc<Mutex<Running>>,
+    engine: EngineId,
+    merger: Arc<Merger>,
+}
+
+impl End {
+    /// Returns when there has been no subscriber for so long. Nobody can subscribe from then on.
+    async fn unused_for(&self, idle: Duration) {
+        let merger = &self.merger;
+        loop {
+            let left = merger.left.notified();
+            if merger.subscribers.load(Ordering::Acquire) > 0 {
+                left.await;
+                continue;
+            }
+            // Somebody who comes and leaves again begins the wait anew.
+            if tokio::time::timeout(idle, left).await.is_ok() {
+                continue;
+            }
+            let mut running = self.running.lock();
+            // Subscribers are added under this lock.
+            if merger.subscribers.load(Ordering::Acquire) == 0 {
+                self.remove_from(&mut running);
+                return;
+            }
+        }
+    }
+
+    fn remove_from(&self, running: &mut Running) {
+        let is_it = |known: &Arc<Merger>| Arc::ptr_eq(known, &self.merger);
+        if running.by_engine.get(&self.engine).is_some_and(is_it) {
+            running.by_engine.remove(&self.engine);
+        }
+        let highest = self.merger.merged.lock().next_sequence - 1;
+        if running.last.is_none_or(|(epoch, _)| epoch < self.merger.epoch) {
+            running.last = Some((self.merger.epoch, highest));
+        }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.remove_from(&mut self.running.lock());
+        self.merger.ended.cancel();
+    }
+}
+
+/// A merger, as one subscriber holds it.
+#[derive(Debug)]
+pub(super) struct Subscribed(Arc<Merger>);
+
+impl Subscribed {
+    fn to(merger: &Arc<Merger>) -> Self {
+        merger.subscribers.fetch_add(1, Ordering::AcqRel);
+        Self(merger.clone())
+    }
+}
+
+impl Clone for Subscribed {
+    fn clone(&self) -> Self {
+        Self::to(&self.0)
+    }
+}
+
+impl Deref for Subscribed {
+    type Target = Merger;
+
+    fn deref(&self) -> &Merger {
+        &self.0
+    }
+}
+
+impl Drop for Subscribed {
+    fn drop(&mut self) {
+        self.0.subscribers.fetch_sub(1, Ordering::AcqRel);
+        // One permit is kept if nobody waits: the task looks at the count again.
+        self.0.left.notify_one();
     }
 }
 
@@ -87,10 +190,14 @@ pub(super) struct Merger {
     epoch: Epoch,
     merged: Mutex<Merged>,
     changed: Notify,
+    subscribers: AtomicUsize,
+    /// A subscriber left.
+    left: Notify,
     ended: CancellationToken,
 }
 
 impl Merger {
+    /// `unix_ms` is the plane's clock, which mints the epochs of its streams too.
     fn new(unix_ms: u64, last: Option<(Epoch, u64)>) -> Self {
         let (previous, highest) = last.unzip();
         let epoch = Epoch::mint(unix_ms, previous, highest.unwrap_or(0));
@@ -104,11 +211,13 @@ impl Merger {
                 next_event_id: epoch.base().nth(1),
             }),
             changed: Notify::new(),
+            subscribers: AtomicUsize::new(0),
+            left: Notify::new(),
             ended: CancellationToken::new(),
         }
     }
 
-    /// Cancelled when the engine is gone.
+    /// Cancelled when the merger has ended: what it holds is not kept up to date any more.
     pub(super) fn ended(&self) -> &CancellationToken {
         &self.ended
     }
@@ -136,11 +245,12 @@ impl Merger {
     /// What follows a number, and the number of its last.
     pub(super) fn read_after(&self, sequence: u64, max: usize) -> Result<(Vec<Bytes>, u64), Outside> {
         let merged = self.merged.lock();
-        let first = merged.next_sequence - merged.entries.len() as u64;
-        let skip = (sequence + 1).checked_sub(first).ok_or(Outside)?;
+        // The number is the client's, so any is possible.
         if sequence >= merged.next_sequence {
             return Err(Outside);
         }
+        let first = merged.next_sequence - merged.entries.len() as u64;
+        let skip = (sequence + 1).checked_sub(first).ok_or(Outside)?;
         let entries: Vec<Bytes> = merged.entries.range(skip as usize..).take(max).cloned().collect();
         let last = sequence + entries.len() as u64;
         Ok((entries, last))
@@ -203,3 +313,6 @@ impl RankReader for Rank {
         self.merger.apply(self.stream.id().rank, 0.0, &[], true);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tonic::Code;
 
-use crate::rig::{DEADLINE, Engine, Rig, held};
+use crate::rig::{DEADLINE, Engine, Rig, held, soon_down};
 
 /// Asks the plane over HTTP.
 pub async fn ask(rig: &Rig, method: &str, path: &str, body: &Value) -> (u16, Value) {
@@ -509,4 +509,53 @@ async fn peers_are_remembered() {
     assert_eq!(ask(&rig, "POST", "/deregister_peer", &peer).await.0, 200);
     assert_eq!(ask(&rig, "POST", "/deregister_peer", &peer).await.0, 404);
     assert_eq!(ask(&rig, "GET", "/health", &Value::Null).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plane_whose_only_engine_is_down_is_ready_and_says_so() {
+    let mut engine = Engine::plain();
+    engine.work(2);
+    let rig = Rig::with_options(&[&engine], soon_down()).await;
+    rig.exact(0, &engine).await;
+    let (code, ready) = ask(&rig, "GET", "/readyz", &Value::Null).await;
+    assert_eq!((code, &ready["reasons"]), (200, &json!([])));
+    engine.sim.fault(None, Fault::Replay(ReplayMode::Off));
+    engine.sim.fault(None, Fault::Disconnect);
+    rig.until(0, "down", |status| status.continuity == Continuity::Down).await;
+    let (code, ready) = ask(&rig, "GET", "/readyz", &Value::Null).await;
+    assert_eq!((code, &ready["ready"]), (200, &json!(true)), "{ready}");
+    assert_eq!(ready["reasons"][0], "no engine is live", "{ready}");
+    assert!(ready["reasons"][1].as_str().is_some_and(|reason| reason.starts_with("e0/0: down")), "{ready}");
+    let (code, _) = ask(&rig, "GET", "/readyz?strict=1", &Value::Null).await;
+    assert_eq!(code, 503);
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_watches_the_health_does_not_hold_up_a_stop() {
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_check_response::ServingStatus;
+    use tonic_health::pb::health_client::HealthClient;
+
+    let plane = kvplane_ingest::Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
+    let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = grpc.local_addr().unwrap();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let service = kvplane_server::Service::new(plane.clone(), kvplane_server::Options::default());
+    let serving = tokio::spawn(service.run(http, grpc, stop.clone()));
+    let mut client = HealthClient::connect(format!("http://{address}")).await.unwrap();
+    let mut watched =
+        client.watch(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner();
+    let first = watched.message().await.unwrap().unwrap();
+    assert_eq!(first.status(), ServingStatus::Serving);
+    stop.cancel();
+    // The servers wait for calls without a limit of their own.
+    tokio::time::timeout(DEADLINE, serving).await.expect("a watcher holds up the stop").unwrap();
+    let mut last = first;
+    while let Ok(Some(next)) = watched.message().await {
+        last = next;
+    }
+    assert_eq!(last.status(), ServingStatus::NotServing);
+    tokio::task::spawn_blocking(move || plane.shutdown()).await.unwrap();
 }

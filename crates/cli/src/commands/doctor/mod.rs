@@ -10,7 +10,7 @@ use std::io::IsTerminal as _;
 use anyhow::anyhow;
 use kvplane_doctor::{Finding, Severity};
 
-use super::page::print;
+use super::page::{print, print_as_it_is};
 use super::{Failure, usage};
 use crate::args::{DoctorArgs, TableOutput};
 
@@ -40,10 +40,11 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<(), Failure> {
         plane::look(&args, &mut looked).await?;
     }
     looked.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    print(&match args.output {
-        TableOutput::Json => format!("{}\n", view::json(&looked)),
-        TableOutput::Table => view::page(&looked, std::io::stdout().is_terminal()),
-    })?;
+    match args.output {
+        TableOutput::Json => print(&format!("{}\n", view::json(&looked)))?,
+        // The words are made harmless there; the colours are ours.
+        TableOutput::Table => print_as_it_is(&view::page(&looked, std::io::stdout().is_terminal()))?,
+    }
     let counted = |severity| looked.findings.iter().filter(|finding| finding.severity == severity).count();
     let (errors, warnings) = (counted(Severity::Error), counted(Severity::Warning));
     match (errors, warnings) {

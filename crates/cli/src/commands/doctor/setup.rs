@@ -15,7 +15,8 @@ use crate::config::{self, Config};
 pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), Failure> {
     let subject =
         args.config.as_ref().map_or_else(|| "--engine".to_owned(), |path| path.display().to_string());
-    let config = match config::load(&as_served(args), std::env::vars()) {
+    let config = config::environment().and_then(|environment| config::load(&as_served(args), environment));
+    let config = match config {
         Ok(config) => config,
         // Without a file, what is wrong is what was typed.
         Err(error) if args.config.is_none() => return Err(usage(error)),
@@ -50,6 +51,7 @@ fn as_served(args: &DoctorArgs) -> ServeArgs {
         set: Vec::new(),
         http: None,
         grpc: None,
+        drain_timeout: None,
         insecure: false,
         dump_config: false,
         log: LogArgs { log: "off".to_owned(), log_format: LogFormat::Text },

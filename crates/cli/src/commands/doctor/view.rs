@@ -4,6 +4,7 @@ use kvplane_doctor::{Finding, Severity};
 use serde_json::{Value, json};
 
 use super::Looked;
+use crate::commands::page::harmless;
 
 /// Lines are broken before they get longer than this.
 const WIDTH: usize = 100;
@@ -40,9 +41,9 @@ pub(super) fn page(looked: &Looked, coloured: bool) -> String {
 fn paragraph(finding: &Finding, coloured: bool) -> String {
     let Finding { code, severity, subject, seen, why, todo } = finding;
     let (on, off) = if coloured { (colour(*severity), "\x1b[0m") } else { ("", "") };
-    let mut text = format!("{on}{:<INDENT$}{off}{code}  {subject}\n", severity.as_str());
+    let mut text = format!("{on}{:<INDENT$}{off}{code}  {}\n", severity.as_str(), harmless(subject));
     for (word, sentence) in [("seen", seen.as_str()), ("why", why), ("do", todo)] {
-        let mut lines = wrapped(sentence, WIDTH - SENTENCE).into_iter();
+        let mut lines = wrapped(&harmless(sentence), WIDTH - SENTENCE).into_iter();
         let first = lines.next().unwrap_or_default();
         text.push_str(&format!("{:INDENT$}{word:<6}{first}\n", ""));
         lines.for_each(|line| text.push_str(&format!("{:SENTENCE$}{line}\n", "")));
@@ -54,7 +55,8 @@ fn summary(looked: &Looked) -> String {
     let count = |severity| looked.findings.iter().filter(|finding| finding.severity == severity).count();
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
     let engines = counted(looked.engines.len(), "engine");
-    let of = looked.plane.as_ref().map_or_else(|| engines.clone(), |plane| format!("{plane}, {engines}"));
+    let plane = looked.plane.as_deref().map(harmless);
+    let of = plane.map_or_else(|| engines.clone(), |plane| format!("{plane}, {engines}"));
     if looked.findings.is_empty() {
         return format!("{of}: nothing is wrong\n");
     }
@@ -116,6 +118,17 @@ mod tests {
         assert!(page.ends_with("1 engine: 0 errors, 1 warning, 0 infos\n"), "{page}");
         assert!(!page.contains('\x1b'));
         assert!(super::page(&looked(), true).contains("\x1b[33mwarning"));
+    }
+
+    #[test]
+    fn words_of_engines_are_not_obeyed() {
+        let mut looked = looked();
+        looked.plane = Some("http://a\u{1b}[2J".to_owned());
+        looked.findings[0].subject = "a\u{1b}]0;owned\u{7}/0".to_owned();
+        looked.findings[0].seen = "topic \u{9b}2J".to_owned();
+        let page = page(&looked, false);
+        assert!(page.chars().all(|c| c == '\n' || !c.is_control()), "{page:?}");
+        assert!(page.contains("a\\u001b]0;owned\\u0007/0") && page.contains("topic \\u009b2J"), "{page}");
     }
 
     #[test]

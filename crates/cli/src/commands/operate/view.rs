@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use super::course::{Course, Rank, Standing};
-use crate::commands::page::aligned;
+use crate::commands::page::{aligned, harmless};
 
 /// A fleet of so many ranks is shown whole. Of a larger one only those are shown that are not fine, and never more.
 const ROWS: usize = 16;
@@ -35,7 +35,8 @@ impl View {
         let standing = rank.standing();
         if standing.is_over() && (course.ranks.len() <= ROWS || !standing.is_fine()) {
             let seconds = self.began.elapsed().as_secs_f64();
-            write(&format!("{seconds:>6.1} s  {}  {}  {}\n", rank.name(), standing.name(), remark(rank)));
+            let line = format!("{seconds:>6.1} s  {}  {}  {}", rank.name(), standing.name(), remark(rank));
+            write(&format!("{}\n", harmless(&line)));
         }
     }
 
@@ -73,10 +74,10 @@ fn write(text: &str) {
 
 /// One line: the operation, and how many ranks stand how.
 pub(super) fn headline(course: &Course, elapsed: Duration) -> String {
+    let of = format!("{} {}", course.verb, course.operation);
     format!(
-        "{} {}: {} ranks, {} servers, {:.1} s: {}",
-        course.verb,
-        course.operation,
+        "{}: {} ranks, {} servers, {:.1} s: {}",
+        harmless(&of),
         course.ranks.len(),
         course.backends,
         elapsed.as_secs_f64(),

@@ -14,6 +14,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Output, TailArgs};
+use crate::commands::page::harmless;
 use crate::commands::{Failure, connect};
 use crate::output::Written;
 
@@ -58,7 +59,7 @@ async fn watch(following: &Following, stop: &CancellationToken, json: bool) -> i
         let now = following.connection();
         if now != connection {
             if let Connection::Waiting { reason } = &now {
-                eprintln!("kvplane: waiting for the plane: {reason}");
+                eprintln!("kvplane: waiting for the plane: {}", harmless(reason));
             }
             connection = now;
         }
@@ -119,7 +120,7 @@ impl Look {
 
     fn print(&self, stream: &StreamId, json: bool, last: bool) -> io::Result<Written> {
         let line = if json { self.json(stream, last).to_string() } else { self.text(stream, last) };
-        match writeln!(io::stdout(), "{line}") {
+        match writeln!(io::stdout(), "{}", harmless(&line)) {
             Ok(()) => Ok(Written::Yes),
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Written::ReaderGone),
             Err(error) => Err(error),
