@@ -5,6 +5,7 @@
 //! request may have left ([`Sent`]): a question that was never asked has no effect, one whose answer is missing may have.
 
 mod address;
+pub mod edge;
 pub mod grpc;
 mod http_client;
 mod sent;
