@@ -4,10 +4,12 @@
 //! see an engine's bytes.
 
 mod auth;
+mod bounds;
 mod error;
 mod fleet;
 mod front;
 mod grpc;
+mod held;
 mod hints;
 mod http;
 mod latencies;
@@ -29,6 +31,7 @@ pub use auth::{
     Access, Caller, CertificateKey, Exposed, Keys, KeysError, Proof, Role, Roles, Subject, TokenKey,
     is_loopback,
 };
+pub use bounds::{Bound, Bounds};
 pub use fleet::{
     DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, Fleet, FleetError, Registration, Reloaded,
     RepublishConfig,

@@ -40,7 +40,7 @@ impl Readiness {
             }
         }
         for stream in plane.streams() {
-            let status = stream.status();
+            let status = stream.glance();
             let (id, continuity) = (stream.id(), status.continuity);
             let trouble = status.trouble.map(|trouble| format!(", trouble {trouble}")).unwrap_or_default();
             if !has_verdict(&status) {

@@ -10,6 +10,6 @@ pub mod grpc;
 mod http_client;
 mod sent;
 
-pub use address::{is_nobodys_name, normal_address};
+pub use address::{host_and_port, is_nobodys_name, normal_address};
 pub use http_client::{HttpClient, HttpQuestion, MAX_PAGE, NoAnswer};
 pub use sent::Sent;

@@ -116,6 +116,7 @@ impl Fleet {
                 let listener = parts.fronts.bind(address).await;
                 let listener = listener.map_err(|error| FleetError::Front { address, error })?;
                 let front = front.guarded(self.0.options.access.gate(Port::Front));
+                let front = front.bounded(self.0.options.bounds.clone());
                 let front = if config.front_open { front.opened() } else { front };
                 fronts.push((config.id.clone(), front, listener));
             }
@@ -149,6 +150,9 @@ impl Fleet {
             let id = &config.id;
             if let Some((address, _)) = front.as_ref().filter(|_| !config.front_open) {
                 access.check_listener(&format!("front of {id:?}"), *address)?;
+            }
+            if let Some(address) = config.bound_events() {
+                access.check_writable_socket(&format!("events of {id:?}"), address, config.events_open)?;
             }
             if let Some(republish) = &config.republish {
                 for address in [Some(&republish.events), republish.replay.as_ref()].into_iter().flatten() {

@@ -122,12 +122,16 @@ impl Plane for PlaneService {
         &self,
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
-        let plane = &self.shared.plane;
-        let engines = match &request.get_ref().engine {
-            Some(name) => vec![engine_status(&*select::engine(plane, Some(name)).map_err(ApiError)?)],
-            None => plane.engines().iter().map(|engine| engine_status(engine)).collect(),
-        };
-        Ok(Response::new(proto::StatusResponse { engines, plane: plane.id().to_string() }))
+        let plane = self.shared.plane.clone();
+        let (id, name) = (plane.id().to_string(), request.into_inner().engine);
+        // Streams may be busy: not on a thread that serves others.
+        let read = tokio::task::spawn_blocking(move || match name {
+            Some(name) => Ok(vec![engine_status(&*select::engine(&plane, Some(&name))?)]),
+            None => Ok(plane.engines().iter().map(|engine| engine_status(engine)).collect()),
+        });
+        let failed = |_| PublicError::new(ErrorCode::Internal, "the status could not be read");
+        let engines = read.await.map_err(failed).flatten().map_err(ApiError)?;
+        Ok(Response::new(proto::StatusResponse { engines, plane: id }))
     }
 
     async fn query(
@@ -156,7 +160,7 @@ fn engine_status(engine: &Engine) -> proto::EngineStatus {
 }
 
 fn rank_status(stream: &Stream) -> proto::RankStatus {
-    let status = stream.status();
+    let status = stream.glance();
     proto::RankStatus {
         rank: stream.id().rank,
         continuity: encode::continuity(status.continuity).into(),

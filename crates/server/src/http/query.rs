@@ -136,7 +136,8 @@ fn read(body: &[u8], max_tokens: usize, question: &mut Question) -> Result<(), P
                 let items: Option<Vec<ItemJson>> = fields.value().map_err(|_| not("multimodal", what))?;
                 question.multimodal = items.map(|items| items.into_iter().map(Into::into).collect());
             }
-            _ => question.groups = fields.value().map_err(|_| not("groups", "true or false"))?,
+            "groups" => question.groups = fields.value().map_err(|_| not("groups", "true or false"))?,
+            other => return Err(PublicError::field(other, "cannot be read")),
         }
     }
     Ok(())

@@ -93,6 +93,9 @@ struct LinkStatus {
 #[derive(Debug, Serialize, JsonSchema)]
 struct RankStatus {
     rank: u32,
+    /// How old all of this is, because the stream is busy with a batch; absent if it was read just now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    read_before_ms: Option<u64>,
     continuity: &'static str,
     trust: &'static str,
     reason: Option<&'static str>,
@@ -224,10 +227,11 @@ fn link(status: kvplane_ingest::LinkStatus) -> LinkStatus {
 }
 
 fn rank(stream: &Stream) -> RankStatus {
-    let status = stream.status();
+    let status = stream.glance();
     let worst = status.trust.worst();
     RankStatus {
         rank: stream.id().rank,
+        read_before_ms: status.read_before.map(|age| age.as_millis() as u64),
         continuity: status.continuity.as_str(),
         trust: status.trust.level().as_str(),
         reason: worst.map(|worst| worst.reason.as_str()),
