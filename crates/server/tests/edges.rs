@@ -136,7 +136,7 @@ async fn every_bound_is_in_the_guide_and_holds() {
             "request time" => request_time().await,
             "message size" => message_size().await,
             "decoded size" => decoded_size().await,
-            "dumps" => {} // faults::recovery: dumps_have_places
+            "dumps" => dumps().await,
             other => panic!("no test for the bound {other:?}"),
         }
     }
@@ -203,8 +203,7 @@ async fn fronts() {
 async fn streams_per_connection() {
     let served = Served::with(Bounds { streams_per_connection: 7, ..Bounds::default() }).await;
     let stream = TcpStream::connect(served.grpc).await.unwrap();
-    let (send, mut connection) = h2::client::handshake(stream).await.unwrap();
-    let mut send = send;
+    let (_send, mut connection) = h2::client::handshake(stream).await.unwrap();
     let deadline = tokio::time::Instant::now() + DEADLINE;
     let settled = async {
         loop {
@@ -216,8 +215,16 @@ async fn streams_per_connection() {
         }
     };
     tokio::time::timeout_at(deadline, settled).await.expect("the server's settings");
-    drop(send.clone());
-    let _ = &mut send;
+}
+
+async fn dumps() {
+    let served = Served::with(Bounds { dumps: 0, dump_wait: SHORT, ..Bounds::default() }).await;
+    let answer = served.get("/dump").await;
+    assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: 1"), "{answer}");
+    served.refused("too_many_dumps").await;
+    let served = Served::with(Bounds::default()).await;
+    assert!(served.get("/dump").await.ends_with("{}"));
+    assert!(served.get("/dump").await.ends_with("{}"), "a place is given back");
 }
 
 async fn calls() {

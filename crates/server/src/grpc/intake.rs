@@ -82,8 +82,7 @@ pub(crate) async fn bound_calls(State(shared): State<Arc<Shared>>, request: Requ
     let method = SCHEMA.method(request.uri().path());
     let request = request.map(|body| {
         Body::new(Intake {
-            timer: (!method.is_some_and(|method| method.streaming))
-                .then(|| Box::pin(sleep(edge.bounds.request_time))),
+            timer: (!is_streaming(method)).then(|| Box::pin(sleep(edge.bounds.request_time))),
             body,
             shared: shared.clone(),
             method,
@@ -98,6 +97,11 @@ pub(crate) async fn bound_calls(State(shared): State<Arc<Shared>>, request: Requ
     // Answered, or a stream that takes its messages one by one and keeps count itself.
     drop(bytes);
     response.map(|body| Body::new(Held::new(body, (busy, call, watch))))
+}
+
+/// Whether a caller may rest between two messages. Of methods that have no shape here that is not known.
+fn is_streaming(method: Option<Method>) -> bool {
+    method.is_none_or(|method| method.streaming)
 }
 
 fn refuse(edge: &Edge, reason: Refused, message: String) -> Status {
@@ -195,8 +199,7 @@ impl Intake {
         let message = self.buffer.split_to(length).freeze();
         self.measure(&message)?;
         self.handed_over = true;
-        let streaming = self.method.is_some_and(|method| method.streaming);
-        if streaming {
+        if is_streaming(self.method) {
             self.timer = None;
         }
         Ok(Some(message))
