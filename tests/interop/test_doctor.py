@@ -165,7 +165,7 @@ def test_a_configuration_without_fault_and_without_engines(binary, config):
 
 def test_sockets_that_are_open_on_purpose(binary, config, engine):
     (port,) = free_ports(1)
-    text = f'[[engine]]\nid = "a"\nkind = "vllm"\nmodel = "m"\nevents = "bind:tcp://0.0.0.0:{port}"\n'
+    text = f'[[engine]]\nid = "a"\nkind = "vllm"\nmodel = "m"\nevents = "bind:tcp://0.0.0.0:{port}"\nevents_open = true\n'
     found, code = look(binary, "--config", config(text), *SHORT)
     assert set(found) == {"open_listener_without_roles", "endpoint_unreachable", "replay_absent"}
     assert (found["open_listener_without_roles"]["severity"], code) == ("warning", 1)

@@ -5,27 +5,31 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use hyper::body::{Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use kvplane_stream::Recovery;
+use kvplane_transport::edge::{Accepting, Connections, Guarded, InFlight, Limits, Speaks};
 use kvplane_transport::is_nobodys_name;
 use kvplane_wire::dynamo::WorkerKvQueryResponse as Answer;
 use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::recorder::{Recorder, to_json};
@@ -33,17 +37,21 @@ use crate::recorder::{Recorder, to_json};
 /// How long connections may take to end when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Connections at a time. More wait until one of them ends.
+/// Connections at a time ...
 const CONNECTIONS: usize = 64;
+/// ... and of one peer. A new one takes the place of the oldest that is idle, or is closed.
+const CONNECTIONS_PER_PEER: usize = 32;
 
-/// How long a client may take to ask, from the connection or the last answer on: a connection that is not used ends, too.
-const ASKED_WITHIN: Duration = Duration::from_secs(10);
+/// How long a client may take to ask, from the connection or the last answer on, and to take an answer.
+const LIMITS: Limits = Limits {
+    handshake: Duration::from_secs(10),
+    head: Duration::from_secs(10),
+    idle: Duration::from_secs(10),
+    write: Duration::from_secs(30),
+};
 
 /// What a request may have before its body, which nobody reads. Questions are short.
 const HEAD_BYTES: usize = 16 << 10;
-
-/// After a failure to accept (no descriptors left), so that it is not tried in a circle.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Whole states that are told at a time: each may be as large as the state itself.
 const DUMPS: usize = 4;
@@ -122,27 +130,34 @@ async fn serve(listener: TcpListener, recorder: Arc<Recorder>, stop: Cancellatio
     if local {
         routes = routes.layer(axum::middleware::from_fn(of_this_machine));
     }
+    let accepting = Accepting::new(listener, "recovery");
+    let connections = Connections::new(CONNECTIONS, CONNECTIONS_PER_PEER, LIMITS);
     let mut open = JoinSet::new();
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
             Some(_) = open.join_next() => {}
-            accepted = listener.accept(), if open.len() < CONNECTIONS => match accepted {
-                Ok((stream, _)) => drop(open.spawn(converse(stream, routes.clone(), stop.clone()))),
-                Err(_) => sleep(ACCEPT_PAUSE).await,
-            },
+            (stream, address) = accepting.next() => {
+                if let Some(place) = connections.admit(address, Speaks::Http1) {
+                    open.spawn(converse(Guarded::new(stream, place), routes.clone(), stop.clone()));
+                }
+            }
         }
     }
-    drop(listener);
+    drop(accepting);
     // Those that take longer go with the runtime.
     let _ = timeout(GRACE, async { while open.join_next().await.is_some() {} }).await;
 }
 
 /// Answers over one connection until it ends. What is being answered when the server stops is answered.
-async fn converse(stream: TcpStream, routes: Router, stop: CancellationToken) {
+async fn converse(stream: Guarded<TcpStream>, routes: Router, stop: CancellationToken) {
+    let pulse = stream.pulse().clone();
+    let routes = routes.layer(axum::middleware::from_fn(move |request: Request, next: Next| {
+        let busy = pulse.enter();
+        async move { next.run(request).await.map(|body| Body::new(Sending { body, _busy: busy })) }
+    }));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(ASKED_WITHIN)
         .max_buf_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     let mut connection = pin!(connection);
@@ -152,6 +167,32 @@ async fn converse(stream: TcpStream, routes: Router, stop: CancellationToken) {
         () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
     }
     let _ = connection.await;
+}
+
+/// An answer on its way: the connection is not idle.
+struct Sending {
+    body: Body,
+    _busy: InFlight,
+}
+
+impl HttpBody for Sending {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// Refuses what is asked of a name that is not this machine's: a page of the name's owner would read what only this machine may.

@@ -35,6 +35,11 @@ use heard::{Heard, Hearing};
 pub use late::NotIndexed;
 pub use news::News;
 
+/// How long a glance waits for a batch that is being applied.
+const GLANCE: Duration = Duration::from_millis(10);
+/// How old what a glance falls back to may be when a batch begins.
+const SEEN_FOR: Duration = Duration::from_secs(1);
+
 /// What a stream looks like at one moment.
 #[derive(Debug, Clone)]
 pub struct StreamStatus {
@@ -91,6 +96,8 @@ pub struct StreamStatus {
     pub age: Option<Duration>,
     /// Why the index knows less of the stream than its journal does.
     pub index_lacking: Option<Reason>,
+    /// How old all of this is: the stream was busy. `None` if it was read just now.
+    pub read_before: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -124,6 +131,8 @@ pub struct Stream {
     freshness: Arc<Freshness>,
     chronicle: Arc<Chronicle>,
     inner: Mutex<Inner>,
+    /// The status that was read last, and when.
+    seen: Mutex<Option<(Duration, Arc<StreamStatus>)>>,
     /// The journal's window, read without waiting for a batch that is being applied.
     window: Arc<Window>,
     changed: Notify,
@@ -174,6 +183,7 @@ impl Stream {
                 closed: false,
                 index: None,
             }),
+            seen: Mutex::new(None),
             changed: Notify::new(),
             snapshot: tokio::sync::Mutex::new((Duration::ZERO, Weak::new())),
             removed: CancellationToken::new(),
@@ -229,6 +239,7 @@ impl Stream {
         if inner.closed {
             return Outcome::default();
         }
+        self.refresh_seen(&inner, now);
         // A source that dies of a defect would leave a stream that looks well and hears nothing.
         let fed = catch_unwind(AssertUnwindSafe(|| self.feed_locked(&mut inner, now, input)));
         fed.unwrap_or_else(|_| self.give_up(inner, now))
@@ -337,8 +348,47 @@ impl Stream {
     /// What the stream looks like now.
     pub fn status(&self) -> StreamStatus {
         let inner = self.inner.lock();
-        // After the lock: a batch may have been applied meanwhile.
-        let now = self.clock.now();
+        let status = self.status_of(&inner, self.clock.now());
+        drop(inner);
+        self.keep_seen(&status);
+        status
+    }
+
+    /// What the stream looks like, for people and pages: now if that can be said at once, else as it was last seen. A batch
+    /// that takes long holds up nobody who only looks.
+    pub fn glance(&self) -> StreamStatus {
+        if let Some(inner) = self.inner.try_lock_for(GLANCE) {
+            let status = self.status_of(&inner, self.clock.now());
+            drop(inner);
+            self.keep_seen(&status);
+            return status;
+        }
+        let seen = self.seen.lock().clone();
+        let Some((at, status)) = seen else {
+            // Before the first batch there is nothing that takes long.
+            return self.status();
+        };
+        let read_before = Some(self.clock.now().mono.saturating_sub(at));
+        // How fresh it is can be said without the lock.
+        let age = self.freshness.age();
+        let continuity = self.freshness.judge(status.continuity, age);
+        StreamStatus { read_before, age, continuity, ..StreamStatus::clone(&status) }
+    }
+
+    fn keep_seen(&self, status: &StreamStatus) {
+        *self.seen.lock() = Some((self.clock.now().mono, Arc::new(status.clone())));
+    }
+
+    /// Before what may take long: remembers how the stream looks, if nobody has looked for a while.
+    fn refresh_seen(&self, inner: &Inner, now: Now) {
+        let recent = |(at, _): &(Duration, Arc<StreamStatus>)| now.mono.saturating_sub(*at) < SEEN_FOR;
+        if !self.seen.lock().as_ref().is_some_and(recent) {
+            let status = self.status_of(inner, now);
+            self.keep_seen(&status);
+        }
+    }
+
+    fn status_of(&self, inner: &Inner, now: Now) -> StreamStatus {
         let journal = inner.recorder.journal();
         let age = self.freshness.age();
         StreamStatus {
@@ -368,6 +418,7 @@ impl Stream {
             since_last_event: inner.heard.since_last_event(now),
             lag: inner.heard.lag(),
             index_lacking: inner.index.as_ref().and_then(StreamFeed::lacking),
+            read_before: None,
         }
     }
 }
@@ -398,5 +449,35 @@ fn view(recorder: &Recorder) -> View {
         continuity: recorder.standing(),
         trust: journal.trust().level(),
         reason: journal.trust().worst().map(|worst| worst.reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use kvplane_core::EngineId;
+
+    use super::*;
+
+    #[test]
+    fn a_glance_does_not_wait_for_a_busy_stream() {
+        let id = StreamId::new(EngineId::new("e"), 0);
+        let stream = Stream::in_process(id, Options::default(), JournalOptions::default());
+        let ((begin, begun), (end, ended)) = (mpsc::channel(), mpsc::channel::<()>());
+        let stream = &stream;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                stream.feed(|_, _| {
+                    begin.send(()).unwrap();
+                    ended.recv().unwrap();
+                })
+            });
+            begun.recv().unwrap();
+            let glance = stream.glance();
+            assert!(glance.read_before.is_some(), "as it was before the batch");
+            end.send(()).unwrap();
+        });
+        assert_eq!(stream.glance().read_before, None);
     }
 }

@@ -4,10 +4,12 @@
 //! see an engine's bytes.
 
 mod auth;
+mod bounds;
 mod error;
 mod fleet;
 mod front;
 mod grpc;
+mod held;
 mod hints;
 mod http;
 mod latencies;
@@ -16,6 +18,7 @@ mod listen;
 mod listeners;
 mod ops;
 mod pem;
+mod plans;
 mod publishers;
 mod questions;
 mod readiness;
@@ -30,6 +33,16 @@ pub use auth::{
     Access, Caller, CertificateKey, Exposed, Keys, KeysError, Proof, Role, Roles, Subject, TokenKey,
     is_loopback,
 };
+/// What fuzz targets call.
+#[cfg(any(test, feature = "checks"))]
+pub mod checks {
+    /// Reads a body of `/v1/query`. It must not panic, and what it takes is JSON.
+    pub fn query_json(body: &[u8]) {
+        crate::http::check_query(body);
+    }
+}
+
+pub use bounds::{Bound, Bounds};
 pub use fleet::{
     DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, Fleet, FleetError, Registration, Reloaded,
     RepublishConfig,

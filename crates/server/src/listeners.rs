@@ -35,6 +35,11 @@ impl Listener {
 }
 
 impl EngineConfig {
+    /// Where kvplane listens for the engine's events, if the engine connects.
+    pub(crate) fn bound_events(&self) -> Option<&str> {
+        self.events.as_deref().and_then(|events| events.strip_prefix("bind:"))
+    }
+
     /// What listens for this engine, in a plane with or without keys.
     pub fn listeners(&self, has_keys: bool) -> Vec<Listener> {
         let named = |key: &str| format!("{key} of engine {:?}", self.id);
@@ -49,9 +54,8 @@ impl EngineConfig {
                 all.push(Listener::new(named("republish"), address, false, republish.open));
             }
         }
-        // There is no other way to hear an engine that connects, so it is on purpose.
-        if let Some(address) = self.events.as_deref().and_then(|events| events.strip_prefix("bind:")) {
-            all.push(Listener::new(named("events"), address, false, true));
+        if let Some(address) = self.bound_events() {
+            all.push(Listener::new(named("events"), address, false, self.events_open));
         }
         all
     }
@@ -75,6 +79,9 @@ mod tests {
             all.filter(|at| !at.loopback && !at.keys).map(|at| at.name).collect()
         };
         assert_eq!(open(true), ["events of engine \"e\""]);
+        assert!(config.listeners(true).iter().all(|at| !at.opened));
+        let opened = EngineConfig { events_open: true, ..config.clone() };
+        assert!(opened.listeners(true).iter().any(|at| at.opened && at.name.starts_with("events")));
         assert_eq!(open(false), ["front of engine \"e\"", "events of engine \"e\""]);
     }
 }

@@ -19,7 +19,7 @@ pub(crate) struct Count {
 
 impl Count {
     pub(crate) fn of(engine: &Engine) -> Self {
-        let live = engine.streams.iter().filter(|stream| stream.status().continuity == Continuity::Live);
+        let live = engine.streams.iter().filter(|stream| stream.glance().continuity == Continuity::Live);
         Self { expected: engine.streams.len() as u64, heard: live.count() as u64 }
     }
 }

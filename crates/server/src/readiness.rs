@@ -43,7 +43,7 @@ impl Readiness {
         }
         let (mut streams, mut live) = (0, 0);
         for stream in plane.streams() {
-            let status = stream.status();
+            let status = stream.glance();
             let (id, continuity) = (stream.id(), status.continuity);
             streams += 1;
             live += usize::from(continuity == Continuity::Live);

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use crate::auth::{Access, Port};
+use crate::bounds::{Bounds, Edge};
 use crate::fleet::{Fleet, Parts};
 use crate::grpc;
 use crate::hints::{Hints, HintsOptions};
@@ -42,6 +43,8 @@ pub struct Options {
     pub tls: Option<Arc<Tls>>,
     /// Hints for gateways.
     pub hints: HintsOptions,
+    /// What callers may take.
+    pub bounds: Bounds,
 }
 
 impl Default for Options {
@@ -54,6 +57,7 @@ impl Default for Options {
             access: Arc::default(),
             tls: None,
             hints: HintsOptions::default(),
+            bounds: Bounds::default(),
         }
     }
 }
@@ -70,6 +74,7 @@ impl Options {
 pub(crate) struct Shared {
     pub(crate) plane: Arc<Plane>,
     pub(crate) options: Options,
+    pub(crate) edge: Arc<Edge>,
     pub(crate) readiness: Readiness,
     pub(crate) mergers: Mergers,
     pub(crate) watch: Watch,
@@ -121,6 +126,7 @@ impl Service {
             questions: Questions::default(),
             plane,
             hints,
+            edge: Arc::new(Edge::new(options.bounds.clone())),
             options,
             readiness,
             mergers: Mergers::default(),
@@ -152,10 +158,8 @@ impl Service {
     /// Serves health, readiness, status and metrics, and nothing else, until `stop` is cancelled.
     pub async fn run_pages(self, http: TcpListener, stop: CancellationToken) {
         self.shared.note_doors(&[("listen.http", &http)]);
-        let door = match Door::open(http, Port::Http, self.shared.options.tls.clone()) {
-            Ok(door) => door,
-            Err(error) => return error!(%error, "the server cannot listen"),
-        };
+        let connections = self.shared.edge.http.clone();
+        let door = Door::open(http, Port::Http, self.shared.options.tls.clone(), connections);
         let pages = http::pages(self.shared).into_make_service_with_connect_info::<Peer>();
         if let Err(error) = axum::serve(door, pages).with_graceful_shutdown(stop.cancelled_owned()).await {
             error!(%error, "HTTP server failed");
@@ -175,12 +179,8 @@ impl Service {
             tokio::spawn(hints.clone().forget_old(shared.stop.clone()));
         }
         let tls = &shared.options.tls;
-        let doors = Door::open(http, Port::Http, tls.clone())
-            .and_then(|http| Ok((http, Door::open(grpc, Port::Grpc, tls.clone())?)));
-        let (http, grpc) = match doors {
-            Ok(doors) => doors,
-            Err(error) => return error!(%error, "the servers cannot listen"),
-        };
+        let http = Door::open(http, Port::Http, tls.clone(), shared.edge.http.clone());
+        let grpc = Door::open(grpc, Port::Grpc, tls.clone(), shared.edge.grpc.clone());
         let pages = http::router(shared.clone()).into_make_service_with_connect_info::<Peer>();
         let http = axum::serve(http, pages).with_graceful_shutdown(shared.stop.clone().cancelled_owned());
         let grpc_server = grpc::server(&shared);

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use http::Uri;
-use http::uri::Authority;
 
 /// An address as it is compared: whatever does not lead elsewhere is written in one way. What is none stays as it is.
 pub fn normal_address(url: &str) -> String {
@@ -17,10 +16,30 @@ pub fn normal_address(url: &str) -> String {
 /// Whether a request's `Host` is an address, or this machine's own name for itself. Any other name has an owner, who can
 /// have it resolve to this machine after a page of theirs was loaded: to the browser the page is then ours.
 pub fn is_nobodys_name(host: &str) -> bool {
-    let Ok(authority) = host.parse::<Authority>() else { return false };
-    let host = authority.host().to_ascii_lowercase();
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let Some((host, _)) = host_and_port(host) else { return false };
+    let host = host.to_ascii_lowercase();
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host);
     bare.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost")
+}
+
+/// The two parts of `host`, `host:port` or `[address]:port`, and of nothing else: no user, no path, nothing after a
+/// bracket but a port. The host keeps its brackets.
+pub fn host_and_port(text: &str) -> Option<(&str, Option<u16>)> {
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((six, rest)) => {
+            six.parse::<std::net::Ipv6Addr>().ok()?;
+            (&text[..six.len() + 2], rest)
+        }
+        None => text.split_at(text.find(':').unwrap_or(text.len())),
+    };
+    let port = match port.strip_prefix(':') {
+        None if port.is_empty() => None,
+        None => return None,
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => Some(digits.parse().ok()?),
+        Some(_) => return None,
+    };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    (host.starts_with('[') || (!host.is_empty() && host.bytes().all(plain))).then_some((host, port))
 }
 
 #[cfg(test)]
@@ -46,7 +65,7 @@ mod tests {
         {
             assert!(is_nobodys_name(host), "{host}");
         }
-        for host in ["plane.example", "localhost.example:80", "127.0.0.1.example", ""] {
+        for host in ["plane.example", "localhost.example:80", "127.0.0.1.example", "", "[::1].evil", "[::1]evil", "[::1].evil:80", "[localhost]", "::1]", "[::1", "localhost:", "localhost:x", "localhost:99999", "a@localhost", "localhost/x", "[[::1]]"] {
             assert!(!is_nobodys_name(host), "{host}");
         }
     }

@@ -5,12 +5,13 @@
 //! request may have left ([`Sent`]): a question that was never asked has no effect, one whose answer is missing may have.
 
 mod address;
+pub mod edge;
 pub mod grpc;
 mod http_client;
 mod sent;
 mod small_file;
 
-pub use address::{is_nobodys_name, normal_address};
+pub use address::{host_and_port, is_nobodys_name, normal_address};
 pub use http_client::{HttpClient, HttpQuestion, MAX_PAGE, NoAnswer};
 pub use sent::Sent;
 pub use small_file::read_small_file;

@@ -329,6 +329,7 @@ impl Config {
             hints: self.hints.options(),
             access,
             tls,
+            bounds: kvplane_server::Bounds::default(),
         }
     }
 }

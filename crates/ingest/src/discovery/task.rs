@@ -99,7 +99,7 @@ fn name(plane: &Arc<Plane>, engine: &EngineId, trouble: &'static str) {
 fn all_heard(engine: &EngineId, plane: &Weak<Plane>) -> bool {
     let engine = plane.upgrade().and_then(|plane| plane.engine(engine.as_str()));
     engine.is_some_and(|engine| {
-        engine.streams.iter().all(|stream| stream.status().continuity == Continuity::Live)
+        engine.streams.iter().all(|stream| stream.glance().continuity == Continuity::Live)
     })
 }
 
@@ -109,7 +109,7 @@ struct Lives(Vec<(u64, Epoch)>);
 
 impl Lives {
     fn of(engine: &Engine) -> Self {
-        let streams = engine.streams.iter().map(|stream| stream.status());
+        let streams = engine.streams.iter().map(|stream| stream.glance());
         Self(streams.map(|status| (status.counters.disconnects, status.epoch)).collect())
     }
 }

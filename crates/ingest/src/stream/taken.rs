@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
+use std::time::Duration;
 
 use kvplane_stream::{Snapshot, SnapshotBuilder};
 use parking_lot::MutexGuard;
@@ -12,16 +13,30 @@ use super::Stream;
 /// Slots that a snapshot visits while it holds the stream's lock: some tens of microseconds.
 const SNAPSHOT_STEP: usize = 512;
 
+/// How long subscribers that begin share a snapshot.
+const SHARED_FOR: Duration = Duration::from_secs(2);
+
 impl Stream {
     /// The state at a moment after the call. Batches go on being applied while it is taken; several who ask at the same
     /// time share one.
     pub async fn snapshot(&self) -> Arc<Snapshot> {
-        let asked = self.clock.now().mono;
+        // Only one whose moment is after the question: whoever asks now must not be told how it was.
+        self.snapshot_since(self.clock.now().mono).await
+    }
+
+    /// A state to begin with, for a subscriber who then follows from its cursor on. One that another subscriber still uses will
+    /// do if it is recent and all that came after it is here: many who begin at once, and read slowly, share one.
+    pub async fn snapshot_to_follow(&self) -> Arc<Snapshot> {
+        self.snapshot_since(self.clock.now().mono.saturating_sub(SHARED_FOR)).await
+    }
+
+    /// The last snapshot if it was begun by then or later, else a new one.
+    async fn snapshot_since(&self, since: Duration) -> Arc<Snapshot> {
         let mut shared = self.snapshot.lock().await;
         let (begun, last) = &*shared;
-        // Only one whose moment is after the question: whoever asks now must not be told how it was.
-        if *begun >= asked
+        if *begun >= since
             && let Some(snapshot) = last.upgrade()
+            && self.window.read_after(snapshot.cursor, 0).is_ok()
         {
             return snapshot;
         }

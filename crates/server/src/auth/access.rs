@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
-use kvplane_transport::is_nobodys_name;
+use kvplane_transport::{host_and_port, is_nobodys_name};
 use parking_lot::RwLock;
 
 use super::keys::{Caller, Keys, KeysError, Proof};
@@ -114,6 +114,19 @@ impl Access {
         })
     }
 
+    /// Whether a socket may be bound there whose writers are not asked who they are.
+    pub(crate) fn check_writable_socket(&self, what: &str, address: &str, opened: bool) -> Result<(), Exposed> {
+        if self.insecure || opened || is_loopback(address) {
+            return Ok(());
+        }
+        Err(Exposed {
+            what: what.to_owned(),
+            address: address.to_owned(),
+            danger: "anyone who reaches it can publish events, because ZeroMQ has no authentication here",
+            remedy: "set events_open = true where the network is trusted",
+        })
+    }
+
     pub(crate) fn gate(self: &Arc<Self>, port: Port) -> Gate {
         Gate { access: self.clone(), port }
     }
@@ -197,6 +210,23 @@ impl Gate {
         Err(refused)
     }
 
+    /// Takes tokens of ours off a request that goes elsewhere. Others are for whoever gets them.
+    pub(crate) fn strip_own_token(&self, headers: &mut HeaderMap) {
+        let keys = self.access.keys.read().clone();
+        let is_ours = |value: &HeaderValue| {
+            token(value).is_some_and(|token| keys.by_token(token).is_some())
+        };
+        if keys.is_empty() || !headers.get_all(AUTHORIZATION).iter().any(is_ours) {
+            return;
+        }
+        let others: Vec<HeaderValue> =
+            headers.get_all(AUTHORIZATION).iter().filter(|value| !is_ours(value)).cloned().collect();
+        headers.remove(AUTHORIZATION);
+        for other in others {
+            headers.append(AUTHORIZATION, other);
+        }
+    }
+
     /// Whether it is asked who calls.
     pub(crate) fn has_keys(&self) -> bool {
         self.access.has_keys()
@@ -210,20 +240,28 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&[u8]>, Refused> {
     if given.next().is_some() {
         return Err(Refused::NotBearer);
     }
-    let (scheme, token) = value.as_bytes().split_at_checked("bearer ".len()).ok_or(Refused::NotBearer)?;
-    if !scheme.eq_ignore_ascii_case(b"bearer ") {
-        return Err(Refused::NotBearer);
-    }
-    Ok(Some(token.trim_ascii()))
+    token(value).map(Some).ok_or(Refused::NotBearer)
+}
+
+/// The token of an `authorization` that has one.
+fn token(value: &HeaderValue) -> Option<&[u8]> {
+    let (scheme, token) = value.as_bytes().split_at_checked("bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
 /// Whether a browser sends this for a page that is not of this machine. Such a page can post where its reader can, and
 /// its reader is on this machine.
 fn is_foreign_page(headers: &HeaderMap) -> bool {
-    let Some(origin) = headers.get(ORIGIN) else { return false };
-    let origin = origin.to_str().ok().and_then(|origin| origin.parse::<http::Uri>().ok());
-    let host = origin.as_ref().and_then(http::Uri::host);
-    !host.is_some_and(is_loopback_host)
+    !headers.get_all(ORIGIN).iter().all(|origin| origin.to_str().is_ok_and(is_local_origin))
+}
+
+/// Whether an `Origin` is a page that this machine serves: `http://` or `https://`, a loopback host, at most a port.
+fn is_local_origin(origin: &str) -> bool {
+    let lower = origin.to_ascii_lowercase();
+    let Some(rest) = lower.strip_prefix("http://").or_else(|| lower.strip_prefix("https://")) else {
+        return false;
+    };
+    host_and_port(rest).is_some_and(|(host, _)| is_loopback_host(host))
 }
 
 /// Whether this is asked of a name that is not this machine's: a page of the name's owner may be behind it, and sends no
@@ -242,7 +280,53 @@ pub fn is_loopback(address: &str) -> bool {
 }
 
 fn is_loopback_host(host: &str) -> bool {
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let number = bare.parse::<IpAddr>();
     number.map_or(host == "localhost", |number| number.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_of_this_machine_are_exact() {
+        for local in [
+            "http://localhost",
+            "http://localhost:8090",
+            "https://LOCALHOST",
+            "http://127.0.0.1:3000",
+            "http://127.9.9.9",
+            "http://[::1]",
+            "http://[::1]:8090",
+        ] {
+            assert!(is_local_origin(local), "{local}");
+        }
+        for foreign in [
+            "localhost",
+            "127.0.0.1",
+            "moz-extension://localhost",
+            "chrome-extension://localhost",
+            "file://localhost",
+            "null",
+            "",
+            "http://",
+            "http://localhost.evil",
+            "http://evil.localhost",
+            "http://[::1].evil",
+            "http://[::1]evil",
+            "http://[::1",
+            "http://::1]",
+            "http://localhost:port",
+            "http://localhost:",
+            "http://localhost:99999",
+            "http://user@localhost",
+            "http://localhost/path",
+            "http://localhost evil",
+            "http://10.0.0.1",
+            "http://127.0.0.1.evil",
+        ] {
+            assert!(!is_local_origin(foreign), "{foreign}");
+        }
+    }
 }

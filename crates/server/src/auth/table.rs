@@ -141,7 +141,7 @@ pub(super) fn call(path: &str) -> Needs {
 /// What a method needs that is called through a front. What an unknown one would do to the engine is not known, so that it
 /// is for the strongest role.
 pub(crate) fn front_call(path: &str) -> Needs {
-    if path.starts_with("/grpc.health.v1.Health/") {
+    if matches!(path, "/grpc.health.v1.Health/Check" | "/grpc.health.v1.Health/Watch") {
         return OPEN;
     }
     engine_call(path.rsplit('/').next().unwrap_or_default()).unwrap_or(ADMIN)

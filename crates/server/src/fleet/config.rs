@@ -48,6 +48,9 @@ pub struct EngineConfig {
     /// events there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub events: Option<String>,
+    /// Anyone who reaches a `bind:` address may publish events: for addresses beyond loopback, on a network that is trusted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub events_open: bool,
     /// Its replay socket. Rank r is at port + r. Event and replay ports of the ranks must not meet on one host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay: Option<String>,
@@ -313,6 +316,9 @@ impl EngineConfig {
         }
         if self.event_buffer.is_some() {
             return wrong("event_buffer", "is for events that are drained: events = \"http://…\"".to_owned());
+        }
+        if self.events_open && !events.starts_with("bind:") {
+            return wrong("events_open", "is for events = \"bind:…\": leave it out".to_owned());
         }
         let events = match events.strip_prefix("bind:") {
             Some(address) => Events::Bind(address.to_owned()),

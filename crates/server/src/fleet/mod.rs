@@ -161,6 +161,7 @@ impl Fleet {
     fn set_up(&self, front: Front, config: &EngineConfig) -> Front {
         let options = &self.0.options;
         let front = front.guarded(options.access.gate(Port::Front)).draining(options.drain_timeout);
+        let front = front.bounded(options.bounds.clone());
         if config.front_open { front.opened() } else { front }
     }
 
@@ -171,6 +172,9 @@ impl Fleet {
             let id = &config.id;
             if let Some((address, _)) = front.as_ref().filter(|_| !config.front_open) {
                 access.check_listener(&format!("front of {id:?}"), *address)?;
+            }
+            if let Some(address) = config.bound_events() {
+                access.check_writable_socket(&format!("events of {id:?}"), address, config.events_open)?;
             }
             if let Some(republish) = &config.republish {
                 for address in [Some(&republish.events), republish.replay.as_ref()].into_iter().flatten() {

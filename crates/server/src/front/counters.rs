@@ -1,7 +1,9 @@
 //! What a front counts.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvplane_transport::edge::{self, Closed, Connections, Share};
 
 /// Counters of one front. Reading them costs nothing to speak of; they are not a consistent cut.
 #[derive(Debug, Default)]
@@ -12,7 +14,8 @@ pub struct FrontCounters {
     pub(super) unavailable: AtomicU64,
     pub(super) connects: AtomicU64,
     pub(super) connect_failures: AtomicU64,
-    pub(super) connections_refused: AtomicU64,
+    /// The clients' connections, once the front runs.
+    pub(super) connections: OnceLock<Arc<Connections>>,
 }
 
 impl FrontCounters {
@@ -48,7 +51,18 @@ impl FrontCounters {
 
     /// Connections of clients that were closed at once because there were too many.
     pub fn connections_refused(&self) -> u64 {
-        self.connections_refused.load(Ordering::Relaxed)
+        let refused = |reason| matches!(reason, Closed::TooMany | Closed::TooManyOfPeer);
+        self.connections_closed().into_iter().filter(|(reason, _)| refused(*reason)).map(|(_, count)| count).sum()
+    }
+
+    /// Connections of clients.
+    pub(crate) fn open_connections(&self) -> usize {
+        self.connections.get().map_or(0, |connections| connections.open())
+    }
+
+    /// Connections of clients that were refused or closed, by reason.
+    pub(crate) fn connections_closed(&self) -> Vec<(Closed, u64)> {
+        self.connections.get().map(|connections| connections.closed().collect()).unwrap_or_default()
     }
 }
 
@@ -58,17 +72,23 @@ pub(super) fn add(counter: &AtomicU64) {
 
 /// One call in flight, for as long as it lives.
 #[derive(Debug)]
-pub(super) struct InFlight(Arc<FrontCounters>);
+pub(super) struct InFlight {
+    counters: Arc<FrontCounters>,
+    _places: Places,
+}
+
+/// What a call takes of its peer's share and of its connection.
+type Places = (Option<Share>, Option<edge::InFlight>);
 
 impl InFlight {
-    pub(super) fn new(counters: Arc<FrontCounters>) -> Self {
+    pub(super) fn new(counters: Arc<FrontCounters>, places: Places) -> Self {
         add(&counters.in_flight);
-        Self(counters)
+        Self { counters, _places: places }
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.counters.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -54,6 +54,7 @@ pub use upstream::{Upstream, UpstreamReset};
 pub(crate) use target::check_upstream;
 
 use crate::auth::Gate;
+use crate::bounds::Bounds;
 use target::Target;
 
 /// The methods that a front answers itself, on the engine's own service only: gateways probe the services of all engine
@@ -107,6 +108,7 @@ pub struct Front {
     gate: Option<Gate>,
     /// Only who would change the engine is asked.
     open: bool,
+    bounds: Bounds,
 }
 
 impl Front {
@@ -121,7 +123,13 @@ impl Front {
             upstream.map(|upstream| Target::new(&upstream, ca.as_deref(), connect_timeout)).transpose()?;
         let upstream = target.map(|target| Upstream::new(target, counters.clone()));
         let owned_paths = OWNED_METHODS.map(|method| format!("/{service}/{method}"));
-        Ok(Self { upstream, counters, service, owned_paths, grace, gate: None, open: false })
+        Ok(Self { upstream, counters, service, owned_paths, grace, gate: None, open: false, bounds: Bounds::default() })
+    }
+
+    /// Bounds what clients may take.
+    pub(crate) fn bounded(mut self, bounds: Bounds) -> Self {
+        self.bounds = bounds;
+        self
     }
 
     /// Has callers asked who they are: where keys are configured everybody, else those who would change the engine.

@@ -1,34 +1,30 @@
 //! The front's own HTTP/2 server.
 
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::AUTHORIZATION;
-use http::{Request, Response};
+use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use kvplane_transport::edge::{Accepting, Connections, Guarded, Shares, Speaks};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::body::{ClientBody, Reply};
 use super::counters::{InFlight, add};
-use super::link::{CONNECTION_WINDOW, FRAME_SIZE, HEADER_LIST, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW};
+use super::link::{FRAME_SIZE, HEADER_LIST, RESET_STREAMS, SEND_BUFFER, STREAM_WINDOW};
 use super::upstream::UpstreamReset;
 use super::{Front, OwnedCalls};
 use crate::auth::{self, Caller, Gate, Needs, Proof, Refused, Role};
 use crate::listen::Peer;
-
-/// Connections of clients: a handful of gateways with a handful each, many times over.
-const CONNECTIONS_MAX: usize = 1024;
 
 /// Calls on one client's connection. gRPC servers set no limit by default, and a client that meets one waits silently, so
 /// this is beyond what an engine can run.
@@ -38,37 +34,26 @@ const STREAMS_MAX: u32 = 16_384;
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// After a failure to accept (no descriptors left), so that it is not tried in a circle.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// What all calls of one client may have on their way to the engine unread.
+const CLIENT_WINDOW: u32 = 32 << 20;
 
 pub(super) async fn run(front: Front, listener: TcpListener, stop: CancellationToken, own: OwnedCalls) {
     let front = Arc::new(front);
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let accepting = Accepting::new(listener, "front");
+    let places: &Arc<Connections> = front.counters.connections.get_or_init(|| front.bounds.front());
+    let calls = Shares::new(front.bounds.calls, front.bounds.calls_per_peer);
     let connections = TaskTracker::new();
     loop {
-        let accepted = tokio::select! {
+        let (client, address) = tokio::select! {
             () = stop.cancelled() => break,
-            accepted = listener.accept() => accepted,
+            accepted = accepting.next() => accepted,
         };
-        let (client, address) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                warn!(%error, "connection not accepted");
-                sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            add(&front.counters.connections_refused);
-            continue;
-        };
+        let Some(place) = places.admit(address, Speaks::Http2) else { continue };
         let (front, own, stop) = (front.clone(), own.clone(), stop.clone());
-        connections.spawn(async move {
-            serve(front, client, address, stop, own).await;
-            drop(place);
-        });
+        let peer = Peer { address, certificate: None, pulse: Some(place.pulse().clone()) };
+        connections.spawn(serve(front, Guarded::new(client, place), peer, calls.clone(), stop, own));
     }
-    drop(listener);
+    drop(accepting);
     connections.close();
     info!(connections = connections.len(), "front stops");
     connections.wait().await;
@@ -76,24 +61,22 @@ pub(super) async fn run(front: Front, listener: TcpListener, stop: CancellationT
 
 async fn serve(
     front: Arc<Front>,
-    client: TcpStream,
-    address: SocketAddr,
+    client: Guarded<TcpStream>,
+    peer: Peer,
+    calls: Arc<Shares>,
     stop: CancellationToken,
     own: OwnedCalls,
 ) {
-    if let Err(error) = client.set_nodelay(true) {
-        debug!(%error, "connection of a client is gone");
-        return;
-    }
     let grace = front.grace;
-    let peer = Peer { address, certificate: None };
-    let service = service_fn(move |request| answer(front.clone(), own.clone(), peer.clone(), request));
+    let service = service_fn(move |request| {
+        answer(front.clone(), own.clone(), peer.clone(), calls.clone(), request)
+    });
     let connection = Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
         .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_connection_window_size(CLIENT_WINDOW)
         .max_frame_size(FRAME_SIZE)
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(HEADER_LIST)
@@ -123,9 +106,22 @@ async fn answer(
     front: Arc<Front>,
     own: OwnedCalls,
     peer: Peer,
+    calls: Arc<Shares>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Reply>, UpstreamReset> {
-    let in_flight = InFlight::new(front.counters.clone());
+    let call = calls.take(peer.key(), 1);
+    let busy = peer.pulse.as_ref().map(|pulse| pulse.enter());
+    let refused = call.is_err();
+    let in_flight = InFlight::new(front.counters.clone(), (call.ok(), busy));
+    if refused {
+        let response = Status::resource_exhausted("too many calls are under way").into_http();
+        return Ok(response.map(|body| Reply::own(body, in_flight)));
+    }
+    if !is_call(request.uri()) {
+        let message = "the path is not /package.Service/Method";
+        let response = Status::invalid_argument(message).into_http();
+        return Ok(response.map(|body| Reply::own(body, in_flight)));
+    }
     if let Err(refused) = admit(&front, &peer, &mut request) {
         let response = auth::refused_call(refused).into_http();
         return Ok(response.map(|body| Reply::own(body, in_flight)));
@@ -144,12 +140,27 @@ async fn answer(
     Ok(response.map(|body| Reply::upstream(body, in_flight)))
 }
 
+/// Whether a request names one method of one service, as gRPC does. Dot segments, escapes, queries and further segments
+/// could mean another method to the engine than to us.
+fn is_call(uri: &Uri) -> bool {
+    let name = |text: &str| {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'.';
+        text.bytes().all(known) && text.bytes().any(|byte| byte.is_ascii_alphanumeric())
+    };
+    let parts = uri.path().strip_prefix('/').and_then(|path| path.split_once('/'));
+    uri.query().is_none()
+        && parts.is_some_and(|(service, method)| name(service) && name(method) && !method.contains('.'))
+}
+
 /// Lets a call through if its caller may make it. Without keys a front is as open as its address, which was checked when
 /// it was bound; but open fronts, too, are open only for what does not change the engine.
 pub(super) fn admit<B>(front: &Front, peer: &Peer, request: &mut Request<B>) -> Result<(), Refused> {
     let needs = auth::table::front_call(request.uri().path());
     let asks = |gate: &&Gate| needs == Needs::Role(Role::Admin) || (gate.has_keys() && !front.open);
     let Some(gate) = front.gate.as_ref().filter(asks) else {
+        if let Some(gate) = &front.gate {
+            gate.strip_own_token(request.headers_mut());
+        }
         request.extensions_mut().insert(Caller::anyone(Some(peer.address)));
         return Ok(());
     };

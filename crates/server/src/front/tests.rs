@@ -70,7 +70,7 @@ fn called_without_keys(insecure: bool, open: bool, from: &str, method: &str) -> 
     let access = Arc::new(Access::new(Keys::default(), insecure));
     let front = Front::new(FrontOptions::without_upstream("a.B")).unwrap().guarded(access.gate(Port::Front));
     let front = if open { front.opened() } else { front };
-    let peer = Peer { address: from.parse().unwrap(), certificate: None };
+    let peer = Peer { address: from.parse().unwrap(), certificate: None, pulse: None };
     let mut request = Request::builder().uri(format!("/a.B/{method}")).body(()).unwrap();
     serve::admit(&front, &peer, &mut request)?;
     Ok(request.extensions().get::<Caller>().unwrap().proof)

@@ -14,6 +14,8 @@ use kvplane_stream::{
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
 
+use crate::plans::Plans;
+
 /// Blocks in one snapshot message ...
 const CHUNK_BLOCKS: usize = 2_048;
 /// ... and tokens in it: with hashes it stays well below 1 MiB, whatever the block size.
@@ -227,7 +229,7 @@ pub(super) fn trust(state: &TrustState) -> proto::Trust {
 pub(super) struct SnapshotChunks {
     id: StreamId,
     snapshot: Arc<Snapshot>,
-    order: Vec<u32>,
+    order: Arc<Vec<u32>>,
     at: usize,
     index: u32,
     done: bool,
@@ -236,7 +238,8 @@ pub(super) struct SnapshotChunks {
 impl SnapshotChunks {
     /// Orders the blocks. Takes its time.
     pub(super) fn new(id: StreamId, snapshot: Arc<Snapshot>) -> Self {
-        let order = snapshot.parents_first();
+        static ORDERS: Plans<Vec<u32>> = Plans::new();
+        let order = ORDERS.of(&snapshot, 0, Snapshot::parents_first);
         Self { id, snapshot, order, at: 0, index: 0, done: false }
     }
 

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use tonic::Status;
 
 use super::encode::{self, SnapshotChunks};
+use crate::plans;
 use crate::error::ApiError;
 
 /// Entries taken from the journal at a time.
@@ -84,7 +85,10 @@ impl Follower {
                     };
                 }
                 Phase::Reset(reason) => {
-                    let snapshot = self.stream.snapshot().await;
+                    let Ok(_place) = plans::BUILDS.acquire().await else {
+                        return Some(Err(internal("the snapshot could not be taken")));
+                    };
+                    let snapshot = self.stream.snapshot_to_follow().await;
                     self.told = Some(snapshot.standing);
                     self.ready.push_back(encode::reset(&self.stream, snapshot.cursor, reason));
                     // Sorting a million blocks takes a while: not on a thread that serves others.

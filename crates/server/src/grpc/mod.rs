@@ -4,8 +4,10 @@ mod admin;
 mod encode;
 mod everything;
 mod follow;
+mod intake;
 mod plane;
 mod query;
+mod scan;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +35,10 @@ use crate::hints::{self, Bounded, HintsService};
 use crate::service::Shared;
 use crate::smg::{SmgService, SubscribeTo};
 
-/// Several of the longest prompts in one message.
-const MAX_MESSAGE: usize = 64 << 20;
+/// What the decoder takes. Each method has its own, smaller limit in `intake`.
+const MAX_MESSAGE: usize = usize::MAX;
+/// Headers of one call.
+const MAX_HEADERS: u32 = 16 << 10;
 
 /// All services on one port.
 pub(crate) fn server(shared: &Arc<Shared>) -> Router {
@@ -90,11 +94,14 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     let routes = routes.layer(map_response(name_unknown_calls));
     let gate = shared.options.access.gate(Port::Grpc);
     let guarded = routes.layer(from_fn_with_state(gate, guard_calls));
+    let bounded = guarded.layer(from_fn_with_state(shared.clone(), intake::bound_calls));
     Server::builder()
+        .max_concurrent_streams(Some(shared.edge.bounds.streams_per_connection))
+        .http2_max_header_list_size(Some(MAX_HEADERS))
         // A subscriber behind a dead link is noticed and let go.
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
-        .add_routes(guarded.into())
+        .add_routes(bounded.into())
 }
 
 /// A call that is not there has a status, and no words: gives it some.

@@ -122,17 +122,22 @@ impl Plane for PlaneService {
         &self,
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
-        let plane = &self.shared.plane;
-        let proto::StatusRequest { engine, brief } = request.get_ref();
-        let rank_status = if *brief { brief_status } else { rank_status };
-        let engines = match engine {
-            Some(name) => {
-                let engine = select::engine(plane, Some(name)).map_err(ApiError)?;
-                vec![engine_status(&engine, rank_status)]
-            }
-            None => plane.engines().iter().map(|engine| engine_status(engine, rank_status)).collect(),
+        let plane = self.shared.plane.clone();
+        let id = plane.id().to_string();
+        let proto::StatusRequest { engine, brief } = request.into_inner();
+        let of = move |rank_status: fn(&Stream) -> proto::RankStatus| match engine {
+            Some(name) => Ok(vec![engine_status(&*select::engine(&plane, Some(&name))?, rank_status)]),
+            None => Ok(plane.engines().iter().map(|engine| engine_status(engine, rank_status)).collect()),
         };
-        Ok(Response::new(proto::StatusResponse { engines, plane: plane.id().to_string() }))
+        let engines = if brief {
+            of(brief_status)
+        } else {
+            // Streams may be busy: not on a thread that serves others.
+            let failed = |_| PublicError::new(ErrorCode::Internal, "the status could not be read");
+            tokio::task::spawn_blocking(move || of(rank_status)).await.map_err(failed).flatten()
+        };
+        let engines = engines.map_err(ApiError)?;
+        Ok(Response::new(proto::StatusResponse { engines, plane: id }))
     }
 
     async fn query(
@@ -176,7 +181,7 @@ fn brief_status(stream: &Stream) -> proto::RankStatus {
 }
 
 fn rank_status(stream: &Stream) -> proto::RankStatus {
-    let status = stream.status();
+    let status = stream.glance();
     proto::RankStatus {
         rank: stream.id().rank,
         continuity: encode::continuity(status.continuity).into(),

@@ -86,6 +86,11 @@ impl Hints {
         }
     }
 
+    /// A message was refused for its size.
+    pub(crate) fn count_oversized(&self) {
+        self.counters.refused.count(Refusal::Oversized);
+    }
+
     /// Refuses writers that nobody knows. Whoever has shown a key has shown its role before this.
     fn check_writer(&self, caller: Option<&Caller>) -> Result<(), PublicError> {
         let known = caller.is_some_and(|caller| caller.proof != Proof::Nothing);

@@ -2,12 +2,14 @@
 
 use std::fmt::Error;
 
+use kvplane_transport::edge::Closed;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 
 use super::family::list::callers;
 use super::metrics::gauge;
+use crate::auth::Port;
 use crate::service::Shared;
 
 /// A listener, a reason, and how often.
@@ -19,13 +21,41 @@ pub(super) struct Callers {
     watchers: u64,
     refused: Counts,
     handshakes: Counts,
+    connections: [(&'static str, u64); 3],
+    closed: Counts,
+    request_bytes: u64,
+    bounded: Vec<(&'static str, u64)>,
 }
 
 impl Callers {
     pub(super) fn of(shared: &Shared) -> Self {
         let options = &shared.options;
         let handshakes = options.tls.as_ref().map(|tls| tls.failed()).unwrap_or_default();
-        Self { watchers: shared.watch.watchers(), refused: options.access.refused(), handshakes }
+        let edge = &shared.edge;
+        let mut closed: Counts = Vec::new();
+        for (port, connections) in [(Port::Http, &edge.http), (Port::Grpc, &edge.grpc)] {
+            closed.extend(connections.closed().map(|(reason, count)| (port.as_str(), reason.as_str(), count)));
+        }
+        let fronts = shared.fleet.fronts.counters();
+        let mut of_fronts = Closed::ALL.map(|reason| (Port::Front.as_str(), reason.as_str(), 0));
+        for (at, (_, count)) in fronts.iter().flat_map(|(_, front)| front.connections_closed().into_iter().enumerate()) {
+            of_fronts[at].2 += count;
+        }
+        closed.extend(of_fronts);
+        let at_fronts: usize = fronts.iter().map(|(_, front)| front.open_connections()).sum();
+        Self {
+            watchers: shared.watch.watchers(),
+            refused: options.access.refused(),
+            handshakes,
+            connections: [
+                (Port::Http.as_str(), edge.http.open() as u64),
+                (Port::Grpc.as_str(), edge.grpc.open() as u64),
+                (Port::Front.as_str(), at_fronts as u64),
+            ],
+            closed,
+            request_bytes: edge.request_bytes.taken() as u64,
+            bounded: edge.refused().collect(),
+        }
     }
 }
 
@@ -40,6 +70,20 @@ impl Collector for Callers {
                 let labels = [("listener", *listener), ("why", *why)];
                 ConstCounter::new(*count).encode(metric.encode_family(&labels)?)?;
             }
+        }
+        let mut metric = callers::CONNECTIONS.begin(&mut encoder)?;
+        for (listener, open) in self.connections {
+            gauge(open, metric.encode_family(&[("listener", listener)])?)?;
+        }
+        let mut metric = callers::CONNECTIONS_CLOSED.begin(&mut encoder)?;
+        for (listener, reason, count) in &self.closed {
+            let labels = [("listener", *listener), ("reason", *reason)];
+            ConstCounter::new(*count).encode(metric.encode_family(&labels)?)?;
+        }
+        gauge(self.request_bytes, callers::REQUEST_BYTES.begin(&mut encoder)?)?;
+        let mut metric = callers::REQUESTS_REFUSED.begin(&mut encoder)?;
+        for (reason, count) in &self.bounded {
+            ConstCounter::new(*count).encode(metric.encode_family(&[("reason", *reason)])?)?;
         }
         Ok(())
     }

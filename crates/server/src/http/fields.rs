@@ -180,6 +180,9 @@ impl<'b> Fields<'b> {
 struct Name<'b>(#[serde(borrow)] Cow<'b, str>);
 
 #[cfg(test)]
+mod differential;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -156,7 +156,7 @@ fn worker(engine: &Engine) -> Worker {
     let mut listeners = BTreeMap::new();
     let mut block_size = engine.spec.block_size;
     for (RankSpec { rank, events, .. }, stream) in engine.spec.ranks.iter().zip(&engine.streams) {
-        let status = stream.status();
+        let status = stream.glance();
         block_size = block_size.or(status.block_size);
         let down = status.continuity == Continuity::Down;
         let endpoint = events.address().to_owned();

@@ -68,7 +68,7 @@ fn row(engine: &Engine, stream: &Stream) -> Row {
         engine: engine.spec.id.to_string(),
         rank: stream.id().rank.to_string(),
         model: engine.spec.model.clone(),
-        status: stream.status(),
+        status: stream.glance(),
     }
 }
 
@@ -178,10 +178,11 @@ impl Streams {
                 gauge(value(&row.status), metric.encode_family(&row.labels())?)
             })?;
         }
-        let times: [Time; 3] = [
+        let times: [Time; 4] = [
             (streams::SINCE_LAST_EVENT_SECONDS, |s| s.since_last_event),
             (streams::LAG_SECONDS, |s| s.lag),
             (streams::AGE_SECONDS, |s| s.age),
+            (streams::READ_BEFORE_SECONDS, |s| s.read_before),
         ];
         for (family, value) in times {
             self.gauge(encoder, family, |row, metric| match value(&row.status) {

@@ -8,6 +8,7 @@ mod hints;
 mod hints_metrics;
 mod index_metrics;
 mod indexer;
+mod intake;
 mod keys;
 mod link_metrics;
 mod members;
@@ -32,7 +33,7 @@ use std::sync::Arc;
 
 use axum::extract::{Extension, MatchedPath, State};
 use axum::http::{Method, StatusCode, Uri, header};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -65,6 +66,13 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
     serving(more, OPENAPI_LISTS, shared)
 }
 
+/// Reads a body of `/v1/query`: what is taken is JSON.
+#[cfg(any(test, feature = "checks"))]
+pub(crate) fn check_query(body: &[u8]) {
+    let taken = query::read(body, 1 << 20, &mut kvplane_ingest::Question::default()).is_ok();
+    assert!(!taken || serde_json::from_slice::<serde_json::Value>(body).is_ok(), "taken, and not JSON");
+}
+
 /// The pages that say how the process is, and nothing about prompts.
 pub(crate) fn pages(shared: Arc<Shared>) -> Router {
     serving(
@@ -88,7 +96,9 @@ fn serving(more: Router<Arc<Shared>>, listed: &'static str, shared: Arc<Shared>)
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message).with_next(listed))
         })
         .fallback(async move |uri: Uri| ApiError(no_such_path(uri.path(), listed)))
+        .layer(from_fn_with_state(shared.clone(), intake::bound_bodies))
         .layer(from_fn_with_state(shared.options.access.gate(Port::Http), guard_pages))
+        .layer(from_fn(intake::mark_busy))
         .with_state(shared)
 }
 
@@ -104,27 +114,35 @@ async fn readyz(
     let mut given = Parameters::read(query, &[])?;
     let strict = given.flag("strict", &[])?.unwrap_or(false);
     given.finish()?;
-    let verdict = shared.readiness.check(&shared.plane, strict);
+    let (verdict, publishers) = off_the_workers(move || {
+        (shared.readiness.check(&shared.plane, strict), Publishers::of(&shared.plane))
+    })
+    .await?;
     let code = if verdict.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     if !caller.is_some_and(|Extension(caller)| caller.roles.include(Role::Read)) {
         // Which engines there are is for those who may read.
         return Ok((code, Json(json!({"ready": verdict.ready}))).into_response());
     }
-    let publishers = Publishers::of(&shared.plane);
     let body = json!({"ready": verdict.ready, "reasons": verdict.reasons, "publishers": publishers});
     Ok((code, Json(body)).into_response())
 }
 
 async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, ApiError> {
-    let page = metrics::page(&shared).map_err(|error| {
+    let page = off_the_workers(move || metrics::page(&shared)).await?.map_err(|error| {
         ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
     })?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], page).into_response())
 }
 
-async fn status_page(State(shared): State<Arc<Shared>>) -> Json<status::PlaneStatus> {
-    Json(status::plane(&shared))
+async fn status_page(State(shared): State<Arc<Shared>>) -> Result<Json<status::PlaneStatus>, ApiError> {
+    off_the_workers(move || status::plane(&shared)).await.map(Json)
+}
+
+/// Reads what may have to wait for a stream: not on a thread that serves others.
+async fn off_the_workers<R: Send + 'static>(read: impl FnOnce() -> R + Send + 'static) -> Result<R, ApiError> {
+    let failed = |_| ApiError(PublicError::new(ErrorCode::Internal, "the page could not be made"));
+    tokio::task::spawn_blocking(read).await.map_err(failed)
 }
 
 /// What is said of a path that nothing is served under.

@@ -4,24 +4,26 @@
 //! pass over, as the peers do. Counts are tokens; those of colder tiers include the warmer ones.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::{ConnectInfo, Extension, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt as _, stream};
 use kvplane_core::{PublicError, Tier};
 use kvplane_ingest::{Answer, DEFAULT_ROUTING_GROUP, Prompt, Question, Roster, Stream};
-use kvplane_stream::Worker;
+use kvplane_stream::{Transition, Worker};
+use kvplane_transport::edge::Share;
 use serde::Serialize;
 use serde_json::json;
 
 use super::fields::{Fields, Malformed};
 use super::query::{on_a_fitting_thread, read_block_hashes, read_body, read_token_ids, with_question};
-use super::recover::not_worth_crediting;
+use super::recover::{not_worth_crediting, too_many_dumps};
+use crate::held::Held;
+use crate::listen::Peer;
 use crate::service::Shared;
 
 /// A refusal in the peers' form.
@@ -178,15 +180,22 @@ type Sources = Vec<(Worker, Arc<Stream>)>;
 enum Part {
     Text(String),
     Events(Worker, Arc<Stream>),
+    #[cfg(test)]
+    Panics,
 }
 
 /// Every credited stream's state as events, parents first. It is written stream by stream: a whole fleet's state is
 /// never in memory as JSON.
-pub(super) async fn dump(State(shared): State<Arc<Shared>>) -> Response {
+pub(super) async fn dump(
+    State(shared): State<Arc<Shared>>,
+    peer: Option<Extension<ConnectInfo<Peer>>>,
+) -> Response {
+    let peer = peer.as_ref().map(|Extension(ConnectInfo(peer))| peer);
+    let Some(place) = shared.edge.dump(peer).await else { return too_many_dumps() };
     let mut by_key: BTreeMap<(String, String, u32), Sources> = BTreeMap::new();
     for engine in shared.plane.engines().iter() {
         for stream in &engine.streams {
-            let Some(block_size) = stream.status().block_size else { continue };
+            let Some(block_size) = stream.glance().block_size else { continue };
             if not_worth_crediting(&shared, stream).is_some() {
                 continue;
             }
@@ -215,29 +224,131 @@ pub(super) async fn dump(State(shared): State<Arc<Shared>>) -> Response {
         opening = ",";
     }
     parts.push(Part::Text(if names.is_empty() { "{}" } else { "}" }.to_owned()));
-    let body = stream::unfold((parts.into_iter(), false), async |(mut parts, after_events)| {
-        let (text, after_events) = match parts.next()? {
-            Part::Text(text) => (text, false),
-            Part::Events(worker, stream) => {
-                let events = events(worker, &stream).await;
-                let separator = if after_events && !events.is_empty() { "," } else { "" };
-                let any = after_events || !events.is_empty();
-                (format!("{separator}{events}"), any)
-            }
-        };
-        Some((Ok::<_, Infallible>(Bytes::from(text)), (parts, after_events)))
-    });
-    ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(body.boxed())).into_response()
+    send(parts, place).await
 }
 
-/// A stream's state as events, separated by commas.
-async fn events(worker: Worker, stream: &Stream) -> String {
-    let snapshot = stream.snapshot().await;
-    let written = tokio::task::spawn_blocking(move || {
-        let events = snapshot.as_transitions();
-        let events = events.iter().enumerate().map(|(at, event)| worker.event(at as u64, event));
-        let written: Vec<String> = events.filter_map(|event| serde_json::to_string(&event).ok()).collect();
-        written.join(",")
-    });
-    written.await.unwrap_or_default()
+async fn send(parts: Vec<Part>, place: Share) -> Response {
+    let mut dump = Dump { parts: parts.into_iter(), events: None, after_events: false };
+    // What fails before anything was sent is an error that the caller can read: so the first events are written first.
+    let mut first = Vec::new();
+    while let Some(piece) = dump.next().await {
+        match piece {
+            Ok(piece) => first.push(Ok(piece)),
+            Err(error) => return error.into_response(),
+        }
+        if dump.events.is_some() {
+            break;
+        }
+    }
+    let rest = stream::unfold(dump, async |mut dump| Some((dump.next().await?, dump)));
+    // Later failures break the response off: half a state is never a whole answer.
+    let body = stream::iter(first).chain(rest).map(|piece| piece.map_err(|_| DumpFailed));
+    let body = Held::new(Body::from_stream(body.boxed()), place);
+    ([(header::CONTENT_TYPE, "application/json")], Body::new(body)).into_response()
+}
+
+/// The dump of a stream failed: a defect.
+#[derive(Debug, thiserror::Error)]
+#[error("the state could not be dumped")]
+struct DumpFailed;
+
+impl IntoResponse for DumpFailed {
+    fn into_response(self) -> Response {
+        Refusal(StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
+    }
+}
+
+/// The dump, piece by piece: no more than a piece of it is in memory as JSON, however slowly it is read.
+struct Dump {
+    parts: std::vec::IntoIter<Part>,
+    /// The stream that is being written.
+    events: Option<(Worker, Arc<[Transition]>, usize)>,
+    /// Whether a comma comes before the next event.
+    after_events: bool,
+}
+
+impl Dump {
+    async fn next(&mut self) -> Option<Result<Bytes, DumpFailed>> {
+        loop {
+            if let Some((worker, events, at)) = self.events.take() {
+                if at == events.len() {
+                    continue;
+                }
+                let (comma, shared) = (self.after_events, events.clone());
+                let Ok(Ok((text, next))) =
+                    tokio::task::spawn_blocking(move || write_events(worker, &shared, at, comma)).await
+                else {
+                    return Some(Err(DumpFailed));
+                };
+                self.after_events = true;
+                self.events = Some((worker, events, next));
+                return Some(Ok(text));
+            }
+            match self.parts.next()? {
+                Part::Text(text) => {
+                    self.after_events = false;
+                    return Some(Ok(text.into()));
+                }
+                Part::Events(worker, stream) => {
+                    let snapshot = stream.snapshot().await;
+                    let events = tokio::task::spawn_blocking(move || snapshot.as_transitions().into()).await;
+                    let Ok(events) = events else { return Some(Err(DumpFailed)) };
+                    self.events = Some((worker, events, 0));
+                }
+                #[cfg(test)]
+                Part::Panics => {
+                    let panicked = tokio::task::spawn_blocking(|| panic!("a defect")).await;
+                    return panicked.is_err().then_some(Err(DumpFailed));
+                }
+            }
+        }
+    }
+}
+
+/// Bytes of one piece, about.
+const PIECE: usize = 256 << 10;
+
+/// Writes events from one on, up to a piece. Gives the number of the next one.
+fn write_events(
+    worker: Worker,
+    events: &[Transition],
+    from: usize,
+    mut comma: bool,
+) -> Result<(Bytes, usize), serde_json::Error> {
+    let mut text = Vec::with_capacity(PIECE);
+    let mut at = from;
+    while at < events.len() && text.len() < PIECE {
+        if std::mem::replace(&mut comma, true) {
+            text.push(b',');
+        }
+        serde_json::to_writer(&mut text, &worker.event(at as u64, &events[at]))?;
+        at += 1;
+    }
+    Ok((text.into(), at))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use kvplane_transport::edge::{PeerKey, Shares};
+
+    use super::*;
+
+    fn place() -> Share {
+        Shares::new(1, 1).take(PeerKey::of(IpAddr::from([127, 0, 0, 1])), 1).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_cannot_be_dumped_is_not_left_out() {
+        let response = send(vec![Part::Text("{".to_owned()), Part::Panics], place()).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+
+    #[tokio::test]
+    async fn an_empty_dump_is_one() {
+        let response = send(vec![Part::Text("{}".to_owned())], place()).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(axum::body::to_bytes(response.into_body(), 9).await.unwrap(), "{}");
+    }
 }

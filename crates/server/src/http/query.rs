@@ -97,7 +97,7 @@ fn respond(shared: &Shared, body: &[u8]) -> Result<Response, ApiError> {
 }
 
 /// Reads a question of ours: what it does not know it refuses.
-fn read(body: &[u8], max_tokens: usize, question: &mut Question) -> Result<(), PublicError> {
+pub(super) fn read(body: &[u8], max_tokens: usize, question: &mut Question) -> Result<(), PublicError> {
     let malformed = |Malformed(reason)| PublicError::field("body", reason);
     let mut fields = Fields::open(body).map_err(malformed)?;
     let mut seen: Vec<&'static str> = Vec::with_capacity(FIELDS.len());
@@ -136,7 +136,8 @@ fn read(body: &[u8], max_tokens: usize, question: &mut Question) -> Result<(), P
                 let items: Option<Vec<ItemJson>> = fields.value().map_err(|_| not("multimodal", what))?;
                 question.multimodal = items.map(|items| items.into_iter().map(Into::into).collect());
             }
-            _ => question.groups = fields.value().map_err(|_| not("groups", "true or false"))?,
+            "groups" => question.groups = fields.value().map_err(|_| not("groups", "true or false"))?,
+            other => return Err(PublicError::field(other, "cannot be read")),
         }
     }
     Ok(())

@@ -5,14 +5,19 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Query, State};
-use axum::http::StatusCode;
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Extension, Query, State};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::{Engine, Stream};
 use kvplane_stream::{Numbering, Recovery, Worker, withheld};
 use kvplane_wire::dynamo::WorkerKvQueryResponse as Answer;
 use serde::Deserialize;
 
+use super::intake::again_later;
+use crate::held::Held;
+use crate::listen::Peer;
 use crate::select;
 use crate::service::Shared;
 
@@ -26,6 +31,7 @@ pub(super) struct Question {
 
 pub(super) async fn kv_recover(
     State(shared): State<Arc<Shared>>,
+    peer: Option<Extension<ConnectInfo<Peer>>>,
     question: Result<Query<Question>, axum::extract::rejection::QueryRejection>,
 ) -> Response {
     let question = match question {
@@ -35,11 +41,31 @@ pub(super) async fn kv_recover(
     let selected = select::engine(&shared.plane, question.engine.as_deref())
         .and_then(|engine| Ok((select::stream(&engine, question.rank)?.clone(), engine)));
     match selected {
-        Ok((stream, engine)) => Json(answer(&shared, &engine, &stream, &question).await).into_response(),
+        Ok((stream, engine)) => {
+            let peer = peer.as_ref().map(|Extension(ConnectInfo(peer))| peer);
+            let Some(place) = shared.edge.dump(peer).await else { return too_many_dumps() };
+            let response = write(answer(&shared, &engine, &stream, &question).await).await;
+            // The place is taken until the answer has been sent: it is as large as the state.
+            response.map(|body| Body::new(Held::new(body, place)))
+        }
         Err(error) => {
             let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::BAD_REQUEST);
             refuse(status, error.in_full())
         }
+    }
+}
+
+/// What a caller is told who finds all places taken.
+pub(super) fn too_many_dumps() -> Response {
+    let message = "too many states are being dumped or sent";
+    again_later(PublicError::new(ErrorCode::LimitReached, message))
+}
+
+/// Writes an answer, which may be as large as a stream's state: not on a thread that serves others.
+async fn write(answer: Answer) -> Response {
+    match tokio::task::spawn_blocking(move || serde_json::to_vec(&answer)).await {
+        Ok(Ok(json)) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+        _ => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be written".to_owned()),
     }
 }
 

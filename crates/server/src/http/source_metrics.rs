@@ -25,7 +25,7 @@ impl Sources {
     pub(super) fn of(engines: &[Arc<Engine>]) -> Self {
         let name = |engine: &Engine| engine.spec.id.to_string();
         let ranks = engines.iter().flat_map(|engine| {
-            engine.streams.iter().map(|stream| (name(engine), stream.id().rank.to_string(), stream.status()))
+            engine.streams.iter().map(|stream| (name(engine), stream.id().rank.to_string(), stream.glance()))
         });
         Self {
             engines: engines.iter().map(|engine| (name(engine), Count::of(engine))).collect(),

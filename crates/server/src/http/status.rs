@@ -93,6 +93,9 @@ struct LinkStatus {
 #[derive(Debug, Serialize, JsonSchema)]
 struct RankStatus {
     rank: u32,
+    /// How old all of this is, because the stream is busy with a batch; absent if it was read just now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    read_before_ms: Option<u64>,
     continuity: &'static str,
     /// How old the proof is that the engine is there, milliseconds; null before the first, 0 where the source cannot fall
     /// silent. Beyond `max_silence_ms` the stream is recovering.
@@ -229,10 +232,11 @@ fn link(status: kvplane_ingest::LinkStatus) -> LinkStatus {
 }
 
 fn rank(stream: &Stream) -> RankStatus {
-    let status = stream.status();
+    let status = stream.glance();
     let worst = status.trust.worst();
     RankStatus {
         rank: stream.id().rank,
+        read_before_ms: status.read_before.map(|age| age.as_millis() as u64),
         continuity: status.continuity.as_str(),
         age_ms: status.age.map(age_ms),
         max_silence_ms: stream.freshness().max_silence().map(age_ms),

@@ -5,30 +5,21 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
 use futures::Stream;
+use kvplane_transport::edge::{Accepting, Admitted, Connections, Guarded, PeerKey, Pulse, Speaks};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{sleep, timeout};
-use tokio_util::task::AbortOnDropHandle;
-use tracing::{debug, warn};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tracing::{debug, error};
 
 use super::plain;
 use super::tls::{Failure, Tls, identity};
 use crate::auth::{Identity, Port};
-
-/// A client that has not shaken hands by then is not going to.
-const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
-/// Handshakes under way. More at once are an attack, or of no use to clients that wait.
-const HANDSHAKES_MAX: usize = 1024;
-/// Connections that wait to be taken; the server takes them at once.
-const READY_MAX: usize = 64;
-/// After a failure to accept (no descriptors left), so that it is not tried in a circle.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+use crate::bounds;
 
 /// Who is at the other end of a connection.
 #[derive(Debug, Clone)]
@@ -36,6 +27,15 @@ pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     /// What its certificate says, if it has shown one.
     pub(crate) certificate: Option<Arc<Identity>>,
+    /// How the connection is doing; absent where nothing watches it.
+    pub(crate) pulse: Option<Arc<Pulse>>,
+}
+
+impl Peer {
+    /// Who shares limits with it.
+    pub(crate) fn key(&self) -> PeerKey {
+        PeerKey::of(self.address.ip())
+    }
 }
 
 /// A connection, ready to be served.
@@ -50,34 +50,75 @@ impl<T: AsyncRead + AsyncWrite + Send> Duplex for T {}
 
 /// A listener. With TLS, handshakes are made aside: a client that takes its time holds up nobody.
 #[derive(Debug)]
-pub(crate) enum Door {
-    Plain(TcpListener),
-    Secure { address: SocketAddr, ready: mpsc::Receiver<Connection>, _accepting: AbortOnDropHandle<()> },
+pub(crate) struct Door {
+    accepting: Accepting,
+    connections: Arc<Connections>,
+    port: Port,
+    tls: Option<Arc<Tls>>,
+    handshakes: JoinSet<Result<Connection, Failure>>,
 }
 
 impl Door {
     /// Opens a listener.
-    pub(crate) fn open(listener: TcpListener, port: Port, tls: Option<Arc<Tls>>) -> io::Result<Self> {
-        let Some(tls) = tls else { return Ok(Self::Plain(listener)) };
-        let address = listener.local_addr()?;
-        let (hand_over, ready) = mpsc::channel(READY_MAX);
-        let accepting = tokio::spawn(accept_secure(listener, port, tls, hand_over));
-        Ok(Self::Secure { address, ready, _accepting: AbortOnDropHandle::new(accepting) })
+    pub(crate) fn open(
+        listener: TcpListener,
+        port: Port,
+        tls: Option<Arc<Tls>>,
+        connections: Arc<Connections>,
+    ) -> Self {
+        let accepting = Accepting::new(listener, port.as_str());
+        Self { accepting, connections, port, tls, handshakes: JoinSet::new() }
     }
 
-    /// The next connection.
+    /// The next connection. There is no task that could end and leave a listener that nobody serves.
     async fn next(&mut self) -> Connection {
-        match self {
-            Self::Plain(listener) => {
-                let (stream, address) = accept(listener).await;
-                Connection { stream: Box::pin(stream), peer: Peer { address, certificate: None } }
+        loop {
+            tokio::select! {
+                (stream, address) = self.accepting.next() => {
+                    if let Some(connection) = self.admit(stream, address) {
+                        return connection;
+                    }
+                }
+                Some(shaken) = self.handshakes.join_next() => match shaken {
+                    Ok(Ok(connection)) => return connection,
+                    Ok(Err(failure)) => self.failed(failure),
+                    Err(error) => {
+                        error!(listener = self.port.as_str(), %error, "TLS handshake task failed");
+                        self.failed(Failure::Handshake);
+                    }
+                },
             }
-            Self::Secure { ready, .. } => match ready.recv().await {
-                Some(connection) => connection,
-                // Whoever accepts has ended, which only the end of the process can be.
-                None => std::future::pending().await,
-            },
         }
+    }
+
+    fn failed(&self, failure: Failure) {
+        if let Some(tls) = &self.tls {
+            tls.count(self.port, failure);
+        }
+    }
+
+    /// A connection that can be served at once. With TLS the handshake comes first.
+    fn admit(&mut self, stream: TcpStream, address: SocketAddr) -> Option<Connection> {
+        let speaks = if self.port == Port::Http { Speaks::Http1 } else { Speaks::Http2 };
+        let Some(tls) = self.tls.clone() else {
+            let place = self.connections.admit(address, speaks)?;
+            let peer = Peer { address, certificate: None, pulse: Some(place.pulse().clone()) };
+            return Some(Connection { stream: Box::pin(Guarded::new(stream, place)), peer });
+        };
+        let Some(place) = self.connections.admit(address, Speaks::Handshake) else {
+            tls.count(self.port, Failure::TooMany);
+            return None;
+        };
+        let (port, closing) = (self.port, place.pulse().closing().clone());
+        self.handshakes.spawn(async move {
+            let shaking = timeout(bounds::HANDSHAKE, shake(stream, address, port, speaks, &tls, place));
+            let shaken = closing.run_until_cancelled(shaking).await;
+            let shaken = shaken.map_or(Err(Failure::TooMany), |done| done.unwrap_or(Err(Failure::Timeout)));
+            shaken.inspect_err(|failure| {
+                debug!(listener = port.as_str(), %address, reason = failure.as_str(), "TLS handshake failed");
+            })
+        });
+        None
     }
 
     /// All connections, for tonic.
@@ -89,65 +130,27 @@ impl Door {
     }
 }
 
-async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, address)) => {
-                if let Err(error) = stream.set_nodelay(true) {
-                    debug!(%error, "connection of a client is gone");
-                    continue;
-                }
-                return (stream, address);
-            }
-            Err(error) => {
-                warn!(%error, "connection not accepted");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
-async fn accept_secure(
-    listener: TcpListener,
+async fn shake(
+    stream: TcpStream,
+    address: SocketAddr,
     port: Port,
-    tls: Arc<Tls>,
-    hand_over: mpsc::Sender<Connection>,
-) {
-    let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-    loop {
-        let (stream, address) = accept(&listener).await;
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            tls.count(port, Failure::TooMany);
-            continue;
-        };
-        let (tls, hand_over) = (tls.clone(), hand_over.clone());
-        tokio::spawn(async move {
-            let shaken = timeout(HANDSHAKE_WITHIN, shake(stream, address, port, &tls)).await;
-            match shaken.unwrap_or(Err(Failure::Timeout)) {
-                // The server that would take it may have ended.
-                Ok(connection) => drop(hand_over.send(connection).await),
-                Err(failure) => {
-                    tls.count(port, failure);
-                    debug!(listener = port.as_str(), %address, why = failure.as_str(), "no TLS connection");
-                }
-            }
-            drop(place);
-        });
-    }
-}
-
-async fn shake(stream: TcpStream, address: SocketAddr, port: Port, tls: &Tls) -> Result<Connection, Failure> {
+    speaks: Speaks,
+    tls: &Tls,
+    place: Admitted,
+) -> Result<Connection, Failure> {
     if !plain::speaks_tls(&stream).await.map_err(|_| Failure::Handshake)? {
         plain::send_away(stream).await;
         return Err(Failure::Plain);
     }
-    let stream = tls.acceptor(port).accept(stream).await.map_err(|error| {
+    let pulse = place.pulse().clone();
+    let stream = tls.acceptor(port).accept(Guarded::new(stream, place)).await.map_err(|error| {
         debug!(listener = port.as_str(), %address, %error, "handshake failed");
         Failure::Handshake
     })?;
+    pulse.begin(speaks);
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let certificate = shown.and_then(identity).map(Arc::new);
-    Ok(Connection { stream: Box::pin(stream), peer: Peer { address, certificate } })
+    Ok(Connection { stream: Box::pin(stream), peer: Peer { address, certificate, pulse: Some(pulse) } })
 }
 
 // === impl Listener ===
@@ -163,11 +166,8 @@ impl Listener for Door {
     }
 
     fn local_addr(&self) -> io::Result<Peer> {
-        let address = match self {
-            Self::Plain(listener) => listener.local_addr()?,
-            Self::Secure { address, .. } => *address,
-        };
-        Ok(Peer { address, certificate: None })
+        let address = self.accepting.local_addr()?;
+        Ok(Peer { address, certificate: None, pulse: None })
     }
 }
 

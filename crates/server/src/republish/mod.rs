@@ -7,22 +7,24 @@
 //! One thread serves all of them, as an engine's publisher does: between two batches it looks for requests.
 
 mod encode;
+mod replay;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use kvplane_core::Cursor;
 use kvplane_ingest::{Engine, Stream};
 use kvplane_socket::{
-    Endpoint, PubOptions, PubSocket, PublishContext, ReleasedPorts, ReplyFraming, RouterSocket, SocketError,
+    Endpoint, PubOptions, PubSocket, PublishContext, ReleasedPorts, RouterSocket, SocketError,
 };
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
+
+use replay::{Building, Replay, Step};
 
 /// Where an engine's events are published again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,6 +100,8 @@ struct Outlet {
     publisher: PubSocket,
     router: Option<RouterSocket>,
     cursor: Cursor,
+    /// The replay that is being answered. Others wait in the socket, which gives each peer its turn.
+    replay: Option<Replay>,
 }
 
 /// An engine's sockets: bound, and publishing nothing yet.
@@ -171,7 +175,7 @@ impl Republisher {
             let events = publisher.last_endpoint().to_owned();
             info!(stream = %stream.id(), events, replay = replay.as_deref().unwrap_or("off"), "republishing");
             self.endpoints.lock().insert((id.clone(), rank), (events, replay));
-            outlets.push(Outlet { cursor: stream.cursor(), stream, topic, publisher, router });
+            outlets.push(Outlet { cursor: stream.cursor(), stream, topic, publisher, router, replay: None });
         }
         self.specs.lock().insert(id.clone(), bound.spec);
         self.commands.lock().push(Command::Publish(outlets));
@@ -256,6 +260,7 @@ fn at_rank(address: &str, rank: u32) -> Option<String> {
 
 fn run(commands: &Mutex<Vec<Command>>, stop: &CancellationToken, runtime: &Handle) {
     let mut outlets: Vec<Outlet> = Vec::new();
+    let building = Building::new(runtime.clone());
     let mut last_work = Instant::now();
     while !stop.is_cancelled() {
         for command in std::mem::take(&mut *commands.lock()) {
@@ -273,7 +278,7 @@ fn run(commands: &Mutex<Vec<Command>>, stop: &CancellationToken, runtime: &Handl
         let mut worked = false;
         for outlet in &mut outlets {
             worked |= outlet.publish();
-            worked |= outlet.answer(runtime);
+            worked |= outlet.answer(&building);
         }
         if worked {
             last_work = Instant::now();
@@ -304,53 +309,27 @@ impl Outlet {
         !entries.is_empty()
     }
 
-    /// Answers one replay request, if there is one.
-    fn answer(&mut self, runtime: &Handle) -> bool {
+    /// Answers a part of a replay request, if there is one. A whole state is taken and encoded elsewhere: publishing goes on.
+    fn answer(&mut self, building: &Building) -> bool {
         let Some(router) = &self.router else { return false };
-        let request = match router.recv_request(Duration::ZERO) {
-            Ok(Some(request)) => request,
-            Ok(None) => return false,
-            Err(error) => {
-                warn!(stream = %self.stream.id(), %error, "replay request cannot be read");
-                return false;
-            }
-        };
-        let framing = ReplyFraming::WithTopic;
-        let send = |sequence: u64, payload: &[u8]| {
-            router.reply_batch(&request.identity, framing, &self.topic, sequence, payload)
-        };
-        let within = request.start.checked_sub(1).and_then(|before| self.stream.cursor_at(before).ok());
-        let mut cursor = if let Some(cursor) = within {
-            cursor
-        } else {
-            // Below the window, of another life, or from the beginning: everything.
-            let snapshot = runtime.block_on(self.stream.snapshot());
-            let room =
-                snapshot.cursor.sequence.checked_sub(request.start).map_or(u64::MAX, |below| below + 1);
-            let batches: Vec<Bytes> = encode::snapshot(self.stream.id().rank, &snapshot, room);
-            let first = snapshot.cursor.sequence + 1 - batches.len() as u64;
-            for (sequence, payload) in (first..).zip(&batches) {
-                if send(sequence, payload).is_err() {
-                    return true;
+        if self.replay.is_none() {
+            match router.recv_request(Duration::ZERO) {
+                Ok(Some(request)) => self.replay = Some(Replay::begin(&self.stream, request, building)),
+                Ok(None) => return false,
+                Err(error) => {
+                    warn!(stream = %self.stream.id(), %error, "replay request cannot be read");
+                    return false;
                 }
             }
-            // The last batch that a listener gets must be one that it would be replayed: by that it knows us again.
-            self.stream.go_beyond(snapshot.cursor);
-            snapshot.cursor
-        };
-        // The tail up to now; what comes later is published.
-        while let Ok(entries) = self.stream.read_after(cursor, BURST) {
-            let Some(last) = entries.last().map(|entry| entry.sequence) else { break };
-            for entry in &entries {
-                if send(entry.sequence, &encode::entry(self.stream.id().rank, entry)).is_err() {
-                    return true;
-                }
+        }
+        let Some(replay) = &mut self.replay else { return false };
+        match replay.step(&self.stream, router, &self.topic) {
+            Step::Waits => false,
+            Step::GoesOn => true,
+            Step::Ended => {
+                self.replay = None;
+                true
             }
-            cursor.sequence = last;
         }
-        if let Err(error) = router.reply_end(&request.identity, framing) {
-            warn!(stream = %self.stream.id(), %error, "replay cannot be ended");
-        }
-        true
     }
 }

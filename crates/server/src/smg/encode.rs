@@ -1,6 +1,7 @@
 //! From transitions to SMG's messages.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use kvplane_core::Tier;
@@ -111,15 +112,21 @@ fn level(tier: Tier) -> i32 {
 /// a clear, parents before children.
 #[derive(Debug)]
 pub(super) struct Chunks {
+    plan: Arc<Plan>,
+    next: usize,
+}
+
+/// All chunks of a snapshot, shared by those who are sent it.
+#[derive(Debug)]
+pub(super) struct Plan {
     transitions: Vec<Transition>,
     ranges: Vec<Range<usize>>,
     cut: u64,
     blocks: u64,
     unknown_before: u64,
-    next: usize,
 }
 
-impl Chunks {
+impl Plan {
     /// Plans the chunks. Takes its time for a large state.
     pub(super) fn new(transitions: Vec<Transition>, cut: u64, unknown_before: u64) -> Self {
         let mut pieces = Vec::with_capacity(transitions.len());
@@ -140,26 +147,39 @@ impl Chunks {
         }
         // An empty state is told too: by one chunk with nothing but the clear.
         chunks.push(start..pieces.len());
-        Self { transitions: pieces, ranges: chunks, cut, blocks: total, unknown_before, next: 0 }
+        Self { transitions: pieces, ranges: chunks, cut, blocks: total, unknown_before }
+    }
+}
+
+impl Chunks {
+    /// The chunks of a plan.
+    pub(super) fn of(plan: Arc<Plan>) -> Self {
+        Self { plan, next: 0 }
+    }
+
+    /// Plans and takes the chunks of a state that nobody else is sent.
+    pub(super) fn new(transitions: Vec<Transition>, cut: u64, unknown_before: u64) -> Self {
+        Self::of(Arc::new(Plan::new(transitions, cut, unknown_before)))
     }
 
     /// The next message; `None` after the last.
     pub(super) fn next(&mut self) -> Option<Bytes> {
-        let range = self.ranges.get(self.next)?.clone();
-        let count = self.ranges.len();
+        let plan = &*self.plan;
+        let range = plan.ranges.get(self.next)?.clone();
+        let count = plan.ranges.len();
         let mut events = Vec::with_capacity(range.len() + 1);
         if self.next == 0 {
             events.push(event(0, &Transition::Cleared));
         }
-        events.extend(self.transitions[range].iter().map(|transition| event(0, transition)));
+        events.extend(plan.transitions[range].iter().map(|transition| event(0, transition)));
         let batch = smg::KvEventBatch {
-            sequence_number: self.cut - (count - 1 - self.next) as u64,
+            sequence_number: plan.cut - (count - 1 - self.next) as u64,
             events,
             snapshot: Some(smg::KvSnapshotChunk {
                 index: self.next as u32,
                 count: count as u32,
-                blocks: self.blocks,
-                unknown_before: self.unknown_before,
+                blocks: plan.blocks,
+                unknown_before: plan.unknown_before,
             }),
             ..smg::KvEventBatch::default()
         };
@@ -202,7 +222,6 @@ fn size(transition: &Transition) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     fn chain(length: u64) -> Transition {
         let block = |hash| VisibleBlock {

@@ -11,9 +11,10 @@ use kvplane_proto::Encoded;
 use kvplane_stream::{Entry, Snapshot};
 use tonic::Status;
 
-use super::encode::{self, Chunks};
+use super::encode::{self, Chunks, Plan};
 use super::merger::Subscribed;
 use crate::error::ApiError;
+use crate::plans::{self, Plans};
 
 /// Older clients refuse messages above 4 MiB. A batch that is larger reaches them as a snapshot, whose chunks are not.
 const MAX_MESSAGE: usize = (4 << 20) - 1024;
@@ -108,7 +109,8 @@ impl Follower {
             }
             Source::Native { stream, credit } => {
                 let credited = is_credited(&stream.status(), credit);
-                let snapshot = stream.snapshot().await;
+                let _place = plans::BUILDS.acquire().await.map_err(|_| internal())?;
+                let snapshot = stream.snapshot_to_follow().await;
                 let cursor = snapshot.cursor;
                 self.standing = Some(snapshot.standing);
                 self.fresh = credited;
@@ -216,12 +218,17 @@ const OUT_OF_REACH: &str = "the engine is out of reach";
 const KNOWN_AGAIN: &str = "the stream's state is known again";
 const UNTRANSLATABLE: &str = "the main group holds blocks whose tokens are not known";
 
-fn plan(snapshot: &Snapshot, credited: bool) -> Chunks {
+fn plan(snapshot: &Arc<Snapshot>, credited: bool) -> Chunks {
+    static PLANS: Plans<Plan> = Plans::new();
+    Chunks::of(PLANS.of(snapshot, u8::from(credited), |snapshot| planned(snapshot, credited)))
+}
+
+fn planned(snapshot: &Snapshot, credited: bool) -> Plan {
     let transitions = if credited { snapshot.as_transitions() } else { Vec::new() };
     // How much of the history is missing, where it is.
     let exact = snapshot.trust.level() == Trust::Exact;
     let unknown_before = if exact { 0 } else { snapshot.known_from.unwrap_or(0) };
-    Chunks::new(transitions, snapshot.cursor.sequence, unknown_before)
+    Plan::new(transitions, snapshot.cursor.sequence, unknown_before)
 }
 
 fn is_credited(status: &StreamStatus, credit: &[Trust]) -> bool {

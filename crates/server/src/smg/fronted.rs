@@ -23,6 +23,8 @@ use crate::front::{OwnedCalls, Upstream};
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// An engine's batch can be as large as the engine made it; only its load is of interest.
 const MAX_MESSAGE: usize = 64 << 20;
+/// Requests that a front answers itself are short.
+const MAX_REQUEST: usize = 64 << 10;
 
 /// The loads that an engine itself tells under its service.
 macro_rules! loads_of {
@@ -44,19 +46,19 @@ pub(crate) fn own_calls(service: &str, own: SmgService, upstream: Option<&Upstre
     match EngineKind::ALL.into_iter().find(|kind| kind.grpc_service() == Some(service)) {
         Some(EngineKind::Sglang) => {
             let own = own.with_loads(loads_of!(SglangSchedulerClient, upstream));
-            OwnedCalls::service(SglangSchedulerServer::new(own))
+            OwnedCalls::service(SglangSchedulerServer::new(own).max_decoding_message_size(MAX_REQUEST))
         }
         Some(EngineKind::Tokenspeed) => {
             let own = own.with_loads(loads_of!(TokenSpeedSchedulerClient, upstream));
-            OwnedCalls::service(TokenSpeedSchedulerServer::new(own))
+            OwnedCalls::service(TokenSpeedSchedulerServer::new(own).max_decoding_message_size(MAX_REQUEST))
         }
         Some(EngineKind::Trtllm) => {
             let own = own.with_loads(loads_of!(TrtllmServiceClient, upstream));
-            OwnedCalls::service(TrtllmServiceServer::new(own))
+            OwnedCalls::service(TrtllmServiceServer::new(own).max_decoding_message_size(MAX_REQUEST))
         }
         Some(EngineKind::Vllm | EngineKind::Grpc | EngineKind::Kvplane) | None => {
             let own = own.with_loads(loads_of!(VllmEngineClient, upstream));
-            OwnedCalls::service(VllmEngineServer::new(own))
+            OwnedCalls::service(VllmEngineServer::new(own).max_decoding_message_size(MAX_REQUEST))
         }
     }
 }

@@ -96,7 +96,7 @@ impl Cell {
         now_ms: u64,
         before: Option<Counted>,
     ) -> (Self, Counted) {
-        let status = stream.status();
+        let status = stream.glance();
         let worst = status.trust.worst().map(|worst| worst.reason);
         let counted = Counted { events: status.journal.events, at_ms: now_ms };
         let cell = Self {

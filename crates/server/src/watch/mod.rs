@@ -72,7 +72,10 @@ async fn paint(plane: Arc<Plane>, show: watch::Sender<Arc<Picture>>) {
     loop {
         beat.tick().await;
         let last = show.borrow().clone();
-        let next = Arc::new(last.next(&plane));
-        show.send_replace(next);
+        let plane = plane.clone();
+        // Streams may be busy: not on a thread that serves others. A picture that failed is left out.
+        if let Ok(next) = tokio::task::spawn_blocking(move || last.next(&plane)).await {
+            show.send_replace(Arc::new(next));
+        }
     }
 }

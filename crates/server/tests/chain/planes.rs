@@ -236,6 +236,7 @@ pub fn config(id: &str, kind: EngineKind) -> EngineConfig {
         upstream: None,
         grpc_ca: None,
         front_open: false,
+        events_open: false,
         token_file: None,
         api_key_file: None,
         front: None,

@@ -85,6 +85,9 @@ async fn an_open_front_asks_only_who_would_change_the_engine_and_passes_other_to
     let front = front(true).await;
     for path in ["/test.Engine/Generate", "/grpc.health.v1.Health/Check"] {
         assert_eq!(call(front, Key::None, path).await, PASSED_ON);
+        for role in Role::ALL {
+            assert_eq!(call(front, Key::Token(role), path).await, PASSED_ON, "our token stays here");
+        }
         // It may be the engine's own.
         assert_eq!(call(front, Key::WrongToken, path).await, Code::Aborted);
     }
@@ -97,5 +100,30 @@ async fn an_open_front_asks_only_who_would_change_the_engine_and_passes_other_to
         assert_eq!(call(front, Key::WrongToken, &path).await, Code::Unauthenticated, "{method}");
         assert_eq!(call(front, Key::Token(Role::Read), &path).await, Code::PermissionDenied, "{method}");
         assert_eq!(call(front, Key::Token(Role::Admin), &path).await, answer, "{method}");
+    }
+}
+
+#[tokio::test]
+async fn a_front_forwards_plain_method_paths_only() {
+    for open in [false, true] {
+        let front = front(open).await;
+        for path in [
+            "/grpc.health.v1.Health/../test.Engine/FlushCache",
+            "/grpc.health.v1.Health/%2e%2e/test.Engine/FlushCache",
+            "/grpc.health.v1.Health/Check/..",
+            "/grpc.health.v1.Health/",
+            "/../Check",
+            "/./Check",
+            "/test.Engine//Generate",
+            "/test.Engine/Generate?x=1",
+            "/test.Engine/Gener%61te",
+            "/test.Engine",
+            "/",
+        ] {
+            assert_eq!(call(front, Key::None, path).await, Code::InvalidArgument, "{path}");
+        }
+        // Other methods of the service are not known here.
+        assert_eq!(call(front, Key::None, "/grpc.health.v1.Health/List").await, Code::Unauthenticated);
+        assert_eq!(call(front, Key::None, "/grpc.health.v1.Health/Watch").await, PASSED_ON);
     }
 }

@@ -163,7 +163,7 @@ fn gate(access: &Arc<Access>) -> Gate {
 }
 
 fn peer(address: &str) -> Peer {
-    Peer { address: address.parse().unwrap(), certificate: None }
+    Peer { address: address.parse().unwrap(), certificate: None, pulse: None }
 }
 
 #[test]

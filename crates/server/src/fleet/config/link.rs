@@ -24,6 +24,7 @@ impl EngineConfig {
             ("api_key_file", self.api_key_file.is_some()),
             ("front", self.front.is_some()),
             ("front_open", self.front_open),
+            ("events_open", self.events_open),
             ("republish", self.republish.is_some()),
         ];
         if let Some((key, _)) = foreign.into_iter().find(|(_, given)| *given) {

@@ -41,6 +41,8 @@ families! {
         gauge WINDOW_BATCHES "kvplane_stream_window_batches" [engine rank model] "Entries in the replay window, kvplane's own notes included";
         gauge SINCE_LAST_EVENT_SECONDS "kvplane_stream_since_last_event_seconds" [engine rank model]
             "Time since the last batch was applied, or since the engine's stamp of one that a replay brought; absent before the first, and where such a stamp is no time of day";
+        gauge READ_BEFORE_SECONDS "kvplane_stream_read_before_seconds" [engine rank model]
+            "Age of this stream's values, because it is busy with a batch; absent if they were read just now";
         gauge LAG_SECONDS "kvplane_stream_lag_seconds" [engine rank model]
             "How old the last batch was, by the engine's clock, when it was applied; absent before the first, of one that a replay brought, and where batches bear no time of day";
         gauge AGE_SECONDS "kvplane_stream_age_seconds" [engine rank model]
@@ -132,6 +134,11 @@ families! {
         counter AUTH_REFUSED "kvplane_auth_refused" [listener why] "Requests that were refused, by why";
         counter TLS_HANDSHAKES_FAILED "kvplane_tls_handshakes_failed" [listener why]
             "Connections that did not become any, by why. Absent without TLS";
+        gauge CONNECTIONS "kvplane_connections" [listener] "Open connections of clients";
+        counter CONNECTIONS_CLOSED "kvplane_connections_closed" [listener reason]
+            "Connections refused or closed at a bound, by reason";
+        gauge REQUEST_BYTES "kvplane_request_bytes" [] "Bytes of requests being received or decoded";
+        counter REQUESTS_REFUSED "kvplane_requests_refused" [reason] "Requests refused at a bound, by reason";
     }
 
     /// Operations on the fleet.
