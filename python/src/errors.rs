@@ -116,6 +116,7 @@ pub(crate) fn unfit(within: &str, reason: RejectReason) -> PyErr {
         RejectReason::BadBlockSize => ("block_size", "must be at least 1 where there are tokens"),
         RejectReason::TooFewTokens => ("token_ids", "fewer than the blocks have"),
         RejectReason::BadType => ("extra_keys", "must be as many as blocks"),
+        RejectReason::NameTooLong => ("extra_keys", "a name, salt or key is longer than 1024 bytes"),
         RejectReason::BadToken => ("token_ids", "not a token"),
         RejectReason::BadHash | RejectReason::NoKind | RejectReason::MissingField => {
             ("block_hashes", "not a hash")

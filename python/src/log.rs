@@ -30,6 +30,7 @@ pub(crate) fn tell(py: Python<'_>, stream: &StreamId, number: u64, happening: Ha
         | Happening::ForeignReplay
         | Happening::UnprovenFlush
         | Happening::Void(_)
+        | Happening::Misdirected(_)
         | Happening::Undecodable { .. } => return Ok(()),
     };
     write(py, level, format!("{stream} at {number}: {line}"))

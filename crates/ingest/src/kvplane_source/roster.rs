@@ -9,7 +9,6 @@ use kvplane_proto::kvplane::v1 as proto;
 use kvplane_stream::Semantics;
 use tracing::{error, info, warn};
 
-use super::convert;
 use super::member::Member;
 use super::status::LinkState;
 use crate::feeder::Feeder;
@@ -50,7 +49,7 @@ impl Roster {
                 let stream = StreamId::new(EngineId::new(&engine.id), rank.rank);
                 let at = rank.cursor.unwrap_or_default();
                 // An older release says no age: what it calls live is as old as the answer.
-                let live = convert::continuity(rank.continuity) == Some(Continuity::Live);
+                let live = kvplane_proto::continuity(rank.continuity) == Some(Continuity::Live);
                 let age = rank.age_ms.or(live.then_some(0)).map(Duration::from_millis);
                 let proven_at = age.and_then(|age| asked.checked_sub(age));
                 if let (Some(member), Some(proven_at)) = (self.members.get_mut(&stream), proven_at) {

@@ -290,7 +290,7 @@ fn group(group: &Group) -> GroupStatus {
 type OfStream = (Family, fn(&StreamStatus) -> u64);
 
 /// Every counter of a stream that has no labels of its own.
-pub(super) const COUNTERS: [OfStream; 37] = [
+pub(super) const COUNTERS: [OfStream; 36] = [
     (stream_counters::BATCHES, |s| s.journal.batches),
     (stream_counters::EVENTS, |s| s.journal.events),
     (stream_counters::BLOCKS_STORED, |s| s.journal.blocks_stored),
@@ -304,7 +304,6 @@ pub(super) const COUNTERS: [OfStream; 37] = [
     (stream_counters::RESTARTS, |s| s.counters.restarts),
     (stream_counters::UNPROVEN_EPOCHS, |s| s.counters.unproven),
     (stream_counters::DISCONNECTS, |s| s.counters.disconnects),
-    (stream_counters::SILENCES, |s| s.counters.silences),
     (stream_counters::DUPLICATES, |s| s.counters.duplicates),
     (stream_counters::REFUSED, |s| s.counters.refused),
     (stream_counters::HOLD_OVERFLOWS, |s| s.counters.hold_overflows),

@@ -213,8 +213,6 @@ pub struct Counters {
     pub hold_overflows: u64,
     /// Disconnects noticed.
     pub disconnects: u64,
-    /// Times that nothing proved the engine to be there for longer than `max_silence`.
-    pub silences: u64,
     /// Batches that could not be decoded.
     pub undecodable: u64,
     /// Times a replay address turned out to be another publisher's.

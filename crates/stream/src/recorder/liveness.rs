@@ -55,6 +55,9 @@ impl Recorder {
     /// The engine was there at `at` (monotonic), and all that it had published by then has been fed.
     pub fn prove(&mut self, now: Now, at: Duration) {
         self.liveness.proven_at = self.liveness.proven_at.max(Some(at.min(now.mono)));
+        if !self.liveness.stale {
+            self.follower.proven(now);
+        }
         self.settle(now);
     }
 

@@ -94,8 +94,6 @@ pub struct Recorder {
     dialect: Dialect,
     decoder: Decoder,
     liveness: Liveness,
-    /// How often it fell silent.
-    silences: u64,
     foreign_replays: u64,
     misdirected: u64,
     /// Answers to older hints speak of another life's capacity.
@@ -128,7 +126,6 @@ impl Recorder {
         let journal = Journal::new(keep, rank, now);
         Self {
             liveness: Liveness::default(),
-            silences: 0,
             foreign_replays: 0,
             misdirected: 0,
             hints_from: 0,
@@ -164,7 +161,7 @@ impl Recorder {
 
     /// What happened to its order so far.
     pub fn counters(&self) -> Counters {
-        Counters { misdirected: self.misdirected, silences: self.silences, ..self.follower.counters() }
+        Counters { misdirected: self.misdirected, ..self.follower.counters() }
     }
 
     /// Counts an input that the stream's source cannot have: a defect that would otherwise leave a stream that hears nothing.
@@ -217,10 +214,7 @@ impl Recorder {
 
     fn settle(&mut self, now: Now) {
         match self.liveness.judge(now.mono) {
-            Some(Turn::FellSilent) => {
-                self.silences += 1;
-                self.follower.silent(now);
-            }
+            Some(Turn::FellSilent) => self.follower.silent(now),
             Some(Turn::CameBack) => self.follower.proven(now),
             None => {}
         }

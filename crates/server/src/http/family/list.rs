@@ -63,7 +63,6 @@ families! {
         counter REPLAYED_BATCHES "kvplane_stream_replayed_batches" [engine rank model] "Batches that came from a ring";
         counter RESTARTS "kvplane_stream_restarts" [engine rank model] "Restarts proven";
         counter UNPROVEN_EPOCHS "kvplane_stream_unproven_epochs" [engine rank model] "New epochs because sameness could not be proven";
-        counter SILENCES "kvplane_stream_silences" [engine rank model] "Times that nothing proved the engine to be there for longer than max_silence";
         counter DISCONNECTS "kvplane_stream_disconnects" [engine rank model] "Disconnects noticed; not for streams on a bound socket";
         counter DUPLICATES "kvplane_stream_duplicates" [engine rank model] "Duplicates dropped, batches that came both live and replayed included";
         counter REFUSED "kvplane_stream_refused" [engine rank model]
