@@ -43,11 +43,11 @@ impl Address {
 
     fn parse(text: &str, wildcard: Option<IpAddr>) -> Result<Self, EndpointCause> {
         let invalid = EndpointCause::Invalid;
-        let (scheme, rest) = text.split_once("://").ok_or(invalid(FORMS))?;
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid(FORMS))?;
         match scheme {
             "tcp" => Self::parse_tcp(rest, wildcard),
             "ipc" => match rest.as_bytes() {
-                [] | [b'*'] | [b'@'] => Err(invalid("expected ipc://path or ipc://@name")),
+                [] | [b'*' | b'@'] => Err(invalid("expected ipc://path or ipc://@name")),
                 bytes if bytes.contains(&0) => Err(invalid("the path has a NUL byte")),
                 [b'@', name @ ..] => Ok(Self::Abstract(name.to_vec())),
                 _ => Ok(Self::Path(PathBuf::from(rest))),
@@ -58,7 +58,7 @@ impl Address {
 
     fn parse_tcp(rest: &str, wildcard: Option<IpAddr>) -> Result<Self, EndpointCause> {
         let invalid = EndpointCause::Invalid;
-        let (host, port) = rest.rsplit_once(':').ok_or(invalid(HOST_PORT))?;
+        let (host, port) = rest.rsplit_once(':').ok_or_else(|| invalid(HOST_PORT))?;
         let port = match (port, wildcard) {
             // As libzmq has it: any port.
             ("*", Some(_)) => 0,

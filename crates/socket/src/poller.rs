@@ -210,7 +210,7 @@ impl Poller {
             if now >= next_tick {
                 let ids: Vec<u64> = self.subscribers.keys().copied().collect();
                 for id in ids {
-                    self.call(id, |subscriber, desk| subscriber.tick(desk));
+                    self.call(id, Subscriber::tick);
                 }
                 next_tick = now + self.tick;
             }

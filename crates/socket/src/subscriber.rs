@@ -162,17 +162,12 @@ impl Subscriber {
         let Some(handler) = self.ear.open() else { return };
         handler.tick(desk.now);
         match &mut self.source {
-            Some(Source::Dial(dialer)) => {
-                if dialer.due().is_some_and(|due| due <= desk.now) {
-                    self.dial(desk);
-                }
+            Some(Source::Dial(dialer)) if dialer.due().is_some_and(|due| due <= desk.now) => self.dial(desk),
+            Some(Source::Listen { again, .. }) if *again => {
+                *again = false;
+                desk.hot.push_back((self.id, self.token));
             }
-            Some(Source::Listen { again, .. }) => {
-                if std::mem::take(again) {
-                    desk.hot.push_back((self.id, self.token));
-                }
-            }
-            None => {}
+            _ => {}
         }
         self.beat(desk);
     }

@@ -39,7 +39,7 @@ fn outline(heard: &[Heard]) -> Vec<String> {
 fn an_idle_publisher_of_libzmq_is_proven_to_be_there() {
     let (context, sockets, start) = (PublishContext::new(), sockets(), Instant::now());
     let publisher = publisher(&context, "tcp://127.0.0.1:0");
-    let (_handle, log) = watch(&sockets, publisher.last_endpoint(), Duration::from_secs(60));
+    let (_handle, log) = watch(&sockets, publisher.last_endpoint(), Duration::from_mins(1));
     let heard = log.wait("five proofs", |heard| proofs(heard).len() >= 5);
     assert_eq!(outline(&heard)[..2], ["Connected", "proven"]);
     let at = proofs(&heard);
@@ -59,7 +59,7 @@ fn pings_of_libzmq_are_answered() {
     // We do not ask: only answers to libzmq's own PINGs keep it from hanging up.
     let log = Log::default();
     let mut subscription = Subscription::new(Endpoint::Connect(address));
-    subscription.heartbeat_interval = Duration::from_secs(3600);
+    subscription.heartbeat_interval = Duration::from_hours(1);
     let start = Instant::now();
     let _handle = sockets.subscribe(subscription, Box::new(Witness(log.clone()))).unwrap();
     log.wait_for(&Heard::Connected);
@@ -94,7 +94,7 @@ fn a_peer_that_falls_silent_is_noticed_and_dialled_again() {
 #[test]
 fn frames_prove_until_a_ping_was_answered() {
     let (server, sockets) = (Server::new(), sockets());
-    let (_handle, log) = watch(&sockets, &server.address(), Duration::from_secs(60));
+    let (_handle, log) = watch(&sockets, &server.address(), Duration::from_mins(1));
     let mut peer = server.publisher();
     log.wait("the handshake", |heard| proofs(heard).len() == 1);
     peer.send(&batch(0, b"x"));
@@ -114,7 +114,7 @@ fn frames_prove_until_a_ping_was_answered() {
 #[test]
 fn a_proof_is_as_old_as_its_ping_and_comes_in_order() {
     let (server, sockets) = (Server::new(), sockets());
-    let (_handle, log) = watch(&sockets, &server.address(), Duration::from_secs(60));
+    let (_handle, log) = watch(&sockets, &server.address(), Duration::from_mins(1));
     let mut peer = server.publisher();
     let ping = peer.command_named(b"PING");
     let pinged = Instant::now();
@@ -135,7 +135,7 @@ fn a_proof_is_as_old_as_its_ping_and_comes_in_order() {
 fn what_was_sent_before_the_end_is_heard_before_the_end() {
     const COUNT: u64 = 5000;
     let (server, sockets) = (Server::new(), sockets());
-    let (_handle, log) = watch(&sockets, &server.address(), Duration::from_secs(60));
+    let (_handle, log) = watch(&sockets, &server.address(), Duration::from_mins(1));
     for life in 0..3_u64 {
         let mut peer = server.publisher();
         // One more than a turn takes, several times, with the end right behind.
@@ -181,7 +181,7 @@ fn publishers_of_a_bound_socket_are_proven_one_by_one() {
 #[test]
 fn a_publisher_that_never_pauses_is_asked_too() {
     let (server, sockets) = (Server::new(), sockets());
-    let (_handle, log) = watch(&sockets, &server.address(), Duration::from_secs(60));
+    let (_handle, log) = watch(&sockets, &server.address(), Duration::from_mins(1));
     let mut peer = server.publisher();
     let mut asked = support::peer::Publisher(peer.0.try_clone().unwrap());
     let (tell, pings) = std::sync::mpsc::sync_channel(64);

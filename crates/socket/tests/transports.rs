@@ -30,7 +30,7 @@ fn connects_to(bound: &str, connect: impl Fn(&str) -> String) {
     let mut publisher = PubSocket::open(&context, &options).unwrap();
     let (_handle, log) = subscribe(&sockets, &connect(publisher.last_endpoint()));
     assert!(publisher.wait_for_subscriptions(1, PATIENCE), "{bound}");
-    publisher.send(b"kv", 7, &[1; 300_000]).unwrap();
+    publisher.send(b"kv", 7, &vec![1; 300_000]).unwrap();
     log.wait_for_message(7);
 }
 
@@ -44,7 +44,7 @@ fn listens_at(bind: &str) {
     let endpoint = Endpoint::Connect(address);
     let mut publisher = PubSocket::open(&context, &PubOptions::new(endpoint)).unwrap();
     assert!(publisher.wait_for_subscriptions(1, PATIENCE), "{bind}");
-    publisher.send(b"kv", 7, &[1; 300_000]).unwrap();
+    publisher.send(b"kv", 7, &vec![1; 300_000]).unwrap();
     log.wait_for_message(7);
 }
 

@@ -46,16 +46,10 @@ struct Received {
 }
 
 impl Running {
-    pub(super) fn open(job: Job, token: usize) -> Result<Self, (Job, SocketError)> {
-        let address = match Address::to_connect(&job.request.endpoint) {
-            Ok(address) => address,
-            Err(cause) => {
-                let error = SocketError::endpoint("connect", &job.request.endpoint)(cause);
-                return Err((job, error));
-            }
-        };
+    /// Begins to dial an address that was read by [`Self::address`].
+    pub(super) fn open(job: Job, address: Address, token: usize) -> Self {
         let now = Instant::now();
-        Ok(Self {
+        Self {
             dialer: Dialer::new(address, token, Backoff::new(RECONNECT_MIN, RECONNECT_MAX), now),
             connection: None,
             cut: false,
@@ -63,7 +57,13 @@ impl Running {
             idle_at: now + job.request.idle_timeout,
             received: Received::default(),
             job,
-        })
+        }
+    }
+
+    /// Where a request goes.
+    pub(super) fn address(job: &Job) -> Result<Address, SocketError> {
+        let endpoint = &job.request.endpoint;
+        Address::to_connect(endpoint).map_err(SocketError::endpoint("connect", endpoint))
     }
 
     /// Its connection is closed; its handler remains.

@@ -101,12 +101,12 @@ impl Replayer {
         {
             self.last_token += 1;
             let token = self.last_token;
-            match Running::open(job, token) {
-                Ok(running) => {
-                    self.running.insert(token, running);
+            match Running::address(&job) {
+                Ok(address) => {
+                    self.running.insert(token, Running::open(job, address, token));
                     self.step(token, false);
                 }
-                Err((job, error)) => {
+                Err(error) => {
                     tracing::warn!(%error, "replay not possible");
                     job.finish(ReplayEnd::Malformed("endpoint"));
                 }

@@ -13,8 +13,11 @@ const LIBZMQ_GREETING: &[u8; 64] =
 const PUB_READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
 const ROUTER_READY: &[u8] = b"\x04\x29\x05READY\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
 
+/// An event, with the frames of a message.
+type Fed = (Event, Vec<Vec<u8>>);
+
 /// Feeds everything; the events, with the frames of messages.
-fn feed(session: &mut Session, mut input: &[u8]) -> Result<Vec<(Event, Vec<Vec<u8>>)>, ProtocolError> {
+fn feed(session: &mut Session, mut input: &[u8]) -> Result<Vec<Fed>, ProtocolError> {
     let mut events = Vec::new();
     while !input.is_empty() {
         let (taken, event) = session.feed(input)?;
