@@ -20,7 +20,7 @@ const MAX_RETURNS: u32 = 3;
 const MAX_LATE_RETURNS: u32 = 16;
 
 /// Heard alone for as long as this, a publisher is followed again.
-const CALM: Duration = Duration::from_secs(60);
+const CALM: Duration = Duration::from_mins(1);
 
 /// The sequence that is being heard, and the one before it.
 #[derive(Debug, Default)]
