@@ -9,8 +9,8 @@ use crate::Trust;
 enum Nature {
     /// Something happened. The next time that the state is known whole ends it.
     Past,
-    /// Batches were lost, copies counted too often, or a flush was not shown: residency was dropped, and what blocks are is
-    /// still known. Ends as `Past` does.
+    /// Batches were lost, copies counted too often, or a flush was not shown: residency was dropped, and what
+    /// blocks are is still known. Ends as `Past` does.
     Loss,
     /// Describes what is, not what happened: it comes and goes with it.
     Standing,
@@ -37,8 +37,8 @@ struct Facts {
     words: &'static str,
 }
 
-/// The table: `Variant { "name", level, nature, credit, "in words" }`. A row is all that a new reason needs, and a row that
-/// leaves something out does not compile.
+/// The table: `Variant { "name", level, nature, credit, "in words" }`. A row is all that a new reason needs,
+/// and a row that leaves something out does not compile.
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident { $name:literal, $level:ident, $nature:ident, $credit:ident, $words:literal })*) => {
         /// Why a stream is not `exact`.
@@ -167,7 +167,8 @@ reasons! {
         "stolen_drain", Lower, Loss, ByLevel,
         "somebody else reads the engine's event buffer, so events are missing"
     }
-    /// Events are missing from the engine's buffer: it overflowed, or somebody else reads it; residency was dropped.
+    /// Events are missing from the engine's buffer: it overflowed, or somebody else reads it; residency was
+    /// dropped.
     SuspectedDrain {
         "suspected_drain", Lower, Loss, ByLevel,
         "events are missing from the engine's buffer: it overflowed, or somebody else reads it"
@@ -182,18 +183,20 @@ reasons! {
         "unremoved_tier", Unverified, Standing, ByLevel,
         "blocks lie in a tier from which the engine never tells a removal"
     }
-    /// What a group of the cache needs to go on from a boundary is not known; as much is asked of it as of any that is.
+    /// What a group of the cache needs to go on from a boundary is not known; as much is asked of it as of
+    /// any that is.
     UnknownGroup {
         "unknown_group", Unverified, Standing, ByLevel,
         "a group of the cache is of a kind whose needs are not known"
     }
-    /// No group of the cache is known to keep whole prefixes: only those that one of them has kept whole are counted.
+    /// No group of the cache is known to keep whole prefixes: only those that one of them has kept whole are
+    /// counted.
     NoFullGroup {
         "no_full_group", Lower, Standing, ByLevel,
         "no group of the cache keeps whole prefixes"
     }
-    /// The groups' block sizes fit no common boundary or are not known yet, or there are too many groups: nothing is counted. Or where
-    /// small blocks lie is not known: less is counted than may be there.
+    /// The groups' block sizes fit no common boundary or are not known yet, or there are too many groups:
+    /// nothing is counted. Or where small blocks lie is not known: less is counted than may be there.
     GroupLayout {
         "group_layout", Lower, Standing, ByLevel,
         "the block sizes of the cache's groups do not fit, or are not known yet"
@@ -203,12 +206,14 @@ reasons! {
         "chunk_size", Lower, Standing, ByLevel,
         "how much a colder tier gives back at once is not known, so less is counted"
     }
-    /// More copies were told than the engine has blocks: some were announced again. Residency was dropped, and copies are no longer counted.
+    /// More copies were told than the engine has blocks: some were announced again. Residency was dropped,
+    /// and copies are no longer counted.
     OverCount {
         "over_count", Lower, Loss, ByLevel,
         "more copies were told than the engine has blocks; what was held is forgotten until it is seen again"
     }
-    /// Copies are not counted, and a held block was announced again: when one copy goes, none is said to be left.
+    /// Copies are not counted, and a held block was announced again: when one copy goes, none is said to be
+    /// left.
     Presence {
         "presence", Lower, Standing, ByLevel,
         "copies are not counted, and a held block was announced again"
@@ -218,18 +223,20 @@ reasons! {
         "reannounced", Unverified, Past, ByLevel,
         "blocks were announced again that were perhaps never held"
     }
-    /// A block left the device that had left it before, in a life that is known whole: the earlier removal was meant for another tier, and
-    /// others may have been too.
+    /// A block left the device that had left it before, in a life that is known whole: the earlier removal
+    /// was meant for another tier, and others may have been too.
     UnknownRemoval {
         "unknown_removal", Lower, Past, ByLevel,
         "a block left twice: a removal may have meant another tier"
     }
-    /// The engine serves adapters, and its events do not say which blocks are theirs: they look like plain ones.
+    /// The engine serves adapters, and its events do not say which blocks are theirs: they look like plain
+    /// ones.
     UntoldAdapters {
         "untold_adapters", Unverified, Standing, ByLevel,
         "the engine serves adapters, and its events do not name them"
     }
-    /// The engine accepted a flush, and its stream does not show it yet: what is known may be gone. Never credited.
+    /// The engine accepted a flush, and its stream does not show it yet: what is known may be gone. Never
+    /// credited.
     Flushing {
         "flushing", Unsound, Past, Never,
         "the engine may have flushed, and its stream does not show it yet: nothing is credited"
@@ -307,7 +314,8 @@ impl Reason {
         Self::ALL.into_iter().find(|reason| reason.as_str() == name)
     }
 
-    /// What stands for a reason that this build does not know, of a state of that level. An exact state has none.
+    /// What stands for a reason that this build does not know, of a state of that level. An exact state has
+    /// none.
     pub fn unknown(level: Trust) -> Option<Self> {
         match level {
             Trust::Exact => None,

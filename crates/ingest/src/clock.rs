@@ -16,7 +16,8 @@ impl Clock {
         Self { origin: Instant::now(), origin_unix_ms: unix_ms() }
     }
 
-    /// Unix milliseconds that never go back, whatever is done to the wall clock meanwhile: for numbers that must rise.
+    /// Unix milliseconds that never go back, whatever is done to the wall clock meanwhile: for numbers that
+    /// must rise.
     pub(crate) fn steady_unix_ms(self) -> u64 {
         let passed = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.origin_unix_ms.saturating_add(passed)

@@ -138,8 +138,8 @@ pub struct Stream {
     changed: Notify,
     /// Something is in the window that nobody has been woken for.
     unannounced: AtomicBool,
-    /// The snapshot that was taken last and when it was begun, while somebody still uses it. Whoever takes one, on a task or on
-    /// a thread, holds this: two at once would end each other's for ever.
+    /// The snapshot that was taken last and when it was begun, while somebody still uses it. Whoever takes
+    /// one, on a task or on a thread, holds this: two at once would end each other's for ever.
     snapshot: tokio::sync::Mutex<(Duration, Weak<Snapshot>)>,
     removed: CancellationToken,
     /// Another plane records it.

@@ -33,15 +33,17 @@ fn now() -> f64 {
 fn joined(stamps: [f64; 2]) -> Stream {
     let id = StreamId::new(EngineId::new("a"), 0);
     let stream = Stream::in_process(id, Options::default(), JournalOptions::default());
-    let asks = stream.feed(Recorder::connected).asks;
-    let ring =
-        asks.iter().find_map(|ask| if let Ask::Replay { id, .. } = ask { Some(*id) } else { None }).unwrap();
-    for (sequence, stamp) in stamps.into_iter().enumerate() {
-        stream.feed(|recorder, now| {
-            recorder.replayed(now, ring, sequence as u64, store(sequence as u64, stamp));
-        });
+    let mut asks = stream.feed(Recorder::connected).asks;
+    // The ring is asked until it has nothing new: an answer alone does not prove that it is whole.
+    while let Some((ring, from)) = asks.iter().find_map(|ask| match ask {
+        Ask::Replay { id, from } => Some((*id, *from)),
+        _ => None,
+    }) {
+        for (sequence, stamp) in (0_u64..).zip(stamps).filter(|(sequence, _)| *sequence >= from) {
+            stream.feed(|recorder, now| recorder.replayed(now, ring, sequence, store(sequence, stamp)));
+        }
+        asks = stream.feed(|recorder, now| recorder.replay_ended(now, ring, true)).asks;
     }
-    stream.feed(|recorder, now| recorder.replay_ended(now, ring, true));
     assert_eq!(stream.status().continuity, Continuity::Live);
     stream
 }

@@ -1,11 +1,12 @@
-//! What a message says of a stream's worth. Every client reads it here, so that none credits what another does not.
+//! What a message says of a stream's worth. Every client reads it here, so that none credits what another
+//! does not.
 
 use kvplane_core::{Continuity, Trust};
 
 use crate::kvplane::v1;
 
-/// Where a stream stands; `None` where the message does not say. A value that this build does not know is not credited: it is
-/// read as [`Continuity::Recovering`].
+/// Where a stream stands; `None` where the message does not say. A value that this build does not know is not
+/// credited: it is read as [`Continuity::Recovering`].
 pub fn continuity(number: i32) -> Option<Continuity> {
     match v1::Continuity::try_from(number) {
         Ok(v1::Continuity::Unspecified) => None,
@@ -16,7 +17,8 @@ pub fn continuity(number: i32) -> Option<Continuity> {
     }
 }
 
-/// The level of a stream. A value that this build does not know, and none at all, is read as [`Trust::Unsound`].
+/// The level of a stream. A value that this build does not know, and none at all, is read as
+/// [`Trust::Unsound`].
 pub fn trust_level(trust: &v1::Trust) -> Trust {
     match trust.level() {
         v1::TrustLevel::Exact => Trust::Exact,

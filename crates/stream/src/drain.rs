@@ -243,7 +243,8 @@ impl Drain {
         self.silence.begin(now, &mut self.counters);
     }
 
-    /// The engine was proven to be there: nothing was lost by that, since what was not drained is still in its buffer.
+    /// The engine was proven to be there: nothing was lost by that, since what was not drained is still in
+    /// its buffer.
     pub fn proven(&mut self, _now: Now) {
         self.silence.end();
     }

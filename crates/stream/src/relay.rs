@@ -223,12 +223,14 @@ impl Relay {
         self.out.push_front(loss);
     }
 
-    /// Nothing was proven within the limit: the stream is `recovering` until something is. Batches go on being applied.
+    /// Nothing was proven within the limit: the stream is `recovering` until something is. Batches go on
+    /// being applied.
     pub fn silent(&mut self, now: Now) {
         self.silence.begin(now, &mut self.counters);
     }
 
-    /// The server was proven to be there. A call that is under way skips nothing: if the stream follows, it is `live` again.
+    /// The server was proven to be there. A call that is under way skips nothing: if the stream follows, it
+    /// is `live` again.
     pub fn proven(&mut self, _now: Now) {
         self.silence.end();
     }

@@ -56,8 +56,8 @@ impl Stream {
         }
     }
 
-    /// The state at a moment after the call, taken by the calling thread: not for a task of a runtime, since it waits for
-    /// whoever takes one already. Batches go on being applied meanwhile.
+    /// The state at a moment after the call, taken by the calling thread: not for a task of a runtime, since
+    /// it waits for whoever takes one already. Batches go on being applied meanwhile.
     pub fn snapshot_here(&self) -> Snapshot {
         let _turn = wait_for(self.snapshot.lock());
         let mut taking = self.begin_snapshot();

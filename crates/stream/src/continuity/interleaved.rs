@@ -1,8 +1,9 @@
 //! Two publishers under one topic: numbers that go back and forth.
 //!
-//! On one connection the numbers of one publisher rise. A restart goes back once, and then rises. When a number goes back
-//! and the sequence before it continues nevertheless, again and again, there are two of them, and no batch can be said to
-//! follow another: the state is dropped and nothing is placed until only one of them is heard.
+//! On one connection the numbers of one publisher rise. A restart goes back once, and then rises. When a
+//! number goes back and the sequence before it continues nevertheless, again and again, there are two of
+//! them, and no batch can be said to follow another: the state is dropped and nothing is placed until only
+//! one of them is heard.
 
 use std::time::Duration;
 
@@ -11,15 +12,15 @@ use kvplane_core::Reason;
 use super::{Action, Continuity, EpochCause, Phase};
 use crate::clock::Now;
 
-/// Returns to an earlier sequence that prove two publishers, once one of them contradicted the other. What is left of an old
-/// connection returns once.
+/// Returns to an earlier sequence that prove two publishers, once one of them contradicted the other. What is
+/// left of an old connection returns once.
 const MAX_RETURNS: u32 = 3;
 
 /// The same where their numbers never met: each return alone could be a batch that is late.
 const MAX_LATE_RETURNS: u32 = 16;
 
 /// Heard alone for as long as this, a publisher is followed again.
-const CALM: Duration = Duration::from_secs(60);
+const CALM: Duration = Duration::from_mins(1);
 
 /// The sequence that is being heard, and the one before it.
 #[derive(Debug, Default)]
@@ -35,7 +36,8 @@ pub(super) struct Tracks {
 }
 
 impl Tracks {
-    /// A number was heard; `contradicts` if something else was heard under it before. True if both sequences go on.
+    /// A number was heard; `contradicts` if something else was heard under it before. True if both sequences
+    /// go on.
     fn heard(&mut self, now: Now, sequence: u64, contradicts: bool) -> bool {
         let follows = |track: Option<u64>| track.and_then(|last| last.checked_add(1)) == Some(sequence);
         if self.current.is_none() || follows(self.current) {
@@ -59,7 +61,8 @@ impl Tracks {
 }
 
 impl Continuity {
-    /// Notes a live frame's number. True if it shows that two publishers are heard: then nothing is placed any more.
+    /// Notes a live frame's number. True if it shows that two publishers are heard: then nothing is placed
+    /// any more.
     pub(super) fn interleaves(&mut self, now: Now, sequence: u64, contradicts: bool) -> bool {
         if self.interleaved {
             let goes_back = self.tracks.current.is_some_and(|current| sequence <= current);

@@ -109,7 +109,8 @@ pub struct Continuity {
     pending: Option<Pending>,
     /// A batch that can only be the first of another life, while the ring has not said so.
     beginning: Option<Held>,
-    /// The highest number that waited for its turn in this life, and when it arrived: an answer that ends below it is cut short.
+    /// The highest number that waited for its turn in this life, and when it arrived: an answer that ends
+    /// below it is cut short.
     known_tail: Option<(u64, u64)>,
     /// Two publishers are heard: nothing is placed.
     interleaved: bool,
@@ -233,7 +234,8 @@ impl Continuity {
 
     /// The live socket is connected (again).
     ///
-    /// Whatever was heard before came over another connection, and perhaps from another life: none of it counts for this one.
+    /// Whatever was heard before came over another connection, and perhaps from another life: none of it
+    /// counts for this one.
     pub fn connected(&mut self, now: Now) {
         if std::mem::take(&mut self.implied) {
             return; // what was heard over this connection has said so

@@ -1,10 +1,10 @@
 //! Asking the replay socket.
 //!
-//! An answer ends with a marker, and a socket that drops replies may send the marker all the same. So an end is believed only
-//! as far as nothing is known beyond it: what was heard before the question must be in the answer, and where nothing that is
-//! heard reaches the end, the question is asked again from there before the stream is `live`. An answer that lost its last
-//! batches twice in the same place, on a connection that carries nothing else, cannot be told from a whole one: the question
-//! that follows a silence finds it.
+//! An answer ends with a marker, and a socket that drops replies may send the marker all the same. So an end
+//! is believed only as far as nothing is known beyond it: what was heard before the question must be in the
+//! answer, and where nothing that is heard reaches the end, the question is asked again from there before the
+//! stream is `live`. An answer that lost its last batches twice in the same place, on a connection that
+//! carries nothing else, cannot be told from a whole one: the question that follows a silence finds it.
 
 use std::time::Duration;
 
@@ -229,8 +229,8 @@ impl Continuity {
         self.merge_hold(now);
     }
 
-    /// The ring holds all that was published before it was asked. If something heard before that is above its answer, the
-    /// answer is not whole: it proves nothing about what is missing.
+    /// The ring holds all that was published before it was asked. If something heard before that is above its
+    /// answer, the answer is not whole: it proves nothing about what is missing.
     fn is_cut_short(&self, request: &Request) -> bool {
         let is_above =
             |sequence, stamp| stamp < request.stamp && request.tail.is_none_or(|tail| sequence > tail);
@@ -257,9 +257,9 @@ impl Continuity {
         }
     }
 
-    /// The ring says again and again that what was heard was never published. On a connection that has brought a batch of
-    /// this life the ring is not whole, and the rest is lost. Else what was heard may be left of a life that is over: none of
-    /// it is placed, and nothing that is known is relied on.
+    /// The ring says again and again that what was heard was never published. On a connection that has
+    /// brought a batch of this life the ring is not whole, and the rest is lost. Else what was heard may be
+    /// left of a life that is over: none of it is placed, and nothing that is known is relied on.
     fn refute(&mut self, now: Now, request: &Request) {
         if self.linked {
             self.settle_hold(now, Reason::Gap);
@@ -304,7 +304,8 @@ impl Continuity {
         let mut contradicts = false;
         while let Some(first) = self.hold.first() {
             let Some(last) = self.last else {
-                // Heard since the question: the beginning of a life, or something that the ring must know by now.
+                // Heard since the question: the beginning of a life, or something that the ring must know by
+                // now.
                 match self.hold.take(0) {
                     Some(held) if held.readable => self.place(0, held),
                     _ => {

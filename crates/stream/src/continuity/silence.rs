@@ -1,9 +1,10 @@
 //! Whether the engine was there a moment ago.
 //!
-//! A connection that carries nothing looks the same whether the engine is idle or its host is gone. The driver knows more
-//! (pongs, keepalives) and says so with [`Continuity::silent`] and [`Continuity::proven`]; questions to the replay socket
-//! that stay unanswered say the rest. While there is doubt the stream is `recovering`: frames go on being placed, since they
-//! may well arrive in order on the same connection, but nothing is credited.
+//! A connection that carries nothing looks the same whether the engine is idle or its host is gone. The
+//! driver knows more (pongs, keepalives) and says so with [`Continuity::silent`] and [`Continuity::proven`];
+//! questions to the replay socket that stay unanswered say the rest. While there is doubt the stream is
+//! `recovering`: frames go on being placed, since they may well arrive in order on the same connection, but
+//! nothing is credited.
 
 use super::recovery::Request;
 use super::{Continuity, Phase};
@@ -24,7 +25,8 @@ pub(super) enum Doubt {
 const LONGEST_PAUSE: u32 = 10;
 
 impl Continuity {
-    /// Nothing was proven within the limit. The stream is `recovering` until something is; the connection stays as it is.
+    /// Nothing was proven within the limit. The stream is `recovering` until something is; the connection
+    /// stays as it is.
     pub fn silent(&mut self, now: Now) {
         if !self.connected || self.doubt == Some(Doubt::Silent) {
             return;
@@ -36,8 +38,8 @@ impl Continuity {
         }
     }
 
-    /// The engine was proven to be there. After a silence the replay socket, if there is one, is asked for the last batch
-    /// before the stream is `live` again: what was sent last may have been lost.
+    /// The engine was proven to be there. After a silence the replay socket, if there is one, is asked for
+    /// the last batch before the stream is `live` again: what was sent last may have been lost.
     pub fn proven(&mut self, now: Now) {
         self.last_proof = now.mono;
         match self.doubt {
@@ -50,8 +52,8 @@ impl Continuity {
         }
     }
 
-    /// A question that was asked while following was not answered. That is evidence: it is asked again at once, and without
-    /// an answer to that the stream is not `live`, unless the engine was heard meanwhile.
+    /// A question that was asked while following was not answered. That is evidence: it is asked again at
+    /// once, and without an answer to that the stream is not `live`, unless the engine was heard meanwhile.
     pub(super) fn probe_failed(&mut self, now: Now, request: &Request) {
         self.failed_probes = self.failed_probes.saturating_add(1);
         let there = self.doubt == Some(Doubt::Asked) || self.last_proof > request.asked();

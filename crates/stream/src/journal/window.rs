@@ -8,7 +8,7 @@ use kvplane_core::{Continuity, Cursor, Epoch, Marks, Resumption, StateDigest, Tr
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::change::{Change, Entry, Transition};
+use crate::change::{Change, Encodings, Entry, Transition};
 
 /// A cursor cannot be served from the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,7 +185,7 @@ impl Window {
             untranslatable,
             resumption,
             marks,
-            encodings: Default::default(),
+            encodings: Encodings::default(),
         };
         kept.standing = entry.standing.unwrap_or(kept.standing);
         kept.next_sequence += 1;

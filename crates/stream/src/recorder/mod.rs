@@ -164,7 +164,8 @@ impl Recorder {
         Counters { misdirected: self.misdirected, ..self.follower.counters() }
     }
 
-    /// Counts an input that the stream's source cannot have: a defect that would otherwise leave a stream that hears nothing.
+    /// Counts an input that the stream's source cannot have: a defect that would otherwise leave a stream
+    /// that hears nothing.
     fn misdirect(&mut self, kind: &'static str) {
         self.misdirected += 1;
         if self.misdirected.is_power_of_two() {

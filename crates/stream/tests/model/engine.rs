@@ -147,7 +147,8 @@ impl Engine {
         (sequence, payload)
     }
 
-    /// What was held at a batch of this life; nothing before the first. `None` if this life has no such batch.
+    /// What was held at a batch of this life; nothing before the first. `None` if this life has no such
+    /// batch.
     pub fn held_at(&self, sequence: Option<u64>) -> Option<BTreeMap<u64, u32>> {
         match sequence {
             None => Some(BTreeMap::new()),

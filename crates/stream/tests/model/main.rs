@@ -291,7 +291,7 @@ impl World {
         if self.recorder.standing() != Standing::Live || trust > Trust::Lower {
             return;
         }
-        let held = self.engine.held_at(self.recorder.last_sequence()).expect("a batch of this life");
+        let held = self.engine.held_at(self.recorder.last_sequence()).unwrap(); // a batch of this life
         match trust {
             Trust::Exact => assert_eq!(*ours, held, "exact at {:?}", self.recorder.last_sequence()),
             _ => assert!(ours.keys().all(|hash| held.contains_key(hash)), "phantoms in {ours:?}"),

@@ -94,8 +94,8 @@ fn with_dead_frames(published_since: u8) {
         world.deliver(sequence, payload);
         world.check();
     }
-    // Answers come, time passes, and more of the dead life arrives. Wherever the stream is `live`, it is where the new life
-    // was: `run` and `check` see to that.
+    // Answers come, time passes, and more of the dead life arrives. Wherever the stream is `live`, it is
+    // where the new life was: `run` and `check` see to that.
     for (sequence, payload) in dead {
         world.run(&WHOLE);
         world.run(&Op::Wait(400));
