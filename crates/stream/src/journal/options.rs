@@ -74,6 +74,7 @@ impl Semantics {
 
 /// The bounds and rules of a journal.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
 pub struct JournalOptions {
     /// Batches in the replay window.
     pub max_batches: usize,

@@ -24,11 +24,14 @@ pub(super) fn table<K, V>(capacity: usize) -> usize {
     }
 }
 
+/// Attributes whose content has one hash, with the number of chains that have them.
+type SameHash = SmallVec<[(Arc<Attributes>, u32); 1]>;
+
 /// Attributes that blocks of the state have, each once: they hold texts, and most blocks have the same.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    /// By the hash of their content, with the number of chains that have them.
-    known: SeededMap<u64, SmallVec<[(Arc<Attributes>, u32); 1]>>,
+    /// By the hash of their content.
+    known: SeededMap<u64, SameHash>,
     texts: usize,
 }
 
@@ -67,7 +70,7 @@ impl Shared {
     }
 
     fn bytes(&self) -> usize {
-        self.texts + table::<u64, SmallVec<[(Arc<Attributes>, u32); 1]>>(self.known.capacity())
+        self.texts + table::<u64, SameHash>(self.known.capacity())
     }
 }
 

@@ -240,14 +240,12 @@ fn the_work_of_a_batch_is_linear_in_its_size() {
 #[test]
 #[ignore = "prints figures"]
 fn table() {
-    let sizes = std::env::var("COST_BYTES").ok().and_then(|size| size.parse().ok());
-    let sizes: Vec<usize> = sizes.map_or_else(|| vec![1 << 20, 4 << 20], |size| vec![size]);
     for shape in SHAPES {
-        let cells = sizes.iter().map(|&size| {
+        let cells = [1 << 20, 4 << 20].map(|size| {
             let (ms, bytes) = cost(shape, size, 1);
             format!("{ms:>10.1} ms {:>8.0} ns/byte", ms * 1e6 / bytes as f64)
         });
-        println!("{:<30}{}", shape.name, cells.collect::<Vec<_>>().join(" |"));
+        println!("{:<30}{}", shape.name, cells.join(" |"));
     }
 }
 
@@ -261,11 +259,9 @@ fn resident() -> usize {
 #[test]
 #[ignore = "prints figures"]
 fn memory() {
-    let events: [(&str, fn(u64) -> OwnedEvent); 2] = [
-        ("hashes alone", |at| placeholder(&(at * 64 + 1..=at * 64 + 64).collect::<Vec<_>>(), "GPU")),
-        ("blocks", |at| store(&(at * 64 + 1..=at * 64 + 64).collect::<Vec<_>>(), None)),
-    ];
-    for (name, event) in events {
+    let chain = |at: u64| (at * 64 + 1..=at * 64 + 64).collect::<Vec<_>>();
+    for (name, is_chain) in [("hashes alone", false), ("blocks", true)] {
+        let event = |at| if is_chain { store(&chain(at), None) } else { placeholder(&chain(at), "GPU") };
         let state = Limits { max_bytes: 128 << 20, max_waiting: usize::MAX };
         let mut rig = Rig::with(JournalOptions { state, max_bytes: 1 << 20, ..JournalOptions::default() });
         let before = resident();

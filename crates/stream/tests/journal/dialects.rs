@@ -39,7 +39,7 @@ fn happens() -> impl Strategy<Value = Happens> {
     ]
 }
 
-/// Hashes as SGLang makes them, which any other engine may have too.
+/// Hashes as `SGLang` makes them, which any other engine may have too.
 fn chain(path: &[u8]) -> Vec<i64> {
     let mut digest: Option<[u8; 32]> = None;
     let mut found = Vec::new();

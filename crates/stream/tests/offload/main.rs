@@ -212,7 +212,7 @@ fn what_two_requests_fetch_at_once_is_not_taken_for_a_report() {
     let mut world = with_host();
     let prompt: Prompt = vec![0, 1, 0, 1];
     world.run(&Op::Twice { prompt: prompt.clone(), fetched: 2 });
-    world.check(&[prompt.clone()]);
+    world.check(std::slice::from_ref(&prompt));
     assert_eq!(world.journal.trust().level(), Trust::Exact);
     world.engine.drop_one_copy(&prompt, 0);
     world.check(&[prompt.clone(), vec![0]]);
