@@ -30,15 +30,12 @@ impl Adapters {
             return number;
         }
         let name = Arc::<str>::from(name);
-        let number = match self.free.pop() {
-            Some(number) => {
-                self.names[number as usize] = (name.clone(), 1);
-                number
-            }
-            None => {
-                self.names.push((name.clone(), 1));
-                self.names.len() as u32 - 1
-            }
+        let number = if let Some(number) = self.free.pop() {
+            self.names[number as usize] = (name.clone(), 1);
+            number
+        } else {
+            self.names.push((name.clone(), 1));
+            self.names.len() as u32 - 1
         };
         self.numbers.insert(name, number);
         number
