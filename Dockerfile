@@ -5,7 +5,9 @@ FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
 # Everything that is not Rust is built by the C and C++ compilers of the image.
-RUN cargo build --release --locked -p kvplane && strip target/release/kvplane
+# There is no .git here: docker build --build-arg KVPLANE_COMMIT=$(git rev-parse --short HEAD) says which commit it is.
+ARG KVPLANE_COMMIT=unknown
+RUN KVPLANE_COMMIT=$KVPLANE_COMMIT cargo build --release --locked -p kvplane && strip target/release/kvplane
 
 FROM debian:bookworm-slim
 RUN apt-get update \

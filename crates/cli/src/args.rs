@@ -27,7 +27,7 @@ pub(crate) use sim::{SimArgs, SimHash, SimHostEvents, SimProfile, SimService, Si
 /// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
 /// stands, and gives the state to any router. Every answer is exact, or says how it is not.
 #[derive(Debug, Parser)]
-#[command(name = "kvplane", version, about, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "kvplane", version = crate::version::VERSION, about, propagate_version = true, arg_required_else_help = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -40,6 +40,8 @@ pub struct Options {
     pub tls: Option<Arc<Tls>>,
     /// Hints for gateways.
     pub hints: HintsOptions,
+    /// The commit that the program was built from, for `kvplane_build_info`.
+    pub commit: &'static str,
 }
 
 impl Default for Options {
@@ -51,6 +53,7 @@ impl Default for Options {
             access: Arc::default(),
             tls: None,
             hints: HintsOptions::default(),
+            commit: "unknown",
         }
     }
 }

@@ -319,6 +319,7 @@ impl Config {
             hints: self.hints.options(),
             access,
             tls,
+            commit: crate::version::COMMIT,
         }
     }
 }
