@@ -18,7 +18,8 @@ COPY --from=build /src/target/release/kvplane /usr/bin/kvplane
 COPY deploy/kvplane.toml /etc/kvplane/kvplane.toml
 USER 65532:65532
 EXPOSE 8090 50090
-# Once every engine has had a verdict, or 30 seconds after the start; /healthz and /readyz need no token.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=40s CMD ["/usr/bin/kvplane", "ready"]
+# Once every engine has had a verdict, or 30 seconds after the start; /healthz and /readyz need no token. The configuration says
+# which address to ask, and whether over TLS.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=40s CMD ["/usr/bin/kvplane", "ready", "--config", "/etc/kvplane/kvplane.toml"]
 ENTRYPOINT ["/usr/bin/kvplane"]
 CMD ["serve", "--config", "/etc/kvplane/kvplane.toml", "--log-format", "json"]

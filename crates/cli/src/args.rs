@@ -73,6 +73,7 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  \
         kvplane ready\n  \
         kvplane ready --strict --server https://127.0.0.1:8090 --ca ca.pem\n  \
+        kvplane ready --config /etc/kvplane/kvplane.toml\n  \
         until kvplane ready; do sleep 1; done")]
     Ready(ReadyArgs),
     /// Say what is wrong with a configuration, with engines, or with a running kvplane
@@ -197,6 +198,10 @@ pub(crate) struct ServerArgs {
 pub(crate) struct ReadyArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
+    /// Ask the kvplane on this machine that serves with this file, at its own `listen.http`, and over TLS where it has
+    /// `listen.tls`. Its certificate is not checked, and no token is sent
+    #[arg(long, short, value_name = "FILE", conflicts_with_all = ["server", "token_file", "ca", "cert", "key"])]
+    pub(crate) config: Option<PathBuf>,
     /// Ready only while every stream is live and exact, instead of once every stream has had a verdict
     #[arg(long)]
     pub(crate) strict: bool,
