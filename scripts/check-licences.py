@@ -74,10 +74,12 @@ class Expression:
 
 
 def matches(spec, package):
-    """Whether `name` or `name@1.2` (any version that begins so) means a package."""
-    name, _, version = spec.partition("@")
-    parts, wanted = package["version"].split("."), version.split(".") if version else []
-    return name == package["name"] and parts[: len(wanted)] == wanted
+    """Whether cargo-deny's `name`, `name@1.2.3` or `name:^1.2` means a package. Other ranges are not understood."""
+    name, sign, version = re.fullmatch(r"([\w-]+)(?:(@|:\^)([\d.]+))?", spec).groups()
+    if name != package["name"]:
+        return False
+    parts, wanted = package["version"].split("+")[0].split("."), version.split(".") if version else []
+    return parts == wanted if sign == "@" else parts[: len(wanted)] == wanted
 
 
 def check(metadata, config):

@@ -14,7 +14,7 @@ exceptions = [{ allow = ["CDLA-Permissive-2.0"], crate = "roots" }]
 [bans]
 multiple-versions = "deny"
 deny = [{ crate = "openssl", reason = "TLS is rustls" }]
-skip = [{ crate = "old@0.1" }]
+skip = [{ crate = "old:^0.1" }, { crate = "exact@2.0.0" }]
 [sources]
 allow-registry = ["https://github.com/rust-lang/crates.io-index"]
 """
@@ -47,6 +47,8 @@ def test_what_is_allowed_passes(tmp_path):
         ("roots", "1.0.0", "CDLA-Permissive-2.0"),
         ("old", "0.1.7", "MIT"),
         ("old", "1.0.0", "MIT"),
+        ("exact", "2.0.0+spec", "MIT"),
+        ("exact", "2.0.1", "MIT"),
         ("own", "0.1.0", "Apache-2.0", None),
     )
 
