@@ -87,7 +87,7 @@ fuzz_target!(|bytes: &[u8]| {
                     t2_query_tokens: input.number() as i64,
                 };
                 if input.flag() {
-                    drop(book.set_stats(whose, stats, at));
+                    let _ = book.set_stats(whose, stats, at);
                 } else {
                     book.hear_stats(whose, stats, at);
                     heard += 4;

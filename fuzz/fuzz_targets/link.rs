@@ -253,7 +253,7 @@ fuzz_target!(|bytes: &[u8]| {
         let item = match step {
             0 => {
                 if input.below(8) == 0 {
-                    (epoch, sequence) = (input.number(), input.number());
+                    (epoch, sequence) = (input.extreme(), input.extreme());
                 }
                 gathered = Held::default();
                 next_chunk = 0;
@@ -265,7 +265,7 @@ fuzz_target!(|bytes: &[u8]| {
                 let index = if input.below(32) == 0 { input.number32() } else { next_chunk };
                 next_chunk = next_chunk.wrapping_add(1);
                 if last {
-                    last_event_id = if input.below(8) == 0 { input.number() } else { 0 };
+                    last_event_id = if input.below(8) == 0 { input.extreme() } else { 0 };
                     held = gathered.clone();
                 }
                 Some(Item::Snapshot(proto::SnapshotChunk {
