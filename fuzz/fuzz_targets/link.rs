@@ -91,6 +91,7 @@ fn block(input: &mut Input<'_>) -> proto::Block {
         extra_keys: (0..input.below(16) / 15)
             .map(|_| proto::ExtraKey { key: Some(proto::extra_key::Key::Number(input.number() as i64)) })
             .collect(),
+        ..proto::Block::default()
     }
 }
 
@@ -116,7 +117,7 @@ fn stored(input: &mut Input<'_>, held: &mut Held, in_snapshot: bool) -> proto::S
         lora_name: (input.below(8) == 0).then(|| "adapter".to_owned()),
         cache_salt: (input.below(8) == 0).then(|| "salt".to_owned()),
         bigrams: input.below(16) == 0,
-        session_id: None,
+        ..proto::Stored::default()
     }
 }
 
@@ -292,9 +293,10 @@ fuzz_target!(|bytes: &[u8]| {
                     units: (0..input.below(6)).map(|_| input.number32()).collect(),
                     drops_last: input.flag(),
                     partial_blocks: input.flag(),
+                    ..proto::SnapshotChunk::default()
                 }))
             }
-            3 => Some(Item::Standing(proto::Standing { continuity: input.below(6) as i32 })),
+            3 => Some(Item::Standing(proto::Standing { continuity: input.below(6) as i32, ..Default::default() })),
             4 => {
                 clock.pass(Duration::from_millis(input.number() & 0xffff));
                 mirror.recorder.tick(clock.now());
@@ -323,6 +325,7 @@ fuzz_target!(|bytes: &[u8]| {
                     digest: told(held.digest(), &mut input),
                     known_from: input.flag().then(|| input.number()),
                     units: (0..input.below(6)).map(|_| input.number32()).collect(),
+                    ..proto::Batch::default()
                 }))
             }
         };
