@@ -47,7 +47,9 @@ fn place(input: &mut Input<'_>) -> (usize, proto::Place) {
         tier: input.number() as i32 % 6,
         medium: MEDIA[at % MEDIA.len()].map(str::to_owned),
         group: GROUPS[at / MEDIA.len()],
-        spec_kind: input.pick(&[None, Some("full_attention"), Some("sliding_window"), Some("?")]).map(str::to_owned),
+        spec_kind: input
+            .pick(&[None, Some("full_attention"), Some("sliding_window"), Some("?")])
+            .map(str::to_owned),
         sliding_window: (input.below(4) == 0).then(|| input.number32()),
         ..proto::Place::default()
     };
@@ -296,7 +298,10 @@ fuzz_target!(|bytes: &[u8]| {
                     ..proto::SnapshotChunk::default()
                 }))
             }
-            3 => Some(Item::Standing(proto::Standing { continuity: input.below(6) as i32, ..Default::default() })),
+            3 => Some(Item::Standing(proto::Standing {
+                continuity: input.below(6) as i32,
+                ..Default::default()
+            })),
             4 => {
                 clock.pass(Duration::from_millis(input.number() & 0xffff));
                 mirror.recorder.tick(clock.now());

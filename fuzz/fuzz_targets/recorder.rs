@@ -157,7 +157,12 @@ fuzz_target!(|bytes: &[u8]| {
             13 => next = input.number(),
             14 => recorder.replayed(now, replay, input.number(), payload(&mut input, profile)),
             15 => recorder.replay_ended(now, replay, input.flag()),
-            16 => recorder.hint(now, hint, input.flag().then(|| input.number()), input.flag().then(|| input.number())),
+            16 => recorder.hint(
+                now,
+                hint,
+                input.flag().then(|| input.number()),
+                input.flag().then(|| input.number()),
+            ),
             17 => recorder.disconnected(now),
             18 => recorder.connected(now),
             19 => clock.pass(Duration::from_millis(input.number() & 0xffff)),

@@ -57,7 +57,11 @@ impl<'a> Input<'a> {
 
     /// A number at which sums overflow, every other time.
     pub fn extreme(&mut self) -> u64 {
-        if self.flag() { self.pick(&[u64::MAX, u64::MAX - 1, 1 << 63, i64::MAX as u64]) } else { self.number() }
+        if self.flag() {
+            self.pick(&[u64::MAX, u64::MAX - 1, 1 << 63, i64::MAX as u64])
+        } else {
+            self.number()
+        }
     }
 
     /// A number as [`Self::number`] has it, cut to 32 bits.
