@@ -9,11 +9,11 @@ use std::ptr::NonNull;
 
 /// Rooms come in multiples of a cache line.
 pub(crate) const LINE: usize = 64;
-/// The largest room.
-pub(crate) const LARGEST: usize = 32 * 1024;
+/// The largest room. Miri looks at all of a slice whenever it is made anew, and tables are slices: smaller ones there.
+pub(crate) const LARGEST: usize = if cfg!(miri) { 4 * 1024 } else { 32 * 1024 };
 
 /// One huge page. Under miri less: it keeps notes of every word, and goes through them often.
-const CHUNK: usize = if cfg!(miri) { 2 * LARGEST } else { 2 * 1024 * 1024 };
+const CHUNK: usize = if cfg!(miri) { 16 * LARGEST } else { 2 * 1024 * 1024 };
 const LINES: u32 = (CHUNK / LINE) as u32;
 /// Chunks that are free as a whole and are kept all the same.
 const SPARE: usize = 1;

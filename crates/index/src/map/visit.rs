@@ -90,7 +90,7 @@ mod tests {
     use crate::arena::Arena;
 
     /// Enough for several tables, so that some are rebuilt or divided during the visit.
-    const BLOCKS: u32 = if cfg!(miri) { 2_000 } else { 20_000 };
+    const BLOCKS: u32 = if cfg!(miri) { 600 } else { 20_000 };
 
     #[test]
     fn a_visit_meets_every_block_once_while_others_come() {
