@@ -9,12 +9,14 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-python bench-dashboard bench-peers soak heartbeats flap attacks dist install uninstall clean rust-tools compilers interpreter
+.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-python bench-dashboard bench-peers soak heartbeats flap attacks dist install uninstall clean rust-tools compilers interpreter deny miri fuzz test-long
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
 	@echo "make test    everything that CI runs"
-	@echo "make lint    formatting, lints, the direction of dependencies, and where the documentation points"
+	@echo "make test-long  what takes longer: miri over the index, advisories of dependencies"
+	@echo "make fuzz    every fuzz target for a minute each (SECONDS=60)"
+	@echo "make lint    formatting, lints, the direction of dependencies, their licences, and where the documentation points"
 	@echo "make wheel   the Python package, as one wheel in dist/"
 	@echo "make dist    the program with all that belongs to it, as one archive in dist/"
 	@echo "make install the same, into PREFIX (default: /usr/local); make uninstall takes it away"
@@ -34,7 +36,7 @@ demo: compilers
 # What is quick comes first, and what builds everything once more comes last.
 test: lint alerts unit interop python browser loom newcomer
 
-lint: rust-tools compilers interpreter fmt clippy rooms docs
+lint: rust-tools compilers interpreter fmt clippy rooms deny docs
 
 fmt:
 	$(CARGO) fmt --all -- --check
@@ -44,6 +46,10 @@ clippy:
 
 rooms: interpreter
 	$(PYTHON) scripts/check-rooms.py
+
+# Licences, sources and second versions of dependencies, by deny.toml; advisories where cargo-deny and its database are there.
+deny: interpreter
+	@scripts/deny.sh
 
 docs: interpreter
 	$(PYTHON) scripts/check-docs.py
@@ -61,6 +67,21 @@ unit: compilers
 # Interleavings of the index's readers and writer, as many as loom's bounds allow. In a directory of its own: the flag is every crate's.
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --target-dir target/loom -p kvplane-index --lib loom
+
+# What CI does not wait for. Where miri is missing, AddressSanitizer or valgrind takes its place.
+test-long: compilers interpreter
+	scripts/memory-checks.sh any
+	scripts/deny.sh --install
+
+# The index under miri: what loom does not follow, addresses kept as numbers and slices of raw memory. MIRI_TESTS takes arguments:
+# make miri MIRI_TESTS="--lib map"
+miri:
+	MIRI_TESTS="$(MIRI_TESTS)" scripts/memory-checks.sh miri
+
+# Needs a nightly compiler. FUZZ names some of the targets: make fuzz SECONDS=600 FUZZ="recorder link"
+SECONDS ?= 60
+fuzz: compilers
+	scripts/fuzz.sh "$(SECONDS)" $(FUZZ)
 
 # Alert rules and the Grafana dashboard.
 alerts: python-env
@@ -151,7 +172,7 @@ bench-peers:
 
 clean:
 	$(CARGO) clean
-	rm -rf benches/peers/target
+	rm -rf benches/peers/target fuzz/target
 	rm -rf .venv .venv-build .venv-python .venv-browser .tools .pytest_cache dist
 	find tests scripts python -name __pycache__ -type d -prune -exec rm -rf {} +
 

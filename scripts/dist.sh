@@ -15,7 +15,7 @@ triple=$(rustc -vV 2>/dev/null | sed -n 's/^host: //p' || true)
 staged=$(mktemp -d)
 trap 'rm -rf "$staged"' EXIT
 scripts/stage.sh "$profile" "$staged/kvplane" /usr/local
-read -r _ version < <("$staged/kvplane/bin/kvplane" --version)
+read -r _ version _ < <("$staged/kvplane/bin/kvplane" --version)
 name=kvplane-$version-$triple
 mv "$staged/kvplane" "$staged/$name"
 mkdir -p "$out"

@@ -143,5 +143,5 @@ def test_questions_are_counted_by_how_they_ended(stubs, plane, sim):
     counted = dict(re.findall(r'^kvplane_queries_total\{outcome="(\w+)"\} (\d+)$', page, re.MULTILINE))
     assert counted == {"hit": "2", "miss": "1", "refused": "1"}
     assert re.search(r"^kvplane_query_duration_seconds_count 4$", page, re.MULTILINE)
-    version = run(served.binary, "--version").stdout.split()[1]
-    assert f'kvplane_build_info{{version="{version}"}} 1' in page
+    version, commit = re.fullmatch(r"kvplane (\S+) \((\S+)\)\n", run(served.binary, "--version").stdout).groups()
+    assert f'kvplane_build_info{{version="{version}",commit="{commit}"}} 1' in page

@@ -29,7 +29,7 @@ pub(crate) use sim::{SimArgs, SimHash, SimHostEvents, SimProfile, SimService, Si
 /// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
 /// stands, and gives the state to any router. Every answer is exact, or says how it is not.
 #[derive(Debug, Parser)]
-#[command(name = "kvplane", version, about, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "kvplane", version = crate::version::VERSION, about, propagate_version = true, arg_required_else_help = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -75,6 +75,7 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  \
         kvplane ready\n  \
         kvplane ready --strict --server https://127.0.0.1:8090 --ca ca.pem\n  \
+        kvplane ready --config /etc/kvplane/kvplane.toml\n  \
         until kvplane ready; do sleep 1; done")]
     Ready(ReadyArgs),
     /// Say what is wrong with a configuration, with engines, or with a running kvplane
@@ -202,6 +203,10 @@ pub(crate) struct ServerArgs {
 pub(crate) struct ReadyArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
+    /// Ask the kvplane on this machine that serves with this file, at its own `listen.http`, and over TLS where it has
+    /// `listen.tls`. Its certificate is not checked, and no token is sent
+    #[arg(long, short, value_name = "FILE", conflicts_with_all = ["server", "token_file", "ca", "cert", "key"])]
+    pub(crate) config: Option<PathBuf>,
     /// Ready only while every stream is live and exact, instead of once every stream has had a verdict
     #[arg(long)]
     pub(crate) strict: bool,

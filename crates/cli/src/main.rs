@@ -6,6 +6,7 @@ mod config;
 mod logging;
 mod output;
 mod systemd;
+mod version;
 
 use std::process::ExitCode;
 

@@ -9,11 +9,11 @@ use std::ptr::NonNull;
 
 /// Rooms come in multiples of a cache line.
 pub(crate) const LINE: usize = 64;
-/// The largest room.
-pub(crate) const LARGEST: usize = 32 * 1024;
+/// The largest room. Miri looks at all of a slice whenever it is made anew, and tables are slices: smaller ones there.
+pub(crate) const LARGEST: usize = if cfg!(miri) { 4 * 1024 } else { 32 * 1024 };
 
-/// One huge page.
-const CHUNK: usize = 2 * 1024 * 1024;
+/// One huge page. Under miri less: it keeps notes of every word, and goes through them often.
+const CHUNK: usize = if cfg!(miri) { 16 * LARGEST } else { 2 * 1024 * 1024 };
 const LINES: u32 = (CHUNK / LINE) as u32;
 /// Chunks that are free as a whole and are kept all the same.
 const SPARE: usize = 1;
@@ -129,7 +129,8 @@ impl Arena {
         // SAFETY: the layout has a size.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
         // SAFETY: the chunk is ours, aligned and of this length; the call changes how it is backed, not what is in it.
-        #[cfg(target_os = "linux")]
+        // Miri has no madvise.
+        #[cfg(all(target_os = "linux", not(miri)))]
         unsafe {
             libc::madvise(start.as_ptr().cast(), CHUNK, libc::MADV_HUGEPAGE);
         }
@@ -172,22 +173,27 @@ impl Drop for Arena {
 mod tests {
     use super::*;
 
+    /// Miri is some thousand times slower.
+    const ROUNDS: u32 = if cfg!(miri) { 200 } else { 20_000 };
+    const SIZES: usize = if cfg!(miri) { 32 * LINE } else { LARGEST };
+
     #[test]
     fn rooms_do_not_overlap_and_are_used_again() {
         let mut arena = Arena::new();
         let mut rooms = Vec::new();
         let mut state = 1_u64;
-        for round in 0..20_000 {
+        for round in 0..ROUNDS {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             if rooms.len() > 300 || (round % 3 == 0 && !rooms.is_empty()) {
                 let (room, mark): (Room, u8) = rooms.swap_remove((state >> 33) as usize % rooms.len());
                 // SAFETY: the room is in use and was filled with its mark.
                 let bytes = unsafe { std::slice::from_raw_parts(room.start.as_ptr(), room.bytes as usize) };
-                assert!(bytes.iter().all(|byte| *byte == mark));
+                // As a whole: byte by byte is very slow under miri.
+                assert_eq!(bytes, vec![mark; bytes.len()]);
                 // SAFETY: taken below, given back once.
                 unsafe { arena.give_back(room) };
             } else {
-                let room = arena.take(1 + (state >> 40) as usize % LARGEST);
+                let room = arena.take(1 + (state >> 40) as usize % SIZES);
                 let mark = round as u8;
                 // SAFETY: the room was just taken and has this length.
                 unsafe { room.start.as_ptr().write_bytes(mark, room.bytes as usize) };

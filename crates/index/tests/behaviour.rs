@@ -161,6 +161,7 @@ fn a_cleared_stream_holds_nothing_and_its_next_generation_counts_alone() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "counts bytes over many cycles; nothing in it is new to miri")]
 fn generation_after_generation_takes_no_more_memory() {
     let index = index();
     let slot = index.add_stream(1);
@@ -197,6 +198,7 @@ fn what_moves_from_device_to_host_counts_for_host_and_not_for_device() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "counts bytes over many cycles; nothing in it is new to miri")]
 fn streams_come_and_go_two_hundred_thousand_times_in_the_same_memory() {
     let index = index();
     let resident = index.add_stream(0);
@@ -220,6 +222,7 @@ fn streams_come_and_go_two_hundred_thousand_times_in_the_same_memory() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "counts bytes over many cycles; nothing in it is new to miri")]
 fn sixty_five_thousand_streams_in_one_index() {
     const STREAMS: u64 = 65_536;
     let index = index();
@@ -236,6 +239,7 @@ fn sixty_five_thousand_streams_in_one_index() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "counts bytes over many cycles; nothing in it is new to miri")]
 fn a_budget_refuses_and_evicts_nothing() {
     let index = Index::new(&Options { max_bytes: 4 << 20, ..Options::default() });
     let (greedy, modest) = (index.add_stream(1), index.add_stream(2));
@@ -262,6 +266,7 @@ fn a_budget_refuses_and_evicts_nothing() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "counts bytes over many cycles; nothing in it is new to miri")]
 fn memory_is_flat_while_what_is_held_changes() {
     const STREAMS: u64 = 20;
     const HELD: usize = 100;
@@ -371,6 +376,7 @@ fn marks_of_a_block_that_waits_count_once_it_is_placed() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "counts bytes over many cycles; nothing in it is new to miri")]
 fn a_budget_refuses_marks_and_takes_what_goes() {
     let index = Index::new(&Options { max_bytes: 1 << 20, ..Options::default() });
     let slot = index.add_stream(1);

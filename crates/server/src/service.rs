@@ -45,6 +45,8 @@ pub struct Options {
     pub hints: HintsOptions,
     /// What callers may take.
     pub bounds: Bounds,
+    /// The commit that the program was built from, for `kvplane_build_info`.
+    pub commit: &'static str,
 }
 
 impl Default for Options {
@@ -58,6 +60,7 @@ impl Default for Options {
             tls: None,
             hints: HintsOptions::default(),
             bounds: Bounds::default(),
+            commit: "unknown",
         }
     }
 }

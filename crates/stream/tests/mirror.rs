@@ -455,3 +455,26 @@ proptest! {
         world.rest();
     }
 }
+
+#[test]
+fn a_snapshot_whose_numbers_leave_no_room_is_refused() {
+    let now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
+    let mut journal = Journal::new(JournalOptions::default(), 0, now);
+    let snapshot = take(&mut journal);
+    let load = |cursor: Cursor, last_event_id: u64| {
+        let limits = JournalOptions::default().state;
+        let mut mirrored = MirrorSnapshot::new(cursor, limits, Semantics::default());
+        let mut chunk = told_chunks(&snapshot).pop().unwrap();
+        chunk.end.as_mut().unwrap().last_event_id = last_event_id;
+        mirrored.chunk(cursor, chunk)
+    };
+    let cursor = snapshot.cursor;
+    assert_eq!(load(cursor, snapshot.last_event_id), Ok(true));
+    for number in [u64::MAX, u64::MAX - 1, 1 << 63] {
+        let late = Cursor { sequence: number, ..cursor };
+        let far = Cursor { epoch: kvplane_core::Epoch::from_raw(number), ..cursor };
+        for refused in [load(late, 0), load(far, 0), load(cursor, number)] {
+            assert!(matches!(refused, Err(Misfit::Malformed(_))), "{number}: {refused:?}");
+        }
+    }
+}

@@ -1,12 +1,13 @@
 //! Asking a running kvplane over HTTP.
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::uri::PathAndQuery;
+use http::uri::{Authority, PathAndQuery};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
@@ -17,6 +18,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::{self, pki_types::ServerName};
 use tokio_util::either::Either;
 
+use super::key::unchecked_connector;
 use super::{Failure, usage};
 use crate::args::KeyArgs;
 
@@ -68,22 +70,54 @@ pub(crate) async fn answer(
         Some("https") => true,
         _ => return Err(not_an_address()),
     };
-    let authority = uri.authority().ok_or_else(not_an_address)?.clone();
-    let text = body.map(Value::to_string).unwrap_or_default();
+    let authority = uri.authority().ok_or_else(not_an_address)?;
+    let token = key.token().map_err(usage)?;
+    let connector = if secure { Some(key.connector().map_err(usage)?) } else { None };
     let target = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    send(server, authority, connector, request(authority, token.as_deref(), method, target, body)?).await
+}
+
+/// Asks the kvplane that listens at an address of this machine. With TLS, its certificate is for others, and not checked here: no token
+/// is sent, and nothing comes back that is secret.
+pub(crate) async fn answer_of_own(
+    address: SocketAddr,
+    tls: bool,
+    path: &str,
+) -> Result<(StatusCode, Value), Failure> {
+    let server = format!("{}://{address}", if tls { "https" } else { "http" });
+    let authority: Authority = address.to_string().parse().context("an address that is none")?;
+    let connector = if tls { Some(unchecked_connector()?) } else { None };
+    send(&server, &authority, connector, request(&authority, None, Method::GET, path, None)?).await
+}
+
+fn request(
+    authority: &Authority,
+    token: Option<&str>,
+    method: Method,
+    target: &str,
+    body: Option<&Value>,
+) -> anyhow::Result<Request<Full<Bytes>>> {
+    let text = body.map(Value::to_string).unwrap_or_default();
     let mut request = Request::builder()
         .method(method)
         .uri(target)
         .header(HOST, authority.as_str())
         .header(CONTENT_TYPE, "application/json");
-    if let Some(token) = key.token().map_err(usage)? {
+    if let Some(token) = token {
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }
-    let request = request.body(Full::new(Bytes::from(text))).context("cannot make a request")?;
-    let connector = if secure { Some(key.connector().map_err(usage)?) } else { None };
+    request.body(Full::new(Bytes::from(text))).context("cannot make a request")
+}
+
+async fn send(
+    server: &str,
+    authority: &Authority,
+    connector: Option<TlsConnector>,
+    request: Request<Full<Bytes>>,
+) -> Result<(StatusCode, Value), Failure> {
     let answer = async {
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-        let port = authority.port_u16().unwrap_or(if secure { 443 } else { 80 });
+        let port = authority.port_u16().unwrap_or(if connector.is_some() { 443 } else { 80 });
         let stream = connect(host, port, connector).await.map_err(|error| {
             let reason = if is_no_tls(&error) { NO_TLS.to_owned() } else { error.to_string() };
             anyhow!("no kvplane answers at {server}: {reason}; is `kvplane serve` running?")

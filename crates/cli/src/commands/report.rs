@@ -17,6 +17,7 @@ use super::{Failure, bind, stop_signal, usage};
 use crate::args::ReportArgs;
 use crate::config::check_times;
 use crate::logging;
+use crate::version::COMMIT;
 
 /// What servers of the original forget after.
 const SERVER_TTL: Duration = Duration::from_mins(30);
@@ -46,7 +47,8 @@ pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
     let access = Arc::new(Access::new(Keys::default(), args.insecure));
     // It reports, and answers nobody.
     let hints = HintsOptions { enabled: false, ..HintsOptions::default() };
-    let service = Service::new(plane.clone(), Options { hints, access, ..Options::default() });
+    let service =
+        Service::new(plane.clone(), Options { hints, access, commit: COMMIT, ..Options::default() });
     let (fleet, reports) = (service.fleet(), service.reports());
     fleet.add(vec![plan], Origin::Config).await.map_err(|error| {
         let code = if error.is_mistake() { 2 } else { 1 };

@@ -39,22 +39,7 @@ pub(crate) fn load(
     args: &ServeArgs,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> anyhow::Result<Config> {
-    let mut tree = match &args.config {
-        Some(path) => read_file(path)?,
-        None => Table::new(),
-    };
-    let mut variables: Vec<(String, String)> =
-        environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
-    // Elements of a list in the order of their numbers, not of their digits.
-    variables.sort_by_key(|(name, _)| {
-        let part = |text: &str| (text.parse::<usize>().unwrap_or(usize::MAX), text.to_owned());
-        name.split("__").map(part).collect::<Vec<_>>()
-    });
-    for (name, value) in variables {
-        let path: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
-        let value = scalar(path.last().map_or("", String::as_str), &value);
-        set(&mut tree, &path, value).with_context(|| format!("environment {name}"))?;
-    }
+    let mut tree = file_and_environment(args.config.as_deref(), environment)?;
     for flag in &args.set {
         let (key, value) = flag.split_once('=').ok_or_else(|| anyhow!("--set {flag:?}: write KEY=VALUE"))?;
         let path: Vec<String> = key.split('.').map(str::to_owned).collect();
@@ -75,6 +60,37 @@ pub(crate) fn load(
         add_engine(&mut tree, flag).with_context(|| format!("--engine {flag}"))?;
     }
     check(&tree)
+}
+
+/// Reads a file and the environment: what a kvplane serves with that was given no flags.
+pub(crate) fn load_file(
+    path: &Path,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> anyhow::Result<Config> {
+    check(&file_and_environment(Some(path), environment)?)
+}
+
+fn file_and_environment(
+    path: Option<&Path>,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> anyhow::Result<Table> {
+    let mut tree = match path {
+        Some(path) => read_file(path)?,
+        None => Table::new(),
+    };
+    let mut variables: Vec<(String, String)> =
+        environment.into_iter().filter(|(name, _)| name.starts_with(PREFIX)).collect();
+    // Elements of a list in the order of their numbers, not of their digits.
+    variables.sort_by_key(|(name, _)| {
+        let part = |text: &str| (text.parse::<usize>().unwrap_or(usize::MAX), text.to_owned());
+        name.split("__").map(part).collect::<Vec<_>>()
+    });
+    for (name, value) in variables {
+        let path: Vec<String> = name[PREFIX.len()..].split("__").map(str::to_lowercase).collect();
+        let value = scalar(path.last().map_or("", String::as_str), &value);
+        set(&mut tree, &path, value).with_context(|| format!("environment {name}"))?;
+    }
+    Ok(tree)
 }
 
 /// Reads the file; a mistake names its line.

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use auth::{AuthConfig, client_token};
 use hints::HintsConfig;
-pub(crate) use layers::{engine_flag, environment, load};
+pub(crate) use layers::{engine_flag, environment, load, load_file};
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
 pub(crate) use schema::schema;
@@ -330,6 +330,7 @@ impl Config {
             access,
             tls,
             bounds: kvplane_server::Bounds::default(),
+            commit: crate::version::COMMIT,
         }
     }
 }

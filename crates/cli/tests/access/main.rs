@@ -73,6 +73,32 @@ fn commands_prove_who_they_are() {
 }
 
 #[test]
+fn a_probe_with_the_configuration_needs_no_address_and_no_authority() {
+    for (name, has_tls) in [("probe-tls", true), ("probe-plain", false)] {
+        let files = Files::new(name);
+        let config = if has_tls { files.config() } else { files.plain_config() };
+        let served = Served::start(&config);
+        let probe = |address: &str| {
+            let mut command = kvplane();
+            command.args(["ready", "--config"]).arg(&config).env("KVPLANE__LISTEN__HTTP", address);
+            // It is sent to nobody.
+            run(command.env("KVPLANE_TOKEN", "hush-wrong"))
+        };
+        for address in [format!("127.0.0.1:{}", served.http_port), format!("0.0.0.0:{}", served.http_port)] {
+            let output = probe(&address);
+            assert_eq!((output.status.code(), said(&output).as_str()), (Some(0), "ready\n"), "{address}");
+        }
+        let output = probe("127.0.0.1:0");
+        assert_eq!(output.status.code(), Some(2));
+        assert!(said(&output).contains("--server"), "{}", said(&output));
+        let mut both = kvplane();
+        both.args(["ready", "--server", &served.http(), "--config"]).arg(&config);
+        assert_eq!(run(&mut both).status.code(), Some(2), "one of the two");
+        assert!(!served.process.stop().contains("unknown_token"));
+    }
+}
+
+#[test]
 fn who_asks_for_tls_where_there_is_none_is_told_so() {
     let files = Files::new("none");
     let served = Served::start(&files.plain_config());

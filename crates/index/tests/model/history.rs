@@ -325,9 +325,12 @@ impl Both {
     }
 }
 
-/// `PROPTEST_CASES` asks for more.
+/// `PROPTEST_CASES` asks for more. Miri is some thousand times slower: one case of each kind is minutes of it.
 #[allow(clippy::disallowed_methods, reason = "a test has no configuration of its own")]
 pub(crate) fn cases(default: u32) -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(default);
+    let cases = std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(if cfg!(miri) { 1 } else { default });
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }

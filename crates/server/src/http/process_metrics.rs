@@ -23,6 +23,7 @@ pub(super) struct Process {
     open_files: Option<u64>,
     open_files_limit: Option<u64>,
     socket_round: Duration,
+    commit: &'static str,
 }
 
 impl Process {
@@ -34,6 +35,7 @@ impl Process {
             open_files: open_descriptors(),
             open_files_limit: descriptor_limit(),
             socket_round: shared.plane.longest_socket_round(),
+            commit: shared.options.commit,
         }
     }
 }
@@ -41,7 +43,8 @@ impl Process {
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let mut metric = process::BUILD_INFO.begin(&mut encoder)?;
-        gauge(1, metric.encode_family(&[("version", env!("CARGO_PKG_VERSION"))])?)?;
+        let labels = [("version", env!("CARGO_PKG_VERSION")), ("commit", self.commit)];
+        gauge(1, metric.encode_family(&labels)?)?;
         let files =
             [(process::OPEN_FILES, self.open_files), (process::OPEN_FILES_LIMIT, self.open_files_limit)];
         for (family, value) in files {

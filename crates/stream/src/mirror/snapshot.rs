@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::Cursor;
+use kvplane_core::{Cursor, Epoch};
 
 use super::{Misfit, ToldBlocks, ToldChunk, ToldEnd, chain_as_told};
 use crate::change::{StoredBlock, Transition};
@@ -11,6 +11,9 @@ use crate::state::{Image, Limits, Parent, State};
 
 /// A cut of its own: no journal counts as far.
 const CUT: u32 = u32::MAX;
+
+/// No plane counts as far: its numbers begin at unix milliseconds, shifted by 20 bits. Above it there is no room for the next ones.
+const HIGHEST: u64 = 1 << 62;
 
 /// A snapshot on its way.
 #[derive(Debug)]
@@ -61,6 +64,12 @@ impl MirrorSnapshot {
             self.add(blocks)?;
         }
         self.end = chunk.end;
+        let highest_epoch = Epoch::from_raw(HIGHEST >> 20);
+        if let Some(end) = &self.end
+            && (cursor.epoch > highest_epoch || cursor.sequence > HIGHEST || end.last_event_id > HIGHEST)
+        {
+            return Err(Misfit::Malformed("numbers that leave no room for the next ones"));
+        }
         match &self.end {
             None => Ok(false),
             Some(end) if end.digest == self.state.digest() => Ok(true),

@@ -20,6 +20,7 @@ use super::Halt;
 use super::fleet::{Engine, Held, MODEL};
 use crate::args::KeyArgs;
 use crate::commands::http_client;
+use crate::version::COMMIT;
 
 /// Far beyond anything that a step takes, on a slow machine too.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -102,7 +103,7 @@ impl ServedPlane {
         let url = format!("http://{}", http.local_addr().context("http")?);
         let grpc_address = grpc.local_addr().context("grpc")?;
         let ends = CancellationToken::new();
-        let service = Service::new(plane.clone(), Options::default());
+        let service = Service::new(plane.clone(), Options { commit: COMMIT, ..Options::default() });
         let serving = tokio::spawn(service.run(http, grpc, ends.clone()));
         let key = KeyArgs { token_file: None, ca: None, cert: None, key: None };
         Ok(Self { plane, url, grpc: grpc_address, key, ends, serving, stop })

@@ -120,7 +120,7 @@ families! {
 
     /// The process itself.
     process {
-        gauge BUILD_INFO "kvplane_build_info" [version] "1, with the version of this kvplane";
+        gauge BUILD_INFO "kvplane_build_info" [version commit] "1, with the version of this kvplane and the commit that it was built from";
         gauge OPEN_FILES "kvplane_open_files" [] "Descriptors that are open; absent where the system does not say";
         gauge OPEN_FILES_LIMIT "kvplane_open_files_limit" [] "Descriptors that may be open; absent where the system does not say";
         gauge SOCKET_ROUND_SECONDS "kvplane_socket_round_seconds" []
