@@ -110,16 +110,20 @@ impl Bounds {
         let mut row = |name, edge, limit: String, then, metric| {
             rows.push(Bound { name, edge, limit, then, metric });
         };
-        let (of, seconds) = (|total: usize, peer: usize| format!("{total}, {peer} per peer"), |time: Duration| {
-            format!("{} s", time.as_secs_f64())
-        });
+        let (of, seconds) = (
+            |total: usize, peer: usize| format!("{total}, {peer} per peer"),
+            |time: Duration| format!("{} s", time.as_secs_f64()),
+        );
         let mib = |bytes: usize| format!("{} MiB", bytes >> 20);
         let closed = "`kvplane_connections_closed_total`";
         let refused = "`kvplane_requests_refused_total`";
         row(
             "connections",
             "HTTP and gRPC listeners, each",
-            format!("{}, and at most a quarter of the descriptors", of(self.connections, self.connections_per_peer)),
+            format!(
+                "{}, and at most a quarter of the descriptors",
+                of(self.connections, self.connections_per_peer)
+            ),
             "the oldest idle connection of the peer (of the peer with the most) is closed; without one the new connection is",
             closed,
         );
@@ -130,12 +134,24 @@ impl Bounds {
             "as above",
             closed,
         );
-        row("TLS handshake", "HTTP and gRPC listeners", seconds(self.handshake), "closed", "`kvplane_tls_handshakes_failed_total`");
+        row(
+            "TLS handshake",
+            "HTTP and gRPC listeners",
+            seconds(self.handshake),
+            "closed",
+            "`kvplane_tls_handshakes_failed_total`",
+        );
         row("request head", "HTTP listener", seconds(self.head), "closed", closed);
         row("HTTP/2 preface", "gRPC listener, fronts", seconds(self.head), "closed", closed);
         row("idle", "HTTP listener", seconds(self.idle_http), "closed", closed);
         row("idle HTTP/2", "gRPC listener, fronts", seconds(self.idle_grpc), "closed", closed);
-        row("unread response", "all listeners", seconds(self.write), "closed when the peer takes nothing for so long", closed);
+        row(
+            "unread response",
+            "all listeners",
+            seconds(self.write),
+            "closed when the peer takes nothing for so long",
+            closed,
+        );
         row(
             "dead peer",
             "gRPC listener, fronts",
@@ -150,8 +166,20 @@ impl Bounds {
             "the client waits, as HTTP/2 says",
             "",
         );
-        row("calls", "gRPC listener; each front", of(self.calls, self.calls_per_peer), "`RESOURCE_EXHAUSTED`", refused);
-        row("health watches", "gRPC listener", of(self.watches, self.watches_per_peer), "`RESOURCE_EXHAUSTED`", refused);
+        row(
+            "calls",
+            "gRPC listener; each front",
+            of(self.calls, self.calls_per_peer),
+            "`RESOURCE_EXHAUSTED`",
+            refused,
+        );
+        row(
+            "health watches",
+            "gRPC listener",
+            of(self.watches, self.watches_per_peer),
+            "`RESOURCE_EXHAUSTED`",
+            refused,
+        );
         row(
             "request bytes",
             "HTTP and gRPC listeners together",
@@ -197,12 +225,20 @@ const DUMPS_WAITING: usize = 256;
 impl Bounds {
     /// Connections of the HTTP listener.
     fn http(&self) -> Arc<Connections> {
-        Connections::new(self.fitting(self.connections), self.connections_per_peer, self.limits(self.idle_http))
+        Connections::new(
+            self.fitting(self.connections),
+            self.connections_per_peer,
+            self.limits(self.idle_http),
+        )
     }
 
     /// Connections of the gRPC listener.
     fn grpc(&self) -> Arc<Connections> {
-        Connections::new(self.fitting(self.connections), self.connections_per_peer, self.limits(self.idle_grpc))
+        Connections::new(
+            self.fitting(self.connections),
+            self.connections_per_peer,
+            self.limits(self.idle_grpc),
+        )
     }
 
     /// Connections of a front.
@@ -293,7 +329,9 @@ impl Edge {
 
     /// Each reason, and how often.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Refused::ALL.iter().map(|(reason, name)| (*name, self.refused[*reason as usize].load(Ordering::Relaxed)))
+        Refused::ALL
+            .iter()
+            .map(|(reason, name)| (*name, self.refused[*reason as usize].load(Ordering::Relaxed)))
     }
 
     /// A place for an answer that is as large as a stream's state. `None`: counted, and to be tried again.

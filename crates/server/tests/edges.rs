@@ -74,7 +74,8 @@ impl Served {
     }
 
     async fn closed(&self, listener: &str, reason: &str, least: f64) {
-        let series = format!("kvplane_connections_closed_total{{listener=\"{listener}\",reason=\"{reason}\"}}");
+        let series =
+            format!("kvplane_connections_closed_total{{listener=\"{listener}\",reason=\"{reason}\"}}");
         self.counted(&series, least).await;
     }
 
@@ -195,7 +196,8 @@ async fn fronts() {
     let (send, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
     let request = http::Request::post("http://front/a.B/FlushCache").body(()).unwrap();
-    let (response, _) = timeout(DEADLINE, send.ready()).await.unwrap().unwrap().send_request(request, true).unwrap();
+    let (response, _) =
+        timeout(DEADLINE, send.ready()).await.unwrap().unwrap().send_request(request, true).unwrap();
     assert_eq!(status(response).await, Code::Cancelled);
     assert_eq!(counters.connections_refused(), 0, "idle ones made room");
 }
@@ -223,8 +225,8 @@ async fn dumps() {
     assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: 1"), "{answer}");
     served.refused("too_many_dumps").await;
     let served = Served::with(Bounds::default()).await;
-    assert!(served.get("/dump").await.ends_with("{}"));
-    assert!(served.get("/dump").await.ends_with("{}"), "a place is given back");
+    assert!(served.get("/dump").await.contains("{}"));
+    assert!(served.get("/dump").await.contains("{}"), "a place is given back");
 }
 
 async fn calls() {
@@ -338,13 +340,18 @@ async fn decoded_size() {
     let refused = answers.into_inner().message().await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
     assert!(refused.message().contains("queries") && refused.message().contains("67108864"), "{refused}");
-    let request = proto::QueryRequest { extra_keys: vec![proto::BlockKeys::default(); 2 << 20], ..Default::default() };
+    let request =
+        proto::QueryRequest { extra_keys: vec![proto::BlockKeys::default(); 2 << 20], ..Default::default() };
     let refused = plane.query(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
     assert!(refused.message().contains("extra_keys"), "{refused}");
     served.refused("message_decoded_too_large").await;
     // The longest prompt is answered, or refused for what it asks: nobody has the model.
-    let longest = proto::QueryRequest { token_ids: vec![150_000; 1 << 20], model: "m".to_owned(), ..Default::default() };
+    let longest = proto::QueryRequest {
+        token_ids: vec![150_000; 1 << 20],
+        model: "m".to_owned(),
+        ..Default::default()
+    };
     let answered = plane.query(longest).await;
     assert!(!answered.is_err_and(|status| status.code() == Code::ResourceExhausted));
 }

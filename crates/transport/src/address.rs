@@ -65,7 +65,24 @@ mod tests {
         {
             assert!(is_nobodys_name(host), "{host}");
         }
-        for host in ["plane.example", "localhost.example:80", "127.0.0.1.example", "", "[::1].evil", "[::1]evil", "[::1].evil:80", "[localhost]", "::1]", "[::1", "localhost:", "localhost:x", "localhost:99999", "a@localhost", "localhost/x", "[[::1]]"] {
+        for host in [
+            "plane.example",
+            "localhost.example:80",
+            "127.0.0.1.example",
+            "",
+            "[::1].evil",
+            "[::1]evil",
+            "[::1].evil:80",
+            "[localhost]",
+            "::1]",
+            "[::1",
+            "localhost:",
+            "localhost:x",
+            "localhost:99999",
+            "a@localhost",
+            "localhost/x",
+            "[[::1]]",
+        ] {
             assert!(!is_nobodys_name(host), "{host}");
         }
     }

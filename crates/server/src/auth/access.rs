@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use http::{HeaderMap, HeaderValue};
 use http::header::{AUTHORIZATION, HOST, ORIGIN};
+use http::{HeaderMap, HeaderValue};
 use kvplane_transport::{host_and_port, is_nobodys_name};
 use parking_lot::RwLock;
 
@@ -113,7 +113,12 @@ impl Access {
     }
 
     /// Whether a socket may be bound there whose writers are not asked who they are.
-    pub(crate) fn check_writable_socket(&self, what: &str, address: &str, opened: bool) -> Result<(), Exposed> {
+    pub(crate) fn check_writable_socket(
+        &self,
+        what: &str,
+        address: &str,
+        opened: bool,
+    ) -> Result<(), Exposed> {
         if self.insecure || opened || is_loopback(address) {
             return Ok(());
         }
@@ -211,9 +216,7 @@ impl Gate {
     /// Takes tokens of ours off a request that goes elsewhere. Others are for whoever gets them.
     pub(crate) fn strip_own_token(&self, headers: &mut HeaderMap) {
         let keys = self.access.keys.read().clone();
-        let is_ours = |value: &HeaderValue| {
-            token(value).is_some_and(|token| keys.by_token(token).is_some())
-        };
+        let is_ours = |value: &HeaderValue| token(value).is_some_and(|token| keys.by_token(token).is_some());
         if keys.is_empty() || !headers.get_all(AUTHORIZATION).iter().any(is_ours) {
             return;
         }

@@ -1,7 +1,7 @@
 //! What a front counts.
 
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use kvplane_transport::edge::{self, Closed, Connections, Share};
 
@@ -52,7 +52,11 @@ impl FrontCounters {
     /// Connections of clients that were closed at once because there were too many.
     pub fn connections_refused(&self) -> u64 {
         let refused = |reason| matches!(reason, Closed::TooMany | Closed::TooManyOfPeer);
-        self.connections_closed().into_iter().filter(|(reason, _)| refused(*reason)).map(|(_, count)| count).sum()
+        self.connections_closed()
+            .into_iter()
+            .filter(|(reason, _)| refused(*reason))
+            .map(|(_, count)| count)
+            .sum()
     }
 
     /// Connections of clients.

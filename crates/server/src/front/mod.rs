@@ -122,7 +122,16 @@ impl Front {
             upstream.map(|upstream| Target::new(&upstream, ca.as_deref(), connect_timeout)).transpose()?;
         let upstream = target.map(|target| Upstream::new(target, counters.clone()));
         let owned_paths = OWNED_METHODS.map(|method| format!("/{service}/{method}"));
-        Ok(Self { upstream, counters, service, owned_paths, grace, gate: None, open: false, bounds: Bounds::default() })
+        Ok(Self {
+            upstream,
+            counters,
+            service,
+            owned_paths,
+            grace,
+            gate: None,
+            open: false,
+            bounds: Bounds::default(),
+        })
     }
 
     /// Bounds what clients may take.

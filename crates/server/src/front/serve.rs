@@ -68,9 +68,8 @@ async fn serve(
     own: OwnedCalls,
 ) {
     let grace = front.grace;
-    let service = service_fn(move |request| {
-        answer(front.clone(), own.clone(), peer.clone(), calls.clone(), request)
-    });
+    let service =
+        service_fn(move |request| answer(front.clone(), own.clone(), peer.clone(), calls.clone(), request));
     let connection = Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)

@@ -16,8 +16,8 @@ use tokio::time::timeout;
 use tonic::Status;
 
 use super::encode::{self, SnapshotChunks};
-use crate::plans;
 use crate::error::ApiError;
+use crate::plans;
 
 /// Entries taken from the journal at a time.
 const READ: usize = 256;

@@ -32,9 +32,8 @@ const PREFIX: usize = 5;
 const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
 
 /// The shapes of every method's messages.
-static SCHEMA: LazyLock<Schema> = LazyLock::new(|| {
-    Schema::of(&[kvplane_proto::DESCRIPTORS, tonic_health::pb::FILE_DESCRIPTOR_SET])
-});
+static SCHEMA: LazyLock<Schema> =
+    LazyLock::new(|| Schema::of(&[kvplane_proto::DESCRIPTORS, tonic_health::pb::FILE_DESCRIPTOR_SET]));
 
 /// How large one message of a method may be on the wire.
 pub(crate) fn message_limit(path: &str, max_tokens: usize) -> usize {
@@ -163,7 +162,8 @@ impl Intake {
     /// Whether a whole message may be decoded; then the budget counts what it becomes.
     fn measure(&self, message: &[u8]) -> Result<(), Status> {
         // A compressed message is refused when it is decoded: none was agreed on.
-        let (Some(method), Some((0, _))) = (self.method, message.split_first().map(|(flag, rest)| (*flag, rest)))
+        let (Some(method), Some((0, _))) =
+            (self.method, message.split_first().map(|(flag, rest)| (*flag, rest)))
         else {
             return Ok(());
         };

@@ -137,7 +137,9 @@ fn collect<'d>(prefix: &str, message: &'d DescriptorProto, found: &mut Vec<(Stri
 
 fn shape(field: &FieldDescriptorProto, index: usize, numbers: &HashMap<&str, usize>) -> Field {
     let kind = match field.r#type() {
-        Type::Message | Type::Group => numbers.get(field.type_name()).map_or(Kind::Text, |at| Kind::Message(*at)),
+        Type::Message | Type::Group => {
+            numbers.get(field.type_name()).map_or(Kind::Text, |at| Kind::Message(*at))
+        }
         Type::String | Type::Bytes => Kind::Text,
         Type::Bool => Kind::Number(1),
         Type::Double | Type::Fixed64 | Type::Sfixed64 | Type::Int64 | Type::Uint64 | Type::Sint64 => {
@@ -165,7 +167,16 @@ fn size(
             (Label::Repeated, _) | (_, Type::String) => POINTERS,
             (_, Type::Bytes) => POINTERS + 8,
             (_, Type::Bool) => 2,
-            (_, Type::Enum | Type::Int32 | Type::Uint32 | Type::Sint32 | Type::Fixed32 | Type::Sfixed32 | Type::Float) => 8,
+            (
+                _,
+                Type::Enum
+                | Type::Int32
+                | Type::Uint32
+                | Type::Sint32
+                | Type::Fixed32
+                | Type::Sfixed32
+                | Type::Float,
+            ) => 8,
             (_, Type::Message | Type::Group) => match numbers.get(field.type_name()) {
                 Some(&inner) if depth < MAX_DEPTH => size(inner, found, numbers, depth + 1) + 8,
                 _ => POINTERS,
@@ -267,7 +278,8 @@ impl<'s> Scan<'s> {
             // Packed: at most a number per byte that ends one, and never more than bytes.
             Kind::Number(width) => {
                 let ends = content.iter().filter(|byte| **byte < 0x80).count();
-                let count = if width == 8 { ends.max(content.len() / 8) } else { ends.max(content.len() / 4) };
+                let count =
+                    if width == 8 { ends.max(content.len() / 8) } else { ends.max(content.len() / 4) };
                 self.take(2 * width * count + ALLOCATION)
             }
         }

@@ -34,11 +34,14 @@ impl Callers {
         let edge = &shared.edge;
         let mut closed: Counts = Vec::new();
         for (port, connections) in [(Port::Http, &edge.http), (Port::Grpc, &edge.grpc)] {
-            closed.extend(connections.closed().map(|(reason, count)| (port.as_str(), reason.as_str(), count)));
+            closed
+                .extend(connections.closed().map(|(reason, count)| (port.as_str(), reason.as_str(), count)));
         }
         let fronts = shared.fleet.fronts.counters();
         let mut of_fronts = Closed::ALL.map(|reason| (Port::Front.as_str(), reason.as_str(), 0));
-        for (at, (_, count)) in fronts.iter().flat_map(|(_, front)| front.connections_closed().into_iter().enumerate()) {
+        for (at, (_, count)) in
+            fronts.iter().flat_map(|(_, front)| front.connections_closed().into_iter().enumerate())
+        {
             of_fronts[at].2 += count;
         }
         closed.extend(of_fronts);

@@ -49,7 +49,9 @@ pub(super) async fn bound_bodies(
         Err(full) => return refused(&shared, Refused::bytes(full)),
     };
     let state = Arc::new(Mutex::new((share, None)));
-    let metered = |body| Body::new(Metered { body, state: state.clone(), timer: Box::pin(sleep(edge.bounds.request_time)) });
+    let metered = |body| {
+        Body::new(Metered { body, state: state.clone(), timer: Box::pin(sleep(edge.bounds.request_time)) })
+    };
     let response = next.run(request.map(metered)).await;
     // The handler saw a body that broke off; the caller is told why.
     let failed = state.lock().1;
@@ -66,9 +68,10 @@ fn refused(shared: &Shared, reason: Refused) -> Response {
             ErrorCode::LimitReached,
             format!("the body was not complete within {} s", shared.edge.bounds.request_time.as_secs_f64()),
         ),
-        Refused::RequestBytesOfPeer => {
-            (ErrorCode::LimitReached, "too many bytes of requests are being received from this address".to_owned())
-        }
+        Refused::RequestBytesOfPeer => (
+            ErrorCode::LimitReached,
+            "too many bytes of requests are being received from this address".to_owned(),
+        ),
         _ => (ErrorCode::LimitReached, "too many bytes of requests are being received in total".to_owned()),
     };
     again_later(PublicError::new(code, message))

@@ -140,7 +140,9 @@ async fn status_page(State(shared): State<Arc<Shared>>) -> Result<Json<status::P
 }
 
 /// Reads what may have to wait for a stream: not on a thread that serves others.
-async fn off_the_workers<R: Send + 'static>(read: impl FnOnce() -> R + Send + 'static) -> Result<R, ApiError> {
+async fn off_the_workers<R: Send + 'static>(
+    read: impl FnOnce() -> R + Send + 'static,
+) -> Result<R, ApiError> {
     let failed = |_| ApiError(PublicError::new(ErrorCode::Internal, "the page could not be made"));
     tokio::task::spawn_blocking(read).await.map_err(failed)
 }

@@ -84,7 +84,8 @@ impl Replay {
     pub(super) fn begin(stream: &Arc<Stream>, request: ReplayRequestIn, building: &Building) -> Self {
         let within = request.start.checked_sub(1).and_then(|before| stream.cursor_at(before).ok());
         // Below the window, of another epoch, or from the beginning: everything.
-        let phase = within.map_or_else(|| Phase::Building(building.start(stream, request.start)), Phase::Tail);
+        let phase =
+            within.map_or_else(|| Phase::Building(building.start(stream, request.start)), Phase::Tail);
         Self { request, phase }
     }
 

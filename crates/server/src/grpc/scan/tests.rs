@@ -82,7 +82,9 @@ fn many_empty_elements_are_named_and_refused() {
 
 #[test]
 fn what_is_not_protobuf_is_refused() {
-    for wrong in [&[0x0a][..], &[0x0a, 5, 1], &[0x0f], &[0x80; 11], &[0x09, 1, 2], &[0x0a, 0xff, 0xff, 0xff, 0x7f]] {
+    for wrong in
+        [&[0x0a][..], &[0x0a, 5, 1], &[0x0f], &[0x80; 11], &[0x09, 1, 2], &[0x0a, 0xff, 0xff, 0xff, 0x7f]]
+    {
         assert_eq!(measured(QUERY, wrong), Err("Malformed".to_owned()), "{wrong:?}");
     }
     // A field that nobody knows is passed over.

@@ -18,7 +18,11 @@ fn ours(body: &[u8]) -> Option<Vec<(String, Value)>> {
                 list.push(number);
                 true
             });
-            if given.ok()? { Value::from(list.iter().map(|number| number.magnitude).collect::<Vec<_>>()) } else { Value::Null }
+            if given.ok()? {
+                Value::from(list.iter().map(|number| number.magnitude).collect::<Vec<_>>())
+            } else {
+                Value::Null
+            }
         } else {
             fields.value::<Value>().ok()?
         };
@@ -92,11 +96,35 @@ impl Dice {
         const NAMES: [&str; 6] = ["\"list\"", "\"list\"", "\"model\"", "\"l\\u0069st\"", "\"\"", "\"a b\""];
         const SPACES: [&str; 6] = ["", "", "", " ", "\n\t", "  "];
         const NUMBERS: [&str; 16] = [
-            "0", "7", "42", "151643", "9999999", "12345678", "18446744073709551615", "18446744073709551616", "\"5\"",
-            "00", "01", "1.5", "1e3", "-0", "-1", "\"007\"",
+            "0",
+            "7",
+            "42",
+            "151643",
+            "9999999",
+            "12345678",
+            "18446744073709551615",
+            "18446744073709551616",
+            "\"5\"",
+            "00",
+            "01",
+            "1.5",
+            "1e3",
+            "-0",
+            "-1",
+            "\"007\"",
         ];
-        const VALUES: [&str; 10] =
-            ["null", "true", "\"x\\n\"", "\"\\ud83d\\ude00\"", "\"\\ud800\"", "{\"d\":[1,{}]}", "[[],[1]]", "1.25e2", "nul", "\"a"];
+        const VALUES: [&str; 10] = [
+            "null",
+            "true",
+            "\"x\\n\"",
+            "\"\\ud83d\\ude00\"",
+            "\"\\ud800\"",
+            "{\"d\":[1,{}]}",
+            "[[],[1]]",
+            "1.25e2",
+            "nul",
+            "\"a",
+        ];
         let mut text = String::from("{");
         for at in 0..self.roll(4) {
             if at > 0 {
