@@ -226,7 +226,7 @@ impl Bounds {
     /// Connections of the HTTP listener.
     fn http(&self) -> Arc<Connections> {
         Connections::new(
-            self.fitting(self.connections),
+            Self::fitting(self.connections),
             self.connections_per_peer,
             self.limits(self.idle_http),
         )
@@ -235,7 +235,7 @@ impl Bounds {
     /// Connections of the gRPC listener.
     fn grpc(&self) -> Arc<Connections> {
         Connections::new(
-            self.fitting(self.connections),
+            Self::fitting(self.connections),
             self.connections_per_peer,
             self.limits(self.idle_grpc),
         )
@@ -243,12 +243,12 @@ impl Bounds {
 
     /// Connections of a front.
     pub(crate) fn front(&self) -> Arc<Connections> {
-        let total = self.fitting(self.front_connections);
+        let total = Self::fitting(self.front_connections);
         Connections::new(total, self.front_connections_per_peer, self.limits(self.idle_grpc))
     }
 
     /// A quarter of the descriptors is as much as one listener may use.
-    fn fitting(&self, connections: usize) -> usize {
+    fn fitting(connections: usize) -> usize {
         let descriptors = descriptor_limit().and_then(|limit| usize::try_from(limit).ok());
         descriptors.map_or(connections, |limit| connections.min((limit / 4).max(16)))
     }
@@ -343,5 +343,5 @@ impl Edge {
 
 /// Who shares limits with a caller. Callers without an address are one.
 pub(crate) fn key(peer: Option<&Peer>) -> PeerKey {
-    peer.map_or(PeerKey::of(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), Peer::key)
+    peer.map_or_else(|| PeerKey::of(IpAddr::V4(Ipv4Addr::UNSPECIFIED)), Peer::key)
 }

@@ -1,5 +1,7 @@
 //! The table of bounds, walked over real sockets: every row is in the security guide and does what it says there.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -19,7 +21,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/security.md");
 /// Far beyond anything that should take: only a hang reaches it.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_mins(1);
 /// A bound that a test waits for.
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -124,12 +126,12 @@ async fn every_bound_is_in_the_guide_and_holds() {
         match row.name {
             "connections" => connections().await,
             "front connections" | "idle HTTP/2" => fronts().await,
-            "TLS handshake" => {} // auth::tests::secure and edge::tests: silent_peers_are_closed_at_every_step
             "request head" => request_head().await,
             "HTTP/2 preface" => preface().await,
             "idle" => idle().await,
-            "unread response" => {} // edge::tests::a_peer_that_does_not_read_is_closed
-            "dead peer" => {}       // hyper's pings
+            // By name: auth::tests::secure::half_a_handshake_ends, edge::tests::a_peer_that_does_not_read_is_closed; pings are
+            // hyper's.
+            "TLS handshake" | "unread response" | "dead peer" => {}
             "streams per connection" => streams_per_connection().await,
             "calls" => calls().await,
             "health watches" => health_watches().await,
@@ -225,8 +227,8 @@ async fn dumps() {
     assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: 1"), "{answer}");
     served.refused("too_many_dumps").await;
     let served = Served::with(Bounds::default()).await;
-    assert!(served.get("/dump").await.ends_with("{}"));
-    assert!(served.get("/dump").await.ends_with("{}"), "a place is given back");
+    assert!(served.get("/dump").await.contains("{}"));
+    assert!(served.get("/dump").await.contains("{}"), "a place is given back");
 }
 
 async fn calls() {
@@ -268,7 +270,7 @@ async fn request_bytes() {
     let head = "POST /v1/query HTTP/1.1\r\nhost: localhost\r\ncontent-length: 90000\r\n\r\n";
     let mut stream = TcpStream::connect(served.http).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
-    stream.write_all(&[b' '; 80_000]).await.unwrap();
+    stream.write_all(&vec![b' '; 80_000]).await.unwrap();
     unfinished.push(stream);
     served.counted("kvplane_request_bytes ", 80_000.0).await;
     let (response, mut body) = served.raw_call("/kvplane.v1.Plane/Query").await;

@@ -34,9 +34,8 @@ pub fn host_and_port(text: &str) -> Option<(&str, Option<u16>)> {
     };
     let port = match port.strip_prefix(':') {
         None if port.is_empty() => None,
-        None => return None,
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => Some(digits.parse().ok()?),
-        Some(_) => return None,
+        _ => return None,
     };
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     (host.starts_with('[') || (!host.is_empty() && host.bytes().all(plain))).then_some((host, port))

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use kvplane_transport::edge::{Accepting, Connections, Guarded, Shares, Speaks};
+use kvplane_transport::edge::{Accepting, Connections, Guarded, Pulse, Shares, Speaks};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -109,7 +109,7 @@ async fn answer(
     mut request: Request<Incoming>,
 ) -> Result<Response<Reply>, UpstreamReset> {
     let call = calls.take(peer.key(), 1);
-    let busy = peer.pulse.as_ref().map(|pulse| pulse.enter());
+    let busy = peer.pulse.as_ref().map(Pulse::enter);
     let refused = call.is_err();
     let in_flight = InFlight::new(front.counters.clone(), (call.ok(), busy));
     if refused {

@@ -14,7 +14,7 @@ use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use kvplane_core::{ErrorCode, PublicError};
-use kvplane_transport::edge::{Full, Share};
+use kvplane_transport::edge::{Full, Pulse, Share};
 use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 use tonic::Status;
@@ -55,7 +55,7 @@ pub(crate) async fn bound_calls(State(shared): State<Arc<Shared>>, request: Requ
     let edge = shared.edge.clone();
     let peer = request.extensions().get::<Peer>().cloned();
     let key = bounds::key(peer.as_ref());
-    let busy = peer.as_ref().and_then(|peer| peer.pulse.as_ref()).map(|pulse| pulse.enter());
+    let busy = peer.as_ref().and_then(|peer| peer.pulse.as_ref()).map(Pulse::enter);
     let call = match edge.calls.take(key, 1) {
         Ok(call) => call,
         Err(full) => {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::{HeaderValue, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use kvplane_core::{ErrorCode, PublicError};
-use kvplane_transport::edge::{Full, Share};
+use kvplane_transport::edge::{Full, Pulse, Share};
 use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 
@@ -25,7 +25,7 @@ use crate::service::Shared;
 /// Marks a connection as used while a request is under way.
 pub(super) async fn mark_busy(request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<ConnectInfo<Peer>>();
-    let busy = peer.and_then(|ConnectInfo(peer)| peer.pulse.as_ref()).map(|pulse| pulse.enter());
+    let busy = peer.and_then(|ConnectInfo(peer)| peer.pulse.as_ref()).map(Pulse::enter);
     let response = next.run(request).await;
     match busy {
         Some(busy) => response.map(|body| Body::new(Held::new(body, busy))),

@@ -145,7 +145,12 @@ async fn shake(
     let pulse = place.pulse().clone();
     let stream = tls.acceptor(port).accept(Guarded::new(stream, place)).await.map_err(|error| {
         debug!(listener = port.as_str(), %address, %error, "handshake failed");
-        Failure::Handshake
+        match error.kind() {
+            io::ErrorKind::TimedOut => Failure::Timeout,
+            // Its place was needed.
+            io::ErrorKind::ConnectionAborted => Failure::TooMany,
+            _ => Failure::Handshake,
+        }
     })?;
     pulse.begin(speaks);
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);

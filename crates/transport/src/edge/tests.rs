@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(50);
-const LONG: Duration = Duration::from_secs(600);
+const LONG: Duration = Duration::from_mins(10);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn limits() -> Limits {

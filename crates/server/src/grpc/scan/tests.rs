@@ -74,7 +74,7 @@ fn many_empty_elements_are_named_and_refused() {
     let empty_keys = [0x52, 0].repeat(4 << 20);
     assert_eq!(measured(QUERY, &empty_keys), Err("TooLarge(\"extra_keys\")".to_owned()));
     let report = kvplane_proto::inferencecache::CacheStateUpdate {
-        prefixes: vec![Default::default(); 2 << 20],
+        prefixes: vec![kvplane_proto::inferencecache::PrefixEntry::default(); 2 << 20],
         ..Default::default()
     };
     assert_eq!(measured(REPORT, &report.encode_to_vec()), Err("TooLarge(\"prefixes\")".to_owned()));
