@@ -25,7 +25,10 @@ pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, hash_bloc
 pub use identity::{EngineId, EngineKind, ParseKindError, PlaneId, StreamId, default_worker_id};
 pub use keys::{MultimodalItem, Names};
 pub use numbers::{Cursor, Epoch, NumberBase};
-pub use resume::{LEVELS, MARK_CHANNELS, Marks, Need, Resumption, Side, common_divisor, common_multiple};
+pub use resume::{
+    HeldBlocks, LEVELS, MARK_CHANNELS, Marks, Need, PromptLength, Resumption, Side, common_divisor,
+    common_multiple,
+};
 pub use sglang::{sglang_event_hash, sglang_namespaced_hash, sglang_page_digest, sglang_salt_digest};
 pub use tier::{Locality, SpecKind, Tier};
 pub use trust::{Continuity, Degradation, Reason, Trust, TrustState};

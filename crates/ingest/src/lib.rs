@@ -33,7 +33,7 @@ mod zmq_source;
 
 pub use address::AddressError;
 pub use catalog::{
-    Answer, Asking, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Question,
+    Answer, Asking, Catalog, GroupLength, Identity, IndexStats, Match, Member, Note, Prompt, PromptKeys, Question,
     Roster, View, check_length,
 };
 pub use check::{AddError, UnknownMember, check_engines};

@@ -25,7 +25,7 @@ use kvplane_index::{Options, Refused, Stats};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
-pub use answer::{Answer, GroupLength, Match};
+pub use answer::{Answer, GroupLength, Match, Note};
 pub(crate) use feed::StreamFeed;
 pub use prompt::{Prompt, PromptKeys};
 pub use question::{Asking, Question, check_length};

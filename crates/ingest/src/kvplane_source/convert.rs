@@ -37,6 +37,7 @@ pub(super) fn entry(cursor: Cursor, batch: proto::Batch) -> Result<ToldEntry, Mi
         digest: digest(batch.digest)?,
         last_event_id: batch.last_event_id,
         units: (!batch.units.is_empty()).then(|| units(&batch.units)),
+        whole_prompt: batch.whole_prompt,
     })
 }
 
@@ -56,6 +57,7 @@ pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<ToldChunk, Misfit> {
             resumption: Resumption {
                 units: units(&chunk.units),
                 drops_last: chunk.drops_last,
+                whole_prompt: chunk.whole_prompt,
                 ..Resumption::default()
             },
         })

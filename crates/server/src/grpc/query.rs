@@ -157,6 +157,8 @@ fn found_in(found: &Match<'_>, groups: bool) -> proto::Match {
         tiers,
         main: found.told_main(groups).as_ref().map(length),
         groups: if groups { found.sides().iter().map(group).collect() } else { Vec::new() },
+        cached_tokens: found.cached_tokens,
+        note: found.note().map(|note| note.as_str().to_owned()),
     }
 }
 
