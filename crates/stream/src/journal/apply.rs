@@ -65,6 +65,7 @@ impl Journal {
     pub fn apply(&mut self, engine_sequence: u64, batch: &Batch<'_, '_>, now: Now) {
         let mut effects =
             Effects { ancestor_steps: ANCESTOR_STEPS, chunk_steps: CHUNK_STEPS, ..Effects::default() };
+        let counted = self.count_for_evidence();
         self.counters.batches += 1;
         self.counters.unknown_fields += u64::from(batch.unknown_fields);
         if batch.rank.is_some_and(|rank| rank != i64::from(self.rank)) {
@@ -119,6 +120,7 @@ impl Journal {
         self.note_unresolved(&effects);
         self.check_capacity();
         self.note_standing_reasons(now);
+        self.settle_evidence(counted, &mut effects);
         let over_counted = effects.over_counted;
         self.push(Some(engine_sequence), batch.timestamp, effects.changes, effects.transitions);
         self.check_over_count(over_counted, now);

@@ -4,6 +4,7 @@
 
 mod chunks;
 mod copies;
+mod evidence;
 mod rig;
 mod tiers;
 
