@@ -135,7 +135,13 @@ pub struct HeldBlocks {
 
 impl Default for Resumption {
     fn default() -> Self {
-        Self { sides: Vec::new(), units: [1; LEVELS], drops_last: false, device_in_doubt: false, whole_prompt: false }
+        Self {
+            sides: Vec::new(),
+            units: [1; LEVELS],
+            drops_last: false,
+            device_in_doubt: false,
+            whole_prompt: false,
+        }
     }
 }
 

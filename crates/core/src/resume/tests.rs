@@ -14,11 +14,8 @@ fn a_window_needs_its_last_blocks_and_all_where_there_are_fewer() {
 
 #[test]
 fn a_state_counts_exactly_where_it_is_and_strides_align() {
-    let state = Side {
-        group: Some(1),
-        kind: SpecKind::State,
-        need: Need::Run { blocks: 1, stride: 2, tail: false },
-    };
+    let state =
+        Side { group: Some(1), kind: SpecKind::State, need: Need::Run { blocks: 1, stride: 2, tail: false } };
     let resumption = Resumption { sides: vec![state], ..Resumption::default() };
     let resumable = |depth| resumption.resumable(depth, |at, _| at == 3);
     assert_eq!([3, 4, 5, 7].map(resumable), [0, 4, 4, 4]);
