@@ -187,6 +187,14 @@ class Match:
     @property
     def tiers(self) -> dict[Tier, int]: ...
     @property
+    def cached_tokens(self) -> Optional[int]:
+        """What the engine is expected to report as cached tokens for exactly this prompt; ``None`` if hashes were given."""
+
+    @property
+    def note(self) -> Optional[str]:
+        """``prompt_shorter_than_block`` if the prompt does not fill one block of the stream."""
+
+    @property
     def main(self) -> Optional[dict[str, Any]]: ...
     @property
     def groups(self) -> Optional[list[dict[str, Any]]]: ...

@@ -148,6 +148,8 @@ pub(crate) struct Match {
     age_ms: Option<u64>,
     block_size: Option<u32>,
     length: Length,
+    cached_tokens: Option<u64>,
+    note: Option<&'static str>,
     main: Option<Length>,
     groups: Option<Vec<Side>>,
 }
@@ -197,6 +199,8 @@ pub(crate) fn read(found: &Found<'_>, groups: bool, name: impl Fn(&FoundMatch<'_
         age_ms: found.age.map(age_ms),
         block_size: found.block_size,
         length: Length::of(&found),
+        cached_tokens: found.cached_tokens,
+        note: found.note().map(kvplane_ingest::Note::as_str),
         main: found.told_main(groups).as_ref().map(Length::of),
         groups: groups.then(|| found.sides().iter().map(|side| group(&found, side)).collect()),
     });
@@ -323,6 +327,18 @@ impl Match {
         self.length.tiers(py)
     }
 
+    /// What the engine is expected to report as cached tokens for exactly this prompt; `None` if hashes were given.
+    #[getter]
+    fn cached_tokens(&self) -> Option<u64> {
+        self.cached_tokens
+    }
+
+    /// `prompt_shorter_than_block` if the prompt does not fill one block of the stream.
+    #[getter]
+    fn note(&self) -> Option<&'static str> {
+        self.note
+    }
+
     /// What the main group holds, where that is not what counts.
     #[getter]
     fn main<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
@@ -365,6 +381,12 @@ impl Match {
         dict.set_item("age_ms", self.age_ms)?;
         dict.set_item("block_size", self.block_size)?;
         self.length.write(&dict)?;
+        if let Some(cached_tokens) = self.cached_tokens {
+            dict.set_item("cached_tokens", cached_tokens)?;
+        }
+        if let Some(note) = self.note {
+            dict.set_item("note", note)?;
+        }
         if let Some(main) = &self.main {
             dict.set_item("main", main.as_dict(py)?)?;
         }

@@ -13,11 +13,6 @@ from harness.wire import NEWEST
 BLOCK = 32
 
 
-def served(tokens, prompt):
-    """What an engine takes from its cache of what it holds: never the whole prompt."""
-    return min(tokens, (len(prompt) - 1) // BLOCK * BLOCK)
-
-
 def predict(engine, plane, capture):
     """Before every request of a recording: what the answer says, and what the engine then found. The misses, and how many were asked."""
     one = engine(NEWEST, topic=capture.topic)
@@ -35,7 +30,7 @@ def predict(engine, plane, capture):
         status, answer = http("POST", f"{p.http}/v1/query", question)
         assert (status, answer["trust"], answer["not_credited"]) == (200, "exact", [])
         (match,) = answer["matches"]
-        predicted = served(match["tokens"], prompt)
+        predicted = match["cached_tokens"]
         asked += 1
         if predicted != cached:
             wrong.append((request["step"], predicted, cached))
@@ -125,8 +120,9 @@ def test_the_command_line(two, tmp_path):
     done = command(p, "--model", "m", given=json.dumps(prompt))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["ENGINE", "RANK", "BLOCKS", "TOKENS", "DEVICE", "HOST", "TRUST", "REASON"]
-    assert lines[1].split() == ["e0", "0", "6", "96", "96", "96", "exact", "-"]
+    assert lines[0].split() == ["ENGINE", "RANK", "BLOCKS", "TOKENS", "CACHED", "DEVICE", "HOST", "TRUST", "REASON"]
+    cached = str(min(96, (len(prompt) - 1) // 16 * 16))
+    assert lines[1].split() == ["e0", "0", "6", "96", cached, "96", "96", "exact", "-"]
     assert lines[3] == "best: e0/0, e1/0; trust of the answer: exact"
     written = tmp_path / "prompt"
     written.write_text(" ".join(map(str, prompt)))

@@ -28,7 +28,10 @@ pub use identity::{EngineId, EngineKind, ParseKindError, PlaneId, StreamId, defa
 pub use keys::{MultimodalItem, Names};
 pub use numbers::{Cursor, Epoch, NumberBase};
 pub use reason::Reason;
-pub use resume::{LEVELS, MARK_CHANNELS, Marks, Need, Resumption, Side, common_divisor, common_multiple};
+pub use resume::{
+    HeldBlocks, LEVELS, MARK_CHANNELS, Marks, Need, PromptLength, Resumption, Side, common_divisor,
+    common_multiple,
+};
 pub use sglang::{sglang_event_hash, sglang_namespaced_hash, sglang_page_digest, sglang_salt_digest};
 pub use tier::{Locality, SpecKind, Tier};
 pub use trust::{Continuity, Degradation, Trust, TrustState};

@@ -66,6 +66,10 @@ impl Marks {
         2 * side + 1
     }
 
+    /// The channel of main blocks that a tier behind the device holds, whether the device does or not. Only streams without sides
+    /// have it, and only where [`Resumption::whole_prompt`] asks for it.
+    pub const BEHIND: usize = MARK_CHANNELS - 1;
+
     /// Adds a mark.
     pub fn set(&mut self, tier: Tier, channel: usize) {
         debug_assert!(channel < MARK_CHANNELS && tier != Tier::Unknown);
@@ -89,15 +93,107 @@ pub struct Resumption {
     pub drops_last: bool,
     /// The device may hold more than is known, so that less than a unit may be missing where a whole one is thought to be.
     pub device_in_doubt: bool,
+    /// The tiers behind the device are asked for the whole prompt, its last token included, as vLLM's OffloadingConnector does.
+    pub whole_prompt: bool,
+}
+
+/// A prompt, as far as a prediction needs to know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptLength {
+    /// Its tokens.
+    pub tokens: u64,
+    /// Positions per block of the stream.
+    pub block_size: u32,
+    /// A position is a token and the one that follows it, as SGLang with EAGLE keys its cache: the last token has none.
+    pub bigrams: bool,
+}
+
+impl PromptLength {
+    /// Whole blocks that an engine may take from its device: it computes the last position in any case.
+    pub fn usable_blocks(self) -> u32 {
+        self.blocks(self.tokens.saturating_sub(1 + u64::from(self.bigrams)))
+    }
+
+    /// Whole blocks of the prompt.
+    fn whole_blocks(self) -> u32 {
+        self.blocks(self.tokens.saturating_sub(u64::from(self.bigrams)))
+    }
+
+    fn blocks(self, positions: u64) -> u32 {
+        u32::try_from(positions / u64::from(self.block_size.max(1))).unwrap_or(u32::MAX)
+    }
+}
+
+/// What a stream holds of a prompt, in main blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldBlocks {
+    /// Blocks from which it can go on, in all tiers that the engine reaches by itself.
+    pub resumable: u32,
+    /// Blocks on the device, without a gap.
+    pub device: u32,
 }
 
 impl Default for Resumption {
     fn default() -> Self {
-        Self { sides: Vec::new(), units: [1; LEVELS], drops_last: false, device_in_doubt: false }
+        Self {
+            sides: Vec::new(),
+            units: [1; LEVELS],
+            drops_last: false,
+            device_in_doubt: false,
+            whole_prompt: false,
+        }
     }
 }
 
 impl Resumption {
+    /// What the engine is expected to report as `cached_tokens` for a prompt. `behind` counts the blocks in a row, from a position on,
+    /// that tiers behind the device hold; it is asked at most once, and only where that matters.
+    ///
+    /// An engine computes the last token of a prompt, so its device serves whole blocks of all tokens but that one. vLLM's
+    /// OffloadingConnector then goes on behind them, in whole chunks, and counts the last token too: a prompt that ends with a block
+    /// is reported as cached whole where the connector holds that block. With sliding windows or states it leaves the last token out,
+    /// and with EAGLE it gives up the last chunk.
+    pub fn cached_tokens(
+        &self,
+        prompt: PromptLength,
+        held: HeldBlocks,
+        behind: impl FnOnce(u32) -> u32,
+    ) -> u64 {
+        let blocks = if self.looks_behind() {
+            self.with_blocks_behind(prompt, held, behind)
+        } else {
+            held.resumable.min(prompt.usable_blocks())
+        };
+        u64::from(blocks) * u64::from(prompt.block_size)
+    }
+
+    /// Whether what lies behind the device counts from the device's end on, up to the last token.
+    fn looks_behind(&self) -> bool {
+        self.whole_prompt && self.sides.is_empty() && !self.drops_last
+    }
+
+    fn with_blocks_behind(
+        &self,
+        prompt: PromptLength,
+        held: HeldBlocks,
+        behind: impl FnOnce(u32) -> u32,
+    ) -> u32 {
+        let local = held.device.min(prompt.usable_blocks());
+        let chunk = self.units[Tier::Host.index()].max(1);
+        let last = prompt.whole_blocks() / chunk * chunk;
+        // Less than a chunk is not worth a load.
+        if last < local.saturating_add(chunk) {
+            return local;
+        }
+        let first = local / chunk * chunk;
+        let end = (first.saturating_add(behind(first)) / chunk * chunk).min(last);
+        if end < local.saturating_add(chunk) {
+            return local;
+        }
+        // With more blocks on the device than are known, the last chunk might not be loaded.
+        if self.device_in_doubt { local.max(end - (chunk - 1)) } else { end }
+    }
+
     /// Whether nothing but the main blocks counts.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
@@ -204,78 +300,4 @@ pub fn common_multiple(a: u32, b: u32) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sliding(blocks: u32) -> Side {
-        Side { group: Some(0), kind: SpecKind::Sliding, need: Need::Run { blocks, stride: 1, tail: false } }
-    }
-
-    #[test]
-    fn a_window_needs_its_last_blocks_and_all_where_there_are_fewer() {
-        let resumption = Resumption { sides: vec![sliding(2)], ..Resumption::default() };
-        let held = [true, true, false, true, true, false];
-        let resumable = |depth| resumption.resumable(depth, |at, _| held[at as usize]);
-        assert_eq!([0, 1, 2, 3, 4, 5, 6].map(resumable), [0, 1, 2, 2, 2, 5, 5]);
-    }
-
-    #[test]
-    fn a_state_counts_exactly_where_it_is_and_strides_align() {
-        let state = Side {
-            group: Some(1),
-            kind: SpecKind::State,
-            need: Need::Run { blocks: 1, stride: 2, tail: false },
-        };
-        let resumption = Resumption { sides: vec![state], ..Resumption::default() };
-        let resumable = |depth| resumption.resumable(depth, |at, _| at == 3);
-        assert_eq!([3, 4, 5, 7].map(resumable), [0, 4, 4, 4]);
-    }
-
-    #[test]
-    fn a_prefix_has_no_hole_and_the_last_block_may_be_given_up() {
-        let all = Side { group: Some(1), kind: SpecKind::Full, need: Need::Prefix { stride: 1 } };
-        let mut resumption = Resumption { sides: vec![all], ..Resumption::default() };
-        assert_eq!(resumption.resumable(5, |at, _| at != 3), 3);
-        resumption.drops_last = true;
-        assert_eq!(resumption.resumable(5, |at, _| at != 3), 2);
-        assert_eq!(resumption.resumable(5, |_, _| false), 0);
-    }
-
-    #[test]
-    fn one_pass_finds_what_the_plain_way_finds() {
-        let side = |need| Side { group: Some(1), kind: SpecKind::Sliding, need };
-        let needs = [
-            Need::Prefix { stride: 1 },
-            Need::Prefix { stride: 2 },
-            Need::Run { blocks: 2, stride: 1, tail: false },
-            Need::Run { blocks: 1, stride: 2, tail: true },
-            Need::Run { blocks: 0, stride: 1, tail: true },
-        ];
-        let mut bits = 0x9e37_79b9_7f4a_7c15_u64;
-        for turn in 0..4000_usize {
-            bits = bits.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(turn as u64 | 1);
-            let sides = vec![side(needs[turn % 5]), side(needs[turn / 5 % 5])];
-            let resumption = Resumption { sides, drops_last: turn % 3 == 0, ..Resumption::default() };
-            // Most are held, so that runs are long.
-            let has = |at: u32, channel: usize| (bits >> (at * 3 + channel as u32 * 7) % 61) & 7 != 0;
-            for depth in 0..12 {
-                assert_eq!(
-                    resumption.resumable_at_once(depth, has),
-                    resumption.resumable(depth, has),
-                    "{resumption:?} {bits:x} {depth}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn a_colder_tier_counts_in_whole_units() {
-        let resumption = Resumption { units: [1, 4, 4, 4], ..Resumption::default() };
-        assert_eq!(resumption.whole_units([6, 7, 7, 7]), [6, 6, 6, 6]);
-        assert_eq!(resumption.whole_units([6, 9, 13, 13]), [6, 6, 12, 12], "two blocks are no unit");
-        assert_eq!(resumption.whole_units([4, 9, 13, 13]), [4, 8, 12, 12]);
-        // With five blocks on the device, the second unit would not be asked for.
-        let resumption = Resumption { device_in_doubt: true, ..resumption };
-        assert_eq!(resumption.whole_units([4, 9, 9, 9]), [4, 5, 5, 5]);
-    }
-}
+mod tests;

@@ -118,6 +118,7 @@ codes! {
     AddressInUse "address_in_use" "only one process can listen there, so it could not be heard who connects"
     PlaneUnreachable "plane_unreachable" "nothing could be asked"
     PlaneUnauthorised "plane_unauthorised" "nothing could be seen of the plane"
+    HistoryMissing "history_missing" "what was cached before the stream was followed without a gap stays invisible while nothing stores it again, and the prompts that are asked for most are stored again last"
     StreamNotExact "stream_not_exact" "answers about this stream are less than exact, and say so"
 }
 

@@ -265,8 +265,17 @@ pub struct PlaneSeen {
     pub status: Value,
     /// `/v1/status` again, and how much later; absent where there was no need.
     pub later: Option<(Value, Duration)>,
+    /// When that was looked at, in milliseconds since 1970; 0 where it is not known.
+    pub looked_at_ms: u64,
     /// `/v1/engines`.
     pub engines: Value,
     /// It answered somebody beyond loopback who showed no key.
     pub answers_strangers: bool,
+}
+
+impl PlaneSeen {
+    /// A plane that is looked at now, and of which nothing was seen yet.
+    pub fn looked_at_now(address: String) -> Self {
+        Self { address, looked_at_ms: (crate::observe::now() * 1000.0) as u64, ..Self::default() }
+    }
 }

@@ -3,7 +3,7 @@
 //! Lanes that stop at the same depth are one stratum: a depth and a set of lanes. There are few, however many streams there are. Lanes that
 //! stop alone are named one by one.
 
-use kvplane_core::Resumption;
+use kvplane_core::{Marks, Resumption};
 
 use crate::crowd::ones;
 use crate::reader::Reader;
@@ -191,6 +191,12 @@ impl Answer<'_> {
     ) {
         let Buffer { steps, resuming, .. } = &mut *self.buffer;
         resuming.resume(self.reader.sides(), steps, found, needs, side, depths);
+    }
+
+    /// How many blocks of the prompt, from a position on, a stream of this answer has any of these marks for. Marks are read when they
+    /// are asked for, and no further than anybody holds the prompt.
+    pub fn run_of(&self, found: &Match, from: u32, marks: Marks) -> u32 {
+        self.buffer.steps.run(self.reader.sides(), found.marker, from, marks)
     }
 }
 

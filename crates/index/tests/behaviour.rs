@@ -346,6 +346,34 @@ fn a_window_with_a_hole_ends_before_it_until_the_hole_is_filled() {
 }
 
 #[test]
+fn a_run_of_marked_blocks_is_counted_over_pages_and_splits() {
+    let index = index();
+    let slot = index.add_stream(1);
+    let prompt = prompt(1, 200);
+    store(&index, slot, None, &prompt);
+    // Another prompt shares 70 blocks: the extent is split there.
+    let other: Vec<u64> = prompt[..70].iter().copied().chain([9_001, 9_002]).collect();
+    store(&index, slot, Some(prompt[69]), &other[70..]);
+    let mut behind = Marks::default();
+    behind.set(Tier::Host, Marks::BEHIND);
+    let told: Vec<(u64, Marks)> = prompt[3..190].iter().map(|&hash| (hash, behind)).collect();
+    index.set_sides(slot, &told).unwrap();
+    index.set_sides(slot, &[(prompt[100], Marks::default())]).unwrap();
+    let mut wanted = behind;
+    wanted.set(Tier::Disk, Marks::BEHIND);
+    let (mut reader, mut buffer) = (index.reader(), Buffer::default());
+    let answer = reader.query(&prompt, &mut buffer);
+    let found = answer.matches()[0];
+    let naive = |from: u32| (from..200).take_while(|at| (3..190).contains(at) && *at != 100).count() as u32;
+    for from in [0, 2, 3, 4, 63, 64, 69, 70, 71, 99, 100, 101, 128, 189, 190, 199, 200, 500] {
+        assert_eq!(answer.run_of(&found, from, wanted), naive(from), "from {from}");
+    }
+    let mut disk = Marks::default();
+    disk.set(Tier::Disk, Marks::BEHIND);
+    assert_eq!(answer.run_of(&found, 3, disk), 0);
+}
+
+#[test]
 fn marks_go_with_the_block_and_do_not_come_back_with_it() {
     let index = index();
     let slot = index.add_stream(1);

@@ -35,8 +35,8 @@ mod zmq_source;
 
 pub use address::AddressError;
 pub use catalog::{
-    Answer, Asking, Catalog, GroupLength, Identity, IndexStats, Match, Member, Prompt, PromptKeys, Question,
-    Roster, View, check_length,
+    Answer, Asking, Catalog, GroupLength, Identity, IndexStats, Match, Member, Note, Prompt, PromptKeys,
+    Question, Roster, View, check_length,
 };
 pub use check::{AddError, UnknownMember, check_engines};
 pub use chronicle::{Chronicle, Mood, Remark, Said};

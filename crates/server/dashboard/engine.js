@@ -3,7 +3,7 @@
 import { look, samples } from "./history.js";
 import { known, now } from "./known.js";
 import { plot, sizeOf } from "./plot.js";
-import { MARKS, TIERS, bytes, counted, lag, linkWords, make, mark, rate, say, sentence, short, since, standing, tierNames } from "./words.js";
+import { MARKS, TIERS, bytes, counted, lag, linkWords, make, mark, rate, remedy, say, sentence, short, since, standing, tierNames } from "./words.js";
 
 const SPAN = 120_000; // across a plot, once it has been looked at for so long
 const LEAST_SPAN = 20_000;
@@ -61,6 +61,7 @@ function buildRank(rank) {
     mark: make("span", { class: "mark" }),
     state: make("span", {}),
     why: make("p", { class: "why" }),
+    remedy: make("p", { class: "why", "data-remedy": "" }),
     facts: make("dl", {}),
     rate: make("canvas", { role: "img" }),
     rateNote: make("span"),
@@ -82,6 +83,7 @@ function buildRank(rank) {
     { class: "rank", "data-rank": rank.rank },
     make("h2", {}, part.mark, `rank ${rank.rank}`, part.state),
     part.why,
+    part.remedy,
     part.facts,
     figure("events a second", part.rateNote, part.rate, part.from[0]),
     figure("blocks by tier", part.blocksNote, part.blocks, part.from[1]),
@@ -100,6 +102,8 @@ function drawRank(rank, inSight) {
   say(part.mark, MARKS[state]);
   say(part.state, `${rank.continuity}, ${rank.trust}`);
   say(part.why, sentence(rank));
+  say(part.remedy, remedy(rank));
+  part.remedy.hidden = !part.remedy.textContent;
   const values = {
     epoch: `${rank.epoch} (life ${rank.life} since it is followed)`,
     sequence: rank.sequence === null ? "none yet" : String(rank.sequence),

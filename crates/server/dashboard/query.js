@@ -87,6 +87,11 @@ function show(answer, tokens) {
   for (const match of holders) nodes.push(holder(match, tokens, best.has(key(match))));
   const others = matches.filter((match) => match.tokens === 0).map(key);
   if (others.length) nodes.push(make("p", { class: "empty" }, `Nothing of it: ${some(others).join(", ")}`));
+  const short = matches.filter((match) => match.note === "prompt_shorter_than_block");
+  if (short.length) {
+    const names = some(short.map((match) => `${key(match)} (${match.block_size.toLocaleString()} tokens)`));
+    nodes.push(make("p", { class: "empty" }, `The prompt is shorter than one block, so nothing of it can be cached: ${names.join(", ")}`));
+  }
   if (!matches.length) nodes.push(make("p", { class: "empty" }, "No rank of this model can be credited right now."));
   const notCredited = (other) => {
     const rank = known.ranks.get(key(other));
@@ -117,8 +122,9 @@ function holder(match, tokens, isBest) {
   }
   const link = make("a", { href: `#/engine/${encodeURIComponent(match.engine)}` }, key(match));
   const size = `${match.tokens.toLocaleString()} tokens (${share(match.tokens).toFixed(0)} %)`;
+  const expected = `expects ${match.cached_tokens.toLocaleString()} cached`;
   const worth = match.trust === "exact" ? "exact" : `${match.trust}: ${known.ranks.get(key(match))?.words ?? match.reason}`;
-  const words = [link, make("span", {}, size), make("span", { class: "hint" }, worth)];
+  const words = [link, make("span", {}, size), make("span", { "data-cached": match.cached_tokens, title: "what the engine is expected to report as cached_tokens for this prompt" }, expected), make("span", { class: "hint" }, worth)];
   if (isBest) words.splice(1, 0, make("b", { class: "best" }, "best"));
   return make("div", { class: "holder", "data-holder": key(match) }, make("p", {}, ...words), bar);
 }

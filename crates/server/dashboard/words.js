@@ -63,6 +63,15 @@ export function sentence(rank) {
   return quiet ? rank.trouble_words : `${rank.trouble_words}; ${worth(rank)}`;
 }
 
+/** Reasons for which blocks that were cached before stay invisible while nothing stores them again. A flush ends them. */
+const UNKNOWN_PAST = new Set(["history", "gap", "unproven", "undecodable", "unproven_flush"]);
+
+/** What can be done about a rank that does not heal by itself soon; empty where nothing has to be. */
+export function remedy(rank) {
+  if (rank.continuity !== "live" || !UNKNOWN_PAST.has(rank.reason)) return "";
+  return `Prefixes that stay in use may stay invisible. To start from a known state: kvplane flush --engine ${rank.engine} --nudge. It empties the engine's cache.`;
+}
+
 function worth(rank) {
   if (rank.continuity === "connecting") return "not reached yet";
   if (rank.continuity === "down") return "out of reach: what it held is kept for its return and not credited";

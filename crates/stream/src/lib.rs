@@ -32,7 +32,7 @@ pub use flush::{FlushError, FlushId, FlushOutcome, FlushReach, FlushSign};
 pub use handed::{HandedOptions, NotTaken};
 pub use journal::{
     ClearScope, Duplicates, Group, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range,
-    Semantics, Snapshot, SnapshotBuilder, Window,
+    RequestMark, Semantics, Snapshot, SnapshotBuilder, Window,
 };
 pub use merge::RankMerge;
 pub use mirror::{MirrorSnapshot, MirroredState, Misfit, ToldBlocks, ToldChunk, ToldEnd, ToldEntry};

@@ -151,22 +151,31 @@ fn table(answer: &Value) -> String {
     // A stream, or a group of it: what it is called, its length, and what that is worth.
     let row = |name: String, rank: &Value, length: &Value, worth: &Value| {
         let tiers = &length["tiers"];
-        let [rank, blocks, tokens, device, host, trust, reason] = [
+        let [rank, blocks, tokens, cached, device, host, trust, reason] = [
             rank,
             &length["blocks"],
             &length["tokens"],
+            &length["cached_tokens"],
             &tiers["device"],
             &tiers["host"],
             &worth["trust"],
             &worth["reason"],
         ]
         .map(text);
-        [name, rank, blocks, tokens, device, host, trust, reason]
+        [name, rank, blocks, tokens, cached, device, host, trust, reason]
     };
     let none = Value::Null;
-    let mut rows =
-        vec![["ENGINE", "RANK", "BLOCKS", "TOKENS", "DEVICE", "HOST", "TRUST", "REASON"].map(str::to_owned)];
+    let titles = ["ENGINE", "RANK", "BLOCKS", "TOKENS", "CACHED", "DEVICE", "HOST", "TRUST", "REASON"];
+    let mut rows = vec![titles.map(str::to_owned)];
+    let mut notes = String::new();
     for found in list(answer, "matches") {
+        if found["note"] == "prompt_shorter_than_block" {
+            let (engine, rank, size) = (&found["engine"], &found["rank"], &found["block_size"]);
+            let (engine, rank, size) = (text(engine), text(rank), text(size));
+            notes += &format!(
+                "note: the prompt is shorter than one block of {engine}/{rank} ({size} tokens): nothing of it can be cached\n"
+            );
+        }
         rows.push(row(text(&found["engine"]), &found["rank"], &found, &found));
         if found["main"].is_object() {
             rows.push(row("  main group".to_owned(), &none, &found["main"], &none));
@@ -184,7 +193,7 @@ fn table(answer: &Value) -> String {
         .map(|best| format!("{}/{}", text(&best["engine"]), text(&best["rank"])))
         .collect();
     let best = if best.is_empty() { "nobody".to_owned() } else { best.join(", ") };
-    format!("{}best: {best}; trust of the answer: {}\n", aligned(&rows), text(&answer["trust"]))
+    format!("{}{notes}best: {best}; trust of the answer: {}\n", aligned(&rows), text(&answer["trust"]))
 }
 
 #[cfg(test)]
@@ -208,16 +217,17 @@ mod tests {
     fn the_table_says_what_it_is_worth() {
         let answer = json!({
             "matches": [{
-                "engine": "a", "rank": 0, "blocks": 2, "tokens": 32, "trust": "exact", "reason": null,
-                "tiers": { "device": 16, "host": 32, "disk": 32, "remote": 32 },
+                "engine": "a", "rank": 0, "blocks": 2, "tokens": 32, "cached_tokens": 16, "trust": "exact", "reason": null,
+                "block_size": 16, "note": "prompt_shorter_than_block", "tiers": { "device": 16, "host": 32, "disk": 32, "remote": 32 },
             }],
             "best": [{ "engine": "a", "rank": 0 }],
             "trust": "lower",
             "not_credited": [{ "engine": "b", "rank": 1, "trust": "exact", "reason": "down" }],
         });
-        let expected = "ENGINE  RANK  BLOCKS  TOKENS  DEVICE  HOST  TRUST  REASON\n\
-            a       0     2       32      16      32    exact  -\n\
-            b       1     -       -       -       -     exact  down\n\
+        let expected = "ENGINE  RANK  BLOCKS  TOKENS  CACHED  DEVICE  HOST  TRUST  REASON\n\
+            a       0     2       32      16      16      32    exact  -\n\
+            b       1     -       -       -       -       -     exact  down\n\
+            note: the prompt is shorter than one block of a/0 (16 tokens): nothing of it can be cached\n\
             best: a/0; trust of the answer: lower\n";
         assert_eq!(table(&answer), expected);
     }
@@ -251,10 +261,10 @@ mod tests {
         found["groups"][0]["group"] = json!(1);
         found["groups"][0]["kind"] = json!("sliding");
         let answer = json!({ "matches": [found], "best": [], "trust": "exact", "not_credited": [] });
-        let expected = "ENGINE               RANK  BLOCKS  TOKENS  DEVICE  HOST  TRUST  REASON\n\
-            a                    0     2       32      32      32    exact  -\n  \
-            main group         -     4       64      64      64    -      -\n  \
-            group 1 (sliding)  -     2       32      32      32    -      -\n\
+        let expected = "ENGINE               RANK  BLOCKS  TOKENS  CACHED  DEVICE  HOST  TRUST  REASON\n\
+            a                    0     2       32      -       32      32    exact  -\n  \
+            main group         -     4       64      -       64      64    -      -\n  \
+            group 1 (sliding)  -     2       32      -       32      32    -      -\n\
             best: nobody; trust of the answer: exact\n";
         assert_eq!(table(&answer), expected);
     }

@@ -103,6 +103,6 @@ fn bound_ears(sockets: &Sockets, engines: &[EngineSpec]) -> Ears {
 }
 
 /// Seconds since 1970, by our clock.
-fn now() -> f64 {
+pub(crate) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

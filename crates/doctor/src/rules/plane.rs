@@ -13,6 +13,9 @@ use super::shape::foreign_rank;
 use crate::seen::PlaneSeen;
 use crate::{Code, Finding, OpenSocket, Severity};
 
+/// A stream whose past is unknown for longer does not heal by itself soon.
+const LONG: Duration = Duration::from_secs(120);
+
 /// The part of `/v1/status` that is looked at.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -71,6 +74,7 @@ struct Stream {
 #[serde(default)]
 struct ReasonSince {
     reason: String,
+    since_ms: u64,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -168,7 +172,7 @@ pub fn judge_plane(seen: &PlaneSeen) -> Vec<Finding> {
             let again =
                 later.as_ref().and_then(|(later, elapsed)| Some((find(later, engine, rank)?, *elapsed)));
             found.extend(trouble(rank, &subject).or_else(|| unheard(rank, again, &subject)));
-            found.extend(reasons(rank, &subject));
+            found.extend(reasons(rank, &subject, seen.looked_at_ms));
             found.extend(foreign_batches(engine, rank, &subject));
             found.extend(without_replay(&listed, engine, rank, &subject));
             found.extend(again.and_then(|(later, elapsed)| window(rank, later, elapsed, subject)));
@@ -286,19 +290,25 @@ fn unheard(rank: &Stream, again: Option<(&Stream, Duration)>, subject: &str) -> 
 }
 
 /// Why a stream is not exact; each reason under the code that is nearest to it.
-fn reasons(rank: &Stream, subject: &str) -> Vec<Finding> {
-    let mut words: Vec<&str> = rank.reasons.iter().map(|since| since.reason.as_str()).collect();
-    words.extend(rank.index_reason.as_deref());
-    words.dedup();
-    let known =
-        words.into_iter().filter_map(|word| Reason::ALL.into_iter().find(|reason| reason.as_str() == word));
+fn reasons(rank: &Stream, subject: &str, now_ms: u64) -> Vec<Finding> {
+    let mut words: Vec<(&str, u64)> =
+        rank.reasons.iter().map(|since| (since.reason.as_str(), since.since_ms)).collect();
+    words.extend(rank.index_reason.as_deref().map(|reason| (reason, now_ms)));
+    words.dedup_by_key(|(word, _)| *word);
+    let known = words.into_iter().filter_map(|(word, since_ms)| {
+        let reason = Reason::ALL.into_iter().find(|reason| reason.as_str() == word)?;
+        Some((reason, Duration::from_millis(now_ms.saturating_sub(since_ms))))
+    });
     known
         // What a source in trouble leads to is said already.
-        .filter(|reason| {
+        .filter(|(reason, _)| {
             rank.trouble.is_none()
                 || !matches!(reason, Reason::Unheard | Reason::EventsDisabled | Reason::BlockSize)
         })
-        .map(|reason| {
+        .map(|(reason, age)| {
+            if is_missing_history(reason) && age >= LONG {
+                return missing_history(reason, age, subject);
+            }
             let severity = if reason.trust() == Trust::Unsound { Severity::Error } else { Severity::Warning };
             Finding::new(
                 code_of(reason),
@@ -309,6 +319,34 @@ fn reasons(rank: &Stream, subject: &str) -> Vec<Finding> {
             )
         })
         .collect()
+}
+
+/// Whether blocks may be held that were cached before the stream was followed without a gap. A clear ends it.
+fn is_missing_history(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::History | Reason::Gap | Reason::Unproven | Reason::Undecodable | Reason::UnprovenFlush
+    )
+}
+
+/// What was not stored again by now stays invisible until it is evicted.
+fn missing_history(reason: Reason, age: Duration, subject: &str) -> Finding {
+    let engine = subject.rsplit_once('/').map_or(subject, |(engine, _)| engine);
+    Finding::new(
+        Code::HistoryMissing,
+        Severity::Warning,
+        subject,
+        format!(
+            "{} ({}) for {} minutes: {}",
+            reason.trust().as_str(),
+            reason.as_str(),
+            age.as_secs() / 60,
+            reason.words()
+        ),
+        format!(
+            "kvplane flush --engine {engine} --nudge empties the engine's cache and proves it, so that answers are exact from then on; it costs the engine what it has cached. Otherwise wait: every block is known once it was stored again"
+        ),
+    )
 }
 
 fn code_of(reason: Reason) -> Code {

@@ -179,6 +179,23 @@ fn what_a_plane_says_of_its_streams_has_codes() {
 }
 
 #[test]
+fn a_stream_whose_past_stays_unknown_names_the_flush_that_ends_it() {
+    for reason in ["history", "gap", "unproven", "undecodable", "unproven_flush"] {
+        let mut seen = plane_with(&json!({"reasons": [{"reason": reason, "since_ms": 1_000_000}]}));
+        seen.looked_at_ms = 1_100_000;
+        assert_ne!(codes(&judge_plane(&seen)), [Code::HistoryMissing], "{reason}: it may still heal");
+        seen.looked_at_ms = 1_120_000;
+        let found = judge_plane(&seen);
+        assert_eq!(codes(&found), [Code::HistoryMissing], "{reason}");
+        assert!(found[0].todo.contains("kvplane flush --engine e --nudge"), "{found:?}");
+        assert!(found[0].seen.contains("for 2 minutes"), "{found:?}");
+    }
+    let mut seen = plane_with(&json!({"reasons": [{"reason": "presence", "since_ms": 1}]}));
+    seen.looked_at_ms = 1_000_000;
+    assert_eq!(codes(&judge_plane(&seen)), [Code::StreamNotExact], "a flush does not end it");
+}
+
+#[test]
 fn a_plane_whose_windows_are_short_whose_engines_have_no_replay_and_that_is_open() {
     let mut seen = plane_with(&json!({"counters": {"batches": 1000}}));
     assert!(seen.needs_a_second_look());

@@ -175,6 +175,13 @@ impl Sides {
     }
 }
 
+/// Which spots of a page have any of these marks of a stream.
+fn marked(columns: &[Column], marker: u32, marks: Marks) -> u64 {
+    let first = columns.partition_point(|column| column.marker() < marker);
+    let ours = columns[first..].iter().take_while(|column| column.marker() == marker);
+    ours.filter(|column| marks.0 >> column.kind() & 1 == 1).fold(0, |bits, column| bits | column.bits)
+}
+
 /// The lowest so many bits, at most all 64.
 fn low(count: u32) -> u64 {
     if count >= u64::BITS { u64::MAX } else { (1 << count) - 1 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use kvplane_core::{Marks, Need, Resumption};
 
 use super::walk::{Asked, Kinds, Rule, WORD, Walk};
-use super::{BITS, Sides};
+use super::{BITS, Sides, marked};
 use crate::{Depths, LEVELS, Match};
 
 /// The way of a question through the trie: each extent's first spot and how many of its blocks the prompt shares.
@@ -23,6 +23,31 @@ impl Steps {
     #[inline]
     pub(crate) fn push(&mut self, origin: u64, matched: u32) {
         self.0.push((origin, matched));
+    }
+
+    /// How many blocks of the prompt follow each other, from a position on, that have any of these marks.
+    pub(crate) fn run(&self, sides: &Sides, marker: u32, from: u32, marks: Marks) -> u32 {
+        let mut position = 0;
+        let mut run = 0;
+        for &(origin, matched) in &self.0 {
+            let skipped = from.saturating_sub(position).min(matched);
+            position += matched;
+            let (mut spot, mut left) = (origin + u64::from(skipped), matched - skipped);
+            while left > 0 {
+                let shift = (spot & ((1 << BITS) - 1)) as u32;
+                let count = left.min((1 << BITS) - shift);
+                let mut bits = 0;
+                sides.read(spot >> BITS, |columns| bits = marked(columns, marker, marks));
+                let here = (bits >> shift).trailing_ones().min(count);
+                run += here;
+                if here < count {
+                    return run;
+                }
+                spot += u64::from(count);
+                left -= count;
+            }
+        }
+        run
     }
 
     /// The prompt in pieces that lie in one page and in one word.

@@ -11,7 +11,7 @@ use super::roster::{Member, Table};
 use super::view::View;
 
 /// `blocks` and `tokens` of a match count what the engine can reach by itself: this tier and the warmer ones.
-const LOCAL: Tier = Tier::Disk;
+pub(super) const LOCAL: Tier = Tier::Disk;
 
 /// One stream in an answer.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,27 @@ pub struct Match<'a> {
     pub depths: Depths,
     /// Blocks that the main group holds, whatever the others do: as much as `depths`, or more.
     pub main: Depths,
+    /// What the engine is expected to report as cached tokens for exactly this prompt; `None` where its length is not known, because
+    /// hashes were given.
+    pub cached_tokens: Option<u64>,
+    prompt_tokens: Option<u64>,
     sides: &'a [GroupLength],
+}
+
+/// A remark about a match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Note {
+    /// The prompt does not fill one block of the stream, so that nothing of it can be cached.
+    PromptShorterThanBlock,
+}
+
+impl Note {
+    /// Its name in answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PromptShorterThanBlock => "prompt_shorter_than_block",
+        }
+    }
 }
 
 /// How far one group beside the main one could go on, if it were the only one.
@@ -58,6 +78,12 @@ impl<'a> Match<'a> {
     #[must_use]
     pub fn told_main(&self, groups: bool) -> Option<Self> {
         (groups || self.main != self.depths).then(|| self.with_depths(self.main))
+    }
+
+    /// What else is to be said of it.
+    pub fn note(&self) -> Option<Note> {
+        let shorter = self.prompt_tokens? < u64::from(self.block_size?);
+        shorter.then_some(Note::PromptShorterThanBlock)
     }
 
     /// Blocks in any local tier.
@@ -94,6 +120,7 @@ pub struct Answer<'a> {
     pub(super) best: usize,
     pub(super) passed_over: &'a [Row],
     pub(super) lengths: &'a [GroupLength],
+    pub(super) prompt_tokens: Option<u64>,
     /// The weakest of all streams that could have answered, credited or not.
     pub trust: Trust,
 }
@@ -101,8 +128,8 @@ pub struct Answer<'a> {
 impl<'a> Answer<'a> {
     /// The credited streams: most tokens first, then by engine and rank. Streams that hold nothing are among them.
     pub fn matches(&self) -> impl ExactSizeIterator<Item = Match<'a>> + use<'a> {
-        let (table, lengths) = (self.table, self.lengths);
-        self.credited.iter().map(move |row| row.as_match(table, lengths))
+        let (table, lengths, prompt_tokens) = (self.table, self.lengths, self.prompt_tokens);
+        self.credited.iter().map(move |row| row.as_match(table, lengths, prompt_tokens))
     }
 
     /// The credited streams that hold the most; none when nobody holds anything.
@@ -117,8 +144,8 @@ impl<'a> Answer<'a> {
 
     /// The streams that are not credited, by engine and rank.
     pub fn not_credited(&self) -> impl ExactSizeIterator<Item = Match<'a>> + use<'a> {
-        let (table, lengths) = (self.table, self.lengths);
-        self.passed_over.iter().map(move |row| row.as_match(table, lengths))
+        let (table, lengths, prompt_tokens) = (self.table, self.lengths, self.prompt_tokens);
+        self.passed_over.iter().map(move |row| row.as_match(table, lengths, prompt_tokens))
     }
 }
 
@@ -140,6 +167,8 @@ pub(super) struct Found {
     pub(super) block_size: u32,
     pub(super) depths: Depths,
     pub(super) main: Depths,
+    /// What is expected to be reported as cached, where the prompt's length is known.
+    pub(super) cached: u64,
     /// Where the lengths of its groups are, if they were asked for: the first, and how many.
     pub(super) sides: (usize, usize),
 }
@@ -159,10 +188,24 @@ impl Row {
         u64::from(self.found.depths[LOCAL.index()]) * u64::from(self.block_size.unwrap_or(0))
     }
 
-    fn as_match<'t>(&self, table: &'t Table, lengths: &'t [GroupLength]) -> Match<'t> {
+    fn as_match<'t>(
+        &self,
+        table: &'t Table,
+        lengths: &'t [GroupLength],
+        prompt_tokens: Option<u64>,
+    ) -> Match<'t> {
         let &Self { position, view, age, block_size, found } = self;
-        let Found { depths, main, sides: (first, count), .. } = found;
-        let sides = &lengths[first..first + count];
-        Match { member: &table.members[position], view, age, block_size, depths, main, sides }
+        let Found { depths, main, cached, sides: (first, count), .. } = found;
+        Match {
+            member: &table.members[position],
+            view,
+            age,
+            block_size,
+            depths,
+            main,
+            cached_tokens: prompt_tokens.map(|_| cached),
+            prompt_tokens,
+            sides: &lengths[first..first + count],
+        }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use kvplane_core::{Namespace, Resumption, Trust};
+use kvplane_core::{HeldBlocks, Marks, Namespace, PromptLength, Resumption, Tier, Trust};
 use kvplane_index::{Buffer, Depths, LEVELS, Reader};
 
-use super::answer::{Answer, Found, GroupLength, Row};
+use super::answer::{Answer, Found, GroupLength, LOCAL, Row};
 use super::needs::Known;
 use super::prompt::{Cut, Prompt};
 use super::roster::{Roster, Table};
@@ -41,6 +41,8 @@ pub(super) struct Scratch {
     alike: Vec<Alike>,
     credited: Vec<Row>,
     passed_over: Vec<Row>,
+    /// What streams need that need nothing but their main blocks.
+    nothing: Resumption,
 }
 
 impl Roster {
@@ -93,6 +95,7 @@ impl Table {
             alike: Vec::new(),
             credited: Vec::new(),
             passed_over: Vec::new(),
+            nothing: Resumption::default(),
         })
     }
 }
@@ -139,6 +142,19 @@ impl Alike {
         answer.resume(&self.found, &self.needs, side, &mut depths);
         depths
     }
+}
+
+/// What a prediction needs to know of a stream's blocks: where it can go on, and what its main group has on the device.
+fn held_blocks(depths: &Depths, main: &Depths) -> HeldBlocks {
+    HeldBlocks { resumable: depths[LOCAL.index()], device: main[Tier::Device.index()] }
+}
+
+/// Marks of blocks that tiers behind the device hold, as far as the engine reaches them by itself.
+fn behind_the_device() -> Marks {
+    let mut marks = Marks::default();
+    marks.set(Tier::Host, Marks::BEHIND);
+    marks.set(Tier::Disk, Marks::BEHIND);
+    marks
 }
 
 /// What is said of the sides of a stream, each for itself.
@@ -196,7 +212,8 @@ impl Scratch {
                 Prompt::Hashes { hashes, chained: true, .. } => reader.query_chained(hashes, buffer),
                 Prompt::Hashes { hashes, chained: false, .. } => reader.query(hashes, buffer),
             };
-            let usable = question.prompt.usable_blocks(shape.size);
+            let length = question.prompt.length(shape);
+            let usable = length.map_or(u32::MAX, PromptLength::usable_blocks);
             for found in answer.matches() {
                 // A stream that came after the table was read is in the next answer.
                 let position = table.positions.get(found.owner as usize).copied().flatten();
@@ -209,7 +226,9 @@ impl Scratch {
                     continue;
                 }
                 let main = found.depths;
-                let here = Found { block_size: shape.size, depths: main, main, sides: (0, 0) };
+                let held = held_blocks(&main, &main);
+                let cached = length.map_or(0, |length| self.nothing.cached_tokens(length, held, |_| 0));
+                let here = Found { block_size: shape.size, depths: main, main, cached, sides: (0, 0) };
                 if here.worth() > self.found[position].worth() {
                     self.found[position] = here;
                 }
@@ -219,8 +238,11 @@ impl Scratch {
                 let sides = 0..if question.by_group { alike.needs.sides.len() } else { 0 };
                 let by_side: Vec<_> = sides.map(|side| alike.resume(&mut answer, Some(side))).collect();
                 for (at, &(position, main)) in alike.streams.iter().enumerate() {
-                    let mut here =
-                        Found { block_size: shape.size, depths: resumable[at], main, sides: (0, 0) };
+                    let depths = resumable[at];
+                    let behind = |from| answer.run_of(&alike.found[at], from, behind_the_device());
+                    let held = held_blocks(&depths, &main);
+                    let cached = length.map_or(0, |length| alike.needs.cached_tokens(length, held, behind));
+                    let mut here = Found { block_size: shape.size, depths, main, cached, sides: (0, 0) };
                     if here.worth() <= self.found[position].worth() {
                         continue;
                     }
@@ -304,6 +326,7 @@ impl Scratch {
             best,
             passed_over: &self.passed_over,
             lengths: &self.lengths,
+            prompt_tokens: question.prompt.tokens(),
             trust,
         }
     }

@@ -26,7 +26,7 @@ use parking_lot::RwLock;
 use tokio::sync::Notify;
 
 use crate::freshness::Freshness;
-pub use answer::{Answer, GroupLength, Match};
+pub use answer::{Answer, GroupLength, Match, Note};
 pub(crate) use feed::StreamFeed;
 pub use prompt::{Prompt, PromptKeys};
 pub use question::{Asking, Question, check_length};

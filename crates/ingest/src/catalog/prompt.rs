@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
-use kvplane_core::{ContentHasher, MultimodalItem, Names, Namespace};
+use kvplane_core::{ContentHasher, MultimodalItem, Names, Namespace, PromptLength};
 use kvplane_wire::OwnedExtraKey;
+
+use super::roster::Shape;
 
 /// A prompt, in one of the ways in which it can be told.
 #[derive(Debug, Clone, Copy)]
@@ -61,15 +63,18 @@ impl Prompt<'_> {
 }
 
 impl Prompt<'_> {
-    /// The most blocks of a size that an engine takes from its cache: it computes the last token of a prompt in any case. Whoever asks by
-    /// hashes does not say where the prompt ends.
-    pub(super) fn usable_blocks(&self, block_size: u32) -> u32 {
+    /// The prompt's tokens. Hashes of its blocks do not say where it ends.
+    pub(super) fn tokens(&self) -> Option<u64> {
         match self {
-            Self::Tokens { ids, .. } | Self::Keyed { ids, .. } => {
-                (ids.len().saturating_sub(1) / block_size.max(1) as usize) as u32
-            }
-            Self::Hashes { .. } => u32::MAX,
+            Self::Tokens { ids, .. } | Self::Keyed { ids, .. } => Some(ids.len() as u64),
+            Self::Hashes { .. } => None,
         }
+    }
+
+    /// How long the prompt is for streams of a shape, where that is known.
+    pub(super) fn length(&self, shape: Shape) -> Option<PromptLength> {
+        let tokens = self.tokens()?;
+        Some(PromptLength { tokens, block_size: shape.size, bigrams: shape.bigrams })
     }
 }
 

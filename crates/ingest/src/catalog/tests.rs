@@ -10,7 +10,7 @@ use kvplane_core::{
 use kvplane_index::{Depths, Options};
 use kvplane_stream::{Attributes, Transition, VisibleBlock};
 
-use super::{Catalog, GroupLength, Identity, Prompt, StreamFeed, View};
+use super::{Catalog, GroupLength, Identity, Note, Prompt, StreamFeed, View};
 
 const BLOCK_SIZE: u32 = 4;
 
@@ -145,6 +145,50 @@ fn the_last_token_is_computed_in_any_case_so_a_boundary_at_the_end_is_none() {
     assert_eq!(resumed(&tokens), Some(2));
     let longer: Vec<u32> = (0..=4 * BLOCK_SIZE).collect();
     assert_eq!(resumed(&longer), Some(4));
+}
+
+#[test]
+fn what_is_predicted_depends_on_where_the_prompt_ends_and_on_what_lies_behind_the_device() {
+    let tokens: Vec<u32> = (0..=4 * BLOCK_SIZE).collect();
+    let whole = &tokens[..4 * BLOCK_SIZE as usize];
+    let mut contents = Vec::new();
+    hash_blocks(whole, BLOCK_SIZE as usize, Namespace::PLAIN, &mut contents);
+    let mut on_host = Marks::default();
+    on_host.set(Tier::Host, Marks::BEHIND);
+    let connector = Resumption { whole_prompt: true, ..Resumption::default() };
+    for (needs, kept, expected) in [
+        (Resumption::default(), &[][..], [16, 12, 8, 0]),
+        (connector.clone(), &[], [16, 12, 8, 0]),
+        (connector.clone(), &[4], [16, 16, 8, 0]),
+        (connector.clone(), &[1, 2, 3, 4], [16, 16, 12, 4]),
+        (Resumption { drops_last: true, ..connector }, &[1, 2, 3, 4], [12, 8, 4, 0]),
+    ] {
+        let marks: Vec<(u64, Marks)> = kept.iter().map(|&hash| (hash, on_host)).collect();
+        let rig = Rig::of(&contents, needs.clone(), &marks);
+        let roster = rig.catalog.model("m").unwrap();
+        let predicted = [&tokens, whole, &tokens[..12], &tokens[..4]].map(|ids| {
+            let prompt = Prompt::Tokens { ids, namespace: Namespace::PLAIN };
+            roster.ask(&prompt, &[Trust::Exact], |answer| answer.matches().next().unwrap().cached_tokens)
+        });
+        assert_eq!(predicted, expected.map(Some), "{needs:?} {kept:?}");
+    }
+}
+
+#[test]
+fn hashes_do_not_say_where_a_prompt_ends_and_short_prompts_are_noted() {
+    let rig = Rig::new(4, Resumption::default(), &[]);
+    let roster = rig.catalog.model("m").unwrap();
+    let asked = |prompt: &Prompt<'_>| {
+        roster.ask(prompt, &[Trust::Exact], |answer| {
+            let found = answer.matches().next().unwrap();
+            (found.cached_tokens, found.note())
+        })
+    };
+    let hashes = Prompt::Hashes { hashes: &[1, 2], chained: false, block_size: Some(BLOCK_SIZE) };
+    assert_eq!(asked(&hashes), (None, None));
+    let tokens = |ids| Prompt::Tokens { ids, namespace: Namespace::PLAIN };
+    assert_eq!(asked(&tokens(&[7; 4])), (Some(0), None));
+    assert_eq!(asked(&tokens(&[7; 3])), (Some(0), Some(Note::PromptShorterThanBlock)));
 }
 
 #[test]

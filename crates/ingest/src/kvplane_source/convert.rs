@@ -38,6 +38,7 @@ pub(super) fn entry(cursor: Cursor, batch: proto::Batch) -> Result<ToldEntry, Mi
         age: batch.age_ms.map(Duration::from_millis),
         last_event_id: batch.last_event_id,
         units: (!batch.units.is_empty()).then(|| units(&batch.units)),
+        whole_prompt: batch.whole_prompt,
     })
 }
 
@@ -58,6 +59,7 @@ pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<ToldChunk, Misfit> {
             resumption: Resumption {
                 units: units(&chunk.units),
                 drops_last: chunk.drops_last,
+                whole_prompt: chunk.whole_prompt,
                 ..Resumption::default()
             },
         })

@@ -35,6 +35,7 @@ pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
             known_from: entry.trust.as_ref().and(entry.known_from),
             units: entry.resumption.as_ref().map_or_else(Vec::new, |needs| needs.units.to_vec()),
             age_ms: entry.age.map(age_ms),
+            whole_prompt: entry.resumption.as_ref().is_some_and(|needs| needs.whole_prompt),
         };
         let cursor = Cursor { epoch: entry.epoch, sequence: entry.sequence };
         response(id, cursor, Item::Batch(batch))
@@ -275,6 +276,7 @@ impl SnapshotChunks {
             chunk.groups = self.snapshot.groups.iter().map(group).collect();
             chunk.units = self.snapshot.resumption.units.to_vec();
             chunk.drops_last = self.snapshot.resumption.drops_last;
+            chunk.whole_prompt = self.snapshot.resumption.whole_prompt;
         }
         self.index += 1;
         Some(response(&self.id, self.snapshot.cursor, Item::Snapshot(chunk)))

@@ -158,6 +158,8 @@ fn found_in(found: &Match<'_>, groups: bool) -> proto::Match {
         main: found.told_main(groups).as_ref().map(length),
         groups: if groups { found.sides().iter().map(group).collect() } else { Vec::new() },
         age_ms: found.age.map(age_ms),
+        cached_tokens: found.cached_tokens,
+        note: found.note().map(|note| note.as_str().to_owned()),
     }
 }
 

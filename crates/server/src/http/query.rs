@@ -9,7 +9,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use http_body::Body as _;
 use kvplane_core::{ErrorCode, PublicError, Tier};
-use kvplane_ingest::{Answer, GroupLength, Match, Question, age_ms, check_length};
+use kvplane_ingest::{Answer, GroupLength, Match, Note, Question, age_ms, check_length};
 use schemars::JsonSchema;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
@@ -269,6 +269,12 @@ pub(super) struct MatchJson<'a> {
     block_size: Option<u32>,
     #[serde(flatten)]
     length: LengthJson,
+    /// What the engine is expected to report as cached tokens for exactly this prompt. Absent if hashes were given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cached_tokens: Option<u64>,
+    /// `prompt_shorter_than_block`: the prompt does not fill one block of the stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     main: Option<LengthJson>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -333,6 +339,8 @@ impl<'a> MatchJson<'a> {
             age_ms: found.age.map(age_ms),
             block_size: found.block_size,
             length: LengthJson::new(found),
+            cached_tokens: found.cached_tokens,
+            note: found.note().map(Note::as_str),
             main: found.told_main(groups).as_ref().map(LengthJson::new),
             groups: groups.then(|| found.sides().iter().map(group).collect()),
         }

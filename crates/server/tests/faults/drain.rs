@@ -196,8 +196,7 @@ async fn what_is_predicted_is_what_the_engine_reuses() {
         let question = json!({"model": "sim", "token_ids": turn.prompt});
         let (code, answer) = call(rig.http, "POST", "/v1/query", &question).await;
         assert_eq!(code, 200, "{answer}");
-        let tokens = answer["matches"][0]["tokens"].as_u64().unwrap();
-        let predicted = tokens.min((turn.prompt.len() as u64 - 1) / 16 * 16);
+        let predicted = answer["matches"][0]["cached_tokens"].as_u64().unwrap();
         let (prompt, result) = server.turn();
         assert_eq!(prompt, turn.prompt);
         assert_eq!(predicted, result.cached_tokens as u64);

@@ -313,9 +313,7 @@ impl Rig {
         assert_eq!(code, 200, "{answer}");
         let found = &answer["matches"][0];
         assert_eq!(found["engine"], "e0", "{answer}");
-        // The engine computes at least one token itself.
-        let size = found["block_size"].as_u64().unwrap_or(1);
-        let predicted = found["tokens"].as_u64().unwrap().min((turn.prompt.len() as u64 - 1) / size * size);
+        let predicted = found["cached_tokens"].as_u64().unwrap();
         (predicted, engine.run(&turn, options).cached_tokens as u64)
     }
 

@@ -40,9 +40,16 @@ impl Pool {
         }
         let on_device = cached;
         if let Some(host) = &self.host {
-            cached = host.goes_on_to(digests, on_device, length.saturating_sub(1));
+            // The connector counts the last token too, unless a window, a state or EAGLE needs it to be computed.
+            let limit = if self.serves_whole_prompts() { length } else { length.saturating_sub(1) };
+            cached = host.goes_on_to(digests, on_device, limit);
         }
         Found { on_device, cached, full }
+    }
+
+    /// Whether the tiers behind the device are asked for whole prompts.
+    fn serves_whole_prompts(&self) -> bool {
+        !self.config.eagle && self.groups.all.iter().all(|group| group.kind == GroupKind::Full)
     }
 
     /// Whether a group has all that it needs before a boundary. At the start it needs nothing.

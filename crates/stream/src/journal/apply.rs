@@ -70,6 +70,7 @@ impl Journal {
         if !self.options.semantics.held_once {
             effects.neighbours = Neighbours::of(batch);
         }
+        let counted = self.count_for_evidence();
         self.counters.batches += 1;
         self.counters.unknown_fields += u64::from(batch.unknown_fields);
         if std::mem::take(&mut self.known_from_next) {
@@ -123,6 +124,7 @@ impl Journal {
         self.note_unresolved(&effects);
         self.check_capacity(now);
         self.note_standing_reasons(now);
+        self.settle_evidence(counted, &mut effects);
         let over_counted = effects.over_counted;
         self.push(Some(engine_sequence), batch.timestamp, effects.changes, effects.transitions);
         self.check_over_count(over_counted, now);

@@ -91,6 +91,10 @@ impl Journal {
             return false;
         }
         let is_placeholder = batch.layout(stored) == Layout::HashOnly;
+        if is_placeholder || !stored.names_keys() {
+            // Other connectors that write to the host name keys, and leave the last token out of what they report.
+            self.serve_whole_prompts(true);
+        }
         let blocks = if is_placeholder { 1 } else { batch.stored_hashes(stored).len() as u32 };
         // Stores that name keys are told block by block.
         let shown = blocks.saturating_mul(stored.block_size);
@@ -102,6 +106,12 @@ impl Journal {
             }
         }
         is_placeholder
+    }
+
+    /// The connector is asked for whole prompts, or is not.
+    pub(super) fn serve_whole_prompts(&mut self, whole_prompt: bool) {
+        self.sides.set_whole_prompt(whole_prompt);
+        self.state.changed.wanted = self.sides.wants_marks();
     }
 
     /// A block is the last one of a chunk that a place has got.

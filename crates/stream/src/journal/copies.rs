@@ -24,7 +24,7 @@ impl Journal {
             && !self.over_counted
             && self.reports.are_out_of_question()
             && !self.state.has_other_tiers()
-            && self.state.copies_in(Tier::Device) == capacity
+            && self.state.copies_in(Tier::Device).saturating_sub(self.evidence.len()) == capacity
         {
             self.restore_trust();
             self.trust_changed = true;
@@ -39,7 +39,7 @@ impl Journal {
     /// More copies than the device has blocks, or more that may be none than are remembered: some stores announced nothing new, and which
     /// ones cannot be told any more. What a copy too many stands for may be gone.
     pub(super) fn check_over_count(&mut self, is_certain: bool, now: Now) {
-        let copies = self.state.copies_in(Tier::Device);
+        let copies = self.state.copies_in(Tier::Device).saturating_sub(self.evidence.len());
         if !is_certain && self.capacity.is_none_or(|capacity| copies <= capacity) {
             return;
         }

@@ -3,6 +3,8 @@
 //! A block of a side has the hash of the main block that ends where it ends. So it marks that one, whichever of the two is told
 //! first, and however little a sparse store says. Blocks that are smaller than main ones mark the main block that they are part of:
 //! that is found by going back from its end, over what is known of the smaller blocks.
+//!
+//! Streams without sides whose connector serves whole prompts mark what the tiers behind the device hold ([`Marks::BEHIND`]).
 
 use std::sync::Arc;
 
@@ -42,7 +44,7 @@ impl Parts {
 impl Journal {
     /// The marks of all main blocks that have any.
     pub fn all_marks(&self) -> Vec<(u64, Marks)> {
-        if self.sides.numbered.is_empty() {
+        if !self.sides.wants_marks() {
             return Vec::new();
         }
         let blocks = self.state.hashes().into_iter();
@@ -55,7 +57,7 @@ impl Journal {
         let mut blocks = std::mem::take(&mut self.state.changed.blocks);
         let everything =
             std::mem::take(&mut self.sides.all_anew) | std::mem::take(&mut self.state.changed.everything);
-        if self.sides.numbered.is_empty() {
+        if !self.sides.wants_marks() {
             return Vec::new();
         }
         let mut parts = std::mem::take(&mut self.sides.parts);
@@ -104,6 +106,13 @@ impl Journal {
         let mut marks = Marks::default();
         if self.sides.blocked {
             return Some(marks);
+        }
+        if self.sides.numbered.is_empty() {
+            for place in self.state.holdings(slot).map(|(place, _)| place).filter(|place| place.is_main()) {
+                if matches!(place.tier, Tier::Host | Tier::Disk) {
+                    marks.set(place.tier, Marks::BEHIND);
+                }
+            }
         }
         for (side, (at, fit)) in self.sides.numbered.iter().enumerate() {
             let group = &self.sides.groups.known()[*at];

@@ -133,6 +133,7 @@ impl Journal {
         let mut effects = told.effects;
         if let Some(units) = entry.units {
             self.sides.set_units(units);
+            self.serve_whole_prompts(entry.whole_prompt);
         }
         self.settle_groups(&mut effects);
         self.release_left(&mut effects);

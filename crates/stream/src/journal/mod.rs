@@ -7,6 +7,7 @@ mod clears;
 mod copies;
 mod counters;
 mod described;
+mod evidence;
 mod flushes;
 mod groups;
 mod identity;
@@ -36,6 +37,8 @@ use crate::flush::Fence;
 use crate::state::{Attributes, BlockImage, CutAborted, Image, Place, State, ToldSize};
 use chunks::Chunks;
 pub use counters::{JournalCounters, PassedOver};
+use evidence::Evidence;
+pub use evidence::RequestMark;
 pub use groups::Group;
 pub(crate) use groups::Groups;
 use levels::MainWindow;
@@ -164,6 +167,7 @@ pub struct Journal {
     sides: Sides,
     fence: Fence,
     departed: Departed,
+    evidence: Evidence,
     /// States of lives that are over, to be dropped where it delays nobody.
     retired: Vec<State>,
     /// Entries that nobody has taken yet, where somebody takes them. The window may be too small for all of them.
@@ -184,6 +188,7 @@ impl Journal {
             sides: Sides::new(options.eagle),
             fence: Fence::default(),
             departed: Departed::default(),
+            evidence: Evidence::default(),
             state: State::new(options.state),
             chunks: Chunks::new(options.offload_chunk),
             options,
@@ -459,6 +464,7 @@ impl Journal {
         let elsewhere = self.state.held_elsewhere();
         self.state.drop_places(|_| true);
         self.reports.forget_all();
+        self.evidence.forget();
         self.untranslatable = false;
         self.trust_changed |= self.trust.degrade(reason, now.unix_ms);
         self.known_from = None;
@@ -509,6 +515,7 @@ impl Journal {
 
     fn replace_state(&mut self) {
         self.reports.forget_all();
+        self.evidence.forget();
         self.departed = Departed::default();
         let old = std::mem::replace(&mut self.state, State::new(self.options.state));
         self.retired.push(old);

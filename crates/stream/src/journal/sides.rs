@@ -79,6 +79,20 @@ impl Sides {
         }
     }
 
+    /// Tiers behind the device are asked for the whole prompt, so what they hold is marked from now on.
+    pub(super) fn set_whole_prompt(&mut self, whole_prompt: bool) {
+        if self.resumption.whole_prompt != whole_prompt {
+            Arc::make_mut(&mut self.resumption).whole_prompt = whole_prompt;
+            self.changed = true;
+            self.all_anew = true;
+        }
+    }
+
+    /// Whether main blocks have marks.
+    pub(super) fn wants_marks(&self) -> bool {
+        !self.numbered.is_empty() || self.resumption.whole_prompt
+    }
+
     /// What is needed, where that changed since the last entry.
     pub(super) fn take_news(&mut self) -> Option<Arc<Resumption>> {
         std::mem::take(&mut self.changed).then(|| self.resumption.clone())
@@ -268,13 +282,13 @@ impl Journal {
             self.sides.make_resumption(size, windows);
         }
         self.sides.unknown = self.sides.has_unknown(windows);
-        self.state.changed.wanted = !self.sides.numbered.is_empty();
+        self.state.changed.wanted = self.sides.wants_marks();
     }
 
     /// Everything about the state is as the groups want it. After it was replaced.
     pub(super) fn fit_state(&mut self) {
         self.state.places.set_main(self.sides.main_group());
-        self.state.changed.wanted = !self.sides.numbered.is_empty();
+        self.state.changed.wanted = self.sides.wants_marks();
         self.sides.parts = Parts::default();
         self.sides.sparse.clear();
     }

@@ -54,6 +54,8 @@ pub struct ToldEntry {
     pub last_event_id: u64,
     /// Main blocks that each tier gives back at once, where anything about what the stream needs changed.
     pub units: Option<[u32; LEVELS]>,
+    /// Tiers behind the device are asked for the whole prompt; told with `units`.
+    pub whole_prompt: bool,
 }
 
 /// Blocks of a snapshot that have everything but themselves in common.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_core::{Reason, Tier};
+use kvplane_core::{Marks, Reason, Tier};
 use kvplane_stream::JournalOptions;
 use kvplane_wire::{OwnedEvent, OwnedStored};
 
@@ -43,6 +43,28 @@ fn a_placeholder_stands_for_its_chunk_and_chunks_share_blocks() {
     rig.apply(&[remove_from("CPU", &[7, 6])]);
     assert_eq!((host(&rig), worst(&rig)), (BTreeMap::new(), None));
     assert_eq!(rig.device().len(), 7);
+}
+
+#[test]
+fn a_connector_that_serves_whole_prompts_has_what_it_holds_marked() {
+    let mut behind = Marks::default();
+    behind.set(Tier::Host, Marks::BEHIND);
+    let marked = |rig: &Rig| {
+        let mut marked: Vec<u64> = rig.journal.all_marks().into_iter().map(|(hash, _)| hash).collect();
+        marked.sort_unstable();
+        marked
+    };
+    let mut rig = chunks_of(2);
+    rig.apply(&[store(&[1, 2, 3], None)]);
+    assert!(!rig.journal.resumption().whole_prompt && rig.journal.all_marks().is_empty());
+    rig.apply(&[placeholder(&[2, 3], "CPU")]);
+    assert!(rig.journal.resumption().whole_prompt);
+    assert_eq!(rig.journal.all_marks().iter().filter(|(_, marks)| *marks == behind).count(), 2);
+    assert_eq!(marked(&rig), [2, 3]);
+    rig.apply(&[remove_from("CPU", &[3])]);
+    assert_eq!(marked(&rig), [2], "the device still has it");
+    rig.apply(&[remove(&[2])]);
+    assert_eq!(marked(&rig), [2], "the host still has it");
 }
 
 #[test]

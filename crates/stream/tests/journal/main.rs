@@ -6,6 +6,7 @@ mod chunks;
 mod copies;
 mod cost;
 mod dialects;
+mod evidence;
 mod hostile;
 mod rig;
 mod tiers;

@@ -103,6 +103,7 @@ pub fn told_entry(entry: &Entry) -> ToldEntry {
         digest: entry.digest,
         last_event_id: entry.next_event_id() - 1,
         units: entry.resumption.as_ref().map(|resumption| resumption.units),
+        whole_prompt: entry.resumption.as_ref().is_some_and(|resumption| resumption.whole_prompt),
     }
 }
 

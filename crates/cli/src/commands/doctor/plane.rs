@@ -17,7 +17,7 @@ use crate::commands::{Failure, usage};
 pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), Failure> {
     let server = args.server.as_deref().unwrap_or(USUAL_SERVER);
     looked.plane = Some(without_userinfo(server));
-    let mut seen = PlaneSeen { address: without_userinfo(server), ..PlaneSeen::default() };
+    let mut seen = PlaneSeen::looked_at_now(without_userinfo(server));
     for (page, path) in [(&mut seen.status, "/v1/status"), (&mut seen.engines, "/v1/engines")] {
         match read(args, server, path).await? {
             Ok(answer) => *page = answer,

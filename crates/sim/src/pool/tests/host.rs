@@ -70,7 +70,8 @@ impl Heard {
         }
     }
 
-    /// The rule, spelled out: the device's prefix, then whole chunks of the host, if they are worth one.
+    /// The rule, spelled out: the device's prefix without the last token, then whole chunks of the host up to the last token, if they
+    /// are worth one.
     fn predict(&self, pool: &Pool, prompt: &[u32], chunk: usize) -> usize {
         let hashes: Vec<u64> = pool.chain(prompt, &Keys::default()).iter().map(Digest::bits).collect();
         let (device, host) = (self.on("GPU"), self.on("CPU"));
@@ -79,7 +80,7 @@ impl Heard {
             found += 4;
         }
         let mut end = found / chunk * chunk;
-        while end + chunk < prompt.len() && host.contains_key(&hashes[(end + chunk) / 4 - 1]) {
+        while end + chunk <= prompt.len() && host.contains_key(&hashes[(end + chunk) / 4 - 1]) {
             end += chunk;
         }
         if end >= found + chunk { end } else { found }
