@@ -191,6 +191,7 @@ mod tests {
             block_size: None,
             worker_id: 1,
             cache: CacheSpec::default(),
+            max_silence: None,
             http: None,
             control: ControlSpec::default(),
         }

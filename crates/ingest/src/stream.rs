@@ -348,7 +348,7 @@ impl Stream {
     /// What the stream looks like now.
     pub fn status(&self) -> StreamStatus {
         let inner = self.inner.lock();
-        let status = Self::status_of(&inner, self.clock.now());
+        let status = self.status_of(&inner, self.clock.now());
         drop(inner);
         self.keep_seen(&status);
         status
@@ -358,7 +358,7 @@ impl Stream {
     /// that takes long holds up nobody who only looks.
     pub fn glance(&self) -> StreamStatus {
         if let Some(inner) = self.inner.try_lock_for(GLANCE) {
-            let status = Self::status_of(&inner, self.clock.now());
+            let status = self.status_of(&inner, self.clock.now());
             drop(inner);
             self.keep_seen(&status);
             return status;
@@ -383,12 +383,12 @@ impl Stream {
     fn refresh_seen(&self, inner: &Inner, now: Now) {
         let recent = |(at, _): &(Duration, Arc<StreamStatus>)| now.mono.saturating_sub(*at) < SEEN_FOR;
         if !self.seen.lock().as_ref().is_some_and(recent) {
-            let status = Self::status_of(inner, now);
+            let status = self.status_of(inner, now);
             self.keep_seen(&status);
         }
     }
 
-    fn status_of(inner: &Inner, now: Now) -> StreamStatus {
+    fn status_of(&self, inner: &Inner, now: Now) -> StreamStatus {
         let journal = inner.recorder.journal();
         let age = self.freshness.age();
         StreamStatus {

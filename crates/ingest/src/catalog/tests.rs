@@ -11,6 +11,8 @@ use kvplane_index::{Depths, Options};
 use kvplane_stream::{Attributes, Transition, VisibleBlock};
 
 use super::{Catalog, GroupLength, Identity, Note, Prompt, StreamFeed, View};
+use crate::clock::Clock;
+use crate::freshness::Freshness;
 
 const BLOCK_SIZE: u32 = 4;
 
@@ -67,7 +69,8 @@ impl Rig {
         let catalog = Catalog::new(Options::default());
         let identity = Identity { model: "m".to_owned(), worker_id: 1, routing_group: String::new() };
         let id = StreamId::new(EngineId::new("e"), 0);
-        let mut feed = catalog.join(id, identity, None, view());
+        let mut feed =
+            catalog.join(id, identity, None, view(), Arc::new(Freshness::new(Clock::start(), None)));
         feed.begin_load(view(), &Arc::new(needs));
         feed.load(&[stored(contents)]);
         feed.set_sides(marks);

@@ -214,6 +214,7 @@ fn specs(engines: &[&Engine]) -> Vec<EngineSpec> {
 
 pub fn config(id: &str, kind: EngineKind) -> EngineConfig {
     EngineConfig {
+        max_silence: None,
         id: id.to_owned(),
         kind,
         model: String::new(),

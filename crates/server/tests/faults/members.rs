@@ -544,7 +544,8 @@ async fn who_watches_the_health_does_not_hold_up_a_stop() {
     let stop = tokio_util::sync::CancellationToken::new();
     let service = kvplane_server::Service::new(plane.clone(), kvplane_server::Options::default());
     let serving = tokio::spawn(service.run(http, grpc, stop.clone()));
-    let mut client = HealthClient::connect(format!("http://{address}")).await.unwrap();
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let mut client = HealthClient::new(endpoint.connect().await.unwrap());
     let mut watched = client.watch(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner();
     let first = watched.message().await.unwrap().unwrap();
     assert_eq!(first.status(), ServingStatus::Serving);

@@ -93,6 +93,7 @@ pub fn told_entry(entry: &Entry) -> ToldEntry {
         other => other.clone(),
     };
     ToldEntry {
+        age: entry.age,
         cursor: Cursor { epoch: entry.epoch, sequence: entry.sequence },
         engine_sequence: entry.engine_sequence,
         timestamp: entry.timestamp,
@@ -121,6 +122,7 @@ pub fn told_chunks(snapshot: &Snapshot) -> Vec<ToldChunk> {
         chunks.push(ToldChunk { index: 0, blocks: Vec::new(), end: None });
     }
     chunks.last_mut().unwrap().end = Some(ToldEnd {
+        age: snapshot.age,
         trust: snapshot.trust.clone(),
         standing: snapshot.standing,
         engine_sequence: snapshot.engine_sequence,
