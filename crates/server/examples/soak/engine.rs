@@ -240,8 +240,11 @@ fn drained(seed: u64) -> TrtHandle {
 /// Tokens of each prompt in whole blocks that follow each other from the first.
 fn drained_hits(sim: &TrtHandle, prompts: &[Vec<u32>]) -> Hits {
     let pool = sim.state().remove(0).pools.remove(0);
-    let by_place: HashMap<_, _> =
-        pool.blocks.iter().map(|(hash, block)| ((block.parent.as_ref(), block.tokens.as_slice()), hash)).collect();
+    let by_place: HashMap<_, _> = pool
+        .blocks
+        .iter()
+        .map(|(hash, block)| ((block.parent.as_ref(), block.tokens.as_slice()), hash))
+        .collect();
     let hits = |prompt: &Vec<u32>| {
         let mut last = None;
         let held = prompt.chunks_exact(BLOCK).take_while(|tokens| {

@@ -12,7 +12,11 @@
 //! Ends with 1 if an answer was wrong, a stream did not come back, the plane died or panicked, or its memory grew.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test program")]
-#![allow(clippy::disallowed_methods, unreachable_pub, reason = "a test program: it measures, and nothing links to it")]
+#![allow(
+    clippy::disallowed_methods,
+    unreachable_pub,
+    reason = "a test program: it measures, and nothing links to it"
+)]
 
 mod engine;
 mod fault;
@@ -52,7 +56,9 @@ struct Options {
 impl Options {
     fn parse() -> Result<Self, String> {
         let mut words = std::env::args().skip(1);
-        let binary = words.next().ok_or("usage: soak KVPLANE_BINARY [--seconds N] [--faults N] [--engines N] [--seed N] [--bound-ms N]")?;
+        let binary = words.next().ok_or(
+            "usage: soak KVPLANE_BINARY [--seconds N] [--faults N] [--engines N] [--seed N] [--bound-ms N]",
+        )?;
         let mut options = Self { binary, seconds: 60, faults: u64::MAX, engines: 64, seed: 1, bound: None };
         while let Some(name) = words.next() {
             let value = words.next().ok_or_else(|| format!("{name}: a number is missing"))?;
@@ -120,7 +126,10 @@ fn watch(options: &Options, plane: &Plane, tally: &Tally, begun: Instant) -> Vec
         answers: tally.answers.load(Ordering::Relaxed),
         kib: plane.rss_kib(),
     };
-    println!("{:>8} {:>10} {:>10} {:>7} {:>7} {:>9}", "seconds", "faults", "answers", "wrong", "stuck", "RSS MiB");
+    println!(
+        "{:>8} {:>10} {:>10} {:>7} {:>7} {:>9}",
+        "seconds", "faults", "answers", "wrong", "stuck", "RSS MiB"
+    );
     let mut samples = vec![sample()];
     let mut next_at = SETTLED;
     let mut line_due = Duration::ZERO;

@@ -38,16 +38,17 @@ impl Truth {
             last.left = Some(now);
         }
         self.states.push_back(State { hits, left: None });
-        while self.states.front().and_then(|state| state.left).is_some_and(|left| left + self.keep * 4 < now) {
+        while self.states.front().and_then(|state| state.left).is_some_and(|left| left + self.keep * 4 < now)
+        {
             self.states.pop_front();
         }
     }
 
-
     /// Whether an answer describes a state that there was within the bound before it was asked for.
     pub fn allows(&self, claim: Claim, asked: Instant) -> bool {
         let bound = self.keep;
-        let mut recent = self.states.iter().filter(|state| state.left.is_none_or(|left| left + bound >= asked));
+        let mut recent =
+            self.states.iter().filter(|state| state.left.is_none_or(|left| left + bound >= asked));
         if claim.is_exact {
             recent.any(|state| state.hits[claim.document] == claim.tokens)
         } else {

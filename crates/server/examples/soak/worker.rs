@@ -232,7 +232,8 @@ impl Worker {
                 self.tally.stuck.fetch_add(1, Ordering::Relaxed);
                 let said = self.asker.ask(&self.engine.documents[0]).1;
                 let engine = self.engine.describe();
-                self.tally.tell(format!("{engine}: not credited for {STUCK:?}: {said:?}; after {:?}", self.recent));
+                self.tally
+                    .tell(format!("{engine}: not credited for {STUCK:?}: {said:?}; after {:?}", self.recent));
                 return;
             }
             thread::sleep(Duration::from_millis(5));
