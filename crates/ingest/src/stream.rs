@@ -222,11 +222,6 @@ impl Stream {
         self.feed(|recorder, now| recorder.prove(now, at))
     }
 
-    /// Whether nothing is open but the age of the proof: what is recorded is what the engine said.
-    pub(crate) fn is_following(&self) -> bool {
-        self.inner.lock().recorder.is_following()
-    }
-
     /// Which stream.
     pub fn id(&self) -> &StreamId {
         &self.id

@@ -89,7 +89,7 @@ impl Driver {
         request.deadline = self.0.replay_deadline;
         // One at a time: it runs on the engine's publisher thread.
         self.cancel();
-        let answer = Answer { driver: self.clone(), id, asked: Instant::now(), batches: 0 };
+        let answer = Answer { driver: self.clone(), id, batches: 0 };
         match self.0.sockets.replay(request, Box::new(answer)) {
             Ok(handle) => *self.0.in_flight.lock() = Some(handle),
             Err(error) => warn!(stream = %self.stream().id(), %error, "replay cannot be asked"),
@@ -145,7 +145,6 @@ impl Driver {
 struct Answer {
     driver: Driver,
     id: u64,
-    asked: Instant,
     batches: usize,
 }
 
@@ -170,10 +169,6 @@ impl ReplayHandler for Answer {
             warn!(stream = %self.driver.stream().id(), endpoint, ?end, "replay failed");
         }
         self.driver.tell(|recorder, now| recorder.replay_ended(now, self.id, end == ReplayEnd::Complete));
-        // A complete answer that leaves nothing open has all that the engine had published when it was asked.
-        if end == ReplayEnd::Complete && self.driver.stream().is_following() {
-            self.driver.prove(self.asked);
-        }
     }
 }
 

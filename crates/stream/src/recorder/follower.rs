@@ -76,11 +76,6 @@ impl Follower {
         }
     }
 
-    /// Whether nothing is open: no gap, no question after a connection came up.
-    pub(super) fn is_following(&self) -> bool {
-        self.standing() == Standing::Live
-    }
-
     /// Nothing was proven within the limit.
     pub(super) fn silent(&mut self, now: Now) {
         match self {

@@ -71,11 +71,6 @@ impl Recorder {
         self.liveness.age(now.mono)
     }
 
-    /// Whether nothing is open but the age of the proof.
-    pub fn is_following(&self) -> bool {
-        self.follower.is_following()
-    }
-
     /// Whether the last proof is older than the stream's `max_silence`.
     pub fn is_stale(&self) -> bool {
         self.liveness.stale
