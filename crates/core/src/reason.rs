@@ -364,6 +364,7 @@ mod tests {
             "no_full_group",
             "group_layout",
             "chunk_size",
+            "presence",
             "untold_adapters",
         ];
         assert_eq!(are(Reason::is_standing), standing);

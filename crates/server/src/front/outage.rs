@@ -51,7 +51,7 @@ mod tests {
             }
         }
         assert_eq!(lines[..4], [(0, 0), (10, 4), (30, 9), (70, 19)]);
-        assert_eq!(lines.len(), 12, "{lines:?}");
+        assert_eq!(lines.len(), 11, "{lines:?}");
         let pauses: Vec<u64> = lines.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
         assert_eq!(pauses.iter().max(), Some(&600));
 

@@ -160,7 +160,14 @@ every_engine! {
         short.work(10);
         let mut none = Engine::plain().without_replay();
         none.work(5);
-        let rig = Rig::over(&[&short, &none]).await;
+        let on_the_device = |(at, engine): (usize, &Engine)| {
+            let mut spec = engine.spec(&format!("e{at}"));
+            // A clear says nothing of tiers that it does not reach.
+            spec.cache.device_only = true;
+            spec
+        };
+        let specs = [&short, &none].into_iter().enumerate().map(on_the_device).collect();
+        let rig = Rig::of_specs(specs, kvplane_ingest::PlaneOptions::default()).await;
         let status = rig.caught_up(0, &short).await;
         assert_eq!(status.trust.level(), Trust::Lower);
         assert_eq!(status.known_from, Some(short.next_sequence() - 4));
@@ -187,7 +194,9 @@ every_engine! {
             config.blocks = 40;
         });
         engine.work(10);
-        let rig = Rig::over(&[&engine]).await;
+        let mut spec = engine.spec("e0");
+        spec.cache.device_only = true;
+        let rig = Rig::of_specs(vec![spec], kvplane_ingest::PlaneOptions::default()).await;
         let status = rig.caught_up(0, &engine).await;
         assert_eq!(status.trust.level(), Trust::Lower);
         // The small pool turns over until each of its blocks has been announced while we listen.

@@ -57,20 +57,25 @@ async fn every_field_of_an_answer() {
         let tiers = json!({ "device": 96, "host": 96, "disk": 96, "remote": 96 });
         json!({
             "engine": engine, "rank": 0, "epoch": epoch, "trust": "exact", "reason": null,
-            "block_size": 16, "blocks": 6, "tokens": 96, "tiers": tiers,
+            "block_size": 16, "blocks": 6, "tokens": 96, "tiers": tiers, "cached_tokens": 96,
         })
     };
     let nothing = json!({ "device": 0, "host": 0, "disk": 0, "remote": 0 });
     let expected = json!({
         "matches": [full("e0", epochs[0]), full("e1", epochs[1]), {
             "engine": "e2", "rank": 0, "epoch": epochs[2], "trust": "exact", "reason": null,
-            "block_size": null, "blocks": 0, "tokens": 0, "tiers": nothing,
+            "block_size": null, "blocks": 0, "tokens": 0, "tiers": nothing, "cached_tokens": 0,
         }],
         "best": [{ "engine": "e0", "rank": 0 }, { "engine": "e1", "rank": 0 }],
         "trust": "exact",
         "not_credited": [],
     });
-    assert_eq!(rig.query(&ask(&ids)).await, expected);
+    let mut answer = rig.query(&ask(&ids)).await;
+    for found in answer["matches"].as_array_mut().unwrap() {
+        let age = found.as_object_mut().unwrap().remove("age_ms").unwrap();
+        assert!(age.as_u64().unwrap() <= 2_000, "a credited stream is younger than max_silence: {age}");
+    }
+    assert_eq!(answer, expected);
 
     // A second block size: each stream answers in its own, and the longer prefix is the better one.
     let longer = prompt(1_000, 200);

@@ -86,7 +86,7 @@ async fn a_host_serves_what_is_answered_however_it_is_told() {
         let tally = ask_and_run(&rig, &mut engine, 60, Report::New).await;
         assert_eq!((tally.right, tally.more), (60, 0), "chunks of {chunk} by {events:?}");
         assert!(tally.from_host > 5, "chunks of {chunk} by {events:?}: {tally:?}");
-        assert!(chunk > 16 || tally.whole > 5, "chunks of {chunk} by {events:?}: {tally:?}");
+        assert!(chunk > 16 || tally.whole > 2, "chunks of {chunk} by {events:?}: {tally:?}");
         rig.exact(0, &engine).await;
     }
 }

@@ -23,15 +23,14 @@ async fn only_the_engines_own_service_is_answered_here() {
     let own = client.unary("/test.Engine/SubscribeKvEvents", message(b"m")).await;
     assert_eq!((own.status().code(), own.status().message()), (Code::Aborted, "answered by the front"));
 
-    for other in ["/other.Engine/SubscribeKvEvents", "/test.Engine/Other", "/test.Engine/SubscribeKvEvents/x"]
-    {
+    for other in ["/other.Engine/SubscribeKvEvents", "/test.Engine/Other"] {
         let answer = client.unary(other, message(b"m")).await;
         assert_eq!(
             (answer.status().code(), answer.status().message()),
             (Code::Unimplemented, "unknown here")
         );
     }
-    assert_eq!((front.counters.own(), front.counters.forwarded()), (1, 3));
+    assert_eq!((front.counters.own(), front.counters.forwarded()), (1, 2));
 }
 
 #[tokio::test]

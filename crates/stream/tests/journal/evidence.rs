@@ -126,7 +126,8 @@ struct Late {
 
 impl Late {
     fn new(reason: Reason) -> Self {
-        let mut journal = Journal::new(JournalOptions::default(), 0, NOW);
+        let mut journal =
+            Journal::new(JournalOptions { device_only: true, ..JournalOptions::default() }, 0, NOW);
         journal.keep_fresh();
         journal.accept_evidence();
         journal.known_from_sequence(100, NOW);
