@@ -178,7 +178,7 @@ impl Plane {
         let mut planned = Vec::new();
         for spec in specs {
             let streams = spec.ranks.iter().map(|rank| {
-                let stream = self.plan(&members, &spec, rank);
+                let stream = self.plan(&members, &spec, rank, is_sole(spec.ranks.len(), origin));
                 planned.push((stream.clone(), spec.clone(), rank.clone()));
                 stream
             });
@@ -206,7 +206,7 @@ impl Plane {
         spec.ranks.sort_by_key(|rank| rank.rank);
         let others: Vec<_> = engines.iter().filter(|other| !Arc::ptr_eq(other, engine)).cloned().collect();
         check(&others, std::slice::from_ref(&spec), self.options.max_engines)?;
-        let stream = self.plan(&members, &spec, &rank);
+        let stream = self.plan(&members, &spec, &rank, is_sole(spec.ranks.len(), engine.origin));
         self.open(&mut members, vec![(stream.clone(), spec.clone(), rank)])?;
         let mut streams = engine.streams.clone();
         streams.push(stream.clone());
@@ -290,7 +290,7 @@ impl Plane {
         old.replaced.cancel();
     }
 
-    fn plan(&self, members: &Members, spec: &EngineSpec, rank: &RankSpec) -> Arc<Stream> {
+    fn plan(&self, members: &Members, spec: &EngineSpec, rank: &RankSpec, sole_rank: bool) -> Arc<Stream> {
         let follow = FollowOptions {
             replay: rank.replay.is_some(),
             on_gap: self.options.on_gap,
@@ -308,7 +308,7 @@ impl Plane {
             block_size: spec.block_size,
             semantics: Semantics::of(spec.kind),
             relayed: matches!(spec.feed, Feed::Subscribed(_)),
-            sole_rank: spec.ranks.len() == 1,
+            sole_rank,
             transitions_only: false,
         };
         let mut now = self.clock.now();
@@ -413,6 +413,12 @@ impl Plane {
         let started = Sockets::start(&SocketOptions::default()).map_err(AddError::Threads)?;
         Ok(self.sockets.get_or_init(|| started).clone())
     }
+}
+
+/// Whether a stream's engine may give its only rank any number. One that was registered by its own address may too: of several
+/// processes that know nothing of each other, each calls itself 0.
+fn is_sole(ranks: usize, origin: Origin) -> bool {
+    ranks == 1 || origin == Origin::Register
 }
 
 impl Members {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvplane_core::EngineId;
 use tracing::{error, info, warn};
 
-use super::{Engine, Engines, Members, Plane, find};
+use super::{Engine, Engines, Members, Plane, find, is_sole};
 use crate::check::{AddError, UnknownMember, check};
 use crate::discovery::Placed;
 use crate::feeder::Feeder;
@@ -70,6 +70,7 @@ impl Plane {
     ) -> Arc<Engine> {
         let same_topic = spec.topic == engine.spec.topic;
         let mut streams = Vec::new();
+        let sole_rank = is_sole(spec.ranks.len(), engine.origin);
         for rank in std::mem::take(&mut spec.ranks) {
             let known = engine.stream(rank.rank).cloned();
             if let Some(stream) = &known
@@ -80,7 +81,7 @@ impl Plane {
                 spec.ranks.push(rank);
                 continue;
             }
-            let stream = known.unwrap_or_else(|| self.plan(members, &spec, &rank));
+            let stream = known.unwrap_or_else(|| self.plan(members, &spec, &rank, sole_rank));
             let settled = self.settle(members, &spec, &stream, &rank);
             spec.ranks.push(settled.unwrap_or_else(|error| {
                 warn!(stream = %stream.id(), %error, "the rank cannot be heard");
