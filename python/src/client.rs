@@ -26,6 +26,7 @@ pub(crate) struct Client {
 impl Client {
     #[new]
     #[pyo3(signature = (address, *, token=None, ca=None, engine=None, credit=None, down_after=None, max_silence=None))]
+    #[expect(clippy::too_many_arguments, reason = "they are the keywords of the Python constructor")]
     fn new(
         py: Python<'_>,
         address: &Bound<'_, PyAny>,

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_proof_counts_once_everything_before_it_is_here() {
-        let freshness = Freshness::new(Duration::from_secs(3_600));
+        let freshness = Freshness::new(Duration::from_hours(1));
         assert_eq!(freshness.judge(Continuity::Live), Continuity::Recovering);
         freshness.prove(cursor(5), Instant::now(), Some(cursor(4)));
         assert_eq!((freshness.age(), freshness.judge(Continuity::Live)), (None, Continuity::Recovering));
@@ -81,7 +81,8 @@ mod tests {
     #[test]
     fn an_old_proof_is_not_live() {
         let freshness = Freshness::new(Duration::ZERO);
-        freshness.prove(cursor(5), Instant::now() - Duration::from_millis(1), Some(cursor(5)));
+        let earlier = Instant::now().checked_sub(Duration::from_millis(1)).unwrap();
+        freshness.prove(cursor(5), earlier, Some(cursor(5)));
         assert_eq!(freshness.judge(Continuity::Live), Continuity::Recovering);
     }
 }

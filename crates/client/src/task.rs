@@ -269,7 +269,7 @@ fn prove(slots: &Slots, asked: std::time::Instant, told: Option<proto::StatusRes
             let Some(slot) = slots.get(&StreamId::new(id.clone(), rank.rank)) else { continue };
             // An older release says no age: what it calls live is as old as the answer.
             let live = rank.continuity() == proto::Continuity::Live;
-            let age = rank.age_ms.or(live.then_some(0)).map(Duration::from_millis);
+            let age = rank.age_ms.or_else(|| live.then_some(0)).map(Duration::from_millis);
             let Some(at) = age.and_then(|age| asked.checked_sub(age)) else { continue };
             let cursor = rank.cursor.unwrap_or_default();
             let cursor = Cursor { epoch: Epoch::from_raw(cursor.epoch), sequence: cursor.sequence };

@@ -93,7 +93,7 @@ pub struct Resumption {
     pub drops_last: bool,
     /// The device may hold more than is known, so that less than a unit may be missing where a whole one is thought to be.
     pub device_in_doubt: bool,
-    /// The tiers behind the device are asked for the whole prompt, its last token included, as vLLM's OffloadingConnector does.
+    /// The tiers behind the device are asked for the whole prompt, its last token included, as vLLM's `OffloadingConnector` does.
     pub whole_prompt: bool,
 }
 
@@ -104,7 +104,7 @@ pub struct PromptLength {
     pub tokens: u64,
     /// Positions per block of the stream.
     pub block_size: u32,
-    /// A position is a token and the one that follows it, as SGLang with EAGLE keys its cache: the last token has none.
+    /// A position is a token and the one that follows it, as `SGLang` with EAGLE keys its cache: the last token has none.
     pub bigrams: bool,
 }
 
@@ -150,7 +150,7 @@ impl Resumption {
     /// that tiers behind the device hold; it is asked at most once, and only where that matters.
     ///
     /// An engine computes the last token of a prompt, so its device serves whole blocks of all tokens but that one. vLLM's
-    /// OffloadingConnector then goes on behind them, in whole chunks, and counts the last token too: a prompt that ends with a block
+    /// `OffloadingConnector` then goes on behind them, in whole chunks, and counts the last token too: a prompt that ends with a block
     /// is reported as cached whole where the connector holds that block. With sliding windows or states it leaves the last token out,
     /// and with EAGLE it gives up the last chunk.
     pub fn cached_tokens(

@@ -129,12 +129,12 @@ pub enum Feed {
 impl Feed {
     /// Whether a rank whose events come from there has a source.
     pub(crate) fn feeds(&self, events: &Events) -> bool {
-        match (self, events) {
-            (Self::Published | Self::Discovered(_), Events::Connect(_) | Events::Bind(_)) => true,
-            (Self::Discovered(_), Events::Awaited) => true,
-            (Self::Drained(_) | Self::Subscribed(_) | Self::Mirrored(_), Events::Shared(_)) => true,
-            _ => false,
-        }
+        matches!(
+            (self, events),
+            (Self::Published | Self::Discovered(_), Events::Connect(_) | Events::Bind(_))
+                | (Self::Discovered(_), Events::Awaited)
+                | (Self::Drained(_) | Self::Subscribed(_) | Self::Mirrored(_), Events::Shared(_))
+        )
     }
 
     /// In one word, for errors.

@@ -367,7 +367,7 @@ impl Stream {
         // How fresh it is can be said without the lock.
         let age = self.freshness.age();
         let continuity = self.freshness.judge(status.continuity, age);
-        StreamStatus { read_before, age, continuity, ..StreamStatus::clone(&status) }
+        StreamStatus { continuity, age, read_before, ..StreamStatus::clone(&status) }
     }
 
     fn keep_seen(&self, status: &StreamStatus) {
@@ -459,7 +459,7 @@ mod tests {
     fn a_glance_does_not_wait_for_a_busy_stream() {
         let id = StreamId::new(EngineId::new("e"), 0);
         let stream = Stream::in_process(id, Options::default(), JournalOptions::default());
-        let ((begin, begun), (end, ended)) = (mpsc::channel(), mpsc::channel::<()>());
+        let ((begin, begun), (end, ended)) = (mpsc::sync_channel(1), mpsc::sync_channel::<()>(1));
         let stream = &stream;
         std::thread::scope(|scope| {
             scope.spawn(move || {

@@ -117,7 +117,7 @@ async fn send(
 ) -> Result<(StatusCode, Value), Failure> {
     let answer = async {
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-        let port = authority.port_u16().unwrap_or(if connector.is_some() { 443 } else { 80 });
+        let port = authority.port_u16().unwrap_or_else(|| if connector.is_some() { 443 } else { 80 });
         let stream = connect(host, port, connector).await.map_err(|error| {
             let reason = if is_no_tls(&error) { NO_TLS.to_owned() } else { error.to_string() };
             anyhow!("no kvplane answers at {server}: {reason}; is `kvplane serve` running?")

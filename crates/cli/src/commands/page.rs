@@ -86,7 +86,7 @@ mod tests {
         // A document is the same document.
         let document = serde_json::json!({ "model": "a\u{9b}2J\u{7f}\u{1b}[2J" });
         let printed = harmless_page(&format!("{document}\n")).into_owned();
-        assert!(printed.ends_with("\n") && !printed.trim_end().chars().any(char::is_control), "{printed:?}");
+        assert!(printed.ends_with('\n') && !printed.trim_end().chars().any(char::is_control), "{printed:?}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&printed).unwrap(), document);
     }
 

@@ -102,7 +102,7 @@ fn a_connector_counts_the_last_token_too_where_it_holds_the_last_block() {
     for (chunk, tokens, device, kept, cached) in table {
         let needs = behind_in_chunks(chunk);
         let held = HeldBlocks { resumable: device, device };
-        let run = |from: u32| (from..).take_while(|at| kept.contains(at)).count() as u32;
+        let run = |from: u32| (from..u32::MAX).take_while(|at| kept.contains(at)).count() as u32;
         assert_eq!(
             needs.cached_tokens(prompt(tokens), held, run),
             cached,
@@ -141,7 +141,7 @@ fn one_pass_finds_what_the_plain_way_finds() {
         let sides = vec![side(needs[turn % 5]), side(needs[turn / 5 % 5])];
         let resumption = Resumption { sides, drops_last: turn % 3 == 0, ..Resumption::default() };
         // Most are held, so that runs are long.
-        let has = |at: u32, channel: usize| (bits >> (at * 3 + channel as u32 * 7) % 61) & 7 != 0;
+        let has = |at: u32, channel: usize| (bits >> ((at * 3 + channel as u32 * 7) % 61)) & 7 != 0;
         for depth in 0..12 {
             assert_eq!(
                 resumption.resumable_at_once(depth, has),

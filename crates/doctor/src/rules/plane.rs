@@ -14,7 +14,7 @@ use crate::seen::PlaneSeen;
 use crate::{Code, Finding, OpenSocket, Severity};
 
 /// A stream whose past is unknown for longer does not heal by itself soon.
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_mins(2);
 
 /// The part of `/v1/status` that is looked at.
 #[derive(Debug, Default, Deserialize)]

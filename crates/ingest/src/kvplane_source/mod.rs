@@ -53,7 +53,7 @@ impl Link {
         let run = move || match (Builder::new_current_thread().enable_all().build(), spec.endpoint()) {
             (Ok(own), Ok(endpoint)) => own.block_on(async {
                 let session = Session::new(id, spec, &endpoint, plane, state, runtime);
-                ends.run_until_cancelled_owned(session.run()).await;
+                Box::pin(ends.run_until_cancelled_owned(session.run())).await;
             }),
             (Err(error), _) => error!(link = %id, %error, "the link cannot run"),
             (_, Err(error)) => error!(link = %id, %error, "the address cannot be used"),

@@ -50,7 +50,7 @@ impl Roster {
                 let at = rank.cursor.unwrap_or_default();
                 // An older release says no age: what it calls live is as old as the answer.
                 let live = kvplane_proto::continuity(rank.continuity) == Some(Continuity::Live);
-                let age = rank.age_ms.or(live.then_some(0)).map(Duration::from_millis);
+                let age = rank.age_ms.or_else(|| live.then_some(0)).map(Duration::from_millis);
                 let proven_at = age.and_then(|age| asked.checked_sub(age));
                 if let (Some(member), Some(proven_at)) = (self.members.get_mut(&stream), proven_at) {
                     let at = Cursor { epoch: Epoch::from_raw(at.epoch), sequence: at.sequence };

@@ -155,7 +155,7 @@ mod tests {
         let mut task = std::pin::pin!(stream.snapshot());
         let mut context = Context::from_waker(std::task::Waker::noop());
         assert!(task.as_mut().poll(&mut context).is_pending(), "one step is not enough");
-        let (taken, here) = mpsc::channel();
+        let (taken, here) = mpsc::sync_channel(1);
         let thread = std::thread::spawn({
             let stream = stream.clone();
             move || taken.send(stream.snapshot_here().image.blocks.len())
@@ -175,7 +175,7 @@ mod tests {
         assert!(steps <= 8, "the task began again: {steps}");
         let blocks = 4 * SNAPSHOT_STEP;
         assert_eq!(snapshot.image.blocks.len(), blocks);
-        assert_eq!(here.recv_timeout(Duration::from_secs(60)), Ok(blocks));
+        assert_eq!(here.recv_timeout(Duration::from_mins(1)), Ok(blocks));
         thread.join().unwrap().unwrap();
     }
 }

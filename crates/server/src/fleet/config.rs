@@ -33,6 +33,7 @@ use crate::span::Span;
 /// One engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "independent keys of the configuration")]
 pub struct EngineConfig {
     /// Its name, unique, without spaces. With `--engine`: the kind and a number (`vllm-0`) unless given.
     pub id: String,

@@ -37,7 +37,7 @@ impl Liveness {
 
     /// Judges the age of the proof. Says when the verdict changed.
     pub(super) fn judge(&mut self, now: Duration) -> Option<Turn> {
-        let Some(max) = self.max_silence else { return None };
+        let max = self.max_silence?;
         let stale = self.age(now).is_none_or(|age| age > max);
         if stale == std::mem::replace(&mut self.stale, stale) {
             return None;

@@ -35,7 +35,7 @@ impl Engine {
         ends.take_while(|end| self.copies.contains_key(&prompt[..*end])).count()
     }
 
-    fn stored(&self, prompt: &[u32], from: usize) -> Option<OwnedEvent> {
+    fn stored(prompt: &[u32], from: usize) -> Option<OwnedEvent> {
         let ends = (from + 1..=prompt.len() / SIZE).map(|block| hash(&prompt[..block * SIZE]));
         let list: Vec<u64> = ends.collect();
         let parent = (from > 0).then(|| hash(&prompt[..from * SIZE]));
@@ -52,7 +52,7 @@ impl Engine {
     fn run(&mut self, prompt: &[u32], again: bool) -> usize {
         let hit = self.hit(prompt);
         let from = hit - usize::from(again && hit > 0);
-        let events: Vec<OwnedEvent> = self.stored(prompt, from).into_iter().collect();
+        let events: Vec<OwnedEvent> = Self::stored(prompt, from).into_iter().collect();
         for block in from..prompt.len() / SIZE {
             *self.copies.entry(prompt[..(block + 1) * SIZE].to_vec()).or_default() += 1;
         }
@@ -98,7 +98,9 @@ impl Seen {
                     }
                 }
                 Transition::Removed { hashes, .. } => {
-                    hashes.iter().for_each(|hash| assert!(self.held.remove(hash), "removed what was held"));
+                    for hash in hashes {
+                        assert!(self.held.remove(hash), "removed what was held");
+                    }
                 }
                 Transition::Cleared => self.held.clear(),
             }
