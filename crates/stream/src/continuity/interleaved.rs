@@ -20,7 +20,11 @@ const MAX_RETURNS: u32 = 3;
 const MAX_LATE_RETURNS: u32 = 16;
 
 /// Heard alone for as long as this, a publisher is followed again.
-const CALM: Duration = Duration::from_mins(1);
+const CALM: Duration = Duration::from_secs(15);
+
+/// As many numbers in a row are of one publisher: returns before them were batches out of order or damaged ones. Two
+/// publishers that are about equally busy do not leave each other so much room.
+const ONE_PUBLISHER: u32 = 8;
 
 /// The sequence that is being heard, and the one before it.
 #[derive(Debug, Default)]
@@ -33,19 +37,32 @@ pub(super) struct Tracks {
     contradicted: bool,
     returns: u32,
     last_return: Duration,
+    /// Numbers in a row, without a hole or a return.
+    in_a_row: u32,
 }
 
 impl Tracks {
+    /// Nothing says any more that there are two.
+    fn calm_down(&mut self) {
+        self.returns = 0;
+        self.contradicted = false;
+        self.former = None;
+    }
+
     /// A number was heard; `contradicts` if something else was heard under it before. True if both sequences
     /// go on.
     fn heard(&mut self, now: Now, sequence: u64, contradicts: bool) -> bool {
         let follows = |track: Option<u64>| track.and_then(|last| last.checked_add(1)) == Some(sequence);
+        let in_a_row = std::mem::take(&mut self.in_a_row);
         if self.current.is_none() || follows(self.current) {
             self.current = Some(sequence);
+            self.in_a_row = in_a_row + 1;
+            if self.in_a_row >= ONE_PUBLISHER {
+                self.calm_down();
+            }
         } else if follows(self.former) {
             if now.mono.saturating_sub(self.last_return) >= CALM {
-                self.returns = 0;
-                self.contradicted = false;
+                self.calm_down();
             }
             self.returns += 1;
             self.last_return = now.mono;
