@@ -349,6 +349,9 @@ impl Plane {
             routing_group: spec.routing_group.clone(),
         };
         stream.join(&self.catalog, identity);
+        if spec.takes_evidence() {
+            stream.accept_evidence();
+        }
         stream.set_via(self.via_to_here(spec.feed.mirrored().map_or(&[], |spec| &spec.via)));
         Arc::new(stream)
     }

@@ -294,6 +294,18 @@ pub struct EngineSpec {
     pub control: ControlSpec,
 }
 
+impl EngineSpec {
+    /// Whether what the engine reports about requests can prove that it holds a prefix.
+    ///
+    /// Of vLLM alone: it counts what it finds when a request is first scheduled. `SGLang` and `TokenSpeed` add up what they find each time
+    /// that they prefill, so that a request which was retracted may report more than is held; TensorRT-LLM reuses parts of blocks.
+    pub fn takes_evidence(&self) -> bool {
+        self.control.fronted
+            && self.kind == EngineKind::Vllm
+            && matches!(self.feed, Feed::Published | Feed::Discovered(_))
+    }
+}
+
 /// How an engine is asked to do something, besides over its HTTP server.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ControlSpec {
@@ -301,6 +313,8 @@ pub struct ControlSpec {
     pub grpc: Option<GrpcSpec>,
     /// Where the key is that its HTTP server wants.
     pub api_key_file: Option<PathBuf>,
+    /// Requests to it pass through a front of this plane, which sees what the engine reports about them.
+    pub fronted: bool,
 }
 
 impl ControlSpec {

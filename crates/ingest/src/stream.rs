@@ -1,5 +1,6 @@
 //! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
 
+mod evidence;
 mod flush;
 mod handed;
 mod heard;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use kvplane_core::{Continuity, Cursor, Epoch, PlaneId, Reason, StateDigest, StreamId, Tier, TrustState};
 use kvplane_stream::{
     Ask, Counters, Entry, Group, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Recorder,
-    Snapshot, Window,
+    RequestMark, Snapshot, Window,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -142,6 +143,10 @@ pub struct Stream {
     /// one, on a task or on a thread, holds this: two at once would end each other's for ever.
     snapshot: tokio::sync::Mutex<(Duration, Weak<Snapshot>)>,
     removed: CancellationToken,
+    /// With what a report about a request that is sent now would be accepted.
+    mark: Mutex<Option<RequestMark>>,
+    /// A report has proven something.
+    healed: AtomicBool,
     /// Another plane records it.
     mirrored: bool,
     /// The planes that it came through, this one last.
@@ -187,6 +192,8 @@ impl Stream {
             changed: Notify::new(),
             snapshot: tokio::sync::Mutex::new((Duration::ZERO, Weak::new())),
             removed: CancellationToken::new(),
+            mark: Mutex::new(None),
+            healed: AtomicBool::new(false),
         }
     }
 
@@ -275,6 +282,7 @@ impl Stream {
         input(&mut inner.recorder, now);
         inner.heard.note(&hearing, &inner.recorder, now);
         self.freshness.set(inner.recorder.proven_at());
+        *self.mark.lock() = inner.recorder.journal().mark_request();
         let news = Looks::of(&inner.recorder) != before;
         // Under the lock, so that the index has seen all that the journal has once the lock is free.
         let Inner { recorder, index, .. } = inner;

@@ -1,15 +1,16 @@
 //! SMG's services: what gateways and operators can call an engine for, or a relay before one.
 //!
-//! | | flush | profile | info, health | loads | events |
-//! |---|---|---|---|---|---|
-//! | vLLM | every rank has to accept the same attempt; all are asked again every 100 ms, then `DEADLINE_EXCEEDED` | without options, else `INVALID_ARGUMENT` | yes | yes | of a relay |
-//! | `SGLang` | each rank waits by itself | with options | yes | yes | of a relay |
-//! | `TokenSpeed` | asked again every 50 ms, for two seconds at least | with options | yes | yes | of a relay |
-//! | TensorRT-LLM | no | no | yes | no | of a relay |
-//! | MLX | no | no | yes | no | no |
+//! | | flush | profile | info, health | loads | events | generate |
+//! |---|---|---|---|---|---|---|
+//! | vLLM | every rank has to accept the same attempt; all are asked again every 100 ms, then `DEADLINE_EXCEEDED` | without options, else `INVALID_ARGUMENT` | yes | yes | of a relay | of an engine: plain prompts, with `cached_tokens` |
+//! | `SGLang` | each rank waits by itself | with options | yes | yes | of a relay | no |
+//! | `TokenSpeed` | asked again every 50 ms, for two seconds at least | with options | yes | yes | of a relay | no |
+//! | TensorRT-LLM | no | no | yes | no | of a relay | no |
+//! | MLX | no | no | yes | no | no | no |
 //!
 //! What a service does not have is `UNIMPLEMENTED`.
 
+mod generate;
 mod messages;
 mod operations;
 
@@ -82,9 +83,11 @@ impl Servant {
 
 /// The service of an engine whose operators can do everything.
 macro_rules! operable_service {
-    ($service:ident, $package:ident, $flush:ident, $maker:ident) => {
+    ($service:ident, $package:ident, $flush:ident, $maker:ident $(, { $($also:tt)* })?) => {
         #[tonic::async_trait]
         impl $service for Servant {
+            $($($also)*)?
+
             async fn health_check(
                 &self,
                 _: Request<$package::HealthCheckRequest>,
@@ -132,7 +135,14 @@ macro_rules! operable_service {
     };
 }
 
-operable_service!(VllmEngine, vllm, flush_vllm, Vllm);
+operable_service!(VllmEngine, vllm, flush_vllm, Vllm, {
+    async fn generate(
+        &self,
+        request: Request<vllm::GenerateRequest>,
+    ) -> Answered<BoxStream<vllm::GenerateResponse>> {
+        self.generate_vllm(request.into_inner())
+    }
+});
 operable_service!(SglangScheduler, sglang, flush_sglang, Scheduler);
 operable_service!(TokenSpeedScheduler, tokenspeed, flush_tokenspeed, Scheduler);
 

@@ -19,12 +19,14 @@ mod desk;
 mod flush;
 mod layer;
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use self::conduct::{ClearTold, Conduct, Question, Reply};
 pub(crate) use self::desk::{Desk, Manner, ProfileError};
 pub(crate) use self::flush::{flush_once, flush_ranks, flush_together};
 pub(crate) use self::layer::before_routes;
+use crate::engine::{CompletionResult, SimError};
 
 /// What a flush is to reach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,6 +50,14 @@ pub(crate) trait Operated: Send + Sync + 'static {
 
     /// Flushes a rank; whether it says that it did.
     fn flush_rank(&self, rank: u32, reset: Reset) -> bool;
+
+    /// Runs a request to its end, on a rank or in turn. `None` where there is no model behind the service.
+    fn generate(
+        self: Arc<Self>,
+        prompt: &[u32],
+        max_tokens: usize,
+        rank: Option<u32>,
+    ) -> Option<Result<CompletionResult, SimError>>;
 }
 
 /// What an engine says of itself.

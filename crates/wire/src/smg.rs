@@ -20,6 +20,7 @@
 //! break the message off.
 
 pub(crate) mod fields;
+pub mod generate;
 mod outline;
 mod stored;
 

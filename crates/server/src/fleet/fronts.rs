@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
-use crate::front::{Front, FrontCounters};
+use crate::front::{Budget, Evidence, Front, FrontCounters};
 use crate::service::Shared;
 use crate::smg::{SmgService, SubscribeTo, own_calls};
 
@@ -34,6 +34,8 @@ pub(crate) struct Fronts {
     running: Mutex<HashMap<String, Running>>,
     released: Mutex<HashMap<SocketAddr, Instant>>,
     ends: TaskTracker,
+    /// What all fronts may hold of calls that they listen to.
+    heard: Arc<Budget>,
 }
 
 impl Fronts {
@@ -67,6 +69,9 @@ impl Fronts {
         let Ok(address) = listener.local_addr() else { return };
         info!(engine, %address, "front");
         let stop = shared.stop.child_token();
+        let (heard, counters) = (self.heard.clone(), front.counters());
+        let evidence = Evidence::new(shared.plane.clone(), engine, front.service(), heard, counters);
+        let front = front.listening(evidence);
         let running = Running { address, counters: front.counters(), stop: stop.clone() };
         self.running.lock().insert(engine.to_owned(), running);
         let events = SmgService::new(shared.clone(), SubscribeTo::Engine(engine.to_owned()));

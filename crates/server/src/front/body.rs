@@ -14,6 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
 
 use super::counters::{FrontCounters, InFlight, add};
+use super::evidence::Tap;
 use super::link::Place;
 use super::pump::BoxError;
 use super::upstream::UpstreamReset;
@@ -21,7 +22,10 @@ use super::upstream::UpstreamReset;
 /// What a client sends. Unlike hyper's body it never ends well when the client went away: an engine must not take half a
 /// request for a whole one.
 #[derive(Debug)]
-pub(super) struct ClientBody(Incoming);
+pub(super) struct ClientBody {
+    body: Incoming,
+    tap: Option<Arc<Tap>>,
+}
 
 /// What the engine answers. Dropping it ends the call.
 #[derive(Debug, Default)]
@@ -53,6 +57,7 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Reply {
     body: ReplyBody,
+    tap: Option<Arc<Tap>>,
     _in_flight: InFlight,
 }
 
@@ -65,8 +70,8 @@ enum ReplyBody {
 // === impl ClientBody ===
 
 impl ClientBody {
-    pub(super) fn new(body: Incoming) -> Self {
-        Self(body)
+    pub(super) fn new(body: Incoming, tap: Option<Arc<Tap>>) -> Self {
+        Self { body, tap }
     }
 }
 
@@ -78,16 +83,23 @@ impl Body for ClientBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match ready!(Pin::new(&mut self.0).poll_frame(cx)) {
-            None if !self.0.is_end_stream() => {
+        match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            None if !self.body.is_end_stream() => {
                 Poll::Ready(Some(Err(Box::new(h2::Error::from(Reason::CANCEL)))))
             }
-            frame => Poll::Ready(frame.map(|frame| frame.map_err(Into::into))),
+            frame => {
+                if let (Some(tap), Some(Ok(frame))) = (&self.tap, &frame)
+                    && let Some(data) = frame.data_ref()
+                {
+                    tap.request(data);
+                }
+                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        self.body.is_end_stream()
     }
 }
 
@@ -190,12 +202,12 @@ impl Body for UpstreamBody {
 // === impl Reply ===
 
 impl Reply {
-    pub(super) fn upstream(body: UpstreamBody, in_flight: InFlight) -> Self {
-        Self { body: ReplyBody::Upstream(body), _in_flight: in_flight }
+    pub(super) fn upstream(body: UpstreamBody, in_flight: InFlight, tap: Option<Arc<Tap>>) -> Self {
+        Self { body: ReplyBody::Upstream(body), tap, _in_flight: in_flight }
     }
 
     pub(super) fn own(body: tonic::body::Body, in_flight: InFlight) -> Self {
-        Self { body: ReplyBody::Own(body), _in_flight: in_flight }
+        Self { body: ReplyBody::Own(body), tap: None, _in_flight: in_flight }
     }
 }
 
@@ -207,9 +219,13 @@ impl Body for Reply {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match &mut self.body {
+        let this = &mut *self;
+        match &mut this.body {
             ReplyBody::Upstream(body) => {
                 let frame = ready!(Pin::new(body).poll_frame(cx));
+                if this.tap.is_some() {
+                    listen(&mut this.tap, frame.as_ref());
+                }
                 Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
             }
             ReplyBody::Own(body) => {
@@ -229,5 +245,22 @@ impl Body for Reply {
     // Never exact, or hyper would add a `content-length` that nobody sent.
     fn size_hint(&self) -> SizeHint {
         SizeHint::default()
+    }
+}
+
+/// Shows a frame of the engine's response to whoever listens.
+fn listen(tap: &mut Option<Arc<Tap>>, frame: Option<&Result<Frame<Bytes>, UpstreamReset>>) {
+    let Some(Ok(frame)) = frame else {
+        *tap = None;
+        return;
+    };
+    if let (Some(tap), Some(data)) = (&*tap, frame.data_ref()) {
+        tap.response(data);
+    }
+    if let Some(trailers) = frame.trailers_ref() {
+        let well = trailers.get(Status::GRPC_STATUS).is_some_and(|status| status.as_bytes() == b"0");
+        if let Some(tap) = tap.take().filter(|_| well) {
+            tap.finish();
+        }
     }
 }

@@ -5,6 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use kvplane_transport::edge::{self, Closed, Connections, Share};
 
+use super::evidence::Rejected;
+
 /// Counters of one front. Reading them costs nothing to speak of; they are not a consistent cut.
 #[derive(Debug, Default)]
 pub struct FrontCounters {
@@ -14,6 +16,9 @@ pub struct FrontCounters {
     pub(super) unavailable: AtomicU64,
     pub(super) connects: AtomicU64,
     pub(super) connect_failures: AtomicU64,
+    pub(super) evidence_accepted: AtomicU64,
+    pub(super) evidence_blocks: AtomicU64,
+    pub(super) evidence_rejected: [AtomicU64; Rejected::ALL.len()],
     /// The clients' connections, once the front runs.
     pub(super) connections: OnceLock<Arc<Connections>>,
 }
@@ -47,6 +52,23 @@ impl FrontCounters {
     /// Dials to the engine that failed.
     pub fn connect_failures(&self) -> u64 {
         self.connect_failures.load(Ordering::Relaxed)
+    }
+
+    /// Reports of the engine about requests that proved cached blocks of a stream whose past is not known.
+    pub fn evidence_accepted(&self) -> u64 {
+        self.evidence_accepted.load(Ordering::Relaxed)
+    }
+
+    /// Blocks that were held because of them.
+    pub fn evidence_blocks(&self) -> u64 {
+        self.evidence_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Reports that were not used, by reason.
+    pub(crate) fn evidence_rejected(&self) -> impl Iterator<Item = (Rejected, u64)> + '_ {
+        Rejected::ALL
+            .into_iter()
+            .zip(self.evidence_rejected.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
     /// Connections of clients that were closed at once because there were too many.

@@ -6,7 +6,7 @@
 //!                             └── anything else ── Upstream ──> the engine's own gRPC server (h2c or TLS)
 //! ```
 //!
-//! Forwarding knows nothing of messages. It copies HTTP/2: request headers, data, trailers, response headers, data,
+//! Forwarding itself knows nothing of messages. It copies HTTP/2: request headers, data, trailers, response headers, data,
 //! trailers; so metadata, `grpc-timeout`, compression and messages of any size pass as they are, and a response that is
 //! nothing but trailers stays one. What it changes is what belongs to one hop: `:scheme`, `:authority` (and `host`),
 //! and headers about the connection.
@@ -21,6 +21,9 @@
 //! | the engine cannot be reached | a response of nothing but trailers, `UNAVAILABLE` |
 //! | the connection to the engine breaks during a call | `UNAVAILABLE` in trailers |
 //!
+//! While the past of the engine's stream is not known, copies of `Generate` calls are read for what the engine reports as cached; see
+//! `evidence`.
+//!
 //! Where keys are configured, callers need a role, unless the front is open. What changes the engine needs `admin` on an open
 //! front too. A token of ours is not passed on.
 //!
@@ -29,6 +32,7 @@
 
 mod body;
 mod counters;
+mod evidence;
 mod link;
 mod outage;
 mod owned;
@@ -51,6 +55,7 @@ pub use owned::OwnedCalls;
 pub use target::FrontError;
 pub use upstream::{Upstream, UpstreamReset};
 
+pub(crate) use evidence::{Budget, Evidence};
 pub(crate) use target::check_upstream;
 
 use crate::auth::Gate;
@@ -109,6 +114,8 @@ pub struct Front {
     /// Only who would change the engine is asked.
     open: bool,
     bounds: Bounds,
+    /// Listens to what the engine says about requests.
+    evidence: Option<Arc<Evidence>>,
 }
 
 impl Front {
@@ -132,6 +139,7 @@ impl Front {
             gate: None,
             open: false,
             bounds: Bounds::default(),
+            evidence: None,
         })
     }
 
@@ -144,6 +152,12 @@ impl Front {
     /// Has callers asked who they are: where keys are configured everybody, else those who would change the engine.
     pub(crate) fn guarded(mut self, gate: Gate) -> Self {
         self.gate = Some(gate);
+        self
+    }
+
+    /// Has what the engine says about requests listened to.
+    pub(crate) fn listening(mut self, evidence: Option<Evidence>) -> Self {
+        self.evidence = evidence.map(Arc::new);
         self
     }
 

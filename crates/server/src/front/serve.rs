@@ -134,9 +134,11 @@ async fn answer(
         let response = Status::unimplemented("the engine has no gRPC server").into_http();
         return Ok(response.map(|body| Reply::own(body, in_flight)));
     };
+    // Before the engine can know of the call: what it reports is about a moment after this.
+    let tap = front.evidence.as_ref().and_then(|evidence| evidence.begin(request.uri().path()));
     add(&front.counters.forwarded);
-    let response = upstream.call(request.map(ClientBody::new)).await?;
-    Ok(response.map(|body| Reply::upstream(body, in_flight)))
+    let response = upstream.call(request.map(|body| ClientBody::new(body, tap.clone()))).await?;
+    Ok(response.map(|body| Reply::upstream(body, in_flight, tap)))
 }
 
 /// Whether a request names one method of one service, as gRPC does. Dot segments, escapes, queries and further segments

@@ -83,19 +83,28 @@ impl Collector for Fronts {
         if self.0.is_empty() {
             return Ok(());
         }
-        let counters: [OfFront; 6] = [
+        let counters: [OfFront; 8] = [
             (fronts::FORWARDED_CALLS, FrontCounters::forwarded),
             (fronts::OWN_CALLS, FrontCounters::own),
             (fronts::UNAVAILABLE_CALLS, FrontCounters::unavailable),
             (fronts::CONNECTS, FrontCounters::connects),
             (fronts::CONNECT_FAILURES, FrontCounters::connect_failures),
             (fronts::REFUSED_CONNECTIONS, FrontCounters::connections_refused),
+            (fronts::EVIDENCE, FrontCounters::evidence_accepted),
+            (fronts::EVIDENCE_BLOCKS, FrontCounters::evidence_blocks),
         ];
         for (family, value) in counters {
             let mut metric = family.begin(&mut encoder)?;
             for (engine, counted) in &self.0 {
                 ConstCounter::new(value(counted))
                     .encode(metric.encode_family(&[("engine", engine.as_str())])?)?;
+            }
+        }
+        let mut metric = fronts::EVIDENCE_REJECTED.begin(&mut encoder)?;
+        for (engine, counted) in &self.0 {
+            for (reason, count) in counted.evidence_rejected() {
+                let labels = [("engine", engine.as_str()), ("reason", reason.as_str())];
+                ConstCounter::new(count).encode(metric.encode_family(&labels)?)?;
             }
         }
         let mut metric = fronts::IN_FLIGHT_CALLS.begin(&mut encoder)?;

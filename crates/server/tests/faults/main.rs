@@ -4,6 +4,7 @@
 
 mod dialects;
 mod drain;
+mod evidence;
 mod flush;
 mod frames;
 mod heard;

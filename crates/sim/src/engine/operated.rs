@@ -1,9 +1,11 @@
 //! The engine as its operator sees it.
 
+use std::sync::Arc;
+
 use kvplane_core::EngineKind;
 use serde_json::Value;
 
-use super::{Engine, Life, Rank, SimHandle};
+use super::{CompletionOptions, CompletionResult, Engine, Life, Rank, SimError, SimHandle};
 use crate::cache::Moment;
 use crate::operate::{ClearTold, Conduct, Desk, Facts, Load, Manner, Operated, Reset};
 use crate::relay::RelayService;
@@ -99,6 +101,17 @@ impl Operated for Engine {
         let done = life.reset(reset, told);
         place.publish(&mut life, if told == ClearTold::Early { Moment::Prefill } else { Moment::Idle });
         done
+    }
+
+    fn generate(
+        self: Arc<Self>,
+        prompt: &[u32],
+        max_tokens: usize,
+        rank: Option<u32>,
+    ) -> Option<Result<CompletionResult, SimError>> {
+        let handle = SimHandle { engine: self, servers: None };
+        let options = CompletionOptions { rank, ..CompletionOptions::default() };
+        Some(handle.complete(prompt, max_tokens, &options))
     }
 }
 

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::life::Life;
 use super::{RelayService, Shared};
+use crate::engine::{CompletionResult, SimError};
 use crate::operate::{ClearTold, Conduct, Desk, Facts, Load, Manner, Operated, Reset};
 
 impl RelayService {
@@ -51,6 +52,15 @@ impl Operated for Shared {
             Load { rank, running: 0, used_tokens: blocks * self.config.block_size, room }
         };
         (0..).zip(&self.state.lock().ranks).map(load).collect()
+    }
+
+    fn generate(
+        self: Arc<Self>,
+        _: &[u32],
+        _: usize,
+        _: Option<u32>,
+    ) -> Option<Result<CompletionResult, SimError>> {
+        None
     }
 
     fn flush_rank(&self, rank: u32, _: Reset) -> bool {

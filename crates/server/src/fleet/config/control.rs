@@ -26,6 +26,7 @@ impl EngineConfig {
             }
             None => None,
         };
-        Ok(ControlSpec { grpc, api_key_file: self.api_key_file.clone() })
+        let fronted = self.front.is_some() && self.grpc.is_some();
+        Ok(ControlSpec { grpc, api_key_file: self.api_key_file.clone(), fronted })
     }
 }

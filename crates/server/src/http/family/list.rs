@@ -155,6 +155,10 @@ families! {
         counter CONNECTS "kvplane_front_connects" [engine] "Connections made to the engine";
         counter CONNECT_FAILURES "kvplane_front_connect_failures" [engine] "Dials that failed";
         counter REFUSED_CONNECTIONS "kvplane_front_refused_connections" [engine] "Clients turned away because there were too many";
+        counter EVIDENCE "kvplane_front_evidence" [engine] "Requests whose cached tokens, as the engine reported them, proved blocks of a stream whose past is not known";
+        counter EVIDENCE_BLOCKS "kvplane_front_evidence_blocks" [engine] "Blocks proven by them, each time that they are";
+        counter EVIDENCE_REJECTED "kvplane_front_evidence_rejected" [engine reason]
+            "Requests that proved nothing, by reason; counted only while a stream of the engine would accept a proof";
         gauge IN_FLIGHT_CALLS "kvplane_front_in_flight_calls" [engine] "Calls under way";
     }
 
