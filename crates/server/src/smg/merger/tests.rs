@@ -84,7 +84,8 @@ fn a_merger_that_nobody_subscribes_to_is_freed() {
 #[test]
 fn any_number_of_a_client_is_a_number() {
     let merger = Merger::new(1_000, None);
-    for sequence in [0, merger.merged.lock().next_sequence, u64::MAX - 1, u64::MAX] {
+    let next = merger.merged.lock().next_sequence;
+    for sequence in [0, next, u64::MAX - 1, u64::MAX] {
         assert_eq!(merger.read_after(sequence, 1), Err(Outside), "{sequence}");
     }
     let last = merger.merged.lock().next_sequence - 1;
