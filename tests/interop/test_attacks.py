@@ -207,7 +207,8 @@ def test_a4_unfinished_grpc_messages(arena, closing):
         time.sleep(1)
         return f"{sum(taken) // MIB} MiB of {connections} messages taken"
 
-    arena.attack("A4 unfinished gRPC messages", act, growth=160)
+    # A peer may have 128 MiB of requests under way; the allocator keeps some of what was freed.
+    arena.attack("A4 unfinished gRPC messages", act, growth=256)
 
 
 def test_a4_unfinished_http_bodies(arena, closing):
@@ -231,7 +232,7 @@ def test_a4_unfinished_http_bodies(arena, closing):
         time.sleep(1)
         return f"{sum(taken) // MIB} MiB of {connections} bodies taken"
 
-    arena.attack("A4 unfinished HTTP bodies", act, growth=160)
+    arena.attack("A4 unfinished HTTP bodies", act, growth=256)
 
 
 @pytest.mark.parametrize("path", ["/dump", "/kv_recover?engine=evil"])
@@ -249,7 +250,7 @@ def test_a5_http_readers_that_never_read(arena, closing, path):
         time.sleep(2)
         return "40 requests"
 
-    arena.attack(f"A5 readers that never read ({path.split('?')[0]})", act, growth=256)
+    arena.attack(f"A5 readers that never read ({path.split('?')[0]})", act, growth=448)
 
 
 CALLS = {
@@ -270,7 +271,7 @@ def test_a5_subscribers_that_never_read(arena, closing, call):
         time.sleep(2)
         return "200 subscribers"
 
-    arena.attack(f"A5 readers that never read ({call})", act, growth=256)
+    arena.attack(f"A5 readers that never read ({call})", act, growth=448)
 
 
 @pytest.mark.parametrize("listener", ["HTTP", "gRPC"])

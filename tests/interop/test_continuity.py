@@ -297,7 +297,7 @@ def test_as_many_copies_as_the_engine_has_blocks_is_everything(engine, plane, me
     one = engine(buffer_steps=1)
     for n in range(3):
         one.publish(root(n))
-    p = plane(one, http=metrics.url)
+    p = plane(one, http=metrics.url, device_only="true")
     status = p.wait_at(2)
     assert (status["trust"], status["known_from"]) == ("lower", 2)
     eventually(lambda: metrics.asked, "a question")

@@ -386,7 +386,7 @@ def test_a_stop_ends_subscriptions_and_exits_zero(engine, plane, subscribe, how)
 
 def test_a_stop_with_a_subscriber_that_does_not_read(engine, plane, subscribe):
     one = engine()
-    p = plane(one)
+    p = plane(one, args=["--drain-timeout", "2s"])
     s = subscribe(p)
     s.until(lambda r: r.complete)
     tokens = list(range(70_000, 86_000))

@@ -75,7 +75,7 @@ def test_a_late_joiner_without_replay_knows_from_where_it_knows(engine, plane, v
     one = engine(version, has_replay=False, synchronised=True)
     for n in range(5):
         one.publish(version.stored([100 + n], None, [n] * 4, 4))
-    p = plane(one)
+    p = plane(one, device_only="true")
     eventually(one.has_subscriber, "a subscription")
     status = p.wait_live()
     assert (status["trust"], status["last_sequence"]) == ("lower", None)
@@ -86,7 +86,7 @@ def test_a_late_joiner_without_replay_knows_from_where_it_knows(engine, plane, v
     assert p.held() == {105, 106, 107}
     # What is known is credited, flagged in our own answers.
     assert p.recover()[1]["TreeDump"]["events"]
-    # A clear of everything is a way back.
+    # A clear of everything is a way back, where nothing lies behind the device.
     last = one.publish(version.cleared(), version.stored([9], None, [9] * 4, 4))
     status = p.wait_at(last)
     assert (status["trust"], p.held()) == ("exact", {9})

@@ -160,13 +160,14 @@ async fn vllm_and_what_follows_a_plane_over_it() {
     }
 }
 
-/// Waits until a plane has heard as many blocks as the one that it follows.
+/// Waits until a plane has heard as many blocks as the one that it follows, and follows it.
 async fn followed(rig: &Rig, behind: &Rig) {
     let deadline = Instant::now() + DEADLINE;
     let heard = || {
         let engines = behind.plane.engines();
         let streams = engines.iter().flat_map(|engine| &engine.streams);
-        streams.map(|stream| stream.status().blocks).any(|blocks| blocks == rig.status(0).blocks)
+        let live = |status: &kvplane_ingest::StreamStatus| status.continuity == Continuity::Live;
+        streams.map(|stream| stream.status()).any(|status| live(&status) && status.blocks == rig.status(0).blocks)
     };
     while !heard() {
         assert!(Instant::now() < deadline, "never followed");
