@@ -166,8 +166,11 @@ async fn followed(rig: &Rig, behind: &Rig) {
     let heard = || {
         let engines = behind.plane.engines();
         let streams = engines.iter().flat_map(|engine| &engine.streams);
-        let live = |status: &kvplane_ingest::StreamStatus| status.continuity == Continuity::Live;
-        streams.map(|stream| stream.status()).any(|status| live(&status) && status.blocks == rig.status(0).blocks)
+        let live =
+            |status: &kvplane_ingest::StreamStatus| status.continuity == kvplane_core::Continuity::Live;
+        streams
+            .map(|stream| stream.status())
+            .any(|status| live(&status) && status.blocks == rig.status(0).blocks)
     };
     while !heard() {
         assert!(Instant::now() < deadline, "never followed");
