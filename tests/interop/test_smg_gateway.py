@@ -81,7 +81,7 @@ class Planes(Stack):
         self.one = Engine()
         events, replay = free_ports(2, together=True), free_ports(2, together=True)
         self.ranks = [
-            Engine(events=f"tcp://127.0.0.1:{events[rank]}", replay=f"tcp://127.0.0.1:{replay[rank]}") for rank in range(2)
+            Engine(events=f"tcp://127.0.0.1:{events[rank]}", replay=f"tcp://127.0.0.1:{replay[rank]}", rank=rank) for rank in range(2)
         ]
         self.early = Prompt()
         self.keeper = Prompt()

@@ -29,8 +29,10 @@ class Engine:
         before=(),
         synchronised=False,
         ipv6=False,
+        rank=0,
     ):
         self.version = version
+        self.rank = rank
         self.topic = topic.encode()
         self.connects = connect
         self.has_replay = has_replay
@@ -47,7 +49,7 @@ class Engine:
         self.answer = None  # another way to answer: (engine, client, start) -> None
         self.subscribers = 0
         for batch in before:
-            self._record(self.version.encode(time.time(), list(batch)))
+            self._record(self.version.encode(time.time(), list(batch), rank))
         self._queue = queue.Queue()
         self._running = True
         opened = Future()
@@ -57,9 +59,9 @@ class Engine:
 
     # --- what tests call -------------------------------------------------------------------------------------
 
-    def publish(self, *events, live=True, ring=True, ts=None, copies=1, rank=0):
+    def publish(self, *events, live=True, ring=True, ts=None, copies=1, rank=None):
         """Publishes one batch and returns its sequence. Without `live` nobody hears it, without `ring` nobody can ask."""
-        payload = self.version.encode(time.time() if ts is None else ts, list(events), rank)
+        payload = self.version.encode(time.time() if ts is None else ts, list(events), self.rank if rank is None else rank)
         return self.publish_payload(payload, live=live, ring=ring, copies=copies)
 
     def publish_payload(self, payload, *, live=True, ring=True, copies=1, on_the_wire=None):
@@ -108,6 +110,7 @@ class Engine:
         options.setdefault("topic", self.topic.decode())
         options.setdefault("has_replay", self.has_replay)
         options.setdefault("connect", self.connects)
+        options.setdefault("rank", self.rank)
         return Engine(version or self.version, events=self.events, replay=self.replay, **options)
 
     def has_subscriber(self):
