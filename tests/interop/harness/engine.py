@@ -95,7 +95,7 @@ class Engine:
 
     def record(self, *events):
         """Numbers a batch and keeps it in the ring. For the publisher's own thread (see `reconnect`) only."""
-        return self._record(self.version.encode(time.time(), list(events)))
+        return self._record(self.version.encode(time.time(), list(events), self.rank))
 
     def kill(self):
         """Ends the process, as far as anybody can tell."""
