@@ -161,7 +161,7 @@ impl Following {
         let (changes, _) = broadcast::channel(options.changes_kept.clamp(1, MAX_CHANGES));
         let stop = CancellationToken::new();
         let task = Task::new(plane, selection, options, shared.clone(), changes.clone());
-        let task = tokio::spawn(task.run(stop.clone()));
+        let task = kvplane_runtime::spawn("follow a plane", task.run(stop.clone()));
         Self { shared, changes, task, stop: stop.drop_guard() }
     }
 

@@ -71,7 +71,7 @@ mod tests {
     fn a_proof_counts_once_everything_before_it_is_here() {
         let freshness = Freshness::new(Duration::from_hours(1));
         assert_eq!(freshness.judge(Continuity::Live), Continuity::Recovering);
-        freshness.prove(cursor(5), Instant::now(), Some(cursor(4)));
+        freshness.prove(cursor(5), kvplane_runtime::now(), Some(cursor(4)));
         assert_eq!((freshness.age(), freshness.judge(Continuity::Live)), (None, Continuity::Recovering));
         freshness.moved(Some(cursor(5)));
         assert_eq!(freshness.judge(Continuity::Live), Continuity::Live);
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn an_old_proof_is_not_live() {
         let freshness = Freshness::new(Duration::ZERO);
-        let earlier = Instant::now().checked_sub(Duration::from_millis(1)).unwrap();
+        let earlier = kvplane_runtime::now().checked_sub(Duration::from_millis(1)).unwrap();
         freshness.prove(cursor(5), earlier, Some(cursor(5)));
         assert_eq!(freshness.judge(Continuity::Live), Continuity::Recovering);
     }

@@ -255,7 +255,7 @@ impl Task {
 /// Asks how old the plane's proof of every stream is. Ages count from the moment of the question, which is never later than
 /// the moment at which the plane looked.
 async fn ask_ages(mut plane: Calls, within: Duration) -> (std::time::Instant, Option<proto::StatusResponse>) {
-    let asked = std::time::Instant::now();
+    let asked = kvplane_runtime::now();
     let request = proto::StatusRequest { brief: true, ..proto::StatusRequest::default() };
     let told = timeout(within, plane.status(request)).await;
     // Without an answer the proofs grow old: that is all there is to know.

@@ -4,7 +4,7 @@
 //! cargo run --release -p kvplane-embed --example embed_bench
 //! ```
 
-#![allow(clippy::unwrap_used, reason = "a benchmark")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "a benchmark")]
 
 use std::time::Instant;
 

@@ -86,7 +86,7 @@ impl Changes {
         let (engines, link, stop) = (open.plane.watch(), open.link.watch(), open.stop.child_token());
         let engines = streams.then_some(engines);
         let telling = stop.clone().run_until_cancelled_owned(follow(engines, link, tell));
-        open.handle.spawn(telling);
+        kvplane_runtime::spawn_on(&open.handle, "tell changes", telling);
         Self { open: open.clone(), next, stop: Stop(stop) }
     }
 

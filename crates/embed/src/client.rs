@@ -170,12 +170,12 @@ impl Client {
 
     /// Waits until it is ready, or until the time is over. Says whether it is.
     pub fn wait_ready(&self, timeout: Option<Duration>) -> Result<bool, PublicError> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let deadline = timeout.and_then(|timeout| kvplane_runtime::now().checked_add(timeout));
         loop {
             if self.is_ready()? {
                 return Ok(true);
             }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(kvplane_runtime::now()));
             if left == Some(Duration::ZERO) {
                 return Ok(false);
             }

@@ -1,6 +1,6 @@
 //! A recorder as a program in Rust would use it.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "tests")]
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p kvplane-hints --example hints_bench [memory|lookup|removal|beside]`
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -1,6 +1,6 @@
 //! Readers beside writers on real threads: what is not written to is answered exactly, and what is written to only as it was at some time.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

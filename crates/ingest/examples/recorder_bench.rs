@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p kvplane-ingest --example recorder_bench [fanout|memory|snapshot]`
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_proven_by_the_connection_that_it_was_heard_over() {
-        let start = Instant::now();
+        let start = kvplane_runtime::now();
         let later = start + Duration::from_secs(5);
         let mut claims = Claims::default();
         for connection in [1, 2] {
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_was_not_heard_has_the_oldest_proof_that_may_be_its_own() {
-        let start = Instant::now();
+        let start = kvplane_runtime::now();
         let mut claims = Claims::default();
         claims.connected(1);
         claims.connected(2);

@@ -13,7 +13,7 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Self { origin: Instant::now(), origin_unix_ms: unix_ms() }
+        Self { origin: kvplane_runtime::now(), origin_unix_ms: unix_ms() }
     }
 
     /// Unix milliseconds that never go back, whatever is done to the wall clock meanwhile: for numbers that
@@ -34,5 +34,5 @@ impl Clock {
 }
 
 fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    kvplane_runtime::unix_ms()
 }

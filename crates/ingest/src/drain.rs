@@ -52,7 +52,7 @@ impl Trouble {
 pub(crate) async fn run(spec: DrainSpec, ranks: Arc<Ranks>) {
     let mut poller = Poller::new(&spec);
     loop {
-        let asked = Instant::now();
+        let asked = kvplane_runtime::now();
         let pause = match poller.ask().await {
             Ok(body) => {
                 let reading = ranks.clone();

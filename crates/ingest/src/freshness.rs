@@ -1,7 +1,7 @@
 //! How old the proof is that a stream's engine is there, readable without the stream's lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvplane_core::Continuity;
 
@@ -33,12 +33,17 @@ impl Freshness {
 
     /// How old the last proof is; `None` before the first. Zero where the source cannot fall silent.
     pub fn age(&self) -> Option<Duration> {
+        self.age_at(kvplane_runtime::now())
+    }
+
+    /// [`Self::age`] at a moment: whoever asks many streams reads the clock once.
+    pub fn age_at(&self, now: Instant) -> Option<Duration> {
         if self.max_silence.is_none() {
             return Some(Duration::ZERO);
         }
         match self.proven_at.load(Ordering::Acquire) {
             NEVER => None,
-            at => Some(self.clock.now().mono.saturating_sub(Duration::from_micros(at))),
+            at => Some(self.clock.mono(now).saturating_sub(Duration::from_micros(at))),
         }
     }
 

@@ -106,7 +106,7 @@ impl Source {
                 message = messages.next() => message,
                 _ = self.ticks.tick() => {
                     // A connection that answers no ping is ended.
-                    if let Some(proven_at) = Instant::now().checked_sub(self.caller.proven_within()) {
+                    if let Some(proven_at) = kvplane_runtime::now().checked_sub(self.caller.proven_within()) {
                         self.prove(proven_at);
                     }
                     if tick(&self.ranks) {
@@ -115,7 +115,7 @@ impl Source {
                     continue;
                 }
             };
-            let arrived = Instant::now();
+            let arrived = kvplane_runtime::now();
             let (burst, end) = gather(first, &mut messages);
             // It fails when the process ends.
             let Ok((back, carried)) = carry(carrier, burst).await else { return Over::Ended(Ended::Other) };
@@ -145,7 +145,7 @@ impl Source {
 
     /// The server took the call.
     fn taken(&mut self) {
-        self.prove(Instant::now());
+        self.prove(kvplane_runtime::now());
         self.link.taken();
         if let Some(over) = self.trouble.take() {
             info!(engine = %self.ranks.engine(), over, "the engine's events can be followed again");

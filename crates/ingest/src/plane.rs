@@ -108,7 +108,7 @@ impl Plane {
             runtime: Handle::current(),
             me: me.clone(),
         });
-        plane.runtime.spawn(plane.catalog.reclaim());
+        kvplane_runtime::spawn_on(&plane.runtime, "reclaim index memory", plane.catalog.reclaim());
         plane.remark(Said::new("plane", Mood::Plain, "the plane began: it knows what happens from here on"));
         plane.add(specs, Origin::Config)?;
         Ok(plane)

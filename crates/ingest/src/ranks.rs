@@ -79,7 +79,7 @@ struct Following<R> {
 impl<R: RankReader> Following<R> {
     fn start(stream: &Arc<Stream>, reader: R) -> Self {
         let leave = CancellationToken::new();
-        let task = tokio::spawn(follow(stream.clone(), reader, leave.clone()));
+        let task = kvplane_runtime::spawn("follow a rank", follow(stream.clone(), reader, leave.clone()));
         Self { stream: stream.clone(), leave, task: AbortOnDropHandle::new(task) }
     }
 

@@ -76,12 +76,12 @@ impl SharedSource {
         match &spec.feed {
             Feed::Subscribed(grpc) => {
                 let run = grpc_source::run(grpc.clone(), ranks.clone(), max_silence);
-                runtime.spawn(stop.clone().run_until_cancelled_owned(run));
+                kvplane_runtime::spawn_on(&runtime, "relay", stop.clone().run_until_cancelled_owned(run));
             }
             Feed::Published | Feed::Discovered(_) | Feed::Linked(_) | Feed::Mirrored(_) => {}
             Feed::Drained(drain) => {
                 let run = drain::run(drain.clone(), ranks.clone());
-                runtime.spawn(stop.clone().run_until_cancelled_owned(run));
+                kvplane_runtime::spawn_on(&runtime, "link to a plane", stop.clone().run_until_cancelled_owned(run));
             }
         }
         Self { ranks, _stop: stop.drop_guard() }

@@ -384,11 +384,26 @@ impl Stream {
 
     /// Before what may take long: remembers how the stream looks, if nobody has looked for a while.
     fn refresh_seen(&self, inner: &Inner, now: Now) {
-        let recent = |(at, _): &(Duration, Arc<StreamStatus>)| now.mono.saturating_sub(*at) < SEEN_FOR;
-        if !self.seen.lock().as_ref().is_some_and(recent) {
-            let status = self.status_of(inner, now);
-            self.keep_seen(&status);
+        if let Some((at, seen)) = &mut *self.seen.lock() {
+            let passed = now.mono.saturating_sub(*at);
+            if passed < SEEN_FOR {
+                return;
+            }
+            let Inner { recorder, troubles, .. } = inner;
+            let is_idle = seen.cursor == recorder.journal().cursor()
+                && seen.continuity == recorder.standing()
+                && seen.counters == recorder.counters()
+                && seen.trouble == troubles.now();
+            if is_idle {
+                *at = now.mono;
+                if let Some(since) = &mut Arc::make_mut(seen).since_last_event {
+                    *since += passed;
+                }
+                return;
+            }
         }
+        let status = self.status_of(inner, now);
+        self.keep_seen(&status);
     }
 
     fn status_of(&self, inner: &Inner, now: Now) -> StreamStatus {

@@ -98,7 +98,7 @@ impl Driver {
 
     fn ask_hint(&self, id: u64) {
         let driver = self.clone();
-        self.0.feeder.runtime().spawn(async move {
+        kvplane_runtime::spawn_on(self.0.feeder.runtime(), "engine hint", async move {
             let hint = match &driver.0.http {
                 Some(base) => hint::fetch(&driver.0.client, base).await,
                 None => Hint::default(),
@@ -191,7 +191,7 @@ struct Silence {
 
 impl Silence {
     fn begin(&mut self) {
-        self.since = Some(Instant::now());
+        self.since = Some(kvplane_runtime::now());
     }
 
     fn end(&mut self) {

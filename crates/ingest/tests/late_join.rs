@@ -1,6 +1,6 @@
 //! How long events are on their way, and when the last one was: by what happened, not by when we asked.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "tests")]
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,6 +1,6 @@
 //! Every verb to every simulated engine, over everything that it speaks, well and ill: what the answer means.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@
 //! Engine, front and client have a thread each, as they would have a process each. The front's processor time is what the
 //! whole process uses more per call than without it.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -41,7 +41,7 @@ impl Default for Questions {
 impl Questions {
     /// Answers one. The answer comes with whether anybody was found.
     pub(crate) fn answer<R, E>(&self, ask: impl FnOnce() -> Result<(R, bool), E>) -> Result<R, E> {
-        let begun = Instant::now();
+        let begun = kvplane_runtime::now();
         let answered = ask();
         let outcome = match &answered {
             Ok((_, true)) => Outcome::Hit,

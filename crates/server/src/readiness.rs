@@ -25,7 +25,7 @@ pub(crate) struct Verdict {
 
 impl Readiness {
     pub(crate) fn new(deadline: Duration) -> Self {
-        Self { started: Instant::now(), deadline, reached: AtomicBool::new(false) }
+        Self { started: kvplane_runtime::now(), deadline, reached: AtomicBool::new(false) }
     }
 
     pub(crate) fn check(&self, plane: &Plane, strict: bool) -> Verdict {

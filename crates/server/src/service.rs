@@ -179,7 +179,7 @@ impl Service {
             ends.cancel();
         };
         if let Some(hints) = &shared.hints {
-            tokio::spawn(hints.clone().forget_old(shared.stop.clone()));
+            kvplane_runtime::spawn("forget old hints", hints.clone().forget_old(shared.stop.clone()));
         }
         let tls = &shared.options.tls;
         let http = Door::open(http, Port::Http, tls.clone(), shared.edge.http.clone());

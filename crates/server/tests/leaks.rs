@@ -1,6 +1,6 @@
 //! Engines that come and go for a long time leave nothing behind. Alone in its process: it counts what the process has.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "tests")]
 
 use std::time::{Duration, Instant};
 

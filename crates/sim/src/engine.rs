@@ -342,5 +342,5 @@ fn sum<'a>(groups: impl Iterator<Item = &'a Copies>) -> Copies {
 }
 
 fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    kvplane_runtime::unix_time().as_secs_f64()
 }

@@ -168,7 +168,7 @@ fn from_digits(digits: &str) -> Option<Vec<u8>> {
 
 /// A completion as every engine answers it.
 pub(crate) fn completion(model: &str, prompt_tokens: usize, result: &CompletionResult) -> Value {
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let created = kvplane_runtime::unix_time().as_secs();
     let words: Vec<String> = result.output.iter().map(u32::to_string).collect();
     json!({
         "id": format!("cmpl-{created}"),

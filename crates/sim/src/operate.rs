@@ -83,7 +83,7 @@ impl Facts {
 
     /// Seconds since this life began.
     pub(crate) fn uptime(&self) -> f64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64() - self.start_time
+        kvplane_runtime::unix_time().as_secs_f64() - self.start_time
     }
 }
 

@@ -164,10 +164,10 @@ impl Sockets {
 }
 
 fn patiently<T>(open: impl Fn() -> Result<T, SocketError>) -> Result<T, SocketError> {
-    let deadline = Instant::now() + REBIND_PATIENCE;
+    let deadline = kvplane_runtime::now() + REBIND_PATIENCE;
     loop {
         match open() {
-            Err(error) if error.is_address_in_use() && Instant::now() < deadline => {
+            Err(error) if error.is_address_in_use() && kvplane_runtime::now() < deadline => {
                 thread::sleep(Duration::from_millis(5));
             }
             result => return result,
@@ -216,7 +216,7 @@ impl Publisher {
     /// How long the thread may sleep before a frame or a reply is due.
     fn patience(&self) -> Duration {
         let dues = [self.outbox.due(), self.replies.due()];
-        let now = Instant::now();
+        let now = kvplane_runtime::now();
         let due = dues.into_iter().flatten().map(|due| due.saturating_duration_since(now)).min();
         due.map_or(REPLAY_POLL, |due| due.min(REPLAY_POLL))
     }
@@ -254,7 +254,7 @@ impl Publisher {
     }
 
     fn flush(&mut self, live: &mut PubSocket) {
-        while let Some((sequence, payload)) = self.outbox.pop(Instant::now()) {
+        while let Some((sequence, payload)) = self.outbox.pop(kvplane_runtime::now()) {
             if let Err(error) = live.send(self.config.topic.as_bytes(), sequence, &payload) {
                 tracing::warn!(%error, rank = self.rank, "a batch was not published");
             }
@@ -263,7 +263,7 @@ impl Publisher {
 
     fn encode(&mut self, events: &[OwnedEvent]) -> Vec<u8> {
         const LEAST_STEP: f64 = 1e-5;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let now = kvplane_runtime::unix_time().as_secs_f64();
         self.last_timestamp = now.max(self.last_timestamp + LEAST_STEP);
         encode_batch(self.config.profile, self.last_timestamp, Some(self.rank), events)
     }

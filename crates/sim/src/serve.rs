@@ -89,7 +89,7 @@ impl Drop for ServerThread {
 async fn accept(listener: &tokio::net::TcpListener, router: &Router) {
     loop {
         match listener.accept().await {
-            Ok((socket, _)) => drop(tokio::spawn(serve(socket, router.clone()))),
+            Ok((socket, _)) => drop(kvplane_runtime::spawn("simulated HTTP", serve(socket, router.clone()))),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept");
                 tokio::time::sleep(ACCEPT_AGAIN).await;

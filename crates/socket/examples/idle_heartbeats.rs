@@ -4,7 +4,7 @@
 //! ```text
 //! cargo run --release -p kvplane-socket --example idle_heartbeats [STREAMS] [SECONDS]
 //! ```
-#![allow(clippy::unwrap_used, reason = "a measurement fails by panicking")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "a measurement fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -174,7 +174,7 @@ impl Connection {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(true),
             Err(error) => return Err(Some(Closed::Io(error))),
         };
-        self.heard_at = Instant::now();
+        self.heard_at = kvplane_runtime::now();
         share.bytes += count;
         if is_direct {
             let event = self.session.filled(count).map_err(|error| Some(Closed::Protocol(error)))?;

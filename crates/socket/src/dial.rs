@@ -255,7 +255,7 @@ mod tests {
         let mut events = mio::Events::with_capacity(8);
         let address = Address::Name { host: "engine".to_owned(), port: 1 };
         let long = Duration::from_hours(1);
-        let start = Instant::now();
+        let start = kvplane_runtime::now();
         let mut dialer = Dialer::new(address, 1, Backoff::new(long, long), start);
         let asked = dialer.advance(poll.registry(), start);
         assert_eq!(asked, Todo::Resolve { host: "engine".to_owned(), port: 1 });

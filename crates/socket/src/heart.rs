@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_pong_proves_the_moment_of_its_ping_and_of_no_later_one() {
-        let (mut session, start) = (session(), Instant::now());
+        let (mut session, start) = (session(), kvplane_runtime::now());
         let mut heart = Heart::new(PACE, start);
         let at = |millis| start + Duration::from_millis(millis);
         assert!(heart.frames_prove());
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_pong_without_context_answers_the_oldest_ping() {
-        let (mut session, start) = (session(), Instant::now());
+        let (mut session, start) = (session(), kvplane_runtime::now());
         let mut heart = Heart::new(PACE, start);
         let at = |millis| start + Duration::from_millis(millis);
         assert!(heart.beat(&mut session, at(500)) && heart.beat(&mut session, at(1000)));
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn silence_counts_only_with_a_ping_under_way() {
-        let (mut session, start) = (session(), Instant::now());
+        let (mut session, start) = (session(), kvplane_runtime::now());
         let mut heart = Heart::new(PACE, start);
         let at = |millis| start + Duration::from_millis(millis);
         // The thread was held up for a minute: nothing was asked.
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_answers_nothing_is_asked_so_often_and_no_more() {
-        let (mut session, start) = (session(), Instant::now());
+        let (mut session, start) = (session(), kvplane_runtime::now());
         let mut heart = Heart::new(PACE, start);
         let beats = (1..100).filter(|n| heart.beat(&mut session, start + PACE.interval * *n)).count();
         assert_eq!(beats, UNANSWERED_MAX);

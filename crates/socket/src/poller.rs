@@ -181,13 +181,13 @@ impl Poller {
     /// Serves until stopped.
     pub(crate) fn run(mut self) {
         let mut events = Events::with_capacity(EVENTS);
-        let mut next_tick = Instant::now() + self.tick;
+        let mut next_tick = kvplane_runtime::now() + self.tick;
         // When epoll last had nothing more to say: what it says later happened later.
-        let mut quiet_at = Instant::now();
+        let mut quiet_at = kvplane_runtime::now();
         while self.obey() {
             self.queue.pulse.beat();
             let timeout = if self.hot.is_empty() {
-                next_tick.saturating_duration_since(Instant::now())
+                next_tick.saturating_duration_since(kvplane_runtime::now())
             } else {
                 Duration::ZERO
             };
@@ -196,7 +196,7 @@ impl Poller {
             {
                 tracing::error!(%error, "poll failed");
             }
-            let now = Instant::now();
+            let now = kvplane_runtime::now();
             let mut count = 0;
             for event in &events {
                 count += 1;
@@ -278,7 +278,7 @@ impl Poller {
             registry: self.poll.registry(),
             scratch: &mut self.scratch,
             hot: &mut self.hot,
-            now: Instant::now(),
+            now: kvplane_runtime::now(),
             ids: &mut self.ids,
             queue: &self.queue,
             resolver: &self.resolver,

@@ -99,9 +99,9 @@ impl PubSocket {
 
     /// Waits until at least `count` subscriptions were made; false when `timeout` passed before.
     pub fn wait_for_subscriptions(&mut self, count: u64, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
+        let deadline = kvplane_runtime::now() + timeout;
         while self.subscriptions() < count {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(kvplane_runtime::now());
             if left.is_zero() {
                 return false;
             }

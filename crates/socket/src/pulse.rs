@@ -12,7 +12,7 @@ pub(crate) struct Pulse {
 
 impl Default for Pulse {
     fn default() -> Self {
-        Self { since: Instant::now(), last: AtomicU64::new(0) }
+        Self { since: kvplane_runtime::now(), last: AtomicU64::new(0) }
     }
 }
 

@@ -21,7 +21,7 @@ impl ReleasedPorts {
     /// A socket that was bound here has been dropped, or is about to be.
     pub fn release(&mut self, address: impl Into<String>) {
         self.0.retain(|_, since| since.elapsed() < FREED_WITHIN);
-        self.0.insert(address.into(), Instant::now());
+        self.0.insert(address.into(), kvplane_runtime::now());
     }
 
     /// Binds; again, while the port is one that was released just now. Blocks so long.

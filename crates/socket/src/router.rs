@@ -56,7 +56,7 @@ impl RouterSocket {
     /// The next request; `None` when `timeout` passed. As in the engines, a request that is not exactly
     /// `[identity, "", 8 bytes]` is passed over in silence.
     pub fn recv_request(&self, timeout: Duration) -> Result<Option<ReplayRequestIn>, SocketError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = kvplane_runtime::now() + timeout;
         loop {
             while let Some(parts) = self.receive()? {
                 if let [identity, request @ ..] = &parts[..]
@@ -65,7 +65,7 @@ impl RouterSocket {
                     return Ok(Some(ReplayRequestIn { identity: identity.clone(), start }));
                 }
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(kvplane_runtime::now());
             if left.is_zero() {
                 return Ok(None);
             }

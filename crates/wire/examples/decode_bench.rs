@@ -3,6 +3,8 @@
 //!
 //! `cargo run --release -p kvplane-wire --example decode_bench`, or with the names of some profiles behind `--`
 
+#![allow(clippy::disallowed_methods, reason = "a benchmark")]
+
 use std::hint::black_box;
 use std::time::Instant;
 

@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release -p kvplane-wire --example drain_bench`
 
+#![allow(clippy::disallowed_methods, reason = "a benchmark")]
+
 use std::hint::black_box;
 use std::time::Instant;
 

@@ -56,7 +56,7 @@ pub(crate) fn stop_signal(seconds: Option<u64>) -> anyhow::Result<CancellationTo
     let mut terminate = signal(SignalKind::terminate())?;
     let stop = CancellationToken::new();
     let cancel = stop.clone();
-    tokio::spawn(async move {
+    kvplane_runtime::spawn("signals", async move {
         let timer = async {
             match seconds {
                 Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,

@@ -58,7 +58,7 @@ pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
     reports.set(&plane, vec![spec]);
     if let Some(listener) = listener {
         info!(address = %listener.local_addr().context("--metrics-listen")?, "metrics");
-        tokio::spawn(service.run_pages(listener, stop.clone()));
+        kvplane_runtime::spawn("report pages", service.run_pages(listener, stop.clone()));
     }
     stop.cancelled().await;
     info!("stopping: telling what is left");

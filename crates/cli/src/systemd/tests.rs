@@ -1,5 +1,7 @@
 //! A datagram socket in the place of systemd.
 
+#![allow(clippy::disallowed_methods, reason = "tests")]
+
 use std::os::linux::net::SocketAddrExt as _;
 use std::path::PathBuf;
 use std::sync::mpsc;

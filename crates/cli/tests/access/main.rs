@@ -1,6 +1,6 @@
 //! The binary, with keys and certificates: who may ask, what is read again, and what is never printed.
 
-#![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
 mod abuse;
 mod reports;

@@ -1,6 +1,6 @@
 //! The commands that operate on engines: what they ask, what they print, and how they end.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "tests")]
 
 mod script;
 mod served;

@@ -103,7 +103,7 @@ async fn look_at_rank(
     // Listening begins before the ring is read, so that nothing falls between the two.
     let own = own_ear(sockets, &seen, topic);
     let ear = own.as_ref().or_else(|| ears.get(spec.events.address()));
-    let began = Instant::now();
+    let began = kvplane_runtime::now();
     if let Some(address) = &spec.replay {
         let peer = greet(address, GREET_WITHIN).await;
         if peer.is(&["ROUTER"]) {
@@ -148,7 +148,7 @@ async fn hear_a_call(
     topic: &str,
     listen: Duration,
 ) -> (Option<bool>, Duration) {
-    let began = Instant::now();
+    let began = kvplane_runtime::now();
     let called = async {
         let Events::Connect(address) = events else { return None };
         let endpoint = Endpoint::Bind(bindable(address).await?);

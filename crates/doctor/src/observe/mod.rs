@@ -104,5 +104,5 @@ fn bound_ears(sockets: &Sockets, engines: &[EngineSpec]) -> Ears {
 
 /// Seconds since 1970, by our clock.
 pub(crate) fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    kvplane_runtime::unix_time().as_secs_f64()
 }

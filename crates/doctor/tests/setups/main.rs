@@ -1,6 +1,6 @@
 //! Set-ups, broken and whole, over real sockets: each has the codes that it should have, and no other.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 mod fleet;
 mod reach;

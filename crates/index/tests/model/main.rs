@@ -1,5 +1,7 @@
 //! The index against the naive model, under any order of announcements.
 
+#![allow(clippy::disallowed_methods, reason = "tests")]
+
 mod history;
 mod snapshot;
 

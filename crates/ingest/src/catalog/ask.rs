@@ -291,14 +291,15 @@ impl Scratch {
         self.credited.clear();
         self.passed_over.clear();
         let mut trust = Trust::Exact;
+        // After the look-up: what was found is no older than this says.
+        let now = kvplane_runtime::now();
         for (position, (member, seen)) in table.members.iter().zip(&self.seen).enumerate() {
             let mut found = self.found[position];
             let block_size = if found.block_size == 0 { member.block_size() } else { Some(found.block_size) };
             if question.prompt.block_size().zip(block_size).is_some_and(|(asked, size)| asked != size) {
                 continue; // it could not have answered
             }
-            // After the look-up: what was found is no older than this says.
-            let age = member.freshness.age();
+            let age = member.freshness.age_at(now);
             let view = seen.view.at_age(&member.freshness, age);
             let credited = seen.is_settled() && view.is_credited(credit);
             // Of a stream that is passed over, blocks may be missing here at the least.

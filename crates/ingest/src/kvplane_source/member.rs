@@ -91,7 +91,7 @@ impl Member {
 
     /// Whether it is time to try again what there was no room for.
     pub(super) fn wants_another_try(&mut self) -> bool {
-        self.aside.take_if(|until| Instant::now() >= *until).is_some()
+        self.aside.take_if(|until| kvplane_runtime::now() >= *until).is_some()
     }
 
     pub(super) fn reset(&mut self, cursor: Cursor) {
@@ -157,7 +157,7 @@ impl Member {
     fn after_misfit(&mut self, misfit: Misfit) {
         self.feeder.stream().announce();
         if misfit == Misfit::Budget {
-            self.aside = Some(Instant::now() + ASIDE);
+            self.aside = Some(kvplane_runtime::now() + ASIDE);
             self.feeder.stream().set_trouble(Some(misfit.as_str()));
         }
     }

@@ -163,7 +163,7 @@ impl Session {
 
     pub(super) async fn run(mut self) {
         let timed = self.timed.clone();
-        tokio::spawn(async move {
+        kvplane_runtime::spawn("link ticks", async move {
             let mut ticks = interval(TICK);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
@@ -409,7 +409,7 @@ async fn ask_ages(
     mut client: Client,
     within: Duration,
 ) -> (std::time::Instant, Result<proto::StatusResponse, End>) {
-    let asked = std::time::Instant::now();
+    let asked = kvplane_runtime::now();
     let request = proto::StatusRequest { brief: true, ..Default::default() };
     let told = match timeout(within, client.status(request)).await {
         Ok(answer) => answer.map(tonic::Response::into_inner).map_err(End::from),

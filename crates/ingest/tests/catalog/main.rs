@@ -1,6 +1,6 @@
 //! Any history of several streams: what the catalog answers is what the journals' own snapshots hold.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "tests")]
 
 mod groups;
 mod source;

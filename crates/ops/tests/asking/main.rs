@@ -1,6 +1,6 @@
 //! Backends over real sockets, well and ill.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 mod fan_out;
 mod over_grpc;

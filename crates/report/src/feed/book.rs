@@ -55,7 +55,7 @@ impl Page {
         let told = entry.clone();
         let stats = StatsSource::of(spec, None).map(|source| {
             let follow = follow_stats(source, StatsOptions::default(), move |news| told.stats(news));
-            AbortOnDropHandle::new(tokio::spawn(follow))
+            AbortOnDropHandle::new(kvplane_runtime::spawn("engine stats", follow))
         });
         let mut page = Self { entry, _stats: stats };
         // From now on nobody else speaks for it.

@@ -43,7 +43,7 @@ impl Feeds {
             told,
             engines: HashMap::new(),
         };
-        let running = AbortOnDropHandle::new(tokio::spawn(supervisor.run()));
+        let running = AbortOnDropHandle::new(kvplane_runtime::spawn("report feeds", supervisor.run()));
         Self { plane: plane.clone(), counts, progress, _running: running }
     }
 
@@ -146,7 +146,7 @@ impl Fed {
     fn start(engine: &Arc<Engine>, common: Option<Common>) -> Self {
         let (tell, engines) = watch::channel(Engines::from([engine.clone()]));
         let feed = common.map(|common| {
-            AbortOnDropHandle::new(tokio::spawn(async move {
+            AbortOnDropHandle::new(kvplane_runtime::spawn("report an engine", async move {
                 let begin = |stream: &Arc<Stream>| RankFeed::new(common.clone(), stream.id().clone());
                 follow_ranks(engines, |_| true, begin).await;
             }))

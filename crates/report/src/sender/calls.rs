@@ -162,8 +162,7 @@ impl Identity {
 
 /// The wall clock, in microseconds: a server's freshness is counted by it.
 pub fn unix_us() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+    i64::try_from(kvplane_runtime::unix_time().as_micros()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

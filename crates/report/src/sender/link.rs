@@ -36,7 +36,7 @@ impl Link {
     pub fn open(address: ServerAddress) -> Arc<Self> {
         let (tell, now) = watch::channel(None);
         let connects = Arc::new(AtomicU64::new(0));
-        let task = tokio::spawn(keep(address.clone(), tell, connects.clone()));
+        let task = kvplane_runtime::spawn("report link", keep(address.clone(), tell, connects.clone()));
         Arc::new(Self { address, now, connects, _task: AbortOnDropHandle::new(task) })
     }
 

@@ -44,7 +44,7 @@ impl ReplicaReport {
             link,
             outbox: Mutex::new(outbox),
             wake: Notify::new(),
-            began: Instant::now(),
+            began: kvplane_runtime::now(),
             calls: Default::default(),
             last_taken: AtomicU64::new(u64::MAX),
             failing: AtomicBool::new(false),

@@ -1,6 +1,6 @@
 //! A reporter over real sockets, against a server that fails in every way.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 mod feeds;
 mod health;

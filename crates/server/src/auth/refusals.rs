@@ -108,7 +108,7 @@ struct Log {
 impl Refusals {
     pub(super) fn count(&self, port: Port, refused: Refused, peer: Option<SocketAddr>, caller: Option<&str>) {
         self.counts[port as usize][refused.index()].fetch_add(1, Ordering::Relaxed);
-        let Some(unsaid) = self.log.lock().due(Instant::now()) else { return };
+        let Some(unsaid) = self.log.lock().due(kvplane_runtime::now()) else { return };
         let why = refused.as_str();
         let from = peer.map(|peer| peer.ip().to_canonical().to_string());
         warn!(listener = port.as_str(), why, from, caller, not_told_before = unsaid, "a caller was refused");
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_refusals_is_one_line() {
-        let (mut log, start) = (Log::default(), Instant::now());
+        let (mut log, start) = (Log::default(), kvplane_runtime::now());
         assert_eq!(log.due(start), Some(0));
         for _ in 0..1000 {
             assert_eq!(log.due(start), None);

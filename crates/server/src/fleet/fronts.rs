@@ -85,7 +85,7 @@ impl Fronts {
         let Some(front) = self.running.lock().remove(engine) else { return };
         let mut released = self.released.lock();
         released.retain(|_, since| since.elapsed() < FREED_WITHIN);
-        released.insert(front.address, Instant::now());
+        released.insert(front.address, kvplane_runtime::now());
         front.stop.cancel();
     }
 

@@ -105,7 +105,7 @@ impl Fleet {
         C: Future<Output = Result<T, FleetError>> + Send + 'static,
     {
         let (fleet, change) = (self.clone(), change(self.clone()));
-        let task = tokio::spawn(async move {
+        let task = kvplane_runtime::spawn("change the fleet", async move {
             let _changing = fleet.0.fleet.changing.lock().await;
             change.await
         });

@@ -136,7 +136,7 @@ impl Link {
             closed: AtomicBool::new(false),
         });
         // Ends by itself: with the connection, or when nobody holds the link and the last call is over.
-        tokio::spawn(drive(connection, gauge.clone()));
+        kvplane_runtime::spawn("front: connection", drive(connection, gauge.clone()));
         Ok(Self { send, gauge, used: Instant::now() })
     }
 

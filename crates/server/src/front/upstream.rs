@@ -114,7 +114,7 @@ impl Upstream {
             Ok(response) => {
                 let (head, stream) = response.into_parts();
                 // A task of its own, not a part of the response's body: a client that does not read yet may send.
-                let pump = pump.map(|pump| AbortOnDropHandle::new(tokio::spawn(pump)));
+                let pump = pump.map(|pump| AbortOnDropHandle::new(kvplane_runtime::spawn("front: upload", pump)));
                 let call = Call::new(self.0.counters.clone(), place, pump);
                 let body = UpstreamBody::new(&head.headers, stream, call);
                 Ok(Response::from_parts(head, body))
@@ -179,7 +179,7 @@ impl Upstream {
         let (done, dial) = watch::channel(Dial::Pending);
         links.dial = Some(dial.clone());
         // A task, since the call that needs it may be cancelled while others wait. Bounded by the connect timeout.
-        tokio::spawn(self.clone().dial(done));
+        kvplane_runtime::spawn("front: connect", self.clone().dial(done));
         Ok(Err(dial))
     }
 

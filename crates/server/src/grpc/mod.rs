@@ -46,7 +46,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     let hints = shared.hints.clone();
     let gives_hints = hints.is_some();
     let stop = shared.stop.clone();
-    tokio::spawn(async move {
+    kvplane_runtime::spawn("gRPC health", async move {
         health.set_serving::<PlaneServer<plane::PlaneService>>().await;
         health.set_serving::<AdminServer<admin::AdminService>>().await;
         if gives_hints {

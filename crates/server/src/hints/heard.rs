@@ -30,7 +30,7 @@ impl Hints {
         if self.heard.loaded.load(Ordering::Relaxed) {
             return;
         }
-        let until = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
+        let until = deadline.unwrap_or_else(|| kvplane_runtime::now() + PATIENCE);
         if tokio::time::timeout_at(until.into(), self.listen_to_engines().ready()).await.is_ok() {
             self.heard.loaded.store(true, Ordering::Relaxed);
         }

@@ -37,7 +37,7 @@ pub(super) async fn route(
     request: proto::LookupRouteRequest,
     timeout: Option<Duration>,
 ) -> Answer {
-    let started = Instant::now();
+    let started = kvplane_runtime::now();
     let policies = hints.book.policies();
     let timeouts = [timeout, policies.of(&request.tenant_id).lookup_timeout];
     let deadline = timeouts.into_iter().flatten().min().and_then(|timeout| started.checked_add(timeout));
@@ -72,7 +72,7 @@ async fn look_aside(
     request: Arc<proto::LookupRouteRequest>,
     deadline: Option<Instant>,
 ) -> (Verdict, Option<Unusable>) {
-    let until = deadline.unwrap_or_else(|| Instant::now() + LONGEST_QUEUE);
+    let until = deadline.unwrap_or_else(|| kvplane_runtime::now() + LONGEST_QUEUE);
     let permit = tokio::time::timeout_at(until.into(), hints.long_lookups.clone().acquire_owned()).await;
     let Ok(Ok(permit)) = permit else { return (Verdict::nobody(ReasonCode::Timeout), None) };
     let hints = hints.clone();
@@ -194,7 +194,7 @@ fn answer(
     let policy = policies.of(&request.tenant_id);
     let chain_on_wire =
         !request.block_hashes.is_empty() && request.block_hashes.len() == request.block_token_counts.len();
-    let expired = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+    let expired = || deadline.is_some_and(|deadline| kvplane_runtime::now() >= deadline);
     let look_up = |asked: Asked<'_>| {
         let question = Question {
             tenant: &request.tenant_id,

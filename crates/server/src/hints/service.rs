@@ -67,7 +67,7 @@ fn timeout(metadata: &MetadataMap) -> Option<Duration> {
 
 /// When the caller stops to wait.
 fn deadline(metadata: &MetadataMap) -> Option<Instant> {
-    timeout(metadata).map(|timeout| Instant::now() + timeout)
+    timeout(metadata).map(|timeout| kvplane_runtime::now() + timeout)
 }
 
 #[tonic::async_trait]

@@ -157,6 +157,6 @@ pub(crate) fn start(
     let (updates, listener) = mpsc::channel(UPDATES_MAX);
     let run = operation::run(shared.clone(), caller, request, engines, updates, Arc::new(place));
     // A front has a runtime of its own, which may end before the operation does.
-    shared.plane.runtime().spawn(run);
+    kvplane_runtime::spawn_on(shared.plane.runtime(), "fleet operation", run);
     Ok(listener)
 }

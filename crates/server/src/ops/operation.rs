@@ -304,7 +304,7 @@ impl Operation {
             told: self.told.clone(),
             place: self.place.clone(),
         };
-        tokio::spawn(proving.run());
+        kvplane_runtime::spawn("prove a flush", proving.run());
     }
 
     fn proven(&mut self, proof: Proof) {

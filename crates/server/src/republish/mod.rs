@@ -261,7 +261,7 @@ fn at_rank(address: &str, rank: u32) -> Option<String> {
 fn run(commands: &Mutex<Vec<Command>>, stop: &CancellationToken, runtime: &Handle) {
     let mut outlets: Vec<Outlet> = Vec::new();
     let building = Building::new(runtime.clone());
-    let mut last_work = Instant::now();
+    let mut last_work = kvplane_runtime::now();
     while !stop.is_cancelled() {
         for command in std::mem::take(&mut *commands.lock()) {
             match command {
@@ -281,7 +281,7 @@ fn run(commands: &Mutex<Vec<Command>>, stop: &CancellationToken, runtime: &Handl
             worked |= outlet.answer(&building);
         }
         if worked {
-            last_work = Instant::now();
+            last_work = kvplane_runtime::now();
         } else {
             thread::sleep(if last_work.elapsed() < QUIET { NAP } else { LONG_NAP });
         }

@@ -33,7 +33,7 @@ impl Building {
     fn start(&self, stream: &Arc<Stream>, start: u64) -> Receiver<State> {
         let (done, state) = sync_channel(1);
         let (stream, places) = (stream.clone(), self.places.clone());
-        self.runtime.spawn(async move {
+        kvplane_runtime::spawn_on(&self.runtime, "republisher replay", async move {
             let Ok(_place) = places.acquire().await else { return };
             let snapshot = stream.snapshot().await;
             let rank = stream.id().rank;

@@ -71,7 +71,7 @@ impl Mergers {
         let end = End { running: self.running.clone(), engine: engine.clone(), merger };
         let (idle, stop) = (self.idle, stop.clone());
         let (engines, credit) = (plane.watch(), credit.to_vec());
-        plane.runtime().spawn(async move {
+        kvplane_runtime::spawn_on(plane.runtime(), "merge ranks", async move {
             let begin = |stream: &Arc<Stream>| Rank {
                 merger: end.merger.clone(),
                 stream: stream.clone(),

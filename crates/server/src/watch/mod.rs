@@ -45,7 +45,7 @@ impl Watch {
             return looking;
         }
         let (show, pictures) = watch::channel(Arc::new(Picture::first(plane)));
-        let painter = tokio::spawn(paint(plane.clone(), show));
+        let painter = kvplane_runtime::spawn("dashboard picture", paint(plane.clone(), show));
         let begun = Arc::new(Looking { pictures, _painter: AbortOnDropHandle::new(painter) });
         *looking = Arc::downgrade(&begun);
         begun

@@ -107,5 +107,5 @@ impl Picture {
 }
 
 fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    kvplane_runtime::unix_ms()
 }

@@ -3,7 +3,7 @@
 //! The engine and most clients here are bare HTTP/2, so that tests see each header and each byte; tonic stands on either
 //! side where statuses matter.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 mod calls;
 mod ends;

@@ -65,13 +65,13 @@ pub(crate) enum Manner {
 
 impl Desk {
     pub(crate) fn new(conduct: Conduct) -> Self {
-        let (standing, _) = watch::channel(Standing { conduct, since: Instant::now() });
+        let (standing, _) = watch::channel(Standing { conduct, since: kvplane_runtime::now() });
         Self { standing, log: Mutex::default() }
     }
 
     /// How operations go from now on.
     pub(crate) fn set(&self, conduct: Conduct) {
-        self.standing.send_replace(Standing { conduct, since: Instant::now() });
+        self.standing.send_replace(Standing { conduct, since: kvplane_runtime::now() });
     }
 
     /// How a question is answered now.

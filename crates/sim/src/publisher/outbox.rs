@@ -69,7 +69,7 @@ impl Outbox {
             return;
         }
         let delay = if spend(&mut self.left.delay) { self.left.delay_by } else { Duration::ZERO };
-        let due = Instant::now() + delay;
+        let due = kvplane_runtime::now() + delay;
         if spend(&mut self.left.duplicate) {
             self.queue.push_back((due, (sequence, payload.clone())));
         }

@@ -76,7 +76,7 @@ impl Replies {
         while let Some(request) = router.recv_request(Duration::ZERO)? {
             self.answer(router, ring, request)?;
         }
-        let now = Instant::now();
+        let now = kvplane_runtime::now();
         for (mut request, due) in std::mem::take(&mut self.slow) {
             if due > now {
                 self.slow.push((request, due));
@@ -106,7 +106,7 @@ impl Replies {
         let count = match self.mode {
             ReplayMode::Off => return Ok(()),
             ReplayMode::Slow | ReplayMode::Endless => {
-                self.slow.push((request, Instant::now() + SLOW_STEP));
+                self.slow.push((request, kvplane_runtime::now() + SLOW_STEP));
                 return Ok(());
             }
             ReplayMode::Nonsense => return router.reply_frames(&request.identity, &[b"", b"nonsense"]),

@@ -48,7 +48,7 @@ struct Received {
 impl Running {
     /// Begins to dial an address that was read by [`Self::address`].
     pub(super) fn open(job: Job, address: Address, token: usize) -> Self {
-        let now = Instant::now();
+        let now = kvplane_runtime::now();
         Self {
             dialer: Dialer::new(address, token, Backoff::new(RECONNECT_MIN, RECONNECT_MAX), now),
             connection: None,
@@ -91,13 +91,13 @@ impl Running {
 
     /// The answer to a name that was looked up.
     pub(super) fn resolved(&mut self, answer: io::Result<Vec<SocketAddr>>, registry: &Registry) -> Todo {
-        let todo = self.dialer.resolved(answer, registry, Instant::now());
+        let todo = self.dialer.resolved(answer, registry, kvplane_runtime::now());
         self.follow(todo)
     }
 
     /// Time passes.
     pub(super) fn look(&mut self, registry: &Registry) -> Result<Todo, ReplayEnd> {
-        let now = Instant::now();
+        let now = kvplane_runtime::now();
         if self.job.cancelled.load(Ordering::Acquire) {
             return Err(ReplayEnd::Cancelled);
         }
@@ -128,7 +128,7 @@ impl Running {
         if self.job.cancelled.load(Ordering::Acquire) {
             return Err(ReplayEnd::Cancelled);
         }
-        let Some(connection) = &mut self.connection else { return Ok(self.dial(registry, Instant::now())) };
+        let Some(connection) = &mut self.connection else { return Ok(self.dial(registry, kvplane_runtime::now())) };
         let (job, received) = (&mut self.job, &mut self.received);
         let from = job.request.from.to_be_bytes();
         let was_established = received.established.is_some();
@@ -136,7 +136,7 @@ impl Running {
         let mut end = None;
         let turn = connection.turn(scratch, &mut |heard| match heard {
             Heard::Established => {
-                received.established = Some(Instant::now());
+                received.established = Some(kvplane_runtime::now());
                 ControlFlow::Continue(())
             }
             Heard::Pong(_) => ControlFlow::Continue(()),
@@ -181,7 +181,7 @@ impl Running {
             && let Some(stream) = self.dialer.take()
         {
             let session = Session::dealer(MAX_MESSAGE_BYTES as usize);
-            let mut connection = Connection::new(stream, session, Instant::now());
+            let mut connection = Connection::new(stream, session, kvplane_runtime::now());
             connection.flush();
             connection.queued = true;
             self.connection = Some(connection);
@@ -200,7 +200,7 @@ impl Running {
         tracing::debug!(endpoint = self.job.request.endpoint, %closed, "replay connection lost");
         self.cut = self.received.batches > 0;
         let at_fault = reason::word_of(closed).is_some();
-        self.dialer.lost(Instant::now(), established, at_fault, &closed.to_string());
+        self.dialer.lost(kvplane_runtime::now(), established, at_fault, &closed.to_string());
         None
     }
 }

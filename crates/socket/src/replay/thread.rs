@@ -118,7 +118,7 @@ impl Replayer {
         if !self.hot.is_empty() {
             return Duration::ZERO;
         }
-        let now = Instant::now();
+        let now = kvplane_runtime::now();
         let due = self.running.values().map(|running| running.due().saturating_duration_since(now));
         due.min().unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)
     }

@@ -1,5 +1,7 @@
 //! Bounds over real sockets, with short times.
 
+#![allow(clippy::disallowed_methods, reason = "tests")]
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;

@@ -104,7 +104,7 @@ impl ServedPlane {
         let grpc_address = grpc.local_addr().context("grpc")?;
         let ends = CancellationToken::new();
         let service = Service::new(plane.clone(), Options { commit: COMMIT, ..Options::default() });
-        let serving = tokio::spawn(service.run(http, grpc, ends.clone()));
+        let serving = kvplane_runtime::spawn("demo plane", service.run(http, grpc, ends.clone()));
         let key = KeyArgs { token_file: None, ca: None, cert: None, key: None };
         Ok(Self { plane, url, grpc: grpc_address, key, ends, serving, stop })
     }
@@ -198,13 +198,13 @@ impl ServedPlane {
         is_so: impl Fn(&StreamStatus) -> bool,
     ) -> Result<StreamStatus, Halt> {
         let stream = self.stream(engine)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = kvplane_runtime::now() + PATIENCE;
         loop {
             let status = stream.status();
             if is_so(&status) {
                 return Ok(status);
             }
-            if Instant::now() >= deadline {
+            if kvplane_runtime::now() >= deadline {
                 let (seconds, name) = (PATIENCE.as_secs(), engine.name);
                 let (continuity, trust) = (status.continuity, status.trust.level());
                 return Err(Halt::Failed(anyhow!(

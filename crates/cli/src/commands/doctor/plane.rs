@@ -30,7 +30,7 @@ pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), F
     let shows_key = args.key.token().is_ok_and(|token| token.is_some()) || args.key.cert.is_some();
     seen.answers_strangers = !shows_key && !is_here(server);
     if seen.needs_a_second_look() {
-        let began = Instant::now();
+        let began = kvplane_runtime::now();
         tokio::time::sleep(args.listen.0).await;
         if let Ok(later) = read(args, server, "/v1/status").await? {
             seen.later = Some((later, began.elapsed()));

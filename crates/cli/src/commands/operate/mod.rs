@@ -38,7 +38,7 @@ enum Call {
 pub(crate) async fn run(command: OperateCommand) -> Result<(), Failure> {
     let (call, args) = call(command);
     let stop = stop_signal(None)?;
-    let began = Instant::now();
+    let began = kvplane_runtime::now();
     let asking = async {
         let mut operations = connect(&args.plane).await?.operations();
         call.make(&mut operations).await.map_err(|status| refused(&args.plane.plane, &status))

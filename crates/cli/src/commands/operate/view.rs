@@ -25,7 +25,7 @@ pub(super) struct View {
 impl View {
     /// `live` needs a terminal.
     pub(super) fn new(live: bool) -> Self {
-        let now = Instant::now();
+        let now = kvplane_runtime::now();
         Self { live, began: now, said: now, drawn: 0 }
     }
 
@@ -50,7 +50,7 @@ impl View {
             write(&format!("{}\x1b[?7l{frame}\x1b[?7h", self.back()));
             self.drawn = lines;
         } else if self.said.elapsed() >= SAY_EVERY {
-            self.said = Instant::now();
+            self.said = kvplane_runtime::now();
             write(&format!("{}\n", headline(course, elapsed)));
         }
     }

@@ -1,5 +1,7 @@
 //! A front before an engine that says what it heard.
 
+#![allow(clippy::disallowed_methods, reason = "tests")]
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! A plane with keys and TLS, and callers of every kind.
 
+#![allow(clippy::disallowed_methods, reason = "tests")]
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -258,13 +260,13 @@ impl Served {
 
     /// Waits until so many connections have failed so.
     pub(super) async fn until_failed(&self, port: &str, why: &str, times: u64) {
-        let deadline = Instant::now() + DEADLINE;
+        let deadline = kvplane_runtime::now() + DEADLINE;
         loop {
             let failed = self.tls.failed();
             if failed.iter().any(|(of, reason, count)| (*of, *reason, *count) == (port, why, times)) {
                 return;
             }
-            assert!(Instant::now() < deadline, "not {times} of {why} at {port}: {failed:?}");
+            assert!(kvplane_runtime::now() < deadline, "not {times} of {why} at {port}: {failed:?}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
