@@ -9,7 +9,7 @@
 //! is what a plane does. While the other plane is out of reach its streams are not credited.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind, ErrorCode, PublicError, Trust};
 use kvplane_ingest::{

@@ -1,6 +1,6 @@
 //! The two clocks that a recorder is told.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use kvplane_stream::Now;
 

@@ -81,7 +81,11 @@ impl SharedSource {
             Feed::Published | Feed::Discovered(_) | Feed::Linked(_) | Feed::Mirrored(_) => {}
             Feed::Drained(drain) => {
                 let run = drain::run(drain.clone(), ranks.clone());
-                kvplane_runtime::spawn_on(&runtime, "link to a plane", stop.clone().run_until_cancelled_owned(run));
+                kvplane_runtime::spawn_on(
+                    &runtime,
+                    "link to a plane",
+                    stop.clone().run_until_cancelled_owned(run),
+                );
             }
         }
         Self { ranks, _stop: stop.drop_guard() }

@@ -147,7 +147,11 @@ impl Sources {
         self.discoveries.entry(engine.clone()).or_insert_with(|| {
             let stop = CancellationToken::new();
             let asking = discovery::run(engine, asker, plane.clone(), every);
-            kvplane_runtime::spawn_on(of.runtime(), "drain an engine", stop.clone().run_until_cancelled_owned(asking));
+            kvplane_runtime::spawn_on(
+                of.runtime(),
+                "drain an engine",
+                stop.clone().run_until_cancelled_owned(asking),
+            );
             stop.drop_guard()
         });
     }

@@ -5,7 +5,13 @@
 //! Runs `kvplane serve` as a process of its own beside an HTTP server, which plays all engines, and SMG subscribers in this
 //! one. Every subscriber must get every block that its engine stored.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::print_stdout, clippy::expect_used, reason = "a benchmark")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::expect_used,
+    reason = "a benchmark"
+)]
 
 use std::fmt::Write as _;
 use std::process::{Child, Command, Stdio};

@@ -6,7 +6,13 @@
 //! to a few thousand batches ahead of the slowest subscriber, so that what is measured can be sustained. With a Python
 //! and a script, SMG's own relay is measured in the same way, in the same run.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::print_stdout, clippy::expect_used, reason = "a benchmark")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::expect_used,
+    reason = "a benchmark"
+)]
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;

@@ -4,7 +4,13 @@
 //!
 //! Runs `kvplane report` as a process of its own, between a publisher and a server that keeps what it is told, in this one.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::print_stdout, clippy::expect_used, reason = "a benchmark")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::expect_used,
+    reason = "a benchmark"
+)]
 
 use std::collections::HashSet;
 use std::process::{Child, Command, Stdio};

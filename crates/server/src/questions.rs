@@ -1,7 +1,6 @@
 //! How questions about prompts went, whoever asked them in our own words: `/v1/query`, `Query` and `QueryStream`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 use crate::latencies::{Latencies, LatenciesRead};
 

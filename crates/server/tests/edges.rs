@@ -1,6 +1,12 @@
 //! The table of bounds, walked over real sockets: every row is in the security guide and does what it says there.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests"
+)]
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

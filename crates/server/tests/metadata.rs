@@ -1,7 +1,13 @@
 //! Metadata only: whatever leaves the process by hints and by reports holds no token of any prompt. Alone in its process: it reads every
 //! log line.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    unreachable_pub,
+    reason = "tests"
+)]
 
 #[allow(dead_code, unused_macros, reason = "most of it is the fault matrix's")]
 #[path = "faults/rig.rs"]

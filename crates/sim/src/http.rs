@@ -4,7 +4,6 @@ mod sglang;
 mod trtllm;
 mod vllm;
 
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::extract::{Json, Request, State};

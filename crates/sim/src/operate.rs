@@ -20,7 +20,6 @@ mod flush;
 mod layer;
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use self::conduct::{ClearTold, Conduct, Question, Reply};
 pub(crate) use self::desk::{Desk, Manner, ProfileError};

@@ -11,7 +11,7 @@ mod tests;
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use kvplane_core::EngineKind;
 use kvplane_socket::{Endpoint, PubOptions, PubSocket, RouterSocket, SocketError};

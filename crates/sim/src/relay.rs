@@ -183,8 +183,12 @@ impl SimRelay {
             double: 0,
         };
         let desk = Arc::new(Desk::new(config.conduct.clone()));
-        let shared =
-            Arc::new(Shared { config, state: Mutex::new(state), desk, start_time: UNIX_EPOCH + kvplane_runtime::unix_time() });
+        let shared = Arc::new(Shared {
+            config,
+            state: Mutex::new(state),
+            desk,
+            start_time: std::time::UNIX_EPOCH + kvplane_runtime::unix_time(),
+        });
         let router = grpc::router(shared.config.service, shared.clone(), Some(shared.clone()));
         let router = router.merge(operated::control(shared.clone()));
         let server =

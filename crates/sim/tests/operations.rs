@@ -1,5 +1,10 @@
 //! What operators get over HTTP, by engine and release, and what can be made to go wrong with it.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod support;
 

@@ -1,5 +1,10 @@
 //! SMG's services before simulated engines and relays: who has what, and how each flushes.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 use std::net::SocketAddr;
 use std::time::Duration;

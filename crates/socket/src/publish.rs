@@ -1,6 +1,6 @@
 //! The publishing side of a stream: what an engine's publisher does.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use zmq::{Context, DONTWAIT, POLLIN, SNDMORE, Socket};
 

@@ -1,6 +1,6 @@
 //! The answering side of replay: what an engine's publisher does between two batches.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvplane_wire::replay::{END_SEQUENCE, parse_request};
 use zmq::{DONTWAIT, POLLIN, Socket};

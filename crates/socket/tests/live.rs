@@ -1,5 +1,10 @@
 //! Subscriptions over real sockets.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod support;
 

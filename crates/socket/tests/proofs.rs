@@ -1,5 +1,10 @@
 //! When an engine is known to have been there, and when it is known to be gone.
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
 
 mod support;
 

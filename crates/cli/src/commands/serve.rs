@@ -73,7 +73,10 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         addresses,
         manager: manager.clone(),
     };
-    kvplane_runtime::spawn("reload on SIGHUP", stop.clone().run_until_cancelled_owned(running.reload_on(hangup)));
+    kvplane_runtime::spawn(
+        "reload on SIGHUP",
+        stop.clone().run_until_cancelled_owned(running.reload_on(hangup)),
+    );
     let serving = service.run(http, grpc, stop.clone());
     tokio::pin!(serving);
     let stopped_early = tokio::select! {

@@ -1,7 +1,13 @@
 //! Replicas over gRPC, of a plane over simulated engines: equal to the plane and to the engines' own truth, whatever
 //! happens in between.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    unreachable_pub,
+    reason = "tests"
+)]
 
 mod drain;
 mod support;

@@ -1,7 +1,7 @@
 //! Looking at one engine: at its servers and at every rank, at the same time.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::join_all;
 use kvplane_ingest::{EngineSpec, Events, Feed, RankSpec};

@@ -7,7 +7,7 @@ mod ring;
 mod word;
 
 use std::collections::{BTreeSet, HashMap};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::stream;

@@ -89,7 +89,10 @@ impl Taking {
     pub fn step(&mut self) -> Step {
         self.gathering.prepare();
         let mut writer = self.index.writer.lock();
-        #[expect(clippy::disallowed_methods, reason = "a duration of its own; the index depends on no runtime")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a duration of its own; the index depends on no runtime"
+        )]
         let since = Instant::now();
         let progress = writer.gather(&mut self.gathering);
         let held = since.elapsed();

@@ -1,7 +1,7 @@
 //! What is said, as the server's messages.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::stream;

@@ -7,7 +7,13 @@
 //! `kvplane serve` is a process of its own, the engines are in this one. Every engine that lives must be proven, every dead
 //! one must not, and nobody may be asked twice.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::print_stdout, clippy::expect_used, reason = "a benchmark")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::expect_used,
+    reason = "a benchmark"
+)]
 
 mod engines;
 mod plane;

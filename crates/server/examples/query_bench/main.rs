@@ -12,7 +12,13 @@
 //! With a Python that has `ai-dynamo` installed, `dynamo.indexer` is told of the same engines, must give the same
 //! answers as kvplane's route of the same name, and is measured with the same bodies.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::print_stdout, clippy::expect_used, reason = "a benchmark")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::expect_used,
+    reason = "a benchmark"
+)]
 
 mod callers;
 mod engines;

@@ -114,7 +114,8 @@ impl Upstream {
             Ok(response) => {
                 let (head, stream) = response.into_parts();
                 // A task of its own, not a part of the response's body: a client that does not read yet may send.
-                let pump = pump.map(|pump| AbortOnDropHandle::new(kvplane_runtime::spawn("front: upload", pump)));
+                let pump =
+                    pump.map(|pump| AbortOnDropHandle::new(kvplane_runtime::spawn("front: upload", pump)));
                 let call = Call::new(self.0.counters.clone(), place, pump);
                 let body = UpstreamBody::new(&head.headers, stream, call);
                 Ok(Response::from_parts(head, body))

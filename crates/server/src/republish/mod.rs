@@ -12,7 +12,7 @@ mod replay;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvplane_core::Cursor;
 use kvplane_ingest::{Engine, Stream};

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvplane_core::StreamId;
 use kvplane_ingest::{Engines, Plane};

@@ -1,6 +1,12 @@
 //! Planes that follow other planes.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    unreachable_pub,
+    reason = "tests"
+)]
 
 mod loops;
 mod planes;

@@ -1,6 +1,12 @@
 //! Engines that are asked where they publish, over real sockets.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    unreachable_pub,
+    reason = "tests"
+)]
 
 mod grpc;
 #[allow(dead_code, reason = "most of it is the fault matrix's")]

@@ -1,6 +1,12 @@
 //! The fault matrix: every row that concerns one engine, over real sockets.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    unreachable_pub,
+    reason = "tests"
+)]
 
 mod dialects;
 mod drain;

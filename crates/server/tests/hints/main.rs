@@ -1,6 +1,12 @@
 //! `inferencecache.v1alpha1` over real gRPC and HTTP, as gateways, subscribers and controllers use it.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    unreachable_pub,
+    reason = "tests"
+)]
 
 mod bounds;
 mod events;

@@ -1,6 +1,12 @@
 //! Operations on the fleet, over HTTP and gRPC, with simulated engines and with servers that do as a test says.
 
-#![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    unreachable_pub,
+    reason = "tests"
+)]
 
 mod audit;
 mod cancelled;

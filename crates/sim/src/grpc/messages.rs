@@ -164,5 +164,5 @@ fn started(facts: &Facts) -> Timestamp {
 
 /// Now, as engines write it.
 fn timestamp() -> String {
-    Timestamp::from(UNIX_EPOCH + kvplane_runtime::unix_time()).to_string()
+    Timestamp::from(std::time::UNIX_EPOCH + kvplane_runtime::unix_time()).to_string()
 }

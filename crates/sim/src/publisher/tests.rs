@@ -1,3 +1,5 @@
+use std::time::Instant;
+
 use bytes::Bytes;
 use kvplane_socket::{Options, SubscriberHandler, Subscription};
 use kvplane_wire::Profile;

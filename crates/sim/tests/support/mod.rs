@@ -1,5 +1,5 @@
 //! A consumer that counts copies, over real sockets.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+#![allow(clippy::disallowed_methods, dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 pub mod client;
 

@@ -128,7 +128,9 @@ impl Running {
         if self.job.cancelled.load(Ordering::Acquire) {
             return Err(ReplayEnd::Cancelled);
         }
-        let Some(connection) = &mut self.connection else { return Ok(self.dial(registry, kvplane_runtime::now())) };
+        let Some(connection) = &mut self.connection else {
+            return Ok(self.dial(registry, kvplane_runtime::now()));
+        };
         let (job, received) = (&mut self.job, &mut self.received);
         let from = job.request.from.to_be_bytes();
         let was_established = received.established.is_some();

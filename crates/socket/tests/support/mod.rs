@@ -1,5 +1,5 @@
 //! A handler that writes down what it hears, and lets a test wait for it.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+#![allow(clippy::disallowed_methods, dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 pub mod peer;
 

@@ -1,6 +1,5 @@
 //! A running plane.
 
-use std::time::Instant;
 
 use anyhow::anyhow;
 use http::{Method, StatusCode};

@@ -5,7 +5,7 @@ mod result;
 mod view;
 
 use std::io::IsTerminal as _;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvplane_client::Operations;
 use kvplane_proto::kvplane::v1::{
