@@ -4,7 +4,6 @@ mod sglang;
 mod trtllm;
 mod vllm;
 
-
 use axum::Router;
 use axum::extract::{Json, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};

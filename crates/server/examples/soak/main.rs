@@ -1,6 +1,6 @@
 //! Random faults against a running plane for as long as wanted, and every answer compared with the engines' own word.
 //!
-//! `soak KVPLANE_BINARY [--seconds N] [--faults N] [--engines N] [--seed N] [--bound-ms N]`: `make soak`
+//! `soak KVPLANE_BINARY [--seconds N] [--faults N] [--engines N] [--seed N] [--bound-ms N] [--trace 1] [--drained 1]`: `make soak`
 //!
 //! Runs `kvplane serve` as a process of its own. Engines are simulated in this one, each behind a proxy that can fall
 //! silent, and each driven by a thread that injects a fault, serves requests, asks what the plane says of its engine, and
@@ -51,15 +51,28 @@ struct Options {
     seed: u64,
     /// How old a credited answer may be; `max_silence` and some slack when absent.
     bound: Option<Duration>,
+    /// The plane's log is kept, and printed with what was wrong.
+    trace: bool,
+    /// All engines are drained.
+    drained: bool,
 }
 
 impl Options {
     fn parse() -> Result<Self, String> {
         let mut words = std::env::args().skip(1);
         let binary = words.next().ok_or(
-            "usage: soak KVPLANE_BINARY [--seconds N] [--faults N] [--engines N] [--seed N] [--bound-ms N]",
+            "usage: soak KVPLANE_BINARY [--seconds N] [--faults N] [--engines N] [--seed N] [--bound-ms N] [--trace 1] [--drained 1]",
         )?;
-        let mut options = Self { binary, seconds: 60, faults: u64::MAX, engines: 64, seed: 1, bound: None };
+        let mut options = Self {
+            binary,
+            seconds: 60,
+            faults: u64::MAX,
+            engines: 64,
+            seed: 1,
+            bound: None,
+            trace: false,
+            drained: false,
+        };
         while let Some(name) = words.next() {
             let value = words.next().ok_or_else(|| format!("{name}: a number is missing"))?;
             let value: u64 = value.parse().map_err(|_| format!("{name} {value}: not a number"))?;
@@ -67,6 +80,8 @@ impl Options {
                 "--seconds" => options.seconds = value,
                 "--faults" => options.faults = value,
                 "--engines" => options.engines = value.clamp(1, 1000) as usize,
+                "--trace" => options.trace = value > 0,
+                "--drained" => options.drained = value > 0,
                 "--seed" => options.seed = value,
                 "--bound-ms" => options.bound = Some(Duration::from_millis(value)),
                 _ => return Err(format!("{name}: unknown option")),
@@ -87,10 +102,17 @@ fn main() -> ExitCode {
     let proxies = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let context = kvplane_socket::PublishContext::new();
     let engines: Vec<Engine> = (0..options.engines)
-        .map(|at| Engine::start(at, options.seed, context.clone(), proxies.handle()))
+        .map(|at| {
+            Engine::start(
+                if options.drained { at * 6 + 5 } else { at },
+                options.seed,
+                context.clone(),
+                proxies.handle(),
+            )
+        })
         .collect();
     let flags: Vec<String> = engines.iter().map(Engine::flag).collect();
-    let plane = Arc::new(Plane::start(&options.binary, &flags, options.bound));
+    let plane = Arc::new(Plane::start(&options.binary, &flags, options.bound, options.trace));
     println!("{} engines, seed {}, answers within {:?}", options.engines, options.seed, plane.bound);
     let tally = Arc::new(Tally::default());
     let begun = Instant::now();

@@ -1,5 +1,6 @@
 //! `kvplane serve` as a process of its own, and a client for its questions.
 
+use std::collections::{HashMap, VecDeque};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -17,6 +18,9 @@ const SLACK: Duration = Duration::from_millis(500);
 /// What a release without `max_silence` needs to notice a silent path.
 const WITHOUT: Duration = Duration::from_secs(20);
 
+/// Lines of the log that are kept of each engine.
+const TRACED: usize = 60;
+
 /// A running plane.
 pub struct Plane {
     child: Mutex<Child>,
@@ -24,13 +28,15 @@ pub struct Plane {
     address: String,
     /// How old a credited answer may be.
     pub bound: Duration,
-    /// What it wrote to its log since it serves.
+    /// What it wrote to its log since it serves, without what it wrote of engines.
     log: Arc<Mutex<Vec<String>>>,
+    /// The last lines of each engine, where they are wanted.
+    of_engines: Arc<Mutex<HashMap<String, VecDeque<String>>>>,
 }
 
 impl Plane {
     /// Starts it for these engines.
-    pub fn start(binary: &str, engines: &[String], bound: Option<Duration>) -> Self {
+    pub fn start(binary: &str, engines: &[String], bound: Option<Duration>, trace: bool) -> Self {
         let silence = format!(",max_silence={}ms", MAX_SILENCE.as_millis());
         let knows_it = Command::new(binary)
             .args(["serve", "--dump-config", "--engine", &format!("{}{silence}", engines[0])])
@@ -44,7 +50,7 @@ impl Plane {
         }
         let mut command = Command::new(binary);
         command.args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--log-format", "json"]);
-        command.args(["--log", "error,kvplane::commands::serve=info"]);
+        command.args(["--log", if trace { "info" } else { "error,kvplane::commands::serve=info" }]);
         // Windows are full soon, so that memory settles soon.
         command.args(["--set", "journal.max_batches=256", "--set", "follow.replay_idle=500ms"]);
         for engine in engines {
@@ -62,8 +68,19 @@ impl Plane {
         };
         let log = Arc::new(Mutex::new(Vec::new()));
         let kept = log.clone();
+        let of_engines: Arc<Mutex<HashMap<String, VecDeque<String>>>> = Arc::default();
+        let traced = of_engines.clone();
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
+                if let Some(engine) = engine_of(&line) {
+                    let mut traced = traced.lock();
+                    let lines = traced.entry(engine).or_default();
+                    lines.push_back(line);
+                    if lines.len() > TRACED {
+                        lines.pop_front();
+                    }
+                    continue;
+                }
                 let mut kept = kept.lock();
                 if kept.len() < 10_000 {
                     kept.push(line);
@@ -71,7 +88,13 @@ impl Plane {
             }
         });
         let bound = bound.unwrap_or(if knows_it { MAX_SILENCE + SLACK } else { WITHOUT });
-        Self { pid: child.id(), child: Mutex::new(child), address, bound, log }
+        Self { pid: child.id(), child: Mutex::new(child), address, bound, log, of_engines }
+    }
+
+    /// What it wrote last of an engine, for people.
+    pub fn trace(&self, engine: &str) -> String {
+        let of_engines = self.of_engines.lock();
+        of_engines.get(engine).into_iter().flatten().map(|line| format!("\n    {line}")).collect()
     }
 
     /// Its resident memory.
@@ -112,6 +135,13 @@ impl Plane {
     pub fn asker(&self, model: &str) -> Asker {
         Asker { address: self.address.clone(), model: model.to_owned(), connection: None }
     }
+}
+
+/// The engine that a line of the log is about.
+fn engine_of(line: &str) -> Option<String> {
+    let record: Value = serde_json::from_str(line).ok()?;
+    let name = record.get("stream").or_else(|| record.get("engine"))?.as_str()?;
+    Some(name.split('/').next().unwrap_or(name).to_owned())
 }
 
 /// A connection for questions about one model.

@@ -215,7 +215,9 @@ impl Worker {
         self.wrong += 1;
         if self.wrong <= TOLD_EACH {
             let (engine, states) = (self.engine.describe(), self.truth.describe(claim.document));
-            self.tally.tell(format!("{engine}: {claim:?}; the engine:{states}; after {:?}", self.recent));
+            let trace = self.plane.trace(&self.engine.name);
+            self.tally
+                .tell(format!("{engine}: {claim:?}; the engine:{states}; after {:?}{trace}", self.recent));
         }
     }
 
@@ -232,8 +234,11 @@ impl Worker {
                 self.tally.stuck.fetch_add(1, Ordering::Relaxed);
                 let said = self.asker.ask(&self.engine.documents[0]).1;
                 let engine = self.engine.describe();
-                self.tally
-                    .tell(format!("{engine}: not credited for {STUCK:?}: {said:?}; after {:?}", self.recent));
+                self.tally.tell(format!(
+                    "{engine}: not credited for {STUCK:?}: {said:?}; after {:?}{}",
+                    self.recent,
+                    self.plane.trace(&self.engine.name)
+                ));
                 return;
             }
             thread::sleep(Duration::from_millis(5));

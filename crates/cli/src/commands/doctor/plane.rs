@@ -1,6 +1,5 @@
 //! A running plane.
 
-
 use anyhow::anyhow;
 use http::{Method, StatusCode};
 use kvplane_doctor::{Code, Finding, PlaneSeen, Severity, judge_plane, place_of, without_userinfo};
