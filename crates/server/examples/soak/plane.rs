@@ -52,7 +52,7 @@ impl Plane {
         command.args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--log-format", "json"]);
         command.args(["--log", if trace { "info" } else { "error,kvplane::commands::serve=info" }]);
         // Windows are full soon, so that memory settles soon.
-        command.args(["--set", "journal.max_batches=256", "--set", "follow.replay_idle=500ms"]);
+        command.args(["--set", "journal.max_batches=128", "--set", "follow.replay_idle=500ms"]);
         for engine in engines {
             command.args(["--engine", &format!("{engine}{}", if knows_it { &silence } else { "" })]);
         }

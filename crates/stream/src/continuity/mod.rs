@@ -281,6 +281,7 @@ impl Continuity {
     /// answered by either life. If it is the same life, its ring has all of it.
     fn void_connection(&mut self) {
         self.hold.clear();
+        self.known_tail = None;
         self.request = None;
         self.pending = None;
         self.beginning = None;

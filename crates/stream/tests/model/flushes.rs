@@ -147,7 +147,9 @@ impl World {
         // Removals may come one by one: what they have not named yet is as old as the batch.
         let is_credited = self.recorder.standing() == Standing::Live && trust.is_credited(&CREDIT);
         // Where nobody can be asked, a frame that comes too late is taken for one of a new life, however old it is.
-        let mistaken = self.causes.contains(&EpochCause::SequenceWentBack);
+        let of_a_late_frame =
+            |cause: &EpochCause| matches!(cause, EpochCause::SequenceWentBack | EpochCause::StartUpClear);
+        let mistaken = self.causes.iter().any(of_a_late_frame);
         if !is_credited || mistaken || self.engine.flushes_by_removals {
             return;
         }
