@@ -128,11 +128,11 @@ impl Arena {
         let layout = chunk_layout();
         // SAFETY: the layout has a size.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-        // SAFETY: the chunk is ours, aligned and of this length; the call changes how it is backed, not what is in it.
-        // Miri has no madvise.
-        #[cfg(all(target_os = "linux", not(miri)))]
-        unsafe {
-            libc::madvise(start.as_ptr().cast(), CHUNK, libc::MADV_HUGEPAGE);
+        // A small index costs the pages that it uses; from the second chunk on it is large enough for huge ones.
+        let others = self.chunks.iter().flatten().count();
+        back(start, others > 0);
+        if others == 1 {
+            self.chunks.iter().flatten().for_each(|&first| back(first, true));
         }
         let number = self.gone.pop().unwrap_or_else(|| {
             self.chunks.push(None);
@@ -152,6 +152,19 @@ impl Arena {
             unsafe { dealloc(start.as_ptr(), chunk_layout()) };
         }
     }
+}
+
+/// Asks for huge pages under a chunk, or for none.
+fn back(chunk: NonNull<u8>, huge: bool) {
+    // Miri has no madvise.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    {
+        let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        // SAFETY: the chunk is ours, aligned and of this length; the call changes how it is backed, not what is in it.
+        unsafe { libc::madvise(chunk.as_ptr().cast(), CHUNK, advice) };
+    }
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    let _ = (chunk, huge);
 }
 
 fn chunk_layout() -> Layout {

@@ -65,6 +65,11 @@ impl Continuity {
                 self.lose_damaged(sequence);
             }
         }
+        // What was heard and is not among it is given up as well.
+        let is_beyond = |tail: u64| self.last.is_none_or(|last| last.sequence < tail);
+        if self.known_tail.take().is_some_and(|(tail, _)| is_beyond(tail)) {
+            self.count_loss(reason);
+        }
         self.go_live(now);
     }
 

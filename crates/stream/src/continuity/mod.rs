@@ -94,6 +94,8 @@ pub struct Continuity {
     recent: Recent,
     /// The highest number that came over this connection: on one connection numbers rise.
     highest_live: Option<u64>,
+    /// The number that came last over it.
+    latest_live: Option<u64>,
     /// A batch of this life came over this connection in its turn: nothing on it is left of another.
     linked: bool,
     /// That the history is known from its beginning has been said.
@@ -177,6 +179,7 @@ impl Continuity {
             hold,
             recent: Recent::default(),
             highest_live: None,
+            latest_live: None,
             linked: false,
             start_told: false,
             any_first: false,
@@ -286,6 +289,7 @@ impl Continuity {
         self.pending = None;
         self.beginning = None;
         self.highest_live = None;
+        self.latest_live = None;
         self.linked = false;
         self.failed_probes = 0;
         self.end_doubt();
@@ -308,6 +312,7 @@ impl Continuity {
         };
         let rises = self.highest_live.is_some_and(|highest| sequence > highest);
         self.highest_live = self.highest_live.max(Some(sequence));
+        self.latest_live = Some(sequence);
         let arrival = self.arrival(sequence, &held, rises);
         if arrival != Arrival::Duplicate
             && self.interleaves(now, sequence, matches!(arrival, Arrival::Contradicts | Arrival::Conflicts))

@@ -207,7 +207,14 @@ impl Continuity {
         }
         if !request.verified {
             // Asked for our last batch and got nothing at or above it.
-            self.restart(now, EpochCause::RingBelowCursor, None);
+            let attempt = request.attempt;
+            if self.linked && attempt.confirmations < MAX_CONFIRMATIONS {
+                // The connection that brought it is still there: more likely the answer was lost than the process.
+                let attempt = Try { confirmations: attempt.confirmations + 1, ..attempt };
+                self.ask_replay_again(now, request.background, attempt);
+            } else {
+                self.restart(now, EpochCause::RingBelowCursor, None);
+            }
             return;
         }
         if self.is_cut_short(&request) {
@@ -360,6 +367,10 @@ impl Continuity {
         self.begin_epoch(cause);
         if let Some((sequence, held)) = sign {
             self.put_on_hold(sequence, held);
+        } else {
+            // The ring says so, and its answer may have been cut short. What this connection has carried must be in it,
+            // unless the connection ends as well.
+            self.known_tail = self.latest_live.map(|latest| (latest, self.stamp));
         }
         self.verify(now);
     }
