@@ -214,7 +214,7 @@ impl Sources {
 /// nothing comes is given up well after its streams are stale: it may recover without losing anything.
 fn with_heartbeats(mut wanted: Subscription, max_silence: Option<Duration>) -> Subscription {
     if let Some(max_silence) = max_silence {
-        wanted.heartbeat_interval = (max_silence / 4).max(SHORTEST_HEARTBEAT);
+        wanted.heartbeat_interval = (max_silence / 3).max(SHORTEST_HEARTBEAT);
         wanted.heartbeat_timeout = max_silence * 3;
     }
     wanted

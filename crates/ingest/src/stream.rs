@@ -11,7 +11,7 @@ mod taken;
 mod troubled;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -130,6 +130,8 @@ pub struct Stream {
     id: StreamId,
     clock: Clock,
     freshness: Arc<Freshness>,
+    /// Until when a tick changes nothing, in microseconds on the plane's monotonic clock.
+    idle_until: AtomicU64,
     chronicle: Arc<Chronicle>,
     inner: Mutex<Inner>,
     /// The status that was read last, and when.
@@ -175,6 +177,7 @@ impl Stream {
             id,
             clock,
             freshness: Arc::new(Freshness::new(clock, max_silence)),
+            idle_until: AtomicU64::new(0),
             chronicle,
             mirrored: recorder.is_mirror(),
             via: Mutex::new(Arc::from([])),
@@ -227,6 +230,11 @@ impl Stream {
     pub(crate) fn prove(&self, at: Instant) -> Outcome {
         let at = self.clock.mono(at);
         self.feed(|recorder, now| recorder.prove(now, at))
+    }
+
+    /// Whether a tick at this moment may change anything. Most streams are idle most of the time: asking costs no lock.
+    pub(crate) fn needs_tick(&self, now: Instant) -> bool {
+        self.clock.mono(now).as_micros() >= u128::from(self.idle_until.load(Ordering::Acquire))
     }
 
     /// Which stream.
@@ -282,6 +290,8 @@ impl Stream {
         input(&mut inner.recorder, now);
         inner.heard.note(&hearing, &inner.recorder, now);
         self.freshness.set(inner.recorder.proven_at());
+        let idle_until = inner.recorder.idle_until().as_micros();
+        self.idle_until.store(idle_until.try_into().unwrap_or(u64::MAX), Ordering::Release);
         *self.mark.lock() = inner.recorder.journal().mark_request();
         let news = Looks::of(&inner.recorder) != before;
         // Under the lock, so that the index has seen all that the journal has once the lock is free.

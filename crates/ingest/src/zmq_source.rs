@@ -82,6 +82,12 @@ impl Driver {
         self.stream().announce();
     }
 
+    fn tick(&self, now: Instant) {
+        if self.stream().needs_tick(now) {
+            self.tell(Recorder::tick);
+        }
+    }
+
     fn ask_replay(&self, id: u64, from: u64) {
         let Some(endpoint) = &self.0.replay else { return };
         let mut request = ReplayRequest::new(endpoint.clone(), from);
@@ -247,7 +253,7 @@ impl SubscriberHandler for ConnectedHandler {
             self.driver.stream().set_trouble(Some(UNREACHED));
             warn!(stream = %self.driver.stream().id(), address = self.address, "no engine answers here");
         }
-        self.driver.tell(Recorder::tick);
+        self.driver.tick(now);
     }
 }
 
@@ -391,7 +397,7 @@ impl SubscriberHandler for BoundHandler {
             if let Some(at) = self.claims.proof_of(driver.stream().id(), unclaimed) {
                 driver.prove(at);
             }
-            driver.tell(Recorder::tick);
+            driver.tick(now);
         }
     }
 }

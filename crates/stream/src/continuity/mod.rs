@@ -386,6 +386,20 @@ impl Continuity {
         }
     }
 
+    /// The moment until which [`Self::tick`] changes nothing, unless something else happens before.
+    pub fn idle_until(&self) -> Duration {
+        let is_idle = self.phase == Phase::Live
+            && self.doubt.is_none()
+            && self.unresolved_since.is_none()
+            && self.pending.is_none()
+            && !self.interleaved;
+        match self.next_question.filter(|_| self.options.replay) {
+            _ if !is_idle => Duration::ZERO,
+            Some(at) => at,
+            None => Duration::MAX,
+        }
+    }
+
     // --- placing batches ---------------------------------------------------------------------------------
 
     fn next_expected(&self, sequence: u64) -> bool {

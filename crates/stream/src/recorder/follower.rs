@@ -1,5 +1,7 @@
 //! What puts batches in order: one state machine per kind of source, behind what all of them have in common.
 
+use std::time::Duration;
+
 use kvplane_core::Continuity as Standing;
 
 use crate::clock::Now;
@@ -73,6 +75,16 @@ impl Follower {
             Self::Relayed(machine) => machine.tick(now),
             Self::Mirrored(machine) => machine.tick(now),
             Self::Handed(_) => {}
+        }
+    }
+
+    /// The moment until which a tick changes nothing, unless something else happens before.
+    pub(super) fn idle_until(&self) -> Duration {
+        match self {
+            Self::Published(machine) => machine.idle_until(),
+            Self::Handed(_) => Duration::MAX,
+            // They are few, or ticked by their own task.
+            Self::Drained(_) | Self::Relayed(_) | Self::Mirrored(_) => Duration::ZERO,
         }
     }
 

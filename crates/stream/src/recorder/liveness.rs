@@ -35,6 +35,15 @@ impl Liveness {
         }
     }
 
+    /// When the proof that there is will be too old; zero if it is.
+    pub(super) fn stale_at(&self) -> Duration {
+        match self.max_silence {
+            None => Duration::MAX,
+            Some(_) if self.stale => Duration::ZERO,
+            Some(max) => self.proven_at.map_or(Duration::ZERO, |at| at.saturating_add(max)),
+        }
+    }
+
     /// Judges the age of the proof. Says when the verdict changed.
     pub(super) fn judge(&mut self, now: Duration) -> Option<Turn> {
         let max = self.max_silence?;

@@ -14,6 +14,8 @@ mod published;
 mod relayed;
 mod silence;
 
+use std::time::Duration;
+
 use kvplane_core::{Continuity as Standing, Epoch, Reason, Trust};
 use kvplane_wire::{Decoder, Dialect};
 
@@ -206,6 +208,12 @@ impl Recorder {
     pub fn tick(&mut self, now: Now) {
         self.follower.tick(now);
         self.settle(now);
+    }
+
+    /// The moment (monotonic) until which a tick changes nothing, unless something else is fed before. Streams that
+    /// follow an engine without trouble need no tick for most of the time.
+    pub fn idle_until(&self) -> Duration {
+        self.liveness.stale_at().min(self.follower.idle_until())
     }
 
     /// The stream was removed: everything that it held is let go of, as at the end of a life.

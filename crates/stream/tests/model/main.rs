@@ -150,8 +150,20 @@ impl World {
     fn wait(&mut self, ms: u64) {
         self.now.mono += Duration::from_millis(ms);
         self.now.unix_ms += ms;
+        let looks = |world: &Self| {
+            (
+                world.recorder.standing(),
+                world.recorder.counters(),
+                world.recorder.journal().cursor(),
+                world.question,
+            )
+        };
+        let (is_idle, before) = (self.recorder.idle_until() > self.now.mono, looks(self));
         self.recorder.tick(self.now);
         self.collect();
+        if is_idle {
+            assert_eq!(looks(self), before, "a tick of an idle stream changes nothing");
+        }
     }
 
     fn proven(&mut self) {

@@ -67,6 +67,49 @@ fn frames_of_a_connection_that_ended_never_count_for_the_next() {
 }
 
 #[test]
+fn a_number_of_a_life_that_ended_does_not_hold_up_the_next() {
+    let mut world = World::of(Semantics::default(), true, false, 100, 100);
+    for _ in 0..20 {
+        world.run(&Op::Publish(Fate::Lost));
+    }
+    world.run(&Op::Reconnect);
+    // Batch 20 waits for the answer, which never comes.
+    world.run(&Op::Publish(Fate::Arrives));
+    world.run(&Op::Restart { publishes: 0, leaves_frames: false });
+    world.run(&Op::Reconnect);
+    // Every answer of the new ring brings something, and ends far below 20.
+    for depth in 1..5 {
+        world.run(&extend(0, depth));
+        world.run(&Op::Publish(Fate::Arrives));
+        for _ in 0..3 {
+            world.run(&WHOLE);
+        }
+    }
+    assert_eq!((standing(&world), held(&world)), (Standing::Live, 4));
+}
+
+#[test]
+fn an_answer_that_was_lost_is_no_restart_while_the_connection_lives() {
+    let mut world = following(true, 1);
+    let before = world.recorder.journal().epoch();
+    world.run(&Op::Wait(1_100));
+    // Half of one batch is none: an empty ring, it seems.
+    world.run(&Op::Answer(AnswerKind::CutShort));
+    assert_eq!(standing(&world), Standing::Live);
+    world.run(&WHOLE);
+    assert_eq!((standing(&world), held(&world)), (Standing::Live, 1));
+    assert_eq!(world.recorder.journal().epoch(), before);
+    // A proxy may keep the connection while the process behind it restarts: an answer that stays empty is believed.
+    world.run(&Op::Wait(31_000));
+    world.engine.restart();
+    for _ in 0..8 {
+        world.answer(AnswerKind::Whole);
+    }
+    assert!(world.recorder.journal().epoch() > before);
+    assert_eq!((standing(&world), held(&world)), (Standing::Live, 0));
+}
+
+#[test]
 fn the_beginning_of_a_life_that_ended_does_not_count_either() {
     let mut world = World::of(crate::clearing(true), false, false, 100, 100);
     world.run(&Op::Reconnect);
