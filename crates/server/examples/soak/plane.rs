@@ -51,8 +51,9 @@ impl Plane {
         let mut command = Command::new(binary);
         command.args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--log-format", "json"]);
         command.args(["--log", if trace { "info" } else { "error,kvplane::commands::serve=info" }]);
-        // What is resident is in use: nothing that is free waits for being used again.
-        command.env("MIMALLOC_PURGE_DELAY", "0");
+        // What is resident is in use: nothing that is free waits for being used again, and the kernel rounds nothing up
+        // to huge pages.
+        command.env("MIMALLOC_PURGE_DELAY", "0").env("MIMALLOC_ALLOW_THP", "0");
         // Windows are full soon, so that memory settles soon.
         command.args(["--set", "journal.max_batches=128", "--set", "follow.replay_idle=500ms"]);
         for engine in engines {

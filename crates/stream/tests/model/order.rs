@@ -104,6 +104,7 @@ fn an_answer_that_was_lost_is_no_restart_while_the_connection_lives() {
     world.engine.restart();
     for _ in 0..8 {
         world.answer(AnswerKind::Whole);
+        world.wait(1_000);
     }
     assert!(world.recorder.journal().epoch() > before);
     assert_eq!((standing(&world), held(&world)), (Standing::Live, 0));
