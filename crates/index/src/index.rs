@@ -6,7 +6,7 @@ use kvplane_core::{Marks, Tier};
 
 use crate::reader::Reader;
 use crate::shared::Shared;
-use crate::sync::{Mutex, Signal};
+use crate::sync::Mutex;
 use crate::writer::Writer;
 use crate::{Block, Options, Refused, Slot, Stats};
 
@@ -15,8 +15,6 @@ use crate::{Block, Options, Refused, Slot, Stats};
 pub struct Index {
     // Dropped first: it frees what readers could see, and readers keep the index.
     pub(crate) writer: Mutex<Writer>,
-    /// A stream was marked for which a snapshot waited.
-    pub(crate) marked: Signal,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -25,7 +23,7 @@ impl Index {
     pub fn new(options: &Options) -> Arc<Self> {
         let shared = Arc::new(Shared::new());
         let writer = Mutex::new(Writer::new(shared.clone(), options));
-        Arc::new(Self { writer, marked: Signal::default(), shared })
+        Arc::new(Self { writer, shared })
     }
 
     /// A stream comes. `owner` is given back with answers; it must be unique among the streams of the index.

@@ -37,7 +37,6 @@ mod prompt;
 mod reader;
 mod shared;
 mod sides;
-mod snapshot;
 mod sync;
 mod trie;
 mod writer;
@@ -46,7 +45,6 @@ pub use answer::{Answer, Buffer};
 pub use index::Index;
 pub use prompt::Prompt;
 pub use reader::Reader;
-pub use snapshot::{LoadError, Snapshot, Step, Taking};
 
 use kvplane_core::Tier;
 

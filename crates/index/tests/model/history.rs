@@ -66,22 +66,6 @@ pub(crate) enum Step {
     },
 }
 
-impl Step {
-    pub(crate) fn is_of(&self, wanted: usize) -> bool {
-        match self {
-            Self::Prompt { stream, .. }
-            | Self::Odd { stream, .. }
-            | Self::Evict { stream, .. }
-            | Self::Remove { stream, .. }
-            | Self::Sides { stream, .. }
-            | Self::OddSides { stream, .. }
-            | Self::Clear { stream }
-            | Self::Replace { stream } => *stream == wanted,
-            Self::Reclaim { .. } => false,
-        }
-    }
-}
-
 /// Prompts share prefixes: block i of prompt p has a content that equals that of the prompts it shares a start with.
 fn content(prompt: usize, at: usize) -> u64 {
     // Prompts 0..4 share 12 blocks, pairs of them share 20.
@@ -170,21 +154,6 @@ impl Both {
             both.slots.push(slot);
         }
         both
-    }
-
-    /// An index of its own for one of the streams, which is to be loaded, beside the model of it alone. The others are there and hold nothing.
-    pub(crate) fn with_only(&self, model: &Model, stream: usize) -> Self {
-        let mut alone = Self::new(0);
-        (alone.model, alone.next_owner) = (model.clone(), self.next_owner);
-        let (_, kept) = self.slots[stream];
-        (0..self.next_owner)
-            .filter(|owner| *owner != kept)
-            .for_each(|owner| alone.model.remove_stream(owner));
-        for at in 0..self.slots.len() {
-            let slot = if at == stream { (alone.index.add_stream(kept), kept) } else { alone.add() };
-            alone.slots.push(slot);
-        }
-        alone
     }
 
     pub(crate) fn add(&mut self) -> (Slot, u64) {
@@ -305,7 +274,7 @@ fn for_every_prompt(ask: &mut impl FnMut(&[u64])) {
 }
 
 impl Both {
-    /// From where streams can go on, with needs that are chosen by a number. Snapshots know nothing of that.
+    /// From where streams can go on, with needs that are chosen by a number.
     pub(crate) fn check_sides(&self, number: usize) {
         let mut reader = self.index.reader();
         let mut buffer = Buffer::default();

@@ -3,7 +3,6 @@
 #![allow(clippy::disallowed_methods, reason = "tests")]
 
 mod history;
-mod snapshot;
 
 use proptest::prelude::*;
 

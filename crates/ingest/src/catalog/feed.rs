@@ -87,9 +87,6 @@ impl StreamFeed {
                 self.apply(transition);
             }
             self.set_sides(&entry.marks);
-            for Seat { keyspace, slot } in self.seats.iter().filter(|_| !entry.transitions.is_empty()) {
-                keyspace.index.mark(*slot, entry.sequence);
-            }
         }
         if epoch != view.epoch {
             // What was known is void, and no entry says so.
@@ -137,11 +134,8 @@ impl StreamFeed {
         }
     }
 
-    /// All of it is here: the state at this number.
-    pub(crate) fn end_load(&mut self, sequence: u64) {
-        for Seat { keyspace, slot } in &self.seats {
-            keyspace.index.mark(*slot, sequence);
-        }
+    /// All of it is here.
+    pub(crate) fn end_load(&mut self) {
         self.loading = false;
         self.member.cell.settle(self.worth());
     }
