@@ -6,17 +6,19 @@ use kvplane_core::{Marks, Tier};
 
 use crate::reader::Reader;
 use crate::shared::Shared;
-use crate::sync::{Mutex, Signal};
+use crate::sync::{Mutex, hand_over};
 use crate::writer::Writer;
-use crate::{Block, Options, Refused, Slot, Stats};
+use crate::{Block, Operation, Options, Refused, Slot, Stats};
+
+/// Blocks that [`Index::apply`] changes before it hands the lock over: about 0.1 ms. An operation with more of them is not
+/// divided. Under loom and miri few, so that tests reach it.
+const HOLD: usize = if cfg!(any(loom, miri)) { 4 } else { 1024 };
 
 /// All streams of one keyspace.
 #[derive(Debug)]
 pub struct Index {
     // Dropped first: it frees what readers could see, and readers keep the index.
     pub(crate) writer: Mutex<Writer>,
-    /// A stream was marked for which a snapshot waited.
-    pub(crate) marked: Signal,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -25,7 +27,7 @@ impl Index {
     pub fn new(options: &Options) -> Arc<Self> {
         let shared = Arc::new(Shared::new());
         let writer = Mutex::new(Writer::new(shared.clone(), options));
-        Arc::new(Self { writer, marked: Signal::default(), shared })
+        Arc::new(Self { writer, shared })
     }
 
     /// A stream comes. `owner` is given back with answers; it must be unique among the streams of the index.
@@ -36,6 +38,31 @@ impl Index {
     /// A stream goes: it is in no answer that is begun after this. [`Self::reclaim`] frees its memory.
     pub fn remove_stream(&self, slot: Slot) {
         self.writer.lock().remove_stream(slot);
+    }
+
+    /// Applies the changes of a batch in their order: one lock for all of them, which a long batch hands over now and then to
+    /// whoever waits for it. Stops after an operation that was refused; an iterator that is passed by reference can then be
+    /// continued.
+    pub fn apply<'a>(
+        &self,
+        slot: Slot,
+        operations: impl IntoIterator<Item = Operation<'a>>,
+    ) -> Result<(), Refused> {
+        let mut operations = operations.into_iter();
+        let mut next = operations.next();
+        while next.is_some() {
+            let mut writer = self.writer.lock();
+            let mut work = 0;
+            while work < HOLD
+                && let Some(operation) = next
+            {
+                work += 1 + operation.len();
+                writer.apply(slot, &operation)?;
+                next = operations.next();
+            }
+            hand_over(writer);
+        }
+        Ok(())
     }
 
     /// Consecutive blocks got a copy in a tier. `parent` is the block before the first, `None` at the start of a

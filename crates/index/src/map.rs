@@ -4,8 +4,6 @@
 //! at most 32 KiB (extendible hashing): it grows a little at a time, never all at once, and stays about two thirds full: fuller, and more
 //! blocks lie in a line that is not their own. Tables live in an arena, in huge pages.
 
-mod visit;
-
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -13,8 +11,6 @@ use std::sync::LazyLock;
 
 use crate::arena::{Arena, LARGEST as LARGEST_ROOM, Room};
 use crate::matching::prefetch;
-
-pub(crate) use visit::{Cursor, Passed, Visit};
 
 const SLOTS: usize = 5;
 /// The most buckets of a table.

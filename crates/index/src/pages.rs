@@ -97,17 +97,6 @@ impl Directory {
         (page.extent != NOBODY).then(|| (page.extent, (page.first + within as i32) as u32))
     }
 
-    /// The extent that a place's whole page belongs to, and the offset in it of the page's first place; `None` if there is no such extent.
-    pub(crate) fn owner(&self, place: u32) -> Option<(u32, i32)> {
-        let page = self.pages.get((place >> BITS) as usize)?;
-        (page.extent != NOBODY && page.extent != SHARED).then_some((page.extent, page.first))
-    }
-
-    /// Pages that were ever made.
-    pub(crate) fn len(&self) -> usize {
-        self.pages.len()
-    }
-
     /// Takes back the pages that an extent no longer needs.
     pub(crate) fn shrink(&mut self, extent: u32, pages: &mut Pages, blocks: u32) {
         let keep = pages_for(blocks, pages.skipped);

@@ -2,9 +2,7 @@
 
 #[cfg(not(loom))]
 mod real {
-    use std::time::Duration;
-
-    use parking_lot::{Condvar, MutexGuard};
+    use parking_lot::MutexGuard;
 
     pub(crate) use parking_lot::Mutex;
     pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
@@ -12,22 +10,6 @@ mod real {
     /// Lets go of a lock, in favour of whoever waits for it.
     pub(crate) fn hand_over<T>(guard: MutexGuard<'_, T>) {
         MutexGuard::unlock_fair(guard);
-    }
-
-    /// Something that happens under a lock, and is waited for.
-    #[derive(Debug, Default)]
-    pub(crate) struct Signal(Condvar);
-
-    impl Signal {
-        /// Lets go of a lock, and waits until it happened or for so long.
-        pub(crate) fn wait<T>(&self, mut guard: MutexGuard<'_, T>, at_most: Duration) {
-            self.0.wait_for(&mut guard, at_most);
-        }
-
-        /// It happened.
-        pub(crate) fn give(&self) {
-            self.0.notify_all();
-        }
     }
 }
 
@@ -52,18 +34,6 @@ mod explored {
 
     pub(crate) fn hand_over<T>(guard: MutexGuard<'_, T>) {
         drop(guard);
-    }
-
-    /// Nobody waits where interleavings are explored.
-    #[derive(Debug, Default)]
-    pub(crate) struct Signal;
-
-    impl Signal {
-        pub(crate) fn wait<T>(&self, guard: MutexGuard<'_, T>, _: std::time::Duration) {
-            drop(guard);
-        }
-
-        pub(crate) fn give(&self) {}
     }
 }
 

@@ -131,7 +131,6 @@ impl<'a> Race<'a> {
         let next = self.world.churn(self.short_round());
         self.natural_mix(&next);
         self.beside_writer(next);
-        self.save();
         self.check_beside_writer();
         // Last, because some subjects do not recover from it.
         self.check_holes();

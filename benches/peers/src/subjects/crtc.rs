@@ -10,7 +10,7 @@ use dynamo_kv_router::{
     ConcurrentRadixTreeCompressed, SyncIndexer, ThreadPoolIndexer, compute_block_hash_for_seq,
 };
 
-use super::{Column, Reader, Saved, Subject, dynamo};
+use super::{Column, Reader, Subject, dynamo};
 use crate::workload::{BLOCK_TOKENS, Blocks, Slice};
 
 /// Its router's default for `router_event_threads`.
@@ -67,10 +67,6 @@ impl Subject for Crtc {
 
     fn remove_engine(&mut self, engine: u32) {
         pollster::block_on(self.pool.remove_worker(u64::from(engine)));
-    }
-
-    fn save(&mut self) -> Option<Saved> {
-        dynamo::save(|| pollster::block_on(self.pool.dump_events()).unwrap_or_default())
     }
 }
 

@@ -5,8 +5,6 @@ use dynamo_kv_router::protocols::{
     KvCacheStoredBlockData, LocalBlockHash, OverlapScores, RouterEvent,
 };
 
-use super::Saved;
-use crate::clock::process_seconds;
 use crate::workload::{Blocks, EngineHashes, Kind, Slice};
 
 /// Its events own their blocks: applying one gives it away.
@@ -45,12 +43,4 @@ pub(super) fn spread(scores: &OverlapScores, depths: &mut [u32]) {
     for (worker, blocks) in &scores.scores {
         depths[worker.worker_id as usize] = *blocks;
     }
-}
-
-/// Dumps a tree as events and packs them as Dynamo does for its peers. The state is never held back: there is no telling how
-/// long a writer waits.
-pub(super) fn save(dump: impl FnOnce() -> Vec<RouterEvent>) -> Option<Saved> {
-    let mut packed = None;
-    let seconds = process_seconds(|| packed = rmp_serde::to_vec_named(&dump()).ok());
-    Some(Saved { seconds, bytes: packed?.len(), longest_hold_seconds: None })
 }

@@ -3,14 +3,12 @@
 use std::hint::black_box;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kvplane_core::{Marks, Namespace, Need, Resumption, Side, SpecKind, Tier, chain_hash};
 use kvplane_index::{Answer, Block, Buffer, Depths, Index, Options, Prompt, Slot};
 
 use super::staged::{Staged, Step};
-use super::{Column, Reader, Saved, Subject};
-use crate::clock::process_seconds;
+use super::{Column, Reader, Subject};
 use crate::workload::{BLOCK_TOKENS, BlockId, Blocks, EngineHashes, Kind, Slice};
 
 /// Blocks that are reclaimed at a time when an engine has left.
@@ -161,22 +159,6 @@ impl Subject for Kvplane {
     fn remove_engine(&mut self, engine: u32) {
         self.index.remove_stream(self.streams[engine as usize]);
         while self.index.reclaim(RECLAIM_BLOCKS) {}
-    }
-
-    fn save(&mut self) -> Option<Saved> {
-        // A snapshot is of a sequence. Nobody counts here: everything so far is the first.
-        for stream in &self.streams {
-            self.index.mark(*stream, 1);
-        }
-        let (mut bytes, mut longest_hold) = (0, Duration::ZERO);
-        let seconds = process_seconds(|| {
-            for stream in &self.streams {
-                let Some(snapshot) = self.index.snapshot(*stream) else { continue };
-                bytes += snapshot.chunks.iter().map(Vec::len).sum::<usize>();
-                longest_hold = longest_hold.max(snapshot.longest_hold);
-            }
-        });
-        Some(Saved { seconds, bytes, longest_hold_seconds: Some(longest_hold.as_secs_f64()) })
     }
 }
 

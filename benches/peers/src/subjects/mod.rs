@@ -141,22 +141,6 @@ pub(crate) trait Subject {
 
     /// An engine leaves; everything that belongs to that is done when this returns.
     fn remove_engine(&mut self, engine: u32);
-
-    /// Saves every engine's state, where the subject can. Times it itself: making a state of its own form is part of it.
-    fn save(&mut self) -> Option<Saved> {
-        None
-    }
-}
-
-/// What saving took.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Saved {
-    /// CPU seconds.
-    pub(crate) seconds: f64,
-    /// Size of what was saved.
-    pub(crate) bytes: usize,
-    /// The longest that a writer was kept waiting, where that is known.
-    pub(crate) longest_hold_seconds: Option<f64>,
 }
 
 /// Asks a subject.

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use dynamo_kv_router::protocols::{BlockHashOptions, LocalBlockHash, RouterEvent};
 use dynamo_kv_router::{RadixTree, compute_block_hash_for_seq};
 
-use super::{Column, Reader, Saved, Subject, dynamo};
+use super::{Column, Reader, Subject, dynamo};
 use crate::workload::{BLOCK_TOKENS, Blocks, Slice};
 
 pub(super) struct Radix {
@@ -53,10 +53,6 @@ impl Subject for Radix {
 
     fn remove_engine(&mut self, engine: u32) {
         self.tree.borrow_mut().remove_worker(u64::from(engine));
-    }
-
-    fn save(&mut self) -> Option<Saved> {
-        dynamo::save(|| self.tree.borrow().dump_tree_as_events())
     }
 }
 

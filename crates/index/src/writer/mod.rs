@@ -1,8 +1,6 @@
 //! Streams, and what their announcements do to the trie.
 
-mod cut;
 mod lanes;
-mod load;
 mod remove;
 mod sides;
 mod store;
@@ -12,6 +10,7 @@ mod waiting;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use kvplane_core::Tier;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -19,13 +18,8 @@ use crate::arena::Arena;
 use crate::map::Map;
 use crate::shared::Shared;
 use crate::trie::Trie;
-use crate::{LEVELS, Options, Slot, Stats};
+use crate::{LEVELS, Operation, Options, Refused, Slot, Stats};
 
-pub(crate) use cut::{Gathering, Progress};
-pub(crate) use load::Loading;
-pub(crate) use waiting::Block as WaitingBlock;
-
-use cut::Cut;
 use tails::Tails;
 use waiting::Waiting;
 
@@ -59,20 +53,10 @@ struct Stream {
     /// Blocks that several hashes of the stream name, by lane and place: how many beyond the first.
     doubles: FxHashMap<(u32, u32), u32>,
     waiting: Waiting,
-    /// Which stream: slots are used again, and so may owners be.
-    serial: u64,
-    /// The sequence up to which everything was applied, once there was one.
-    sequence: Option<u64>,
-    /// Nothing was applied since.
-    settled: bool,
-    /// A snapshot is being loaded.
-    loading: bool,
-    /// Pictures that are being made.
-    cuts: Vec<Cut>,
 }
 
 impl Stream {
-    fn new(owner: u64, serial: u64, arena: &mut Arena) -> Self {
+    fn new(owner: u64, arena: &mut Arena) -> Self {
         Self {
             owner,
             map: Map::new(arena),
@@ -83,11 +67,6 @@ impl Stream {
             copies: FxHashMap::default(),
             doubles: FxHashMap::default(),
             waiting: Waiting::default(),
-            serial,
-            sequence: None,
-            settled: false,
-            loading: false,
-            cuts: Vec::new(),
         }
     }
 
@@ -123,8 +102,6 @@ pub(crate) struct Writer {
     /// Bytes of the streams, without their maps' tables: those lie in the trie's arena.
     side_bytes: usize,
     lanes: u32,
-    /// The last number that was given to a stream or a cut.
-    serial: u64,
     scratch: Scratch,
 }
 
@@ -157,7 +134,6 @@ impl Writer {
             max_waiting: options.max_waiting,
             side_bytes: 0,
             lanes: 0,
-            serial: 0,
             scratch: Scratch::default(),
         }
     }
@@ -167,8 +143,7 @@ impl Writer {
             self.streams.push(None);
             self.streams.len() as u32 - 1
         });
-        let serial = self.next_serial();
-        let stream = Stream::new(owner, serial, &mut self.trie.arena);
+        let stream = Stream::new(owner, &mut self.trie.arena);
         self.side_bytes += stream.bytes();
         self.streams[slot as usize] = Some(stream);
         Slot(slot)
@@ -182,16 +157,29 @@ impl Writer {
 
     pub(crate) fn clear(&mut self, slot: Slot) {
         let Some(stream) = self.streams.get_mut(slot.0 as usize).and_then(Option::as_mut) else { return };
-        let fresh = Stream::new(stream.owner, stream.serial, &mut self.trie.arena);
-        let fresh = Stream { sequence: stream.sequence, ..fresh };
+        let fresh = Stream::new(stream.owner, &mut self.trie.arena);
         self.side_bytes += fresh.bytes();
         let old = std::mem::replace(stream, fresh);
         self.bury(old);
     }
 
-    fn next_serial(&mut self) -> u64 {
-        self.serial += 1;
-        self.serial
+    fn stream_mut(&mut self, slot: Slot) -> Option<&mut Stream> {
+        self.streams.get_mut(slot.0 as usize).and_then(Option::as_mut)
+    }
+
+    pub(crate) fn apply(&mut self, slot: Slot, operation: &Operation<'_>) -> Result<(), Refused> {
+        match *operation {
+            Operation::Store { tier: Tier::Unknown, .. } | Operation::Remove { tier: Tier::Unknown, .. } => {
+                Ok(())
+            }
+            Operation::Store { tier, parent, blocks } => self.store(slot, tier as usize, parent, blocks),
+            Operation::Remove { tier, hashes } => {
+                self.remove(slot, tier as usize, hashes);
+                Ok(())
+            }
+            Operation::SetSides([]) => Ok(()),
+            Operation::SetSides(marks) => self.set_sides(slot, marks),
+        }
     }
 
     /// What a stream held is in no answer from here on. The trie forgets it later.

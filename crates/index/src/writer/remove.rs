@@ -13,7 +13,6 @@ struct Pending {
 
 impl Writer {
     pub(crate) fn remove(&mut self, slot: Slot, tier: usize, hashes: &[u64]) -> usize {
-        self.before_change(slot.0, hashes.iter().copied());
         let Some(stream) = self.streams.get_mut(slot.0 as usize).and_then(Option::as_mut) else {
             return hashes.len();
         };

@@ -24,7 +24,6 @@ impl Writer {
         if !self.past.is_empty() {
             self.reclaim(ALONG);
         }
-        self.before_change(slot.0, blocks.iter().map(|block| block.hash));
         let bytes = self.stream_bytes(slot.0);
         self.see_tier(slot.0, tier);
         let outcome = self.store_blocks(slot.0, tier, parent, blocks);
@@ -250,7 +249,6 @@ impl Writer {
     fn attach(&mut self, slot: u32, parent: u64) {
         let mut parents = vec![parent];
         while let Some(parent) = parents.pop() {
-            self.before_attaching(slot, parent);
             let Some(stream) = &mut self.streams[slot as usize] else { return };
             for (hash, waiting) in stream.waiting.take_children(parent) {
                 let tiers = (0..LEVELS).filter(|tier| waiting.copies[*tier] > 0);

@@ -1,7 +1,5 @@
 //! Blocks whose parent is not known: held, bounded, in no answer. They follow their parent when it comes.
 
-use std::collections::BTreeMap;
-
 use kvplane_core::Marks;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -10,25 +8,18 @@ use crate::LEVELS;
 
 /// A block that waits.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Block {
-    pub(crate) parent: u64,
-    pub(crate) content: u64,
-    pub(crate) copies: [u32; LEVELS],
+pub(super) struct Block {
+    parent: u64,
+    pub(super) content: u64,
+    pub(super) copies: [u32; LEVELS],
     /// The marks that it has once it is placed.
-    pub(crate) sides: Marks,
-}
-
-impl Block {
-    pub(crate) fn new(parent: u64, content: u64, copies: [u32; LEVELS]) -> Self {
-        Self { parent, content, copies, sides: Marks::default() }
-    }
+    pub(super) sides: Marks,
 }
 
 /// The blocks of one stream that wait.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// In an order, so that a snapshot can go through them in steps.
-    blocks: BTreeMap<u64, Block>,
+    blocks: FxHashMap<u64, Block>,
     by_parent: FxHashMap<u64, SmallVec<[u64; 1]>>,
 }
 
@@ -59,7 +50,8 @@ impl Waiting {
         }
         let mut copies = [0; LEVELS];
         copies[tier] = 1;
-        self.insert(hash, Block::new(parent, content, copies));
+        self.blocks.insert(hash, Block { parent, content, copies, sides: Marks::default() });
+        self.by_parent.entry(parent).or_default().push(hash);
         true
     }
 
@@ -92,27 +84,6 @@ impl Waiting {
         if let Some(block) = self.blocks.get_mut(&hash) {
             block.sides = sides;
         }
-    }
-
-    pub(super) fn get(&self, hash: u64) -> Option<Block> {
-        self.blocks.get(&hash).copied()
-    }
-
-    /// Those that wait, from a hash on, ascending.
-    pub(super) fn from(&self, hash: u64) -> impl Iterator<Item = (u64, Block)> + '_ {
-        self.blocks.range(hash..).map(|(hash, block)| (*hash, *block))
-    }
-
-    /// A block waits, with these copies.
-    pub(super) fn insert(&mut self, hash: u64, block: Block) {
-        self.remove(hash);
-        self.blocks.insert(hash, block);
-        self.by_parent.entry(block.parent).or_default().push(hash);
-    }
-
-    /// Who waits for a block.
-    pub(super) fn children(&self, parent: u64) -> SmallVec<[u64; 1]> {
-        self.by_parent.get(&parent).cloned().unwrap_or_default()
     }
 
     /// Who waited for a block, and waits no more.

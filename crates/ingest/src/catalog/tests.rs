@@ -74,7 +74,7 @@ impl Rig {
         feed.begin_load(view(), &Arc::new(needs));
         feed.load(&[stored(contents)]);
         feed.set_sides(marks);
-        feed.end_load(1);
+        feed.end_load();
         Self { catalog, feed }
     }
 
@@ -216,7 +216,7 @@ fn a_stream_that_is_loaded_or_gone_is_not_credited_however_often_it_is_asked() {
     let mut rig = Rig::new(8, three_groups(), &[(8, marks(&[0, 1]))]);
     rig.feed.begin_load(view(), &Arc::new(three_groups()));
     assert!(rig.ask().is_empty());
-    rig.feed.end_load(2);
+    rig.feed.end_load();
     assert_eq!(rig.ask().len(), 1);
     rig.feed.member.cell.unsettle();
     assert!(rig.ask().is_empty(), "its feed is gone, and nobody waits for it");

@@ -60,7 +60,7 @@ impl Stream {
         recorder.journal_mut().keep_fresh();
         feed.follow(&entries, view(recorder), recorder.journal().resumption());
         feed.set_sides(&recorder.journal().all_marks());
-        feed.end_load(recorder.journal().cursor().sequence);
+        feed.end_load();
         *index = Some(feed);
         Ok(())
     }

@@ -69,9 +69,8 @@ impl Stream {
             MutexGuard::unlock_fair(inner);
         }
         let mut inner = self.inner.lock();
-        let Inner { recorder, index, .. } = &mut *inner;
-        if let Some(index) = index {
-            index.end_load(recorder.journal().cursor().sequence);
+        if let Some(index) = &mut inner.index {
+            index.end_load();
         }
         drop(inner);
         self.unannounced.store(true, Ordering::Release);
