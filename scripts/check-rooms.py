@@ -22,8 +22,9 @@ ROOMS = {
     "kvplane-stream": {"kvplane-core", "kvplane-wire"},
     "kvplane-socket": {"kvplane-runtime", "kvplane-wire"},
     "kvplane-index": {"kvplane-core"},
+    "kvplane-catalog": {"kvplane-core", "kvplane-index", "kvplane-runtime", "kvplane-stream", "kvplane-wire"},
     "kvplane-ingest": {
-        "kvplane-core", "kvplane-index", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-stream",
+        "kvplane-catalog", "kvplane-core", "kvplane-index", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-stream",
         "kvplane-transport", "kvplane-wire",
     },
     "kvplane-transport": set(),
@@ -36,7 +37,7 @@ ROOMS = {
         "kvplane-transport",
     },
     "kvplane-server": {
-        "kvplane-core", "kvplane-hints", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-report",
+        "kvplane-catalog", "kvplane-core", "kvplane-hints", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-report",
         "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime"},
@@ -45,10 +46,10 @@ ROOMS = {
         "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-embed": {
-        "kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-runtime", "kvplane-stream", "kvplane-transport",
+        "kvplane-catalog", "kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-runtime", "kvplane-stream", "kvplane-transport",
         "kvplane-wire",
     },
-    "kvplane-python": {"kvplane-core", "kvplane-embed", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
+    "kvplane-python": {"kvplane-catalog", "kvplane-core", "kvplane-embed", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
     "kvplane": "*",
 }
 

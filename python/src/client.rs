@@ -65,7 +65,7 @@ impl Client {
     ) -> PyResult<Answer> {
         let question = question(model, token_ids, details)?;
         let groups = question.groups == Some(true);
-        let name = |found: &kvplane_ingest::Match<'_>| engine_of(found).to_owned();
+        let name = |found: &kvplane_catalog::Match<'_>| engine_of(found).to_owned();
         let embedded = self.embedded.get()?;
         let found = detached(py, || embedded.ask(&question, |answer| read(answer, groups, name)))?;
         Answer::new(py, found.map_err(public)?)
@@ -108,7 +108,7 @@ impl Client {
             dict.set_item("trust", status.trust.level().as_str())?;
             let reasons: Vec<&str> = status.trust.active().iter().map(|one| one.reason.as_str()).collect();
             dict.set_item("reasons", reasons)?;
-            dict.set_item("age_ms", status.age.map(kvplane_ingest::age_ms))?;
+            dict.set_item("age_ms", status.age.map(kvplane_catalog::age_ms))?;
             dict.set_item("epoch", status.epoch.as_u64())?;
             dict.set_item("sequence", status.cursor.sequence)?;
             dict.set_item("engine_sequence", status.engine_sequence)?;

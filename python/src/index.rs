@@ -51,7 +51,7 @@ impl Index {
     ) -> PyResult<Answer> {
         let question = question(model, token_ids, details)?;
         let groups = question.groups == Some(true);
-        let name = |found: &kvplane_ingest::Match<'_>| found.member.id.engine.to_string();
+        let name = |found: &kvplane_catalog::Match<'_>| found.member.id.engine.to_string();
         let embedded = self.embedded.get()?;
         let found = detached(py, || embedded.ask(&question, |answer| read(answer, groups, name)))?;
         Answer::new(py, found.map_err(public)?)

@@ -1,7 +1,7 @@
 //! Questions and answers: who holds how much of a prompt.
 
+use kvplane_catalog::{Answer as Found, GroupLength, Match as FoundMatch, Question, age_ms};
 use kvplane_core::{MultimodalItem, Tier};
-use kvplane_ingest::{Answer as Found, GroupLength, Match as FoundMatch, Question, age_ms};
 use kvplane_wire::OwnedHash;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -200,7 +200,7 @@ pub(crate) fn read(found: &Found<'_>, groups: bool, name: impl Fn(&FoundMatch<'_
         block_size: found.block_size,
         length: Length::of(&found),
         cached_tokens: found.cached_tokens,
-        note: found.note().map(kvplane_ingest::Note::as_str),
+        note: found.note().map(kvplane_catalog::Note::as_str),
         main: found.told_main(groups).as_ref().map(Length::of),
         groups: groups.then(|| found.sides().iter().map(|side| group(&found, side)).collect()),
     });

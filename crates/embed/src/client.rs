@@ -11,10 +11,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane_catalog::{Answer, Match, Question};
 use kvplane_core::{EngineId, EngineKind, ErrorCode, PublicError, Trust};
 use kvplane_ingest::{
-    Answer, CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, LinkSpec, LinkState, LinkStatus,
-    Match, Origin, Plane, PlaneOptions, Question, Stream,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, LinkSpec, LinkState, LinkStatus, Origin,
+    Plane, PlaneOptions, Stream,
 };
 use kvplane_proto::Bearer;
 use parking_lot::RwLock;

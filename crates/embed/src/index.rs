@@ -3,10 +3,9 @@
 use std::sync::{Arc, Weak};
 use std::thread;
 
+use kvplane_catalog::{Answer, Asking, Catalog, Identity, Question};
 use kvplane_core::{ErrorCode, PublicError, Trust};
-use kvplane_ingest::{
-    Answer, Asking, Catalog, DEFAULT_ROUTING_GROUP, Identity, NotIndexed, Question, Stream,
-};
+use kvplane_ingest::{DEFAULT_ROUTING_GROUP, NotIndexed, Stream};
 use parking_lot::Mutex;
 
 use crate::recorder::Recorder;

@@ -7,9 +7,10 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane_catalog::Question;
 use kvplane_core::{EngineKind, ErrorCode, PublicError};
 use kvplane_embed::{DEFAULT_CREDIT, Index, NotAnswered, Recorder, RecoveryServer, Settings};
-use kvplane_ingest::{NotHandedOver, Question};
+use kvplane_ingest::NotHandedOver;
 use kvplane_stream::{OnGap, Recovery};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedStored};
 

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use kvplane_catalog::{Catalog, Identity};
 use kvplane_core::{EngineId, StreamId};
-use kvplane_ingest::{Catalog, Identity, Stream};
+use kvplane_ingest::Stream;
 use kvplane_stream::{JournalOptions, Options};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};

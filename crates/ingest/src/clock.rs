@@ -23,6 +23,11 @@ impl Clock {
         self.origin_unix_ms.saturating_add(passed)
     }
 
+    /// The zero of the monotonic clock.
+    pub(crate) fn origin(self) -> Instant {
+        self.origin
+    }
+
     /// A moment on the plane's monotonic clock.
     pub(crate) fn mono(self, at: Instant) -> Duration {
         at.saturating_duration_since(self.origin)

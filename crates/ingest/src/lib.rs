@@ -3,14 +3,13 @@
 //! A [`Plane`] holds every engine's [`Stream`]s. A source (`ZeroMQ` from socket threads; HTTP drains, gRPC subscriptions and links to
 //! other planes from tasks) drives a stream's recorder; servers read streams from tasks. Between them is one short lock per stream and a wake-up.
 //!
-//! Each stream also feeds an index, in the [`Catalog`]: there a whole model is asked who holds a prompt, without a stream's
+//! Each stream also feeds an index, in the [`Catalog`](kvplane_catalog::Catalog): there a whole model is asked who holds a prompt, without a stream's
 //! lock.
 //!
 //! This room decides nothing about continuity: it carries what happened to the recorder, and the recorder's questions
 //! to the outside.
 
 mod address;
-mod catalog;
 mod check;
 mod chronicle;
 mod claims;
@@ -18,7 +17,6 @@ mod clock;
 mod discovery;
 mod drain;
 mod feeder;
-mod freshness;
 mod grpc_source;
 mod hint;
 mod kvplane_source;
@@ -34,14 +32,9 @@ mod trouble;
 mod zmq_source;
 
 pub use address::AddressError;
-pub use catalog::{
-    Answer, Asking, Catalog, GroupLength, Identity, IndexStats, Match, Member, Note, Prompt, PromptKeys,
-    Question, Roster, View, check_length,
-};
 pub use check::{AddError, UnknownMember, check_engines};
 pub use chronicle::{Chronicle, Mood, Remark, Said};
 pub use discovery::{EngineWord, Refusal, SGLANG_PAGES, TOKENSPEED_PAGES, ask_engine};
-pub use freshness::{Freshness, age_ms};
 pub use kvplane_source::{LinkState, LinkStatus, told_keys};
 pub use metrics_page::{Sample, samples};
 pub use plane::{Engine, Engines, Plane};

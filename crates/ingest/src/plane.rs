@@ -16,7 +16,6 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::catalog::{Catalog, Identity};
 use crate::check::{AddError, UnknownMember, check};
 use crate::chronicle::{Chronicle, Mood, Said};
 use crate::clock::Clock;
@@ -27,6 +26,7 @@ use crate::sources::Sources;
 use crate::spec::{EngineSpec, Events, Feed, Origin, PlaneOptions, RankSpec};
 use crate::stream::Stream;
 use crate::zmq_source::Driver;
+use kvplane_catalog::{Catalog, Identity};
 use kvplane_transport::HttpClient;
 
 /// One engine and its streams, as they were when the plane was asked. It does not change: when a rank comes or goes, the

@@ -25,14 +25,14 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use crate::catalog::{Catalog, Identity, StreamFeed, View};
 use crate::chronicle::{Chronicle, Said};
 use crate::clock::Clock;
-use crate::freshness::Freshness;
 use crate::trouble::{DEFECT, Teller, Troubles};
 pub use flush::FlushWatch;
 pub use handed::{HandedOver, NotHandedOver};
 use heard::{Heard, Hearing};
+use kvplane_catalog::Freshness;
+use kvplane_catalog::{Catalog, Identity, StreamFeed, View};
 pub use late::NotIndexed;
 pub use news::News;
 
@@ -176,7 +176,7 @@ impl Stream {
         Self {
             id,
             clock,
-            freshness: Arc::new(Freshness::new(clock, max_silence)),
+            freshness: Arc::new(Freshness::new(clock.origin(), max_silence)),
             idle_until: AtomicU64::new(0),
             chronicle,
             mirrored: recorder.is_mirror(),

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kvplane_catalog::Asking;
 use kvplane_core::Trust;
-use kvplane_ingest::{Asking, Plane};
+use kvplane_ingest::Plane;
 use kvplane_report::Reports;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;

@@ -6,7 +6,7 @@ use kvplane_core::Continuity;
 use kvplane_stream::Snapshot;
 
 use super::{Inner, Stream, view};
-use crate::catalog::{Catalog, Identity, View};
+use kvplane_catalog::{Catalog, Identity, View};
 
 /// Pictures of the state that are taken without holding up the stream. Each may be outdated before it is in the index: more
 /// came than the window keeps, or another life began. The one after these is taken under the stream's lock.

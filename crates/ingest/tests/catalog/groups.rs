@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use kvplane_catalog::{Catalog, Prompt};
 use kvplane_core::{Marks, Namespace, Resumption, Tier};
 use kvplane_index::{LEVELS, Options};
-use kvplane_ingest::{Catalog, Prompt};
 use kvplane_wire::{OwnedEvent, OwnedHash};
 use proptest::collection::vec;
 use proptest::prelude::*;

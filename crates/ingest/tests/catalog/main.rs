@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use kvplane_catalog::{Catalog, Prompt};
 use kvplane_core::{ContentHasher, Continuity, Namespace, Reason, Resumption, Tier, Trust, chain_hash};
 use kvplane_index::{LEVELS, Options as IndexOptions, Refused};
-use kvplane_ingest::{Catalog, Prompt};
 use kvplane_stream::{Parent, Snapshot};
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kvplane_catalog::{Catalog, Identity};
 use kvplane_core::{EngineId, StreamId, Trust};
-use kvplane_ingest::{Catalog, Identity, Stream};
+use kvplane_ingest::Stream;
 use kvplane_stream::{Ask, JournalOptions, Now, Options, Recorder};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kvplane_catalog::age_ms;
 use kvplane_core::{Continuity, Cursor, StateDigest, StreamId, Tier, Trust, TrustState};
-use kvplane_ingest::{Stream, age_ms};
+use kvplane_ingest::Stream;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::subscribe_response::Item;
 use kvplane_stream::{

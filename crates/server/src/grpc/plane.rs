@@ -5,8 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _, stream};
+use kvplane_catalog::age_ms;
 use kvplane_core::{Cursor, EngineId, Epoch, ErrorCode, PlaneId, PublicError, StreamId, Tier};
-use kvplane_ingest::{Engine, Stream, age_ms};
+use kvplane_ingest::{Engine, Stream};
 use kvplane_proto::Encoded;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::server::plane_server::Plane;

@@ -4,8 +4,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _};
+use kvplane_catalog::{Answer, GroupLength, Match, Question, age_ms};
 use kvplane_core::{ErrorCode, MultimodalItem, PublicError, Tier, Trust};
-use kvplane_ingest::{Answer, GroupLength, Match, Question, age_ms, told_keys};
+use kvplane_ingest::told_keys;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::query_result::Outcome;
 use tonic::{Status, Streaming};

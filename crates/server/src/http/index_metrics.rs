@@ -2,8 +2,8 @@
 
 use std::fmt::Error;
 
+use kvplane_catalog::IndexStats;
 use kvplane_index::{Refused, Stats};
-use kvplane_ingest::IndexStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;

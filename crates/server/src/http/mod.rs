@@ -69,7 +69,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
 /// Reads a body of `/v1/query`: what is taken is JSON.
 #[cfg(any(test, feature = "checks"))]
 pub(crate) fn check_query(body: &[u8]) {
-    let taken = query::read(body, 1 << 20, &mut kvplane_ingest::Question::default()).is_ok();
+    let taken = query::read(body, 1 << 20, &mut kvplane_catalog::Question::default()).is_ok();
     assert!(!taken || serde_json::from_slice::<serde_json::Value>(body).is_ok(), "taken, and not JSON");
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use kvplane_catalog::age_ms;
 use kvplane_core::{Continuity, Tier, Trust};
-use kvplane_ingest::{Engine, Events, Feed, RankSpec, Stream, StreamStatus, age_ms};
+use kvplane_ingest::{Engine, Events, Feed, RankSpec, Stream, StreamStatus};
 use kvplane_report::ReplicaReport;
 use kvplane_stream::Group;
 use schemars::JsonSchema;

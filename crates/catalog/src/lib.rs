@@ -10,6 +10,7 @@
 mod answer;
 mod ask;
 mod feed;
+mod freshness;
 mod needs;
 mod prompt;
 mod question;
@@ -25,9 +26,9 @@ use kvplane_index::{Options, Refused, Stats};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
-use crate::freshness::Freshness;
 pub use answer::{Answer, GroupLength, Match, Note};
-pub(crate) use feed::StreamFeed;
+pub use feed::StreamFeed;
+pub use freshness::{Freshness, age_ms};
 pub use prompt::{Prompt, PromptKeys};
 pub use question::{Asking, Question, check_length};
 pub use roster::{Identity, Member, Roster};
@@ -101,7 +102,7 @@ impl Catalog {
     }
 
     /// A stream comes. It is in answers until its feed is dropped.
-    pub(crate) fn join(
+    pub fn join(
         self: &Arc<Self>,
         id: StreamId,
         identity: Identity,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvplane_core::{ContentHasher, MultimodalItem, Names, Namespace, PromptLength};
 use kvplane_wire::OwnedExtraKey;
 
-use super::roster::Shape;
+use crate::roster::Shape;
 
 /// A prompt, in one of the ways in which it can be told.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +53,7 @@ pub enum PromptKeys<'a> {
 
 impl Prompt<'_> {
     /// The block size of those who can answer, where it is not any.
-    pub(super) fn block_size(&self) -> Option<u32> {
+    pub(crate) fn block_size(&self) -> Option<u32> {
         match self {
             Self::Hashes { block_size, .. } => *block_size,
             Self::Keyed { keys: PromptKeys::Blocks { block_size, .. }, .. } => Some(*block_size),
@@ -64,7 +64,7 @@ impl Prompt<'_> {
 
 impl Prompt<'_> {
     /// The prompt's tokens. Hashes of its blocks do not say where it ends.
-    pub(super) fn tokens(&self) -> Option<u64> {
+    pub(crate) fn tokens(&self) -> Option<u64> {
         match self {
             Self::Tokens { ids, .. } | Self::Keyed { ids, .. } => Some(ids.len() as u64),
             Self::Hashes { .. } => None,
@@ -72,7 +72,7 @@ impl Prompt<'_> {
     }
 
     /// How long the prompt is for streams of a shape, where that is known.
-    pub(super) fn length(&self, shape: Shape) -> Option<PromptLength> {
+    pub(crate) fn length(&self, shape: Shape) -> Option<PromptLength> {
         let tokens = self.tokens()?;
         Some(PromptLength { tokens, block_size: shape.size, bigrams: shape.bigrams })
     }
@@ -80,26 +80,26 @@ impl Prompt<'_> {
 
 /// The tokens of a prompt as a keyspace cuts them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cut<'a> {
+pub(crate) struct Cut<'a> {
     /// All ids, as the keyspace sees them.
-    pub(super) ids: &'a [u32],
+    pub(crate) ids: &'a [u32],
     /// Positions per block.
-    pub(super) positions: u32,
+    pub(crate) positions: u32,
     /// Ids per block.
-    pub(super) ids_per_block: u32,
-    pub(super) names: Names<'a>,
+    pub(crate) ids_per_block: u32,
+    pub(crate) names: Names<'a>,
 }
 
 impl Cut<'_> {
     /// Whole blocks.
-    pub(super) fn blocks(&self) -> usize {
+    pub(crate) fn blocks(&self) -> usize {
         self.ids.len() / self.ids_per_block.max(1) as usize
     }
 }
 
 impl PromptKeys<'_> {
     /// Appends the content hashes of some blocks.
-    pub(super) fn hash(self, cut: Cut<'_>, blocks: Range<usize>, hashes: &mut Vec<u64>) {
+    pub(crate) fn hash(self, cut: Cut<'_>, blocks: Range<usize>, hashes: &mut Vec<u64>) {
         let mut hasher = ContentHasher::default();
         let namespace = cut.names.namespace();
         let size = cut.ids_per_block as usize;

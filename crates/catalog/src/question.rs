@@ -3,9 +3,9 @@
 use kvplane_core::{MultimodalItem, Names, PublicError, Trust};
 use kvplane_wire::OwnedExtraKey;
 
-use super::Catalog;
-use super::answer::Answer;
-use super::prompt::{Prompt, PromptKeys};
+use crate::Catalog;
+use crate::answer::Answer;
+use crate::prompt::{Prompt, PromptKeys};
 
 // What to do about fields that do not go together.
 const LEAVE_IT_OUT: &str = "leave it out";

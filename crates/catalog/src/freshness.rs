@@ -5,15 +5,14 @@ use std::time::{Duration, Instant};
 
 use kvplane_core::Continuity;
 
-use crate::clock::Clock;
-
 /// Nothing has been proven yet.
 const NEVER: u64 = u64::MAX;
 
 /// When a stream's engine was last proven to be there. Written under the stream's lock, read by every question.
 #[derive(Debug)]
 pub struct Freshness {
-    clock: Clock,
+    /// The zero of the plane's monotonic clock.
+    origin: Instant,
     /// `None`: the source cannot fall silent, as the engine's own process.
     max_silence: Option<Duration>,
     /// Microseconds on the plane's monotonic clock.
@@ -21,11 +20,13 @@ pub struct Freshness {
 }
 
 impl Freshness {
-    pub(crate) fn new(clock: Clock, max_silence: Option<Duration>) -> Self {
-        Self { clock, max_silence, proven_at: AtomicU64::new(NEVER) }
+    /// Nothing has been proven. Times of proof count from `origin`; without `max_silence` the source cannot fall silent.
+    pub fn new(origin: Instant, max_silence: Option<Duration>) -> Self {
+        Self { origin, max_silence, proven_at: AtomicU64::new(NEVER) }
     }
 
-    pub(crate) fn set(&self, proven_at: Option<Duration>) {
+    /// The moment of the last proof, since the origin.
+    pub fn set(&self, proven_at: Option<Duration>) {
         if let Some(at) = proven_at {
             self.proven_at.store(at.as_micros() as u64, Ordering::Release);
         }
@@ -43,7 +44,7 @@ impl Freshness {
         }
         match self.proven_at.load(Ordering::Acquire) {
             NEVER => None,
-            at => Some(self.clock.mono(now).saturating_sub(Duration::from_micros(at))),
+            at => Some(now.saturating_duration_since(self.origin).saturating_sub(Duration::from_micros(at))),
         }
     }
 

@@ -37,7 +37,7 @@ impl View {
     }
 
     /// The view of a stream whose engine was last proven to be there so long ago.
-    pub(super) fn at_age(self, freshness: &Freshness, age: Option<Duration>) -> Self {
+    pub(crate) fn at_age(self, freshness: &Freshness, age: Option<Duration>) -> Self {
         Self { continuity: freshness.judge(self.continuity, age), ..self }
     }
 
@@ -49,27 +49,27 @@ impl View {
 
 /// A view and the version that it was read at.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seen {
-    pub(super) view: View,
+pub(crate) struct Seen {
+    pub(crate) view: View,
     version: u64,
 }
 
 /// Holds a stream's view. One writer (the stream's feed), any number of readers, who never wait and write nothing.
 #[derive(Debug)]
-pub(super) struct ViewCell {
+pub(crate) struct ViewCell {
     version: AtomicU64,
     epoch: AtomicU64,
     standing: AtomicU64,
 }
 
 impl ViewCell {
-    pub(super) fn new(view: View) -> Self {
+    pub(crate) fn new(view: View) -> Self {
         let (epoch, standing) = pack(view);
         Self { version: AtomicU64::new(0), epoch: AtomicU64::new(epoch), standing: AtomicU64::new(standing) }
     }
 
     /// From here on nobody credits the stream, until [`Self::settle`].
-    pub(super) fn unsettle(&self) {
+    pub(crate) fn unsettle(&self) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version | 1, Ordering::Relaxed);
         // Whoever sees anything that is done after this also sees the odd version.
@@ -77,7 +77,7 @@ impl ViewCell {
     }
 
     /// The index is as this view says.
-    pub(super) fn settle(&self, view: View) {
+    pub(crate) fn settle(&self, view: View) {
         let (epoch, standing) = pack(view);
         self.unsettle();
         self.epoch.store(epoch, Ordering::Relaxed);
@@ -87,7 +87,7 @@ impl ViewCell {
     }
 
     /// The view now.
-    pub(super) fn read(&self) -> Seen {
+    pub(crate) fn read(&self) -> Seen {
         let version = self.version.load(Ordering::Acquire);
         let view = unpack(self.epoch.load(Ordering::Relaxed), self.standing.load(Ordering::Relaxed));
         let seen = Seen { view, version };
@@ -100,7 +100,7 @@ impl ViewCell {
     }
 
     /// Whether the stream has been in the view that was seen all the time since.
-    pub(super) fn is_unchanged(&self, seen: &Seen) -> bool {
+    pub(crate) fn is_unchanged(&self, seen: &Seen) -> bool {
         // Whatever was read before this, of the view or of the index, was written under a version that is seen here.
         fence(Ordering::Acquire);
         self.version.load(Ordering::Relaxed) == seen.version && seen.is_settled()
@@ -109,12 +109,12 @@ impl ViewCell {
 
 impl Seen {
     /// Whether the stream was in a view, and not between two.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         self.version.is_multiple_of(2)
     }
 
     /// The same stream, known to have moved on during the look-up.
-    pub(super) fn overtaken(self) -> Self {
+    pub(crate) fn overtaken(self) -> Self {
         Self { view: self.view.unsettled(), version: self.version | 1 }
     }
 }

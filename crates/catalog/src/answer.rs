@@ -6,12 +6,12 @@ use kvplane_core::{Continuity, SpecKind, Tier, Trust};
 use kvplane_index::Depths;
 
 #[cfg(doc)]
-use super::Roster;
-use super::roster::{Member, Table};
-use super::view::View;
+use crate::Roster;
+use crate::roster::{Member, Table};
+use crate::view::View;
 
 /// `blocks` and `tokens` of a match count what the engine can reach by itself: this tier and the warmer ones.
-pub(super) const LOCAL: Tier = Tier::Disk;
+pub(crate) const LOCAL: Tier = Tier::Disk;
 
 /// One stream in an answer.
 #[derive(Debug, Clone, Copy)]
@@ -115,12 +115,12 @@ impl<'a> Match<'a> {
 /// Every stream of a model, asked for one prompt.
 #[derive(Debug)]
 pub struct Answer<'a> {
-    pub(super) table: &'a Table,
-    pub(super) credited: &'a [Row],
-    pub(super) best: usize,
-    pub(super) passed_over: &'a [Row],
-    pub(super) lengths: &'a [GroupLength],
-    pub(super) prompt_tokens: Option<u64>,
+    pub(crate) table: &'a Table,
+    pub(crate) credited: &'a [Row],
+    pub(crate) best: usize,
+    pub(crate) passed_over: &'a [Row],
+    pub(crate) lengths: &'a [GroupLength],
+    pub(crate) prompt_tokens: Option<u64>,
     /// The weakest of all streams that could have answered, credited or not.
     pub trust: Trust,
 }
@@ -151,31 +151,31 @@ impl<'a> Answer<'a> {
 
 /// What an answer says of one stream.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(crate) struct Row {
     /// Among the table's members.
-    pub(super) position: usize,
-    pub(super) view: View,
-    pub(super) age: Option<Duration>,
-    pub(super) block_size: Option<u32>,
-    pub(super) found: Found,
+    pub(crate) position: usize,
+    pub(crate) view: View,
+    pub(crate) age: Option<Duration>,
+    pub(crate) block_size: Option<u32>,
+    pub(crate) found: Found,
 }
 
 /// What the indexes say of one stream.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Found {
+pub(crate) struct Found {
     /// 0 while nothing was found.
-    pub(super) block_size: u32,
-    pub(super) depths: Depths,
-    pub(super) main: Depths,
+    pub(crate) block_size: u32,
+    pub(crate) depths: Depths,
+    pub(crate) main: Depths,
     /// What is expected to be reported as cached, where the prompt's length is known.
-    pub(super) cached: u64,
+    pub(crate) cached: u64,
     /// Where the lengths of its groups are, if they were asked for: the first, and how many.
-    pub(super) sides: (usize, usize),
+    pub(crate) sides: (usize, usize),
 }
 
 impl Found {
     /// A stream that has blocks of several sizes is worth what the best of them gives.
-    pub(super) fn worth(&self) -> [u64; 3] {
+    pub(crate) fn worth(&self) -> [u64; 3] {
         let tokens =
             |depths: &Depths, tier: Tier| u64::from(depths[tier.index()]) * u64::from(self.block_size);
         [tokens(&self.depths, LOCAL), tokens(&self.depths, Tier::Remote), tokens(&self.main, Tier::Remote)]
@@ -184,7 +184,7 @@ impl Found {
 
 impl Row {
     /// Tokens in any local tier.
-    pub(super) fn tokens(&self) -> u64 {
+    pub(crate) fn tokens(&self) -> u64 {
         u64::from(self.found.depths[LOCAL.index()]) * u64::from(self.block_size.unwrap_or(0))
     }
 

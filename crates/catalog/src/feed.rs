@@ -8,9 +8,9 @@ use kvplane_index::{Block, Operation, Refused, Slot};
 use kvplane_stream::{Entry, Transition, VisibleBlock};
 use tracing::warn;
 
-use super::Catalog;
-use super::roster::{Keyspace, Member, Roster, Shape};
-use super::view::View;
+use crate::Catalog;
+use crate::roster::{Keyspace, Member, Roster, Shape};
+use crate::view::View;
 
 /// A stream's place in the index of one shape of blocks.
 #[derive(Debug)]
@@ -22,10 +22,10 @@ struct Seat {
 /// Keeps one stream's part of the index as its journal says. Lives under the stream's lock and is told of every entry in
 /// order, so no answer is behind the journal. Dropping it takes the stream out of the index.
 #[derive(Debug)]
-pub(crate) struct StreamFeed {
+pub struct StreamFeed {
     catalog: Arc<Catalog>,
     roster: Arc<Roster>,
-    pub(super) member: Arc<Member>,
+    pub(crate) member: Arc<Member>,
     /// Nearly always one.
     seats: Vec<Seat>,
     /// The journal's view, as last told.
@@ -86,7 +86,7 @@ impl Batch {
 }
 
 impl StreamFeed {
-    pub(super) fn new(catalog: Arc<Catalog>, roster: Arc<Roster>, member: Arc<Member>, view: View) -> Self {
+    pub(crate) fn new(catalog: Arc<Catalog>, roster: Arc<Roster>, member: Arc<Member>, view: View) -> Self {
         Self {
             catalog,
             roster,
@@ -101,12 +101,12 @@ impl StreamFeed {
     }
 
     /// Why the index knows less of the stream than its journal does.
-    pub(crate) fn lacking(&self) -> Option<Reason> {
+    pub fn lacking(&self) -> Option<Reason> {
         self.lacking
     }
 
     /// What happened to the stream, and its view and what it needs after that.
-    pub(crate) fn follow(&mut self, entries: &[Arc<Entry>], view: View, needs: &Arc<Resumption>) {
+    pub fn follow(&mut self, entries: &[Arc<Entry>], view: View, needs: &Arc<Resumption>) {
         let quiet = |entry: &Arc<Entry>| {
             entry.trust.is_none() && entry.standing.is_none() && entry.epoch == self.journal.epoch
         };
@@ -152,7 +152,7 @@ impl StreamFeed {
     }
 
     /// A whole state takes the place of what was known; it comes in steps.
-    pub(crate) fn begin_load(&mut self, view: View, needs: &Arc<Resumption>) {
+    pub fn begin_load(&mut self, view: View, needs: &Arc<Resumption>) {
         self.member.cell.unsettle();
         self.vacate();
         self.need(needs);
@@ -162,17 +162,17 @@ impl StreamFeed {
     }
 
     /// The next step.
-    pub(crate) fn load(&mut self, transitions: &[Transition]) {
+    pub fn load(&mut self, transitions: &[Transition]) {
         self.write(transitions, &[]);
     }
 
     /// Which sides hold blocks, as they do now.
-    pub(crate) fn set_sides(&mut self, marks: &[(u64, Marks)]) {
+    pub fn set_sides(&mut self, marks: &[(u64, Marks)]) {
         self.write(&[], marks);
     }
 
     /// All of it is here.
-    pub(crate) fn end_load(&mut self) {
+    pub fn end_load(&mut self) {
         self.loading = false;
         self.member.cell.settle(self.worth());
     }

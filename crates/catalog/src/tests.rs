@@ -10,9 +10,8 @@ use kvplane_core::{
 use kvplane_index::{Depths, Options};
 use kvplane_stream::{Attributes, Transition, VisibleBlock};
 
-use super::{Catalog, GroupLength, Identity, Note, Prompt, StreamFeed, View};
-use crate::clock::Clock;
 use crate::freshness::Freshness;
+use crate::{Catalog, GroupLength, Identity, Note, Prompt, StreamFeed, View};
 
 const BLOCK_SIZE: u32 = 4;
 
@@ -70,7 +69,7 @@ impl Rig {
         let identity = Identity { model: "m".to_owned(), worker_id: 1, routing_group: String::new() };
         let id = StreamId::new(EngineId::new("e"), 0);
         let mut feed =
-            catalog.join(id, identity, None, view(), Arc::new(Freshness::new(Clock::start(), None)));
+            catalog.join(id, identity, None, view(), Arc::new(Freshness::new(kvplane_runtime::now(), None)));
         feed.begin_load(view(), &Arc::new(needs));
         feed.load(&[stored(contents)]);
         feed.set_sides(marks);

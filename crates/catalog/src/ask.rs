@@ -5,14 +5,14 @@ use std::sync::Arc;
 use kvplane_core::{HeldBlocks, Marks, Namespace, PromptLength, Resumption, Tier, Trust};
 use kvplane_index::{Buffer, Depths, LEVELS, Reader};
 
-use super::answer::{Answer, Found, GroupLength, LOCAL, Row};
-use super::needs::Known;
-use super::prompt::{Cut, Prompt};
-use super::roster::{Roster, Table};
-use super::view::Seen;
+use crate::answer::{Answer, Found, GroupLength, LOCAL, Row};
+use crate::needs::Known;
+use crate::prompt::{Cut, Prompt};
+use crate::roster::{Roster, Table};
+use crate::view::Seen;
 
 #[cfg(doc)]
-use super::Match;
+use crate::Match;
 
 /// How often a look-up is repeated because a stream moved on meanwhile. A stream that still does is not credited. Streams with
 /// sides are not counted: see [`Scratch::look_again`].
@@ -27,7 +27,7 @@ struct Question<'a> {
 
 /// Room for one question at a time.
 #[derive(Debug)]
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     /// One per keyspace of the table, in its order.
     readers: Vec<(Reader, Buffer)>,
     hashed: kvplane_index::Prompt,

@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 
 /// Holds what a stream needs. One writer, its feed.
 #[derive(Debug, Default)]
-pub(super) struct NeedCell {
+pub(crate) struct NeedCell {
     /// How often it changed. Nothing is needed before the first time.
     version: AtomicU64,
     needs: Mutex<Arc<Resumption>>,
 }
 
 impl NeedCell {
-    pub(super) fn set(&self, needs: Arc<Resumption>) {
+    pub(crate) fn set(&self, needs: Arc<Resumption>) {
         *self.needs.lock() = needs;
         self.version.fetch_add(1, Ordering::Release);
     }
@@ -26,14 +26,14 @@ impl NeedCell {
 
 /// What somebody who asks knows of a stream's needs.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(crate) struct Known {
     version: u64,
     /// `None` if nothing but the main blocks counts.
-    pub(super) needs: Option<Arc<Resumption>>,
+    pub(crate) needs: Option<Arc<Resumption>>,
 }
 
 impl Known {
-    pub(super) fn refresh(&mut self, cell: &NeedCell) {
+    pub(crate) fn refresh(&mut self, cell: &NeedCell) {
         let version = cell.version.load(Ordering::Acquire);
         if version != self.version {
             self.version = version;
@@ -42,7 +42,7 @@ impl Known {
     }
 
     /// Whether other groups than the main one must be asked, so that an answer is put together from several reads.
-    pub(super) fn has_sides(&self) -> bool {
+    pub(crate) fn has_sides(&self) -> bool {
         self.needs.as_ref().is_some_and(|needs| !needs.sides.is_empty())
     }
 }

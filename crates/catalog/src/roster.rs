@@ -8,10 +8,10 @@ use kvplane_core::StreamId;
 use kvplane_index::{Index, Options, Refused};
 use parking_lot::{Mutex, RwLock};
 
-use super::ask::Scratch;
-use super::needs::NeedCell;
-use super::view::{View, ViewCell};
+use crate::ask::Scratch;
 use crate::freshness::Freshness;
+use crate::needs::NeedCell;
+use crate::view::{View, ViewCell};
 
 /// Who a stream is in answers.
 #[derive(Debug, Clone)]
@@ -31,12 +31,12 @@ pub struct Member {
     pub id: StreamId,
     /// Who it is in answers.
     pub identity: Identity,
-    pub(super) seat: u32,
-    pub(super) cell: ViewCell,
-    pub(super) freshness: Arc<Freshness>,
-    pub(super) needs: NeedCell,
+    pub(crate) seat: u32,
+    pub(crate) cell: ViewCell,
+    pub(crate) freshness: Arc<Freshness>,
+    pub(crate) needs: NeedCell,
     /// Held by the stream's feed while it changes what a stream with sides holds.
-    pub(super) gate: RwLock<()>,
+    pub(crate) gate: RwLock<()>,
     /// 0 while it is not known.
     block_size: AtomicU32,
 }
@@ -47,7 +47,7 @@ impl Member {
         Some(self.block_size.load(Ordering::Relaxed)).filter(|&size| size != 0)
     }
 
-    pub(super) fn set_block_size(&self, size: u32) {
+    pub(crate) fn set_block_size(&self, size: u32) {
         self.block_size.store(size, Ordering::Relaxed);
     }
 
@@ -59,38 +59,38 @@ impl Member {
 
 /// What blocks must have in common to be comparable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Shape {
+pub(crate) struct Shape {
     /// Positions per block.
-    pub(super) size: u32,
+    pub(crate) size: u32,
     /// A position is a token and the one that follows it, as engines with EAGLE key their caches.
-    pub(super) bigrams: bool,
+    pub(crate) bigrams: bool,
 }
 
 impl Shape {
     /// Token ids that are hashed per block.
-    pub(super) fn ids(self) -> u32 {
+    pub(crate) fn ids(self) -> u32 {
         if self.bigrams { self.size.saturating_mul(2) } else { self.size }
     }
 }
 
 /// All blocks of one shape.
 #[derive(Debug)]
-pub(super) struct Keyspace {
-    pub(super) shape: Shape,
-    pub(super) index: Arc<Index>,
+pub(crate) struct Keyspace {
+    pub(crate) shape: Shape,
+    pub(crate) index: Arc<Index>,
 }
 
 /// Who is there and what covers them. Replaced as a whole when a stream comes or goes, or a block size does; a view
 /// changes in place.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(crate) struct Table {
     /// By engine and rank.
-    pub(super) members: Vec<Arc<Member>>,
+    pub(crate) members: Vec<Arc<Member>>,
     /// Where the member of a seat is among the members. The seat is its name in the indexes; seats are reused.
-    pub(super) positions: Vec<Option<u32>>,
-    pub(super) keyspaces: Vec<Arc<Keyspace>>,
+    pub(crate) positions: Vec<Option<u32>>,
+    pub(crate) keyspaces: Vec<Arc<Keyspace>>,
     /// Room for questions, reused. It goes with the table, so it never keeps an index that is gone.
-    pub(super) scratch: Mutex<Vec<Scratch>>,
+    pub(crate) scratch: Mutex<Vec<Scratch>>,
 }
 
 impl Table {
@@ -107,13 +107,13 @@ impl Table {
 
 /// How often an index did not take a store.
 #[derive(Debug, Default)]
-pub(super) struct RefusedCounts {
+pub(crate) struct RefusedCounts {
     budget: AtomicU64,
     waiting: AtomicU64,
 }
 
 impl RefusedCounts {
-    pub(super) fn add(&self, refused: Refused) {
+    pub(crate) fn add(&self, refused: Refused) {
         let count = match refused {
             Refused::Budget => &self.budget,
             Refused::Waiting => &self.waiting,
@@ -121,7 +121,7 @@ impl RefusedCounts {
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn get(&self, refused: Refused) -> u64 {
+    pub(crate) fn get(&self, refused: Refused) -> u64 {
         match refused {
             Refused::Budget => self.budget.load(Ordering::Relaxed),
             Refused::Waiting => self.waiting.load(Ordering::Relaxed),
@@ -132,16 +132,16 @@ impl RefusedCounts {
 /// The streams of one model, and the indexes that cover them.
 #[derive(Debug)]
 pub struct Roster {
-    pub(super) model: String,
+    pub(crate) model: String,
     options: Options,
     table: RwLock<Arc<Table>>,
     /// How many streams are in each index. Also serialises changes of the table.
     users: Mutex<BTreeMap<Shape, usize>>,
-    pub(super) refused: RefusedCounts,
+    pub(crate) refused: RefusedCounts,
 }
 
 impl Roster {
-    pub(super) fn new(model: &str, options: Options) -> Self {
+    pub(crate) fn new(model: &str, options: Options) -> Self {
         Self {
             model: model.to_owned(),
             options,
@@ -151,7 +151,7 @@ impl Roster {
         }
     }
 
-    pub(super) fn table(&self) -> Arc<Table> {
+    pub(crate) fn table(&self) -> Arc<Table> {
         self.table.read().clone()
     }
 
@@ -160,7 +160,7 @@ impl Roster {
         self.table().members.clone()
     }
 
-    pub(super) fn join(
+    pub(crate) fn join(
         &self,
         id: StreamId,
         identity: Identity,
@@ -187,7 +187,7 @@ impl Roster {
     }
 
     /// A stream goes. Says whether it was the last.
-    pub(super) fn leave(&self, member: &Member) -> bool {
+    pub(crate) fn leave(&self, member: &Member) -> bool {
         let _changing = self.users.lock();
         let old = self.table();
         let others = old.members.iter().filter(|other| other.seat != member.seat).cloned();
@@ -198,7 +198,7 @@ impl Roster {
     }
 
     /// The index of a shape of blocks, for one more stream.
-    pub(super) fn enter(&self, shape: Shape) -> Arc<Keyspace> {
+    pub(crate) fn enter(&self, shape: Shape) -> Arc<Keyspace> {
         let mut users = self.users.lock();
         *users.entry(shape).or_default() += 1;
         let old = self.table();
@@ -213,7 +213,7 @@ impl Roster {
     }
 
     /// One stream less uses the index of a shape. The last one takes it along.
-    pub(super) fn exit(&self, shape: Shape) {
+    pub(crate) fn exit(&self, shape: Shape) {
         let mut users = self.users.lock();
         let Some(count) = users.get_mut(&shape) else { return };
         *count -= 1;
