@@ -228,7 +228,14 @@ impl Stream {
 
     /// The engine was there at `at`, and all that it had published by then has been fed.
     pub(crate) fn prove(&self, at: Instant) -> Outcome {
-        let at = self.clock.mono(at);
+        let (at, now) = (self.clock.mono(at), self.clock.now());
+        {
+            let mut inner = self.inner.lock();
+            if !inner.closed && inner.recorder.prove_quietly(now, at) {
+                self.note_liveness(&inner.recorder);
+                return Outcome::default();
+            }
+        }
         self.feed(|recorder, now| recorder.prove(now, at))
     }
 
@@ -289,9 +296,7 @@ impl Stream {
         let hearing = Hearing::begin(&inner.recorder);
         input(&mut inner.recorder, now);
         inner.heard.note(&hearing, &inner.recorder, now);
-        self.freshness.set(inner.recorder.proven_at());
-        let idle_until = inner.recorder.idle_until().as_micros();
-        self.idle_until.store(idle_until.try_into().unwrap_or(u64::MAX), Ordering::Release);
+        self.note_liveness(&inner.recorder);
         *self.mark.lock() = inner.recorder.journal().mark_request();
         let news = Looks::of(&inner.recorder) != before;
         // Under the lock, so that the index has seen all that the journal has once the lock is free.
@@ -309,6 +314,13 @@ impl Stream {
             self.unannounced.store(true, Ordering::Release);
         }
         outcome
+    }
+
+    /// What is read of the recorder without its lock.
+    fn note_liveness(&self, recorder: &Recorder) {
+        self.freshness.set(recorder.proven_at());
+        let idle_until = recorder.idle_until().as_micros();
+        self.idle_until.store(idle_until.try_into().unwrap_or(u64::MAX), Ordering::Release);
     }
 
     /// Wakes whoever waits for news, if there are any.

@@ -52,6 +52,15 @@ impl Continuity {
         }
     }
 
+    /// [`Self::proven`] where nothing is in doubt: true then. Else nothing is done.
+    pub fn proven_quietly(&mut self, now: Now) -> bool {
+        let is_quiet = self.doubt.is_none();
+        if is_quiet {
+            self.last_proof = now.mono;
+        }
+        is_quiet
+    }
+
     /// A question that was asked while following was not answered. That is evidence: it is asked again at
     /// once, and without an answer to that the stream is not `live`, unless the engine was heard meanwhile.
     pub(super) fn probe_failed(&mut self, now: Now, request: &Request) {

@@ -100,6 +100,14 @@ impl Follower {
         }
     }
 
+    /// [`Self::proven`], if nothing follows from it; else nothing is done.
+    pub(super) fn proven_quietly(&mut self, now: Now) -> bool {
+        match self {
+            Self::Published(machine) => machine.proven_quietly(now),
+            _ => false,
+        }
+    }
+
     /// The source was proven to be there.
     pub(super) fn proven(&mut self, now: Now) {
         match self {

@@ -70,6 +70,16 @@ impl Recorder {
         self.settle(now);
     }
 
+    /// [`Self::prove`] where nothing follows from it, which is nearly always: true if that was so, and nothing else has
+    /// changed. Else nothing has changed at all.
+    pub fn prove_quietly(&mut self, now: Now, at: Duration) -> bool {
+        let is_quiet = !self.liveness.stale && self.follower.proven_quietly(now);
+        if is_quiet {
+            self.liveness.proven_at = self.liveness.proven_at.max(Some(at.min(now.mono)));
+        }
+        is_quiet
+    }
+
     /// The moment of the last proof, on the monotonic clock.
     pub fn proven_at(&self) -> Option<Duration> {
         self.liveness.proven_at
