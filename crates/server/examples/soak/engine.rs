@@ -6,7 +6,7 @@ use kvplane_core::EngineKind;
 use kvplane_sim::load::Random;
 use kvplane_sim::trtllm::{TrtConfig, TrtFault, TrtHandle, TrtSim};
 use kvplane_sim::{CompletionOptions, Fault, SimConfig, SimEngine, SimHandle};
-use kvplane_socket::PublishContext;
+use kvplane_socket::{Endpoint, PublishContext};
 use kvplane_wire::Profile;
 use tokio::runtime::Handle;
 
@@ -212,7 +212,11 @@ impl Engine {
 }
 
 fn published(number: usize, has_http: bool, context: PublishContext) -> SimHandle {
+    // At an address of its own: nobody's connection takes a port while the engine restarts.
+    let address = format!("tcp://127.1.{}.{}:0", number / 250, number % 250 + 1);
     let config = SimConfig {
+        events: Endpoint::Bind(address.clone()),
+        replay: Some(address),
         profile: PROFILES[number % PROFILES.len()],
         blocks: BLOCKS,
         block_size: BLOCK,
