@@ -27,6 +27,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let plans = config.plans().map_err(unusable)?;
     let reported = config.reports().map_err(unusable)?;
     logging::start(&args.log).map_err(usage)?;
+    use_small_pages();
     let manager = Arc::new(Manager::from_env());
     let access = Arc::new(config.access(args.insecure).map_err(unusable)?);
     let tls = config.tls().map_err(unusable)?;
@@ -111,6 +112,15 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         Err(anyhow::anyhow!("a server ended unexpectedly; see the log").into())
     } else {
         Ok(())
+    }
+}
+
+/// Keeps the kernel from backing memory with huge pages. The first touch of one clears 2 MiB, for up to milliseconds, on a
+/// thread that others wait for: bodies that came in faster than they could be refused held up every question for 0.2 s.
+fn use_small_pages() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
+        warn!(%error, "transparent huge pages not disabled");
     }
 }
 

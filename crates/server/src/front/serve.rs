@@ -61,12 +61,15 @@ pub(super) async fn run(front: Front, listener: TcpListener, stop: CancellationT
 
 async fn serve(
     front: Arc<Front>,
-    client: Guarded<TcpStream>,
+    mut client: Guarded<TcpStream>,
     peer: Peer,
     calls: Arc<Shares>,
     stop: CancellationToken,
     own: OwnedCalls,
 ) {
+    // Until the client speaks there is nothing to finish.
+    let heard = stop.run_until_cancelled(client.first_byte()).await;
+    let Some(Ok(())) = heard else { return debug!(?heard, "connection of a silent client ended") };
     let grace = front.grace;
     let service =
         service_fn(move |request| answer(front.clone(), own.clone(), peer.clone(), calls.clone(), request));

@@ -137,11 +137,19 @@ impl Connections {
 }
 
 impl Open {
-    /// Takes the place of a peer's oldest idle connection.
+    /// Takes the place of a peer's oldest idle connection. Of one that was not listened to yet it is not known whether it is:
+    /// its request may be here, unread. Such a connection goes only where there is no other.
     fn displace(&mut self, peer: PeerKey) -> Option<Arc<Pulse>> {
-        let idle = |(_, (of, pulse)): &(&u64, &(PeerKey, Arc<Pulse>))| *of == peer && pulse.is_idle();
-        let number = *self.all.iter().find(idle)?.0;
-        self.remove(number)
+        let mut unknown = None;
+        for (number, (_, pulse)) in self.all.iter().filter(|(_, (of, pulse))| *of == peer && pulse.is_idle())
+        {
+            if pulse.was_silent() {
+                let number = *number;
+                return self.remove(number);
+            }
+            unknown = unknown.or(Some(*number));
+        }
+        self.remove(unknown?)
     }
 
     fn remove(&mut self, number: u64) -> Option<Arc<Pulse>> {

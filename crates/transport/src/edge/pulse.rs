@@ -56,6 +56,8 @@ pub struct Pulse {
     head_since: AtomicU64,
     /// Since when the peer takes nothing of what is written.
     stalled_since: AtomicU64,
+    /// The peer was listened to, and had nothing to say.
+    silent: AtomicBool,
     close: CancellationToken,
 }
 
@@ -76,6 +78,7 @@ impl Pulse {
             calm_since: AtomicU64::new(0),
             head_since: AtomicU64::new(NEVER),
             stalled_since: AtomicU64::new(NEVER),
+            silent: AtomicBool::new(false),
             close: CancellationToken::new(),
         }
     }
@@ -107,6 +110,11 @@ impl Pulse {
         self.in_flight.load(Ordering::Acquire) == 0
     }
 
+    /// Whether it was found silent since it was opened.
+    pub(super) fn was_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
+    }
+
     pub(super) fn close(&self) {
         self.close.cancel();
     }
@@ -116,6 +124,10 @@ impl Pulse {
         if self.is_idle() && self.head_since.load(Ordering::Relaxed) == NEVER {
             self.head_since.store(self.now(), Ordering::Relaxed);
         }
+    }
+
+    pub(super) fn note_waiting(&self) {
+        self.silent.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn note_written(&self) {

@@ -2,11 +2,14 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests")]
 
+use std::future::poll_fn;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead as _, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
@@ -111,6 +114,65 @@ async fn the_oldest_idle_connection_of_a_peer_makes_room() {
     assert_eq!(counted(&connections, Closed::TooManyOfPeer), 1);
     drop((busy, busy_too, first, third));
     assert_eq!(connections.open(), 0);
+}
+
+#[tokio::test]
+async fn a_connection_that_was_not_listened_to_is_not_taken_for_silent() {
+    let connections = Connections::new(8, 2, limits());
+    let (mut client, mut new) = connected(&connections, Speaks::Http1).await;
+    let (_silent_client, mut silent) = connected(&connections, Speaks::Http1).await;
+    poll_fn(|context| {
+        let listening = std::pin::pin!(silent.first_byte()).poll(context);
+        assert!(listening.is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    let (_third_client, _third) = connected(&connections, Speaks::Http1).await;
+    assert_eq!(ends(silent).await, std::io::ErrorKind::ConnectionAborted);
+    client.write_all(b"GET").await.unwrap();
+    timeout(PATIENCE, new.first_byte()).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn connections_that_wait_to_be_accepted_are_not_refused() {
+    let longest = std::fs::read_to_string("/proc/sys/net/core/somaxconn").ok();
+    let longest: usize = longest.and_then(|longest| longest.trim().parse().ok()).unwrap_or(128);
+    let accepting = Accepting::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), "test");
+    let address = accepting.local_addr().unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..longest.min(512) {
+        // Beyond the queue's length a connection is not made until another is accepted.
+        waiting
+            .push(timeout(PATIENCE, TcpStream::connect(address)).await.expect("room in the queue").unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_sends_all_the_time_leaves_turns_to_others() {
+    const TURN: usize = 64 << 10;
+    let connections = Connections::new(4, 4, limits());
+    let place = connections.admit("127.0.0.1:1".parse().unwrap(), Speaks::Http1).unwrap();
+    let (mut client, ours) = tokio::io::duplex(4 * TURN);
+    client.write_all(&[7; 4 * TURN]).await.unwrap();
+    let mut guarded = Guarded::new(ours, place);
+    let mut bytes = vec![0; 3 * TURN];
+    let mut turns = Vec::new();
+    while turns.iter().sum::<usize>() < 4 * TURN {
+        let mut read = 0;
+        let turn = poll_fn(|context| {
+            loop {
+                let mut buffer = ReadBuf::new(&mut bytes);
+                match Pin::new(&mut guarded).poll_read(context, &mut buffer) {
+                    Poll::Ready(done) => done.unwrap(),
+                    Poll::Pending => return Poll::Ready(std::mem::take(&mut read)),
+                }
+                assert!(buffer.filled().iter().all(|byte| *byte == 7));
+                read += buffer.filled().len();
+            }
+        });
+        turns.push(turn.await);
+    }
+    assert_eq!(turns, [TURN; 4]);
 }
 
 #[test]
