@@ -11,7 +11,7 @@ use kvplane_server::{Access, EngineConfigError, Fleet, FleetError, Reloaded, Ser
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
-use super::{Failure, bind, stop_signal, usage};
+use super::{Failure, bind, closing, stop_signal, usage};
 use crate::args::ServeArgs;
 use crate::config::{self, Config, Listen};
 use crate::logging;
@@ -86,6 +86,8 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         never = manager.show_life(|| plane.longest_socket_round()) => match never {},
     };
     manager.stopping(drain.0);
+    let code = i32::from(stopped_early);
+    closing::exit_after(&plane, drain.0.saturating_add(closing::MARGIN), move || std::process::exit(code));
     if stopped_early {
         reports.shutdown().await;
     } else {
