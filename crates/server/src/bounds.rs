@@ -34,6 +34,8 @@ pub struct Bounds {
     pub idle_grpc: Duration,
     /// Written bytes that the peer does not take.
     pub write: Duration,
+    /// A response over HTTP/2 that waits for its peer, of which it takes no data.
+    pub unread: Duration,
     /// How often an HTTP/2 peer is pinged.
     pub ping_every: Duration,
     /// How long it may take to answer ...
@@ -78,6 +80,7 @@ impl Default for Bounds {
             idle_http: Duration::from_mins(1),
             idle_grpc: Duration::from_mins(5),
             write: Duration::from_secs(30),
+            unread: Duration::from_mins(1),
             ping_every: Duration::from_secs(30),
             ping_timeout: Duration::from_secs(10),
             front_ping_timeout: Duration::from_secs(20),
@@ -159,6 +162,13 @@ impl Bounds {
             "all listeners",
             seconds(self.write),
             "closed when the peer takes nothing for so long",
+            closed,
+        );
+        row(
+            "unread stream",
+            "gRPC listener, fronts",
+            seconds(self.unread),
+            "closed when a response waits and the peer takes no data for so long, though it answers pings",
             closed,
         );
         row(
@@ -282,7 +292,7 @@ impl Bounds {
     }
 
     fn limits(&self, idle: Duration) -> Limits {
-        Limits { handshake: self.handshake, head: self.head, idle, write: self.write }
+        Limits { handshake: self.handshake, head: self.head, idle, write: self.write, unread: self.unread }
     }
 }
 

@@ -117,7 +117,7 @@ pub(super) fn add(counter: &AtomicU64) {
 #[derive(Debug)]
 pub(super) struct InFlight {
     counters: Arc<FrontCounters>,
-    _places: Places,
+    places: Places,
 }
 
 /// What a call takes of its peer's share and of its connection.
@@ -126,7 +126,21 @@ type Places = (Option<Share>, Option<edge::InFlight>);
 impl InFlight {
     pub(super) fn new(counters: Arc<FrontCounters>, places: Places) -> Self {
         add(&counters.in_flight);
-        Self { counters, _places: places }
+        Self { counters, places }
+    }
+
+    /// A piece of the response was handed over.
+    pub(super) fn given(&mut self) {
+        if let Some(busy) = &mut self.places.1 {
+            busy.given();
+        }
+    }
+
+    /// The next piece is asked for.
+    pub(super) fn taken(&mut self) {
+        if let Some(busy) = &mut self.places.1 {
+            busy.taken();
+        }
     }
 }
 

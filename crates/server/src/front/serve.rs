@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use kvplane_transport::edge::{Accepting, Connections, Full, Guarded, Pulse, Shares, Speaks};
+use kvplane_transport::edge::{Accepting, Connections, Full, Guarded, Metered, Pulse, Shares, Speaks};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -65,7 +65,7 @@ async fn serve(
     // Until the client speaks there is nothing to finish.
     let heard = stop.run_until_cancelled(client.first_byte()).await;
     let Some(Ok(())) = heard else { return debug!(?heard, "connection of a silent client ended") };
-    let grace = front.grace;
+    let (grace, pulse) = (front.grace, client.pulse().clone());
     // A client that does not answer a ping is gone, and its calls are cancelled.
     let (ping_every, ping_timeout) = (front.bounds.ping_every, front.bounds.front_ping_timeout);
     let service =
@@ -84,7 +84,7 @@ async fn serve(
         .max_local_error_reset_streams(RESET_STREAMS)
         // A response has the headers that the engine gave it.
         .auto_date_header(false)
-        .serve_connection(TokioIo::new(client), service);
+        .serve_connection(TokioIo::new(Metered::new(client, pulse)), service);
     let mut connection = pin!(connection);
     let end = tokio::select! {
         end = connection.as_mut() => end,

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
 use futures::Stream;
-use kvplane_transport::edge::{Accepting, Admitted, Connections, Guarded, PeerKey, Pulse, Speaks};
+use kvplane_transport::edge::{Accepting, Admitted, Connections, Guarded, Metered, PeerKey, Pulse, Speaks};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -116,7 +116,7 @@ impl Door {
                 let mut stream = Guarded::new(stream, place);
                 // Counted by its place.
                 stream.first_byte().await.map_err(|_| Gone::Silent)?;
-                Ok(Connection { stream: Box::pin(stream), peer })
+                Ok(Connection::new(stream, peer, speaks))
             });
             return;
         };
@@ -169,7 +169,7 @@ async fn shake(
     pulse.begin(speaks);
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let certificate = shown.and_then(identity).map(Arc::new);
-    Ok(Connection { stream: Box::pin(stream), peer: Peer { address, certificate, pulse: Some(pulse) } })
+    Ok(Connection::new(stream, Peer { address, certificate, pulse: Some(pulse) }, speaks))
 }
 
 // === impl Listener ===
@@ -197,6 +197,16 @@ impl Connected<IncomingStream<'_, Door>> for Peer {
 }
 
 // === impl Connection ===
+
+impl Connection {
+    fn new(stream: impl Duplex + Unpin + 'static, peer: Peer, speaks: Speaks) -> Self {
+        let stream: Pin<Box<dyn Duplex>> = match &peer.pulse {
+            Some(pulse) if speaks == Speaks::Http2 => Box::pin(Metered::new(stream, pulse.clone())),
+            _ => Box::pin(stream),
+        };
+        Self { stream, peer }
+    }
+}
 
 impl tonic::transport::server::Connected for Connection {
     type ConnectInfo = Peer;

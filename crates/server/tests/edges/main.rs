@@ -140,6 +140,7 @@ async fn every_bound_is_in_the_guide_and_holds() {
             "idle" => idle().await,
             // By name: auth::tests::secure::half_a_handshake_ends, edge::tests::a_peer_that_does_not_read_is_closed.
             "TLS handshake" | "unread response" => {}
+            "unread stream" => peers::unread_stream().await,
             "dead peer" => peers::dead_peer().await,
             "streams per connection" => streams_per_connection().await,
             "calls" => {

@@ -127,3 +127,26 @@ pub(super) async fn dead_peer() {
         Served::until_closed(address, HELLO).await;
     }
 }
+
+/// A client that answers pings and has no room for a response.
+pub(super) async fn unread_stream() {
+    let bounds = Bounds { unread: SHORT, ping_every: SHORT / 4, ..Bounds::default() };
+    let (served, front) = (Served::with(bounds.clone()).await, Fronted::with(bounds).await);
+    let (send, connection) = client(served.grpc, 0).await;
+    let response = call(&send, "/grpc.health.v1.Health/Check").await;
+    timeout(DEADLINE, response).await.expect("headers need no window").unwrap();
+    let _ = timeout(DEADLINE, connection).await.expect("the server closes");
+    served.closed("grpc", "unread_timeout", 1.0).await;
+    let (send, connection) = client(front.address, 0).await;
+    let response = call(&send, "/a.B/StopProfile").await;
+    timeout(DEADLINE, response).await.expect("headers need no window").unwrap();
+    let _ = timeout(DEADLINE, connection).await.expect("the front closes");
+    assert_eq!(front.closed("unread_timeout"), 1);
+    // One that waits for something to read is not closed.
+    let (send, mut connection) = client(served.grpc, 65_535).await;
+    let watch = call(&send, "/grpc.health.v1.Health/Watch").await;
+    let mut watch = timeout(DEADLINE, watch).await.unwrap().unwrap().into_body();
+    let first = timeout(DEADLINE, watch.data()).await.unwrap().unwrap().unwrap();
+    watch.flow_control().release_capacity(first.len()).unwrap();
+    assert!(timeout(SHORT * 5, &mut connection).await.is_err(), "it is still open");
+}

@@ -28,11 +28,13 @@ pub enum Closed {
     IdleTimeout,
     /// The peer took nothing of what was written.
     WriteTimeout,
+    /// The peer took no data of a response that waits for it, though it answers pings.
+    UnreadTimeout,
 }
 
 impl Closed {
     /// Every reason.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::TooMany,
         Self::TooManyOfPeer,
         Self::Displaced,
@@ -41,6 +43,7 @@ impl Closed {
         Self::PrefaceTimeout,
         Self::IdleTimeout,
         Self::WriteTimeout,
+        Self::UnreadTimeout,
     ];
 
     /// The name used in metrics.
@@ -54,6 +57,7 @@ impl Closed {
             Self::PrefaceTimeout => "preface_timeout",
             Self::IdleTimeout => "idle_timeout",
             Self::WriteTimeout => "write_timeout",
+            Self::UnreadTimeout => "unread_timeout",
         }
     }
 }

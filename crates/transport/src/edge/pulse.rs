@@ -24,6 +24,8 @@ pub struct Limits {
     pub idle: Duration,
     /// Bytes to be written that the peer does not take.
     pub write: Duration,
+    /// A response over HTTP/2 that waits for the peer, of which it takes no data.
+    pub unread: Duration,
 }
 
 /// What is spoken on a connection.
@@ -58,12 +60,19 @@ pub struct Pulse {
     stalled_since: AtomicU64,
     /// The peer was listened to, and had nothing to say.
     silent: AtomicBool,
+    /// Responses whose last piece was handed over, and whose next one was not asked for yet.
+    waiting: AtomicUsize,
+    /// When the peer last took data, or the first of these began to wait.
+    taken_at: AtomicU64,
     close: CancellationToken,
 }
 
 /// A request under way, for as long as its response is.
 #[derive(Debug)]
-pub struct InFlight(Arc<Pulse>);
+pub struct InFlight {
+    pulse: Arc<Pulse>,
+    waits: bool,
+}
 
 impl Pulse {
     pub(super) fn new(limits: Limits, speaks: Speaks) -> Self {
@@ -79,6 +88,8 @@ impl Pulse {
             head_since: AtomicU64::new(NEVER),
             stalled_since: AtomicU64::new(NEVER),
             silent: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            taken_at: AtomicU64::new(0),
             close: CancellationToken::new(),
         }
     }
@@ -97,7 +108,7 @@ impl Pulse {
     pub fn enter(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         self.head_since.store(NEVER, Ordering::Relaxed);
-        InFlight(self.clone())
+        InFlight { pulse: self.clone(), waits: false }
     }
 
     /// Cancelled when the connection has to give its place to another.
@@ -130,6 +141,10 @@ impl Pulse {
         self.silent.store(true, Ordering::Relaxed);
     }
 
+    pub(super) fn note_data_taken(&self) {
+        self.taken_at.store(self.now(), Ordering::Relaxed);
+    }
+
     pub(super) fn note_written(&self) {
         self.stalled_since.store(NEVER, Ordering::Relaxed);
     }
@@ -158,6 +173,12 @@ impl Pulse {
         }
         let (speaks, began) = (self.speaks.load(Ordering::Acquire), self.began.load(Ordering::Relaxed));
         let calm = self.calm_since.load(Ordering::Relaxed);
+        if speaks == Speaks::Http2 as u8 && !self.is_idle() {
+            let waits = self.waiting.load(Ordering::Acquire) > 0;
+            // A response that does not wait now may in a moment, and nothing need wake this up then.
+            let since = if waits { self.taken_at.load(Ordering::Relaxed) } else { now };
+            due(since, limits.unread, Closed::UnreadTimeout);
+        }
         if speaks == Speaks::Handshake as u8 {
             due(began, limits.handshake, Closed::HandshakeTimeout);
         } else if speaks == Speaks::Http2 as u8 && self.read.load(Ordering::Relaxed) < PREFACE_BYTES {
@@ -187,9 +208,27 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(NEVER - 1)
 }
 
+impl InFlight {
+    /// A piece of the response was handed over.
+    pub fn given(&mut self) {
+        if !std::mem::replace(&mut self.waits, true) && self.pulse.waiting.fetch_add(1, Ordering::AcqRel) == 0
+        {
+            self.pulse.note_data_taken();
+        }
+    }
+
+    /// The next piece is asked for: the peer has room.
+    pub fn taken(&mut self) {
+        if std::mem::take(&mut self.waits) {
+            self.pulse.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let pulse = &self.0;
+        self.taken();
+        let pulse = &self.pulse;
         pulse.served.store(true, Ordering::Relaxed);
         pulse.calm_since.store(pulse.now(), Ordering::Relaxed);
         pulse.in_flight.fetch_sub(1, Ordering::AcqRel);

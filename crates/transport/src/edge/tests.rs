@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead as _, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
+use super::metered::Frames;
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -20,7 +21,7 @@ const LONG: Duration = Duration::from_mins(10);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn limits() -> Limits {
-    Limits { handshake: LONG, head: LONG, idle: LONG, write: LONG }
+    Limits { handshake: LONG, head: LONG, idle: LONG, write: LONG, unread: LONG }
 }
 
 fn peer(last: u8) -> PeerKey {
@@ -173,6 +174,50 @@ async fn a_peer_that_sends_all_the_time_leaves_turns_to_others() {
         turns.push(turn.await);
     }
     assert_eq!(turns, [TURN; 4]);
+}
+
+#[tokio::test]
+async fn a_peer_that_takes_no_data_is_closed_and_one_that_takes_some_is_not() {
+    let connections = Connections::new(4, 4, Limits { unread: SHORT * 4, ..limits() });
+    let (mut client, guarded) = connected(&connections, Speaks::Http2).await;
+    client.write_all(&[0; 30]).await.unwrap();
+    let pulse = guarded.pulse().clone();
+    let mut call = pulse.enter();
+    let closing = tokio::spawn(ends(guarded));
+    // A response that waits for nothing may rest.
+    call.given();
+    call.taken();
+    tokio::time::sleep(SHORT * 8).await;
+    assert!(!closing.is_finished());
+    call.given();
+    while pulse.check().is_ok() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(pulse.check(), Err(Closed::UnreadTimeout));
+    assert_eq!(closing.await.unwrap(), std::io::ErrorKind::TimedOut);
+    assert_eq!(counted(&connections, Closed::UnreadTimeout), 1);
+    // However slow it is, a peer that takes something has its time again.
+    pulse.note_data_taken();
+    assert!(pulse.check().is_ok());
+}
+
+#[test]
+fn data_is_told_from_other_frames_wherever_writes_end() {
+    let frame = |kind: u8, payload: &[u8]| {
+        let mut frame = vec![0, 0, payload.len() as u8, kind, 0, 0, 0, 0, 1];
+        frame.extend(payload);
+        frame
+    };
+    let (headers, ping, data) = (frame(1, &[0; 7]), frame(6, &[0; 8]), frame(0, &[0; 5]));
+    let written = [headers, ping.clone(), data, frame(0, b""), ping].concat();
+    let first = 9 + 7 + 9 + 8 + 9;
+    for length in 1..=written.len() {
+        let mut frames = Frames::default();
+        for (at, bytes) in written.chunks(length).enumerate() {
+            let (begin, end) = (at * length, at * length + bytes.len());
+            assert_eq!(frames.follow(bytes), begin < first + 5 && end > first, "{begin}..{end}");
+        }
+    }
 }
 
 #[test]
