@@ -6,14 +6,19 @@ credited is right if the engine was in that state at some moment of the last `ma
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from harness.inference_cache.server import Server
 from harness.netns import Net, missing
-from harness.silence import DOCUMENTS, FOLLOWER, Engine, Plane, Watch, wrong
+from harness.plane import Process
+from harness.silence import ASK_EVERY, DOCUMENTS, FOLLOWER, MODEL, Answer, Engine, Plane, Watch, prompt, wrong
+from harness.wait import eventually
 
 MAX_SILENCE = 2.0  # the default
 SLACK = 0.2
@@ -223,3 +228,69 @@ def test_a_gateway_is_told_of_the_loss_within_the_bound(site, report):
     assert last["at"] - cut <= BOUND
 
 
+
+
+def test_reports_are_withdrawn_within_the_bound(site, pb, report):
+    """What a server of inference-cache is told of a silent engine is taken back: it has no word for age."""
+    server = site.outside.inside(lambda: Server(pb))
+    try:
+        whose = ("t", MODEL, "r")
+        words = ["--engine-endpoint", site.engine.events, "--replay", site.engine.replay, "--server", server.address]
+        words += ["--topic", "", "--window", "50ms", "--engine-metrics-url", "", "--metrics-listen", "127.0.0.1:0"]
+        words += ["--tenant-id", whose[0], "--model-id", whose[1], "--replica-id", whose[2], "--log-format", "json"]
+        site.closing(Process(*site.outside.words(site.binary, "report", *words)))
+        eventually(lambda: server.held(whose), "the engine is reported", 30)
+        site.engine.busy.set()
+        let(1.0)
+        cut = time.monotonic()
+        site.wire.cut()
+        eventually(lambda: not server.held(whose), "everything is withdrawn", 30)
+        withdrawn = time.monotonic() - cut
+        site.wire.heal()
+        eventually(lambda: server.held(whose), "the engine is reported again", 30)
+    finally:
+        server.stop()
+    report(f"silence: reports were withdrawn {withdrawn:.2f} s after the cut")
+    assert withdrawn <= BOUND
+
+
+def python_with_kvplane():
+    """An interpreter that has the Python package: KVPLANE_PYTHON, or what `make python` has set up. None if there is none."""
+    made = Path(__file__).resolve().parents[2] / ".venv-python" / "bin" / "python"
+    for found in filter(None, [os.environ.get("KVPLANE_PYTHON"), made.exists() and str(made)]):
+        if subprocess.run([found, "-c", "import kvplane"], cwd="/", check=False, capture_output=True).returncode == 0:
+            return found
+    return None
+
+
+@pytest.mark.parametrize("where", ["before the client", "before the engine"])
+def test_the_bound_holds_in_the_python_client(site, net, report, where, tmp_path):
+    python = python_with_kvplane()
+    if python is None:
+        pytest.skip("the Python package is not installed: run `make python`, or name an interpreter that has it in KVPLANE_PYTHON")
+    far = net.space("client")
+    between = net.link(site.outside, far)
+    plane = site.closing(
+        Plane(site.binary, site.outside, "--insecure", "--engine", site.engine.flag(), grpc=f"{between.addresses[0]}:50090")
+    )
+    plane.wait_live("e0")
+    site.engine.busy.set()
+    script, how = Path(__file__).with_name("harness") / "python_client.py", {"model": MODEL, "prompts": [prompt(at) for at in range(DOCUMENTS)]}
+    words = far.words(python, script, f"http://{between.addresses[0]}:50090", ASK_EVERY, json.dumps(how))
+    wire = between if where == "before the client" else site.wire
+    said = tmp_path / "answers"
+    with said.open("w") as out, subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out) as client:
+        eventually(said.read_text, "the client answers", 30)
+        let(1.0)
+        cut = time.monotonic()
+        wire.cut()
+        let(BOUND + 1.0)
+        healed = time.monotonic()
+        wire.heal()
+        let(2.0)
+        client.communicate(timeout=30)
+    assert client.returncode == 0
+    answers = [Answer(**json.loads(line)) for line in said.read_text().splitlines()]
+    check(answers, site.engine.truth, report, f"in the Python client, cut {where}")
+    late = credited(answers, cut + BOUND, healed)
+    assert not late, f"{len(late)} answers credited after the bound, the last {late[-1].asked - cut:.2f} s after the cut"

@@ -48,6 +48,8 @@ const LIMITS: Limits = Limits {
     head: Duration::from_secs(10),
     idle: Duration::from_secs(10),
     write: Duration::from_secs(30),
+    // HTTP/1 has no window of its own.
+    unread: Duration::from_secs(30),
 };
 
 /// What a request may have before its body, which nobody reads. Questions are short.

@@ -379,6 +379,11 @@ impl Stream {
         status
     }
 
+    /// Whether a batch is being applied that takes long.
+    pub fn is_busy(&self) -> bool {
+        self.inner.try_lock_for(GLANCE).is_none()
+    }
+
     /// What the stream looks like, for people and pages: now if that can be said at once, else as it was last seen. A batch
     /// that takes long holds up nobody who only looks.
     pub fn glance(&self) -> StreamStatus {
@@ -514,10 +519,11 @@ mod tests {
                 })
             });
             begun.recv().unwrap();
+            assert!(stream.is_busy());
             let glance = stream.glance();
             assert!(glance.read_before.is_some(), "as it was before the batch");
             end.send(()).unwrap();
         });
-        assert_eq!(stream.glance().read_before, None);
+        assert_eq!((stream.is_busy(), stream.glance().read_before), (false, None));
     }
 }

@@ -34,6 +34,14 @@ pub struct Bounds {
     pub idle_grpc: Duration,
     /// Written bytes that the peer does not take.
     pub write: Duration,
+    /// A response over HTTP/2 that waits for its peer, of which it takes no data.
+    pub unread: Duration,
+    /// How often an HTTP/2 peer is pinged.
+    pub ping_every: Duration,
+    /// How long it may take to answer ...
+    pub ping_timeout: Duration,
+    /// ... at a front, whose clients may be behind slower links.
+    pub front_ping_timeout: Duration,
     /// Calls on one HTTP/2 connection.
     pub streams_per_connection: u32,
     /// Calls under way on the gRPC listener ...
@@ -72,6 +80,10 @@ impl Default for Bounds {
             idle_http: Duration::from_mins(1),
             idle_grpc: Duration::from_mins(5),
             write: Duration::from_secs(30),
+            unread: Duration::from_mins(1),
+            ping_every: Duration::from_secs(30),
+            ping_timeout: Duration::from_secs(10),
+            front_ping_timeout: Duration::from_secs(20),
             streams_per_connection: 1024,
             calls: 8192,
             calls_per_peer: 4096,
@@ -153,9 +165,21 @@ impl Bounds {
             closed,
         );
         row(
+            "unread stream",
+            "gRPC listener, fronts",
+            seconds(self.unread),
+            "closed when a response waits and the peer takes no data for so long, though it answers pings",
+            closed,
+        );
+        row(
             "dead peer",
             "gRPC listener, fronts",
-            "a ping every 30 s, answered within 10 s (fronts: 20 s)".to_owned(),
+            format!(
+                "a ping every {}, answered within {} (fronts: {})",
+                seconds(self.ping_every),
+                seconds(self.ping_timeout),
+                seconds(self.front_ping_timeout)
+            ),
             "closed",
             "",
         );
@@ -171,7 +195,7 @@ impl Bounds {
             "gRPC listener; each front",
             of(self.calls, self.calls_per_peer),
             "`RESOURCE_EXHAUSTED`",
-            refused,
+            "`kvplane_requests_refused_total`, `kvplane_front_refused_calls_total`",
         );
         row(
             "health watches",
@@ -215,6 +239,20 @@ impl Bounds {
             "waits up to 10 s, then 429 with `Retry-After`",
             refused,
         );
+        row(
+            "copied calls",
+            "all fronts together",
+            "32 MiB, of one call 8 MiB of request and 1 MiB of response".to_owned(),
+            "the call goes on, and proves nothing about the engine's cache",
+            "`kvplane_front_evidence_rejected_total`",
+        );
+        row(
+            "evidence",
+            "each stream behind a front",
+            "65536 blocks that calls proved; contents of 1048576 stored blocks, 32 MiB".to_owned(),
+            "the oldest proven block is released; no more blocks are proven until the stream starts anew",
+            "",
+        );
         rows
     }
 }
@@ -254,7 +292,7 @@ impl Bounds {
     }
 
     fn limits(&self, idle: Duration) -> Limits {
-        Limits { handshake: self.handshake, head: self.head, idle, write: self.write }
+        Limits { handshake: self.handshake, head: self.head, idle, write: self.write, unread: self.unread }
     }
 }
 

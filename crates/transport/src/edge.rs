@@ -12,6 +12,7 @@
 mod accept;
 mod connections;
 mod guarded;
+mod metered;
 mod peer;
 mod pulse;
 mod shares;
@@ -19,6 +20,7 @@ mod shares;
 pub use accept::{Accepting, Repeats};
 pub use connections::{Admitted, Closed, Connections};
 pub use guarded::Guarded;
+pub use metered::Metered;
 pub use peer::PeerKey;
 pub use pulse::{InFlight, Limits, Pulse, Speaks};
 pub use shares::{Full, Share, Shares};

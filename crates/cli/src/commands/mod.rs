@@ -1,5 +1,6 @@
 //! What each command does.
 
+mod closing;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;

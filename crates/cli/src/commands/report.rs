@@ -13,7 +13,7 @@ use kvplane_report::{
 use kvplane_server::{Access, EngineConfig, EnginePlan, HintsOptions, Keys, Options, Service};
 use tracing::{info, warn};
 
-use super::{Failure, bind, stop_signal, usage};
+use super::{Failure, bind, closing, stop_signal, usage};
 use crate::args::ReportArgs;
 use crate::config::check_times;
 use crate::logging;
@@ -23,6 +23,9 @@ use crate::version::COMMIT;
 const SERVER_TTL: Duration = Duration::from_mins(30);
 /// Blocks of a rank that are told to lie behind the device after they left it, where the engine does not tell of that.
 const KEEP_LEFT: usize = 1_000_000;
+
+/// After a stop: reports end within 5 s, then sockets close.
+const STOP_WITHIN: Duration = Duration::from_secs(6);
 
 pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
     let spec = spec(&args).map_err(usage)?;
@@ -62,6 +65,7 @@ pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
     }
     stop.cancelled().await;
     info!("stopping: telling what is left");
+    closing::exit_after(&plane, STOP_WITHIN, || std::process::exit(0));
     reports.shutdown().await;
     let closing = tokio::task::spawn_blocking(move || {
         fleet.shutdown();

@@ -81,7 +81,10 @@ mod tests {
         assert_eq!(seconds(1_800_000_000.0), Some(0.5));
         assert_eq!(seconds(1_800_000_060.0), Some(0.0), "a clock that is ahead");
         // A machine's uptime, milliseconds, nothing that is a number.
-        for stamp in [86_400.0, 1.8e12, f64::NAN, f64::INFINITY] {
+        let year_10000 = 253_402_300_800.0;
+        for stamp in
+            [86_400.0, 1.8e12, year_10000, 1e300, -1.0, -1e300, f64::NAN, f64::INFINITY, f64::NEG_INFINITY]
+        {
             assert_eq!(seconds(stamp), None, "{stamp}");
         }
     }

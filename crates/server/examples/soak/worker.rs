@@ -71,6 +71,7 @@ impl Tally {
     fn tell(&self, text: String) {
         let mut wrongs = self.wrongs.lock();
         if wrongs.len() < TOLD {
+            println!("wrong: {text}");
             wrongs.push(text);
         }
     }

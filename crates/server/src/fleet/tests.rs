@@ -127,3 +127,20 @@ async fn calls_through_fronts_are_drained_as_configured() {
     assert_eq!(fleet.set_up(front, &config).grace(), drain_timeout);
     end(plane).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_publish_events_only_where_somebody_said_so() {
+    let (fleet, plane) = fleet(Options::default());
+    let bound = |id: &str, address: &str, open: bool| {
+        let events = format!("bind:tcp://{address}:0");
+        plan(&json!({"id": id, "kind": "vllm", "model": "m", "events": events, "events_open": open})).unwrap()
+    };
+    let refused = fleet.add(vec![bound("stranger", "0.0.0.0", false)], Origin::Api).await.unwrap_err();
+    assert!(matches!(refused, FleetError::Exposed(_)), "{refused:?}");
+    let words = refused.to_string();
+    assert!(words.contains("events of \"stranger\"") && words.contains("events_open"), "{words}");
+    assert!(fleet.engine("stranger").is_none());
+    fleet.add(vec![bound("opened", "0.0.0.0", true)], Origin::Api).await.unwrap();
+    fleet.add(vec![bound("local", "127.0.0.1", false)], Origin::Api).await.unwrap();
+    end(plane).await;
+}

@@ -58,7 +58,7 @@ enum State {
 pub(super) struct Reply {
     body: ReplyBody,
     tap: Option<Arc<Tap>>,
-    _in_flight: InFlight,
+    in_flight: InFlight,
 }
 
 #[derive(Debug)]
@@ -203,11 +203,11 @@ impl Body for UpstreamBody {
 
 impl Reply {
     pub(super) fn upstream(body: UpstreamBody, in_flight: InFlight, tap: Option<Arc<Tap>>) -> Self {
-        Self { body: ReplyBody::Upstream(body), tap, _in_flight: in_flight }
+        Self { body: ReplyBody::Upstream(body), tap, in_flight }
     }
 
     pub(super) fn own(body: tonic::body::Body, in_flight: InFlight) -> Self {
-        Self { body: ReplyBody::Own(body), tap: None, _in_flight: in_flight }
+        Self { body: ReplyBody::Own(body), tap: None, in_flight }
     }
 }
 
@@ -220,19 +220,23 @@ impl Body for Reply {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        match &mut this.body {
+        this.in_flight.taken();
+        let frame: Option<Result<_, BoxError>> = match &mut this.body {
             ReplyBody::Upstream(body) => {
                 let frame = ready!(Pin::new(body).poll_frame(cx));
                 if this.tap.is_some() {
                     listen(&mut this.tap, frame.as_ref());
                 }
-                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+                frame.map(|frame| frame.map_err(Into::into))
             }
             ReplyBody::Own(body) => {
-                let frame = ready!(Pin::new(body).poll_frame(cx));
-                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+                ready!(Pin::new(body).poll_frame(cx)).map(|frame| frame.map_err(Into::into))
             }
+        };
+        if matches!(frame, Some(Ok(_))) {
+            this.in_flight.given();
         }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use kvplane_transport::edge::{self, Closed, Connections, Share};
+use kvplane_transport::edge::{self, Closed, Connections, Full, Share};
 
 use super::evidence::Rejected;
 
@@ -14,6 +14,7 @@ pub struct FrontCounters {
     pub(super) own: AtomicU64,
     pub(super) in_flight: AtomicU64,
     pub(super) unavailable: AtomicU64,
+    refused: [AtomicU64; 2],
     pub(super) connects: AtomicU64,
     pub(super) connect_failures: AtomicU64,
     pub(super) evidence_accepted: AtomicU64,
@@ -42,6 +43,17 @@ impl FrontCounters {
     /// Calls to the engine that were answered with `UNAVAILABLE` by the front, at their start or in their middle.
     pub fn unavailable(&self) -> u64 {
         self.unavailable.load(Ordering::Relaxed)
+    }
+
+    /// Calls that were refused because too many are under way: in total, and of one peer.
+    pub fn refused(&self) -> [(&'static str, u64); 2] {
+        let [total, peer] = &self.refused;
+        [("too_many_calls", total), ("too_many_calls_of_peer", peer)]
+            .map(|(reason, count)| (reason, count.load(Ordering::Relaxed)))
+    }
+
+    pub(super) fn refuse(&self, full: Full) {
+        add(&self.refused[usize::from(full == Full::Peer)]);
     }
 
     /// Connections to the engine that were opened.
@@ -86,6 +98,11 @@ impl FrontCounters {
         self.connections.get().map_or(0, |connections| connections.open())
     }
 
+    /// Connections of clients that were refused or closed, by the reason's name.
+    pub fn closed(&self) -> Vec<(&'static str, u64)> {
+        self.connections_closed().into_iter().map(|(reason, count)| (reason.as_str(), count)).collect()
+    }
+
     /// Connections of clients that were refused or closed, by reason.
     pub(crate) fn connections_closed(&self) -> Vec<(Closed, u64)> {
         self.connections.get().map(|connections| connections.closed().collect()).unwrap_or_default()
@@ -100,7 +117,7 @@ pub(super) fn add(counter: &AtomicU64) {
 #[derive(Debug)]
 pub(super) struct InFlight {
     counters: Arc<FrontCounters>,
-    _places: Places,
+    places: Places,
 }
 
 /// What a call takes of its peer's share and of its connection.
@@ -109,7 +126,21 @@ type Places = (Option<Share>, Option<edge::InFlight>);
 impl InFlight {
     pub(super) fn new(counters: Arc<FrontCounters>, places: Places) -> Self {
         add(&counters.in_flight);
-        Self { counters, _places: places }
+        Self { counters, places }
+    }
+
+    /// A piece of the response was handed over.
+    pub(super) fn given(&mut self) {
+        if let Some(busy) = &mut self.places.1 {
+            busy.given();
+        }
+    }
+
+    /// The next piece is asked for.
+    pub(super) fn taken(&mut self) {
+        if let Some(busy) = &mut self.places.1 {
+            busy.taken();
+        }
     }
 }
 

@@ -144,7 +144,8 @@ impl Front {
     }
 
     /// Bounds what clients may take.
-    pub(crate) fn bounded(mut self, bounds: Bounds) -> Self {
+    #[must_use]
+    pub fn bounded(mut self, bounds: Bounds) -> Self {
         self.bounds = bounds;
         self
     }

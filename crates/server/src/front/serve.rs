@@ -2,7 +2,6 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::{Request, Response, Uri};
@@ -10,7 +9,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use kvplane_transport::edge::{Accepting, Connections, Guarded, Pulse, Shares, Speaks};
+use kvplane_transport::edge::{Accepting, Connections, Full, Guarded, Metered, Pulse, Shares, Speaks};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -29,10 +28,6 @@ use crate::listen::Peer;
 /// Calls on one client's connection. gRPC servers set no limit by default, and a client that meets one waits silently, so
 /// this is beyond what an engine can run.
 const STREAMS_MAX: u32 = 16_384;
-
-/// A client that does not answer a ping within the timeout is gone, and its calls are cancelled.
-const PING_EVERY: Duration = Duration::from_secs(30);
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What all calls of one client may have on their way to the engine unread.
 const CLIENT_WINDOW: u32 = 32 << 20;
@@ -61,19 +56,24 @@ pub(super) async fn run(front: Front, listener: TcpListener, stop: CancellationT
 
 async fn serve(
     front: Arc<Front>,
-    client: Guarded<TcpStream>,
+    mut client: Guarded<TcpStream>,
     peer: Peer,
     calls: Arc<Shares>,
     stop: CancellationToken,
     own: OwnedCalls,
 ) {
-    let grace = front.grace;
+    // Until the client speaks there is nothing to finish.
+    let heard = stop.run_until_cancelled(client.first_byte()).await;
+    let Some(Ok(())) = heard else { return debug!(?heard, "connection of a silent client ended") };
+    let (grace, pulse) = (front.grace, client.pulse().clone());
+    // A client that does not answer a ping is gone, and its calls are cancelled.
+    let (ping_every, ping_timeout) = (front.bounds.ping_every, front.bounds.front_ping_timeout);
     let service =
         service_fn(move |request| answer(front.clone(), own.clone(), peer.clone(), calls.clone(), request));
     let connection = Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
-        .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_interval(ping_every)
+        .keep_alive_timeout(ping_timeout)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CLIENT_WINDOW)
         .max_frame_size(FRAME_SIZE)
@@ -84,7 +84,7 @@ async fn serve(
         .max_local_error_reset_streams(RESET_STREAMS)
         // A response has the headers that the engine gave it.
         .auto_date_header(false)
-        .serve_connection(TokioIo::new(client), service);
+        .serve_connection(TokioIo::new(Metered::new(client, pulse)), service);
     let mut connection = pin!(connection);
     let end = tokio::select! {
         end = connection.as_mut() => end,
@@ -110,10 +110,13 @@ async fn answer(
 ) -> Result<Response<Reply>, UpstreamReset> {
     let call = calls.take(peer.key(), 1);
     let busy = peer.pulse.as_ref().map(Pulse::enter);
-    let refused = call.is_err();
+    let refused = call.as_ref().err().copied();
     let in_flight = InFlight::new(front.counters.clone(), (call.ok(), busy));
-    if refused {
-        let response = Status::resource_exhausted("too many calls are under way").into_http();
+    if let Some(full) = refused {
+        front.counters.refuse(full);
+        let whose = if full == Full::Peer { "from this address" } else { "in total" };
+        let response =
+            Status::resource_exhausted(format!("too many calls are under way {whose}")).into_http();
         return Ok(response.map(|body| Reply::own(body, in_flight)));
     }
     if !is_call(request.uri()) {

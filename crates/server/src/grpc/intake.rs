@@ -95,7 +95,7 @@ pub(crate) async fn bound_calls(State(shared): State<Arc<Shared>>, request: Requ
     let response = next.run(request).await;
     // Answered, or a stream that takes its messages one by one and keeps count itself.
     drop(bytes);
-    response.map(|body| Body::new(Held::new(body, (busy, call, watch))))
+    response.map(|body| Body::new(Held::watched(body, busy, (call, watch))))
 }
 
 /// Whether a caller may rest between two messages. Of methods that have no shape here that is not known.

@@ -10,7 +10,6 @@ mod query;
 mod scan;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::http::HeaderValue;
 use axum::middleware::{from_fn_with_state, map_response};
@@ -99,8 +98,8 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         .max_concurrent_streams(Some(shared.edge.bounds.streams_per_connection))
         .http2_max_header_list_size(Some(MAX_HEADERS))
         // A subscriber behind a dead link is noticed and let go.
-        .http2_keepalive_interval(Some(Duration::from_secs(30)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
+        .http2_keepalive_interval(Some(shared.edge.bounds.ping_every))
+        .http2_keepalive_timeout(Some(shared.edge.bounds.ping_timeout))
         .add_routes(bounded.into())
 }
 

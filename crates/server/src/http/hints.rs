@@ -175,12 +175,16 @@ fn tenant_row((tenant, (prefixes, rates)): (&str, (usize, Vec<f32>))) -> TenantR
 }
 
 const SECONDS_A_DAY: i64 = 86_400;
+/// The last moment that RFC 3339 can write: years have four digits.
+const LAST_MOMENT_US: i64 = 253_402_300_799_999_999;
 
 /// A moment as the peer's JSON has it; its first year stands for never.
 fn moment(unix_us: i64) -> String {
     if unix_us <= 0 {
         return "0001-01-01T00:00:00Z".to_owned();
     }
+    // A reporter's clock may say anything.
+    let unix_us = unix_us.min(LAST_MOMENT_US);
     let (seconds, us) = (unix_us / 1_000_000, unix_us % 1_000_000);
     let (day, second) = (seconds / SECONDS_A_DAY, seconds % SECONDS_A_DAY);
     let (year, month, day) = date(day);
@@ -219,9 +223,11 @@ mod tests {
             (1_709_251_199_999_999, "2024-02-29T23:59:59.999999Z"),
             (1_794_700_800_000_000, "2026-11-15T00:00:00.000000Z"),
             (4_107_542_400_000_000, "2100-03-01T00:00:00.000000Z"),
+            (LAST_MOMENT_US, "9999-12-31T23:59:59.999999Z"),
+            (LAST_MOMENT_US + 1, "9999-12-31T23:59:59.999999Z"),
+            (i64::MAX, "9999-12-31T23:59:59.999999Z"),
         ] {
             assert_eq!(moment(unix_us), text);
         }
-        moment(i64::MAX);
     }
 }

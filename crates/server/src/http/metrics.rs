@@ -100,6 +100,13 @@ impl Collector for Fronts {
                     .encode(metric.encode_family(&[("engine", engine.as_str())])?)?;
             }
         }
+        let mut metric = fronts::REFUSED_CALLS.begin(&mut encoder)?;
+        for (engine, counted) in &self.0 {
+            for (reason, count) in counted.refused() {
+                let labels = [("engine", engine.as_str()), ("reason", reason)];
+                ConstCounter::new(count).encode(metric.encode_family(&labels)?)?;
+            }
+        }
         let mut metric = fronts::EVIDENCE_REJECTED.begin(&mut encoder)?;
         for (engine, counted) in &self.0 {
             for (reason, count) in counted.evidence_rejected() {

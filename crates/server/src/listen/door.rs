@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
 use futures::Stream;
-use kvplane_transport::edge::{Accepting, Admitted, Connections, Guarded, PeerKey, Pulse, Speaks};
+use kvplane_transport::edge::{Accepting, Admitted, Connections, Guarded, Metered, PeerKey, Pulse, Speaks};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -44,18 +44,27 @@ pub(crate) struct Connection {
     peer: Peer,
 }
 
+/// Why a connection was never served.
+#[derive(Debug)]
+enum Gone {
+    /// It said nothing, or was closed at a bound.
+    Silent,
+    Handshake(Failure),
+}
+
 trait Duplex: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Duplex for T {}
 
-/// A listener. With TLS, handshakes are made aside: a client that takes its time holds up nobody.
+/// A listener. A connection is served from its first byte on, and with TLS once its handshake is done. Both are waited for
+/// aside: a client that takes its time holds up nobody, and one that says nothing costs next to nothing.
 #[derive(Debug)]
 pub(crate) struct Door {
     accepting: Accepting,
     connections: Arc<Connections>,
     port: Port,
     tls: Option<Arc<Tls>>,
-    handshakes: JoinSet<Result<Connection, Failure>>,
+    arriving: JoinSet<Result<Connection, Gone>>,
 }
 
 impl Door {
@@ -67,21 +76,21 @@ impl Door {
         connections: Arc<Connections>,
     ) -> Self {
         let accepting = Accepting::new(listener, port.as_str());
-        Self { accepting, connections, port, tls, handshakes: JoinSet::new() }
+        Self { accepting, connections, port, tls, arriving: JoinSet::new() }
     }
 
     /// The next connection. There is no task that could end and leave a listener that nobody serves.
     async fn next(&mut self) -> Connection {
         loop {
             tokio::select! {
-                (stream, address) = self.accepting.next() => {
-                    if let Some(connection) = self.admit(stream, address) {
-                        return connection;
-                    }
-                }
-                Some(shaken) = self.handshakes.join_next() => match shaken {
+                (stream, address) = self.accepting.next() => self.admit(stream, address),
+                Some(arrived) = self.arriving.join_next() => match arrived {
                     Ok(Ok(connection)) => return connection,
-                    Ok(Err(failure)) => self.failed(failure),
+                    Ok(Err(Gone::Silent)) => {}
+                    Ok(Err(Gone::Handshake(failure))) => self.failed(failure),
+                    Err(error) if self.tls.is_none() => {
+                        error!(listener = self.port.as_str(), %error, "task of a new connection failed");
+                    }
                     Err(error) => {
                         error!(listener = self.port.as_str(), %error, "TLS handshake task failed");
                         self.failed(Failure::Handshake);
@@ -97,28 +106,33 @@ impl Door {
         }
     }
 
-    /// A connection that can be served at once. With TLS the handshake comes first.
-    fn admit(&mut self, stream: TcpStream, address: SocketAddr) -> Option<Connection> {
-        let speaks = if self.port == Port::Http { Speaks::Http1 } else { Speaks::Http2 };
+    /// Gives a connection its place, and waits aside until it can be served.
+    fn admit(&mut self, stream: TcpStream, address: SocketAddr) {
+        let (port, speaks) = (self.port, if self.port == Port::Http { Speaks::Http1 } else { Speaks::Http2 });
         let Some(tls) = self.tls.clone() else {
-            let place = self.connections.admit(address, speaks)?;
-            let peer = Peer { address, certificate: None, pulse: Some(place.pulse().clone()) };
-            return Some(Connection { stream: Box::pin(Guarded::new(stream, place)), peer });
+            let Some(place) = self.connections.admit(address, speaks) else { return };
+            self.arriving.spawn(async move {
+                let peer = Peer { address, certificate: None, pulse: Some(place.pulse().clone()) };
+                let mut stream = Guarded::new(stream, place);
+                // Counted by its place.
+                stream.first_byte().await.map_err(|_| Gone::Silent)?;
+                Ok(Connection::new(stream, peer, speaks))
+            });
+            return;
         };
         let Some(place) = self.connections.admit(address, Speaks::Handshake) else {
-            tls.count(self.port, Failure::TooMany);
-            return None;
+            return tls.count(port, Failure::TooMany);
         };
-        let (port, closing) = (self.port, place.pulse().closing().clone());
-        self.handshakes.spawn(async move {
+        let closing = place.pulse().closing().clone();
+        self.arriving.spawn(async move {
             let shaking = timeout(bounds::HANDSHAKE, shake(stream, address, port, speaks, &tls, place));
             let shaken = closing.run_until_cancelled(shaking).await;
             let shaken = shaken.map_or(Err(Failure::TooMany), |done| done.unwrap_or(Err(Failure::Timeout)));
-            shaken.inspect_err(|failure| {
+            shaken.map_err(|failure| {
                 debug!(listener = port.as_str(), %address, reason = failure.as_str(), "TLS handshake failed");
+                Gone::Handshake(failure)
             })
         });
-        None
     }
 
     /// All connections, for tonic.
@@ -155,7 +169,7 @@ async fn shake(
     pulse.begin(speaks);
     let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let certificate = shown.and_then(identity).map(Arc::new);
-    Ok(Connection { stream: Box::pin(stream), peer: Peer { address, certificate, pulse: Some(pulse) } })
+    Ok(Connection::new(stream, Peer { address, certificate, pulse: Some(pulse) }, speaks))
 }
 
 // === impl Listener ===
@@ -183,6 +197,16 @@ impl Connected<IncomingStream<'_, Door>> for Peer {
 }
 
 // === impl Connection ===
+
+impl Connection {
+    fn new(stream: impl Duplex + Unpin + 'static, peer: Peer, speaks: Speaks) -> Self {
+        let stream: Pin<Box<dyn Duplex>> = match &peer.pulse {
+            Some(pulse) if speaks == Speaks::Http2 => Box::pin(Metered::new(stream, pulse.clone())),
+            _ => Box::pin(stream),
+        };
+        Self { stream, peer }
+    }
+}
 
 impl tonic::transport::server::Connected for Connection {
     type ConnectInfo = Peer;

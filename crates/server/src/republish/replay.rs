@@ -41,6 +41,9 @@ impl Building {
                 let cursor = snapshot.cursor;
                 let room = cursor.sequence.checked_sub(start).map_or(u64::MAX, |below| below + 1);
                 let batches = encode::snapshot(rank, &snapshot, room);
+                // The last batch that a listener gets must be one that it would be replayed: by that it knows us again. Done
+                // here: it waits for a batch that is being applied.
+                stream.go_beyond(cursor);
                 State { first: cursor.sequence + 1 - batches.len() as u64, batches: batches.into(), cursor }
             });
             if let Ok(state) = encoded.await {
@@ -111,8 +114,6 @@ impl Replay {
                     state.first += 1;
                 }
                 if state.batches.is_empty() {
-                    // The last batch that a listener gets must be one that it would be replayed: by that it knows us again.
-                    stream.go_beyond(state.cursor);
                     self.phase = Phase::Tail(state.cursor);
                 }
             }
@@ -137,3 +138,6 @@ impl Replay {
         Step::GoesOn
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,7 +28,8 @@ use crate::state::{Attributes, Chain, Parent, PlaceId};
 
 /// Blocks of one stream that are held by evidence; the oldest go first.
 const MAX_BLOCKS: usize = 65_536;
-/// Contents of stored blocks that are remembered. Beyond that nothing is recorded any more, until everything is forgotten.
+/// Contents of stored blocks that are remembered, in at most 32 MiB. Beyond that nothing is recorded any more, until everything
+/// is forgotten.
 const MAX_CONTENTS: usize = 1 << 20;
 /// Keeps our hashes apart from the content's own.
 const OWN_HASHES: u64 = 0x6b76_706c_616e_6545;
@@ -91,14 +92,18 @@ impl Evidence {
                 };
                 let content = plain_content(tokens);
                 superseded.extend(self.by_content.get(&content).into_iter().flatten());
-                if self.contents.len() < MAX_CONTENTS {
-                    self.contents.insert(content);
-                } else {
-                    self.opaque = true;
-                }
+                self.remember(content);
             }
         }
         superseded
+    }
+
+    fn remember(&mut self, content: u64) {
+        if self.contents.len() < MAX_CONTENTS {
+            self.contents.insert(content);
+        } else {
+            self.opaque = true;
+        }
     }
 
     fn take_out(&mut self, hash: u64) {
@@ -327,4 +332,28 @@ fn plain_content(tokens: &[u32]) -> u64 {
     let mut contents = Vec::with_capacity(1);
     hash_blocks(tokens, tokens.len().max(1), Namespace::PLAIN, &mut contents);
     contents.pop().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contents_are_remembered_within_their_bound() {
+        let mut evidence = Evidence::default();
+        for content in 0..MAX_CONTENTS as u64 {
+            evidence.remember(content);
+        }
+        assert!(!evidence.opaque);
+        for content in 0..MAX_CONTENTS as u64 {
+            evidence.remember(u64::MAX - content);
+        }
+        assert!(evidence.opaque, "nothing is recorded any more");
+        assert_eq!(evidence.contents.len(), MAX_CONTENTS);
+        // While a table grows there are two, the old one half as large: a content and a byte for each place.
+        let places = (evidence.contents.capacity() * 8 / 7).next_power_of_two();
+        assert!((places + places / 2) * (size_of::<u64>() + 1) <= 32 << 20);
+        evidence.forget();
+        assert!(!evidence.opaque && evidence.contents.is_empty());
+    }
 }

@@ -1,15 +1,23 @@
 //! Accepting connections, also where the system has no descriptors left.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 /// After a failure (no descriptors left), so that it is not tried in a circle.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Connections that may wait to be accepted; the system takes less where `net.core.somaxconn` is lower. The standard library
+/// asks for 128. A burst of connections fills those between two turns of the accept loop, and a client whose SYN is dropped
+/// then sends it again after a second.
+const BACKLOG: i32 = 4096;
+/// Connections accepted before others get a turn, so that a burst is not accepted faster than it is served.
+const IN_A_ROW: u32 = 32;
 /// One line in this time.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
@@ -44,12 +52,16 @@ pub struct Accepting {
     listener: TcpListener,
     name: &'static str,
     failures: Repeats,
+    in_a_row: AtomicU32,
 }
 
 impl Accepting {
-    /// `name` is what the listener is called in logs.
+    /// `name` is what the listener is called in logs. Lengthens the listener's queue, however it was bound.
     pub fn new(listener: TcpListener, name: &'static str) -> Self {
-        Self { listener, name, failures: Repeats::default() }
+        if let Err(error) = SockRef::from(&listener).listen(BACKLOG) {
+            debug!(listener = name, %error, "accept queue not lengthened");
+        }
+        Self { listener, name, failures: Repeats::default(), in_a_row: AtomicU32::new(0) }
     }
 
     /// Where it listens.
@@ -60,6 +72,10 @@ impl Accepting {
     /// The next connection. Dropping this loses none.
     pub async fn next(&self) -> (TcpStream, SocketAddr) {
         loop {
+            if self.in_a_row.fetch_add(1, Ordering::Relaxed) >= IN_A_ROW {
+                self.in_a_row.store(0, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
             match self.listener.accept().await {
                 Ok((stream, address)) => match stream.set_nodelay(true) {
                     Ok(()) => return (stream, address),

@@ -28,11 +28,13 @@ pub enum Closed {
     IdleTimeout,
     /// The peer took nothing of what was written.
     WriteTimeout,
+    /// The peer took no data of a response that waits for it, though it answers pings.
+    UnreadTimeout,
 }
 
 impl Closed {
     /// Every reason.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::TooMany,
         Self::TooManyOfPeer,
         Self::Displaced,
@@ -41,6 +43,7 @@ impl Closed {
         Self::PrefaceTimeout,
         Self::IdleTimeout,
         Self::WriteTimeout,
+        Self::UnreadTimeout,
     ];
 
     /// The name used in metrics.
@@ -54,6 +57,7 @@ impl Closed {
             Self::PrefaceTimeout => "preface_timeout",
             Self::IdleTimeout => "idle_timeout",
             Self::WriteTimeout => "write_timeout",
+            Self::UnreadTimeout => "unread_timeout",
         }
     }
 }
@@ -137,11 +141,19 @@ impl Connections {
 }
 
 impl Open {
-    /// Takes the place of a peer's oldest idle connection.
+    /// Takes the place of a peer's oldest idle connection. Of one that was not listened to yet it is not known whether it is:
+    /// its request may be here, unread. Such a connection goes only where there is no other.
     fn displace(&mut self, peer: PeerKey) -> Option<Arc<Pulse>> {
-        let idle = |(_, (of, pulse)): &(&u64, &(PeerKey, Arc<Pulse>))| *of == peer && pulse.is_idle();
-        let number = *self.all.iter().find(idle)?.0;
-        self.remove(number)
+        let mut unknown = None;
+        for (number, (_, pulse)) in self.all.iter().filter(|(_, (of, pulse))| *of == peer && pulse.is_idle())
+        {
+            if pulse.was_silent() {
+                let number = *number;
+                return self.remove(number);
+            }
+            unknown = unknown.or(Some(*number));
+        }
+        self.remove(unknown?)
     }
 
     fn remove(&mut self, number: u64) -> Option<Arc<Pulse>> {

@@ -1,14 +1,20 @@
 //! A socket that ends itself when its peer takes too long.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::{Admitted, Pulse};
+
+/// What a connection may read in one turn of its task. A reader of a body takes what is there for as long as there is more:
+/// without this bound, peers that send all the time keep the runtime's threads from everyone else.
+const TURN: usize = 64 << 10;
 
 /// A socket with the bounds of its connection.
 #[derive(Debug)]
@@ -17,13 +23,15 @@ pub struct Guarded<S> {
     timer: Pin<Box<Sleep>>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
     place: Admitted,
+    /// Read in this turn.
+    taken: usize,
 }
 
 impl<S> Guarded<S> {
     /// Puts a socket under the bounds of its place.
     pub fn new(socket: S, place: Admitted) -> Self {
         let closing = Box::pin(place.pulse().closing().clone().cancelled_owned());
-        Self { socket, timer: Box::pin(sleep_until(Instant::now())), closing, place }
+        Self { socket, timer: Box::pin(sleep_until(Instant::now())), closing, place, taken: 0 }
     }
 
     /// How the connection is doing.
@@ -33,6 +41,7 @@ impl<S> Guarded<S> {
 
     /// The peer has nothing for us now: that may last, or may have lasted too long.
     fn wait(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        self.place.pulse().note_waiting();
         if self.closing.as_mut().poll(context).is_ready() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
@@ -52,17 +61,60 @@ impl<S> Guarded<S> {
     }
 }
 
+impl Guarded<TcpStream> {
+    /// Waits for the peer's first byte, within the bounds. A connection on which nothing is said costs a socket and a place,
+    /// and its protocol is not set up.
+    pub async fn first_byte(&mut self) -> io::Result<()> {
+        let mut byte = [0];
+        poll_fn(|context| match self.socket.poll_peek(context, &mut ReadBuf::new(&mut byte)) {
+            Poll::Pending => {
+                self.wait(context).map_or_else(|error| Poll::Ready(Err(error)), |()| Poll::Pending)
+            }
+            // None if the peer is gone: that is for the protocol to find.
+            Poll::Ready(peeked) => Poll::Ready(peeked.map(|_bytes| ())),
+        })
+        .await
+    }
+}
+
+impl<S: AsyncRead + Unpin> Guarded<S> {
+    /// Reads what is left of the turn at most.
+    fn read_part(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let room = TURN - self.taken;
+        if buffer.remaining() <= room {
+            return Pin::new(&mut self.socket).poll_read(context, buffer);
+        }
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(room));
+        let read = Pin::new(&mut self.socket).poll_read(context, &mut part);
+        let bytes = part.filled().len();
+        buffer.advance(bytes);
+        read
+    }
+}
+
 impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.taken >= TURN {
+            self.taken = 0;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buffer.filled().len();
-        let read = Pin::new(&mut self.socket).poll_read(context, buffer);
+        let read = self.read_part(context, buffer);
         match &read {
-            Poll::Ready(_) => self.place.pulse().note_read(buffer.filled().len() - before),
-            Poll::Pending => self.wait(context)?,
+            Poll::Ready(_) => {
+                let bytes = buffer.filled().len() - before;
+                self.taken += bytes;
+                self.place.pulse().note_read(bytes);
+            }
+            Poll::Pending => {
+                self.taken = 0;
+                self.wait(context)?;
+            }
         }
         read
     }

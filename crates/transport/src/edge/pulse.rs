@@ -24,6 +24,8 @@ pub struct Limits {
     pub idle: Duration,
     /// Bytes to be written that the peer does not take.
     pub write: Duration,
+    /// A response over HTTP/2 that waits for the peer, of which it takes no data.
+    pub unread: Duration,
 }
 
 /// What is spoken on a connection.
@@ -56,12 +58,21 @@ pub struct Pulse {
     head_since: AtomicU64,
     /// Since when the peer takes nothing of what is written.
     stalled_since: AtomicU64,
+    /// The peer was listened to, and had nothing to say.
+    silent: AtomicBool,
+    /// Responses whose last piece was handed over, and whose next one was not asked for yet.
+    waiting: AtomicUsize,
+    /// When the peer last took data, or the first of these began to wait.
+    taken_at: AtomicU64,
     close: CancellationToken,
 }
 
 /// A request under way, for as long as its response is.
 #[derive(Debug)]
-pub struct InFlight(Arc<Pulse>);
+pub struct InFlight {
+    pulse: Arc<Pulse>,
+    waits: bool,
+}
 
 impl Pulse {
     pub(super) fn new(limits: Limits, speaks: Speaks) -> Self {
@@ -76,6 +87,9 @@ impl Pulse {
             calm_since: AtomicU64::new(0),
             head_since: AtomicU64::new(NEVER),
             stalled_since: AtomicU64::new(NEVER),
+            silent: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            taken_at: AtomicU64::new(0),
             close: CancellationToken::new(),
         }
     }
@@ -94,7 +108,7 @@ impl Pulse {
     pub fn enter(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         self.head_since.store(NEVER, Ordering::Relaxed);
-        InFlight(self.clone())
+        InFlight { pulse: self.clone(), waits: false }
     }
 
     /// Cancelled when the connection has to give its place to another.
@@ -107,6 +121,11 @@ impl Pulse {
         self.in_flight.load(Ordering::Acquire) == 0
     }
 
+    /// Whether it was found silent since it was opened.
+    pub(super) fn was_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
+    }
+
     pub(super) fn close(&self) {
         self.close.cancel();
     }
@@ -116,6 +135,14 @@ impl Pulse {
         if self.is_idle() && self.head_since.load(Ordering::Relaxed) == NEVER {
             self.head_since.store(self.now(), Ordering::Relaxed);
         }
+    }
+
+    pub(super) fn note_waiting(&self) {
+        self.silent.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_data_taken(&self) {
+        self.taken_at.store(self.now(), Ordering::Relaxed);
     }
 
     pub(super) fn note_written(&self) {
@@ -146,6 +173,12 @@ impl Pulse {
         }
         let (speaks, began) = (self.speaks.load(Ordering::Acquire), self.began.load(Ordering::Relaxed));
         let calm = self.calm_since.load(Ordering::Relaxed);
+        if speaks == Speaks::Http2 as u8 && !self.is_idle() {
+            let waits = self.waiting.load(Ordering::Acquire) > 0;
+            // A response that does not wait now may in a moment, and nothing need wake this up then.
+            let since = if waits { self.taken_at.load(Ordering::Relaxed) } else { now };
+            due(since, limits.unread, Closed::UnreadTimeout);
+        }
         if speaks == Speaks::Handshake as u8 {
             due(began, limits.handshake, Closed::HandshakeTimeout);
         } else if speaks == Speaks::Http2 as u8 && self.read.load(Ordering::Relaxed) < PREFACE_BYTES {
@@ -175,9 +208,27 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(NEVER - 1)
 }
 
+impl InFlight {
+    /// A piece of the response was handed over.
+    pub fn given(&mut self) {
+        if !std::mem::replace(&mut self.waits, true) && self.pulse.waiting.fetch_add(1, Ordering::AcqRel) == 0
+        {
+            self.pulse.note_data_taken();
+        }
+    }
+
+    /// The next piece is asked for: the peer has room.
+    pub fn taken(&mut self) {
+        if std::mem::take(&mut self.waits) {
+            self.pulse.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let pulse = &self.0;
+        self.taken();
+        let pulse = &self.pulse;
         pulse.served.store(true, Ordering::Relaxed);
         pulse.calm_since.store(pulse.now(), Ordering::Relaxed);
         pulse.in_flight.fetch_sub(1, Ordering::AcqRel);

@@ -2,14 +2,18 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests")]
 
+use std::future::poll_fn;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead as _, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
+use super::metered::Frames;
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -17,7 +21,7 @@ const LONG: Duration = Duration::from_mins(10);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn limits() -> Limits {
-    Limits { handshake: LONG, head: LONG, idle: LONG, write: LONG }
+    Limits { handshake: LONG, head: LONG, idle: LONG, write: LONG, unread: LONG }
 }
 
 fn peer(last: u8) -> PeerKey {
@@ -111,6 +115,109 @@ async fn the_oldest_idle_connection_of_a_peer_makes_room() {
     assert_eq!(counted(&connections, Closed::TooManyOfPeer), 1);
     drop((busy, busy_too, first, third));
     assert_eq!(connections.open(), 0);
+}
+
+#[tokio::test]
+async fn a_connection_that_was_not_listened_to_is_not_taken_for_silent() {
+    let connections = Connections::new(8, 2, limits());
+    let (mut client, mut new) = connected(&connections, Speaks::Http1).await;
+    let (_silent_client, mut silent) = connected(&connections, Speaks::Http1).await;
+    poll_fn(|context| {
+        let listening = std::pin::pin!(silent.first_byte()).poll(context);
+        assert!(listening.is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    let (_third_client, _third) = connected(&connections, Speaks::Http1).await;
+    assert_eq!(ends(silent).await, std::io::ErrorKind::ConnectionAborted);
+    client.write_all(b"GET").await.unwrap();
+    timeout(PATIENCE, new.first_byte()).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn connections_that_wait_to_be_accepted_are_not_refused() {
+    let longest = std::fs::read_to_string("/proc/sys/net/core/somaxconn").ok();
+    let longest: usize = longest.and_then(|longest| longest.trim().parse().ok()).unwrap_or(128);
+    let accepting = Accepting::new(TcpListener::bind("127.0.0.1:0").await.unwrap(), "test");
+    let address = accepting.local_addr().unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..longest.min(512) {
+        // Beyond the queue's length a connection is not made until another is accepted.
+        waiting
+            .push(timeout(PATIENCE, TcpStream::connect(address)).await.expect("room in the queue").unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_sends_all_the_time_leaves_turns_to_others() {
+    const TURN: usize = 64 << 10;
+    let connections = Connections::new(4, 4, limits());
+    let place = connections.admit("127.0.0.1:1".parse().unwrap(), Speaks::Http1).unwrap();
+    let (mut client, ours) = tokio::io::duplex(4 * TURN);
+    client.write_all(&[7; 4 * TURN]).await.unwrap();
+    let mut guarded = Guarded::new(ours, place);
+    let mut bytes = vec![0; 3 * TURN];
+    let mut turns = Vec::new();
+    while turns.iter().sum::<usize>() < 4 * TURN {
+        let mut read = 0;
+        let turn = poll_fn(|context| {
+            loop {
+                let mut buffer = ReadBuf::new(&mut bytes);
+                match Pin::new(&mut guarded).poll_read(context, &mut buffer) {
+                    Poll::Ready(done) => done.unwrap(),
+                    Poll::Pending => return Poll::Ready(std::mem::take(&mut read)),
+                }
+                assert!(buffer.filled().iter().all(|byte| *byte == 7));
+                read += buffer.filled().len();
+            }
+        });
+        turns.push(turn.await);
+    }
+    assert_eq!(turns, [TURN; 4]);
+}
+
+#[tokio::test]
+async fn a_peer_that_takes_no_data_is_closed_and_one_that_takes_some_is_not() {
+    let connections = Connections::new(4, 4, Limits { unread: SHORT * 4, ..limits() });
+    let (mut client, guarded) = connected(&connections, Speaks::Http2).await;
+    client.write_all(&[0; 30]).await.unwrap();
+    let pulse = guarded.pulse().clone();
+    let mut call = pulse.enter();
+    let closing = tokio::spawn(ends(guarded));
+    // A response that waits for nothing may rest.
+    call.given();
+    call.taken();
+    tokio::time::sleep(SHORT * 8).await;
+    assert!(!closing.is_finished());
+    call.given();
+    while pulse.check().is_ok() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(pulse.check(), Err(Closed::UnreadTimeout));
+    assert_eq!(closing.await.unwrap(), std::io::ErrorKind::TimedOut);
+    assert_eq!(counted(&connections, Closed::UnreadTimeout), 1);
+    // However slow it is, a peer that takes something has its time again.
+    pulse.note_data_taken();
+    assert!(pulse.check().is_ok());
+}
+
+#[test]
+fn data_is_told_from_other_frames_wherever_writes_end() {
+    let frame = |kind: u8, payload: &[u8]| {
+        let mut frame = vec![0, 0, payload.len() as u8, kind, 0, 0, 0, 0, 1];
+        frame.extend(payload);
+        frame
+    };
+    let (headers, ping, data) = (frame(1, &[0; 7]), frame(6, &[0; 8]), frame(0, &[0; 5]));
+    let written = [headers, ping.clone(), data, frame(0, b""), ping].concat();
+    let first = 9 + 7 + 9 + 8 + 9;
+    for length in 1..=written.len() {
+        let mut frames = Frames::default();
+        for (at, bytes) in written.chunks(length).enumerate() {
+            let (begin, end) = (at * length, at * length + bytes.len());
+            assert_eq!(frames.follow(bytes), begin < first + 5 && end > first, "{begin}..{end}");
+        }
+    }
 }
 
 #[test]

@@ -152,6 +152,7 @@ families! {
         counter FORWARDED_CALLS "kvplane_front_forwarded_calls" [engine] "Calls passed to the engine";
         counter OWN_CALLS "kvplane_front_own_calls" [engine] "Calls that kvplane answered itself";
         counter UNAVAILABLE_CALLS "kvplane_front_unavailable_calls" [engine] "Calls that found no engine";
+        counter REFUSED_CALLS "kvplane_front_refused_calls" [engine reason] "Calls refused because too many were under way, by reason";
         counter CONNECTS "kvplane_front_connects" [engine] "Connections made to the engine";
         counter CONNECT_FAILURES "kvplane_front_connect_failures" [engine] "Dials that failed";
         counter REFUSED_CONNECTIONS "kvplane_front_refused_connections" [engine] "Clients turned away because there were too many";

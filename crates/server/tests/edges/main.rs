@@ -8,20 +8,22 @@
     reason = "tests"
 )]
 
+mod peers;
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use kvplane_ingest::{Plane, PlaneOptions};
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::{self as proto};
-use kvplane_server::{Bounds, Front, FrontOptions, Options, OwnedCalls, Service};
+use kvplane_server::{Bounds, Options, Service};
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
@@ -131,21 +133,29 @@ async fn every_bound_is_in_the_guide_and_holds() {
         assert!(guide.contains(&line), "docs/guide/security.md has no row\n{line}");
         match row.name {
             "connections" => connections().await,
-            "front connections" | "idle HTTP/2" => fronts().await,
+            "front connections" => peers::front_connections().await,
+            "idle HTTP/2" => peers::idle_http2().await,
             "request head" => request_head().await,
             "HTTP/2 preface" => preface().await,
             "idle" => idle().await,
-            // By name: auth::tests::secure::half_a_handshake_ends, edge::tests::a_peer_that_does_not_read_is_closed; pings are
-            // hyper's.
-            "TLS handshake" | "unread response" | "dead peer" => {}
+            // By name: auth::tests::secure::half_a_handshake_ends, edge::tests::a_peer_that_does_not_read_is_closed.
+            "TLS handshake" | "unread response" => {}
+            "unread stream" => peers::unread_stream().await,
+            "dead peer" => peers::dead_peer().await,
             "streams per connection" => streams_per_connection().await,
-            "calls" => calls().await,
+            "calls" => {
+                calls().await;
+                peers::front_calls().await;
+            }
             "health watches" => health_watches().await,
             "request bytes" => request_bytes().await,
             "request time" => request_time().await,
             "message size" => message_size().await,
             "decoded size" => decoded_size().await,
             "dumps" => dumps().await,
+            // By name: front::evidence::tests::the_budget_is_a_bound and, in kvplane-stream,
+            // journal::evidence::tests::contents_are_remembered_within_their_bound.
+            "copied calls" | "evidence" => {}
             other => panic!("no test for the bound {other:?}"),
         }
     }
@@ -186,28 +196,6 @@ async fn idle() {
     let answer = Served::until_closed(served.http, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert!(String::from_utf8(answer).unwrap().ends_with("ok\n"));
     served.closed("http", "idle_timeout", 1.0).await;
-}
-
-/// A front closes what never speaks, and keeps its places for those who do.
-async fn fronts() {
-    let front = Front::new(FrontOptions::without_upstream("a.B")).unwrap();
-    let counters = front.counters();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let own = OwnedCalls::new(|_| async { Status::cancelled("our own").into_http() });
-    tokio::spawn(front.run(listener, CancellationToken::new(), own));
-    let mut silent = Vec::new();
-    for _ in 0..600 {
-        silent.push(TcpStream::connect(address).await.unwrap());
-    }
-    let stream = TcpStream::connect(address).await.unwrap();
-    let (send, connection) = h2::client::handshake(stream).await.unwrap();
-    tokio::spawn(connection);
-    let request = http::Request::post("http://front/a.B/FlushCache").body(()).unwrap();
-    let (response, _) =
-        timeout(DEADLINE, send.ready()).await.unwrap().unwrap().send_request(request, true).unwrap();
-    assert_eq!(status(response).await, Code::Cancelled);
-    assert_eq!(counters.connections_refused(), 0, "idle ones made room");
 }
 
 async fn streams_per_connection() {
