@@ -27,7 +27,7 @@ use crate::fault::Fault;
 const REPLAY_POLL: Duration = Duration::from_millis(10);
 
 /// How long an address may stay taken after its socket was closed: libzmq closes in the background.
-const REBIND_PATIENCE: Duration = Duration::from_secs(5);
+const REBIND_PATIENCE: Duration = Duration::from_mins(1);
 
 /// What the publisher thread is asked to do.
 pub(crate) enum Command {

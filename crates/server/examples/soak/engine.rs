@@ -6,7 +6,7 @@ use kvplane_core::EngineKind;
 use kvplane_sim::load::Random;
 use kvplane_sim::trtllm::{TrtConfig, TrtFault, TrtHandle, TrtSim};
 use kvplane_sim::{CompletionOptions, Fault, SimConfig, SimEngine, SimHandle};
-use kvplane_socket::{Endpoint, PublishContext};
+use kvplane_socket::Endpoint;
 use kvplane_wire::Profile;
 use tokio::runtime::Handle;
 
@@ -46,14 +46,14 @@ pub struct Engine {
 
 impl Engine {
     /// The engine of this number. Numbers decide of which kind it is, and what of it the plane may use.
-    pub fn start(number: usize, seed: u64, context: PublishContext, runtime: &Handle) -> Self {
+    pub fn start(number: usize, seed: u64, runtime: &Handle) -> Self {
         let is_drained = number % DRAINED == DRAINED - 1;
         let has_http = number.is_multiple_of(2) && !is_drained;
         let has_replay = number % 3 != 2;
         let sim = if is_drained {
             Sim::Drained(drained(number as u64))
         } else {
-            Sim::Published(published(number, has_http, context))
+            Sim::Published(published(number, has_http))
         };
         let (events, replay) = match &sim {
             Sim::Published(sim) => {
@@ -211,7 +211,7 @@ impl Engine {
     }
 }
 
-fn published(number: usize, has_http: bool, context: PublishContext) -> SimHandle {
+fn published(number: usize, has_http: bool) -> SimHandle {
     // At an address of its own: nobody's connection takes a port while the engine restarts.
     let address = format!("tcp://127.1.{}.{}:0", number / 250, number % 250 + 1);
     let config = SimConfig {
@@ -223,7 +223,6 @@ fn published(number: usize, has_http: bool, context: PublishContext) -> SimHandl
         buffer_steps: if number % 5 == 4 { 16 } else { 1000 },
         http: has_http.then(|| ([127, 0, 0, 1], 0).into()),
         seed: number as u64,
-        context,
         ..SimConfig::default()
     };
     SimEngine::start(config).unwrap()

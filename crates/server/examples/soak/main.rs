@@ -100,7 +100,6 @@ fn main() -> ExitCode {
         }
     };
     let proxies = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let context = kvplane_socket::PublishContext::new();
     let engines: Vec<Engine> = (0..options.engines)
         .map(|at| {
             Engine::start(
