@@ -102,12 +102,7 @@ fn main() -> ExitCode {
     let proxies = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let engines: Vec<Engine> = (0..options.engines)
         .map(|at| {
-            Engine::start(
-                if options.drained { at * 6 + 5 } else { at },
-                options.seed,
-                context.clone(),
-                proxies.handle(),
-            )
+            Engine::start(if options.drained { at * 6 + 5 } else { at }, options.seed, proxies.handle())
         })
         .collect();
     let flags: Vec<String> = engines.iter().map(Engine::flag).collect();
