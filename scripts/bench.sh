@@ -17,7 +17,7 @@ echo
 target/release/examples/drain_bench
 echo
 # Each part in a process of its own: memory is measured from a fresh start.
-for part in fanout memory snapshot; do
+for part in fanout index memory snapshot; do
     target/release/examples/recorder_bench "$part"
     echo
 done

@@ -6,9 +6,13 @@ use kvplane_core::{Marks, Tier};
 
 use crate::reader::Reader;
 use crate::shared::Shared;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, hand_over};
 use crate::writer::Writer;
-use crate::{Block, Options, Refused, Slot, Stats};
+use crate::{Block, Operation, Options, Refused, Slot, Stats};
+
+/// Blocks that [`Index::apply`] changes before it hands the lock over: a fraction of a millisecond. An operation
+/// with more blocks is not divided. Few under loom and miri, so that tests reach it.
+const HOLD: usize = if cfg!(any(loom, miri)) { 4 } else { 1024 };
 
 /// All streams of one keyspace.
 #[derive(Debug)]
@@ -34,6 +38,31 @@ impl Index {
     /// A stream goes: it is in no answer that is begun after this. [`Self::reclaim`] frees its memory.
     pub fn remove_stream(&self, slot: Slot) {
         self.writer.lock().remove_stream(slot);
+    }
+
+    /// Applies the changes of a batch in order, under one lock. A long batch hands the lock over from time to
+    /// time to whoever waits for it. Stops after an operation that was refused: pass the iterator by reference
+    /// to go on with the rest.
+    pub fn apply<'a>(
+        &self,
+        slot: Slot,
+        operations: impl IntoIterator<Item = Operation<'a>>,
+    ) -> Result<(), Refused> {
+        let mut operations = operations.into_iter();
+        let mut next = operations.next();
+        while next.is_some() {
+            let mut writer = self.writer.lock();
+            let mut work = 0;
+            while work < HOLD
+                && let Some(operation) = next
+            {
+                work += 1 + operation.len();
+                writer.apply(slot, &operation)?;
+                next = operations.next();
+            }
+            hand_over(writer);
+        }
+        Ok(())
     }
 
     /// Consecutive blocks got a copy in a tier. `parent` is the block before the first, `None` at the start of a

@@ -46,7 +46,7 @@ pub use index::Index;
 pub use prompt::Prompt;
 pub use reader::Reader;
 
-use kvplane_core::Tier;
+use kvplane_core::{Marks, Tier};
 
 /// How many levels an answer has: one per tier that can be credited, each counting itself and everything warmer.
 /// A block in [`Tier::Unknown`] is never credited, and an index is not told of it.
@@ -67,6 +67,40 @@ pub struct Block {
     pub hash: u64,
     /// Our hash of its content: the same for every engine.
     pub content: u64,
+}
+
+/// One change of a stream, for [`Index::apply`]. Each does what the method of the same name does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation<'a> {
+    /// [`Index::store`].
+    Store {
+        /// The tier that got a copy.
+        tier: Tier,
+        /// The block before the first; `None` at the start of a prompt.
+        parent: Option<u64>,
+        /// Consecutive blocks.
+        blocks: &'a [Block],
+    },
+    /// [`Index::remove`].
+    Remove {
+        /// The tier that lost a copy.
+        tier: Tier,
+        /// The blocks, by the engine's hash.
+        hashes: &'a [u64],
+    },
+    /// [`Index::set_sides`].
+    SetSides(&'a [(u64, Marks)]),
+}
+
+impl Operation<'_> {
+    /// How many blocks it names.
+    fn len(&self) -> usize {
+        match self {
+            Self::Store { blocks, .. } => blocks.len(),
+            Self::Remove { hashes, .. } => hashes.len(),
+            Self::SetSides(marks) => marks.len(),
+        }
+    }
 }
 
 /// How much of a prompt one stream holds.

@@ -2,8 +2,15 @@
 
 #[cfg(not(loom))]
 mod real {
+    use parking_lot::MutexGuard;
+
     pub(crate) use parking_lot::Mutex;
     pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+
+    /// Lets go of a lock, in favour of whoever waits for it.
+    pub(crate) fn hand_over<T>(guard: MutexGuard<'_, T>) {
+        MutexGuard::unlock_fair(guard);
+    }
 }
 
 #[cfg(loom)]
@@ -23,6 +30,10 @@ mod explored {
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
         }
+    }
+
+    pub(crate) fn hand_over<T>(guard: MutexGuard<'_, T>) {
+        drop(guard);
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use kvplane_core::{Marks, Need, Resumption, Side, SpecKind, Tier};
-use kvplane_index::{Block, Buffer, Depths, Index, Options, Refused, Slot};
+use kvplane_index::{Block, Buffer, Depths, Index, Operation, Options, Refused, Slot};
 
 fn index() -> Arc<Index> {
     Index::new(&Options::default())
@@ -136,6 +136,27 @@ fn only_so_many_blocks_wait() {
     assert_eq!(index.store(slot, Tier::Device, Some(99), &blocks(&[1, 2, 3, 4])), Err(Refused::Waiting));
     assert_eq!(index.stats().waiting, 3);
     assert_eq!(index.store(other, Tier::Device, Some(99), &blocks(&[1])), Ok(()), "each stream has its own");
+}
+
+#[test]
+fn a_batch_goes_on_after_what_was_refused_and_however_long_it_is() {
+    const STORES: u64 = if cfg!(miri) { 4 } else { 100 };
+    let index = Index::new(&Options { max_waiting: 3, ..Options::default() });
+    let slot = index.add_stream(1);
+    let prompts: Vec<Vec<Block>> = (0..STORES).map(|number| blocks(&prompt(number, 40))).collect();
+    let orphans = blocks(&[1, 2, 3, 4]);
+    let store = |parent, blocks| Operation::Store { tier: Tier::Device, parent, blocks };
+    let last = [prompts[0][39].hash];
+    let mut batch = [store(Some(99), &orphans[..])]
+        .into_iter()
+        .chain(prompts.iter().map(|blocks| store(None, &blocks[..])))
+        .chain([Operation::Remove { tier: Tier::Device, hashes: &last }]);
+    assert_eq!(index.apply(slot, &mut batch), Err(Refused::Waiting));
+    assert_eq!((index.blocks(slot), index.stats().waiting), (0, 3));
+    assert_eq!(index.apply(slot, &mut batch), Ok(()));
+    assert_eq!(index.blocks(slot) as u64, STORES * 40 - 1);
+    assert_eq!(depth(&index, 1, &prompt(0, 40)), 39);
+    assert_eq!(depth(&index, 1, &prompt(STORES - 1, 40)), 40);
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! What recording costs: append and fan-out, memory over a long run, and what a snapshot does to live batches.
+//! What recording costs: append and fan-out, the index beside it, memory over a long run, and what a snapshot
+//! does to live batches.
 //!
-//! `cargo run --release -p kvplane-ingest --example recorder_bench [fanout|memory|snapshot]`
+//! `cargo run --release -p kvplane-ingest --example recorder_bench [fanout|index|memory|snapshot]`
 
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvplane_core::{EngineId, StreamId};
-use kvplane_ingest::Stream;
+use kvplane_ingest::{Catalog, Identity, Stream};
 use kvplane_stream::{JournalOptions, Options};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
@@ -25,30 +26,46 @@ const SUBSCRIBERS: usize = 8;
 /// A socket thread wakes subscribers once for what it could read in one turn; at these rates that is a burst.
 const BURST: u64 = 32;
 
-/// An engine at constant residency: each batch stores a new chain of 8 blocks and evicts the oldest one.
+/// An engine at constant residency: each batch stores new chains of blocks and evicts as many of the oldest.
 struct Load {
     next: u64,
     resident: VecDeque<u64>,
     capacity: usize,
+    /// New chains a batch, one event each.
+    chains: u64,
+    /// Blocks of a chain.
+    blocks: u64,
 }
 
 impl Load {
     fn new(capacity_blocks: usize) -> Self {
-        Self { next: 0, resident: VecDeque::new(), capacity: capacity_blocks / BLOCKS_PER_BATCH as usize }
+        Self::of_chains(capacity_blocks, 1, BLOCKS_PER_BATCH)
     }
 
-    fn hashes(chain: u64) -> Vec<OwnedHash> {
+    fn of_chains(capacity_blocks: usize, chains: u64, blocks: u64) -> Self {
+        let capacity = capacity_blocks / blocks as usize;
+        Self { next: 0, resident: VecDeque::new(), capacity, chains, blocks }
+    }
+
+    fn hashes(&self, chain: u64) -> Vec<OwnedHash> {
         let scramble = |n: u64| (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (0..BLOCKS_PER_BATCH).map(|i| OwnedHash::Unsigned(scramble(chain * BLOCKS_PER_BATCH + i))).collect()
+        (0..self.blocks).map(|i| OwnedHash::Unsigned(scramble(chain * self.blocks + i))).collect()
     }
 
     fn batch(&mut self) -> Bytes {
+        let mut events = Vec::new();
+        for _ in 0..self.chains {
+            self.add_events(&mut events);
+        }
+        Bytes::from(encode_batch(Profile::Vllm0_32, self.next as f64, Some(0), &events))
+    }
+
+    fn add_events(&mut self, events: &mut Vec<OwnedEvent>) {
         let chain = self.next;
         self.next += 1;
-        let mut events = Vec::new();
         if self.resident.len() == self.capacity {
             let old = self.resident.pop_front().unwrap();
-            let mut block_hashes = Self::hashes(old);
+            let mut block_hashes = self.hashes(old);
             block_hashes.reverse();
             events.push(OwnedEvent::Removed(OwnedRemoved {
                 block_hashes,
@@ -59,9 +76,9 @@ impl Load {
         }
         self.resident.push_back(chain);
         events.push(OwnedEvent::Stored(OwnedStored {
-            block_hashes: Self::hashes(chain),
-            token_ids: (0..BLOCK * BLOCKS_PER_BATCH as u32)
-                .map(|t| (t * 31 + chain as u32) % 32_000)
+            block_hashes: self.hashes(chain),
+            token_ids: (0..BLOCK * self.blocks as u32)
+                .map(|t| (t.wrapping_mul(31).wrapping_add(chain as u32)) % 32_000)
                 .collect(),
             block_size: BLOCK,
             medium: Some("GPU".into()),
@@ -69,7 +86,6 @@ impl Load {
             spec_kind: Some("full_attention".into()),
             ..OwnedStored::default()
         }));
-        Bytes::from(encode_batch(Profile::Vllm0_32, chain as f64, Some(0), &events))
     }
 }
 
@@ -142,6 +158,54 @@ async fn fanout(subscribers: usize) -> (f64, f64) {
     }
     seconds += begun.elapsed().as_secs_f64();
     (BATCHES as f64 / seconds, cpu * 1e6 / BATCHES as f64)
+}
+
+/// Batches a second, and CPU microseconds a batch: several streams of one model, each fed by its own thread, and
+/// all in one index if there is a catalog.
+fn beside_index(streams: usize, chains: u64, blocks: u64, catalog: Option<&Arc<Catalog>>) -> (f64, f64) {
+    const EVENTS: u64 = 1_600_000;
+    const CHUNK: u64 = 40_000;
+    let batches = EVENTS / (2 * chains * streams as u64);
+    let chunk = CHUNK / (2 * chains);
+    let all: Vec<Arc<Stream>> = (0..streams).map(|number| indexed_stream(number, catalog)).collect();
+    let (mut seconds, mut cpu, mut counted) = (0.0, 0.0, 0);
+    let mut loads: Vec<Load> = (0..streams).map(|_| Load::of_chains(65_536, chains, blocks)).collect();
+    let mut sequence = 0;
+    while sequence < batches {
+        let frames: Vec<Vec<Bytes>> =
+            loads.iter_mut().map(|load| (0..chunk).map(|_| load.batch()).collect()).collect();
+        let (begun, cpu_begun) = (Instant::now(), cpu_seconds());
+        std::thread::scope(|scope| {
+            for (stream, frames) in all.iter().zip(frames) {
+                scope.spawn(move || {
+                    for (frame, at) in frames.into_iter().zip(sequence..) {
+                        feed(stream, at, frame);
+                    }
+                });
+            }
+        });
+        sequence += chunk;
+        // Until caches are full, nothing is evicted.
+        if sequence * chains * blocks > 2 * 65_536 {
+            seconds += begun.elapsed().as_secs_f64();
+            cpu += cpu_seconds() - cpu_begun;
+            counted += chunk * streams as u64;
+        }
+    }
+    (counted as f64 / seconds, cpu * 1e6 / counted as f64)
+}
+
+fn indexed_stream(number: usize, catalog: Option<&Arc<Catalog>>) -> Arc<Stream> {
+    let follow = Options { replay: false, ..Options::default() };
+    let id = StreamId::new(EngineId::new(&format!("bench-{number}")), 0);
+    let stream = Stream::in_process(id, follow, JournalOptions::default());
+    if let Some(catalog) = catalog {
+        let identity =
+            Identity { model: "bench".into(), worker_id: number as u64, routing_group: "bench".into() };
+        stream.join(catalog, identity);
+    }
+    stream.feed(kvplane_stream::Recorder::connected);
+    Arc::new(stream)
 }
 
 fn memory() {
@@ -248,6 +312,32 @@ async fn main() {
             let rates: Vec<String> = results.iter().map(|(rate, _)| format!("{rate:.0}")).collect();
             let cpu = results.iter().map(|(_, cpu)| *cpu).sum::<f64>() / results.len() as f64;
             println!("| {subscribers} | {} | {cpu:.2} |", rates.join(" / "));
+        }
+    }
+    if runs("index") {
+        println!("\n## Streams of one model and their index, 65,536 blocks resident each\n");
+        println!(
+            "| streams | events a batch | blocks an event | index | batches/s (3 runs) | CPU us a batch (3 runs) |"
+        );
+        println!("|---|---|---|---|---|---|");
+        for (streams, chains, blocks) in [(1, 1, 8), (1, 16, 2), (2, 16, 2)] {
+            for indexed in [false, true] {
+                let results: Vec<(f64, f64)> = (0..3)
+                    .map(|_| {
+                        let catalog = indexed.then(|| Catalog::new(kvplane_index::Options::default()));
+                        beside_index(streams, chains, blocks, catalog.as_ref())
+                    })
+                    .collect();
+                let rates: Vec<String> = results.iter().map(|(rate, _)| format!("{rate:.0}")).collect();
+                let cpu: Vec<String> = results.iter().map(|(_, cpu)| format!("{cpu:.2}")).collect();
+                let index = if indexed { "yes" } else { "no" };
+                let events = 2 * chains;
+                println!(
+                    "| {streams} | {events} | {blocks} | {index} | {} | {} |",
+                    rates.join(" / "),
+                    cpu.join(" / ")
+                );
+            }
         }
     }
     if runs("memory") {

@@ -10,6 +10,7 @@ mod waiting;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use kvplane_core::Tier;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -17,7 +18,7 @@ use crate::arena::Arena;
 use crate::map::Map;
 use crate::shared::Shared;
 use crate::trie::Trie;
-use crate::{LEVELS, Options, Slot, Stats};
+use crate::{LEVELS, Operation, Options, Refused, Slot, Stats};
 
 use tails::Tails;
 use waiting::Waiting;
@@ -164,6 +165,21 @@ impl Writer {
 
     fn stream_mut(&mut self, slot: Slot) -> Option<&mut Stream> {
         self.streams.get_mut(slot.0 as usize).and_then(Option::as_mut)
+    }
+
+    pub(crate) fn apply(&mut self, slot: Slot, operation: &Operation<'_>) -> Result<(), Refused> {
+        match *operation {
+            Operation::Store { tier: Tier::Unknown, .. } | Operation::Remove { tier: Tier::Unknown, .. } => {
+                Ok(())
+            }
+            Operation::Store { tier, parent, blocks } => self.store(slot, tier as usize, parent, blocks),
+            Operation::Remove { tier, hashes } => {
+                self.remove(slot, tier as usize, hashes);
+                Ok(())
+            }
+            Operation::SetSides([]) => Ok(()),
+            Operation::SetSides(marks) => self.set_sides(slot, marks),
+        }
     }
 
     /// What a stream held is in no answer from here on. The trie forgets it later.

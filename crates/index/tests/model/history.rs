@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvplane_core::{Marks, Need, Resumption, Side, SpecKind, Tier, chain_hash};
 use kvplane_index::model::Model;
-use kvplane_index::{Block, Buffer, Depths, Index, LEVELS, Options, Slot};
+use kvplane_index::{Block, Buffer, Depths, Index, LEVELS, Operation, Options, Slot};
 use proptest::prelude::*;
 
 const MAX_WAITING: usize = 6;
@@ -138,6 +138,59 @@ pub(crate) fn step(streams: usize) -> impl Strategy<Value = Step> {
     ]
 }
 
+/// What a stream says.
+enum Announced {
+    Stored(Tier, Option<u64>, Vec<Block>),
+    Removed(Tier, Vec<u64>),
+    Sides(Vec<(u64, Marks)>),
+}
+
+impl Announced {
+    fn operation(&self) -> Operation<'_> {
+        match self {
+            Self::Stored(tier, parent, blocks) => Operation::Store { tier: *tier, parent: *parent, blocks },
+            Self::Removed(tier, hashes) => Operation::Remove { tier: *tier, hashes },
+            Self::Sides(marks) => Operation::SetSides(marks),
+        }
+    }
+}
+
+impl Step {
+    /// What a stream says, and which; `None` where it is not by saying something that streams change.
+    fn announced(&self) -> Option<(usize, Announced)> {
+        let hashes = |stream: usize, prompt, from, to| (from..to).map(move |at| hash(stream, prompt, at));
+        Some(match self {
+            Self::Prompt { stream, tier, prompt, from, to } => {
+                let parent = from.checked_sub(1).map(|at| hash(*stream, *prompt, at));
+                let block = |at| Block { hash: hash(*stream, *prompt, at), content: content(*prompt, at) };
+                (*stream, Announced::Stored(Tier::ALL[*tier], parent, (*from..*to).map(block).collect()))
+            }
+            Self::Odd { stream, tier, parent, blocks } => {
+                let blocks = blocks.iter().map(|&(hash, content)| Block { hash, content }).collect();
+                (*stream, Announced::Stored(Tier::ALL[*tier], *parent, blocks))
+            }
+            Self::Evict { stream, tier, prompt, from, to, last_first } => {
+                let mut hashes: Vec<u64> = hashes(*stream, *prompt, *from, *to).collect();
+                if *last_first {
+                    hashes.reverse();
+                }
+                (*stream, Announced::Removed(Tier::ALL[*tier], hashes))
+            }
+            Self::Remove { stream, tier, hashes } => {
+                (*stream, Announced::Removed(Tier::ALL[*tier], hashes.clone()))
+            }
+            Self::Sides { stream, prompt, from, to, marks } => {
+                let told = hashes(*stream, *prompt, *from, *to).map(|hash| (hash, *marks)).collect();
+                (*stream, Announced::Sides(told))
+            }
+            Self::OddSides { stream, hashes, marks } => {
+                (*stream, Announced::Sides(hashes.iter().map(|hash| (*hash, *marks)).collect()))
+            }
+            Self::Clear { .. } | Self::Replace { .. } | Self::Reclaim { .. } => return None,
+        })
+    }
+}
+
 pub(crate) struct Both {
     pub(crate) index: Arc<Index>,
     pub(crate) model: Model,
@@ -163,52 +216,8 @@ impl Both {
         (self.index.add_stream(owner), owner)
     }
 
-    fn store(&mut self, stream: usize, tier: usize, parent: Option<u64>, blocks: &[Block]) {
-        let (slot, owner) = self.slots[stream];
-        let tier = Tier::ALL[tier];
-        let expected = self.model.store(owner, tier, parent, blocks);
-        assert_eq!(self.index.store(slot, tier, parent, blocks), expected);
-    }
-
-    fn remove(&mut self, stream: usize, tier: usize, hashes: &[u64]) {
-        let (slot, owner) = self.slots[stream];
-        let tier = Tier::ALL[tier];
-        assert_eq!(self.index.remove(slot, tier, hashes), self.model.remove(owner, tier, hashes));
-    }
-
-    fn set_sides(&mut self, stream: usize, hashes: &[u64], marks: Marks) {
-        let (slot, owner) = self.slots[stream];
-        let marks: Vec<(u64, Marks)> = hashes.iter().map(|hash| (*hash, marks)).collect();
-        self.model.set_sides(owner, &marks);
-        assert_eq!(self.index.set_sides(slot, &marks), Ok(()));
-    }
-
     pub(crate) fn apply(&mut self, step: &Step) {
         match step {
-            Step::Prompt { stream, tier, prompt, from, to } => {
-                let parent = from.checked_sub(1).map(|at| hash(*stream, *prompt, at));
-                let block = |at| Block { hash: hash(*stream, *prompt, at), content: content(*prompt, at) };
-                let blocks: Vec<Block> = (*from..*to).map(block).collect();
-                self.store(*stream, *tier, parent, &blocks);
-            }
-            Step::Odd { stream, tier, parent, blocks } => {
-                let blocks: Vec<Block> =
-                    blocks.iter().map(|&(hash, content)| Block { hash, content }).collect();
-                self.store(*stream, *tier, *parent, &blocks);
-            }
-            Step::Evict { stream, tier, prompt, from, to, last_first } => {
-                let mut hashes: Vec<u64> = (*from..*to).map(|at| hash(*stream, *prompt, at)).collect();
-                if *last_first {
-                    hashes.reverse();
-                }
-                self.remove(*stream, *tier, &hashes);
-            }
-            Step::Remove { stream, tier, hashes } => self.remove(*stream, *tier, hashes),
-            Step::Sides { stream, prompt, from, to, marks } => {
-                let hashes: Vec<u64> = (*from..*to).map(|at| hash(*stream, *prompt, at)).collect();
-                self.set_sides(*stream, &hashes, *marks);
-            }
-            Step::OddSides { stream, hashes, marks } => self.set_sides(*stream, hashes, *marks),
             Step::Clear { stream } => {
                 let (slot, owner) = self.slots[*stream];
                 self.model.clear(owner);
@@ -223,7 +232,57 @@ impl Both {
             Step::Reclaim { blocks } => {
                 self.index.reclaim(*blocks);
             }
+            _ => self.announce(step),
         }
+    }
+
+    /// A stream announces something, by a call of its own.
+    fn announce(&mut self, step: &Step) {
+        let Some((stream, announced)) = step.announced() else { return };
+        let (slot, owner) = self.slots[stream];
+        match &announced {
+            Announced::Stored(tier, parent, blocks) => {
+                let expected = self.model.store(owner, *tier, *parent, blocks);
+                assert_eq!(self.index.store(slot, *tier, *parent, blocks), expected);
+            }
+            Announced::Removed(tier, hashes) => {
+                assert_eq!(self.index.remove(slot, *tier, hashes), self.model.remove(owner, *tier, hashes));
+            }
+            Announced::Sides(marks) => {
+                self.model.set_sides(owner, marks);
+                assert_eq!(self.index.set_sides(slot, marks), Ok(()));
+            }
+        }
+    }
+
+    /// One stream announces what these steps say, whosever they are, in one batch. Others are applied before.
+    pub(crate) fn apply_batch(&mut self, stream: usize, steps: &[Step]) {
+        let mut batch = Vec::new();
+        for step in steps {
+            match step.announced() {
+                Some((_, announced)) => batch.push(announced),
+                None => self.apply(step),
+            }
+        }
+        let (slot, owner) = self.slots[stream];
+        let mut expected = Vec::new();
+        for announced in &batch {
+            match announced {
+                Announced::Stored(tier, parent, blocks) => {
+                    expected.extend(self.model.store(owner, *tier, *parent, blocks).err());
+                }
+                Announced::Removed(tier, hashes) => {
+                    self.model.remove(owner, *tier, hashes);
+                }
+                Announced::Sides(marks) => self.model.set_sides(owner, marks),
+            }
+        }
+        let mut operations = batch.iter().map(Announced::operation);
+        let mut refused = Vec::new();
+        while let Err(why) = self.index.apply(slot, &mut operations) {
+            refused.push(why);
+        }
+        assert_eq!(refused, expected);
     }
 
     pub(crate) fn check(&self) {

@@ -15,6 +15,11 @@ fn run(streams: usize, steps: &[Step]) {
         both.check();
         both.check_sides(number);
     }
+    finish(both);
+}
+
+/// Everybody goes, and nothing is left.
+fn finish(mut both: Both) {
     for (slot, _) in std::mem::take(&mut both.slots) {
         both.index.remove_stream(slot);
     }
@@ -29,6 +34,18 @@ proptest! {
     #[test]
     fn a_few_streams(steps in proptest::collection::vec(step(3), 1..60)) {
         run(3, &steps);
+    }
+
+    /// Each batch is one stream's, under one lock.
+    #[test]
+    fn in_batches(batches in proptest::collection::vec((0..3_usize, proptest::collection::vec(step(3), 1..12)), 1..12)) {
+        let mut both = Both::new(3);
+        for (number, (stream, steps)) in batches.iter().enumerate() {
+            both.apply_batch(*stream, steps);
+            both.check();
+            both.check_sides(number);
+        }
+        finish(both);
     }
 
     /// More streams than an extent has entries: crowds and splits.

@@ -1,9 +1,10 @@
 //! From a stream's journal into the index.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvplane_core::{Continuity, Marks, Reason, Resumption, StreamId, Tier, Trust};
-use kvplane_index::{Block, Refused, Slot};
+use kvplane_index::{Block, Operation, Refused, Slot};
 use kvplane_stream::{Entry, Transition, VisibleBlock};
 use tracing::warn;
 
@@ -35,7 +36,53 @@ pub(crate) struct StreamFeed {
     lacking: Option<Reason>,
     /// A whole state is being taken over, and not all of it is here yet.
     loading: bool,
-    scratch: Vec<Block>,
+    batch: Batch,
+}
+
+/// The changes of a batch, prepared before the index's lock is taken. Its memory is used again.
+#[derive(Debug, Default)]
+struct Batch {
+    changes: Vec<Change>,
+    /// The blocks of all stores.
+    blocks: Vec<Block>,
+    /// The blocks of all removals.
+    hashes: Vec<u64>,
+}
+
+/// What a feed keeps of a batch's memory, in blocks. Only loading a state takes more.
+const KEPT: usize = 1024;
+
+#[derive(Debug)]
+enum Change {
+    /// Blocks came, of the shape of one seat.
+    Store { seat: usize, tier: Tier, parent: Option<u64>, blocks: Range<usize> },
+    /// Blocks went, whatever their shape was.
+    Remove { tier: Tier, hashes: Range<usize> },
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.changes.clear();
+        self.changes.shrink_to(KEPT);
+        self.blocks.clear();
+        self.blocks.shrink_to(KEPT);
+        self.hashes.clear();
+        self.hashes.shrink_to(KEPT);
+    }
+
+    /// The changes for one seat, in their order.
+    fn operations(&self, of: usize) -> impl Iterator<Item = Operation<'_>> {
+        self.changes.iter().filter_map(move |change| match change {
+            Change::Store { seat, tier, parent, blocks } if *seat == of => {
+                let blocks = &self.blocks[blocks.clone()];
+                Some(Operation::Store { tier: *tier, parent: *parent, blocks })
+            }
+            Change::Store { .. } => None,
+            Change::Remove { tier, hashes } => {
+                Some(Operation::Remove { tier: *tier, hashes: &self.hashes[hashes.clone()] })
+            }
+        })
+    }
 }
 
 impl StreamFeed {
@@ -49,7 +96,7 @@ impl StreamFeed {
             needs: Arc::default(),
             lacking: None,
             loading: false,
-            scratch: Vec::new(),
+            batch: Batch::default(),
         }
     }
 
@@ -83,10 +130,7 @@ impl StreamFeed {
                 // Another life may have another block size: it finds its index anew.
                 self.vacate();
             }
-            for transition in &entry.transitions {
-                self.apply(transition);
-            }
-            self.set_sides(&entry.marks);
+            self.write(&entry.transitions, &entry.marks);
         }
         if epoch != view.epoch {
             // What was known is void, and no entry says so.
@@ -119,19 +163,12 @@ impl StreamFeed {
 
     /// The next step.
     pub(crate) fn load(&mut self, transitions: &[Transition]) {
-        for transition in transitions {
-            self.apply(transition);
-        }
+        self.write(transitions, &[]);
     }
 
     /// Which sides hold blocks, as they do now.
     pub(crate) fn set_sides(&mut self, marks: &[(u64, Marks)]) {
-        for at in 0..self.seats.len() {
-            let Seat { keyspace, slot } = &self.seats[at];
-            if let Err(refused) = keyspace.index.set_sides(*slot, marks) {
-                self.lacks(refused);
-            }
-        }
+        self.write(&[], marks);
     }
 
     /// All of it is here.
@@ -153,38 +190,65 @@ impl StreamFeed {
         }
     }
 
-    fn apply(&mut self, transition: &Transition) {
-        match transition {
-            Transition::Stored { tier: Tier::Unknown, .. }
-            | Transition::Removed { tier: Tier::Unknown, .. } => {}
-            Transition::Stored { tier, parent, blocks } => self.store(*tier, *parent, blocks),
-            Transition::Removed { tier, hashes } => {
-                for Seat { keyspace, slot } in &self.seats {
-                    keyspace.index.remove(*slot, *tier, hashes);
-                }
-            }
-            Transition::Cleared => {
-                for Seat { keyspace, slot } in &self.seats {
-                    keyspace.index.clear(*slot);
-                }
-                self.lacking = None;
-                self.catalog.wake_reclaimer();
-            }
+    /// Writes transitions and then marks into the indexes.
+    fn write(&mut self, transitions: &[Transition], marks: &[(u64, Marks)]) {
+        let mut rest = transitions;
+        while let Some(at) = rest.iter().position(|transition| matches!(transition, Transition::Cleared)) {
+            self.apply(&rest[..at], &[]);
+            self.clear();
+            rest = &rest[at + 1..];
         }
+        self.apply(rest, marks);
     }
 
-    fn store(&mut self, tier: Tier, parent: Option<u64>, blocks: &[VisibleBlock]) {
+    fn clear(&mut self) {
+        for Seat { keyspace, slot } in &self.seats {
+            keyspace.index.clear(*slot);
+        }
+        self.lacking = None;
+        self.catalog.wake_reclaimer();
+    }
+
+    /// Stores, removals and then marks, under one lock of each index.
+    fn apply(&mut self, transitions: &[Transition], marks: &[(u64, Marks)]) {
+        let mut batch = std::mem::take(&mut self.batch);
+        for transition in transitions {
+            match transition {
+                Transition::Stored { tier: Tier::Unknown, .. }
+                | Transition::Removed { tier: Tier::Unknown, .. }
+                | Transition::Cleared => {}
+                Transition::Stored { tier, parent, blocks } => {
+                    self.add_store(&mut batch, *tier, *parent, blocks)
+                }
+                Transition::Removed { tier, hashes } => {
+                    let from = batch.hashes.len();
+                    batch.hashes.extend_from_slice(hashes);
+                    batch.changes.push(Change::Remove { tier: *tier, hashes: from..batch.hashes.len() });
+                }
+            }
+        }
+        for at in 0..self.seats.len() {
+            let sides = (!marks.is_empty()).then_some(Operation::SetSides(marks));
+            let mut operations = batch.operations(at).chain(sides);
+            loop {
+                let Seat { keyspace, slot } = &self.seats[at];
+                let Err(refused) = keyspace.index.apply(*slot, &mut operations) else { break };
+                self.lacks(refused);
+            }
+        }
+        batch.clear();
+        self.batch = batch;
+    }
+
+    fn add_store(&mut self, batch: &mut Batch, tier: Tier, parent: Option<u64>, blocks: &[VisibleBlock]) {
         let mut parent = parent;
         // A store has one shape of blocks; should it have several, each run goes where it belongs.
         for run in blocks.chunk_by(|one, next| shape(one) == shape(next)) {
             let Some(last) = run.last() else { continue };
-            self.scratch.clear();
-            self.scratch.extend(run.iter().map(|block| Block { hash: block.hash, content: block.content }));
-            let at = self.seat(shape(last));
-            let Seat { keyspace, slot } = &self.seats[at];
-            if let Err(refused) = keyspace.index.store(*slot, tier, parent, &self.scratch) {
-                self.lacks(refused);
-            }
+            let seat = self.seat(shape(last));
+            let from = batch.blocks.len();
+            batch.blocks.extend(run.iter().map(|block| Block { hash: block.hash, content: block.content }));
+            batch.changes.push(Change::Store { seat, tier, parent, blocks: from..batch.blocks.len() });
             parent = Some(last.hash);
         }
     }
