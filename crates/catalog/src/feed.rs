@@ -218,7 +218,7 @@ impl StreamFeed {
                 | Transition::Removed { tier: Tier::Unknown, .. }
                 | Transition::Cleared => {}
                 Transition::Stored { tier, parent, blocks } => {
-                    self.add_store(&mut batch, *tier, *parent, blocks)
+                    self.add_store(&mut batch, *tier, *parent, blocks);
                 }
                 Transition::Removed { tier, hashes } => {
                     let from = batch.hashes.len();

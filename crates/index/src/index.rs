@@ -10,8 +10,8 @@ use crate::sync::{Mutex, hand_over};
 use crate::writer::Writer;
 use crate::{Block, Operation, Options, Refused, Slot, Stats};
 
-/// Blocks that [`Index::apply`] changes before it hands the lock over: about 0.1 ms. An operation with more of them is not
-/// divided. Under loom and miri few, so that tests reach it.
+/// Blocks that [`Index::apply`] changes before it hands the lock over: a fraction of a millisecond. An operation
+/// with more blocks is not divided. Few under loom and miri, so that tests reach it.
 const HOLD: usize = if cfg!(any(loom, miri)) { 4 } else { 1024 };
 
 /// All streams of one keyspace.
@@ -40,9 +40,9 @@ impl Index {
         self.writer.lock().remove_stream(slot);
     }
 
-    /// Applies the changes of a batch in their order: one lock for all of them, which a long batch hands over now and then to
-    /// whoever waits for it. Stops after an operation that was refused; an iterator that is passed by reference can then be
-    /// continued.
+    /// Applies the changes of a batch in order, under one lock. A long batch hands the lock over from time to
+    /// time to whoever waits for it. Stops after an operation that was refused: pass the iterator by reference
+    /// to go on with the rest.
     pub fn apply<'a>(
         &self,
         slot: Slot,

@@ -10,7 +10,7 @@ use kvplane_core::{Marks, Need, Resumption, Side, SpecKind, Tier};
 use kvplane_index::{Block, Buffer, Depths, Index, Match, Options, Reader, Slot};
 
 /// Streams that nobody writes to while questions are asked. More than fit one word of a set.
-const STILL: u64 = 70;
+const STILL: u64 = if cfg!(miri) { 66 } else { 70 };
 const GROWING: u64 = 1_000;
 const SHRINKING: u64 = 1_001;
 const WITH_A_HOLE: u64 = 1_002;
@@ -23,9 +23,9 @@ const RESTLESS: u64 = 1_000_000;
 
 const SHARED: usize = 120;
 /// More than one extent has room for.
-const LONG: usize = 4_500;
+const LONG: usize = if cfg!(miri) { 600 } else { 4_500 };
 /// Miri is some thousand times slower, and switches threads at any access.
-const ROUNDS: u64 = if cfg!(miri) { 8 } else { 5_000 };
+const ROUNDS: u64 = if cfg!(miri) { 3 } else { 5_000 };
 
 struct Random(u64);
 

@@ -1,4 +1,5 @@
-//! What recording costs: append and fan-out, the index beside it, memory over a long run, and what a snapshot does to live batches.
+//! What recording costs: append and fan-out, the index beside it, memory over a long run, and what a snapshot
+//! does to live batches.
 //!
 //! `cargo run --release -p kvplane-ingest --example recorder_bench [fanout|index|memory|snapshot]`
 
@@ -26,13 +27,12 @@ const SUBSCRIBERS: usize = 8;
 /// A socket thread wakes subscribers once for what it could read in one turn; at these rates that is a burst.
 const BURST: u64 = 32;
 
-/// An engine at constant residency: each batch stores some new chains of blocks (one of 8, unless told otherwise) and evicts
-/// as many of the oldest.
+/// An engine at constant residency: each batch stores new chains of blocks and evicts as many of the oldest.
 struct Load {
     next: u64,
     resident: VecDeque<u64>,
     capacity: usize,
-    /// New chains a batch, each an event.
+    /// New chains a batch, one event each.
     chains: u64,
     /// Blocks of a chain.
     blocks: u64,
@@ -161,8 +161,8 @@ async fn fanout(subscribers: usize) -> (f64, f64) {
     (BATCHES as f64 / seconds, cpu * 1e6 / BATCHES as f64)
 }
 
-/// Streams of one model, each on a thread of its own and in one index where there is a catalog: batches a second of all of
-/// them, and CPU microseconds a batch.
+/// Batches a second, and CPU microseconds a batch: several streams of one model, each fed by its own thread, and
+/// all in one index if there is a catalog.
 fn beside_index(streams: usize, chains: u64, blocks: u64, catalog: Option<&Arc<Catalog>>) -> (f64, f64) {
     const EVENTS: u64 = 1_600_000;
     const CHUNK: u64 = 40_000;

@@ -327,7 +327,7 @@ fn for_every_prompt(ask: &mut impl FnMut(&[u64])) {
         ask(&contents);
         ask(&contents[..15]);
     }
-    for odd in 0..64_u64 {
+    for odd in (0..64_u64).step_by(if cfg!(miri) { 9 } else { 1 }) {
         ask(&[odd % 4, odd / 4 % 4, odd / 16]);
     }
 }
