@@ -86,6 +86,8 @@ pub struct Drain {
     unreached: bool,
     /// An answer was lost after that: it may have held the beginning of another life.
     beginning_lost: bool,
+    /// Somebody else has read the buffer, or may have.
+    robbed: bool,
     /// An answer was lost, and no number has shown yet whether anything was in it.
     in_doubt: bool,
     /// Since when every answer has been empty, while nothing has ever been heard.
@@ -112,6 +114,7 @@ impl Drain {
             answer_lost: false,
             unreached: false,
             beginning_lost: false,
+            robbed: false,
             in_doubt: false,
             empty_since: None,
             disabled: false,
@@ -175,9 +178,10 @@ impl Drain {
         match self.last {
             Some(known) if first <= known => self.restart(first, EpochCause::IdsBeganAgain),
             Some(known) if first == known + 1 => {
-                // The process was gone, and whatever came before these may have been pushed out of a full buffer, or lost on
-                // the way: that they follow ours proves nothing.
-                if self.unreached && (self.beginning_lost || self.answer >= self.buffer()) {
+                // The process was gone, and whatever came before these may have been pushed out of a full buffer, read by
+                // somebody else, or lost on the way: that they follow ours proves nothing.
+                let may_lack_the_first = self.beginning_lost || self.robbed || self.answer >= self.buffer();
+                if self.unreached && may_lack_the_first {
                     self.restart(first, EpochCause::NothingToAsk);
                 }
             }
@@ -291,6 +295,7 @@ impl Drain {
         } else {
             Reason::SuspectedDrain
         };
+        self.robbed |= reason != Reason::Gap;
         let loss = lose(&mut self.counters, self.options.on_gap, reason);
         self.out.push_back(loss);
     }

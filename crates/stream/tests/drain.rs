@@ -236,6 +236,24 @@ fn an_overflow_is_suspected_and_a_thief_is_named() {
 }
 
 #[test]
+fn with_a_thief_around_numbers_that_follow_prove_no_life() {
+    let mut world = small(100);
+    world.engine.emit(2);
+    world.run(&Step::Steal);
+    world.engine.emit(2);
+    world.drain();
+    assert_eq!(world.known.lost, [Reason::StolenDrain]);
+    let last = world.drain.last_sequence().unwrap();
+    // The thief takes exactly the events that would have shown the new life.
+    world.engine.restart(last as usize);
+    world.fail(DrainFailure::Unreached);
+    world.run(&Step::Steal);
+    world.engine.emit(1);
+    world.drain();
+    assert_eq!(world.known.epochs, [EpochCause::NothingToAsk]);
+}
+
+#[test]
 fn without_a_word_about_the_buffer_the_longest_answer_stands_in() {
     let mut world = World::new(100, false);
     world.engine.emit(9);

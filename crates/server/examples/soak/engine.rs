@@ -79,8 +79,8 @@ impl Engine {
         Self {
             name: format!("e{number}"),
             model: format!("m{number}"),
-            events: Proxy::start(&events, runtime),
-            replay: replay.map(|endpoint| Proxy::start(&endpoint, runtime)),
+            events: Proxy::start(&events, number, runtime),
+            replay: replay.map(|endpoint| Proxy::start(&endpoint, number, runtime)),
             sim,
             documents,
             random,

@@ -175,7 +175,14 @@ fn restart(worker: &mut Worker, ahead: impl Fn(u64) -> u64) {
     let first = ahead(worker.engine.next_sequence()).min(MOST);
     let same_content = worker.below(2) == 0;
     worker.engine.fault(Fault::Restart(Restart { first_sequence: first, same_content }));
-    worker.engine.drained(TrtFault::Restart(TrtRestart { first_event_id: first, same_content }));
+    if worker.engine.is_drained() {
+        // Unlike the simulated one, a process that restarts is gone for longer than from one drain to the next.
+        worker.engine.paths(Proxy::vanish);
+        worker.engine.drained(TrtFault::Restart(TrtRestart { first_event_id: first, same_content }));
+        worker.changed();
+        worker.serve_and_ask(Duration::from_millis(400));
+        worker.engine.paths(Proxy::come_back);
+    }
     worker.changed();
 }
 

@@ -18,6 +18,8 @@ struct Path {
     dead_below: u64,
     /// Connections below this number are reset.
     reset_below: u64,
+    /// Nobody listens.
+    is_gone: bool,
     /// The number of the last connection.
     last: u64,
     /// How often what came next from the engine was replaced by noise.
@@ -32,17 +34,34 @@ pub struct Proxy {
 
 impl Proxy {
     /// Starts one before `tcp://host:port`, or `host:port`.
-    pub fn start(endpoint: &str, runtime: &Handle) -> Self {
+    pub fn start(endpoint: &str, number: usize, runtime: &Handle) -> Self {
         let target: SocketAddr = endpoint.trim_start_matches("tcp://").parse().unwrap();
-        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        // At an address of its own: nobody's connection takes its port while nobody listens.
+        let own = format!("127.2.{}.{}:0", number / 250, number % 250 + 1);
+        let listener = runtime.block_on(TcpListener::bind(own)).unwrap();
         let address = listener.local_addr().unwrap();
         let path = watch::Sender::new(Path::default());
         let control = path.clone();
+        let opened = runtime.clone();
         runtime.spawn(async move {
-            while let Ok((connection, _)) = listener.accept().await {
-                control.send_modify(|path| path.last += 1);
-                let number = control.borrow().last;
-                tokio::spawn(carry(connection, number, target, control.subscribe()));
+            let mut listener = listener;
+            let mut gone = control.subscribe();
+            loop {
+                tokio::select! {
+                    accepted = listener.accept() => {
+                        let Ok((connection, _)) = accepted else { return };
+                        control.send_modify(|path| path.last += 1);
+                        let number = control.borrow().last;
+                        opened.spawn(carry(connection, number, target, control.subscribe()));
+                    }
+                    is_gone = async { gone.wait_for(|path| path.is_gone).await.is_ok() } => {
+                        drop(listener);
+                        if !is_gone || gone.wait_for(|path| !path.is_gone).await.is_err() {
+                            return;
+                        }
+                        listener = TcpListener::bind(address).await.unwrap();
+                    }
+                }
             }
         });
         Self { address, path }
@@ -66,6 +85,17 @@ impl Proxy {
     /// Connections that there are now are half-open from now on.
     pub fn half_open(&self) {
         self.path.send_modify(|path| path.dead_below = path.last + 1);
+    }
+
+    /// The process is gone: connections are reset, and nobody listens.
+    pub fn vanish(&self) {
+        self.reset();
+        self.path.send_modify(|path| path.is_gone = true);
+    }
+
+    /// It is there again.
+    pub fn come_back(&self) {
+        self.path.send_modify(|path| path.is_gone = false);
     }
 
     /// Connections that there are now are reset.
