@@ -9,8 +9,9 @@ use tracing::warn;
 /// What closing sockets may take beyond the drain timeout.
 pub(super) const MARGIN: Duration = Duration::from_millis(500);
 
-/// Exits when a stop is not done after a time. On a thread of its own: a stream that is busy with a batch holds up the thread
-/// of its socket, and whatever else waits for that stream, the runtime's threads included.
+/// Exits when a stop is not done after a time. On a thread of its own: a stream that is busy with a batch
+/// holds up the thread of its socket, and whatever else waits for that stream, the runtime's threads
+/// included.
 pub(super) fn exit_after(plane: &Arc<Plane>, time: Duration, exit: impl FnOnce() + Send + 'static) {
     let plane = plane.clone();
     let wait = move || {

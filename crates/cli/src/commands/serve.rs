@@ -117,8 +117,9 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     }
 }
 
-/// Keeps the kernel from backing memory with huge pages. The first touch of one clears 2 MiB, for up to milliseconds, on a
-/// thread that others wait for: bodies that came in faster than they could be refused held up every question for 0.2 s.
+/// Keeps the kernel from backing memory with huge pages. The first touch of one clears 2 MiB, for up to
+/// milliseconds, on a thread that others wait for: bodies that came in faster than they could be refused held
+/// up every question for 0.2 s.
 fn use_small_pages() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {

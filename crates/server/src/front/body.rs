@@ -203,11 +203,17 @@ impl Body for UpstreamBody {
 
 impl Reply {
     pub(super) fn upstream(body: UpstreamBody, in_flight: InFlight, tap: Option<Arc<Tap>>) -> Self {
-        Self { body: ReplyBody::Upstream(body), tap, in_flight }
+        Self::new(ReplyBody::Upstream(body), in_flight, tap)
     }
 
     pub(super) fn own(body: tonic::body::Body, in_flight: InFlight) -> Self {
-        Self { body: ReplyBody::Own(body), tap: None, in_flight }
+        Self::new(ReplyBody::Own(body), in_flight, None)
+    }
+
+    fn new(body: ReplyBody, mut in_flight: InFlight, tap: Option<Arc<Tap>>) -> Self {
+        // A client without room for anything asks for nothing.
+        in_flight.given();
+        Self { body, tap, in_flight }
     }
 }
 

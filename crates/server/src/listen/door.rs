@@ -56,8 +56,9 @@ trait Duplex: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Duplex for T {}
 
-/// A listener. A connection is served from its first byte on, and with TLS once its handshake is done. Both are waited for
-/// aside: a client that takes its time holds up nobody, and one that says nothing costs next to nothing.
+/// A listener. A connection is served from its first byte on, and with TLS once its handshake is done. Both
+/// are waited for aside: a client that takes its time holds up nobody, and one that says nothing costs next
+/// to nothing.
 #[derive(Debug)]
 pub(crate) struct Door {
     accepting: Accepting,

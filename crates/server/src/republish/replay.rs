@@ -41,8 +41,8 @@ impl Building {
                 let cursor = snapshot.cursor;
                 let room = cursor.sequence.checked_sub(start).map_or(u64::MAX, |below| below + 1);
                 let batches = encode::snapshot(rank, &snapshot, room);
-                // The last batch that a listener gets must be one that it would be replayed: by that it knows us again. Done
-                // here: it waits for a batch that is being applied.
+                // The last batch that a listener gets must be one that it would be replayed: by that it knows
+                // us again. Done here: it waits for a batch that is being applied.
                 stream.go_beyond(cursor);
                 State { first: cursor.sequence + 1 - batches.len() as u64, batches: batches.into(), cursor }
             });

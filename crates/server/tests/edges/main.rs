@@ -1,4 +1,5 @@
-//! The table of bounds, walked over real sockets: every row is in the security guide and does what it says there.
+//! The table of bounds, walked over real sockets: every row is in the security guide and does what it says
+//! there.
 
 #![allow(
     clippy::disallowed_methods,
@@ -138,7 +139,8 @@ async fn every_bound_is_in_the_guide_and_holds() {
             "request head" => request_head().await,
             "HTTP/2 preface" => preface().await,
             "idle" => idle().await,
-            // By name: auth::tests::secure::half_a_handshake_ends, edge::tests::a_peer_that_does_not_read_is_closed.
+            // By name: auth::tests::secure::half_a_handshake_ends,
+            // edge::tests::a_peer_that_does_not_read_is_closed.
             "TLS handshake" | "unread response" => {}
             "unread stream" => peers::unread_stream().await,
             "dead peer" => peers::dead_peer().await,

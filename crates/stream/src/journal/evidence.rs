@@ -28,8 +28,8 @@ use crate::state::{Attributes, Chain, Parent, PlaceId};
 
 /// Blocks of one stream that are held by evidence; the oldest go first.
 const MAX_BLOCKS: usize = 65_536;
-/// Contents of stored blocks that are remembered, in at most 32 MiB. Beyond that nothing is recorded any more, until everything
-/// is forgotten.
+/// Contents of stored blocks that are remembered, in at most 32 MiB. Beyond that nothing is recorded any
+/// more, until everything is forgotten.
 const MAX_CONTENTS: usize = 1 << 20;
 /// Keeps our hashes apart from the content's own.
 const OWN_HASHES: u64 = 0x6b76_706c_616e_6545;

@@ -12,9 +12,9 @@ use tracing::{debug, warn};
 
 /// After a failure (no descriptors left), so that it is not tried in a circle.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Connections that may wait to be accepted; the system takes less where `net.core.somaxconn` is lower. The standard library
-/// asks for 128. A burst of connections fills those between two turns of the accept loop, and a client whose SYN is dropped
-/// then sends it again after a second.
+/// Connections that may wait to be accepted; the system takes less where `net.core.somaxconn` is lower. The
+/// standard library asks for 128. A burst of connections fills those between two turns of the accept loop,
+/// and a client whose SYN is dropped then sends it again after a second.
 const BACKLOG: i32 = 4096;
 /// Connections accepted before others get a turn, so that a burst is not accepted faster than it is served.
 const IN_A_ROW: u32 = 32;

@@ -141,8 +141,9 @@ impl Connections {
 }
 
 impl Open {
-    /// Takes the place of a peer's oldest idle connection. Of one that was not listened to yet it is not known whether it is:
-    /// its request may be here, unread. Such a connection goes only where there is no other.
+    /// Takes the place of a peer's oldest idle connection. Of one that was not listened to yet it is not
+    /// known whether it is: its request may be here, unread. Such a connection goes only where there is no
+    /// other.
     fn displace(&mut self, peer: PeerKey) -> Option<Arc<Pulse>> {
         let mut unknown = None;
         for (number, (_, pulse)) in self.all.iter().filter(|(_, (of, pulse))| *of == peer && pulse.is_idle())

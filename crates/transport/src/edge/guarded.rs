@@ -12,8 +12,9 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::{Admitted, Pulse};
 
-/// What a connection may read in one turn of its task. A reader of a body takes what is there for as long as there is more:
-/// without this bound, peers that send all the time keep the runtime's threads from everyone else.
+/// What a connection may read in one turn of its task. A reader of a body takes what is there for as long as
+/// there is more: without this bound, peers that send all the time keep the runtime's threads from everyone
+/// else.
 const TURN: usize = 64 << 10;
 
 /// A socket with the bounds of its connection.
@@ -62,8 +63,8 @@ impl<S> Guarded<S> {
 }
 
 impl Guarded<TcpStream> {
-    /// Waits for the peer's first byte, within the bounds. A connection on which nothing is said costs a socket and a place,
-    /// and its protocol is not set up.
+    /// Waits for the peer's first byte, within the bounds. A connection on which nothing is said costs a
+    /// socket and a place, and its protocol is not set up.
     pub async fn first_byte(&mut self) -> io::Result<()> {
         let mut byte = [0];
         poll_fn(|context| match self.socket.poll_peek(context, &mut ReadBuf::new(&mut byte)) {

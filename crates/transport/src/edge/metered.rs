@@ -1,7 +1,7 @@
 //! What an HTTP/2 peer takes of the data that it is given.
 //!
-//! A peer that never opens its window takes no data, and is alive by its pings. What is written to it are frames, of which
-//! those with data are what its window lets through.
+//! A peer that never opens its window takes no data, and is alive by its pings. What is written to it are
+//! frames, of which those with data are what its window lets through.
 
 use std::io;
 use std::pin::Pin;
