@@ -154,7 +154,7 @@ async fn a_peer_that_sends_all_the_time_leaves_turns_to_others() {
     let connections = Connections::new(4, 4, limits());
     let place = connections.admit("127.0.0.1:1".parse().unwrap(), Speaks::Http1).unwrap();
     let (mut client, ours) = tokio::io::duplex(4 * TURN);
-    client.write_all(&[7; 4 * TURN]).await.unwrap();
+    client.write_all(&vec![7; 4 * TURN]).await.unwrap();
     let mut guarded = Guarded::new(ours, place);
     let mut bytes = vec![0; 3 * TURN];
     let mut turns = Vec::new();
