@@ -400,7 +400,8 @@ def test_a9_idle_connections_at_a_front(front, closing):
         opened, end = 0, time.monotonic() + 5
         while opened < 1200 and time.monotonic() < end:
             try:
-                closing(socket.create_connection((host, int(port)), timeout=0.5))
+                # Another peer than the good client: of one peer, the oldest silent connection makes room.
+                closing(socket.create_connection((host, int(port)), timeout=0.5, source_address=("127.0.0.2", 0)))
                 opened += 1
             except OSError:
                 pass

@@ -21,11 +21,7 @@ impl<T> Held<T> {
     }
 
     /// The same, where it is seen whether the peer takes what it is given.
-    pub(crate) fn watched(body: Body, mut busy: Option<InFlight>, kept: T) -> Self {
-        // Without room for anything, nothing of the body is asked for.
-        if let Some(busy) = &mut busy {
-            busy.given();
-        }
+    pub(crate) fn watched(body: Body, busy: Option<InFlight>, kept: T) -> Self {
         Self { body, busy, _kept: kept }
     }
 }

@@ -203,17 +203,11 @@ impl Body for UpstreamBody {
 
 impl Reply {
     pub(super) fn upstream(body: UpstreamBody, in_flight: InFlight, tap: Option<Arc<Tap>>) -> Self {
-        Self::new(ReplyBody::Upstream(body), in_flight, tap)
+        Self { body: ReplyBody::Upstream(body), tap, in_flight }
     }
 
     pub(super) fn own(body: tonic::body::Body, in_flight: InFlight) -> Self {
-        Self::new(ReplyBody::Own(body), in_flight, None)
-    }
-
-    fn new(body: ReplyBody, mut in_flight: InFlight, tap: Option<Arc<Tap>>) -> Self {
-        // A client without room for anything asks for nothing.
-        in_flight.given();
-        Self { body, tap, in_flight }
+        Self { body: ReplyBody::Own(body), tap: None, in_flight }
     }
 }
 

@@ -134,12 +134,13 @@ pub(super) async fn unread_stream() {
     let (served, front) = (Served::with(bounds.clone()).await, Fronted::with(bounds).await);
     let (send, connection) = client(served.grpc, 0).await;
     let response = call(&send, "/grpc.health.v1.Health/Check").await;
-    timeout(DEADLINE, response).await.expect("headers need no window").unwrap();
+    // Dropping it would reset the call.
+    let _response = timeout(DEADLINE, response).await.expect("headers need no window").unwrap();
     let _ = timeout(DEADLINE, connection).await.expect("the server closes");
     served.closed("grpc", "unread_timeout", 1.0).await;
     let (send, connection) = client(front.address, 0).await;
     let response = call(&send, "/a.B/StopProfile").await;
-    timeout(DEADLINE, response).await.expect("headers need no window").unwrap();
+    let _response = timeout(DEADLINE, response).await.expect("headers need no window").unwrap();
     let _ = timeout(DEADLINE, connection).await.expect("the front closes");
     assert_eq!(front.closed("unread_timeout"), 1);
     // One that waits for something to read is not closed.
