@@ -308,7 +308,7 @@ fuzz_target!(|bytes: &[u8]| {
                 match input.below(4) {
                     0 => mirror.recorder.lost(clock.now()),
                     1 => {
-                        let at = mirror.recorder.journal().cursor();
+                        let at = mirror.recorder.ledger().cursor();
                         mirror.recorder.reached(clock.now(), at);
                     }
                     _ => {}
@@ -340,9 +340,9 @@ fuzz_target!(|bytes: &[u8]| {
         let mirrored = mirror.apply(&clock, message);
         drop(mirror.recorder.take_happenings());
         if (step > 4 || loaded) && mirrored.is_ok() {
-            let journal = mirror.recorder.journal();
-            assert_eq!(journal.state().digest(), held.digest());
-            assert_eq!(journal.cursor().sequence, sequence, "{before:?}");
+            let ledger = mirror.recorder.ledger();
+            assert_eq!(ledger.state().digest(), held.digest());
+            assert_eq!(ledger.cursor().sequence, sequence, "{before:?}");
             if copied.is_ok() {
                 assert_eq!(replica.digest(), held.digest());
             }
@@ -353,17 +353,17 @@ fuzz_target!(|bytes: &[u8]| {
             held = Held::default();
             last_event_id = 0;
         }
-        let journal = mirror.recorder.journal_mut();
-        drop(journal.take_retired());
-        assert!(journal.window_entries() <= MAX_BATCHES, "{} entries", journal.window_entries());
-        assert!(journal.window_bytes() <= MAX_WINDOW + SLACK, "{} bytes", journal.window_bytes());
-        assert!(journal.state().bytes() <= MAX_STATE + SLACK, "{} bytes", journal.state().bytes());
-        let cursor = journal.cursor();
-        drop(journal.read_after(cursor, MAX_BATCHES));
-        drop(journal.transitions_from(input.number()));
-        let mut builder = journal.begin_snapshot();
+        let ledger = mirror.recorder.ledger_mut();
+        drop(ledger.take_retired());
+        assert!(ledger.window_entries() <= MAX_BATCHES, "{} entries", ledger.window_entries());
+        assert!(ledger.window_bytes() <= MAX_WINDOW + SLACK, "{} bytes", ledger.window_bytes());
+        assert!(ledger.state().bytes() <= MAX_STATE + SLACK, "{} bytes", ledger.state().bytes());
+        let cursor = ledger.cursor();
+        drop(ledger.read_after(cursor, MAX_BATCHES));
+        drop(ledger.transitions_from(input.number()));
+        let mut builder = ledger.begin_snapshot();
         while !builder.gather() {
-            if journal.step_snapshot(&mut builder, 8).is_err() {
+            if ledger.step_snapshot(&mut builder, 8).is_err() {
                 break;
             }
         }

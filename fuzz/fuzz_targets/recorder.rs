@@ -177,7 +177,7 @@ fuzz_target!(|bytes: &[u8]| {
                     recorder.end_flush(flush, now);
                 }
             }
-            _ => picture = Some(recorder.journal_mut().begin_snapshot()),
+            _ => picture = Some(recorder.ledger_mut().begin_snapshot()),
         }
         recorder.tick(clock.now());
         for ask in recorder.take_asks() {
@@ -188,9 +188,9 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
         drop(recorder.take_happenings());
-        let journal = recorder.journal_mut();
+        let ledger = recorder.ledger_mut();
         if let Some(mut builder) = picture.take() {
-            let stepped = journal.step_snapshot(&mut builder, 2);
+            let stepped = ledger.step_snapshot(&mut builder, 2);
             if builder.gather() {
                 let snapshot = builder.finish();
                 assert!(snapshot.parents_first().len() <= snapshot.image.blocks.len());
@@ -198,16 +198,16 @@ fuzz_target!(|bytes: &[u8]| {
                 picture = Some(builder);
             }
         }
-        drop(journal.take_retired());
-        assert!(journal.window_entries() <= MAX_BATCHES, "{} entries", journal.window_entries());
-        assert!(journal.window_bytes() <= MAX_WINDOW + SLACK, "{} bytes", journal.window_bytes());
+        drop(ledger.take_retired());
+        assert!(ledger.window_entries() <= MAX_BATCHES, "{} entries", ledger.window_entries());
+        assert!(ledger.window_bytes() <= MAX_WINDOW + SLACK, "{} bytes", ledger.window_bytes());
         if !plain {
-            assert!(journal.state().bytes() <= MAX_STATE + SLACK, "{} bytes", journal.state().bytes());
-            assert!(journal.state().waiting() <= MAX_WAITING, "{} wait", journal.state().waiting());
+            assert!(ledger.state().bytes() <= MAX_STATE + SLACK, "{} bytes", ledger.state().bytes());
+            assert!(ledger.state().waiting() <= MAX_WAITING, "{} wait", ledger.state().waiting());
         }
-        let cursor = journal.cursor();
+        let cursor = ledger.cursor();
         let back = Cursor { sequence: cursor.sequence.saturating_sub(input.number()), ..cursor };
-        if let Ok(entries) = journal.read_after(back, MAX_BATCHES) {
+        if let Ok(entries) = ledger.read_after(back, MAX_BATCHES) {
             assert!(entries.len() <= MAX_BATCHES);
         }
         if let Some(copy) = &mut copy {

@@ -181,7 +181,7 @@ impl Stream {
             chronicle,
             mirrored: recorder.is_mirror(),
             via: Mutex::new(Arc::from([])),
-            window: recorder.journal().window(),
+            window: recorder.ledger().window(),
             unannounced: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 recorder,
@@ -204,8 +204,8 @@ impl Stream {
     pub fn join(&self, catalog: &Arc<Catalog>, identity: Identity) {
         let mut inner = self.inner.lock();
         let Inner { recorder, index, .. } = &mut *inner;
-        recorder.journal_mut().keep_fresh();
-        let block_size = recorder.journal().block_size();
+        recorder.ledger_mut().keep_fresh();
+        let block_size = recorder.ledger().block_size();
         let freshness = self.freshness.clone();
         *index = Some(catalog.join(self.id.clone(), identity, block_size, view(recorder), freshness));
     }
@@ -297,18 +297,18 @@ impl Stream {
         input(&mut inner.recorder, now);
         inner.heard.note(&hearing, &inner.recorder, now);
         self.note_liveness(&inner.recorder);
-        *self.mark.lock() = inner.recorder.journal().mark_request();
+        *self.mark.lock() = inner.recorder.mark_request();
         let news = Looks::of(&inner.recorder) != before;
         // Under the lock, so that the index has seen all that the journal has once the lock is free.
         let Inner { recorder, index, .. } = inner;
-        let entries = recorder.journal_mut().take_fresh();
+        let entries = recorder.ledger_mut().take_fresh();
         if let Some(index) = index {
-            index.follow(&entries, view(recorder), recorder.journal().resumption());
+            index.follow(&entries, view(recorder), recorder.ledger().resumption());
         }
         let outcome = Outcome {
             asks: recorder.take_asks(),
             happenings: recorder.take_happenings(),
-            retired: recorder.journal_mut().take_retired(),
+            retired: recorder.ledger_mut().take_retired(),
         };
         if news {
             self.unannounced.store(true, Ordering::Release);
@@ -358,8 +358,8 @@ impl Stream {
     /// out are left alone.
     pub fn go_beyond(&self, cursor: Cursor) {
         self.feed(|recorder, _| {
-            if recorder.journal().cursor() == cursor && !recorder.is_mirror() {
-                recorder.journal_mut().note_nothing();
+            if recorder.ledger().cursor() == cursor && !recorder.is_mirror() {
+                recorder.ledger_mut().note_nothing();
             }
         });
         self.announce();
@@ -417,7 +417,7 @@ impl Stream {
                 return;
             }
             let Inner { recorder, troubles, .. } = inner;
-            let is_idle = seen.cursor == recorder.journal().cursor()
+            let is_idle = seen.cursor == recorder.ledger().cursor()
                 && seen.continuity == recorder.standing()
                 && seen.counters == recorder.counters()
                 && seen.trouble == troubles.now();
@@ -434,7 +434,7 @@ impl Stream {
     }
 
     fn status_of(&self, inner: &Inner, now: Now) -> StreamStatus {
-        let journal = inner.recorder.journal();
+        let journal = inner.recorder.ledger();
         let age = self.freshness.age();
         StreamStatus {
             continuity: self.freshness.judge(inner.recorder.standing(), age),
@@ -478,17 +478,13 @@ struct Looks {
 
 impl Looks {
     fn of(recorder: &Recorder) -> Self {
-        Self {
-            cursor: recorder.journal().cursor(),
-            standing: recorder.standing(),
-            stale: recorder.is_stale(),
-        }
+        Self { cursor: recorder.ledger().cursor(), standing: recorder.standing(), stale: recorder.is_stale() }
     }
 }
 
 /// What answers say of a stream.
 fn view(recorder: &Recorder) -> View {
-    let journal = recorder.journal();
+    let journal = recorder.ledger();
     View {
         epoch: journal.epoch(),
         continuity: recorder.standing(),

@@ -225,8 +225,8 @@ impl Fence {
         self.flushes.iter_mut().for_each(|flush| flush.lost = true);
     }
 
-    /// Another life of the publisher began. `reach` is what a restart leaves.
-    pub(crate) fn begin_life(&mut self, cause: EpochCause, reach: &FlushReach) {
+    /// Another epoch of the publisher began. `reach` is what a restart leaves.
+    pub(crate) fn begin_epoch(&mut self, cause: EpochCause, reach: &FlushReach) {
         if cause.proven() {
             // What the old life told, or was to tell, shows nothing of the new one.
             (self.clears, self.owed) = (0, 0);

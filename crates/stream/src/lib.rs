@@ -1,7 +1,14 @@
 //! One stream: where it stands and what it holds. Sans-IO; time is passed in.
 //!
-//! [`Continuity`] puts batches in order and says when a life of the publisher is over; [`Journal`] applies them and can
-//! replay or picture the result. [`Recorder`] ties the two together behind the inputs that a socket gives.
+//! ```text
+//!   inputs of a source ──> sequencer ──> batches ──> Interpreter ──> operations ──> Ledger ──> entries
+//!                          (Continuity, Drain, Relay, Handed)                         ^
+//!   another plane ──> Mirror ──> entries as told ─────────────────────────────────────┘
+//! ```
+//!
+//! A sequencer puts batches in order and says when an epoch of the publisher is over. The [`Interpreter`] knows what an
+//! engine's events mean. The [`Ledger`] holds the state, can replay recent entries and cut snapshots. [`Recorder`] ties
+//! them together behind the inputs of one source.
 
 mod change;
 mod clock;
@@ -9,10 +16,12 @@ mod continuity;
 mod drain;
 mod flush;
 mod handed;
-mod journal;
+mod interpreter;
+mod ledger;
 mod loss;
 mod merge;
 mod mirror;
+mod options;
 mod recorder;
 mod recovery;
 mod relay;
@@ -30,12 +39,13 @@ pub use continuity::{Action, Continuity, Counters, EpochCause, OnGap, Options, O
 pub use drain::{Drain, DrainFailure, DrainOptions, DrainedPart};
 pub use flush::{FlushError, FlushId, FlushOutcome, FlushReach, FlushSign};
 pub use handed::{HandedOptions, NotTaken};
-pub use journal::{
-    ClearScope, Duplicates, Group, Journal, JournalCounters, JournalOptions, Loss, PassedOver, Range,
-    RequestMark, Semantics, Snapshot, SnapshotBuilder, Window,
+pub use interpreter::{Interpreter, RequestMark};
+pub use ledger::{
+    Group, JournalCounters, Ledger, Loss, PassedOver, Range, Snapshot, SnapshotBuilder, Window,
 };
 pub use merge::RankMerge;
 pub use mirror::{MirrorSnapshot, MirroredState, Misfit, ToldBlocks, ToldChunk, ToldEnd, ToldEntry};
+pub use options::{ClearScope, Duplicates, JournalOptions, Semantics};
 pub use recorder::{Ask, Happening, Recorder};
 pub use recovery::{Numbering, Recovery, Worker, withheld};
 pub use relay::{Ended, Link, Next, Relay, RelayOptions};

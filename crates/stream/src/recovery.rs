@@ -12,7 +12,7 @@ use kvplane_wire::dynamo::{
 };
 
 use crate::change::{Entry, Transition};
-use crate::journal::{Range, Snapshot, Window};
+use crate::ledger::{Range, Snapshot, Window};
 
 /// A stream, as peers name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvplane_core::{EngineKind, Reason, Tier, Trust};
-use kvplane_stream::{Journal, JournalOptions, Now, Options, Recorder, Semantics, Snapshot};
+use kvplane_stream::{JournalOptions, Ledger, Now, Options, Recorder, Semantics, Snapshot};
 use reader::Reader;
 use serde_json::Value;
 
@@ -41,10 +41,10 @@ fn recorder_of(kind: EngineKind) -> Recorder {
     recorder
 }
 
-fn snapshot(journal: &mut Journal) -> Snapshot {
-    let mut builder = journal.begin_snapshot();
+fn snapshot(ledger: &mut Ledger) -> Snapshot {
+    let mut builder = ledger.begin_snapshot();
     while !builder.gather() {
-        journal.step_snapshot(&mut builder, 1_000).unwrap();
+        ledger.step_snapshot(&mut builder, 1_000).unwrap();
     }
     builder.finish()
 }
@@ -52,7 +52,7 @@ fn snapshot(journal: &mut Journal) -> Snapshot {
 /// How many requests of a recording took from the cache what was predicted for them, of how many; and what is left of trust.
 fn predicted(name: &str) -> (usize, usize, Trust) {
     let mut recorder = recorder();
-    recorder.journal_mut().keep_fresh();
+    recorder.ledger_mut().keep_fresh();
     let mut reader = Reader::default();
     let (mut right, mut asked) = (0, 0);
     // A truth is the state before its own step, whose live lines come first: they wait until it has been asked.
@@ -71,14 +71,14 @@ fn predicted(name: &str) -> (usize, usize, Trust) {
                 }
                 for live in waiting.drain(..) {
                     recorder.live(NOW, live["seq"].as_u64().unwrap(), payload(&live));
-                    reader.follow(&recorder.journal_mut().take_fresh());
-                    reader.assert_current(recorder.journal());
+                    reader.follow(&recorder.ledger_mut().take_fresh());
+                    reader.assert_current(recorder.ledger());
                 }
             }
             _ => {}
         }
     }
-    (right, asked, recorder.journal().trust().level())
+    (right, asked, recorder.ledger().trust().level())
 }
 
 #[test]
@@ -123,11 +123,11 @@ fn a_late_joiner_learns_from_the_ring_what_a_listener_learnt_live() {
         }
         late.replay_ended(NOW, id, true);
         for recorder in [&live, &late] {
-            assert_eq!(recorder.journal().trust().level(), Trust::Exact, "{name}");
-            assert_eq!(recorder.journal().counters().rejected, [], "{name}");
+            assert_eq!(recorder.ledger().trust().level(), Trust::Exact, "{name}");
+            assert_eq!(recorder.ledger().counters().rejected, [], "{name}");
         }
         let held = |recorder: &Recorder| -> BTreeMap<(Option<u32>, u64), u32> {
-            let residencies = recorder.journal().state().residencies();
+            let residencies = recorder.ledger().state().residencies();
             residencies.map(|(place, hash, copies)| ((place.group, hash), copies)).collect()
         };
         assert!(!held(&live).is_empty());
@@ -144,10 +144,10 @@ fn a_hash_that_two_prompts_share_is_credited_while_both_are_held() {
     for line in lines("sglang-0.5.23.jsonl").iter().filter(|line| line["kind"] == "live").take(28) {
         recorder.live(NOW, line["seq"].as_u64().unwrap(), payload(line));
         let label = line["request"]["label"].as_str().unwrap();
-        let worst = recorder.journal().trust().worst().map(|worst| worst.reason);
+        let worst = recorder.ledger().trust().worst().map(|worst| worst.reason);
         assert_eq!(worst.is_some(), label >= "E:" && !label.starts_with("start"), "{label}");
         assert!(worst.is_none_or(|reason| reason == Reason::SharedHash));
-        let snapshot = snapshot(recorder.journal_mut());
+        let snapshot = snapshot(recorder.ledger_mut());
         let held = snapshot.image.blocks.iter().filter(|block| !block.holdings.is_empty());
         let roots: Vec<_> = held.filter(|block| block.hash == 9_140_308_358_832_500_602).collect();
         removed |= label.starts_with("G:");

@@ -44,7 +44,7 @@ fn remove(hash: u64) -> OwnedEvent {
 
 fn ask(recorder: &Recorder, start: u64) -> Option<Answer> {
     let recovery = Recovery { start: Some(start), end: None };
-    recovery.from_window(WORKER, Numbering::Batches, &recorder.journal().window())
+    recovery.from_window(WORKER, Numbering::Batches, &recorder.ledger().window())
 }
 
 /// The numbers of what is told from `start` on, with `c` for a clear, and the number of blocks of anything else.
@@ -74,7 +74,7 @@ fn every_number_is_told_and_numbers_follow_one_another() {
     for foreign in [0, 4, 9, u64::MAX] {
         assert_eq!(ask(&recorder, foreign), None, "{foreign}");
     }
-    assert_eq!(recorder.journal().trust().level(), Trust::Exact);
+    assert_eq!(recorder.ledger().trust().level(), Trust::Exact);
 }
 
 #[test]
@@ -86,8 +86,8 @@ fn a_gap_stands_under_the_last_number_that_is_missing() {
     assert_eq!(told(&recorder, 1), pairs(&[(1, "+1"), (5, "c"), (6, "+1")]));
     assert_eq!(told(&recorder, 3), pairs(&[(5, "c"), (6, "+1")]));
     assert_eq!(told(&recorder, 6), pairs(&[(6, "c"), (6, "+1")]));
-    assert!(recorder.journal().trust().has(Reason::Gap));
-    assert_eq!((recorder.counters().gaps, recorder.journal().known_from()), (1, Some(6)));
+    assert!(recorder.ledger().trust().has(Reason::Gap));
+    assert_eq!((recorder.counters().gaps, recorder.ledger().known_from()), (1, Some(6)));
 
     let keep = HandedOptions { on_gap: OnGap::Keep, ..HandedOptions::default() };
     let mut keeping = recorder_with(keep, JournalOptions::default());
@@ -95,7 +95,7 @@ fn a_gap_stands_under_the_last_number_that_is_missing() {
         keeping.hand_events(NOW, Some(number), &[store(number + 1)]).unwrap();
     }
     assert_eq!(told(&keeping, 0), pairs(&[(0, "+1"), (6, "+1")]));
-    assert_eq!(keeping.journal().trust().level(), Trust::Unsound);
+    assert_eq!(keeping.ledger().trust().level(), Trust::Unsound);
 }
 
 #[test]
@@ -131,15 +131,15 @@ fn a_batch_of_another_rank_is_recorded_and_told_once() {
         let happened = recorder.take_happenings();
         foreign += happened.iter().filter(|one| matches!(one, Happening::ForeignRank(3))).count();
     }
-    assert_eq!((foreign, recorder.journal().counters().foreign_rank), (1, 3));
-    assert_eq!(recorder.journal().trust().level(), Trust::Unsound, "it is of another cache");
+    assert_eq!((foreign, recorder.ledger().counters().foreign_rank), (1, 3));
+    assert_eq!(recorder.ledger().trust().level(), Trust::Unsound, "it is of another cache");
 }
 
 #[test]
 fn what_is_not_taken_changes_nothing() {
     let mut recorder = recorder();
     recorder.hand_events(NOW, Some(3), &[store(1)]).unwrap();
-    let before = (recorder.journal().cursor(), recorder.journal().state().digest());
+    let before = (recorder.ledger().cursor(), recorder.ledger().state().digest());
     let good = encode_batch(Profile::Vllm0_32, 1.0, None, &[store(2)]);
     let torn = &good[..good.len() - 1];
     let unfit = OwnedEvent::Stored(OwnedStored {
@@ -154,7 +154,7 @@ fn what_is_not_taken_changes_nothing() {
     assert_eq!(recorder.hand_events(NOW, Some(0), &[store(2)]), passed(0));
     let refused = recorder.hand_events(NOW, Some(4), &[store(2), unfit]);
     assert_eq!(refused, Err(NotTaken::Unfit(RejectReason::TooFewTokens)));
-    assert_eq!((recorder.journal().cursor(), recorder.journal().state().digest()), before);
+    assert_eq!((recorder.ledger().cursor(), recorder.ledger().state().digest()), before);
     assert_eq!((recorder.counters().undecodable, recorder.counters().refused), (2, 2));
 
     recorder.hand_events(NOW, Some(u64::MAX), &[store(2)]).unwrap();
@@ -172,13 +172,13 @@ fn who_was_not_there_from_the_start_says_so() {
     let mut by_number = recorder();
     by_number.hand_frame(NOW, Some(4), &frame).unwrap();
     for recorder in [&by_setting, &by_number] {
-        assert!(recorder.journal().trust().has(Reason::History));
-        assert_eq!(recorder.journal().known_from(), Some(4));
+        assert!(recorder.ledger().trust().has(Reason::History));
+        assert_eq!(recorder.ledger().known_from(), Some(4));
     }
     for first in [Some(0), None] {
         let mut from_start = recorder();
         from_start.hand_frame(NOW, first, &frame).unwrap();
-        assert_eq!(from_start.journal().trust().level(), Trust::Exact);
+        assert_eq!(from_start.ledger().trust().level(), Trust::Exact);
     }
 }
 
@@ -205,7 +205,7 @@ fn entries_without_changes_say_the_same_of_every_capture() {
         let [mut whole, mut short] = [false, true].map(|transitions_only| {
             let keep = JournalOptions { transitions_only, ..JournalOptions::default() };
             let mut recorder = recorder_with(HandedOptions::default(), keep);
-            recorder.journal_mut().keep_fresh();
+            recorder.ledger_mut().keep_fresh();
             recorder
         });
         for line in lines.filter(|line| line["kind"] == "live") {
@@ -214,7 +214,7 @@ fn entries_without_changes_say_the_same_of_every_capture() {
             let payload: Vec<u8> = digits.map(byte).collect();
             let [whole, short] = [&mut whole, &mut short].map(|recorder| {
                 recorder.hand_frame(NOW, line["seq"].as_u64(), &payload).unwrap();
-                recorder.journal_mut().take_fresh()
+                recorder.ledger_mut().take_fresh()
             });
             assert!(short.iter().all(|entry| entry.changes.is_empty()));
             let told = |entries: &[std::sync::Arc<Entry>]| -> Vec<_> {
@@ -222,7 +222,7 @@ fn entries_without_changes_say_the_same_of_every_capture() {
             };
             assert_eq!(told(&short), told(&whole), "{name}");
         }
-        assert!(short.journal().window_bytes() * 2 < whole.journal().window_bytes(), "{name}");
+        assert!(short.ledger().window_bytes() * 2 < whole.ledger().window_bytes(), "{name}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_core::{BlockKey, ContentHasher, Names, Tier};
-use kvplane_stream::{Entry, Journal, JournalOptions, Now, Transition};
+use kvplane_stream::{Entry, Interpreter, JournalOptions, Ledger, Now, Transition};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedHash, OwnedStored};
 
@@ -14,23 +14,29 @@ const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
 const TOKENS: [u32; 2] = [7, 8];
 
 struct Engine {
-    journal: Journal,
+    interpreter: Interpreter,
+    ledger: Ledger,
     next: u64,
 }
 
 impl Engine {
     fn new() -> Self {
-        let mut journal = Journal::new(JournalOptions::default(), 0, NOW);
-        journal.heard_from_start();
-        Self { journal, next: 0 }
+        let (mut interpreter, mut ledger) = Interpreter::with_ledger(JournalOptions::default(), 0, NOW);
+        interpreter.heard_from_start(&mut ledger);
+        Self { interpreter, ledger, next: 0 }
     }
 
     fn stores(&mut self, store: OwnedStored) -> Arc<Entry> {
-        let before = self.journal.cursor();
+        let before = self.ledger.cursor();
         let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(0), &[OwnedEvent::Stored(store)]);
-        self.journal.apply(self.next, &Decoder::default().decode(&payload).unwrap(), NOW);
+        self.interpreter.apply(
+            &mut self.ledger,
+            self.next,
+            &Decoder::default().decode(&payload).unwrap(),
+            NOW,
+        );
         self.next += 1;
-        self.journal.read_after(before, 1).unwrap().remove(0)
+        self.ledger.read_after(before, 1).unwrap().remove(0)
     }
 }
 

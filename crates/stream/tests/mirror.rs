@@ -1,5 +1,5 @@
-//! Any history of a journal, told to another plane over a link that is cut, doubled and damaged: at every entry the copy
-//! is what the journal was there, with its numbers, its trust and its transitions; whoever follows the copy misses nothing.
+//! Any history of a ledger, told to another plane over a link that is cut, doubled and damaged: at every entry the copy
+//! is what the ledger was there, with its numbers, its trust and its transitions; whoever follows the copy misses nothing.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
@@ -17,8 +17,8 @@ use copy::{forgets, take, told_chunks, told_entry};
 use followers::Replica;
 use kvplane_core::{Continuity as Standing, Cursor, EngineKind, Reason, StateDigest, TrustState};
 use kvplane_stream::{
-    Change, Entry, EpochCause, Journal, JournalOptions, Loss, MirrorSnapshot, Misfit, Now, Recorder,
-    Semantics, Snapshot, ToldEntry, Transition,
+    Change, Entry, EpochCause, Interpreter, JournalOptions, Ledger, Loss, MirrorSnapshot, Misfit, Now,
+    Recorder, Semantics, Snapshot, ToldEntry, Transition,
 };
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
@@ -139,7 +139,7 @@ impl Event {
     }
 }
 
-/// What the journal was after an entry.
+/// What the ledger was after an entry.
 #[derive(Debug, Clone, PartialEq)]
 struct Moment {
     digest: StateDigest,
@@ -155,7 +155,8 @@ enum Phase {
 }
 
 struct World {
-    journal: Journal,
+    interpreter: Interpreter,
+    ledger: Ledger,
     next_sequence: u64,
     /// As the entries say.
     trust: TrustState,
@@ -181,13 +182,14 @@ impl World {
         let semantics = Semantics::of(kind);
         let keep =
             JournalOptions { max_batches: window, semantics, offload_chunk, ..JournalOptions::default() };
-        let mut journal = Journal::new(keep.clone(), 0, now);
-        journal.keep_fresh();
+        let (interpreter, mut ledger) = Interpreter::with_ledger(keep.clone(), 0, now);
+        ledger.keep_fresh();
         let mut mirror = Recorder::of_mirror(Duration::from_secs(10), keep, 0, now);
-        mirror.journal_mut().keep_fresh();
+        mirror.ledger_mut().keep_fresh();
         let mut world = Self {
-            trust: journal.trust().clone(),
-            journal,
+            trust: ledger.trust().clone(),
+            interpreter,
+            ledger,
             next_sequence: 0,
             moments: BTreeMap::new(),
             transitions: BTreeMap::new(),
@@ -210,19 +212,24 @@ impl World {
                 let events: Vec<OwnedEvent> = events.iter().map(Event::owned).collect();
                 let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(0), &events);
                 let mut decoder = Decoder::default();
-                self.journal.apply(self.next_sequence, &decoder.decode(&payload).unwrap(), self.now);
+                self.interpreter.apply(
+                    &mut self.ledger,
+                    self.next_sequence,
+                    &decoder.decode(&payload).unwrap(),
+                    self.now,
+                );
                 self.next_sequence += 1;
             }
-            Op::Gap => self.journal.drop_residency(Reason::Gap, self.now),
+            Op::Gap => self.interpreter.drop_residency(&mut self.ledger, Reason::Gap, self.now),
             Op::Restart => {
                 self.next_sequence = 0;
-                self.journal.begin_epoch(EpochCause::DifferentBatch, self.now);
+                self.interpreter.begin_epoch(&mut self.ledger, EpochCause::DifferentBatch, self.now);
             }
-            Op::HeardFromStart => self.journal.heard_from_start(),
-            Op::KnownFrom => self.journal.known_from_sequence(self.next_sequence, self.now),
-            Op::Degrade(reason) => self.journal.degrade_source(*reason, self.now),
-            Op::Resolve(reason) => self.journal.resolve_source(*reason),
-            Op::Stand(standing) => self.journal.note_standing(*standing),
+            Op::HeardFromStart => self.interpreter.heard_from_start(&mut self.ledger),
+            Op::KnownFrom => self.ledger.lack_history_before(self.next_sequence, self.now),
+            Op::Degrade(reason) => self.ledger.degrade_source(*reason, self.now),
+            Op::Resolve(reason) => self.ledger.resolve_source(*reason),
+            Op::Stand(standing) => self.ledger.note_standing(*standing),
             Op::Deliver(count) => self.deliver(*count),
             Op::Cut => {
                 self.hurt = None;
@@ -241,9 +248,9 @@ impl World {
         self.replica.follow(&mut self.mirror);
     }
 
-    /// Remembers what the journal was at each of its new entries.
+    /// Remembers what the ledger was at each of its new entries.
     fn record(&mut self) {
-        for entry in self.journal.take_fresh() {
+        for entry in self.ledger.take_fresh() {
             self.trust = entry.trust.clone().unwrap_or_else(|| self.trust.clone());
             let moment = Moment {
                 digest: entry.digest,
@@ -259,14 +266,14 @@ impl World {
 
     fn connect(&mut self) {
         self.phase = self.mirror.resume().map_or(Phase::Begin, Phase::Tail);
-        self.mirror.reached(self.now, self.journal.cursor());
+        self.mirror.reached(self.now, self.ledger.cursor());
     }
 
     /// As a plane's follower does: what follows the cursor, or a reset and a snapshot.
     fn deliver(&mut self, count: usize) {
         let read = match self.phase {
             Phase::Begin => Err(Loss::Expired),
-            Phase::Tail(cursor) => self.journal.read_after(cursor, count),
+            Phase::Tail(cursor) => self.ledger.read_after(cursor, count),
         };
         let Ok(entries) = read else {
             self.snapshot();
@@ -287,7 +294,7 @@ impl World {
                 let forgotten = self.forgot && misfit == Misfit::EventIds;
                 assert!(self.hurt.take().is_some() || forgotten, "{misfit}");
                 assert_eq!(self.mirror.resume(), None, "what does not fit is void");
-                assert_eq!(self.mirror.journal().state().entries(), 0);
+                assert_eq!(self.mirror.ledger().state().entries(), 0);
                 self.mirror.lost(self.now);
                 self.connect();
                 return;
@@ -300,8 +307,8 @@ impl World {
 
     fn snapshot(&mut self) {
         self.hurt = None;
-        let snapshot = take(&mut self.journal);
-        self.forgot = forgets(&self.journal, &snapshot);
+        let snapshot = take(&mut self.ledger);
+        self.forgot = forgets(&self.ledger, &snapshot);
         let cursor = snapshot.cursor;
         if Some(cursor.epoch) != self.mirror.resume().map(|ours| ours.epoch) {
             self.mirror.void(self.now, None);
@@ -316,21 +323,21 @@ impl World {
         assert_eq!(transitions, snapshot.as_transitions());
         self.mirror.load(self.now, mirrored);
         self.phase = Phase::Tail(cursor);
-        assert_eq!(self.mirror.journal().cursor(), cursor);
-        assert_eq!(self.mirror.journal().state().digest(), snapshot.digest);
-        assert_eq!(self.mirror.journal().block_size(), self.journal.block_size());
+        assert_eq!(self.mirror.ledger().cursor(), cursor);
+        assert_eq!(self.mirror.ledger().state().digest(), snapshot.digest);
+        assert_eq!(self.mirror.ledger().block_size(), self.ledger.block_size());
     }
 
     fn check(&mut self, entry: &Entry) {
-        let journal = self.mirror.journal();
+        let ledger = self.mirror.ledger();
         let key = (entry.epoch.as_u64(), entry.sequence);
         let moment = &self.moments[&key];
-        assert_eq!(journal.cursor(), Cursor { epoch: entry.epoch, sequence: entry.sequence });
-        assert_eq!(journal.state().digest(), moment.digest);
-        assert_eq!(journal.last_event_id(), moment.last_event_id);
-        assert_eq!(journal.known_from(), moment.known_from);
-        assert_eq!(journal.trust(), &moment.trust);
-        let ours = self.mirror.journal_mut().take_fresh().pop().unwrap();
+        assert_eq!(ledger.cursor(), Cursor { epoch: entry.epoch, sequence: entry.sequence });
+        assert_eq!(ledger.state().digest(), moment.digest);
+        assert_eq!(ledger.last_event_id(), moment.last_event_id);
+        assert_eq!(ledger.known_from(), moment.known_from);
+        assert_eq!(ledger.trust(), &moment.trust);
+        let ours = self.mirror.ledger_mut().take_fresh().pop().unwrap();
         if !self.forgot {
             assert_eq!(in_order(&ours.transitions), in_order(&self.transitions[&key]));
         }
@@ -346,16 +353,16 @@ impl World {
         for _ in 0..3 {
             self.run(&Op::Deliver(usize::MAX));
         }
-        let (ours, theirs) = (self.mirror.journal(), &self.journal);
+        let (ours, theirs) = (self.mirror.ledger(), &self.ledger);
         assert_eq!(ours.cursor(), theirs.cursor());
         assert_eq!(ours.trust(), theirs.trust());
         assert_eq!(ours.known_from(), theirs.known_from());
         assert_eq!(ours.engine_sequence(), theirs.engine_sequence());
         assert_eq!(ours.state().digest(), theirs.state().digest());
         assert_eq!(ours.last_event_id(), theirs.last_event_id());
-        let standing = take(&mut self.journal).standing;
+        let standing = take(&mut self.ledger).standing;
         assert_eq!(self.mirror.standing(), standing);
-        let (ours, theirs) = (take(self.mirror.journal_mut()), take(&mut self.journal));
+        let (ours, theirs) = (take(self.mirror.ledger_mut()), take(&mut self.ledger));
         assert_eq!(visible(&ours), visible(&theirs));
         assert_eq!(ours.standing, standing);
     }
@@ -459,8 +466,8 @@ proptest! {
 #[test]
 fn a_snapshot_whose_numbers_leave_no_room_is_refused() {
     let now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
-    let mut journal = Journal::new(JournalOptions::default(), 0, now);
-    let snapshot = take(&mut journal);
+    let (_, mut ledger) = Interpreter::with_ledger(JournalOptions::default(), 0, now);
+    let snapshot = take(&mut ledger);
     let load = |cursor: Cursor, last_event_id: u64| {
         let limits = JournalOptions::default().state;
         let mut mirrored = MirrorSnapshot::new(cursor, limits, Semantics::default());

@@ -62,13 +62,13 @@ fn silence_ends_live_at_the_bound_and_an_entry_says_so() {
     recorder.take_happenings();
     recorder.tick(at(2_100));
     assert_eq!(recorder.standing(), Continuity::Live, "the bound itself is within it");
-    let before = recorder.journal().cursor();
+    let before = recorder.ledger().cursor();
     recorder.tick(at(2_101));
     assert_eq!(recorder.standing(), Continuity::Recovering);
     assert!(recorder.is_stale());
     assert_eq!(recorder.counters().silences, 1);
     assert!(recorder.take_happenings().contains(&Happening::Standing(Continuity::Recovering)));
-    let entries = recorder.journal().read_after(before, 10).unwrap();
+    let entries = recorder.ledger().read_after(before, 10).unwrap();
     assert_eq!(entries.iter().find_map(|entry| entry.standing), Some(Continuity::Recovering));
     assert_eq!(entries[0].age, Some(Duration::from_millis(2_001)));
     prove(&mut recorder, 2_200, 2_190);

@@ -11,7 +11,7 @@ use super::Stream;
 impl Stream {
     /// From now on reports are accepted. Before the first batch: what was stored earlier is not known to it.
     pub(crate) fn accept_evidence(&self) {
-        self.inner.lock().recorder.journal_mut().accept_evidence();
+        self.inner.lock().recorder.accept_evidence();
     }
 
     /// A request is about to be sent to the engine. `None` where its report would be of no use: the stream is exact, not live, or
@@ -27,7 +27,7 @@ impl Stream {
     pub fn prove_prefix(&self, mark: RequestMark, tokens: &[u32], cached_tokens: u64) -> usize {
         let mut proven = 0;
         self.feed(|recorder, _| {
-            proven = recorder.journal_mut().prove_prefix(mark, tokens, cached_tokens);
+            proven = recorder.prove_prefix(mark, tokens, cached_tokens);
         });
         self.announce();
         if proven > 0 && !self.healed.swap(true, std::sync::atomic::Ordering::Relaxed) {

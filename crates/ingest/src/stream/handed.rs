@@ -94,11 +94,11 @@ impl Stream {
     /// What answers are worth, and where the stream stands.
     pub fn worth(&self) -> (TrustState, Continuity) {
         let inner = self.inner.lock();
-        (inner.recorder.journal().trust().clone(), inner.recorder.standing())
+        (inner.recorder.ledger().trust().clone(), inner.recorder.standing())
     }
 
     /// Digest of the resident state.
     pub fn digest(&self) -> StateDigest {
-        self.inner.lock().recorder.journal().state().digest()
+        self.inner.lock().recorder.ledger().state().digest()
     }
 }

@@ -22,7 +22,7 @@ impl Hearing {
     pub(super) fn begin(recorder: &Recorder) -> Self {
         Self {
             live: recorder.standing() == Continuity::Live,
-            batches: recorder.journal().counters().batches,
+            batches: recorder.ledger().counters().batches,
             replayed: recorder.counters().replayed_batches,
         }
     }
@@ -44,7 +44,7 @@ impl Heard {
         if after.batches == before.batches {
             return;
         }
-        let age = age(recorder.journal().last_timestamp(), now);
+        let age = age(recorder.ledger().last_timestamp(), now);
         let as_it_happened = before.live && after.live && before.replayed == after.replayed;
         (self.last_event, self.lag) = if as_it_happened {
             (Some((now.mono, Duration::ZERO)), age)

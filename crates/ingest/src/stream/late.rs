@@ -33,7 +33,7 @@ impl Stream {
             check(&inner)?;
             let recorder = &inner.recorder;
             let unfilled = View { continuity: Continuity::Recovering, ..view(recorder) };
-            let block_size = recorder.journal().block_size();
+            let block_size = recorder.ledger().block_size();
             catalog.join(self.id.clone(), identity, block_size, unfilled, self.freshness.clone())
         };
         let mut fill = |snapshot: &Snapshot| {
@@ -57,9 +57,9 @@ impl Stream {
         };
         check(&inner)?;
         let Inner { recorder, index, .. } = &mut *inner;
-        recorder.journal_mut().keep_fresh();
-        feed.follow(&entries, view(recorder), recorder.journal().resumption());
-        feed.set_sides(&recorder.journal().all_marks());
+        recorder.ledger_mut().keep_fresh();
+        feed.follow(&entries, view(recorder), recorder.ledger().resumption());
+        feed.set_sides(&recorder.ledger().all_marks());
         feed.end_load();
         *index = Some(feed);
         Ok(())
@@ -78,7 +78,7 @@ fn check(inner: &Inner) -> Result<(), NotIndexed> {
 
 /// The state as it is, all at once.
 fn picture(inner: &mut Inner) -> Snapshot {
-    let journal = inner.recorder.journal_mut();
+    let journal = inner.recorder.ledger_mut();
     let mut builder = journal.begin_snapshot();
     while journal.step_snapshot(&mut builder, usize::MAX).is_ok() && !builder.gather() {}
     builder.finish()

@@ -45,13 +45,13 @@ impl Stream {
         inner.recorder.load(now, state);
         let Inner { recorder, index, .. } = &mut *inner;
         if let Some(index) = index {
-            index.begin_load(view(recorder), recorder.journal().resumption());
+            index.begin_load(view(recorder), recorder.ledger().resumption());
         }
-        let marks = recorder.journal().all_marks();
+        let marks = recorder.ledger().all_marks();
         let outcome = Outcome {
             asks: Vec::new(),
             happenings: inner.recorder.take_happenings(),
-            retired: inner.recorder.journal_mut().take_retired(),
+            retired: inner.recorder.ledger_mut().take_retired(),
         };
         MutexGuard::unlock_fair(inner);
         for step in transitions.chunks(LOAD_STEP) {

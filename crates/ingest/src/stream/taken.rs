@@ -69,7 +69,7 @@ impl Stream {
     }
 
     fn begin_snapshot(&self) -> Taking<'_> {
-        let builder = self.inner.lock().recorder.journal_mut().begin_snapshot();
+        let builder = self.inner.lock().recorder.ledger_mut().begin_snapshot();
         Taking { stream: self, builder: Some(builder) }
     }
 }
@@ -85,9 +85,9 @@ impl Taking<'_> {
     fn step(&mut self) -> Option<Snapshot> {
         let builder = self.builder.as_mut()?;
         let mut inner = self.stream.inner.lock();
-        if inner.recorder.journal_mut().step_snapshot(builder, SNAPSHOT_STEP).is_err() {
+        if inner.recorder.ledger_mut().step_snapshot(builder, SNAPSHOT_STEP).is_err() {
             // The state was emptied meanwhile; the next picture is a small one.
-            *builder = inner.recorder.journal_mut().begin_snapshot();
+            *builder = inner.recorder.ledger_mut().begin_snapshot();
         }
         MutexGuard::unlock_fair(inner);
         if builder.gather() { self.builder.take().map(SnapshotBuilder::finish) } else { None }
@@ -97,7 +97,7 @@ impl Taking<'_> {
 impl Drop for Taking<'_> {
     fn drop(&mut self) {
         if let Some(builder) = &self.builder {
-            self.stream.inner.lock().recorder.journal_mut().abandon_snapshot(builder);
+            self.stream.inner.lock().recorder.ledger_mut().abandon_snapshot(builder);
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::source::{CREDIT, DEPTH, GROUPS, PROMPTS, Source, Step, step, tokens};
 
 const BLOCK_SIZE: u32 = 4;
 
-/// What a stream's journal says of its groups.
+/// What a stream's ledger says of its groups.
 pub(crate) struct Told {
     pub(crate) needs: Arc<Resumption>,
     marks: BTreeMap<u64, Marks>,
@@ -25,8 +25,8 @@ impl Told {
     pub(crate) fn by(source: &Source) -> Self {
         let mut told = Self { needs: Arc::default(), marks: BTreeMap::new() };
         source.stream.feed(|recorder, _| {
-            told.needs = recorder.journal().resumption().clone();
-            told.marks = recorder.journal().all_marks().into_iter().collect();
+            told.needs = recorder.ledger().resumption().clone();
+            told.marks = recorder.ledger().all_marks().into_iter().collect();
         });
         told
     }

@@ -336,21 +336,21 @@ fn same_frame(stored: &OwnedStored, template: &OwnedStored) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use kvplane_stream::{Journal, JournalOptions, Now};
+    use kvplane_stream::{Interpreter, JournalOptions, Ledger, Now};
     use kvplane_wire::Decoder;
 
     use super::*;
 
     const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
 
-    fn journal(batches: &[Bytes]) -> Journal {
-        let mut journal = Journal::new(JournalOptions::default(), 0, NOW);
-        journal.heard_from_start();
+    fn ledger(batches: &[Bytes]) -> Ledger {
+        let (mut interpreter, mut ledger) = Interpreter::with_ledger(JournalOptions::default(), 0, NOW);
+        interpreter.heard_from_start(&mut ledger);
         for (sequence, payload) in batches.iter().enumerate() {
             let mut decoder = Decoder::default();
-            journal.apply(sequence as u64, &decoder.decode(payload).unwrap(), NOW);
+            interpreter.apply(&mut ledger, sequence as u64, &decoder.decode(payload).unwrap(), NOW);
         }
-        journal
+        ledger
     }
 
     #[test]
@@ -382,8 +382,8 @@ mod tests {
         let second = journal(&snapshot(0, &builder.finish(), 9));
         assert_eq!(second.groups(), first.groups());
         assert_eq!(second.resumption(), first.resumption());
-        let sorted = |journal: &Journal| {
-            let mut marks = journal.all_marks();
+        let sorted = |ledger: &Ledger| {
+            let mut marks = ledger.all_marks();
             marks.sort_unstable_by_key(|(hash, _)| *hash);
             marks
         };

@@ -22,7 +22,7 @@ use std::time::Duration;
 use kvplane_core::{Continuity as Standing, Cursor, LEVELS, Resumption, StateDigest, TrustState};
 
 use crate::change::{Change, StoredBlock};
-use crate::journal::Group;
+use crate::ledger::Group;
 use crate::state::{Attributes, Chain, Place, Refusal};
 
 pub(crate) use link::Mirror;

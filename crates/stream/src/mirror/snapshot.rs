@@ -6,7 +6,8 @@ use kvplane_core::{Cursor, Epoch};
 
 use super::{Misfit, ToldBlocks, ToldChunk, ToldEnd, chain_as_told};
 use crate::change::{StoredBlock, Transition};
-use crate::journal::{Groups, Semantics, Snapshot};
+use crate::ledger::{Groups, Snapshot};
+use crate::options::Semantics;
 use crate::state::{Image, Limits, Parent, State};
 
 /// A cut of its own: no journal counts as far.

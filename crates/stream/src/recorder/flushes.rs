@@ -8,38 +8,38 @@ impl Recorder {
     /// The engine is about to be asked for a flush: what the stream shows from now on may be of it. Every flush that is begun is
     /// to be ended, by [`Self::flush_refused`] or [`Self::end_flush`].
     pub fn begin_flush(&mut self) -> Result<FlushId, FlushError> {
-        if self.is_mirror() { Err(FlushError::Mirrored) } else { Ok(self.journal.begin_flush()) }
+        if self.is_mirror() { Err(FlushError::Mirrored) } else { Ok(self.interpreter.begin_flush()) }
     }
 
     /// The engine accepted it, or may have: until the stream shows the flush, nothing of it is credited.
     pub fn flush_accepted(&mut self, id: FlushId, now: Now) {
-        self.flush(now, |recorder| recorder.journal.flush_accepted(id, now));
+        self.flush(now, |recorder| recorder.interpreter.flush_accepted(&mut recorder.ledger, id, now));
     }
 
     /// Nobody waits any longer for the stream to show it: unless it has, what it held is dropped.
     pub fn flush_expired(&mut self, id: FlushId, now: Now) {
-        self.flush(now, |recorder| recorder.journal.flush_expired(id, now));
+        self.flush(now, |recorder| recorder.interpreter.flush_expired(&mut recorder.ledger, id, now));
     }
 
     /// How it ended, once it has.
     pub fn flush_outcome(&self, id: FlushId) -> Option<&FlushOutcome> {
-        self.journal.flush_outcome(id)
+        self.interpreter.flush_outcome(id)
     }
 
     /// The engine refused, or was never asked: nothing was flushed, and nobody watches any more.
     pub fn flush_refused(&mut self, id: FlushId, now: Now) {
-        self.flush(now, |recorder| recorder.journal.flush_refused(id));
+        self.flush(now, |recorder| recorder.interpreter.flush_refused(&mut recorder.ledger, id));
     }
 
     /// Nobody watches the flush any more. Unless the stream has shown it, it expires.
     pub fn end_flush(&mut self, id: FlushId, now: Now) {
-        self.flush(now, |recorder| recorder.journal.end_flush(id, now));
+        self.flush(now, |recorder| recorder.interpreter.end_flush(&mut recorder.ledger, id, now));
     }
 
     fn flush(&mut self, now: Now, step: impl FnOnce(&mut Self)) {
-        let unproven = self.journal.counters().flushes_unproven;
+        let unproven = self.ledger.counters().flushes_unproven;
         step(self);
-        if self.journal.counters().flushes_unproven > unproven {
+        if self.ledger.counters().flushes_unproven > unproven {
             self.happenings.push(Happening::UnprovenFlush);
         }
         self.settle(now);

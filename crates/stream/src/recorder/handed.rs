@@ -6,7 +6,7 @@ use super::follower::Follower;
 use super::{Happening, Recorder, heed};
 use crate::clock::Now;
 use crate::handed::{Handed, HandedOptions, NotTaken};
-use crate::journal::JournalOptions;
+use crate::options::JournalOptions;
 
 impl Recorder {
     /// A recorder of what the engine's own process hands over.
@@ -44,19 +44,20 @@ impl Recorder {
         begins: bool,
         read: impl for<'d> FnOnce(&'d mut Decoder) -> Result<Batch<'d, 'p>, NotTaken>,
     ) -> Result<u64, NotTaken> {
-        let Self { follower: Follower::Handed(handed), journal, decoder, happenings, .. } = self else {
+        let Self { follower: Follower::Handed(handed), interpreter, ledger, decoder, happenings, .. } = self
+        else {
             return Err(NotTaken::Foreign);
         };
         // Read first: what cannot be read changes nothing, its number neither.
         let batch = read(decoder).inspect_err(|_| handed.count_undecodable())?;
         // Numbers of our own carry the life that they are of, as those of any other stream do.
-        let number = handed.number(given, journal.epoch().base().nth(1))?;
+        let number = handed.number(given, ledger.epoch().base().nth(1))?;
         if let Some(action) = handed.take(number, begins) {
-            heed(journal, happenings, &action, now);
+            heed((interpreter, ledger), happenings, &action, now);
         }
-        let foreign = batch.rank.filter(|_| journal.counters().foreign_rank == 0);
-        journal.apply(number, &batch, now);
-        if let Some(rank) = foreign.filter(|_| journal.counters().foreign_rank > 0) {
+        let foreign = batch.rank.filter(|_| ledger.counters().foreign_rank == 0);
+        interpreter.apply(ledger, number, &batch, now);
+        if let Some(rank) = foreign.filter(|_| ledger.counters().foreign_rank > 0) {
             happenings.push(Happening::ForeignRank(rank));
         }
         self.settle(now);

@@ -9,8 +9,8 @@ use super::follower::Follower;
 use super::{Happening, Recorder};
 use crate::clock::Now;
 use crate::continuity::EpochCause;
-use crate::journal::JournalOptions;
 use crate::mirror::{Mirror, MirroredState, Misfit, ToldEntry};
+use crate::options::JournalOptions;
 
 impl Recorder {
     /// A recorder of a stream that another plane records. Out of its reach for longer than `down_after` is `down`.
@@ -18,7 +18,7 @@ impl Recorder {
         let mirror = Mirror::new(down_after, now);
         let mut recorder =
             Self::of(Follower::Mirrored(Box::new(mirror)), Dialect::default(), keep, rank, now);
-        recorder.journal.void(now);
+        recorder.ledger.void(now);
         recorder
     }
 
@@ -34,12 +34,12 @@ impl Recorder {
 
     /// Where the other plane goes on; `None`: with a snapshot.
     pub fn resume(&self) -> Option<Cursor> {
-        Some(self.journal.cursor()).filter(|cursor| cursor.epoch != Epoch::UNKNOWN)
+        Some(self.ledger.cursor()).filter(|cursor| cursor.epoch != Epoch::UNKNOWN)
     }
 
     /// The other plane answers, and is at `at`: until that is reached here, the stream is `recovering`.
     pub fn reached(&mut self, now: Now, at: Cursor) {
-        let ours = self.journal.cursor();
+        let ours = self.ledger.cursor();
         self.mirror(now, |mirror| mirror.reached(at, ours));
     }
 
@@ -51,15 +51,15 @@ impl Recorder {
     /// What is known is void: the other plane is in another life, or says what does not fit.
     pub fn void(&mut self, now: Now, misfit: Option<Misfit>) {
         self.happenings.extend(misfit.map(Happening::Void));
-        self.journal.void(now);
+        self.ledger.void(now);
         self.mirror(now, |mirror| mirror.void(misfit.is_some()));
     }
 
     /// A whole state came.
     pub fn load(&mut self, now: Now, state: MirroredState) {
         let standing = state.end.standing;
-        self.journal.load(state);
-        let (epoch, cursor) = (self.journal.epoch(), self.journal.cursor());
+        self.ledger.load(state);
+        let (epoch, cursor) = (self.ledger.epoch(), self.ledger.cursor());
         let mut another_life = false;
         self.mirror(now, |mirror| {
             another_life = mirror.loaded(standing, epoch);
@@ -73,11 +73,11 @@ impl Recorder {
     /// The next entry came. After an error everything is void.
     pub fn told(&mut self, now: Now, entry: ToldEntry) -> Result<(), Misfit> {
         let standing = entry.standing;
-        if let Err(misfit) = self.journal.apply_told(entry) {
+        if let Err(misfit) = self.ledger.apply_told(entry) {
             self.void(now, Some(misfit));
             return Err(misfit);
         }
-        let cursor = self.journal.cursor();
+        let cursor = self.ledger.cursor();
         self.mirror(now, |mirror| {
             if let Some(standing) = standing {
                 mirror.told(standing);

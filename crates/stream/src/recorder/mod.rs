@@ -1,10 +1,11 @@
-//! A stream's recorder: what puts batches in order, and the journal that applies them, behind one set of inputs.
+//! A stream's recorder: what puts batches in order, what they mean, and the ledger that keeps it, behind one set of inputs.
 //!
 //! The inputs depend on the kind of source: [`published`] is a socket that engines publish on, [`drained`] a buffer that is
 //! emptied by whoever reads it, [`relayed`] a server that keeps a stream of numbered batches, [`mirrored`] another plane,
 //! [`handed`] the engine's own process.
 
 mod drained;
+mod evidence;
 mod flushes;
 mod follower;
 mod handed;
@@ -22,8 +23,10 @@ use kvplane_wire::{Decoder, Dialect};
 use crate::clock::Now;
 use crate::continuity::{Action, Continuity, Counters, EpochCause, Options};
 use crate::drain::{Drain, DrainOptions};
-use crate::journal::{Journal, JournalOptions, PassedOver};
+use crate::interpreter::Interpreter;
+use crate::ledger::{Ledger, PassedOver};
 use crate::mirror::Misfit;
+use crate::options::JournalOptions;
 use crate::relay::{Relay, RelayOptions};
 use follower::Follower;
 use liveness::{Liveness, Turn};
@@ -88,11 +91,12 @@ pub enum Happening {
     Misdirected(&'static str),
 }
 
-/// Order and journal of one stream.
+/// Order, meaning and ledger of one stream.
 #[derive(Debug)]
 pub struct Recorder {
     follower: Follower,
-    journal: Journal,
+    interpreter: Interpreter,
+    ledger: Ledger,
     dialect: Dialect,
     decoder: Decoder,
     liveness: Liveness,
@@ -125,7 +129,7 @@ impl Recorder {
     }
 
     fn of(follower: Follower, dialect: Dialect, keep: JournalOptions, rank: u32, now: Now) -> Self {
-        let journal = Journal::new(keep, rank, now);
+        let (interpreter, ledger) = Interpreter::with_ledger(keep, rank, now);
         Self {
             liveness: Liveness::default(),
             foreign_replays: 0,
@@ -133,9 +137,10 @@ impl Recorder {
             hints_from: 0,
             last_standing: follower.standing(),
             last_live: Counters::default(),
-            last_trust: trust_of(&journal),
+            last_trust: trust_of(&ledger),
             follower,
-            journal,
+            interpreter,
+            ledger,
             dialect,
             decoder: Decoder::default(),
             asks: Vec::new(),
@@ -143,14 +148,19 @@ impl Recorder {
         }
     }
 
-    /// The journal.
-    pub fn journal(&self) -> &Journal {
-        &self.journal
+    /// The ledger.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
-    /// The journal, to cut snapshots.
-    pub fn journal_mut(&mut self) -> &mut Journal {
-        &mut self.journal
+    /// The ledger, to cut snapshots.
+    pub fn ledger_mut(&mut self) -> &mut Ledger {
+        &mut self.ledger
+    }
+
+    /// How many copies of a block there may be besides those that are counted.
+    pub fn possible_copies(&self, hash: u64) -> u32 {
+        self.interpreter.possible_copies(&self.ledger, hash)
     }
 
     /// Where the stream stands.
@@ -192,14 +202,14 @@ impl Recorder {
 
     /// The engine says that its blocks have so many tokens. True if that contradicts the configured number, and did not before.
     pub fn describe_block_size(&mut self, block_size: u32, now: Now) -> bool {
-        let news = self.journal.describe_block_size(block_size, now);
+        let news = self.interpreter.describe_block_size(&mut self.ledger, block_size, now);
         self.settle(now);
         news
     }
 
     /// The engine says whether it serves adapters that its events do not name. True if it does, and did not before.
     pub fn describe_adapters(&mut self, untold: bool, now: Now) -> bool {
-        let news = self.journal.describe_adapters(untold, now);
+        let news = self.interpreter.describe_adapters(&mut self.ledger, untold, now);
         self.settle(now);
         news
     }
@@ -218,7 +228,7 @@ impl Recorder {
 
     /// The stream was removed: everything that it held is let go of, as at the end of a life.
     pub fn remove(&mut self, now: Now) {
-        self.journal.begin_epoch(EpochCause::Removed, now);
+        self.interpreter.begin_epoch(&mut self.ledger, EpochCause::Removed, now);
     }
 
     fn settle(&mut self, now: Now) {
@@ -227,7 +237,7 @@ impl Recorder {
             Some(Turn::CameBack) => self.follower.proven(now),
             None => {}
         }
-        self.journal.set_age(self.liveness.age(now.mono));
+        self.ledger.set_age(self.liveness.age(now.mono));
         while let Some(action) = self.follower.poll() {
             match action {
                 Action::Replay { id, from } => self.asks.push(Ask::Replay { id, from }),
@@ -240,7 +250,7 @@ impl Recorder {
                     let broken = match self.decoder.decode_as(self.dialect, &batch.payload) {
                         Ok(decoded) => {
                             if decoded.broken.is_none() {
-                                self.journal.apply(batch.sequence, &decoded, now);
+                                self.interpreter.apply(&mut self.ledger, batch.sequence, &decoded, now);
                             }
                             decoded.broken
                         }
@@ -256,28 +266,30 @@ impl Recorder {
                     }
                 }
                 Action::NewEpoch(cause) => {
-                    self.journal.begin_epoch(cause, now);
+                    self.interpreter.begin_epoch(&mut self.ledger, cause, now);
                     self.hints_from = u64::MAX;
                     // A gap between two lives is none that can be filled.
                     let Counters { gaps, gaps_unfilled, .. } = self.follower.counters();
                     self.last_live = Counters { gaps, gaps_unfilled, ..self.last_live };
-                    self.happenings.push(Happening::Epoch(self.journal.epoch(), cause));
+                    self.happenings.push(Happening::Epoch(self.ledger.epoch(), cause));
                 }
-                action => heed(&mut self.journal, &mut self.happenings, &action, now),
+                action => {
+                    heed((&mut self.interpreter, &mut self.ledger), &mut self.happenings, &action, now);
+                }
             }
         }
         if self.follower.counters().replays_foreign > self.foreign_replays {
             self.foreign_replays = self.follower.counters().replays_foreign;
             self.happenings.push(Happening::ForeignReplay);
         }
-        self.happenings.extend(self.journal.take_passed_over().into_iter().map(Happening::PassedOver));
+        self.happenings.extend(self.interpreter.take_passed_over().into_iter().map(Happening::PassedOver));
         let standing = self.standing();
         // What another plane records has its entries alone: none is added here.
         let mirrored = self.is_mirror();
         if mirrored {
-            self.journal.stand(standing);
+            self.ledger.stand(standing);
         } else if standing == Standing::Live {
-            self.journal.history_unknown(now);
+            self.ledger.lack_history(now);
         }
         if standing != self.last_standing {
             self.last_standing = standing;
@@ -290,11 +302,11 @@ impl Recorder {
                 self.happenings.extend((batches > 0).then_some(Happening::CaughtUp { batches, gaps_filled }));
             }
             if !mirrored {
-                self.journal.note_standing(standing);
+                self.ledger.note_standing(standing);
             }
             self.happenings.push(Happening::Standing(standing));
         }
-        let trust = trust_of(&self.journal);
+        let trust = trust_of(&self.ledger);
         if trust != self.last_trust {
             self.last_trust = trust;
             self.happenings.push(Happening::Trust(trust.0, trust.1));
@@ -303,20 +315,25 @@ impl Recorder {
 }
 
 /// What an action says of the history that is known.
-fn heed(journal: &mut Journal, happenings: &mut Vec<Happening>, action: &Action, now: Now) {
+fn heed(
+    (interpreter, ledger): (&mut Interpreter, &mut Ledger),
+    happenings: &mut Vec<Happening>,
+    action: &Action,
+    now: Now,
+) {
     match *action {
-        Action::HeardFromStart => journal.heard_from_start(),
-        Action::KnownFrom(sequence) => journal.known_from_sequence(sequence, now),
+        Action::HeardFromStart => interpreter.heard_from_start(ledger),
+        Action::KnownFrom(sequence) => ledger.lack_history_before(sequence, now),
         Action::DropResidency(reason) => {
-            journal.drop_residency(reason, now);
+            interpreter.drop_residency(ledger, reason, now);
             happenings.push(Happening::Lost(reason));
         }
         Action::KeepAfterLoss => {
-            journal.keep_after_loss(now);
+            interpreter.keep_after_loss(ledger, now);
             happenings.push(Happening::Lost(Reason::GapKept));
         }
-        Action::Degrade(reason) => journal.degrade_source(reason, now),
-        Action::Resolve(reason) => journal.resolve_source(reason),
+        Action::Degrade(reason) => ledger.degrade_source(reason, now),
+        Action::Resolve(reason) => ledger.resolve_source(reason),
         Action::Replay { .. }
         | Action::Hint { .. }
         | Action::Resubscribe
@@ -325,6 +342,6 @@ fn heed(journal: &mut Journal, happenings: &mut Vec<Happening>, action: &Action,
     }
 }
 
-fn trust_of(journal: &Journal) -> (Trust, Option<Reason>) {
-    (journal.trust().level(), journal.trust().worst().map(|degradation| degradation.reason))
+fn trust_of(ledger: &Ledger) -> (Trust, Option<Reason>) {
+    (ledger.trust().level(), ledger.trust().worst().map(|degradation| degradation.reason))
 }

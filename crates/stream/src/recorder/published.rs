@@ -46,7 +46,7 @@ impl Recorder {
     /// The answer to [`Ask::Hint`](super::Ask::Hint): start time in milliseconds, usable device blocks.
     pub fn hint(&mut self, now: Now, id: u64, start_time_ms: Option<u64>, capacity: Option<u64>) {
         if capacity.is_some() && id >= self.hints_from {
-            self.journal.set_capacity(capacity);
+            self.interpreter.set_capacity(capacity);
         }
         self.published(now, |continuity| continuity.hint(now, id, start_time_ms));
     }

@@ -77,7 +77,7 @@ fn a_sparse_store_is_resolved_by_the_full_group_behind_it_in_the_batch() {
     assert_eq!(marked(&entry.marks, Marks::whole(0)), [4, 12, 16]);
     let needs = entry.resumption.as_ref().unwrap();
     assert_eq!(needs.sides[0].need, Need::Run { blocks: 2, stride: 1, tail: false });
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
     // What is told is what it is now, of the blocks that changed.
     let entry = rig.apply(&[remove(1, &[12])]);
     assert_eq!(entry.marks, [(12, Marks::default())]);
@@ -105,9 +105,9 @@ fn needs_are_told_in_main_blocks() {
         // A group is there also if it keeps nothing.
         rig.apply(&[store((0, "full_attention", None, 8), &[8, 16], 0..16)]);
         rig.apply(&[store((3, kind, window, size), &[], 0..32)]);
-        assert_eq!(rig.journal.resumption().sides[0].need, need, "{kind} {window:?} {size}");
-        assert_eq!(rig.journal.resumption().sides[0].group, Some(3));
-        assert_eq!(rig.journal.trust().level(), Trust::Exact);
+        assert_eq!(rig.ledger.resumption().sides[0].need, need, "{kind} {window:?} {size}");
+        assert_eq!(rig.ledger.resumption().sides[0].group, Some(3));
+        assert_eq!(rig.ledger.trust().level(), Trust::Exact);
     }
 }
 
@@ -117,8 +117,8 @@ fn what_is_not_understood_is_never_counted_for_more() {
     for group in unknown {
         let mut rig = Rig::new();
         rig.apply(&[store(FULL, &[4, 8], 0..8), store(group, &[4, 8], 0..8)]);
-        assert_eq!(rig.journal.resumption().sides[0].need, Need::Prefix { stride: 1 });
-        assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::UnknownGroup);
+        assert_eq!(rig.ledger.resumption().sides[0].need, Need::Prefix { stride: 1 });
+        assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::UnknownGroup);
     }
     // Sizes without a common boundary, and more groups than there is room for.
     let many = (1..=9).map(|number| (number, "sliding_window", Some(9), 4)).collect();
@@ -127,10 +127,10 @@ fn what_is_not_understood_is_never_counted_for_more() {
         let mut events: Vec<OwnedEvent> = sides.iter().map(|&side| store(side, &[12, 24], 0..24)).collect();
         events.push(store(FULL, &[4, 8, 12, 16, 20, 24], 0..24));
         rig.apply(&events);
-        let needs = rig.journal.resumption();
+        let needs = rig.ledger.resumption();
         assert_eq!(needs.resumable(6, |_, _| false), 0);
-        assert_eq!(rig.journal.all_marks(), []);
-        assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::GroupLayout);
+        assert_eq!(rig.ledger.all_marks(), []);
+        assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::GroupLayout);
     }
 }
 
@@ -140,15 +140,15 @@ fn without_a_full_group_one_is_held_against_whole_prefixes() {
     let entry = rig.apply(&[store(WINDOW, &[4, 8], 0..8), store((2, "mamba", None, 4), &[8], 0..8)]);
     assert_eq!(told(&entry.transitions), [(Tier::Device, 4), (Tier::Device, 8)]);
     assert_eq!(marked(&entry.marks, Marks::whole(0)), [8]);
-    let worst = rig.journal.trust().worst().unwrap().reason;
+    let worst = rig.ledger.trust().worst().unwrap().reason;
     assert_eq!((worst, worst.trust()), (Reason::NoFullGroup, Trust::Lower));
     // One turns up: only what it holds is told any more.
     let entry = rig.apply(&[store(FULL, &[4, 8], 0..8), remove(0, &[8])]);
     let removed = Transition::Removed { tier: Tier::Device, hashes: vec![4, 8] };
     assert_eq!(entry.transitions[0], removed);
     assert_eq!(told(&entry.transitions), [(Tier::Device, 4)]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
-    let groups: Vec<_> = rig.journal.groups().iter().map(|group| (group.kind(), group.is_main)).collect();
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
+    let groups: Vec<_> = rig.ledger.groups().iter().map(|group| (group.kind(), group.is_main)).collect();
     let expected = [(SpecKind::Sliding, false), (SpecKind::State, false), (SpecKind::Full, true)];
     assert_eq!(groups, expected);
 }
@@ -184,19 +184,19 @@ fn small_blocks_mark_the_main_block_that_they_are_part_of() {
     let entry = rig.apply(&[remove(1, &[12])]);
     assert!(marked(&entry.marks, Marks::whole(0)).is_empty());
     assert_eq!(marked(&entry.marks, Marks::tail(0)), [16]);
-    let needs = rig.journal.resumption().clone();
+    let needs = rig.ledger.resumption().clone();
     let marks: Vec<Marks> = [8, 16, 24]
         .iter()
-        .map(|&end| rig.journal.all_marks().into_iter().find(|(hash, _)| *hash == end).unwrap().1)
+        .map(|&end| rig.ledger.all_marks().into_iter().find(|(hash, _)| *hash == end).unwrap().1)
         .collect();
     assert_eq!(needs.resumable(3, |at, channel| marks[at as usize].has(0, channel)), 3);
     assert_eq!(needs.resumable(2, |at, channel| marks[at as usize].has(0, channel)), 1);
     let entry = rig.apply(&[store(small, &[12], 8..12)]);
     assert_eq!(marked(&entry.marks, Marks::whole(0)), [16]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
     // Where it is not said which of them are kept, less is counted, and that is said.
     rig.apply(&[store(small, &[28], 24..32), store(full, &[32], 24..32)]);
-    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::GroupLayout);
+    assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::GroupLayout);
 }
 
 #[test]
@@ -210,24 +210,24 @@ fn a_block_that_is_not_full_is_recorded_and_never_told() {
     // Promoted: what it seemed to be is taken back. Whether the larger one is full is not known either.
     let entry = rig.apply(&[remove(0, &[4]), store(full, &[8], 0..8), store(partial, &[12], 8..12)]);
     assert_eq!(entry.transitions, [Transition::Removed { tier: Tier::Device, hashes: vec![4] }]);
-    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::GroupLayout);
+    assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::GroupLayout);
     let state = (1, "mamba", None, 8);
     let entry = rig.apply(&[store(state, &[16], 0..16), store(full, &[8, 16], 0..16)]);
     assert_eq!(told(&entry.transitions), [(Tier::Device, 8), (Tier::Device, 16)]);
     let entry = rig.apply(&[store(partial, &[20], 16..20), store((1, "mamba", None, 4), &[20], 16..20)]);
     assert_eq!((&entry.transitions[..], &entry.marks[..]), (&[][..], &[][..]));
     assert_eq!(rig.held()[&(Some(0), Tier::Device, 20)], 1);
-    assert_eq!(rig.journal.counters().block_size_contradictions, 0);
-    assert_eq!((rig.journal.block_size(), rig.journal.trust().level()), (Some(8), Trust::Exact));
+    assert_eq!(rig.ledger.counters().block_size_contradictions, 0);
+    assert_eq!((rig.ledger.block_size(), rig.ledger.trust().level()), (Some(8), Trust::Exact));
 }
 
 #[test]
 fn a_block_that_is_not_full_contradicts_no_configured_size() {
     let mut rig = Rig::with(JournalOptions { block_size: Some(8), ..JournalOptions::default() });
     rig.apply(&[store((0, "full_attention", None, 4), &[4], 0..4)]);
-    assert!(rig.journal.trust().has(Reason::BlockSize), "until it is known that there are others");
+    assert!(rig.ledger.trust().has(Reason::BlockSize), "until it is known that there are others");
     rig.apply(&[store((0, "full_attention", None, 8), &[8], 0..8)]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
 }
 
 #[test]
@@ -235,10 +235,10 @@ fn in_a_cache_with_several_groups_a_size_is_known_once_it_is_sure() {
     let mut rig = Rig::new();
     let entry = rig.apply(&[store(WINDOW, &[], 0..4), store(FULL, &[4], 0..4)]);
     assert_eq!(entry.transitions, []);
-    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::GroupLayout);
+    assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::GroupLayout);
     let entry = rig.apply(&[store(FULL, &[8, 12], 4..12)]);
     assert_eq!(told(&entry.transitions), [(Tier::Device, 4), (Tier::Device, 8), (Tier::Device, 12)]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
 }
 
 #[test]
@@ -247,11 +247,11 @@ fn events_without_a_group_mean_the_only_one() {
     rig.apply(&[store((2, "full_attention", None, 4), &[4, 8], 0..8)]);
     let entry = rig.apply(&[offload(None, &[4])]);
     assert_eq!(told(&entry.transitions), [(Tier::Host, 4)]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
     // With several it cannot be known which one they mean.
     let entry = rig.apply(&[store(WINDOW, &[4, 8], 0..8)]);
     assert_eq!(entry.transitions, [Transition::Removed { tier: Tier::Host, hashes: vec![4] }]);
-    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::UnknownGroup);
+    assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::UnknownGroup);
     // One that has a number has the kind that was told elsewhere.
     let entry = rig.apply(&[offload(Some(1), &[8]), offload(Some(2), &[8])]);
     assert_eq!(told(&entry.transitions), [(Tier::Host, 8)]);
@@ -262,11 +262,11 @@ fn events_without_a_group_mean_the_only_one() {
 #[test]
 fn what_an_engine_gives_up_is_told_at_the_beginning_of_every_life() {
     let mut rig = Rig::with(JournalOptions { eagle: true, ..JournalOptions::default() });
-    let before = rig.journal.cursor();
-    rig.journal.begin_epoch(EpochCause::DifferentBatch, NOW);
-    assert!(rig.journal.read_after(before, 1).is_err());
-    let first = rig.journal.window().first_cursor().unwrap();
-    let entry = rig.journal.read_after(first, 1).unwrap().remove(0);
+    let before = rig.ledger.cursor();
+    rig.interpreter.begin_epoch(&mut rig.ledger, EpochCause::DifferentBatch, NOW);
+    assert!(rig.ledger.read_after(before, 1).is_err());
+    let first = rig.ledger.window().first_cursor().unwrap();
+    let entry = rig.ledger.read_after(first, 1).unwrap().remove(0);
     assert!(entry.resumption.as_ref().is_some_and(|needs| needs.drops_last));
     let entry = rig.apply(&[store(FULL, &[4, 8], 0..8)]);
     assert_eq!((entry.resumption.is_none(), &entry.marks[..]), (true, &[][..]));

@@ -10,7 +10,7 @@ mod engine;
 mod groups;
 mod reader;
 #[path = "../journal/rig.rs"]
-#[allow(dead_code, reason = "shared with the tests of the journal")]
+#[allow(dead_code, reason = "shared with the tests of the ledger")]
 mod rig;
 
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl World {
         let follow = Options { replay: false, ..Options::default() };
         let keep = JournalOptions { eagle, max_batches: 4, ..JournalOptions::default() };
         let mut recorder = Recorder::new(follow, keep, 0, now);
-        recorder.journal_mut().keep_fresh();
+        recorder.ledger_mut().keep_fresh();
         recorder.connected(now);
         let copy = Copy::new(EngineKind::Vllm);
         Self {
@@ -140,11 +140,11 @@ impl World {
             self.now.unix_ms += 2_000;
             self.recorder.tick(self.now);
         }
-        self.reader.follow(&self.recorder.journal_mut().take_fresh());
-        self.reader.assert_current(self.recorder.journal());
+        self.reader.follow(&self.recorder.ledger_mut().take_fresh());
+        self.reader.assert_current(self.recorder.ledger());
         self.copy.follow(&mut self.recorder);
         self.compare_copy();
-        let theirs = self.recorder.journal();
+        let theirs = self.recorder.ledger();
         // A group that has stored nothing yet cannot be known.
         let heard = theirs.groups().len() == self.engine.groups.len();
         if heard && self.recorder.standing() == Standing::Live {
@@ -154,10 +154,10 @@ impl World {
 
     /// Whoever asks a plane that follows is told the same. Its numbers of sides are its own.
     fn compare_copy(&mut self) {
-        assert_eq!(self.copy.journal().groups(), self.recorder.journal().groups());
-        let transitions = take(self.copy.journal_mut()).as_transitions();
+        assert_eq!(self.copy.ledger().groups(), self.recorder.ledger().groups());
+        let transitions = take(self.copy.ledger_mut()).as_transitions();
         let mut reader = Reader::default();
-        reader.load(self.copy.journal(), &transitions);
+        reader.load(self.copy.ledger(), &transitions);
         for (conversation, tier) in (0..3).flat_map(|at| [(at, Tier::Device), (at, Tier::Host)]) {
             let prompt = prompt(conversation, PROMPT);
             assert_eq!(reader.cached(&prompt, None, tier), self.reader.cached(&prompt, None, tier));
@@ -165,7 +165,7 @@ impl World {
     }
 
     fn check(&self) {
-        let trust = self.recorder.journal().trust();
+        let trust = self.recorder.ledger().trust();
         // What a group needs that nobody has heard of is taken for the most that any needs; what may have been announced again is
         // not taken for held.
         let unverified = [Reason::UnknownGroup, Reason::Reannounced];

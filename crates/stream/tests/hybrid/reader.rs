@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvplane_core::{ContentHasher, Epoch, Marks, Namespace, Resumption, Tier};
-use kvplane_stream::{Entry, Journal, Transition};
+use kvplane_stream::{Entry, Ledger, Transition};
 
 /// A main block.
 #[derive(Debug, Clone)]
@@ -48,21 +48,21 @@ impl Reader {
     }
 
     /// Takes over a whole state.
-    pub fn load(&mut self, journal: &Journal, transitions: &[Transition]) {
-        *self = Self { epoch: Some(journal.epoch()), ..Self::default() };
+    pub fn load(&mut self, ledger: &Ledger, transitions: &[Transition]) {
+        *self = Self { epoch: Some(ledger.epoch()), ..Self::default() };
         self.apply(transitions);
-        self.resumption = journal.resumption().clone();
-        for (hash, marks) in journal.all_marks() {
+        self.resumption = ledger.resumption().clone();
+        for (hash, marks) in ledger.all_marks() {
             self.blocks.get_mut(&hash).expect("only blocks that are there are marked").marks = marks;
         }
     }
 
     /// That all was told that there is to tell.
-    pub fn assert_current(&self, journal: &Journal) {
-        assert_eq!(&self.resumption, journal.resumption());
+    pub fn assert_current(&self, ledger: &Ledger) {
+        assert_eq!(&self.resumption, ledger.resumption());
         let marked = |(&hash, block): (&u64, &Block)| (hash, block.marks);
         let mut ours: Vec<_> = self.blocks.iter().map(marked).filter(|(_, marks)| marks.0 != 0).collect();
-        let mut theirs = journal.all_marks();
+        let mut theirs = ledger.all_marks();
         ours.sort_unstable_by_key(|(hash, _)| *hash);
         theirs.sort_unstable_by_key(|(hash, _)| *hash);
         assert_eq!(ours, theirs, "marks were told wherever they changed");

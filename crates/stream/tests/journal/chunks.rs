@@ -19,11 +19,11 @@ fn host(rig: &Rig) -> BTreeMap<u64, u32> {
 }
 
 fn unit(rig: &Rig) -> u32 {
-    rig.journal.resumption().units[Tier::Host.index()]
+    rig.ledger.resumption().units[Tier::Host.index()]
 }
 
 fn worst(rig: &Rig) -> Option<Reason> {
-    rig.journal.trust().worst().map(|worst| worst.reason)
+    rig.ledger.trust().worst().map(|worst| worst.reason)
 }
 
 #[test]
@@ -50,16 +50,16 @@ fn a_connector_that_serves_whole_prompts_has_what_it_holds_marked() {
     let mut behind = Marks::default();
     behind.set(Tier::Host, Marks::BEHIND);
     let marked = |rig: &Rig| {
-        let mut marked: Vec<u64> = rig.journal.all_marks().into_iter().map(|(hash, _)| hash).collect();
+        let mut marked: Vec<u64> = rig.ledger.all_marks().into_iter().map(|(hash, _)| hash).collect();
         marked.sort_unstable();
         marked
     };
     let mut rig = chunks_of(2);
     rig.apply(&[store(&[1, 2, 3], None)]);
-    assert!(!rig.journal.resumption().whole_prompt && rig.journal.all_marks().is_empty());
+    assert!(!rig.ledger.resumption().whole_prompt && rig.ledger.all_marks().is_empty());
     rig.apply(&[placeholder(&[2, 3], "CPU")]);
-    assert!(rig.journal.resumption().whole_prompt);
-    assert_eq!(rig.journal.all_marks().iter().filter(|(_, marks)| *marks == behind).count(), 2);
+    assert!(rig.ledger.resumption().whole_prompt);
+    assert_eq!(rig.ledger.all_marks().iter().filter(|(_, marks)| *marks == behind).count(), 2);
     assert_eq!(marked(&rig), [2, 3]);
     rig.apply(&[remove_from("CPU", &[3])]);
     assert_eq!(marked(&rig), [2], "the device still has it");
@@ -82,7 +82,7 @@ fn a_chunk_counts_once_it_is_known_what_it_is_of() {
     rig.apply(&[remove(&[4, 3, 2, 1])]);
     assert_eq!((host(&rig), worst(&rig)), (BTreeMap::from([(1, 2), (2, 2)]), None));
     rig.apply(&[remove_from("CPU", &[2, 2])]);
-    assert_eq!((rig.journal.state().entries(), rig.journal.counters().unknown_removals), (0, 0));
+    assert_eq!((rig.ledger.state().entries(), rig.ledger.counters().unknown_removals), (0, 0));
 }
 
 #[test]
@@ -135,10 +135,10 @@ fn what_contradicts_the_size_of_chunks_is_forgotten_and_told() {
     assert_eq!(host(&rig).len(), 4);
     rig.apply(&[placeholder(&[2], "CPU")]);
     assert!(host(&rig).is_empty());
-    assert!(rig.journal.trust().has(Reason::TierHistory));
+    assert!(rig.ledger.trust().has(Reason::TierHistory));
     rig.apply(&[placeholder(&[2], "CPU")]);
     assert_eq!((host(&rig).len(), unit(&rig)), (1, 4));
-    assert!(rig.journal.trust().has(Reason::ChunkSize));
+    assert!(rig.ledger.trust().has(Reason::ChunkSize));
     // A store of another size.
     let mut rig = chunks_of(8);
     rig.apply(&[store(&[1, 2, 3], None), store_in("CPU", &[1, 2, 3], None)]);

@@ -1,6 +1,6 @@
 //! What the worst batch of every shape costs: the work per batch is linear in its size.
 //!
-//! `cargo test -p kvplane-stream --test journal -- --ignored --nocapture table` prints what one and four MiB of each shape cost.
+//! `cargo test -p kvplane-stream --test ledger -- --ignored --nocapture table` prints what one and four MiB of each shape cost.
 
 use kvplane_stream::{JournalOptions, Limits};
 use kvplane_wire::encode::{Profile, encode_batch};
@@ -219,7 +219,7 @@ fn cost(shape: &Shape, bytes: usize, times: usize) -> (f64, usize) {
         (shape.before)(&mut rig);
         let mut decoder = Decoder::default();
         let start = computed();
-        rig.journal.apply(rig.next, &decoder.decode(&payload).unwrap(), NOW);
+        rig.interpreter.apply(&mut rig.ledger, rig.next, &decoder.decode(&payload).unwrap(), NOW);
         best = best.min((computed() - start) as f64 / 1e6);
     }
     (best, payload.len())
@@ -266,10 +266,10 @@ fn memory() {
         let mut rig = Rig::with(JournalOptions { state, max_bytes: 1 << 20, ..JournalOptions::default() });
         let before = resident();
         (0..3_000_000 / 64).for_each(|at| drop(rig.apply(&[event(at)])));
-        let (grown, counted) = ((resident() - before) >> 10, rig.journal.state().bytes() >> 10);
+        let (grown, counted) = ((resident() - before) >> 10, rig.ledger.state().bytes() >> 10);
         println!(
             "{name}: {} entries, {grown} KiB grown, {counted} KiB counted",
-            rig.journal.state().entries()
+            rig.ledger.state().entries()
         );
     }
 }

@@ -106,19 +106,19 @@ fn tell(happens: &Happens, naive: &mut Naive, has_media: bool) -> OwnedEvent {
 }
 
 fn held(rig: &Rig) -> Naive {
-    let residencies = rig.journal.state().residencies();
+    let residencies = rig.ledger.state().residencies();
     residencies.map(|(place, hash, copies)| ((place.tier, hash), copies)).collect()
 }
 
 fn apply(rig: &mut Rig, profile: Profile, events: &[OwnedEvent]) {
     let payload = encode_batch(profile, 1.0, Some(0), events);
     let mut decoder = Decoder::default();
-    rig.journal.apply(rig.next, &decoder.decode(&payload).unwrap(), NOW);
+    rig.interpreter.apply(&mut rig.ledger, rig.next, &decoder.decode(&payload).unwrap(), NOW);
     rig.next += 1;
 }
 
 fn check_books(rig: &mut Rig) {
-    let state = rig.journal.state();
+    let state = rig.ledger.state();
     assert_eq!(state.bytes(), state.recounted_bytes());
     let held = held(rig);
     let snapshot = rig.snapshot();
@@ -206,8 +206,8 @@ proptest! {
         for batch in &batches {
             let events: Vec<OwnedEvent> = batch.iter().map(|one| tell(one, &mut naive, has_media)).collect();
             apply(&mut rig, profile, &events);
-            let trust = rig.journal.trust();
-            let counts = rig.journal.state();
+            let trust = rig.ledger.trust();
+            let counts = rig.ledger.state();
             prop_assert_eq!(counts.bytes(), counts.recounted_bytes());
             match trust.level() {
                 Trust::Exact => prop_assert_eq!(&held(&rig), &naive, "{:?}", trust),
@@ -238,7 +238,7 @@ proptest! {
         let mut rig = Rig::with(options);
         for batch in &batches {
             apply(&mut rig, profile, batch);
-            let counts = rig.journal.state();
+            let counts = rig.ledger.state();
             prop_assert_eq!(counts.bytes(), counts.recounted_bytes());
             prop_assert!(counts.waiting() <= 6);
         }

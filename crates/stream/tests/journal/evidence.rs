@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use kvplane_core::{Continuity, Reason, Trust};
-use kvplane_stream::{Entry, Journal, JournalOptions, RequestMark, Transition};
+use kvplane_stream::{Entry, Interpreter, JournalOptions, Ledger, RequestMark, Transition};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{Decoder, OwnedEvent, OwnedStored};
 use proptest::prelude::*;
@@ -78,7 +78,7 @@ impl Engine {
     }
 }
 
-/// What a consumer sees of a journal.
+/// What a consumer sees of a ledger.
 #[derive(Debug, Default)]
 struct Seen {
     known: BTreeMap<u64, (Option<u64>, Vec<u32>)>,
@@ -121,36 +121,40 @@ impl Seen {
 
 /// A plane that joined late.
 struct Late {
-    journal: Journal,
+    interpreter: Interpreter,
+    ledger: Ledger,
     seen: Seen,
     next: u64,
 }
 
 impl Late {
     fn new(reason: Reason) -> Self {
-        let mut journal =
-            Journal::new(JournalOptions { device_only: true, ..JournalOptions::default() }, 0, NOW);
-        journal.keep_fresh();
-        journal.accept_evidence();
-        journal.known_from_sequence(100, NOW);
+        let (mut interpreter, mut ledger) = Interpreter::with_ledger(
+            JournalOptions { device_only: true, ..JournalOptions::default() },
+            0,
+            NOW,
+        );
+        ledger.keep_fresh();
+        interpreter.accept_evidence(&ledger);
+        ledger.lack_history_before(100, NOW);
         if reason == Reason::Gap {
-            journal.drop_residency(Reason::Gap, NOW);
+            interpreter.drop_residency(&mut ledger, Reason::Gap, NOW);
         }
-        journal.note_standing(Continuity::Live);
-        let mut late = Self { journal, seen: Seen::default(), next: 100 };
+        ledger.note_standing(Continuity::Live);
+        let mut late = Self { interpreter, ledger, seen: Seen::default(), next: 100 };
         late.catch_up();
         late
     }
 
     fn catch_up(&mut self) {
-        let fresh = self.journal.take_fresh();
+        let fresh = self.ledger.take_fresh();
         self.seen.follow(&fresh);
     }
 
     fn hear(&mut self, events: &[OwnedEvent]) {
         let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(0), events);
         let mut decoder = Decoder::default();
-        self.journal.apply(self.next, &decoder.decode(&payload).unwrap(), NOW);
+        self.interpreter.apply(&mut self.ledger, self.next, &decoder.decode(&payload).unwrap(), NOW);
         self.next += 1;
         self.catch_up();
     }
@@ -162,7 +166,7 @@ impl Late {
     }
 
     fn prove(&mut self, mark: RequestMark, prompt: &[u32], cached: usize) -> usize {
-        let proven = self.journal.prove_prefix(mark, prompt, (cached * SIZE) as u64);
+        let proven = self.interpreter.prove_prefix(&mut self.ledger, mark, prompt, (cached * SIZE) as u64);
         self.catch_up();
         proven
     }
@@ -187,12 +191,12 @@ fn hot() -> (Engine, Late) {
 fn a_hot_prefix_becomes_visible_and_goes_with_the_first_removal_that_may_be_its_own() {
     let (mut engine, mut late) = hot();
     assert_eq!(late.seen.prefixes().len(), 1);
-    let mark = late.journal.mark_request().unwrap();
+    let mark = late.interpreter.mark_request(&late.ledger).unwrap();
     let hit = engine.run(&prompt(4), false);
     assert_eq!((hit, late.prove(mark, &prompt(4), hit)), (4, 4));
     assert_eq!(late.seen.prefixes().len(), 5);
-    assert_eq!(late.journal.evidence_blocks(), 4);
-    let mark = late.journal.mark_request().unwrap();
+    assert_eq!(late.interpreter.evidence_blocks(), 4);
+    let mark = late.interpreter.mark_request(&late.ledger).unwrap();
     assert_eq!(late.prove(mark, &prompt(4), 4), 4, "nothing new, and nothing twice");
     assert_eq!(late.seen.prefixes().len(), 5);
     // A removal of a block that is known is not theirs.
@@ -200,35 +204,39 @@ fn a_hot_prefix_becomes_visible_and_goes_with_the_first_removal_that_may_be_its_
     assert_eq!(late.seen.prefixes().len(), 4);
     late.hear(&[remove(&[hash(&prompt(4))])]);
     assert_eq!(late.seen.prefixes().len(), 0, "one of them is gone, and which is not known");
-    assert_eq!(late.journal.prove_prefix(mark, &prompt(4), 8), 0, "the request was sent before that");
-    assert_eq!(late.journal.trust().level(), Trust::Lower);
+    assert_eq!(
+        late.interpreter.prove_prefix(&mut late.ledger, mark, &prompt(4), 8),
+        0,
+        "the request was sent before that"
+    );
+    assert_eq!(late.ledger.trust().level(), Trust::Lower);
 }
 
 #[test]
 fn a_store_under_the_engines_hash_takes_the_place_of_what_was_reported() {
     let (mut engine, mut late) = hot();
-    let mark = late.journal.mark_request().unwrap();
+    let mark = late.interpreter.mark_request(&late.ledger).unwrap();
     late.prove(mark, &prompt(4), 4);
     // The last block is computed again: its parent's hash is not known.
     engine.run(&prompt(4), true);
     late.hear_all(&mut engine);
-    assert_eq!(late.journal.evidence_blocks(), 3);
-    let mark = late.journal.mark_request().unwrap();
+    assert_eq!(late.interpreter.evidence_blocks(), 3);
+    let mark = late.interpreter.mark_request(&late.ledger).unwrap();
     assert_eq!(late.prove(mark, &prompt(4), 4), 3, "it is known under another hash");
 }
 
 #[test]
 fn reports_count_only_while_nothing_but_the_past_is_unknown() {
     let (_, mut late) = hot();
-    let mark = late.journal.mark_request().unwrap();
+    let mark = late.interpreter.mark_request(&late.ledger).unwrap();
     late.hear(&[OwnedEvent::Cleared, store(&[7], None)]);
-    assert_eq!(late.journal.trust().level(), Trust::Exact);
-    assert_eq!(late.journal.mark_request(), None);
+    assert_eq!(late.ledger.trust().level(), Trust::Exact);
+    assert_eq!(late.interpreter.mark_request(&late.ledger), None);
     assert_eq!(late.prove(mark, &prompt(4), 4), 0);
-    let mut journal = Journal::new(JournalOptions::default(), 0, NOW);
-    journal.known_from_sequence(100, NOW);
-    journal.note_standing(Continuity::Live);
-    assert_eq!(journal.mark_request(), None, "nobody wants reports");
+    let (interpreter, mut ledger) = Interpreter::with_ledger(JournalOptions::default(), 0, NOW);
+    ledger.lack_history_before(100, NOW);
+    ledger.note_standing(Continuity::Live);
+    assert_eq!(interpreter.mark_request(&ledger), None, "nobody wants reports");
 }
 
 #[derive(Debug, Clone)]
@@ -283,7 +291,7 @@ proptest! {
             match step {
                 Step::Send { prompt, again } => {
                     let prompt: Vec<u32> = prompt.iter().flat_map(|symbol| [*symbol, *symbol]).collect();
-                    let mark = late.journal.mark_request();
+                    let mark = late.interpreter.mark_request(&late.ledger);
                     let hit = engine.run(&prompt, again);
                     open.push_back((mark, prompt, hit));
                 }
@@ -301,7 +309,7 @@ proptest! {
                     }
                 }
             }
-            if engine.published.is_empty() && late.journal.trust().level() <= Trust::Lower {
+            if engine.published.is_empty() && late.ledger.trust().level() <= Trust::Lower {
                 for prefix in late.seen.prefixes() {
                     prop_assert!(engine.copies.contains_key(&prefix), "{prefix:?} is a phantom");
                 }

@@ -8,7 +8,7 @@ use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedStored, RejectedKind
 use crate::rig::{NOW, Rig, remove, store, stored};
 
 fn worst(rig: &Rig) -> Option<Reason> {
-    rig.journal.trust().worst().map(|worst| worst.reason)
+    rig.ledger.trust().worst().map(|worst| worst.reason)
 }
 
 fn with(change: impl FnOnce(&mut OwnedStored)) -> OwnedEvent {
@@ -41,13 +41,13 @@ fn names_that_are_too_long_cost_their_event_alone() {
         let mut rig = Rig::new();
         rig.apply(&[with(change), store(&[2], None)]);
         assert_eq!(rig.device().into_keys().collect::<Vec<_>>(), [2], "{at}");
-        assert_eq!(rig.journal.counters().rejected, [((RejectedKind::Store, "name_too_long"), 1)], "{at}");
+        assert_eq!(rig.ledger.counters().rejected, [((RejectedKind::Store, "name_too_long"), 1)], "{at}");
         assert_eq!(worst(&rig), Some(Reason::MalformedStore), "{at}");
     }
     // The longest that there may be.
     let mut rig = Rig::new();
     rig.apply(&[with(|stored| stored.ownership = Some("x".repeat(1024)))]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
 }
 
 #[test]
@@ -57,10 +57,10 @@ fn texts_count_in_the_state_and_in_the_window() {
         let salt = format!("{at:0>1000}");
         rig.apply(&[salted(at, &salt, None)]);
     }
-    let state = rig.journal.state();
+    let state = rig.ledger.state();
     // The salt, and the key that it came in.
     assert!(state.bytes() > 1_000_000, "{}", state.bytes());
-    assert!(rig.journal.window_bytes() > 1_000_000, "{}", rig.journal.window_bytes());
+    assert!(rig.ledger.window_bytes() > 1_000_000, "{}", rig.ledger.window_bytes());
     assert_eq!(state.bytes(), state.recounted_bytes());
     // What is shared is counted once.
     let mut rig = Rig::new();
@@ -68,13 +68,13 @@ fn texts_count_in_the_state_and_in_the_window() {
         let adapter = Some("a".repeat(1000));
         rig.apply(&[OwnedEvent::Stored(OwnedStored { lora_name: adapter, ..stored(&[at], None) })]);
     }
-    assert!(rig.journal.state().bytes() < 300_000, "{}", rig.journal.state().bytes());
-    assert_eq!(rig.journal.state().bytes(), rig.journal.state().recounted_bytes());
+    assert!(rig.ledger.state().bytes() < 300_000, "{}", rig.ledger.state().bytes());
+    assert_eq!(rig.ledger.state().bytes(), rig.ledger.state().recounted_bytes());
     // Nothing of it is left.
     let all: Vec<u64> = (0..500).collect();
     rig.apply(&[remove(&all)]);
-    assert_eq!(rig.journal.state().bytes(), rig.journal.state().recounted_bytes());
-    assert_eq!(rig.journal.state().entries(), 0);
+    assert_eq!(rig.ledger.state().bytes(), rig.ledger.state().recounted_bytes());
+    assert_eq!(rig.ledger.state().entries(), 0);
 }
 
 #[test]
@@ -87,8 +87,8 @@ fn the_limit_of_a_state_holds_for_hashes_alone_and_for_texts() {
         let salt = format!("{at:0>1000}");
         rig.apply(&(0..100).map(|block| salted(at * 100 + block, &salt, None)).collect::<Vec<_>>());
     }
-    assert!(rig.journal.trust().has(Reason::Budget));
-    let bytes = rig.journal.state().bytes();
+    assert!(rig.ledger.trust().has(Reason::Budget));
+    let bytes = rig.ledger.state().bytes();
     assert!(bytes <= max_bytes + max_bytes / 10 && bytes > max_bytes / 2, "{bytes}");
 }
 
@@ -112,7 +112,7 @@ fn a_hash_of_blocks_that_differ_in_their_keys_is_ambiguous() {
         let mut rig = Rig::new();
         rig.apply(std::slice::from_ref(&first));
         rig.apply(std::slice::from_ref(&first));
-        assert_eq!(rig.journal.trust().level(), Trust::Exact, "{first:?}");
+        assert_eq!(rig.ledger.trust().level(), Trust::Exact, "{first:?}");
         rig.apply(&[second]);
         assert_eq!(worst(&rig), Some(Reason::AmbiguousHash), "{first:?}");
     }
@@ -122,12 +122,12 @@ fn a_hash_of_blocks_that_differ_in_their_keys_is_ambiguous() {
         rig.apply(&[salted(1, "one", None), store(&[2, 3], Some(1))]);
         rig.apply(&[store(&[3], Some(2))]);
     }
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
 }
 
 fn batch_of_rank(rig: &mut Rig, rank: u32, events: &[OwnedEvent]) {
     let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(rank), events);
-    rig.journal.apply(rig.next, &Decoder::default().decode(&payload).unwrap(), NOW);
+    rig.interpreter.apply(&mut rig.ledger, rig.next, &Decoder::default().decode(&payload).unwrap(), NOW);
     rig.next += 1;
 }
 
@@ -135,15 +135,15 @@ fn batch_of_rank(rig: &mut Rig, rank: u32, events: &[OwnedEvent]) {
 fn a_batch_of_another_rank_is_never_credited() {
     let mut rig = Rig::new();
     batch_of_rank(&mut rig, 0, &[store(&[1], None)]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
     batch_of_rank(&mut rig, 1, &[store(&[2], None)]);
-    assert_eq!((worst(&rig), rig.journal.trust().level()), (Some(Reason::ForeignRank), Trust::Unsound));
-    assert_eq!(rig.journal.counters().foreign_rank, 1);
+    assert_eq!((worst(&rig), rig.ledger.trust().level()), (Some(Reason::ForeignRank), Trust::Unsound));
+    assert_eq!(rig.ledger.counters().foreign_rank, 1);
     // The other rank's clear says nothing of this one; its own does.
     batch_of_rank(&mut rig, 1, &[OwnedEvent::Cleared]);
     assert_eq!(worst(&rig), Some(Reason::ForeignRank));
     batch_of_rank(&mut rig, 0, &[OwnedEvent::Cleared]);
-    assert!(!rig.journal.trust().has(Reason::ForeignRank));
+    assert!(!rig.ledger.trust().has(Reason::ForeignRank));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn an_engine_of_one_rank_may_name_its_number_in_a_larger_whole() {
     let mut rig = Rig::with(JournalOptions { sole_rank: true, ..JournalOptions::default() });
     batch_of_rank(&mut rig, 3, &[store(&[1], None)]);
     batch_of_rank(&mut rig, 3, &[store(&[2], Some(1))]);
-    assert_eq!((rig.journal.trust().level(), rig.journal.counters().foreign_rank), (Trust::Exact, 2));
+    assert_eq!((rig.ledger.trust().level(), rig.ledger.counters().foreign_rank), (Trust::Exact, 2));
     // Two of them interleave.
     batch_of_rank(&mut rig, 2, &[store(&[3], None)]);
     assert_eq!(worst(&rig), Some(Reason::ForeignRank));
@@ -170,11 +170,11 @@ fn blocks_that_build_on_each_other_at_two_sizes_are_let_go_of() {
         let (a, b) = (2 * at + 1, 2 * at + 2);
         rig.apply(&[store(&[a], None), store(&[b], Some(a)), sized(a, b), remove(&[a, a, b])]);
         assert_eq!(rig.device().len(), 0);
-        most = most.max(rig.journal.state().entries());
+        most = most.max(rig.ledger.state().entries());
     }
     assert!(most < 10_000, "{most} entries of nothing");
-    assert!(!rig.journal.trust().has(Reason::Budget), "room was made: {:?}", rig.journal.trust());
-    assert_eq!(rig.journal.state().bytes(), rig.journal.state().recounted_bytes());
+    assert!(!rig.ledger.trust().has(Reason::Budget), "room was made: {:?}", rig.ledger.trust());
+    assert_eq!(rig.ledger.state().bytes(), rig.ledger.state().recounted_bytes());
 }
 
 #[test]
@@ -184,6 +184,6 @@ fn a_group_whose_kind_changes_all_the_time_is_of_no_known_kind() {
     for at in 0..40 {
         rig.apply(&[kind(if at % 2 == 0 { "full_attention" } else { "mamba" })]);
     }
-    assert_eq!(rig.journal.trust().level(), Trust::Unverified);
-    assert!(rig.journal.trust().has(Reason::UnknownGroup));
+    assert_eq!(rig.ledger.trust().level(), Trust::Unverified);
+    assert!(rig.ledger.trust().has(Reason::UnknownGroup));
 }

@@ -31,7 +31,7 @@ fn two_stores_and_one_removal_still_there() {
     assert!(entry.transitions.is_empty(), "nothing changed for those who count nothing");
     rig.apply(&[remove(&[2, 2])]);
     assert_eq!(rig.device(), BTreeMap::from([(1, 1)]));
-    assert_eq!(rig.journal.counters().unknown_removals, 1);
+    assert_eq!(rig.ledger.counters().unknown_removals, 1);
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_hole_is_told_as_such_and_filled_again() {
     assert!(matches!(&entry.transitions[..], [Transition::Stored { parent: Some(1), .. }]));
     // The ancestors of what goes are kept only as long as somebody builds on them.
     rig.apply(&[remove(&[3, 2, 1])]);
-    assert_eq!(rig.journal.state().entries(), 0);
+    assert_eq!(rig.ledger.state().entries(), 0);
 }
 
 #[test]
@@ -58,10 +58,10 @@ fn an_unknown_parent_waits_uncredited_and_is_attached_when_it_comes() {
     let mut rig = Rig::new();
     let entry = rig.apply(&[store(&[3, 4], Some(2))]);
     assert!(entry.transitions.is_empty(), "never a root");
-    assert_eq!(rig.journal.state().waiting(), 2);
+    assert_eq!(rig.ledger.state().waiting(), 2);
     assert_eq!(rig.device().len(), 2, "it is held all the same");
     let entry = rig.apply(&[store(&[1, 2], None)]);
-    assert_eq!(rig.journal.state().waiting(), 0);
+    assert_eq!(rig.ledger.state().waiting(), 0);
     let Transition::Stored { parent: None, blocks, .. } = &entry.transitions[0] else { panic!("{entry:?}") };
     assert_eq!(blocks.iter().map(|b| b.hash).collect::<Vec<_>>(), [1, 2, 3, 4]);
 }
@@ -135,7 +135,7 @@ fn groups_tiers_and_owners_are_places_of_their_own() {
         place(0, "CPU", None),
         place(0, "GPU", Some("kvcr")),
     ]);
-    assert_eq!(rig.journal.state().blocks_by_tier(), [6, 2, 0, 0, 0]);
+    assert_eq!(rig.ledger.state().blocks_by_tier(), [6, 2, 0, 0, 0]);
     let tiers: Vec<Tier> = entry
         .transitions
         .iter()
@@ -171,7 +171,7 @@ fn sparse_stores_and_placeholders_are_kept_as_they_are() {
         (change.layout, change.place.tier, change.place.locality.as_deref()),
         (Layout::HashOnly, Tier::Remote, Some("REMOTE"))
     );
-    let counters = rig.journal.counters();
+    let counters = rig.ledger.counters();
     assert_eq!((counters.sparse_stores, counters.placeholder_stores), (1, 1));
     assert_eq!(rig.held().len(), 5);
     let empty = OwnedStored { block_hashes: Vec::new(), ..stored(&[1], None) };
@@ -183,26 +183,26 @@ fn sparse_stores_and_placeholders_are_kept_as_they_are() {
 fn after_a_loss_a_store_proves_its_ancestors() {
     let mut rig = Rig::new();
     rig.apply(&[store(&[1, 2, 3], None), store(&[7], None)]);
-    rig.journal.drop_residency(Reason::Gap, NOW);
+    rig.interpreter.drop_residency(&mut rig.ledger, Reason::Gap, NOW);
     assert!(rig.device().is_empty());
     let entry = rig.apply(&[store(&[4], Some(3))]);
     let Change::Stored(proven) = &entry.changes[0] else { panic!() };
     assert_eq!(proven.cause, StoreCause::Proven);
     assert_eq!(rig.device().keys().copied().collect::<Vec<_>>(), [1, 2, 3, 4], "7 may be gone");
-    assert_eq!(rig.journal.trust().level(), Trust::Lower);
-    assert_eq!(rig.journal.known_from(), Some(1));
+    assert_eq!(rig.ledger.trust().level(), Trust::Lower);
+    assert_eq!(rig.ledger.known_from(), Some(1));
     rig.apply(&[OwnedEvent::Cleared, store(&[5], None)]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
 }
 
 #[test]
 fn a_clear_is_exact_until_another_tier_with_an_unknown_past_turns_up() {
     let mut rig = Rig::new();
-    rig.journal.drop_residency(Reason::Gap, NOW);
+    rig.interpreter.drop_residency(&mut rig.ledger, Reason::Gap, NOW);
     rig.apply(&[OwnedEvent::Cleared]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
     rig.apply(&[OwnedEvent::Stored(OwnedStored { medium: Some("CPU".into()), ..stored(&[1], None) })]);
-    assert!(rig.journal.trust().has(Reason::TierHistory));
+    assert!(rig.ledger.trust().has(Reason::TierHistory));
 }
 
 #[test]
@@ -210,14 +210,14 @@ fn budgets_make_it_lower_and_never_forget_unannounced() {
     let limits = Limits { max_bytes: 8_000, max_waiting: 3 };
     let mut rig = Rig::with(JournalOptions { state: limits, ..JournalOptions::default() });
     rig.apply(&[store(&[100, 101, 102, 103, 104], Some(99))]);
-    assert!(rig.journal.trust().has(Reason::WaitingOverflow));
-    assert_eq!(rig.journal.state().waiting(), 3);
+    assert!(rig.ledger.trust().has(Reason::WaitingOverflow));
+    assert_eq!(rig.ledger.state().waiting(), 3);
     for chain in 0..100 {
         rig.apply(&[store(&[chain * 2 + 1, chain * 2 + 2], None)]);
     }
-    assert!(rig.journal.trust().has(Reason::Budget));
-    assert!(rig.journal.state().bytes() < 8_600);
-    assert!(rig.journal.counters().unrecorded_blocks > 0);
+    assert!(rig.ledger.trust().has(Reason::Budget));
+    assert!(rig.ledger.state().bytes() < 8_600);
+    assert!(rig.ledger.counters().unrecorded_blocks > 0);
     let before = rig.device();
     rig.apply(&[remove(&[1])]);
     assert_eq!(rig.device().len(), before.len() - 1, "what is recorded is followed");
@@ -227,11 +227,11 @@ fn budgets_make_it_lower_and_never_forget_unannounced() {
 fn unknown_media_and_block_sizes_that_contradict_are_unverified() {
     let mut rig = Rig::with(JournalOptions { block_size: Some(16), ..JournalOptions::default() });
     rig.apply(&[store(&[1], None)]);
-    assert!(rig.journal.trust().has(Reason::BlockSize));
+    assert!(rig.ledger.trust().has(Reason::BlockSize));
     let mut rig = Rig::new();
     rig.apply(&[OwnedEvent::Stored(OwnedStored { medium: Some("tape".into()), ..stored(&[1], None) })]);
-    assert!(rig.journal.trust().has(Reason::UnknownMedium));
-    assert_eq!(rig.journal.trust().level(), Trust::Unverified);
+    assert!(rig.ledger.trust().has(Reason::UnknownMedium));
+    assert_eq!(rig.ledger.trust().level(), Trust::Unverified);
 }
 
 #[test]
@@ -256,10 +256,10 @@ fn a_snapshot_is_the_state_at_its_moment_whatever_happens_meanwhile() {
         rig.apply(&[store(&[chain * 3 + 1, chain * 3 + 2, chain * 3 + 3], None)]);
     }
     let truth = rig.device();
-    let mut builder = rig.journal.begin_snapshot();
-    let cursor = rig.journal.cursor();
+    let mut builder = rig.ledger.begin_snapshot();
+    let cursor = rig.ledger.cursor();
     for step in 0..50u64 {
-        rig.journal.step_snapshot(&mut builder, 2).unwrap();
+        rig.ledger.step_snapshot(&mut builder, 2).unwrap();
         builder.gather();
         rig.apply(&[
             remove(&[(49 - step) * 3 + 3]),
@@ -268,7 +268,7 @@ fn a_snapshot_is_the_state_at_its_moment_whatever_happens_meanwhile() {
         ]);
     }
     while !builder.gather() {
-        rig.journal.step_snapshot(&mut builder, 7).unwrap();
+        rig.ledger.step_snapshot(&mut builder, 7).unwrap();
     }
     let snapshot = builder.finish();
     assert_eq!(snapshot.cursor, cursor);
@@ -281,9 +281,9 @@ fn a_snapshot_is_the_state_at_its_moment_whatever_happens_meanwhile() {
         .collect();
     assert_eq!(pictured, truth);
     // A drop of everything aborts a cut under way.
-    let mut builder = rig.journal.begin_snapshot();
-    rig.journal.drop_residency(Reason::Gap, NOW);
-    assert!(rig.journal.step_snapshot(&mut builder, 2).is_err());
+    let mut builder = rig.ledger.begin_snapshot();
+    rig.interpreter.drop_residency(&mut rig.ledger, Reason::Gap, NOW);
+    assert!(rig.ledger.step_snapshot(&mut builder, 2).is_err());
 }
 
 #[test]
@@ -291,9 +291,9 @@ fn one_hash_for_two_different_blocks_is_never_taken_as_exact() {
     // What an engine does whose hashes are of a page's tokens alone: the same page behind another.
     let mut rig = Rig::new();
     rig.apply(&[store(&[1, 7], None), store(&[1, 7], None)]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact, "a second copy is no contradiction");
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact, "a second copy is no contradiction");
     rig.apply(&[store(&[2], None), store(&[7], Some(2))]);
-    let worst = rig.journal.trust().worst().unwrap();
+    let worst = rig.ledger.trust().worst().unwrap();
     assert_eq!((worst.reason, worst.reason.trust()), (Reason::AmbiguousHash, Trust::Unsound));
 }
 
@@ -319,25 +319,25 @@ fn a_namespace_that_only_the_hash_shows_matches_no_plain_prompt() {
     let contents = contents(&mut rig);
     assert_ne!(contents[&hash], contents[&1], "equal tokens, and one of them in a namespace without a name");
     assert_eq!(contents[&hash], ContentHasher::default().plain(&[2, 3], Namespace::PLAIN));
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
 }
 
 #[test]
 fn hashes_that_cannot_be_computed_again_are_told_and_void_once_one_can() {
     let (mut rig, plain, hash) = sglang();
     rig.apply(&[store(&[1], None)]);
-    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::UnprovenHash);
+    assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::UnprovenHash);
     let entry = rig.apply(&[plain]);
     assert_eq!(entry.transitions[0], Transition::Cleared, "what looked plain before was not");
     assert_eq!(rig.device().into_keys().collect::<Vec<_>>(), [hash]);
-    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::History);
+    assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::History);
 }
 
 #[test]
 fn two_blocks_with_one_hash_go_together_where_a_block_is_held_once() {
     let (mut rig, plain, hash) = sglang();
     rig.apply(&[plain.clone(), plain]);
-    assert_eq!(rig.journal.trust().worst().unwrap().reason, Reason::SharedHash);
+    assert_eq!(rig.ledger.trust().worst().unwrap().reason, Reason::SharedHash);
     assert_eq!(rig.device(), BTreeMap::from([(hash, 1)]));
     rig.apply(&[remove(&[hash])]);
     assert_eq!(rig.device(), BTreeMap::new());
@@ -349,7 +349,7 @@ fn a_block_without_tokens_that_is_gone_within_its_batch_is_not_looked_at_again()
         let mut rig = Rig::new();
         rig.apply(&[store(&[1, 2], None)]);
         rig.apply(&[placeholder(&[9], "GPU"), gone]);
-        assert!(!rig.journal.untranslatable(), "nothing is held that cannot be told");
+        assert!(!rig.ledger.untranslatable(), "nothing is held that cannot be told");
     }
 }
 

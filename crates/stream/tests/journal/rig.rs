@@ -1,19 +1,20 @@
-//! A journal that is fed events, and the words in which tests say them.
+//! A ledger that is fed events, and the words in which tests say them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_core::Tier;
-use kvplane_stream::{Entry, Journal, JournalOptions, Now, Snapshot};
+use kvplane_stream::{Entry, Interpreter, JournalOptions, Ledger, Now, Snapshot};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{Decoder, OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
 
 pub(crate) const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
 
-/// A journal, and the number of its next batch.
+/// A ledger, and the number of its next batch.
 pub(crate) struct Rig {
-    pub(crate) journal: Journal,
+    pub(crate) interpreter: Interpreter,
+    pub(crate) ledger: Ledger,
     pub(crate) next: u64,
 }
 
@@ -23,22 +24,22 @@ impl Rig {
     }
 
     pub(crate) fn with(options: JournalOptions) -> Self {
-        let mut journal = Journal::new(options, 0, NOW);
-        journal.heard_from_start();
-        Self { journal, next: 0 }
+        let (mut interpreter, mut ledger) = Interpreter::with_ledger(options, 0, NOW);
+        interpreter.heard_from_start(&mut ledger);
+        Self { interpreter, ledger, next: 0 }
     }
 
     pub(crate) fn apply(&mut self, events: &[OwnedEvent]) -> Arc<Entry> {
-        let before = self.journal.cursor();
+        let before = self.ledger.cursor();
         let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(0), events);
         let mut decoder = Decoder::default();
-        self.journal.apply(self.next, &decoder.decode(&payload).unwrap(), NOW);
+        self.interpreter.apply(&mut self.ledger, self.next, &decoder.decode(&payload).unwrap(), NOW);
         self.next += 1;
-        self.journal.read_after(before, 1).unwrap().remove(0)
+        self.ledger.read_after(before, 1).unwrap().remove(0)
     }
 
     pub(crate) fn held(&self) -> BTreeMap<(Option<u32>, Tier, u64), u32> {
-        let residencies = self.journal.state().residencies();
+        let residencies = self.ledger.state().residencies();
         residencies.map(|(place, hash, copies)| ((place.group, place.tier, hash), copies)).collect()
     }
 
@@ -51,9 +52,9 @@ impl Rig {
     }
 
     pub(crate) fn snapshot(&mut self) -> Snapshot {
-        let mut builder = self.journal.begin_snapshot();
+        let mut builder = self.ledger.begin_snapshot();
         while !builder.gather() {
-            self.journal.step_snapshot(&mut builder, 2).unwrap();
+            self.ledger.step_snapshot(&mut builder, 2).unwrap();
         }
         builder.finish()
     }

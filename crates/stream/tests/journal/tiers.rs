@@ -18,7 +18,7 @@ fn told(transitions: &[Transition]) -> Vec<(Tier, u64)> {
 }
 
 fn worst(rig: &Rig) -> Option<Reason> {
-    rig.journal.trust().worst().map(|worst| worst.reason)
+    rig.ledger.trust().worst().map(|worst| worst.reason)
 }
 
 #[test]
@@ -26,10 +26,10 @@ fn hashes_alone_are_joined_to_what_they_are_whichever_comes_first() {
     let mut rig = Rig::new();
     // Children before parents, and both before the device says what they are.
     let entry = rig.apply(&[placeholder(&[2], "CPU"), placeholder(&[1], "CPU")]);
-    assert_eq!((told(&entry.transitions), rig.journal.state().unjoined()), (vec![], 2));
+    assert_eq!((told(&entry.transitions), rig.ledger.state().unjoined()), (vec![], 2));
     let entry = rig.apply(&[store(&[1, 2], None)]);
     let all = [(Tier::Device, 1), (Tier::Host, 1), (Tier::Device, 2), (Tier::Host, 2)];
-    assert_eq!((told(&entry.transitions), rig.journal.state().unjoined()), (all.to_vec(), 0));
+    assert_eq!((told(&entry.transitions), rig.ledger.state().unjoined()), (all.to_vec(), 0));
     // After the device, and long after it: the block is known as long as others build on it.
     rig.apply(&[store(&[3, 4], Some(2)), remove(&[3])]);
     let entry = rig.apply(&[placeholder(&[4, 3], "CPU")]);
@@ -53,7 +53,7 @@ fn digests_of_the_host_are_joined_to_the_numbers_of_the_device() {
         ..OwnedRemoved::default()
     };
     rig.apply(&[OwnedEvent::Removed(gone)]);
-    assert_eq!(rig.journal.state().blocks_by_tier()[Tier::Host.index()], 0);
+    assert_eq!(rig.ledger.state().blocks_by_tier()[Tier::Host.index()], 0);
 }
 
 #[test]
@@ -61,14 +61,14 @@ fn what_cannot_be_joined_is_owed_within_bounds_and_settled_by_its_removal() {
     let state = Limits { max_waiting: 2, ..Limits::default() };
     let mut rig = Rig::with(JournalOptions { state, ..JournalOptions::default() });
     rig.apply(&[store(&[1], None), placeholder(&[8, 9, 10, 1], "CPU")]);
-    assert_eq!(rig.journal.state().unjoined(), 2);
-    assert_eq!((worst(&rig), rig.journal.counters().unrecorded_blocks), (Some(Reason::WaitingOverflow), 1));
-    let host = |rig: &Rig| rig.journal.state().blocks_by_tier()[Tier::Host.index()];
+    assert_eq!(rig.ledger.state().unjoined(), 2);
+    assert_eq!((worst(&rig), rig.ledger.counters().unrecorded_blocks), (Some(Reason::WaitingOverflow), 1));
+    let host = |rig: &Rig| rig.ledger.state().blocks_by_tier()[Tier::Host.index()];
     assert_eq!(host(&rig), 3, "what is known needs no room");
     rig.apply(&[remove_from("CPU", &[8])]);
-    assert_eq!((rig.journal.state().unjoined(), host(&rig)), (1, 2));
-    rig.journal.drop_residency(Reason::Gap, NOW);
-    assert_eq!(rig.journal.state().unjoined(), 0);
+    assert_eq!((rig.ledger.state().unjoined(), host(&rig)), (1, 2));
+    rig.interpreter.drop_residency(&mut rig.ledger, Reason::Gap, NOW);
+    assert_eq!(rig.ledger.state().unjoined(), 0);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_clear_takes_the_reason_away_with_the_blocks_and_a_restored_state_does_not()
     let mut rig =
         Rig::with(JournalOptions { semantics: Semantics::of(EngineKind::Grpc), ..JournalOptions::default() });
     rig.apply(&[store(&[1], None), placeholder(&[1], "STORAGE")]);
-    rig.journal.heard_from_start();
+    rig.interpreter.heard_from_start(&mut rig.ledger);
     assert_eq!(worst(&rig), Some(Reason::UnremovedTier));
     rig.apply(&[OwnedEvent::Cleared]);
     assert_eq!(worst(&rig), None);
@@ -112,7 +112,7 @@ fn storage_elsewhere_is_remote() {
     assert_eq!(told(&entry.transitions), [(Tier::Device, 1), (Tier::Remote, 1)]);
     let Change::Stored(change) = &entry.changes[1] else { panic!() };
     assert_eq!((change.place.tier, change.place.medium.as_deref()), (Tier::Remote, Some("STORAGE")));
-    assert!(rig.journal.trust().has(Reason::UnknownMedium), "where that is, nobody knows");
+    assert!(rig.ledger.trust().has(Reason::UnknownMedium), "where that is, nobody knows");
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn after_a_clear_a_tier_counts_with_what_is_stored_in_it_again() {
     assert_eq!(*last, Transition::Removed { tier: Tier::Host, hashes: vec![1, 3] });
     let entry = rig.apply(&[placeholder(&[1], "CPU")]);
     assert_eq!(told(&entry.transitions), [(Tier::Host, 1)], "what it is was known before");
-    assert_eq!(rig.journal.trust().level(), Trust::Lower);
+    assert_eq!(rig.ledger.trust().level(), Trust::Lower);
     // Another clear makes the other tiers no better known.
     rig.apply(&[OwnedEvent::Cleared]);
     assert_eq!(worst(&rig), Some(Reason::TierHistory));
@@ -156,7 +156,7 @@ fn a_clear_of_a_device_alone_is_exact_also_where_another_tier_was_seen_empty() {
     rig.apply(&[remove_from("CPU", &[1]), OwnedEvent::Cleared]);
     assert_eq!(worst(&rig), None);
     // Unless something of it may have been missed.
-    rig.journal.drop_residency(Reason::Gap, NOW);
+    rig.interpreter.drop_residency(&mut rig.ledger, Reason::Gap, NOW);
     rig.apply(&[placeholder(&[1], "CPU"), remove_from("CPU", &[1])]);
     rig.apply(&[OwnedEvent::Cleared]);
     assert_eq!(worst(&rig), Some(Reason::TierHistory));
@@ -171,7 +171,7 @@ fn removals_from_the_wrong_place_change_nothing_and_are_counted_apart() {
     // Held on the host, and said to leave a place that was never heard of; known to nobody.
     rig.apply(&[remove_from("OBJ", &[1]), remove_from("CPU", &[7])]);
     let counted =
-        |rig: &Rig| (rig.journal.counters().misplaced_removals, rig.journal.counters().unknown_removals);
+        |rig: &Rig| (rig.ledger.counters().misplaced_removals, rig.ledger.counters().unknown_removals);
     assert_eq!((counted(&rig), worst(&rig)), ((1, 1), None));
     rig.apply(&[remove(&[8])]);
     assert_eq!((counted(&rig), worst(&rig)), ((1, 2), None));
@@ -191,8 +191,8 @@ fn removals_from_the_wrong_place_change_nothing_and_are_counted_apart() {
 /// A stream whose engine was joined late: what was before is not known.
 fn joined_late(options: JournalOptions) -> Rig {
     let mut rig = Rig::with(options);
-    rig.journal.begin_epoch(EpochCause::SequenceWentBack, NOW);
-    rig.journal.known_from_sequence(7, NOW);
+    rig.interpreter.begin_epoch(&mut rig.ledger, EpochCause::SequenceWentBack, NOW);
+    rig.ledger.lack_history_before(7, NOW);
     assert_eq!(worst(&rig), Some(Reason::History));
     rig
 }
@@ -202,29 +202,29 @@ fn a_clear_of_an_engine_with_an_unknown_past_says_nothing_of_tiers_behind_its_de
     // A host may hold blocks that were stored before anybody listened, and is not heard of until it does something.
     let mut rig = joined_late(JournalOptions::default());
     rig.apply(&[OwnedEvent::Cleared, store(&[1], None)]);
-    assert_eq!((worst(&rig), rig.journal.trust().level()), (Some(Reason::TierHistory), Trust::Lower));
+    assert_eq!((worst(&rig), rig.ledger.trust().level()), (Some(Reason::TierHistory), Trust::Lower));
     rig.apply(&[OwnedEvent::Cleared]);
     assert_eq!(worst(&rig), Some(Reason::TierHistory), "the next clear says no more");
     // There is none: the operator says so.
     let mut rig = joined_late(JournalOptions { device_only: true, ..JournalOptions::default() });
     rig.apply(&[OwnedEvent::Cleared, store(&[1], None)]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
     // Clears of other engines reach every tier.
     let semantics = Semantics::of(EngineKind::Tokenspeed);
     let mut rig = joined_late(JournalOptions { semantics, ..JournalOptions::default() });
     rig.apply(&[OwnedEvent::Cleared]);
-    assert_eq!(rig.journal.trust().level(), Trust::Exact);
+    assert_eq!(rig.ledger.trust().level(), Trust::Exact);
 }
 
 #[test]
 fn knowing_all_blocks_of_a_device_says_nothing_of_tiers_behind_it() {
     for (device_only, reason) in [(false, Some(Reason::TierHistory)), (true, None)] {
         let mut rig = joined_late(JournalOptions { device_only, ..JournalOptions::default() });
-        rig.journal.set_capacity(Some(2));
+        rig.interpreter.set_capacity(Some(2));
         rig.apply(&[store(&[1, 2], None)]);
         assert_eq!(worst(&rig), reason);
-        let before = rig.journal.trust().clone();
+        let before = rig.ledger.trust().clone();
         rig.apply(&[]);
-        assert_eq!(*rig.journal.trust(), before);
+        assert_eq!(*rig.ledger.trust(), before);
     }
 }

@@ -49,14 +49,14 @@ impl Rig {
 
     /// The engine has these events to tell; returns the entries that they became, unless another life began with them.
     fn tell(&mut self, events: &[(u32, Value)]) -> Vec<Arc<Entry>> {
-        let before = self.recorder.journal().cursor();
+        let before = self.recorder.ledger().cursor();
         let events = events.iter().map(|(window, data)| {
             self.next_id += 1;
             json!({"event_id": self.next_id - 1, "data": data, "window_size": window})
         });
         let events: Vec<Value> = events.collect();
         self.answer(&events);
-        self.recorder.journal().read_after(before, 100).unwrap_or_default()
+        self.recorder.ledger().read_after(before, 100).unwrap_or_default()
     }
 
     /// The engine answers with these events.
@@ -78,8 +78,8 @@ impl Rig {
     /// What a consumer that knows tiers alone was told to be where.
     fn visible(&self) -> BTreeSet<(Tier, u64)> {
         let mut held = BTreeSet::new();
-        let first = self.recorder.journal().window().first_cursor().unwrap();
-        for entry in self.recorder.journal().read_after(first, usize::MAX).unwrap() {
+        let first = self.recorder.ledger().window().first_cursor().unwrap();
+        for entry in self.recorder.ledger().read_after(first, usize::MAX).unwrap() {
             for transition in &entry.transitions {
                 match transition {
                     Transition::Stored { tier, blocks, .. } => {
@@ -100,12 +100,12 @@ impl Rig {
     }
 
     fn held(&self) -> BTreeSet<(Tier, u64)> {
-        let residencies = self.recorder.journal().state().residencies();
+        let residencies = self.recorder.ledger().state().residencies();
         residencies.map(|(place, hash, _)| (place.tier, hash)).collect()
     }
 
     fn trust(&self) -> (Trust, Option<Reason>) {
-        let trust = self.recorder.journal().trust();
+        let trust = self.recorder.ledger().trust();
         (trust.level(), trust.worst().map(|worst| worst.reason))
     }
 }
@@ -163,7 +163,7 @@ fn a_block_moves_in_one_step_and_is_removed_from_wherever_it_is() {
     assert_eq!(rig.visible(), set(&[(Device, 2), (Host, 1)]));
     rig.tell(&[removed(&[1, 2, 9])]);
     assert_eq!((rig.visible(), rig.held()), (set(&[]), set(&[])));
-    assert_eq!(rig.recorder.journal().counters().unknown_removals, 1);
+    assert_eq!(rig.recorder.ledger().counters().unknown_removals, 1);
     assert_eq!(rig.trust(), (Trust::Exact, None));
 }
 
@@ -186,7 +186,7 @@ fn a_partial_block_is_recorded_and_not_told_to_those_who_know_one_size() {
     rig.tell(&[stored(None, &[(1, 4), (2, 4), (3, 1)])]);
     assert_eq!(rig.visible(), set(&[(Device, 1), (Device, 2)]));
     assert_eq!(rig.held().len(), 3);
-    assert_eq!(rig.recorder.journal().block_size(), Some(4));
+    assert_eq!(rig.recorder.ledger().block_size(), Some(4));
     assert_eq!(rig.trust(), (Trust::Exact, None), "a smaller last block contradicts nothing");
     rig.tell(&[removed(&[3])]);
     assert_eq!(rig.held().len(), 2);
@@ -221,7 +221,7 @@ fn the_largest_window_is_the_main_one() {
     rig.tell(&[(512, of_small), stored(None, &[(2, 4)])]);
     assert_eq!(rig.visible(), set(&[(Device, 2)]));
     assert_eq!(rig.held().len(), 2, "the small window's block is recorded, beside");
-    let resumption = rig.recorder.journal().resumption();
+    let resumption = rig.recorder.ledger().resumption();
     let side = Side {
         group: Some(512),
         kind: SpecKind::Sliding,
@@ -238,7 +238,7 @@ fn a_larger_window_that_turns_up_late_voids_what_was_told() {
     let (_, of_large) = stored(None, &[(2, 4)]);
     rig.tell(&[(8192, of_large)]);
     assert_eq!(rig.visible(), set(&[(Device, 2)]));
-    assert!(rig.recorder.journal().trust().has(Reason::History));
+    assert!(rig.recorder.ledger().trust().has(Reason::History));
     assert_eq!(rig.trust(), (Trust::Unverified, Some(Reason::UnknownGroup)));
 }
 
@@ -298,7 +298,7 @@ fn a_second_store_of_a_held_block_is_told_and_not_counted() {
     let mut rig = Rig::new(Some(4));
     rig.tell(&[stored(None, &[(1, 4)]), stored(None, &[(1, 4)])]);
     assert_eq!(rig.trust(), (Trust::Lower, Some(Reason::SharedHash)));
-    assert_eq!(rig.recorder.journal().state().copies_in(Device), 1);
+    assert_eq!(rig.recorder.ledger().state().copies_in(Device), 1);
 }
 
 #[test]

@@ -116,7 +116,7 @@ impl World {
         let events = self.engine.drain();
         self.rig.answer(&events);
         self.copy.follow(&mut self.rig.recorder);
-        let epoch = self.rig.recorder.journal().epoch();
+        let epoch = self.rig.recorder.ledger().epoch();
         if self.windows.0 != epoch {
             self.windows = (epoch, BTreeSet::new());
         }
@@ -133,8 +133,8 @@ impl World {
     }
 
     fn check(&self) {
-        let journal = self.rig.recorder.journal();
-        let held: BTreeSet<_> = journal
+        let ledger = self.rig.recorder.ledger();
+        let held: BTreeSet<_> = ledger
             .state()
             .residencies()
             .map(|(place, hash, copies)| {
@@ -149,7 +149,7 @@ impl World {
         if self.rig.recorder.standing() != Standing::Live {
             return;
         }
-        let trust = journal.trust();
+        let trust = ledger.trust();
         // What several windows need together is not proven. All the rest is as it would be without that.
         assert_eq!(trust.has(Reason::UnknownGroup), self.windows.1.len() > 1);
         let others = trust.active().iter().filter(|known| known.reason != Reason::UnknownGroup);
@@ -187,7 +187,7 @@ proptest! {
     fn what_is_said_is_so(shape in shape(), configured: bool, ops in vec(op(), 1..60)) {
         let buffer = shape.buffer;
         let rig = Rig::unheard(configured.then_some(BLOCK_SIZE as u32), Some(buffer));
-        let windows = (rig.recorder.journal().epoch(), BTreeSet::new());
+        let windows = (rig.recorder.ledger().epoch(), BTreeSet::new());
         let engine = Engine::new(shape);
         let copy = Copy::new(EngineKind::Trtllm);
         let mut world = World { engine, rig, stolen: false, beginning_heard: false, windows, copy };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvplane_core::{Cursor, EngineKind};
 use kvplane_stream::{
-    Chain, Change, Entry, Journal, JournalOptions, Loss, MirrorSnapshot, Misfit, Now, Recorder, Semantics,
+    Chain, Change, Entry, JournalOptions, Ledger, Loss, MirrorSnapshot, Misfit, Now, Recorder, Semantics,
     Snapshot, StoredBlock, ToldBlocks, ToldChunk, ToldEnd, ToldEntry,
 };
 
@@ -26,30 +26,30 @@ impl Copy {
         Self { mirror, semantics, forgot: false }
     }
 
-    pub fn journal(&self) -> &Journal {
-        self.mirror.journal()
+    pub fn ledger(&self) -> &Ledger {
+        self.mirror.ledger()
     }
 
-    pub fn journal_mut(&mut self) -> &mut Journal {
-        self.mirror.journal_mut()
+    pub fn ledger_mut(&mut self) -> &mut Ledger {
+        self.mirror.ledger_mut()
     }
 
     pub fn follow(&mut self, recorder: &mut Recorder) {
-        let journal = recorder.journal_mut();
-        self.mirror.reached(NOW, journal.cursor());
-        while self.mirror.journal().cursor() != journal.cursor() {
+        let ledger = recorder.ledger_mut();
+        self.mirror.reached(NOW, ledger.cursor());
+        while self.mirror.ledger().cursor() != ledger.cursor() {
             let resume = self.mirror.resume().ok_or(Loss::OtherEpoch);
-            match resume.and_then(|cursor| journal.read_after(cursor, usize::MAX)) {
+            match resume.and_then(|cursor| ledger.read_after(cursor, usize::MAX)) {
                 Ok(entries) => self.entries(&entries),
-                Err(_) => self.load(journal),
+                Err(_) => self.load(ledger),
             }
         }
-        let ours = self.mirror.journal();
-        assert_eq!(ours.state().digest(), journal.state().digest());
-        assert_eq!(ours.trust(), journal.trust());
-        assert_eq!(ours.last_event_id(), journal.last_event_id());
-        assert_eq!(ours.engine_sequence(), journal.engine_sequence());
-        assert_eq!(ours.known_from(), journal.known_from());
+        let ours = self.mirror.ledger();
+        assert_eq!(ours.state().digest(), ledger.state().digest());
+        assert_eq!(ours.trust(), ledger.trust());
+        assert_eq!(ours.last_event_id(), ledger.last_event_id());
+        assert_eq!(ours.engine_sequence(), ledger.engine_sequence());
+        assert_eq!(ours.known_from(), ledger.known_from());
     }
 
     fn entries(&mut self, entries: &[Arc<Entry>]) {
@@ -61,9 +61,9 @@ impl Copy {
         }
     }
 
-    fn load(&mut self, journal: &mut Journal) {
-        let snapshot = take(journal);
-        self.forgot = forgets(journal, &snapshot);
+    fn load(&mut self, ledger: &mut Ledger) {
+        let snapshot = take(ledger);
+        self.forgot = forgets(ledger, &snapshot);
         let mut mirrored =
             MirrorSnapshot::new(snapshot.cursor, JournalOptions::default().state, self.semantics);
         for chunk in told_chunks(&snapshot) {
@@ -73,15 +73,15 @@ impl Copy {
     }
 }
 
-/// Whether a snapshot does not have everything that the journal knows: what nobody holds is not in it.
-pub fn forgets(journal: &Journal, snapshot: &Snapshot) -> bool {
-    journal.state().entries() != snapshot.parents_first().len()
+/// Whether a snapshot does not have everything that the ledger knows: what nobody holds is not in it.
+pub fn forgets(ledger: &Ledger, snapshot: &Snapshot) -> bool {
+    ledger.state().entries() != snapshot.parents_first().len()
 }
 
-pub fn take(journal: &mut Journal) -> Snapshot {
-    let mut builder = journal.begin_snapshot();
+pub fn take(ledger: &mut Ledger) -> Snapshot {
+    let mut builder = ledger.begin_snapshot();
     while !builder.gather() {
-        journal.step_snapshot(&mut builder, 3).unwrap();
+        ledger.step_snapshot(&mut builder, 3).unwrap();
     }
     builder.finish()
 }

@@ -142,7 +142,7 @@ impl World {
         if self.has_heard_all() && self.engine.nothing_pending() {
             self.flushes.stray = false;
         }
-        let trust = self.recorder.journal().trust();
+        let trust = self.recorder.ledger().trust();
         assert_eq!(trust.has(Reason::Flushing), self.flushes.are_fenced());
         // Removals may come one by one: what they have not named yet is as old as the batch.
         let is_credited = self.recorder.standing() == Standing::Live && trust.is_credited(&CREDIT);
@@ -194,12 +194,12 @@ fn run(world: &mut World, slot: usize, steps: &[FlushStep]) {
 }
 
 fn trust(world: &World) -> (Trust, Option<Reason>) {
-    let trust = world.recorder.journal().trust();
+    let trust = world.recorder.ledger().trust();
     (trust.level(), trust.worst().map(|worst| worst.reason))
 }
 
 fn held(world: &World) -> usize {
-    world.recorder.journal().state().residencies().count()
+    world.recorder.ledger().state().residencies().count()
 }
 
 fn proven(sign: FlushSign, cleared: &[Tier], remaining: &[(Tier, Option<u64>)]) -> FlushOutcome {
@@ -215,7 +215,7 @@ const TO_ACCEPT: [FlushStep; 3] = [FlushStep::Ask, FlushStep::Do, FlushStep::Acc
 #[test]
 fn the_fence_is_up_from_the_answer_to_the_clear_and_what_follows_counts() {
     let mut world = following(Semantics::default());
-    let (epoch, known_from) = (world.recorder.journal().epoch(), world.recorder.journal().known_from());
+    let (epoch, known_from) = (world.recorder.ledger().epoch(), world.recorder.ledger().known_from());
     run(&mut world, 0, &TO_ACCEPT);
     assert_eq!((trust(&world), held(&world)), (FENCED, 3));
     world.run(&extend(1, 2));
@@ -223,13 +223,9 @@ fn the_fence_is_up_from_the_answer_to_the_clear_and_what_follows_counts() {
     world.run(&PUBLISH);
     assert_eq!((trust(&world), held(&world)), (EXACT, 2));
     assert_eq!(world.flushes.outcomes, [proven(FlushSign::Clear, &[Tier::Device], &[])]);
-    let journal = world.recorder.journal();
-    assert_eq!(
-        (journal.epoch(), journal.known_from()),
-        (epoch, known_from),
-        "the same life, known as before"
-    );
-    assert_eq!((journal.counters().flushes_proven, journal.counters().flushes_unproven), (1, 0));
+    let ledger = world.recorder.ledger();
+    assert_eq!((ledger.epoch(), ledger.known_from()), (epoch, known_from), "the same life, known as before");
+    assert_eq!((ledger.counters().flushes_proven, ledger.counters().flushes_unproven), (1, 0));
 }
 
 #[test]
@@ -238,11 +234,11 @@ fn a_clear_before_the_answer_is_the_proof() {
     run(&mut world, 0, &[FlushStep::Ask, FlushStep::Do]);
     world.run(&extend(1, 2));
     world.run(&PUBLISH);
-    let cursor = world.recorder.journal().cursor();
+    let cursor = world.recorder.ledger().cursor();
     run(&mut world, 0, &[FlushStep::Accept]);
     assert_eq!(world.flushes.outcomes, [proven(FlushSign::Clear, &[Tier::Device], &[])]);
     assert_eq!((trust(&world), held(&world)), (EXACT, 2));
-    assert_eq!(world.recorder.journal().cursor(), cursor, "nobody was told of a fence");
+    assert_eq!(world.recorder.ledger().cursor(), cursor, "nobody was told of a fence");
 }
 
 #[test]
@@ -265,7 +261,7 @@ fn without_a_sign_in_time_nothing_is_said_to_be_held_until_it_comes() {
     run(&mut world, 0, &[FlushStep::Expire]);
     assert_eq!(world.flushes.outcomes, [FlushOutcome::Unproven]);
     assert_eq!((trust(&world), held(&world)), (UNPROVEN, 0));
-    assert_eq!(world.recorder.journal().counters().flushes_unproven, 1);
+    assert_eq!(world.recorder.ledger().counters().flushes_unproven, 1);
     world.run(&extend(1, 2));
     world.run(&PUBLISH);
     assert_eq!((trust(&world), held(&world)), (EXACT, 2), "late, and as good");

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_core::{Cursor, PlaceSeed, StateDigest};
-use kvplane_stream::{Change, Journal, Loss, Place, Range, Recorder, Snapshot, Transition};
+use kvplane_stream::{Change, Ledger, Loss, Place, Range, Recorder, Snapshot, Transition};
 
 /// Takes a whole snapshot, a few slots at a time.
-pub fn snapshot(journal: &mut Journal) -> Snapshot {
-    let mut builder = journal.begin_snapshot();
+pub fn snapshot(ledger: &mut Ledger) -> Snapshot {
+    let mut builder = ledger.begin_snapshot();
     loop {
-        if journal.step_snapshot(&mut builder, 3).is_err() {
-            builder = journal.begin_snapshot();
+        if ledger.step_snapshot(&mut builder, 3).is_err() {
+            builder = ledger.begin_snapshot();
         }
         if builder.gather() {
             return builder.finish();
@@ -49,11 +49,11 @@ impl Replica {
 
     pub fn follow(&mut self, recorder: &mut Recorder) {
         let entries = match self.cursor {
-            Some(cursor) => recorder.journal().read_after(cursor, usize::MAX),
+            Some(cursor) => recorder.ledger().read_after(cursor, usize::MAX),
             None => Err(Loss::Expired),
         };
         let entries = entries.unwrap_or_else(|_| {
-            let snapshot = snapshot(recorder.journal_mut());
+            let snapshot = snapshot(recorder.ledger_mut());
             self.blocks.clear();
             let mut seen = BTreeSet::new();
             for at in snapshot.parents_first() {
@@ -71,7 +71,7 @@ impl Replica {
             }
             self.cursor = Some(snapshot.cursor);
             assert_eq!(self.digest(), snapshot.digest);
-            recorder.journal().read_after(snapshot.cursor, usize::MAX).unwrap()
+            recorder.ledger().read_after(snapshot.cursor, usize::MAX).unwrap()
         });
         for entry in entries {
             for change in &entry.changes {
@@ -116,7 +116,7 @@ pub struct TransitionReader {
 impl TransitionReader {
     pub fn follow(&mut self, recorder: &mut Recorder) {
         let range = match self.next {
-            Some(next) => recorder.journal().transitions_from(next),
+            Some(next) => recorder.ledger().transitions_from(next),
             None => Range::Outside,
         };
         match range {
@@ -136,7 +136,7 @@ impl TransitionReader {
             }
             Range::TooNew { newest } => assert_eq!(self.next, Some(newest + 1), "caught up"),
             Range::Outside => {
-                let snapshot = snapshot(recorder.journal_mut());
+                let snapshot = snapshot(recorder.ledger_mut());
                 self.held.clear();
                 for transition in snapshot.as_transitions() {
                     self.apply(&transition);

@@ -154,7 +154,7 @@ impl World {
             (
                 world.recorder.standing(),
                 world.recorder.counters(),
-                world.recorder.journal().cursor(),
+                world.recorder.ledger().cursor(),
                 world.question,
             )
         };
@@ -312,14 +312,14 @@ impl World {
             self.recorder.last_sequence()
         );
         for (hash, &copies) in ours {
-            let most = copies + self.recorder.journal().possible_copies(*hash);
+            let most = copies + self.recorder.possible_copies(*hash);
             assert!((copies..=most).contains(&held[hash]), "copies of {hash}: {copies}");
         }
     }
 
     /// Wherever a stream is that is said to be followed, that is where this life of the engine was.
     fn check_point(&self, ours: &std::collections::BTreeMap<u64, u32>) {
-        let trust = self.recorder.journal().trust().level();
+        let trust = self.recorder.ledger().trust().level();
         if self.recorder.standing() != Standing::Live || trust > Trust::Lower {
             return;
         }
@@ -335,15 +335,15 @@ impl World {
         self.reader.follow(&mut self.recorder);
         self.copy.follow(&mut self.recorder);
         let mut ours: std::collections::BTreeMap<u64, u32> = std::collections::BTreeMap::new();
-        let journal = self.recorder.journal();
-        for (_, hash, copies) in journal.state().residencies() {
+        let ledger = self.recorder.ledger();
+        for (_, hash, copies) in ledger.state().residencies() {
             *ours.entry(hash).or_default() += copies;
         }
-        assert_eq!(self.replica.held(), ours, "a replica must hold what the journal holds");
+        assert_eq!(self.replica.held(), ours, "a replica must hold what the ledger holds");
         // Everything the model stores is on the device and its chains are known, unless the past is not.
         let visible: std::collections::BTreeSet<u64> = self.reader.held.clone();
         assert!(visible.iter().all(|hash| ours.contains_key(hash)), "transitions must not invent blocks");
-        if journal.state().waiting() == 0 {
+        if ledger.state().waiting() == 0 {
             assert!(ours.keys().all(|hash| visible.contains(hash)), "transitions must not lose blocks");
         }
         self.check_flushes(&ours);
@@ -351,14 +351,14 @@ impl World {
         if !self.has_heard_all() || !self.engine.nothing_pending() {
             return;
         }
-        let journal = self.recorder.journal();
-        match journal.trust().level() {
+        let ledger = self.recorder.ledger();
+        match ledger.trust().level() {
             Trust::Exact => self.check_exact(&ours, &self.engine.held),
             Trust::Lower => {
                 assert!(ours.keys().all(|hash| self.engine.held.contains_key(hash)), "phantoms in {ours:?}");
             }
             Trust::Unsound if self.flushes.are_fenced() => {
-                assert_eq!(journal.trust().worst().unwrap().reason, Reason::Flushing);
+                assert_eq!(ledger.trust().worst().unwrap().reason, Reason::Flushing);
             }
             other => panic!("the model never does anything that makes trust {other}"),
         }
@@ -451,14 +451,14 @@ fn a_restart_that_overtook_the_sequence_is_seen_and_equal_hashes_prove_nothing()
         world.run(&Op::Extend { conversation: 0, depth, second_copy: false });
         world.run(&Op::Publish(Fate::Arrives));
     }
-    let before = world.recorder.journal().epoch();
+    let before = world.recorder.ledger().epoch();
     world.run(&Op::Restart { publishes: 9, leaves_frames: false });
     world.run(&Op::Reconnect);
     world.run(&Op::Answer(AnswerKind::Whole));
     world.run(&Op::Answer(AnswerKind::Whole));
-    assert!(world.recorder.journal().epoch() > before);
+    assert!(world.recorder.ledger().epoch() > before);
     assert_eq!(world.recorder.counters().restarts, 1);
-    assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
+    assert_eq!(world.recorder.ledger().trust().level(), Trust::Exact);
     assert!(!world.engine.held.contains_key(&block_hash(0, 5)));
 }
 
@@ -527,7 +527,7 @@ fn a_clear_under_the_first_number_proves_a_restart_also_if_nobody_can_be_asked()
         assert_eq!(world.causes, [EpochCause::StartUpClear], "replay: {has_replay}");
         assert_eq!(world.recorder.standing(), Standing::Live);
         assert_eq!(world.recorder.counters().restarts, 1);
-        assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
+        assert_eq!(world.recorder.ledger().trust().level(), Trust::Exact);
     }
 }
 
@@ -535,7 +535,7 @@ fn a_clear_under_the_first_number_proves_a_restart_also_if_nobody_can_be_asked()
 fn a_ring_that_answers_is_believed_before_the_clear() {
     let world = begun_again(true, AnswerKind::Whole);
     assert_eq!(world.causes, [EpochCause::RingBelowCursor]);
-    assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
+    assert_eq!(world.recorder.ledger().trust().level(), Trust::Exact);
 }
 
 #[test]
@@ -564,11 +564,11 @@ fn a_replay_address_that_is_somebody_elses_is_found_out() {
     }
     assert!(heard > 0);
     assert_eq!(world.recorder.counters().replays_foreign, 1);
-    let held: Vec<u64> = world.recorder.journal().state().residencies().map(|(_, hash, _)| hash).collect();
+    let held: Vec<u64> = world.recorder.ledger().state().residencies().map(|(_, hash, _)| hash).collect();
     assert!(!held.is_empty());
     assert!(
         held.iter().all(|hash| world.engine.held.contains_key(hash)),
         "none of the other engine's blocks"
     );
-    assert_eq!(world.recorder.journal().trust().level(), Trust::Lower);
+    assert_eq!(world.recorder.ledger().trust().level(), Trust::Lower);
 }

@@ -29,7 +29,7 @@ fn following(has_replay: bool, batches: usize) -> World {
 }
 
 fn held(world: &World) -> usize {
-    world.recorder.journal().state().residencies().count()
+    world.recorder.ledger().state().residencies().count()
 }
 
 fn standing(world: &World) -> Standing {
@@ -91,14 +91,14 @@ fn a_number_of_a_life_that_ended_does_not_hold_up_the_next() {
 #[test]
 fn an_answer_that_was_lost_is_no_restart_while_the_connection_lives() {
     let mut world = following(true, 1);
-    let before = world.recorder.journal().epoch();
+    let before = world.recorder.ledger().epoch();
     world.run(&Op::Wait(1_100));
     // Half of one batch is none: an empty ring, it seems.
     world.run(&Op::Answer(AnswerKind::CutShort));
     assert_eq!(standing(&world), Standing::Live);
     world.run(&WHOLE);
     assert_eq!((standing(&world), held(&world)), (Standing::Live, 1));
-    assert_eq!(world.recorder.journal().epoch(), before);
+    assert_eq!(world.recorder.ledger().epoch(), before);
     // A proxy may keep the connection while the process behind it restarts: an answer that stays empty is believed.
     world.run(&Op::Wait(31_000));
     world.engine.restart();
@@ -106,7 +106,7 @@ fn an_answer_that_was_lost_is_no_restart_while_the_connection_lives() {
         world.answer(AnswerKind::Whole);
         world.wait(1_000);
     }
-    assert!(world.recorder.journal().epoch() > before);
+    assert!(world.recorder.ledger().epoch() > before);
     assert_eq!((standing(&world), held(&world)), (Standing::Live, 0));
 }
 
@@ -181,7 +181,7 @@ fn an_answer_that_is_cut_short_is_not_taken_for_the_whole() {
     assert_eq!((standing(&world), held(&world)), (Standing::Recovering, 8), "it brought more");
     world.run(&WHOLE);
     assert_eq!((standing(&world), held(&world)), (Standing::Live, 8));
-    assert_eq!(world.recorder.journal().trust().level(), Trust::Exact);
+    assert_eq!(world.recorder.ledger().trust().level(), Trust::Exact);
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn two_publishers_that_take_turns_are_not_credited() {
             }
             let case = format!("replay: {has_replay}, from: {from}");
             assert_eq!(standing(&world), Standing::Recovering, "{case}");
-            let worst = world.recorder.journal().trust().worst().map(|worst| worst.reason);
+            let worst = world.recorder.ledger().trust().worst().map(|worst| worst.reason);
             assert_eq!(worst, Some(Reason::Interleaved), "{case} {:?}", world.recorder.counters());
             assert!(world.causes.contains(&EpochCause::Interleaved), "{case}");
             assert_eq!((world.recorder.counters().interleavings, held(&world)), (1, 0), "{case}");
@@ -256,7 +256,7 @@ fn two_publishers_that_take_turns_are_not_credited() {
                 world.run(&Op::Wait(1_100));
             }
             assert_eq!(standing(&world), Standing::Live, "{case}");
-            assert!(!world.recorder.journal().trust().has(Reason::Interleaved), "{case}");
+            assert!(!world.recorder.ledger().trust().has(Reason::Interleaved), "{case}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kvplane_core::{Reason, Tier, Trust};
-use kvplane_stream::{Journal, JournalOptions, Now, Transition};
+use kvplane_stream::{Interpreter, JournalOptions, Ledger, Now, Transition};
 use kvplane_wire::Decoder;
 use kvplane_wire::encode::{Profile, encode_batch};
 use proptest::prelude::*;
@@ -27,10 +27,11 @@ enum Op {
     Lose,
 }
 
-/// A journal, and what a consumer that counts nothing makes of its transitions.
+/// A ledger, and what a consumer that counts nothing makes of its transitions.
 struct World {
     engine: Engine,
-    journal: Journal,
+    interpreter: Interpreter,
+    ledger: Ledger,
     seen: BTreeMap<Tier, BTreeSet<u64>>,
     next: u64,
     /// Whether anything of the host has ever been heard: of a tier that never was, nobody can say that it is not known.
@@ -40,10 +41,10 @@ struct World {
 impl World {
     fn new(engine: Engine, offload_chunk: Option<u32>) -> Self {
         let options = JournalOptions { offload_chunk, ..JournalOptions::default() };
-        let mut journal = Journal::new(options, 0, NOW);
-        journal.heard_from_start();
-        journal.keep_fresh();
-        Self { engine, journal, seen: BTreeMap::new(), next: 0, heard_of_host: false }
+        let (mut interpreter, mut ledger) = Interpreter::with_ledger(options, 0, NOW);
+        interpreter.heard_from_start(&mut ledger);
+        ledger.keep_fresh();
+        Self { engine, interpreter, ledger, seen: BTreeMap::new(), next: 0, heard_of_host: false }
     }
 
     fn run(&mut self, op: &Op) {
@@ -60,7 +61,7 @@ impl World {
             Op::Lose => {
                 drop(self.engine.take_events());
                 self.next += 1;
-                self.journal.drop_residency(Reason::Gap, NOW);
+                self.interpreter.drop_residency(&mut self.ledger, Reason::Gap, NOW);
                 self.look();
             }
         }
@@ -70,13 +71,18 @@ impl World {
         let events = self.engine.take_events();
         self.heard_of_host |= events.iter().any(engine::is_of_host);
         let payload = encode_batch(Profile::Vllm0_32, 1.0, Some(0), &events);
-        self.journal.apply(self.next, &Decoder::default().decode(&payload).unwrap(), NOW);
+        self.interpreter.apply(
+            &mut self.ledger,
+            self.next,
+            &Decoder::default().decode(&payload).unwrap(),
+            NOW,
+        );
         self.next += 1;
         self.look();
     }
 
     fn look(&mut self) {
-        for entry in self.journal.take_fresh() {
+        for entry in self.ledger.take_fresh() {
             for transition in &entry.transitions {
                 match transition {
                     Transition::Stored { tier, blocks, .. } => {
@@ -98,12 +104,12 @@ impl World {
         };
         let found =
             std::array::from_fn(|level| (0..prompt.len()).take_while(|&at| held(at, level)).count() as u32);
-        *self.journal.resumption().whole_units(found).last().unwrap() as usize
+        *self.ledger.resumption().whole_units(found).last().unwrap() as usize
     }
 
     fn check(&mut self, prompts: &[Prompt]) {
         self.publish();
-        let trust = self.journal.trust();
+        let trust = self.ledger.trust();
         for prompt in prompts {
             let (predicted, served) = (self.predicted(prompt), self.engine.served(prompt));
             match trust.level() {
@@ -173,7 +179,7 @@ fn a_chunk_of_the_host_serves_what_the_device_let_go_of() {
         world.run(&op);
     }
     world.check(&[prompt.clone(), vec![1; 8], vec![0, 1, 0]]);
-    assert_eq!(world.journal.trust().level(), Trust::Exact);
+    assert_eq!(world.ledger.trust().level(), Trust::Exact);
     assert_eq!((world.engine.served(&prompt), world.predicted(&prompt)), (4, 4));
     assert_eq!(tokens(&prompt, 0).len(), BLOCK as usize);
 }
@@ -194,17 +200,17 @@ fn a_second_copy_of_a_root_that_is_gone_on_with_leaves_a_stream_exact() {
     let prompt: Prompt = vec![0, 1, 0];
     world.run(&Op::Twice { prompt: prompt.clone(), fetched: 1 });
     world.check(&[prompt.clone(), vec![0]]);
-    assert_eq!(world.journal.trust().level(), Trust::Exact, "{:?}", world.journal.trust());
+    assert_eq!(world.ledger.trust().level(), Trust::Exact, "{:?}", world.ledger.trust());
     // The first copies go: whether others are left is not known, until they go too.
     let mut levels = Vec::new();
     for turn in 0..40_u8 {
         let other = vec![1, turn & 1, turn >> 1 & 1, turn >> 2 & 1, turn >> 3 & 1];
         world.run(&Op::Request { prompt: other.clone(), report: false });
         world.check(&[prompt.clone(), other]);
-        levels.push(world.journal.trust().level());
+        levels.push(world.ledger.trust().level());
     }
     assert!(!world.engine.device.contains_key(&hash(&prompt, 0)));
-    assert_eq!(levels.last(), Some(&Trust::Exact), "{:?}", world.journal.trust());
+    assert_eq!(levels.last(), Some(&Trust::Exact), "{:?}", world.ledger.trust());
 }
 
 #[test]
@@ -213,13 +219,13 @@ fn what_two_requests_fetch_at_once_is_not_taken_for_a_report() {
     let prompt: Prompt = vec![0, 1, 0, 1];
     world.run(&Op::Twice { prompt: prompt.clone(), fetched: 2 });
     world.check(std::slice::from_ref(&prompt));
-    assert_eq!(world.journal.trust().level(), Trust::Exact);
+    assert_eq!(world.ledger.trust().level(), Trust::Exact);
     world.engine.drop_one_copy(&prompt, 0);
     world.check(&[prompt.clone(), vec![0]]);
-    assert_eq!(world.journal.trust().worst().map(|worst| worst.reason), Some(Reason::Presence));
+    assert_eq!(world.ledger.trust().worst().map(|worst| worst.reason), Some(Reason::Presence));
     // Its store proves that a copy is left.
     let longer: Prompt = vec![0, 1, 0, 1, 1];
     world.run(&Op::Request { prompt: longer.clone(), report: false });
     world.check(&[prompt.clone(), longer]);
-    assert_eq!(world.journal.trust().level(), Trust::Exact, "{:?}", world.journal.trust());
+    assert_eq!(world.ledger.trust().level(), Trust::Exact, "{:?}", world.ledger.trust());
 }

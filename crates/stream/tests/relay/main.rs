@@ -178,12 +178,12 @@ impl World {
     }
 
     fn held(&self) -> BTreeMap<i64, u32> {
-        let residencies = self.recorder.journal().state().residencies();
+        let residencies = self.recorder.ledger().state().residencies();
         residencies.map(|(_, hash, copies)| (hash as i64, copies)).collect()
     }
 
     fn check(&self) {
-        let trust = self.recorder.journal().trust();
+        let trust = self.recorder.ledger().trust();
         assert!(trust.level() >= Trust::Unverified, "a relay is never exact");
         let caught_up = self.recorder.standing() == Standing::Live
             && self.recorder.last_sequence() == self.server.next.checked_sub(1)
@@ -273,14 +273,14 @@ fn followed(style: Style) -> World {
 fn the_same_server_after_a_reconnect_resets_nothing() {
     for style in [Style::Keeps, Style::Snapshots] {
         let mut world = followed(style);
-        let epoch = world.recorder.journal().epoch();
+        let epoch = world.recorder.ledger().epoch();
         world.end(Ended::Unreachable);
         world.server.store(2, 4);
         world.publish();
         world.subscribe();
         assert_eq!(world.recorder.standing(), Standing::Recovering);
         world.arrive(9);
-        assert_eq!(world.recorder.journal().epoch(), epoch);
+        assert_eq!(world.recorder.ledger().epoch(), epoch);
         assert_eq!(world.held(), world.server.held);
         let counters = world.recorder.counters();
         assert_eq!((counters.restarts, counters.unproven), (0, 0));
@@ -300,10 +300,10 @@ fn a_restart_that_overtook_the_number_is_seen_and_equal_hashes_prove_nothing() {
 #[test]
 fn a_server_without_history_proves_nothing() {
     let mut world = followed(Style::LiveOnly);
-    assert_eq!(world.recorder.journal().trust().active().len(), 1, "heard from its first batch on");
+    assert_eq!(world.recorder.ledger().trust().active().len(), 1, "heard from its first batch on");
     world.end(Ended::Unreachable);
     world.subscribe();
-    assert!(world.recorder.journal().trust().has(Reason::Unproven));
+    assert!(world.recorder.ledger().trust().has(Reason::Unproven));
     assert_eq!((world.recorder.counters().unproven, world.held().len()), (1, 0));
 }
 
@@ -336,7 +336,7 @@ fn a_gap_is_asked_for_once_and_fails_closed() {
     world.arrive(9);
     let counters = world.recorder.counters();
     assert_eq!((counters.gaps, counters.gaps_unfilled, counters.unproven), (2, 1, 0));
-    assert!(world.recorder.journal().trust().has(Reason::Gap));
+    assert!(world.recorder.ledger().trust().has(Reason::Gap));
     assert_eq!(world.held().len(), 0);
 }
 
@@ -361,14 +361,14 @@ fn statuses_mean_what_they_say() {
     world.end(Ended::Other);
     assert!(!world.held().is_empty(), "what was known may still be true");
     world.recorder.relay_ended(world.now, Ended::Unimplemented);
-    assert!(world.recorder.journal().trust().has(Reason::EventsDisabled));
+    assert!(world.recorder.ledger().trust().has(Reason::EventsDisabled));
     world.wait(10_000);
     assert_eq!(world.recorder.standing(), Standing::Down);
     world.subscribe();
     world.arrive(9);
     assert_eq!(world.recorder.standing(), Standing::Live);
     assert_eq!(world.recorder.counters().unproven, 0, "the same life came back");
-    assert!(!world.recorder.journal().trust().has(Reason::EventsDisabled));
+    assert!(!world.recorder.ledger().trust().has(Reason::EventsDisabled));
     world.end(Ended::FailedPrecondition);
     assert!(world.held().is_empty());
 }

@@ -1,12 +1,121 @@
-//! What can be told from a snapshot, away from the journal's lock.
+//! Snapshots: a whole state at one moment, taken a few blocks at a time, and what can be told from it without the
+//! ledger's lock.
 
-use crate::seeded::{SeededMap, SeededSet};
-use kvplane_core::Tier;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::Snapshot;
+use kvplane_core::{Continuity as Standing, Cursor, Resumption, StateDigest, Tier, TrustState};
+
+use super::{Group, Ledger};
 use crate::change::{Transition, VisibleBlock};
-use crate::state::{BlockImage, Chain, Parent};
+use crate::seeded::{SeededMap, SeededSet};
+use crate::state::{BlockImage, Chain, CutAborted, Image, Parent, ToldSize};
 use crate::transitions::{push_removed, push_stored};
+
+/// A whole state with everything a subscriber needs to go on from it.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// Where the tail goes on.
+    pub cursor: Cursor,
+    /// The engine's own number at that point.
+    pub engine_sequence: Option<u64>,
+    /// Where the history begins.
+    pub known_from: Option<u64>,
+    /// How old the proof was that the engine is there; `None` before the first proof.
+    pub age: Option<Duration>,
+    /// What the state is worth.
+    pub trust: TrustState,
+    /// Where the stream stood.
+    pub standing: Standing,
+    /// The last transition that is part of it.
+    pub last_event_id: u64,
+    /// Digest of the state.
+    pub digest: StateDigest,
+    /// The main group holds blocks whose tokens are not known.
+    pub untranslatable: bool,
+    /// Tokens per block, configured or learned.
+    pub block_size: Option<u32>,
+    /// Blocks may be smaller than that: those are not told to consumers that know one block size.
+    pub partial_blocks: bool,
+    /// The groups of the engine's cache, in the order in which they were first heard of.
+    pub groups: Vec<Group>,
+    /// What the stream needs besides its main blocks.
+    pub resumption: Arc<Resumption>,
+    /// The state.
+    pub image: Image,
+}
+
+/// A snapshot being taken. Blocks are pictured under the ledger's lock a few at a time, and gathered without it:
+/// growing a list of a million blocks takes longer than a batch may wait.
+#[derive(Debug)]
+pub struct SnapshotBuilder {
+    cut: u32,
+    snapshot: Snapshot,
+    /// What the last step pictured.
+    step: Vec<BlockImage>,
+    complete: bool,
+}
+
+impl SnapshotBuilder {
+    /// Gathers what the last step pictured. True when the snapshot is complete. Call it without the ledger's lock.
+    pub fn gather(&mut self) -> bool {
+        self.snapshot.image.blocks.append(&mut self.step);
+        self.complete
+    }
+
+    /// The snapshot, once complete.
+    pub fn finish(self) -> Snapshot {
+        self.snapshot
+    }
+}
+
+impl Ledger {
+    /// Fixes the moment of a snapshot.
+    pub fn begin_snapshot(&mut self) -> SnapshotBuilder {
+        SnapshotBuilder {
+            cut: {
+                self.cuts += 1;
+                self.state.begin_cut(self.cuts);
+                self.cuts
+            },
+            snapshot: Snapshot {
+                cursor: self.cursor(),
+                engine_sequence: self.engine_sequence,
+                known_from: self.known_from(),
+                age: self.age,
+                trust: self.trust.clone(),
+                standing: self.standing,
+                last_event_id: self.last_event_id(),
+                digest: self.state.digest(),
+                untranslatable: self.untranslatable,
+                block_size: self.block_size(),
+                partial_blocks: self.told_size() != ToldSize::Any,
+                groups: self.groups().to_vec(),
+                resumption: self.resumption().clone(),
+                image: Image::default(),
+            },
+            step: Vec::new(),
+            complete: false,
+        }
+    }
+
+    /// Pictures up to `slots` more blocks. Gather them before the next step; begin again when aborted.
+    pub fn step_snapshot(&mut self, builder: &mut SnapshotBuilder, slots: usize) -> Result<(), CutAborted> {
+        if builder.snapshot.cursor.epoch != self.epoch {
+            return Err(CutAborted);
+        }
+        if let Some(places) = self.state.step_cut(builder.cut, slots, &mut builder.step)? {
+            builder.snapshot.image.places = places;
+            builder.complete = true;
+        }
+        Ok(())
+    }
+
+    /// Gives a snapshot up.
+    pub fn abandon_snapshot(&mut self, builder: &SnapshotBuilder) {
+        self.state.abandon_cut(builder.cut);
+    }
+}
 
 impl Snapshot {
     /// Every block that is held, and every hole that one of them builds on; parents before children. The numbers are

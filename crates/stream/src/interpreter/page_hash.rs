@@ -11,10 +11,9 @@ use kvplane_core::{
 };
 use kvplane_wire::{Batch, Hash, OwnedExtraKey, Stored};
 
-use super::Journal;
-use super::apply::Effects;
-use crate::change::{Change, Transition};
+use super::{Interpreter, Reading};
 use crate::clock::Now;
+use crate::ledger::Ledger;
 use crate::state::ExtraKeys;
 
 /// How the engine's hashes came out when they were computed again.
@@ -29,13 +28,14 @@ pub(super) enum PageHashes {
     Foreign,
 }
 
-impl Journal {
+impl Interpreter {
     /// Whether the first block of a prompt belongs to a namespace that its store does not name.
     pub(super) fn has_hidden_namespace(
         &mut self,
+        ledger: &mut Ledger,
         batch: &Batch<'_, '_>,
         stored: &Stored<'_>,
-        effects: &mut Effects,
+        reading: &mut Reading,
         now: Now,
     ) -> bool {
         let begins = stored.parent.is_none() && stored.lora_name.is_none();
@@ -50,26 +50,24 @@ impl Journal {
         // In the dynamo format a salt is mixed in once more.
         let namespaced = || sglang_namespaced_hash(computed, None, stored.cache_salt);
         let same = computed == told || (salt.is_some() && namespaced() == told);
-        match (self.page_hashes, same) {
+        match (self.epoch.page_hashes, same) {
             (PageHashes::Proven, same) => !same,
             (PageHashes::Unknown, true) => {
-                self.page_hashes = PageHashes::Proven;
+                self.epoch.page_hashes = PageHashes::Proven;
                 false
             }
             (PageHashes::Unknown | PageHashes::Foreign, false) => {
-                self.page_hashes = PageHashes::Foreign;
-                self.degrade(Reason::UnprovenHash, now);
+                self.epoch.page_hashes = PageHashes::Foreign;
+                ledger.degrade(Reason::UnprovenHash, now);
                 false
             }
             (PageHashes::Foreign, true) => {
                 // So those before had a namespace of their own, and were taken for plain ones.
-                self.page_hashes = PageHashes::Proven;
-                let elsewhere = self.state.held_elsewhere();
-                self.replace_state();
-                self.trust_changed |= self.trust.resolve(Reason::UnprovenHash);
-                self.degrade(Reason::History, now);
-                effects.transitions.push(Transition::Cleared);
-                effects.changes.push(Change::Dropped { reason: Reason::UnprovenHash, elsewhere });
+                self.epoch.page_hashes = PageHashes::Proven;
+                self.forget_state();
+                ledger.resolve(Reason::UnprovenHash);
+                ledger.degrade(Reason::History, now);
+                ledger.drop_state(Reason::UnprovenHash, &mut reading.draft);
                 false
             }
         }

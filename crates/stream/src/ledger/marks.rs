@@ -11,14 +11,14 @@ use std::sync::Arc;
 use kvplane_core::{Marks, Tier};
 use smallvec::SmallVec;
 
-use super::Journal;
+use super::Ledger;
 use super::groups::{Fit, Group};
 use crate::seeded::SeededMap;
 use crate::state::{Parent, Place, SlotId};
 
 /// The main blocks that smaller blocks are part of.
 #[derive(Debug, Default)]
-pub(super) struct Parts {
+pub(crate) struct Parts {
     wholes: SeededMap<u64, SmallVec<[u64; 1]>>,
     /// All main blocks in there.
     pairs: usize,
@@ -41,7 +41,7 @@ impl Parts {
     }
 }
 
-impl Journal {
+impl Ledger {
     /// The marks of all main blocks that have any.
     pub fn all_marks(&self) -> Vec<(u64, Marks)> {
         if !self.sides.wants_marks() {
@@ -97,7 +97,7 @@ impl Journal {
     }
 
     /// Which sides hold a main block; `None` if no tier has the block itself. Notes what is part of it.
-    pub(super) fn marks_of(&self, hash: u64, mut parts: Option<&mut Parts>) -> Option<Marks> {
+    pub(crate) fn marks_of(&self, hash: u64, mut parts: Option<&mut Parts>) -> Option<Marks> {
         let slot = self.state.find(hash)?;
         self.state.told_chain(slot, self.told_size())?;
         if !self.state.held_where(slot, Place::is_main) {

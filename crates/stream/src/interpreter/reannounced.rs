@@ -13,9 +13,8 @@ use kvplane_core::{Marks, Reason, Tier};
 use kvplane_wire::{Batch, Event, Hash, Layout, Stored};
 use rustc_hash::FxHashMap;
 
-use super::Journal;
-use super::apply::Effects;
-use crate::change::Change;
+use super::{Interpreter, Reading};
+use crate::ledger::Ledger;
 use crate::seeded::{SeededMap, SeededSet};
 use crate::state::{Place, PlaceId, PlaceName};
 
@@ -28,182 +27,182 @@ const REACH: usize = 64;
 
 /// What a store says of blocks that are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Telling {
+pub(super) enum StoreMeaning {
     /// Another copy of each.
-    Another,
+    NewCopy,
     /// Another copy of each, unless reports are asked for.
-    Copy,
+    ProbableCopy,
     /// One copy of each, or none: it may be a report of blocks of which only some are known.
-    Partly,
+    Partial,
     /// Nothing new.
-    Again,
+    Reannouncement,
     /// One or the other.
-    Either,
+    Ambiguous,
 }
 
-impl Journal {
+impl Interpreter {
     /// What the `at`th event of a batch, a store, says of blocks that are held. What is found of the main group's stores is kept: that
     /// is found before any other group's store of the same prompt changes what is held.
-    pub(super) fn telling(&self, batch: &Batch<'_, '_>, at: usize, neighbours: &mut Neighbours) -> Telling {
+    pub(super) fn meaning_of(
+        &self,
+        ledger: &Ledger,
+        batch: &Batch<'_, '_>,
+        at: usize,
+        neighbours: &mut Neighbours,
+    ) -> StoreMeaning {
         if self.options.semantics.held_once {
-            return Telling::Another;
+            return StoreMeaning::NewCopy;
         }
-        let Some(begun) = Beginning::of(batch, at) else { return Telling::Another };
-        let main = if self.is_of_main(&begun) {
+        let Some(begun) = Beginning::of(batch, at) else { return StoreMeaning::NewCopy };
+        let main = if begun.is_of_main(ledger) {
             Beside::Main(at, begun)
         } else {
-            self.main_beside(batch, at, &begun, neighbours)
+            main_beside(ledger, batch, at, &begun, neighbours)
         };
         let (main_at, main) = match main {
             Beside::Main(main_at, main) => (main_at, main),
-            Beside::None => return Telling::Another,
-            Beside::OutOfReach => return Telling::Either,
+            Beside::None => return StoreMeaning::NewCopy,
+            Beside::OutOfReach => return StoreMeaning::Ambiguous,
         };
-        let known = neighbours.tellings.get(&main_at).copied();
-        let telling = known.unwrap_or_else(|| self.main_telling(main_at, &main, neighbours));
+        let known = neighbours.meanings.get(&main_at).copied();
+        let meaning = known.unwrap_or_else(|| self.main_meaning(ledger, main_at, &main, neighbours));
         if known.is_none() {
-            neighbours.tellings.insert(main_at, telling);
+            neighbours.meanings.insert(main_at, meaning);
         }
         // Of other groups, whole stretches that the main one holds are reported.
-        let reported = begun.is_dense && telling != Telling::Partly && self.are_held(&begun, Place::is_main);
+        let reported = begun.is_dense && meaning != StoreMeaning::Partial && begun.is_held(ledger);
         if main_at == at {
-            return telling;
+            return meaning;
         }
-        match telling {
-            _ if !reported => Telling::Another,
+        match meaning {
+            _ if !reported => StoreMeaning::NewCopy,
             // A report tells windows whole, also where nothing is held; whoever computes a prompt keeps the end of it.
-            Telling::Copy if self.are_partly_held(&begun) => Telling::Either,
-            telling => telling,
+            StoreMeaning::ProbableCopy if begun.is_partly_held(ledger) => StoreMeaning::Ambiguous,
+            meaning => meaning,
         }
     }
 
-    /// The main group's store of the same prompt. The groups of a request are told in their order.
-    fn main_beside<'b, 'f>(
+    fn main_meaning(
         &self,
-        batch: &'b Batch<'_, 'f>,
+        ledger: &Ledger,
         at: usize,
         begun: &Beginning<'_, '_>,
         neighbours: &Neighbours,
-    ) -> Beside<'b, 'f> {
-        let main = |&other: &u32| {
-            let main = Beginning::of(batch, other as usize)?;
-            (self.is_of_main(&main) && main.is_of_prompt(begun)).then_some((other as usize, main))
-        };
-        let begins = &neighbours.begins;
-        let earlier = &begins[..begins.partition_point(|&other| (other as usize) < at)];
-        let later = &begins[begins.partition_point(|&other| other as usize <= at)..];
-        let before = earlier.iter().rev().take(REACH).find_map(main);
-        let found = match before {
-            Some((_, main)) if main.stored.group < begun.stored.group => before,
-            before => later.iter().take(REACH).find_map(main).or(before),
-        };
-        match found {
-            Some((at, main)) => Beside::Main(at, main),
-            None if earlier.len() > REACH || later.len() > REACH => Beside::OutOfReach,
-            None => Beside::None,
-        }
-    }
-
-    fn main_telling(&self, at: usize, begun: &Beginning<'_, '_>, neighbours: &Neighbours) -> Telling {
-        let Some(last) = begun.hashes.last() else { return Telling::Another };
+    ) -> StoreMeaning {
+        let Some(last) = begun.hashes.last() else { return StoreMeaning::NewCopy };
         let goes_on = neighbours.goes_on(at, last.bits);
-        if !self.are_held(begun, Place::is_main) {
-            let may_be_report = self.is_device_in_doubt() && (goes_on || self.reports.seen);
-            return if may_be_report { Telling::Partly } else { Telling::Another };
+        if !begun.is_held(ledger) {
+            let may_be_report = ledger.is_device_in_doubt() && (goes_on || self.epoch.reports.seen);
+            return if may_be_report { StoreMeaning::Partial } else { StoreMeaning::NewCopy };
         }
-        match (self.could_be_told_again(begun.hashes), goes_on) {
-            (Telling::Another, _) => Telling::Another,
-            (telling, true) => telling,
+        match (could_be_reannounced(ledger, begun.hashes), goes_on) {
+            (StoreMeaning::NewCopy, _) => StoreMeaning::NewCopy,
+            (meaning, true) => meaning,
             // Where full reports are asked for, they may also end with a block that is not full, and are not gone on with.
-            (_, false) if self.reports.seen => Telling::Either,
-            (_, false) => Telling::Copy,
-        }
-    }
-
-    /// Whether a request that is served these blocks of a prompt could announce them, or one that is not could compute them. A request
-    /// computes from the start only if it can go on from nowhere within its prompt, of which it never takes the last token.
-    fn could_be_told_again(&self, hashes: &[Hash]) -> Telling {
-        if !self.sides.are_known() {
-            return Telling::Either;
-        }
-        let marks: Vec<Marks> =
-            hashes.iter().map(|hash| self.marks_of(hash.bits, None).unwrap_or_default()).collect();
-        let has = |at: u32, channel| marks[at as usize].has(Tier::Device.index(), channel);
-        let served = |blocks: usize| self.resumption().resumable_at_once(blocks as u32, has);
-        match (served(hashes.len().saturating_sub(1)), served(hashes.len())) {
-            (1.., _) => Telling::Again,
-            (0, 1..) => Telling::Either,
-            (0, 0) => Telling::Another,
+            (_, false) if self.epoch.reports.seen => StoreMeaning::Ambiguous,
+            (_, false) => StoreMeaning::ProbableCopy,
         }
     }
 
     /// How many copies of a block there may be besides those that are counted.
-    pub fn possible_copies(&self, hash: u64) -> u32 {
-        let places = self.state.places.iter().map(|(place, _)| place);
-        places.filter_map(|place| self.reports.possible.get(&(place, hash))).sum()
+    pub fn possible_copies(&self, ledger: &Ledger, hash: u64) -> u32 {
+        let places = ledger.state().places.iter().map(|(place, _)| place);
+        places.filter_map(|place| self.epoch.reports.possible.get(&(place, hash))).sum()
     }
 
     /// Copies are counted that may be none.
     pub(super) fn doubt_copies(&mut self, place: PlaceId, hashes: &[Hash]) {
         for hash in hashes {
-            if self.reports.doubtful.len() >= MAX_DOUBTFUL {
-                self.reports.overflowed = true;
+            if self.epoch.reports.doubtful.len() >= MAX_DOUBTFUL {
+                self.epoch.reports.overflowed = true;
                 return;
             }
-            *self.reports.doubtful.entry((place, hash.bits)).or_default() += 1;
+            *self.epoch.reports.doubtful.entry((place, hash.bits)).or_default() += 1;
         }
     }
 
     /// Blocks may have another copy, which is not counted. They are held as long as one that is counted is left. Only from then on it is
     /// not known whether they are.
-    pub(super) fn suppose_copies(&mut self, place: PlaceId, hashes: &[Hash], effects: &mut Effects) {
+    pub(super) fn suppose_copies(
+        &mut self,
+        ledger: &Ledger,
+        place: PlaceId,
+        hashes: &[Hash],
+        reading: &mut Reading,
+    ) {
         for hash in hashes {
-            let slot = self.state.find(hash.bits);
-            let is_held = slot.is_some_and(|slot| self.state.copies(slot, place) > 0);
-            if !self.reports.suppose(place, hash.bits, 1, is_held) {
-                effects.doubt(Reason::Presence);
+            let slot = ledger.state().find(hash.bits);
+            let is_held = slot.is_some_and(|slot| ledger.state().copies(slot, place) > 0);
+            if !self.epoch.reports.suppose(place, hash.bits, 1, is_held) {
+                reading.doubt(Reason::Presence);
                 return;
             }
         }
     }
 
     /// Reports are asked for: what may have been one before is not counted as a copy. False if that is more than was remembered.
-    pub(super) fn see_report(&mut self, effects: &mut Effects) -> bool {
-        if std::mem::replace(&mut self.reports.seen, true) {
+    pub(super) fn see_report(&mut self, ledger: &mut Ledger, reading: &mut Reading) -> bool {
+        if std::mem::replace(&mut self.epoch.reports.seen, true) {
             return true;
         }
-        let mut doubtful: Vec<_> = std::mem::take(&mut self.reports.doubtful).into_iter().collect();
+        let mut doubtful: Vec<_> = std::mem::take(&mut self.epoch.reports.doubtful).into_iter().collect();
         doubtful.sort_unstable();
         for ((place, hash), copies) in doubtful {
-            let slot = self.state.find(hash).filter(|&slot| self.state.copies(slot, place) > 0);
+            let slot = ledger.state().find(hash).filter(|&slot| ledger.state().copies(slot, place) > 0);
             let Some(slot) = slot else { continue };
-            let copies = copies.min(self.state.copies(slot, place));
-            if !self.reports.suppose(place, hash, copies, true) {
-                effects.doubt(Reason::Presence);
+            let copies = copies.min(ledger.state().copies(slot, place));
+            if !self.epoch.reports.suppose(place, hash, copies, true) {
+                reading.doubt(Reason::Presence);
             }
-            let left = self.take_copies(slot, hash, place, copies, effects);
-            let place = self.state.places.get(place).clone();
-            effects.changes.push(Change::Removed { place, blocks: vec![left] });
+            let left = self.take_copies(ledger, slot, hash, place, copies, reading);
+            let place = ledger.state().places.get(place).clone();
+            reading.draft.tell_removed(place, vec![left]);
         }
-        !std::mem::take(&mut self.reports.overflowed)
+        !std::mem::take(&mut self.epoch.reports.overflowed)
     }
+}
 
-    fn are_held(&self, begun: &Beginning<'_, '_>, here: impl Fn(&Place) -> bool) -> bool {
-        let held = |slot| self.state.held_where(slot, |place| place.tier == Tier::Device && here(place));
-        begun.hashes.iter().all(|hash| self.state.find(hash.bits).is_some_and(held))
+/// The main group's store of the same prompt. The groups of a request are told in their order.
+fn main_beside<'b, 'f>(
+    ledger: &Ledger,
+    batch: &'b Batch<'_, 'f>,
+    at: usize,
+    begun: &Beginning<'_, '_>,
+    neighbours: &Neighbours,
+) -> Beside<'b, 'f> {
+    let main = |&other: &u32| {
+        let main = Beginning::of(batch, other as usize)?;
+        (main.is_of_main(ledger) && main.is_of_prompt(begun)).then_some((other as usize, main))
+    };
+    let begins = &neighbours.begins;
+    let earlier = &begins[..begins.partition_point(|&other| (other as usize) < at)];
+    let later = &begins[begins.partition_point(|&other| other as usize <= at)..];
+    let before = earlier.iter().rev().take(REACH).find_map(main);
+    let found = match before {
+        Some((_, main)) if main.stored.group < begun.stored.group => before,
+        before => later.iter().take(REACH).find_map(main).or(before),
+    };
+    match found {
+        Some((at, main)) => Beside::Main(at, main),
+        None if earlier.len() > REACH || later.len() > REACH => Beside::OutOfReach,
+        None => Beside::None,
     }
+}
 
-    /// Whether a group holds some of a store's blocks, and not all.
-    fn are_partly_held(&self, begun: &Beginning<'_, '_>) -> bool {
-        let here = |place: &Place| place.tier == Tier::Device && place.group == begun.stored.group;
-        let slots = begun.hashes.iter().map(|hash| self.state.find(hash.bits));
-        let held = slots.filter(|slot| slot.is_some_and(|slot| self.state.held_where(slot, here))).count();
-        held > 0 && held < begun.hashes.len()
+/// Whether a request that is served these blocks of a prompt could announce them, or one that is not could compute them. A request
+/// computes from the start only if it can go on from nowhere within its prompt, of which it never takes the last token.
+fn could_be_reannounced(ledger: &Ledger, hashes: &[Hash]) -> StoreMeaning {
+    if !ledger.sides.are_known() {
+        return StoreMeaning::Ambiguous;
     }
-
-    fn is_of_main(&self, begun: &Beginning<'_, '_>) -> bool {
-        let place = self.state.places.find(super::stores::place_name(begun.stored));
-        begun.is_dense && place.is_some_and(|place| self.state.places.get(place).is_main())
+    let marks: Vec<Marks> =
+        hashes.iter().map(|hash| ledger.marks_of(hash.bits, None).unwrap_or_default()).collect();
+    let has = |at: u32, channel| marks[at as usize].has(Tier::Device.index(), channel);
+    let served = |blocks: usize| ledger.resumption().resumable_at_once(blocks as u32, has);
+    match (served(hashes.len().saturating_sub(1)), served(hashes.len())) {
+        (1.., _) => StoreMeaning::Reannouncement,
+        (0, 1..) => StoreMeaning::Ambiguous,
+        (0, 0) => StoreMeaning::NewCopy,
     }
 }
 
@@ -312,7 +311,7 @@ pub(super) struct Neighbours {
     /// By a block and a place: the last store there that builds on it.
     continued: SeededMap<(u64, u32), u32>,
     /// What stores of the main group that begin a prompt say of it, by their number in the batch.
-    tellings: FxHashMap<usize, Telling>,
+    meanings: FxHashMap<usize, StoreMeaning>,
 }
 
 impl Neighbours {
@@ -363,6 +362,28 @@ impl<'b, 'f> Beginning<'b, 'f> {
         let (hashes, tokens) = (batch.stored_hashes(stored), batch.tokens(stored).ids());
         let begun = Self { stored, hashes, tokens, is_dense: layout == Layout::Dense };
         (begins && on_device).then_some(begun)
+    }
+
+    /// Whether it is a store of the main group that says what its blocks are.
+    fn is_of_main(&self, ledger: &Ledger) -> bool {
+        let place = ledger.state().places.find(super::stores::place_name(self.stored));
+        self.is_dense && place.is_some_and(|place| ledger.state().places.get(place).is_main())
+    }
+
+    /// Whether the device holds all of its blocks in the main group.
+    fn is_held(&self, ledger: &Ledger) -> bool {
+        let here = |place: &Place| place.tier == Tier::Device && place.is_main();
+        let held = |slot| ledger.state().held_where(slot, here);
+        self.hashes.iter().all(|hash| ledger.state().find(hash.bits).is_some_and(held))
+    }
+
+    /// Whether its group holds some of its blocks, and not all.
+    fn is_partly_held(&self, ledger: &Ledger) -> bool {
+        let here = |place: &Place| place.tier == Tier::Device && place.group == self.stored.group;
+        let slots = self.hashes.iter().map(|hash| ledger.state().find(hash.bits));
+        let held =
+            slots.filter(|slot| slot.is_some_and(|slot| ledger.state().held_where(slot, here))).count();
+        held > 0 && held < self.hashes.len()
     }
 
     /// Whether another store may be of the same prompt: groups with larger blocks store less of its end.

@@ -96,7 +96,7 @@ impl Group {
     }
 
     /// What it needs, with blocks of such a size besides main ones of another. `None` where the sizes have no common boundary.
-    pub(super) fn fit(&self, size: Option<u32>, main_size: u32) -> Option<Fit> {
+    pub(crate) fn fit(&self, size: Option<u32>, main_size: u32) -> Option<Fit> {
         let size = size.filter(|&size| size > 0)?;
         let window = self.sliding_window.unwrap_or(0);
         let blocks = match self.kind() {
@@ -122,17 +122,17 @@ impl Group {
 
 /// How a side's blocks lie on main ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Fit {
-    pub(super) need: Need,
+pub(crate) struct Fit {
+    pub(crate) need: Need,
     /// Its blocks per main block; 1 where they are as large, or larger.
-    pub(super) parts: u32,
+    pub(crate) parts: u32,
     /// How many of these the tail of a main block has.
-    pub(super) tail_parts: u32,
+    pub(crate) tail_parts: u32,
 }
 
 impl Fit {
     /// Whether more than the last of a main block's parts is asked for.
-    pub(super) fn walks(self) -> bool {
+    pub(crate) fn walks(self) -> bool {
         let whole = match self.need {
             Need::Prefix { .. } => true,
             Need::Run { blocks, .. } => blocks > 0,
@@ -141,27 +141,27 @@ impl Fit {
     }
 
     /// Of a group that needs nothing: it is the main one.
-    pub(super) const NOTHING: Self =
+    pub(crate) const NOTHING: Self =
         Self { need: Need::Run { blocks: 0, stride: 1, tail: false }, parts: 1, tail_parts: 0 };
     /// Of a group of which nothing may be counted, as long as it has no mark.
-    pub(super) const NEVER: Self = Self { need: Need::Prefix { stride: 1 }, parts: 1, tail_parts: 0 };
+    pub(crate) const NEVER: Self = Self { need: Need::Prefix { stride: 1 }, parts: 1, tail_parts: 0 };
 }
 
 /// What an event says of a group.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ToldGroup<'a> {
-    pub(super) group: Option<u32>,
-    pub(super) spec_kind: Option<&'a str>,
-    pub(super) sliding_window: Option<u32>,
+pub(crate) struct ToldGroup<'a> {
+    pub(crate) group: Option<u32>,
+    pub(crate) spec_kind: Option<&'a str>,
+    pub(crate) sliding_window: Option<u32>,
     /// Where the event has whole blocks of it.
-    pub(super) block_size: Option<u32>,
+    pub(crate) block_size: Option<u32>,
     /// None of them can be one that is not full.
-    pub(super) is_full: bool,
-    pub(super) on_device: bool,
+    pub(crate) is_full: bool,
+    pub(crate) on_device: bool,
 }
 
 /// Whether the blocks of a store are full for sure: what is stored before it is full is stored alone, with its own tokens.
-pub(super) fn is_full(layout: Layout, blocks: usize) -> bool {
+pub(crate) fn is_full(layout: Layout, blocks: usize) -> bool {
     match layout {
         Layout::Dense => blocks > 1,
         Layout::Sparse => true,
@@ -183,11 +183,11 @@ impl Groups {
         groups
     }
 
-    pub(super) fn known(&self) -> &[Group] {
+    pub(crate) fn known(&self) -> &[Group] {
         &self.known
     }
 
-    pub(super) fn main(&self) -> Option<&Group> {
+    pub(crate) fn main(&self) -> Option<&Group> {
         self.main.map(|at| &self.known[at])
     }
 
@@ -203,12 +203,12 @@ impl Groups {
     }
 
     /// Blocks were told of a group without a number, and there are several that have one.
-    pub(super) fn has_stray(&self) -> bool {
+    pub(crate) fn has_stray(&self) -> bool {
         self.count() > 1 && self.known.iter().any(|group| group.group.is_none())
     }
 
     /// The groups beside the main one.
-    pub(super) fn sides(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn sides(&self) -> impl Iterator<Item = usize> {
         self.numbered().filter(|&at| self.main != Some(at))
     }
 
@@ -219,7 +219,7 @@ impl Groups {
     }
 
     /// Takes in what an event says. True if that is new. `one_full`: there is one full group, the last that was said to be.
-    pub(super) fn learn(&mut self, told: ToldGroup<'_>, one_full: bool) -> bool {
+    pub(crate) fn learn(&mut self, told: ToldGroup<'_>, one_full: bool) -> bool {
         let found = self.known.iter().position(|group| group.group == told.group);
         if found.is_none() && self.known.len() >= MAX_GROUPS {
             // Nothing is counted of so many.
@@ -254,7 +254,7 @@ impl Groups {
     }
 
     /// What is to be said of a group's kind and window where an event says this.
-    pub(super) fn settled<'a>(
+    pub(crate) fn settled<'a>(
         &self,
         group: Option<u32>,
         said: (Option<&'a str>, Option<u32>),
@@ -272,12 +272,12 @@ impl Groups {
     }
 
     /// The main group is the first that keeps whole prefixes. Until there is one, it stays as it is.
-    pub(super) fn choose_main(&mut self) {
+    pub(crate) fn choose_main(&mut self) {
         self.set_main(self.first_of(SpecKind::Full).or(self.main));
     }
 
     /// Where no group keeps whole prefixes, one is held against what it should: less is counted, and never too much.
-    pub(super) fn choose_any_main(&mut self) {
+    pub(crate) fn choose_any_main(&mut self) {
         let full = self.first_of(SpecKind::Full);
         let any = full.or_else(|| self.first_of(SpecKind::Sliding)).or_else(|| self.numbered().next());
         self.set_main(any);

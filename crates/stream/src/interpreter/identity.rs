@@ -5,7 +5,8 @@ use std::sync::Arc;
 use kvplane_core::Tier;
 use kvplane_wire::{ExtraKey, OwnedExtraKey, Stored};
 
-use super::Journal;
+use super::Interpreter;
+use crate::ledger::Ledger;
 use crate::state::{Attributes, Chain, Parent};
 
 /// What a store says of one of its blocks.
@@ -18,9 +19,15 @@ pub(super) struct Said<'a, 'f> {
     pub(super) hidden: bool,
 }
 
-impl Journal {
+impl Interpreter {
     /// Whether a store says of a block what is known of it: what comes before it, its tokens, and all that separates equal tokens.
-    pub(super) fn is_same(&self, known: &Chain, said: &Said<'_, '_>, stored: &Stored<'_>) -> bool {
+    pub(super) fn is_same(
+        &self,
+        ledger: &Ledger,
+        known: &Chain,
+        said: &Said<'_, '_>,
+        stored: &Stored<'_>,
+    ) -> bool {
         if known.parent != said.parent || *known.tokens != *said.tokens {
             return false;
         }
@@ -32,16 +39,16 @@ impl Journal {
         let (ours, theirs) = (&known.attributes, said.attributes);
         let same_adapter = ours.lora_name == theirs.lora_name && ours.lora_id == theirs.lora_id;
         let same_salt = ours.cache_salt == theirs.cache_salt
-            || theirs.cache_salt.is_none() && ours.cache_salt == self.salt_before(known);
+            || theirs.cache_salt.is_none() && ours.cache_salt == self.salt_before(ledger, known);
         let same_keys =
             said.hidden || are_same_keys(known.extra_keys.as_deref().unwrap_or_default(), said.keys);
         same_adapter && same_salt && same_keys
     }
 
     /// The salt that a block has from what comes before it.
-    fn salt_before(&self, chain: &Chain) -> Option<Box<str>> {
+    fn salt_before(&self, ledger: &Ledger, chain: &Chain) -> Option<Box<str>> {
         let Parent::Block(parent) = chain.parent else { return None };
-        let parent = self.state.attached_chain(self.state.find(parent)?)?;
+        let parent = ledger.state().attached_chain(ledger.state().find(parent)?)?;
         parent.attributes.cache_salt.clone()
     }
 }

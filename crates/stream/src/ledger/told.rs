@@ -3,14 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use kvplane_core::{Continuity as Standing, Epoch, Reason, Tier, TrustState};
+use kvplane_core::{Epoch, Reason, Tier, TrustState};
 use rustc_hash::FxHashSet;
 
-use super::Journal;
-use super::apply::Effects;
 use super::groups::{ToldGroup, is_full};
 use super::sides::Sides;
 use super::window::Notes;
+use super::{Draft, KnownFrom, Ledger};
 use crate::change::{Change, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition};
 use crate::clock::Now;
 use crate::mirror::{MirroredState, Misfit, ToldEntry, chain_as_told, check};
@@ -68,11 +67,11 @@ impl Attached {
 /// What an entry has done so far.
 #[derive(Default)]
 struct Told {
-    effects: Effects,
+    draft: Draft,
     attached: VecDeque<Attached>,
 }
 
-impl Journal {
+impl Ledger {
     /// Nothing is known any more, not even the life.
     pub(crate) fn void(&mut self, now: Now) {
         if self.epoch != Epoch::UNKNOWN || self.state.entries() > 0 {
@@ -84,7 +83,7 @@ impl Journal {
         self.window.restart(self.epoch);
         self.trust = TrustState::default();
         self.trust.degrade(Reason::Unheard, now.unix_ms);
-        self.known_from = None;
+        self.known_from = KnownFrom::Never;
         self.engine_sequence = None;
         self.learned_block_size = None;
         self.untranslatable = false;
@@ -98,18 +97,12 @@ impl Journal {
         self.epoch = cursor.epoch;
         self.window.restart_at(cursor, end.last_event_id);
         self.trust = end.trust;
-        self.known_from = end.known_from;
+        self.known_from = end.known_from.into();
         self.engine_sequence = end.engine_sequence;
         self.learned_block_size = end.block_size;
         self.untranslatable = untranslatable;
         self.load_groups(end.groups, &end.resumption, end.partial_blocks);
         self.note_doubt_of_device();
-    }
-
-    /// The stream stands elsewhere, and no entry says so.
-    pub(crate) fn stand(&mut self, standing: Standing) {
-        self.standing = standing;
-        self.window.set_standing(standing);
     }
 
     /// Applies an entry as it was told. After an error the state is nobody's: [`Self::void`] it.
@@ -125,29 +118,29 @@ impl Journal {
         let next = next_announced(&changes);
         for at in 0..changes.len() {
             if let Some(store) = proving_store(&changes, at, next[at]) {
-                self.learn_told_group(store, &mut told.effects);
+                self.learn_told_group(store, &mut told.draft);
             }
             self.apply_change(&mut changes[at], &mut told)?;
         }
         self.attach_the_rest(&mut told)?;
-        let mut effects = told.effects;
+        let mut draft = told.draft;
         if let Some(units) = entry.units {
             self.sides.set_units(units);
             self.serve_whole_prompts(entry.whole_prompt);
         }
-        self.settle_groups(&mut effects);
-        self.release_left(&mut effects);
-        self.note_unresolved(&effects);
+        self.settle_groups(&mut draft);
+        self.release_left(&mut draft);
+        self.note_unresolved(&draft);
         let digest = self.state.digest();
         if digest != entry.digest {
             return Err(Misfit::Digest);
         }
-        if self.last_event_id() + effects.transitions.len() as u64 != entry.last_event_id {
+        if self.last_event_id() + draft.transitions.len() as u64 != entry.last_event_id {
             return Err(Misfit::EventIds);
         }
         if let Some(trust) = &entry.trust {
             self.trust = trust.clone();
-            self.known_from = entry.known_from;
+            self.known_from = entry.known_from.into();
         }
         if entry.engine_sequence.is_some() {
             self.counters.batches += 1;
@@ -155,18 +148,9 @@ impl Journal {
         }
         self.counters.events += changes.len() as u64;
         self.note_doubt_of_device();
-        let notes = Notes {
-            trust: entry.trust,
-            standing: entry.standing,
-            digest,
-            age: entry.age,
-            untranslatable: self.untranslatable,
-            known_from: self.known_from,
-            resumption: self.sides.take_news(),
-            marks: self.take_marks(),
-        };
-        self.push_noted(entry.engine_sequence, entry.timestamp, changes, notes, effects.transitions);
-        self.state.compact();
+        let notes =
+            Notes { trust: entry.trust, standing: entry.standing, age: entry.age, ..self.notes(digest) };
+        self.push_noted(entry.engine_sequence, entry.timestamp, changes, notes, draft.transitions);
         Ok(())
     }
 
@@ -187,11 +171,11 @@ impl Journal {
                 // All that this store attached was told before it.
                 self.attach_the_rest(told)
             }
-            Change::Removed { place, blocks } => self.apply_told_removal(place, blocks, &mut told.effects),
+            Change::Removed { place, blocks } => self.apply_told_removal(place, blocks, &mut told.draft),
             Change::Cleared { places, elsewhere } => {
                 *elsewhere = self.state.held_elsewhere();
                 elsewhere.retain(|(place, _)| places.iter().any(|told| told.name().names(place)));
-                self.apply_told_clear(places, &mut told.effects);
+                self.apply_told_clear(places, &mut told.draft);
                 Ok(())
             }
             Change::Dropped { reason, elsewhere } => {
@@ -199,12 +183,12 @@ impl Journal {
                 self.untranslatable = false;
                 if reason.is_loss() {
                     self.state.drop_places(|_| true);
-                    self.known_from = None;
+                    self.known_from = KnownFrom::Never;
                 } else {
                     // What blocks are was misunderstood.
                     self.replace_state();
                 }
-                told.effects.transitions.push(Transition::Cleared);
+                told.draft.transitions.push(Transition::Cleared);
                 Ok(())
             }
         }
@@ -213,7 +197,7 @@ impl Journal {
     fn apply_told_store(&mut self, stored: &mut StoredChange, told: &mut Told) -> Result<(), Misfit> {
         let announced = stored.cause == StoreCause::Announced;
         if announced {
-            self.learn_told_group(stored, &mut told.effects);
+            self.learn_told_group(stored, &mut told.draft);
         }
         let place = self.state.places.place_as_told(&stored.place).ok_or(Misfit::Budget)?;
         stored.place = self.state.places.get(place).clone();
@@ -225,36 +209,25 @@ impl Journal {
         }
         if announced {
             self.counters.blocks_stored += stored.blocks.len() as u64;
-            self.learn_told_size(stored, &mut told.effects);
+            self.learn_told_size(stored, &mut told.draft);
         } else {
             self.counters.proven_blocks += stored.blocks.len() as u64;
         }
-        let (tier, proves) = (stored.place.tier, stored.place.proves_ancestors());
+        let proves = stored.place.proves_ancestors();
         for block in &stored.blocks {
-            let slot = self.state.slot_for(block.hash)?;
-            let was_tellable = self.state.told_chain(slot, self.told_size()).is_some();
-            self.define_told(slot, block, stored.block_size, &stored.attributes, &mut told.effects)?;
+            let slot = self.slot(block.hash)?;
+            let before = self.before(slot);
+            self.define_told(slot, block, stored.block_size, &stored.attributes, &mut told.draft)?;
             if announced {
                 self.attach_first(slot, place, block, told)?;
             }
-            let was_visible = was_tellable && self.is_visible(slot, tier);
-            let was_held = self.state.held_where(slot, |_| true);
-            self.state.set_copies(slot, place, block.copies);
-            if !was_visible {
-                self.became_visible(slot, tier, &mut told.effects.transitions);
-            }
-            if !was_tellable && was_held {
-                // It was held before anybody could be told of it.
-                for other in Tier::ALL.into_iter().filter(|&other| other != tier) {
-                    self.became_visible(slot, other, &mut told.effects.transitions);
-                }
-            }
+            self.hold(slot, place, block.copies, before, &mut told.draft);
             if announced {
                 self.tell_attached_as_told(told)?;
             }
-            told.effects.attached.clear();
+            told.draft.attached.clear();
             if announced && proves && stored.layout != Layout::Dense {
-                told.effects.unresolved.push(block.hash);
+                told.draft.unresolved.push(block.hash);
             }
         }
         Ok(())
@@ -266,22 +239,22 @@ impl Journal {
         block: &StoredBlock,
         block_size: u32,
         attributes: &Arc<Attributes>,
-        effects: &mut Effects,
+        draft: &mut Draft,
     ) -> Result<(), Misfit> {
         if let Some(wide) = &block.wide {
             self.state.set_wide(block.hash, wide);
         }
         let Some(chain) = chain_as_told(block, block_size, attributes) else { return Ok(()) };
         check(block)?;
-        Ok(self.state.define_as_told(slot, chain, &mut effects.attached)?)
+        Ok(self.state.define_as_told(slot, chain, &mut draft.attached)?)
     }
 
     /// The last store attached blocks that waited. Which of them are told, and in which order, decides the other plane.
     fn tell_attached_as_told(&mut self, told: &mut Told) -> Result<(), Misfit> {
-        if told.attached.is_empty() || told.effects.attached.is_empty() {
+        if told.attached.is_empty() || told.draft.attached.is_empty() {
             return Ok(());
         }
-        let waited: FxHashSet<_> = told.effects.attached.iter().copied().collect();
+        let waited: FxHashSet<_> = told.draft.attached.iter().copied().collect();
         while let Some(next) = told.attached.front() {
             let (hash, size) = (next.block.hash, next.block_size);
             let slot = self.state.find(hash);
@@ -292,7 +265,7 @@ impl Journal {
             while let Some(next) = told.attached.pop_front_if(|next| next.is(hash, size)) {
                 self.check_held(slot, &next)?;
             }
-            self.attached_visibly((slot, size), &mut told.effects.transitions);
+            self.attached_visibly((slot, size), &mut told.draft.transitions);
         }
         Ok(())
     }
@@ -311,7 +284,7 @@ impl Journal {
             if !here || next.block.copies != block.copies {
                 self.check_held(slot, &next)?;
             }
-            self.define_told(slot, &next.block, next.block_size, &next.attributes, &mut told.effects)?;
+            self.define_told(slot, &next.block, next.block_size, &next.attributes, &mut told.draft)?;
         }
         Ok(())
     }
@@ -322,12 +295,12 @@ impl Journal {
             let (hash, size) = (first.block.hash, first.block_size);
             let slot = self.state.find(hash).ok_or(Misfit::Malformed("an unknown block is attached"))?;
             self.check_held(slot, &first)?;
-            self.define_told(slot, &first.block, first.block_size, &first.attributes, &mut told.effects)?;
-            told.effects.attached.clear();
+            self.define_told(slot, &first.block, first.block_size, &first.attributes, &mut told.draft)?;
+            told.draft.attached.clear();
             while let Some(next) = told.attached.pop_front_if(|next| next.is(hash, size)) {
                 self.check_held(slot, &next)?;
             }
-            self.attached_visibly((slot, size), &mut told.effects.transitions);
+            self.attached_visibly((slot, size), &mut told.draft.transitions);
         }
         Ok(())
     }
@@ -340,7 +313,7 @@ impl Journal {
     }
 
     /// What a store says of its group.
-    fn learn_told_group(&mut self, stored: &StoredChange, effects: &mut Effects) {
+    fn learn_told_group(&mut self, stored: &StoredChange, draft: &mut Draft) {
         let whole = stored.layout != Layout::HashOnly && !has_moved(stored);
         let told = ToldGroup {
             group: stored.place.group,
@@ -350,23 +323,20 @@ impl Journal {
             is_full: is_full(stored.layout, stored.blocks.len()),
             on_device: stored.place.tier == Tier::Device,
         };
-        self.learn_group(told, effects);
+        self.learn_group(told, draft);
     }
 
     /// The size of all blocks, by the rules that the other plane has it by.
-    fn learn_told_size(&mut self, stored: &StoredChange, effects: &mut Effects) {
+    fn learn_told_size(&mut self, stored: &StoredChange, draft: &mut Draft) {
         if stored.layout != Layout::Dense || !stored.place.is_main() || has_moved(stored) {
             return;
         }
         if !self.options.semantics.partial_blocks {
-            self.learn_main_size(stored.block_size, stored.blocks.len(), effects);
+            self.learn_main_size(stored.block_size, stored.blocks.len(), draft);
             return;
         }
-        let parent = stored.parent.and_then(|parent| self.state.find(parent));
-        let parent_size =
-            parent.and_then(|parent| self.state.attached_chain(parent)).map(|chain| chain.block_size);
-        if let Some(full) = if stored.blocks.len() > 1 { Some(stored.block_size) } else { parent_size } {
-            self.learn_full_size(full, effects);
+        if let Some(full) = self.full_size(stored.block_size, stored.blocks.len(), stored.parent) {
+            self.learn_full_size(full, draft);
         }
     }
 
@@ -374,7 +344,7 @@ impl Journal {
         &mut self,
         place: &mut Arc<Place>,
         blocks: &[RemovedBlock],
-        effects: &mut Effects,
+        draft: &mut Draft,
     ) -> Result<(), Misfit> {
         let unknown = Misfit::Malformed("something that is not held is removed");
         let id = self.state.places.find(place.name()).ok_or(unknown)?;
@@ -382,18 +352,18 @@ impl Journal {
         self.counters.blocks_removed += blocks.len() as u64;
         for &RemovedBlock { hash, copies } in blocks {
             let slot = self.state.find(hash).ok_or(unknown)?;
-            self.leave_copies(slot, hash, id, copies, effects);
+            self.release(slot, hash, id, copies, draft);
         }
         Ok(())
     }
 
-    fn apply_told_clear(&mut self, places: &mut [Arc<Place>], effects: &mut Effects) {
+    fn apply_told_clear(&mut self, places: &mut [Arc<Place>], draft: &mut Draft) {
         self.counters.clears += 1;
         for place in places.iter_mut() {
             if let Some(id) = self.state.places.find(place.name()) {
                 *place = self.state.places.get(id).clone();
             }
         }
-        self.empty_places(places, false, effects);
+        self.empty(places, false, draft);
     }
 }

@@ -6,10 +6,9 @@ use kvplane_core::{LEVELS, MARK_CHANNELS, Reason, Resumption, Side, SpecKind};
 use kvplane_wire::Layout;
 use smallvec::SmallVec;
 
-use super::Journal;
-use super::apply::Effects;
 use super::groups::{Fit, Group, Groups, ToldGroup};
 use super::marks::Parts;
+use super::{Draft, Ledger};
 use crate::state::{MainGroup, ToldSize};
 
 /// Sides that marks have room for.
@@ -18,12 +17,12 @@ const MAX_SIDES: usize = MARK_CHANNELS / 2;
 /// What is known of the other groups.
 #[derive(Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
-pub(super) struct Sides {
-    pub(super) groups: Groups,
+pub(crate) struct Sides {
+    pub(crate) groups: Groups,
     /// By the number of the side: which group it is, and how its blocks lie on main ones. Numbers stay for a life.
-    pub(super) numbered: Vec<(usize, Fit)>,
+    pub(crate) numbered: Vec<(usize, Fit)>,
     /// Nothing may be counted: some group's need cannot be told in main blocks.
-    pub(super) blocked: bool,
+    pub(crate) blocked: bool,
     /// It is not known what some group needs.
     unknown: bool,
     /// Blocks may not be full, and the size of main blocks is not known.
@@ -31,9 +30,9 @@ pub(super) struct Sides {
     /// Groups of which blocks came without their positions.
     sparse: SmallVec<[Option<u32>; 4]>,
     /// Blocks have several sizes, or main blocks are stored before they are full.
-    pub(super) has_partial: bool,
+    pub(crate) has_partial: bool,
     /// The size of main blocks was contradicted, but only by a block that may not be full.
-    pub(super) suspects_size: bool,
+    pub(crate) suspects_size: bool,
     resumption: Arc<Resumption>,
     /// Since the last entry.
     changed: bool,
@@ -41,13 +40,13 @@ pub(super) struct Sides {
     made_for: Option<u32>,
     stale: bool,
     /// Blocks have other marks than were told.
-    pub(super) all_anew: bool,
-    pub(super) parts: Parts,
+    pub(crate) all_anew: bool,
+    pub(crate) parts: Parts,
 }
 
 impl Sides {
     /// Of a life that nothing is known of yet.
-    pub(super) fn new(drops_last: bool) -> Self {
+    pub(crate) fn new(drops_last: bool) -> Self {
         Self::of(Resumption { drops_last, ..Resumption::default() })
     }
 
@@ -63,7 +62,7 @@ impl Sides {
     }
 
     /// So many main blocks each tier gives back at once.
-    pub(super) fn set_units(&mut self, units: [u32; LEVELS]) {
+    pub(crate) fn set_units(&mut self, units: [u32; LEVELS]) {
         if self.resumption.units != units {
             Arc::make_mut(&mut self.resumption).units = units;
             self.changed = true;
@@ -71,7 +70,7 @@ impl Sides {
     }
 
     /// Whether the device may hold more than is known, which matters where tiers behind it give back several blocks at once.
-    pub(super) fn set_device_in_doubt(&mut self, in_doubt: bool) {
+    pub(crate) fn set_device_in_doubt(&mut self, in_doubt: bool) {
         let in_doubt = in_doubt && self.resumption.units.iter().any(|&unit| unit > 1);
         if self.resumption.device_in_doubt != in_doubt {
             Arc::make_mut(&mut self.resumption).device_in_doubt = in_doubt;
@@ -80,7 +79,7 @@ impl Sides {
     }
 
     /// Tiers behind the device are asked for the whole prompt, so what they hold is marked from now on.
-    pub(super) fn set_whole_prompt(&mut self, whole_prompt: bool) {
+    pub(crate) fn set_whole_prompt(&mut self, whole_prompt: bool) {
         if self.resumption.whole_prompt != whole_prompt {
             Arc::make_mut(&mut self.resumption).whole_prompt = whole_prompt;
             self.changed = true;
@@ -89,42 +88,42 @@ impl Sides {
     }
 
     /// Whether main blocks have marks.
-    pub(super) fn wants_marks(&self) -> bool {
+    pub(crate) fn wants_marks(&self) -> bool {
         !self.numbered.is_empty() || self.resumption.whole_prompt
     }
 
     /// What is needed, where that changed since the last entry.
-    pub(super) fn take_news(&mut self) -> Option<Arc<Resumption>> {
+    pub(crate) fn take_news(&mut self) -> Option<Arc<Resumption>> {
         std::mem::take(&mut self.changed).then(|| self.resumption.clone())
     }
 
     /// Which places are of the main group.
-    pub(super) fn main_group(&self) -> Option<MainGroup> {
+    pub(crate) fn main_group(&self) -> Option<MainGroup> {
         self.groups.main_group()
     }
 
     /// The size of the main group's blocks, sure or not.
-    pub(super) fn told_main_size(&self) -> Option<u32> {
+    pub(crate) fn told_main_size(&self) -> Option<u32> {
         self.groups.main()?.block_size
     }
 
     /// Whether the engine says what the main group is: releases before that store whole blocks alone.
-    pub(super) fn main_has_kind(&self) -> bool {
+    pub(crate) fn main_has_kind(&self) -> bool {
         self.groups.main().is_some_and(|main| main.spec_kind.is_some())
     }
 
     /// Whether it is known what each group needs.
-    pub(super) fn are_known(&self) -> bool {
+    pub(crate) fn are_known(&self) -> bool {
         self.groups.sides().all(|at| self.numbered.iter().any(|&(known, _)| known == at))
     }
 
     /// Other blocks are main ones: what was told of their marks is void.
-    pub(super) fn mark_all_anew(&mut self) {
+    pub(crate) fn mark_all_anew(&mut self) {
         self.all_anew = true;
     }
 
     /// Whether the groups keep answers from being exact, for this reason.
-    pub(super) fn stands(&self, reason: Reason) -> bool {
+    pub(crate) fn stands(&self, reason: Reason) -> bool {
         match reason {
             Reason::NoFullGroup => {
                 !self.groups.known().is_empty() && self.groups.main().map(Group::kind) != Some(SpecKind::Full)
@@ -196,17 +195,17 @@ impl Sides {
     }
 
     /// Whether there are groups beside the main one.
-    pub(super) fn are_there(&self) -> bool {
+    pub(crate) fn are_there(&self) -> bool {
         !self.numbered.is_empty()
     }
 
     /// Whether some side's blocks are smaller than main ones.
-    pub(super) fn has_parts(&self) -> bool {
+    pub(crate) fn has_parts(&self) -> bool {
         self.numbered.iter().any(|(_, fit)| fit.parts > 1)
     }
 }
 
-impl Journal {
+impl Ledger {
     /// What the stream needs besides its main blocks.
     pub fn resumption(&self) -> &Arc<Resumption> {
         &self.sides.resumption
@@ -218,7 +217,7 @@ impl Journal {
     }
 
     /// Which blocks are told to those who know one block size.
-    pub(super) fn told_size(&self) -> ToldSize {
+    pub(crate) fn told_size(&self) -> ToldSize {
         if self.sides.has_partial || self.options.semantics.partial_blocks {
             ToldSize::Only(self.block_size())
         } else {
@@ -228,14 +227,14 @@ impl Journal {
 
     /// An event names a group. That none of them keeps whole prefixes shows at the end of the batch: one that does may be told after
     /// the others.
-    pub(super) fn learn_group(&mut self, told: ToldGroup<'_>, effects: &mut Effects) {
+    pub(crate) fn learn_group(&mut self, told: ToldGroup<'_>, draft: &mut Draft) {
         if self.sides.groups.learn(told, self.options.semantics.windows) {
             self.sides.stale = true;
-            self.retell(effects, |journal| {
-                journal.sides.groups.choose_main();
+            self.retell(draft, |ledger| {
+                ledger.sides.groups.choose_main();
                 // Blocks of several sizes, and such as are not full yet, are known of caches with several groups alone.
-                journal.sides.has_partial |= journal.sides.groups.count() > 1;
-                journal.fit_main_size();
+                ledger.sides.has_partial |= ledger.sides.groups.count() > 1;
+                ledger.fit_main_size();
             });
             if self.sides.groups.main().is_some() {
                 self.work_out_needs();
@@ -244,7 +243,7 @@ impl Journal {
     }
 
     /// Another group may be the main one, or its blocks not be what they were taken for.
-    pub(super) fn fit_main_size(&mut self) {
+    pub(crate) fn fit_main_size(&mut self) {
         let semantics = self.options.semantics;
         if self.sides.has_partial && !semantics.partial_blocks {
             self.learned_block_size = self.sides.main_size();
@@ -252,7 +251,7 @@ impl Journal {
     }
 
     /// Blocks may come without their positions. Where those are needed, less is counted than may be there.
-    pub(super) fn note_layout(&mut self, group: Option<u32>, layout: Layout, blocks: usize) {
+    pub(crate) fn note_layout(&mut self, group: Option<u32>, layout: Layout, blocks: usize) {
         let is_known = || self.sides.groups.known().iter().any(|known| known.group == group);
         if layout == Layout::Sparse && blocks > 0 && is_known() && !self.sides.sparse.contains(&group) {
             self.sides.sparse.push(group);
@@ -260,15 +259,15 @@ impl Journal {
     }
 
     /// Works out what all groups together need, where that may be something else than before.
-    pub(super) fn settle_groups(&mut self, effects: &mut Effects) {
+    pub(crate) fn settle_groups(&mut self, draft: &mut Draft) {
         let size = self.block_size();
         if !self.sides.stale && self.sides.made_for == size {
             return;
         }
         self.sides.stale = false;
-        self.retell(effects, |journal| {
-            journal.sides.groups.choose_any_main();
-            journal.fit_main_size();
+        self.retell(draft, |ledger| {
+            ledger.sides.groups.choose_any_main();
+            ledger.fit_main_size();
         });
         self.work_out_needs();
     }
@@ -285,8 +284,25 @@ impl Journal {
         self.state.changed.wanted = self.sides.wants_marks();
     }
 
+    /// Says in how many main blocks each tier gives blocks back.
+    pub(crate) fn set_units(&mut self, units: [u32; LEVELS]) {
+        self.sides.set_units(units);
+    }
+
+    /// The connector is asked for whole prompts, or is not.
+    pub(crate) fn serve_whole_prompts(&mut self, whole_prompt: bool) {
+        self.sides.set_whole_prompt(whole_prompt);
+        self.state.changed.wanted = self.sides.wants_marks();
+    }
+
+    /// Says whether blocks may be on the device that are not known.
+    pub(super) fn note_doubt_of_device(&mut self) {
+        let in_doubt = self.is_device_in_doubt();
+        self.sides.set_device_in_doubt(in_doubt);
+    }
+
     /// Everything about the state is as the groups want it. After it was replaced.
-    pub(super) fn fit_state(&mut self) {
+    pub(crate) fn fit_state(&mut self) {
         self.state.places.set_main(self.sides.main_group());
         self.state.changed.wanted = self.sides.wants_marks();
         self.sides.parts = Parts::default();
@@ -294,10 +310,10 @@ impl Journal {
     }
 
     /// Takes over the groups of a state that another plane tells.
-    pub(super) fn load_groups(&mut self, groups: Vec<Group>, told: &Resumption, partial_blocks: bool) {
+    pub(crate) fn load_groups(&mut self, groups: Vec<Group>, told: &Resumption, partial_blocks: bool) {
         self.sides = Sides { has_partial: partial_blocks, ..Sides::as_told(groups, told) };
         self.fit_state();
-        self.settle_groups(&mut Effects::default());
+        self.settle_groups(&mut Draft::default());
         self.sides.all_anew = false;
         self.find_parts();
     }

@@ -20,10 +20,9 @@ use std::sync::Arc;
 use kvplane_core::{Continuity as Standing, Namespace, Reason, Tier, chain_hash, hash_blocks};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::Journal;
-use super::ancestors::tell_proven;
-use super::apply::Effects;
+use super::{Interpreter, Reading};
 use crate::change::Change;
+use crate::ledger::Ledger;
 use crate::state::{Attributes, Chain, Parent, PlaceId};
 
 /// Blocks of one stream that are held by evidence; the oldest go first.
@@ -34,7 +33,7 @@ const MAX_CONTENTS: usize = 1 << 20;
 /// Keeps our hashes apart from the content's own.
 const OWN_HASHES: u64 = 0x6b76_706c_616e_6545;
 
-/// A moment before a request was sent to the engine; see [`Journal::mark_request`].
+/// A moment before a request was sent to the engine; see [`Interpreter::mark_request`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestMark(u64);
 
@@ -135,11 +134,11 @@ impl Evidence {
     }
 }
 
-impl Journal {
+impl Interpreter {
     /// From now on reports about requests are accepted. Call it before the first batch: what was stored before is not known to it.
-    pub fn accept_evidence(&mut self) {
+    pub fn accept_evidence(&mut self, ledger: &Ledger) {
         self.evidence.accepted = true;
-        self.evidence.opaque |= self.state.entries() > 0;
+        self.evidence.opaque |= ledger.state().entries() > 0;
     }
 
     /// How many blocks are held because the engine reported them as cached.
@@ -148,17 +147,24 @@ impl Journal {
     }
 
     /// A request is about to be sent to the engine. `None` where nothing that it reports could be recorded.
-    pub fn mark_request(&self) -> Option<RequestMark> {
-        self.takes_evidence().then_some(RequestMark(self.evidence.generation))
+    pub fn mark_request(&self, ledger: &Ledger) -> Option<RequestMark> {
+        self.takes_evidence(ledger).then_some(RequestMark(self.evidence.generation))
     }
 
     /// The engine reported how many tokens of a plain prompt it had cached: no adapter, salt, image or other key. Says how many blocks are
     /// held by that; 0 where the report cannot be used.
-    pub fn prove_prefix(&mut self, mark: RequestMark, tokens: &[u32], cached_tokens: u64) -> usize {
-        if self.mark_request() != Some(mark) {
+    pub fn prove_prefix(
+        &mut self,
+        ledger: &mut Ledger,
+        mark: RequestMark,
+        tokens: &[u32],
+        cached_tokens: u64,
+    ) -> usize {
+        if self.mark_request(ledger) != Some(mark) {
             return 0;
         }
-        let Some((block_size, place)) = self.block_size().filter(|&size| size > 0).zip(self.device_place())
+        let Some((block_size, place)) =
+            ledger.block_size().filter(|&size| size > 0).zip(device_place(ledger))
         else {
             return 0;
         };
@@ -166,13 +172,13 @@ impl Journal {
         let whole = usize::try_from(cached_tokens).unwrap_or(usize::MAX).min(tokens.len()) / size;
         let mut contents = Vec::new();
         hash_blocks(&tokens[..whole * size], size, Namespace::PLAIN, &mut contents);
-        let mut effects = Effects::default();
-        let proven = self.hold_prefix(tokens, block_size, &contents, place, &mut effects);
+        let mut reading = Reading::default();
+        let proven = self.hold_prefix(ledger, tokens, block_size, &contents, place, &mut reading);
         let oldest = self.evidence.oldest_beyond_bound();
-        self.release_evidence(oldest, place, &mut effects);
-        self.release_left(&mut effects);
-        if !effects.changes.is_empty() {
-            self.push(None, 0.0, effects.changes, effects.transitions);
+        self.release_evidence(ledger, oldest, place, &mut reading);
+        ledger.release_left(&mut reading.draft);
+        if !reading.draft.changes.is_empty() {
+            self.commit(ledger, reading.draft);
         }
         proven
     }
@@ -180,11 +186,12 @@ impl Journal {
     /// Holds the blocks of a prompt up to the first that the engine stored under a hash of its own.
     fn hold_prefix(
         &mut self,
+        ledger: &mut Ledger,
         tokens: &[u32],
         block_size: u32,
         contents: &[u64],
         place: PlaceId,
-        effects: &mut Effects,
+        reading: &mut Reading,
     ) -> usize {
         self.evidence.reports += 1;
         let report = self.evidence.reports;
@@ -201,7 +208,7 @@ impl Journal {
                 held.report = report;
             } else {
                 // A block of the engine has this hash: whose it is could not be told.
-                if self.state.find(hash).is_some_and(|slot| self.state.held_where(slot, |_| true)) {
+                if ledger.state().find(hash).is_some_and(|slot| ledger.state().held_where(slot, |_| true)) {
                     break;
                 }
                 let chain = Chain {
@@ -213,17 +220,15 @@ impl Journal {
                     attached: false,
                     content: *content,
                 };
-                let Ok(slot) = self.state.slot_for(hash) else { break };
-                if self.state.chain(slot, block_size).is_none()
-                    && self.state.define(slot, chain, &mut effects.attached).is_err()
+                let Ok(slot) = ledger.slot(hash) else { break };
+                if ledger.state().chain(slot, block_size).is_none()
+                    && ledger.define(slot, chain, &mut reading.draft).is_err()
                 {
-                    self.state.release(slot);
                     break;
                 }
-                self.state.set_copies(slot, place, 1);
-                self.became_visible(slot, Tier::Device, &mut effects.transitions);
-                if let Some(chain) = self.state.chain(slot, block_size) {
-                    blocks.push(self.known_block(slot, chain, 1));
+                ledger.hold_known(slot, place, 1, &mut reading.draft);
+                if let Some(chain) = ledger.state().chain(slot, block_size) {
+                    blocks.push(ledger.known_block(slot, chain, 1));
                 }
                 self.evidence.held.insert(hash, Held { content: *content, report });
                 self.evidence.by_content.entry(*content).or_default().push(hash);
@@ -233,34 +238,28 @@ impl Journal {
         }
         self.evidence.order.extend(hashes.iter().rev().map(|hash| (report, *hash)));
         if !blocks.is_empty() {
-            self.counters.proven_blocks += blocks.len() as u64;
-            let place = self.state.places.get(place).clone();
-            tell_proven(&place, blocks, block_size, None, effects);
+            ledger.counters.proven_blocks += blocks.len() as u64;
+            let place = ledger.state().places.get(place).clone();
+            reading.draft.tell_proven(&place, blocks, block_size, None);
         }
         hashes.len()
     }
 
-    /// What is counted before a batch; see [`Self::settle_evidence`].
-    pub(super) fn count_for_evidence(&self) -> Counted {
-        let counters = &self.counters;
-        Counted([counters.unknown_removals, counters.misplaced_removals, counters.clears])
-    }
-
     /// At the end of a batch: lets go of what may have been removed, and of what is known under the engine's hash.
-    pub(super) fn settle_evidence(&mut self, before: Counted, effects: &mut Effects) {
+    pub(super) fn settle_evidence(&mut self, ledger: &mut Ledger, before: Counted, reading: &mut Reading) {
         if !self.evidence.accepted {
             return;
         }
-        let superseded = self.evidence.note_stored(&effects.changes);
-        let may_be_gone = before != self.count_for_evidence();
-        if may_be_gone || !self.takes_evidence() {
+        let superseded = self.evidence.note_stored(&reading.draft.changes);
+        let may_be_gone = before != count(ledger);
+        if may_be_gone || !self.takes_evidence(ledger) {
             self.evidence.generation += 1;
         }
         if self.evidence.held.is_empty() {
             return;
         }
-        let Some(place) = self.device_place() else { return };
-        let gone = if may_be_gone || !self.takes_evidence() {
+        let Some(place) = device_place(ledger) else { return };
+        let gone = if may_be_gone || !self.takes_evidence(ledger) {
             let mut all: Vec<(u64, u64)> =
                 self.evidence.held.iter().map(|(hash, held)| (held.report, *hash)).collect();
             all.sort_unstable();
@@ -268,11 +267,17 @@ impl Journal {
         } else {
             superseded
         };
-        self.release_evidence(gone, place, effects);
-        self.release_left(effects);
+        self.release_evidence(ledger, gone, place, reading);
+        ledger.release_left(&mut reading.draft);
     }
 
-    fn release_evidence(&mut self, hashes: Vec<u64>, place: PlaceId, effects: &mut Effects) {
+    fn release_evidence(
+        &mut self,
+        ledger: &mut Ledger,
+        hashes: Vec<u64>,
+        place: PlaceId,
+        reading: &mut Reading,
+    ) {
         let mut blocks = Vec::with_capacity(hashes.len());
         for hash in hashes {
             if !self.evidence.held.contains_key(&hash) {
@@ -280,21 +285,21 @@ impl Journal {
             }
             self.evidence.take_out(hash);
             // A clear may have taken it with everything else.
-            let slot = self.state.find(hash).filter(|&slot| self.state.copies(slot, place) > 0);
+            let slot = ledger.state().find(hash).filter(|&slot| ledger.state().copies(slot, place) > 0);
             if let Some(slot) = slot {
-                blocks.push(self.take_copies(slot, hash, place, u32::MAX, effects));
+                blocks.push(self.take_copies(ledger, slot, hash, place, u32::MAX, reading));
             }
         }
         if !blocks.is_empty() {
-            let place = self.state.places.get(place).clone();
-            effects.changes.push(Change::Removed { place, blocks });
+            let place = ledger.state().places.get(place).clone();
+            reading.draft.tell_removed(place, blocks);
         }
     }
 
     /// Whether the past of the stream is unknown, and nothing else keeps it from being exact. Engines that tell a flush by removing all
     /// that they hold, groups, levels or partial blocks are left out: there a hash of ours would be in the way, or a report says
     /// too little.
-    fn takes_evidence(&self) -> bool {
+    fn takes_evidence(&self, ledger: &Ledger) -> bool {
         let semantics = &self.options.semantics;
         let unknown_past = |reason| {
             matches!(
@@ -306,24 +311,18 @@ impl Journal {
                     | Reason::UnprovenFlush
             )
         };
-        let active = self.trust.active();
+        let active = ledger.trust().active();
         self.evidence.accepted
             && !self.evidence.opaque
-            && self.standing == Standing::Live
+            && ledger.standing() == Standing::Live
             && !active.is_empty()
             && active.iter().all(|active| unknown_past(active.reason))
             && !semantics.flushes_by_removals
             && !semantics.windows
             && !semantics.partial_blocks
-            && !self.last_attributes.bigrams
-            && !self.sides.are_there()
-            && !self.state.has_other_tiers()
-    }
-
-    /// The device, where blocks are whole prefixes.
-    fn device_place(&self) -> Option<PlaceId> {
-        let mut places = self.state.places.iter();
-        places.find(|(_, place)| place.tier == Tier::Device && place.is_main()).map(|(id, _)| id)
+            && !ledger.last_attributes.bigrams
+            && !ledger.sides.are_there()
+            && !ledger.state().has_other_tiers()
     }
 }
 
@@ -332,6 +331,18 @@ fn plain_content(tokens: &[u32]) -> u64 {
     let mut contents = Vec::with_capacity(1);
     hash_blocks(tokens, tokens.len().max(1), Namespace::PLAIN, &mut contents);
     contents.pop().unwrap_or_default()
+}
+
+/// What is counted before a batch; see [`Interpreter::settle_evidence`].
+pub(super) fn count(ledger: &Ledger) -> Counted {
+    let counters = &ledger.counters;
+    Counted([counters.unknown_removals, counters.misplaced_removals, counters.clears])
+}
+
+/// The device, where blocks are whole prefixes.
+fn device_place(ledger: &Ledger) -> Option<PlaceId> {
+    let mut places = ledger.state().places.iter();
+    places.find(|(_, place)| place.tier == Tier::Device && place.is_main()).map(|(id, _)| id)
 }
 
 #[cfg(test)]

@@ -4,12 +4,14 @@ use kvplane_core::{Reason, Tier, Trust};
 use kvplane_wire::{Batch, Hash, Removed};
 use smallvec::SmallVec;
 
-use super::apply::Effects;
-use super::{Duplicates, Journal};
+use super::chunks::covered_with;
+use super::levels::places_holding;
+use super::{Interpreter, Reading};
 use crate::change::{Change, RemovedBlock};
 use crate::clock::Now;
+use crate::ledger::Ledger;
+use crate::options::Duplicates;
 use crate::state::{PlaceId, PlaceName, SlotId};
-use crate::transitions::push_removed;
 
 /// Blocks that left the device, the latest of those that share a slot. Enough to notice one that leaves it twice; nothing depends on more.
 #[derive(Debug, Default)]
@@ -35,16 +37,17 @@ impl Departed {
     }
 }
 
-impl Journal {
+impl Interpreter {
     pub(super) fn apply_removed(
         &mut self,
+        ledger: &mut Ledger,
         batch: &Batch<'_, '_>,
         removed: &Removed<'_>,
-        effects: &mut Effects,
+        reading: &mut Reading,
         now: Now,
     ) {
         let hashes = batch.removed_hashes(removed);
-        self.counters.blocks_removed += hashes.len() as u64;
+        ledger.counters.blocks_removed += hashes.len() as u64;
         let name = PlaceName {
             medium: removed.medium,
             locality: removed.locality,
@@ -52,99 +55,92 @@ impl Journal {
             group: removed.group,
         };
         if removed.anywhere {
-            self.remove_anywhere(hashes, removed.group, effects);
+            self.remove_anywhere(ledger, hashes, removed.group, reading);
             return;
         }
-        let Some(place) = self.state.places.find(name) else {
+        let Some(place) = ledger.state().places.find(name) else {
             for hash in hashes {
-                self.note_stray_removal(hash.bits, name, now);
+                self.note_stray_removal(ledger, hash.bits, name, now);
             }
             return;
         };
         let mut blocks = Vec::with_capacity(hashes.len());
         // Looked up together: the memory they lie in is cold, and the waits overlap.
         let slots: SmallVec<[Option<SlotId>; 16]> =
-            hashes.iter().map(|hash| self.state.find(hash.bits)).collect();
+            hashes.iter().map(|hash| ledger.state().find(hash.bits)).collect();
         let copies = match self.duplicates() {
             Duplicates::Count => 1,
             Duplicates::Presence => u32::MAX,
         };
         for (hash, slot) in hashes.iter().zip(slots) {
             // A hash that is named twice may have gone with its first removal.
-            let known = slot.filter(|&slot| self.state.is_hash(slot, hash.bits));
-            match known.filter(|&slot| self.state.copies(slot, place) > 0) {
+            let known = slot.filter(|&slot| ledger.state().is_hash(slot, hash.bits));
+            match known.filter(|&slot| ledger.state().copies(slot, place) > 0) {
                 Some(slot) => {
-                    let covered = self.covered_with(slot, place);
-                    blocks.push(self.take_copies(slot, hash.bits, place, copies, effects));
+                    let covered = covered_with(ledger, slot, place);
+                    blocks.push(self.take_copies(ledger, slot, hash.bits, place, copies, reading));
                     for before in covered {
-                        let hash = self.state.hash_of(before);
-                        blocks.push(self.take_copies(before, hash, place, 1, effects));
+                        let hash = ledger.state().hash_of(before);
+                        blocks.push(self.take_copies(ledger, before, hash, place, 1, reading));
                     }
                 }
                 // What goes was a copy that had not been counted.
-                None if self.reports.resolve(place, hash.bits) => {}
-                None => self.note_stray_removal(hash.bits, name, now),
+                None if self.epoch.reports.resolve(place, hash.bits) => {}
+                None => self.note_stray_removal(ledger, hash.bits, name, now),
             }
         }
         if !blocks.is_empty() {
-            let place = self.state.places.get(place).clone();
+            let place = ledger.state().places.get(place).clone();
             self.note_removal_from(&place);
             if place.tier == Tier::Device {
                 let gone = blocks.iter().filter(|block| block.copies == 0);
                 gone.for_each(|block| self.departed.note(block.hash, place.group));
             }
-            effects.changes.push(Change::Removed { place, blocks });
+            reading.draft.tell_removed(place, blocks);
         }
     }
 
     /// A place is said to lose what it was not known to hold. Nothing changes; but what the device loses twice, of which everything is
     /// known, it had not lost the first time: that removal was meant for another tier.
-    fn note_stray_removal(&mut self, hash: u64, name: PlaceName<'_>, now: Now) {
-        let slot = self.state.find(hash);
-        if slot.is_some_and(|slot| self.state.held_where(slot, |_| true)) {
-            self.counters.misplaced_removals += 1;
+    fn note_stray_removal(&mut self, ledger: &mut Ledger, hash: u64, name: PlaceName<'_>, now: Now) {
+        let slot = ledger.state().find(hash);
+        if slot.is_some_and(|slot| ledger.state().held_where(slot, |_| true)) {
+            ledger.counters.misplaced_removals += 1;
         } else {
-            self.counters.unknown_removals += 1;
+            ledger.counters.unknown_removals += 1;
         }
         let counted = self.duplicates() == Duplicates::Count;
         if counted
             && Tier::of(name.medium, name.locality) == Tier::Device
-            && self.trust.level() == Trust::Exact
+            && ledger.trust().level() == Trust::Exact
             && self.departed.has(hash, name.group)
         {
-            self.degrade(Reason::UnknownRemoval, now);
+            ledger.degrade(Reason::UnknownRemoval, now);
         }
     }
 
     /// Blocks leave a group, wherever it has them.
-    fn remove_anywhere(&mut self, hashes: &[Hash], group: Option<u32>, effects: &mut Effects) {
+    fn remove_anywhere(
+        &mut self,
+        ledger: &mut Ledger,
+        hashes: &[Hash],
+        group: Option<u32>,
+        reading: &mut Reading,
+    ) {
         for hash in hashes {
-            let slot = self.state.find(hash.bits);
-            let places = slot.map(|slot| self.places_holding(slot, group)).unwrap_or_default();
+            let slot = ledger.state().find(hash.bits);
+            let places = slot.map(|slot| places_holding(ledger, slot, group)).unwrap_or_default();
             if places.is_empty() {
-                self.counters.unknown_removals += 1;
+                ledger.counters.unknown_removals += 1;
             }
             for place in places {
                 let Some(slot) = slot else { break };
-                let block = self.take_copies(slot, hash.bits, place, u32::MAX, effects);
-                let place = self.state.places.get(place);
-                match effects.changes.last_mut() {
+                let block = self.take_copies(ledger, slot, hash.bits, place, u32::MAX, reading);
+                let place = ledger.state().places.get(place);
+                match reading.draft.changes.last_mut() {
                     Some(Change::Removed { place: last, blocks }) if last == place => blocks.push(block),
-                    _ => {
-                        let (place, blocks) = (place.clone(), vec![block]);
-                        effects.changes.push(Change::Removed { place, blocks });
-                    }
+                    _ => reading.draft.tell_removed(place.clone(), vec![block]),
                 }
-            }
-        }
-    }
-
-    /// Lets go of blocks that nothing holds any more, at the end of a batch: what other tiers have got is told behind what the device
-    /// lost, perhaps by the hash alone.
-    pub(super) fn release_left(&mut self, effects: &mut Effects) {
-        for hash in std::mem::take(&mut effects.left) {
-            if let Some(slot) = self.state.find(hash) {
-                self.state.release(slot);
             }
         }
     }
@@ -152,35 +148,17 @@ impl Journal {
     /// Takes up to `copies` copies of a block from a place; says what is left.
     pub(super) fn take_copies(
         &mut self,
+        ledger: &mut Ledger,
         slot: SlotId,
         hash: u64,
         place: PlaceId,
         copies: u32,
-        effects: &mut Effects,
+        reading: &mut Reading,
     ) -> RemovedBlock {
-        let left = self.state.copies(slot, place).saturating_sub(copies);
-        self.leave_copies(slot, hash, place, left, effects)
-    }
-
-    /// A place has only so many copies of a block left.
-    pub(super) fn leave_copies(
-        &mut self,
-        slot: SlotId,
-        hash: u64,
-        place: PlaceId,
-        left: u32,
-        effects: &mut Effects,
-    ) -> RemovedBlock {
-        let tier = self.state.places.get(place).tier;
-        let was_visible = self.is_visible(slot, tier);
-        self.state.set_copies(slot, place, left);
-        if was_visible && !self.is_visible(slot, tier) {
-            push_removed(&mut effects.transitions, tier, hash);
-        }
+        let left = ledger.state().copies(slot, place).saturating_sub(copies);
         if left == 0 {
-            self.reports.leave(place, hash);
-            effects.left.push(hash);
+            self.epoch.reports.leave(place, hash);
         }
-        RemovedBlock { hash, copies: left }
+        ledger.release(slot, hash, place, left, &mut reading.draft)
     }
 }

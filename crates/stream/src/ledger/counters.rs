@@ -49,7 +49,7 @@ pub struct JournalCounters {
 
 impl JournalCounters {
     /// Counts a rejection; returns how many of its kind there have been.
-    pub(super) fn reject(&mut self, kind: RejectedKind, reason: &'static str) -> u64 {
+    pub(crate) fn reject(&mut self, kind: RejectedKind, reason: &'static str) -> u64 {
         let key = (kind, reason);
         if let Some((_, count)) = self.rejected.iter_mut().find(|(known, _)| *known == key) {
             *count += 1;

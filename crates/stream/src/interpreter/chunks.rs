@@ -7,12 +7,12 @@
 //! Where the size of chunks is not known, every placeholder's end in its prompt is a multiple of it. So is their greatest common divisor:
 //! once that is one block, chunks are single blocks. Until then what counts is in units of the divisor, which is too little and never too much.
 
-use kvplane_core::{Reason, Tier, Trust, common_divisor, common_multiple};
+use kvplane_core::{Tier, common_divisor, common_multiple};
 use kvplane_wire::{Batch, Layout, Stored};
 
-use super::ancestors::tell_proven;
-use super::apply::Effects;
-use super::{ClearScope, Journal};
+use super::{Interpreter, Reading};
+use crate::ledger::Ledger;
+use crate::options::ClearScope;
 use crate::state::{Parent, Place, PlaceId, SlotId};
 
 /// What is known of the chunks of a life.
@@ -71,7 +71,7 @@ impl Chunks {
     }
 }
 
-impl Journal {
+impl Interpreter {
     /// Whether a place is behind vLLM's offloading: a chunk is stored there, and goes, as a whole.
     fn is_in_chunks(&self, place: &Place) -> bool {
         let offloads = self.options.semantics.clears == ClearScope::Device;
@@ -82,10 +82,11 @@ impl Journal {
     /// What a store shows of the size of chunks. True for a placeholder, whose blocks are the last ones of chunks.
     pub(super) fn note_chunks(
         &mut self,
+        ledger: &mut Ledger,
         batch: &Batch<'_, '_>,
         stored: &Stored<'_>,
         place: &Place,
-        effects: &mut Effects,
+        reading: &mut Reading,
     ) -> bool {
         if !self.is_in_chunks(place) {
             return false;
@@ -93,166 +94,155 @@ impl Journal {
         let is_placeholder = batch.layout(stored) == Layout::HashOnly;
         if is_placeholder || !stored.names_keys() {
             // Other connectors that write to the host name keys, and leave the last token out of what they report.
-            self.serve_whole_prompts(true);
+            ledger.serve_whole_prompts(true);
         }
         let blocks = if is_placeholder { 1 } else { batch.stored_hashes(stored).len() as u32 };
         // Stores that name keys are told block by block.
         let shown = blocks.saturating_mul(stored.block_size);
         if shown > 0 && !stored.names_keys() {
             // What stood for one block so far may have stood for more.
-            self.chunks.alone |= self.chunks.tokens.is_none() && self.chunks.ends > 1;
-            if !self.chunks.show(shown) {
-                self.contradict_chunks(effects);
+            self.epoch.chunks.alone |= self.epoch.chunks.tokens.is_none() && self.epoch.chunks.ends > 1;
+            if !self.epoch.chunks.show(shown) {
+                self.contradict_chunks(reading);
             }
         }
         is_placeholder
     }
 
-    /// The connector is asked for whole prompts, or is not.
-    pub(super) fn serve_whole_prompts(&mut self, whole_prompt: bool) {
-        self.sides.set_whole_prompt(whole_prompt);
-        self.state.changed.wanted = self.sides.wants_marks();
-    }
-
     /// A block is the last one of a chunk that a place has got.
-    pub(super) fn end_chunk(&mut self, slot: SlotId, place: PlaceId, effects: &mut Effects) {
-        if self.state.copies(slot, place) == 1 {
-            self.state.set_covers(slot, place, 1);
-        } else if self.state.covers(slot, place) == 0 {
+    pub(super) fn end_chunk(
+        &mut self,
+        ledger: &mut Ledger,
+        slot: SlotId,
+        place: PlaceId,
+        reading: &mut Reading,
+    ) {
+        if ledger.state().copies(slot, place) == 1 {
+            ledger.set_covers(slot, place, 1);
+        } else if ledger.state().covers(slot, place) == 0 {
             // It was taken for a block in the middle of one.
-            self.contradict_chunks(effects);
+            self.contradict_chunks(reading);
         }
     }
 
     /// Chunks are not what they were taken for: what was counted of them may be too much.
-    fn contradict_chunks(&mut self, effects: &mut Effects) {
-        self.chunks.contradicted = true;
-        effects.forget_others = true;
+    fn contradict_chunks(&mut self, reading: &mut Reading) {
+        self.epoch.chunks.contradicted = true;
+        reading.forget_others = true;
     }
 
     /// A place has got so many chunks that end with a block.
     pub(super) fn count_chunks(
         &mut self,
+        ledger: &mut Ledger,
         slot: SlotId,
         place: PlaceId,
         chunks: usize,
-        effects: &mut Effects,
+        reading: &mut Reading,
     ) {
-        match self.state.covers(slot, place) {
+        match ledger.state().covers(slot, place) {
             0 => {}
-            1 => self.count_uncounted(slot, place, effects),
-            covers => (0..chunks).for_each(|_| self.count_covered(slot, place, covers, effects)),
+            1 => self.count_uncounted(ledger, slot, place, reading),
+            covers => (0..chunks).for_each(|_| self.count_covered(ledger, slot, place, covers, reading)),
         }
     }
 
     /// It is known now what comes before a block: so it is of the chunks that end with it.
-    pub(super) fn count_joined(&mut self, slot: SlotId, effects: &mut Effects) {
-        let places = self.state.held_in(slot).filter(|&place| self.state.covers(slot, place) == 1);
+    pub(super) fn count_joined(&mut self, ledger: &mut Ledger, slot: SlotId, reading: &mut Reading) {
+        let places = ledger.state().held_in(slot).filter(|&place| ledger.state().covers(slot, place) == 1);
         let places: Vec<PlaceId> = places.collect();
         for place in places {
-            self.count_uncounted(slot, place, effects);
+            self.count_uncounted(ledger, slot, place, reading);
         }
     }
 
     /// So far, chunks that end with a block counted for that one alone.
-    fn count_uncounted(&mut self, slot: SlotId, place: PlaceId, effects: &mut Effects) {
-        let Some(block_size) = self.block_size() else { return };
-        if self.state.chain(slot, block_size).is_none_or(|chain| !chain.attached) {
+    fn count_uncounted(&mut self, ledger: &mut Ledger, slot: SlotId, place: PlaceId, reading: &mut Reading) {
+        let Some(block_size) = ledger.block_size() else { return };
+        if ledger.state().chain(slot, block_size).is_none_or(|chain| !chain.attached) {
             return;
         }
-        match self.chunks.blocks(block_size) {
+        match self.epoch.chunks.blocks(block_size) {
             Some(1) => {}
             Some(blocks) => {
                 let covers = u16::try_from(blocks).unwrap_or(u16::MAX);
-                for _ in 0..self.state.copies(slot, place) {
-                    self.count_covered(slot, place, covers, effects);
-                    if self.chunks.contradicted {
+                for _ in 0..ledger.state().copies(slot, place) {
+                    self.count_covered(ledger, slot, place, covers, reading);
+                    if self.epoch.chunks.contradicted {
                         break;
                     }
                 }
             }
             None => {
-                let before = self.state.ancestors(slot, block_size, effects.ancestor_steps as usize);
-                effects.ancestor_steps -= before.len() as u32;
+                let before = ledger.state().ancestors(slot, block_size, reading.ancestor_steps as usize);
+                reading.ancestor_steps -= before.len() as u32;
                 let first = before.last().copied().unwrap_or(slot);
                 let begins =
-                    self.state.chain(first, block_size).is_some_and(|chain| chain.parent == Parent::Root);
+                    ledger.state().chain(first, block_size).is_some_and(|chain| chain.parent == Parent::Root);
                 if begins {
-                    self.chunks.ends = common_divisor(self.chunks.ends, before.len() as u32 + 1);
+                    self.epoch.chunks.ends = common_divisor(self.epoch.chunks.ends, before.len() as u32 + 1);
                 } else {
-                    self.chunks.endless = true;
+                    self.epoch.chunks.endless = true;
                 }
             }
         }
     }
 
     /// One more chunk: the blocks before its last one are held with it.
-    fn count_covered(&mut self, slot: SlotId, place: PlaceId, covers: u16, effects: &mut Effects) {
-        let Some(block_size) = self.block_size() else { return };
+    fn count_covered(
+        &mut self,
+        ledger: &mut Ledger,
+        slot: SlotId,
+        place: PlaceId,
+        covers: u16,
+        reading: &mut Reading,
+    ) {
+        let Some(block_size) = ledger.block_size() else { return };
         let wanted = usize::from(covers) - 1;
-        let within = effects.chunk_steps.checked_sub(wanted as u32);
-        effects.chunk_steps = within.unwrap_or(0);
+        let within = reading.chunk_steps.checked_sub(wanted as u32);
+        reading.chunk_steps = within.unwrap_or(0);
         let before =
-            if within.is_some() { self.state.ancestors(slot, block_size, wanted) } else { Vec::new() };
+            if within.is_some() { ledger.state().ancestors(slot, block_size, wanted) } else { Vec::new() };
         if before.len() < wanted {
             // A chunk that ends so early is smaller; and no engine stores so many at once.
-            self.contradict_chunks(effects);
+            self.contradict_chunks(reading);
             return;
         }
-        self.state.set_covers(slot, place, covers);
-        let place_ref = self.state.places.get(place).clone();
+        ledger.set_covers(slot, place, covers);
+        let place_ref = ledger.state().places.get(place).clone();
         let mut blocks = Vec::with_capacity(before.len());
         let mut attributes = None;
         for ancestor in before.into_iter().rev() {
-            let was_visible = self.is_visible(ancestor, place_ref.tier);
-            let copies = self.state.copies(ancestor, place).saturating_add(1);
-            self.state.set_copies(ancestor, place, copies);
-            if !was_visible {
-                self.became_visible(ancestor, place_ref.tier, &mut effects.transitions);
-            }
-            let Some(chain) = self.state.chain(ancestor, block_size) else { continue };
+            let copies = ledger.state().copies(ancestor, place).saturating_add(1);
+            ledger.hold_known(ancestor, place, copies, &mut reading.draft);
+            let Some(chain) = ledger.state().chain(ancestor, block_size) else { continue };
             attributes.get_or_insert_with(|| chain.attributes.clone());
-            blocks.push(self.known_block(ancestor, chain, copies));
+            blocks.push(ledger.known_block(ancestor, chain, copies));
         }
-        tell_proven(&place_ref, blocks, block_size, attributes, effects);
-    }
-
-    /// The blocks that go with a chunk when its last one leaves a place.
-    pub(super) fn covered_with(&self, slot: SlotId, place: PlaceId) -> Vec<SlotId> {
-        let covers = self.state.covers(slot, place);
-        match self.block_size() {
-            Some(block_size) if covers > 1 => self.state.ancestors(slot, block_size, usize::from(covers) - 1),
-            _ => Vec::new(),
-        }
+        reading.draft.tell_proven(&place_ref, blocks, block_size, attributes);
     }
 
     /// Says in which units tiers behind the device give blocks back.
-    pub(super) fn note_units(&mut self) {
-        if self.state.nothing_but(|place| !self.is_in_chunks(place)) {
-            self.chunks.alone = false;
+    pub(super) fn note_units(&mut self, ledger: &mut Ledger) {
+        if ledger.state().nothing_but(|place| !self.is_in_chunks(place)) {
+            self.epoch.chunks.alone = false;
         }
-        let unit = self.block_size().map_or(1, |block_size| self.chunks.unit(block_size));
-        self.sides.set_units([1, unit, unit, unit]);
-        self.note_doubt_of_device();
-    }
-
-    /// Says whether blocks may be on the device that are not known.
-    pub(super) fn note_doubt_of_device(&mut self) {
-        let in_doubt = self.is_device_in_doubt();
-        self.sides.set_device_in_doubt(in_doubt);
-    }
-
-    /// Whether blocks may be on the device that are not known.
-    pub(super) fn is_device_in_doubt(&self) -> bool {
-        let mut reasons = self.trust.active().iter().map(|active| active.reason);
-        reasons.any(|reason| {
-            reason.trust() == Trust::Lower && !matches!(reason, Reason::TierHistory | Reason::ChunkSize)
-        })
+        let unit = ledger.block_size().map_or(1, |block_size| self.epoch.chunks.unit(block_size));
+        ledger.set_units([1, unit, unit, unit]);
     }
 
     /// Whether more may be held in chunks than counts.
-    pub(super) fn chunks_are_unclear(&self) -> bool {
-        !self.state.nothing_but(|place| !self.is_in_chunks(place))
-            && self.block_size().is_some_and(|block_size| self.chunks.are_unclear(block_size))
+    pub(super) fn chunks_are_unclear(&self, ledger: &Ledger) -> bool {
+        !ledger.state().nothing_but(|place| !self.is_in_chunks(place))
+            && ledger.block_size().is_some_and(|block_size| self.epoch.chunks.are_unclear(block_size))
+    }
+}
+
+/// The blocks that go with a chunk when its last one leaves a place.
+pub(super) fn covered_with(ledger: &Ledger, slot: SlotId, place: PlaceId) -> Vec<SlotId> {
+    let covers = ledger.state().covers(slot, place);
+    match ledger.block_size() {
+        Some(block_size) if covers > 1 => ledger.state().ancestors(slot, block_size, usize::from(covers) - 1),
+        _ => Vec::new(),
     }
 }

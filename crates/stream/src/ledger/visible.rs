@@ -2,13 +2,12 @@
 
 use kvplane_core::Tier;
 
-use super::Journal;
-use super::apply::Effects;
+use super::{Draft, Ledger};
 use crate::change::{Transition, VisibleBlock};
 use crate::state::{Attached, Parent, Place, SlotId, ToldSize};
 use crate::transitions::{push_removed, push_stored};
 
-impl Journal {
+impl Ledger {
     /// Whether such a consumer has been told that the block is in the tier.
     pub(super) fn is_visible(&self, slot: SlotId, tier: Tier) -> bool {
         self.state.told_chain(slot, self.told_size()).is_some() && self.is_in_main(slot, tier)
@@ -43,7 +42,7 @@ impl Journal {
 
     /// Makes another group the main one, or another size that of its blocks: tells what that puts out of sight, and what into
     /// it. The order depends on the hashes alone.
-    pub(super) fn retell(&mut self, effects: &mut Effects, change: impl FnOnce(&mut Self)) {
+    pub(super) fn retell(&mut self, draft: &mut Draft, change: impl FnOnce(&mut Self)) {
         let old_size = self.told_size();
         change(self);
         let (size, main) = (self.told_size(), self.sides.main_group());
@@ -51,10 +50,10 @@ impl Journal {
             return;
         }
         let slots = self.state.slots_parents_first();
-        let told_sizes = |journal: &Self, size: ToldSize| -> Vec<[Option<u32>; Tier::ALL.len()]> {
+        let told_sizes = |ledger: &Self, size: ToldSize| -> Vec<[Option<u32>; Tier::ALL.len()]> {
             let told = |slot: SlotId, tier| {
-                let chain = journal.state.told_chain(slot, size)?;
-                journal.is_in_main(slot, tier).then_some(chain.block_size)
+                let chain = ledger.state.told_chain(slot, size)?;
+                ledger.is_in_main(slot, tier).then_some(chain.block_size)
             };
             slots.iter().map(|&slot| Tier::ALL.map(|tier| told(slot, tier))).collect()
         };
@@ -65,22 +64,22 @@ impl Journal {
         for tier in Tier::ALL {
             for (at, &slot) in slots.iter().enumerate() {
                 if changed(at, tier) && before[at][tier.index()].is_some() {
-                    push_removed(&mut effects.transitions, tier, self.state.hash_of(slot));
+                    push_removed(&mut draft.transitions, tier, self.state.hash_of(slot));
                 }
             }
         }
         for (at, &slot) in slots.iter().enumerate() {
             for tier in Tier::ALL.into_iter().filter(|&tier| changed(at, tier)) {
-                self.became_visible(slot, tier, &mut effects.transitions);
+                self.became_visible(slot, tier, &mut draft.transitions);
             }
         }
         self.sides.mark_all_anew();
     }
 
     /// Drops what some places hold, and tells what that takes out of sight.
-    pub(super) fn drop_visibly(&mut self, gone: impl Fn(&Place) -> bool + Copy, effects: &mut Effects) {
+    pub(super) fn drop_visibly(&mut self, gone: impl Fn(&Place) -> bool + Copy, draft: &mut Draft) {
         for (tier, hash) in self.state.visible_only_in(self.told_size(), gone) {
-            push_removed(&mut effects.transitions, tier, hash);
+            push_removed(&mut draft.transitions, tier, hash);
         }
         self.state.drop_places(gone);
     }
