@@ -1,5 +1,6 @@
 //! A proxy between the plane and one socket of an engine, which can stop passing bytes on without closing anything.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::time::sleep;
 
 /// How things are with the path.
 #[derive(Debug, Clone, Copy, Default)]
@@ -59,7 +61,7 @@ impl Proxy {
                         if !is_gone || gone.wait_for(|path| !path.is_gone).await.is_err() {
                             return;
                         }
-                        listener = TcpListener::bind(address).await.unwrap();
+                        listener = listen_again(address).await;
                     }
                 }
             }
@@ -106,6 +108,17 @@ impl Proxy {
     /// What the engine sends next is noise.
     pub fn damage(&self) {
         self.path.send_modify(|path| path.damaged += 1);
+    }
+}
+
+/// The system may hold on to an address for a moment.
+async fn listen_again(address: SocketAddr) -> TcpListener {
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(error) if error.kind() == ErrorKind::AddrInUse => sleep(Duration::from_millis(5)).await,
+            Err(error) => panic!("cannot listen at {address} again: {error}"),
+        }
     }
 }
 
