@@ -24,6 +24,8 @@ mod operations;
 mod sides;
 mod sizes;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 mod told;
 mod visible;
 mod window;
