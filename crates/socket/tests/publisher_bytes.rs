@@ -11,6 +11,8 @@ mod support;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::Shutdown;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kvplane_socket::{Endpoint, PubOptions, PubSocket, PublishContext, ReplyFraming, RouterSocket};
 use support::PATIENCE;
@@ -266,6 +268,48 @@ fn a_pong_comes_behind_everything_that_was_sent_before() {
         let messages = raw.sync().into_iter().filter(|(flags, _)| flags & 1 == 0).count();
         assert_eq!(messages as u64, round % 7);
     }
+}
+
+/// The same while another thread publishes: whatever was sent when a PING was written is there before its PONG.
+#[test]
+fn a_pong_comes_behind_what_another_thread_sent() {
+    let mut publisher = publisher();
+    let mut raw = Raw::subscriber(publisher.last_endpoint());
+    raw.send(&subscribe(b""));
+    assert!(publisher.wait_for_subscriptions(1, PATIENCE));
+    /// Far below what is dropped at.
+    const AHEAD: u64 = 1000;
+    let shared = Arc::new((AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false)));
+    let sending = std::thread::spawn({
+        let shared = shared.clone();
+        move || {
+            let (sent, read, stop) = &*shared;
+            while !stop.load(Ordering::Relaxed) {
+                let number = sent.load(Ordering::Relaxed);
+                if number >= read.load(Ordering::Relaxed) + AHEAD {
+                    std::thread::yield_now();
+                    continue;
+                }
+                publisher.send_frames(&[&number.to_be_bytes()]).unwrap();
+                sent.store(number + 1, Ordering::Release);
+            }
+            publisher
+        }
+    });
+    let (sent, read, stop) = &*shared;
+    let mut received = 0_u64;
+    for _ in 0..500 {
+        let before = sent.load(Ordering::Acquire);
+        for (flags, body) in raw.sync() {
+            assert_eq!((flags, body), (0, received.to_be_bytes().to_vec()));
+            received += 1;
+        }
+        assert!(received >= before, "{received} of {before}");
+        read.store(received, Ordering::Relaxed);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let publisher = sending.join().unwrap();
+    assert_eq!(publisher.counts().refused, BTreeMap::new());
 }
 
 #[test]
