@@ -4,16 +4,13 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
-# Everything that is not Rust is built by the C and C++ compilers of the image.
+# Everything that is not Rust is built by the C compiler of the image.
 # There is no .git here: docker build --build-arg KVPLANE_COMMIT=$(git rev-parse --short HEAD) says which commit it is.
 ARG KVPLANE_COMMIT=unknown
 RUN KVPLANE_COMMIT=$KVPLANE_COMMIT cargo build --release --locked -p kvplane && strip target/release/kvplane
 
 FROM debian:bookworm-slim
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends libstdc++6 \
-    && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --no-create-home --shell /usr/sbin/nologin --uid 65532 kvplane
+RUN useradd --system --no-create-home --shell /usr/sbin/nologin --uid 65532 kvplane
 COPY --from=build /src/target/release/kvplane /usr/bin/kvplane
 COPY deploy/kvplane.toml /etc/kvplane/kvplane.toml
 USER 65532:65532

@@ -1,4 +1,4 @@
-# Needs Rust (cargo, rustfmt, clippy) and a C and C++ compiler; for tests and documentation, Python 3.11. Everything else is set up from here.
+# Needs Rust (cargo, rustfmt, clippy) and a C compiler; for tests also a C++ compiler, for tests and documentation Python 3.11. Everything else is set up from here.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-python bench-dashboard bench-peers soak heartbeats flap attacks dist install uninstall clean rust-tools compilers interpreter deny miri fuzz test-long
+.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-python bench-dashboard bench-peers soak heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
@@ -36,7 +36,7 @@ demo: compilers
 # What is quick comes first, and what builds everything once more comes last.
 test: lint alerts unit interop python browser loom newcomer
 
-lint: rust-tools compilers interpreter fmt clippy rooms deny docs
+lint: rust-tools test-compilers interpreter fmt clippy rooms deny docs
 
 fmt:
 	$(CARGO) fmt --all -- --check
@@ -61,7 +61,7 @@ reference: compilers interpreter
 	$(CARGO) run --quiet -p kvplane -- config schema | $(PYTHON) scripts/config-page.py
 	$(PYTHON) scripts/messages-page.py
 
-unit: compilers
+unit: test-compilers
 	$(CARGO) test --workspace
 
 # Interleavings of the index's readers and writer, as many as loom's bounds allow. In a directory of its own: the flag is every crate's.
@@ -69,7 +69,7 @@ loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --release --target-dir target/loom -p kvplane-index --lib loom
 
 # What CI does not wait for. Where miri is missing, AddressSanitizer or valgrind takes its place.
-test-long: compilers interpreter
+test-long: test-compilers interpreter
 	scripts/memory-checks.sh any
 	scripts/deny.sh --install
 
@@ -182,6 +182,9 @@ rust-tools:
 
 compilers:
 	@scripts/compilers.sh
+
+test-compilers:
+	@scripts/compilers.sh tests
 
 interpreter:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "Python 3.11 or newer is missing ($(PYTHON)): install it (Debian: apt-get install python3 python3-venv), or name another one: PYTHON=python3.12" >&2; exit 1; }

@@ -70,10 +70,15 @@ UNSAFE_ROOM = "kvplane-index"
 
 # A library, the rooms that may use it, and why no other may.
 ONLY = {
-    "zmq": ({"kvplane-socket"}, "crates/socket is the only user of libzmq"),
+    "zmq": ({"kvplane-socket"}, "crates/socket is the only user of libzmq, in its tests"),
     "mio": ({"kvplane-socket"}, "crates/socket has the only event loop beside tokio"),
     "clap": ({"kvplane"}, "crates/cli is the only room with a command line"),
     "anyhow": ({"kvplane"}, "the other rooms have typed errors"),
+}
+
+# Libraries that no room may use outside its tests, and why.
+ONLY_IN_TESTS = {
+    "zmq": "what is built speaks ZMTP by itself, and needs no C++",
 }
 
 # A library, the rooms that may not use it (in tests neither), and why.
@@ -140,6 +145,8 @@ def check_dependencies(package: dict) -> list[str]:
                 errors.append(f"{where} may not use {other}: it may use {may}")
         if other in ONLY and name not in ONLY[other][0]:
             errors.append(f"{where} may not use {other}: {ONLY[other][1]}")
+        if other in ONLY_IN_TESTS and not in_tests:
+            errors.append(f"{where} may not use {other} outside its tests: {ONLY_IN_TESTS[other]}")
         if other in NEVER and name in NEVER[other][0]:
             errors.append(f"{where} may not use {other}: {NEVER[other][1]}")
     return errors

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What builds kvplane: a recent Rust, and a C and C++ compiler for libzmq and cryptography. Says what is missing, and where it comes from.
+# What builds kvplane: a recent Rust, and a C compiler for cryptography; with `tests` also a C++ compiler for libzmq, which tests have at
+# the other end. Says what is missing, and where it comes from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,4 +17,6 @@ read -r _ version _ < <("$cargo" --version) || fail "$cargo --version does not s
 oldest=$(printf '%s\n' "$needed" "$version" | sort --version-sort | head --lines=1)
 [[ $oldest == "$needed" ]] || fail "Rust $version is too old: $needed or newer is needed (rustup update stable) $elsewhere"
 command -v "${CC:-cc}" >/dev/null || fail "a C compiler is missing: libraries are built from source (Debian: apt-get install gcc)"
-command -v "${CXX:-c++}" >/dev/null || fail "a C++ compiler is missing: libzmq is built from source (Debian: apt-get install g++)"
+if [[ ${1-} == tests ]]; then
+    command -v "${CXX:-c++}" >/dev/null || fail "a C++ compiler is missing: tests build libzmq from source (Debian: apt-get install g++)"
+fi

@@ -96,8 +96,6 @@ def test_the_unit_starts_what_was_installed(installed):
     unit = (installed / "lib/systemd/system/kvplane.service").read_text()
     assert "ExecStart=/opt/kvplane/bin/kvplane serve --config /etc/kvplane/kvplane.toml" in unit
     assert "Type=notify" in unit and "/usr/bin/kvplane" not in unit
-    # libzmq aborts without it, and only then.
-    assert unit.index("@resources") < unit.index("SystemCallFilter=sched_setscheduler")
 
 
 def test_the_example_is_a_configuration(installed):
@@ -239,5 +237,5 @@ def test_the_image_would_start(installed):
     if shutil.which("ldd"):
         needed = subprocess.run(["ldd", installed / "bin/kvplane"], capture_output=True, text=True, check=True).stdout
         libraries = set(re.findall(r"^\s*(?:/\S*/)?([a-z_+-]+)\S* ", needed, re.MULTILINE))
-        # glibc's own, and those of the one package that the image installs.
-        assert libraries <= {"linux-vdso", "ld-linux-x", "ld-linux-aarch", "libc", "libm", "libgcc_s", "libstdc++"}, needed
+        # glibc's own and libgcc's, which every Debian has.
+        assert libraries <= {"linux-vdso", "ld-linux-x", "ld-linux-aarch", "libc", "libm", "libgcc_s"}, needed

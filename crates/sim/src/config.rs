@@ -61,7 +61,7 @@ pub struct SimConfig {
     pub faults: Vec<Fault>,
     /// How operations go from the start.
     pub conduct: Conduct,
-    /// The libzmq context of the sockets. Share one between many engines: each costs two threads.
+    /// The thread of the sockets. Share it between many engines.
     pub context: PublishContext,
 }
 

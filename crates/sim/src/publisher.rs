@@ -26,7 +26,7 @@ use crate::fault::Fault;
 /// How often replay requests are looked for when nothing is published; engines: at most 100 ms.
 const REPLAY_POLL: Duration = Duration::from_millis(10);
 
-/// How long an address may stay taken after its socket was closed: libzmq closes in the background.
+/// How long an address that is taken is tried again: a process that had it before may still be ending.
 const REBIND_PATIENCE: Duration = Duration::from_mins(1);
 
 /// What the publisher thread is asked to do.

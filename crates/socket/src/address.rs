@@ -1,4 +1,4 @@
-//! Addresses of the reading side: `tcp://host:port`, `ipc://path` and, on Linux, `ipc://@name`.
+//! Addresses: `tcp://host:port`, `ipc://path` and, on Linux, `ipc://@name`.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -8,7 +8,7 @@ use crate::stream::Stream;
 use crate::zmtp::ProtocolError;
 use crate::zmtp::command::PingContext;
 use crate::zmtp::frame::Multipart;
-use crate::zmtp::session::{Event, Session};
+use crate::zmtp::session::{Carrier, Event, Session};
 
 /// Messages and commands taken from one connection before the others get their turn. The rest of one read is taken too.
 pub(crate) const MESSAGES_PER_TURN: usize = 512;
@@ -34,6 +34,19 @@ pub(crate) enum Closed {
     Silent(Duration),
     /// Unfinished messages of all publishers of a listener take too much memory.
     Memory,
+    /// Everything in the protocol, but not what a publishing socket serves.
+    Refused(Refusal),
+}
+
+/// What a publishing socket does not serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("more or longer subscriptions than one peer may make")]
+    Subscriptions,
+    #[error("another peer has the same identity")]
+    Identity,
+    #[error("the socket has as many peers as it may have")]
+    Connections,
 }
 
 impl std::fmt::Display for Closed {
@@ -42,6 +55,7 @@ impl std::fmt::Display for Closed {
             Self::End => f.write_str("closed by the peer"),
             Self::Io(error) => write!(f, "{error}"),
             Self::Protocol(error) => write!(f, "{error}"),
+            Self::Refused(refusal) => write!(f, "{refusal}"),
             Self::HandshakeTimeout => f.write_str("no ZMTP handshake in time"),
             Self::Memory => {
                 f.write_str("unfinished messages of this listener's publishers take too much memory")
@@ -53,12 +67,18 @@ impl std::fmt::Display for Closed {
 
 /// What a turn hears, in the order in which it came.
 pub(crate) enum Heard<'a> {
-    /// The handshake is complete.
-    Established,
+    /// The handshake is complete. The identity is empty when the peer gave none.
+    Established { identity: &'a [u8] },
     /// A message.
     Message(&'a mut Multipart),
     /// The peer answered a PING.
     Pong(PingContext),
+    /// The peer of a publishing socket sent a PING.
+    Ping { ttl: Duration, context: PingContext },
+    /// The peer of an XPUB wants topics with this prefix.
+    Subscribe(&'a [u8]),
+    /// The peer of an XPUB does not want them any more.
+    Cancel(&'a [u8]),
 }
 
 /// How a turn ended.
@@ -124,6 +144,20 @@ impl Connection {
             }
         }
         self.broken.is_none()
+    }
+
+    /// Sends bytes for which the caller has a queue, behind what [`Self::flush`] sends: how many the kernel took, `None`
+    /// when it takes nothing for now.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
+        loop {
+            return match self.stream.write(bytes) {
+                Ok(0) => Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => Ok(Some(count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => Err(error),
+            };
+        }
     }
 
     /// Reads a turn's share and tells `hear`. What the protocol has to answer is sent.
@@ -200,13 +234,21 @@ impl Connection {
         event: Option<Event>,
         hear: &mut dyn FnMut(Heard<'_>) -> ControlFlow<()>,
     ) -> Result<(), Option<Closed>> {
+        let Some(event) = event else { return Ok(()) };
+        let is_message = matches!(
+            event,
+            Event::Message | Event::Subscribe(Carrier::Message) | Event::Cancel(Carrier::Message)
+        );
         let heard = match event {
-            None => return Ok(()),
-            Some(Event::Established) => Heard::Established,
-            Some(Event::Pong(context)) => Heard::Pong(context),
-            Some(Event::Message) => Heard::Message(self.session.message()),
+            Event::Established => Heard::Established { identity: self.session.identity() },
+            Event::Pong(context) => Heard::Pong(context),
+            Event::Ping { ttl, context } => {
+                Heard::Ping { ttl: Duration::from_millis(100) * u32::from(ttl), context }
+            }
+            Event::Message => Heard::Message(self.session.message()),
+            Event::Subscribe(carrier) => Heard::Subscribe(self.session.topic(carrier)),
+            Event::Cancel(carrier) => Heard::Cancel(self.session.topic(carrier)),
         };
-        let is_message = matches!(heard, Heard::Message(_));
         let flow = hear(heard);
         if is_message {
             self.session.message().clear();

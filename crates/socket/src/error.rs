@@ -15,14 +15,6 @@ pub enum SocketError {
         /// What is wrong.
         cause: EndpointCause,
     },
-    /// libzmq refused an operation.
-    #[error("cannot {action}: {cause}")]
-    Socket {
-        /// What was tried.
-        action: &'static str,
-        /// What libzmq said.
-        cause: zmq::Error,
-    },
     /// A thread, or what it sleeps on, could not be made.
     #[error("cannot start a socket thread: {0}")]
     Thread(#[from] io::Error),
@@ -40,17 +32,9 @@ pub enum EndpointCause {
     /// The system refused it.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// libzmq refused it.
-    #[error("{0}")]
-    Zmq(#[from] zmq::Error),
 }
 
 impl SocketError {
-    /// For `map_err`: an operation on a socket failed.
-    pub(crate) fn doing(action: &'static str) -> impl FnOnce(zmq::Error) -> Self {
-        move |cause| Self::Socket { action, cause }
-    }
-
     /// For `map_err`: an address cannot be used.
     pub(crate) fn endpoint<C: Into<EndpointCause>>(
         action: &'static str,
@@ -63,7 +47,6 @@ impl SocketError {
     pub fn is_address_in_use(&self) -> bool {
         let Self::Endpoint { cause, .. } = self else { return false };
         match cause {
-            EndpointCause::Zmq(cause) => *cause == zmq::Error::EADDRINUSE,
             EndpointCause::Io(cause) => cause.kind() == io::ErrorKind::AddrInUse,
             EndpointCause::Invalid(_) => false,
         }

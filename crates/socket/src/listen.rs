@@ -1,4 +1,4 @@
-//! Listening for publishers that connect.
+//! Listening for peers that connect.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener, ToSocketAddrs};

@@ -30,15 +30,6 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// Whether libzmq is to speak IPv6. A connecting socket that does reaches both; a bound one names itself by it, so it
-    /// does only where the address asks for it.
-    pub(crate) fn wants_ipv6(&self) -> bool {
-        match self {
-            Self::Connect(_) => true,
-            Self::Bind(address) => address.contains('['),
-        }
-    }
-
     /// The address without the direction.
     pub fn address(&self) -> &str {
         match self {

@@ -2,7 +2,7 @@
 
 use kvplane_wire::replay::ReplyError;
 
-use crate::connection::Closed;
+use crate::connection::{Closed, Refusal};
 
 /// Why frames are not the message that was expected.
 pub(crate) fn of_frames(error: ReplyError) -> &'static str {
@@ -20,6 +20,9 @@ pub(crate) fn word_of(closed: &Closed) -> Option<&'static str> {
         Closed::Protocol(error) => Some(error.word()),
         Closed::HandshakeTimeout => Some("handshake_timeout"),
         Closed::Memory => Some("listener_memory"),
+        Closed::Refused(Refusal::Subscriptions) => Some("too_many_subscriptions"),
+        Closed::Refused(Refusal::Identity) => Some("duplicate_identity"),
+        Closed::Refused(Refusal::Connections) => Some("too_many_connections"),
         Closed::End | Closed::Io(_) | Closed::Silent(_) => None,
     }
 }

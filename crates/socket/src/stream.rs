@@ -10,9 +10,12 @@ use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 use socket2::{SockRef, TcpKeepalive};
 
-/// Silence after which the kernel probes a TCP connection. Our own PINGs notice a dead peer much earlier; this is for
-/// connections that wait for their handshake.
+/// Silence after which the kernel probes a TCP connection, how often, and how many probes may go unanswered: an idle peer
+/// that died without a word is gone after a minute. A subscription's own PINGs notice it much earlier; this is for
+/// connections that wait for their handshake, and for the publishing side, which sends no PINGs.
 const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// One end of a connection; never blocks.
 pub(crate) enum Stream {
@@ -55,7 +58,10 @@ impl Stream {
     /// Sets the options of a connection that is there.
     pub(crate) fn configure(&self) {
         if let Self::Tcp(stream) = self {
-            let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
+            let keepalive = TcpKeepalive::new()
+                .with_time(KEEPALIVE)
+                .with_interval(KEEPALIVE_INTERVAL)
+                .with_retries(KEEPALIVE_PROBES);
             let set = || {
                 stream.set_nodelay(true)?;
                 SockRef::from(stream).set_tcp_keepalive(&keepalive)

@@ -285,7 +285,7 @@ impl Subscriber {
         let mut hear = |heard: Heard<'_>| {
             let Some(handler) = ear.about(id) else { return ControlFlow::Break(()) };
             match heard {
-                Heard::Established => {
+                Heard::Established { .. } => {
                     *established = Some((now, Heart::new(pace, now)));
                     handler.connected();
                     handler.proven(id, greeted_at);
@@ -300,6 +300,8 @@ impl Subscriber {
                         handler.proven(id, at);
                     }
                 }
+                // Only publishers hear of these.
+                Heard::Ping { .. } | Heard::Subscribe(_) | Heard::Cancel(_) => {}
             }
             ControlFlow::Continue(())
         };

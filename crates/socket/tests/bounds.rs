@@ -17,10 +17,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kvplane_socket::{
-    Endpoint, Options, PubOptions, PubSocket, PublishContext, RouterSocket, Sockets, SubscriberHandler,
-    Subscription,
-};
+use kvplane_socket::{Endpoint, Options, Sockets, SubscriberHandler, Subscription};
+use support::libzmq::{PubOptions, PubSocket, PublishContext, RouterSocket};
 use support::peer::{PUB_READY, Server, batch, frame, greeting};
 use support::{Heard, Log, PATIENCE, Witness, publisher, sockets, subscribe};
 

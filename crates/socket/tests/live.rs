@@ -11,7 +11,8 @@ mod support;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kvplane_socket::{Endpoint, PubOptions, PubSocket, PublishContext, SubscriberHandler, Subscription};
+use kvplane_socket::{Endpoint, SubscriberHandler, Subscription};
+use support::libzmq::{PubOptions, PubSocket, PublishContext};
 use support::{Heard, Log, PATIENCE, Recorder, publisher, rebind, sockets, subscribe};
 
 fn message(topic: &str, sequence: u64, payload: &[u8]) -> Heard {

@@ -10,7 +10,8 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use kvplane_socket::{Endpoint, PublishContext, Sockets, Subscription, SubscriptionHandle};
+use kvplane_socket::{Endpoint, Sockets, Subscription, SubscriptionHandle};
+use support::libzmq::{PubOptions, PubSocket, PublishContext};
 use support::peer::{Server, batch};
 use support::{Heard, Log, Witness, publisher, sockets};
 
@@ -169,7 +170,7 @@ fn publishers_of_a_bound_socket_are_proven_one_by_one() {
     let handle = sockets.subscribe(subscription, Box::new(Witness(log.clone()))).unwrap();
     let connect = || {
         let endpoint = Endpoint::Connect(handle.last_endpoint().to_owned());
-        kvplane_socket::PubSocket::open(&context, &kvplane_socket::PubOptions::new(endpoint)).unwrap()
+        PubSocket::open(&context, &PubOptions::new(endpoint)).unwrap()
     };
     let _publishers = (connect(), connect());
     log.wait("three proofs of each of two", |heard| {

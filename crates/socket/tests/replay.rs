@@ -7,10 +7,8 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvplane_socket::{
-    PublishContext, ReplayEnd, ReplayHandler, ReplayRequest, ReplayRequestIn, ReplyFraming, RouterSocket,
-    Sockets,
-};
+use kvplane_socket::{ReplayEnd, ReplayHandler, ReplayRequest, ReplayRequestIn, ReplyFraming, Sockets};
+use support::libzmq::{PublishContext, RouterSocket};
 use support::{Heard, Log, PATIENCE, ReplayRecorder, sockets};
 
 fn router(context: &PublishContext) -> RouterSocket {

@@ -5,7 +5,7 @@ mod support;
 
 use std::fs;
 
-use kvplane_socket::PublishContext;
+use support::libzmq::PublishContext;
 use support::{PATIENCE, publisher, sockets, subscribe};
 
 const STREAMS: usize = 300;

@@ -6,7 +6,8 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use kvplane_socket::{Endpoint, PubOptions, PubSocket, PublishContext, Subscription};
+use kvplane_socket::{Endpoint, Subscription};
+use support::libzmq::{PubOptions, PubSocket, PublishContext};
 use support::{Heard, Log, PATIENCE, Recorder, rebind, sockets, subscribe};
 
 #[test]

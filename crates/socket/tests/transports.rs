@@ -6,7 +6,8 @@ mod support;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 
-use kvplane_socket::{Endpoint, PubOptions, PubSocket, PublishContext, SocketError, Subscription};
+use kvplane_socket::{Endpoint, SocketError, Subscription};
+use support::libzmq::{PubOptions, PubSocket, PublishContext};
 use support::{Heard, Log, PATIENCE, Recorder, publisher, sockets, subscribe};
 
 /// A path for a socket: short, as it must be, and nobody else's.

@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 /// Blocks that an engine holds before it is flushed.
 pub(crate) const BLOCKS: u32 = 64;
-/// More would not fit into one libzmq context.
+/// As many as one thread serves well.
 const SOCKETS_PER_CONTEXT: usize = 250;
 
 /// What an engine does when it is asked.

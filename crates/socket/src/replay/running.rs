@@ -137,11 +137,13 @@ impl Running {
         let (before, batches) = (connection.heard_at, received.batches);
         let mut end = None;
         let turn = connection.turn(scratch, &mut |heard| match heard {
-            Heard::Established => {
+            Heard::Established { .. } => {
                 received.established = Some(kvplane_runtime::now());
                 ControlFlow::Continue(())
             }
-            Heard::Pong(_) => ControlFlow::Continue(()),
+            Heard::Pong(_) | Heard::Ping { .. } | Heard::Subscribe(_) | Heard::Cancel(_) => {
+                ControlFlow::Continue(())
+            }
             Heard::Message(message) => {
                 end = received.reply(job, message);
                 if end.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -23,16 +23,23 @@ pub fn zmtp_session(bytes: &[u8]) {
     let mut input = Vec::new();
     if mode & 1 == 1 {
         input.extend_from_slice(&greeting::ours(b"NULL"));
-        // PUB or ROUTER, as fits.
-        let kind: &[u8] = if mode & 2 == 0 { b"\x03PUB" } else { b"\x06ROUTER" };
+        // Who may be at the other end.
+        let kind: &[u8] = match mode & 6 {
+            0 => b"\x03PUB",
+            2 => b"\x06ROUTER",
+            4 => b"\x03SUB",
+            _ => b"\x06DEALER",
+        };
         input.extend_from_slice(&[4, 21 + kind.len() as u8]);
         input.extend_from_slice(b"\x05READY\x0bSocket-Type\0\0\0");
         input.extend_from_slice(kind);
     }
     input.extend_from_slice(bytes);
-    let open = || match mode & 2 {
+    let open = || match mode & 6 {
         0 => Session::subscriber(vec![b"kv".to_vec()], MAX_MESSAGE_BYTES),
-        _ => Session::dealer(MAX_MESSAGE_BYTES),
+        2 => Session::dealer(MAX_MESSAGE_BYTES),
+        4 => Session::publisher(),
+        _ => Session::router(),
     };
     let whole = run(open(), &input, input.len().max(1), false);
     assert_eq!(whole, run(open(), &input, 1, false));
@@ -57,7 +64,10 @@ fn run(mut session: Session, mut input: &[u8], piece: usize, direct: bool) -> To
                 assert!(count > 0, "no progress");
                 input = &input[count..];
                 fed += count;
-                if let Some(event) = event {
+                if let Some(Event::Subscribe(carrier) | Event::Cancel(carrier)) = event {
+                    let topic = session.topic(carrier).to_vec();
+                    told.events.extend(event.map(|event| (event, vec![topic], 0)));
+                } else if let Some(event) = event {
                     let message = session.message();
                     let (kept, count) = (message.count().min(super::frame::MAX_FRAMES), message.count());
                     let frames = (0..kept).map(|index| message.frame(index).to_vec()).collect();

@@ -4,6 +4,8 @@
 //! command   1 byte length of the name, the name, data
 //! READY     properties: 1 byte length of the name, the name, u32 BE length of the value, the value
 //! ERROR     1 byte length of the reason, the reason
+//! SUBSCRIBE the topic prefix
+//! CANCEL    the topic prefix of an earlier SUBSCRIBE
 //! PING      u16 BE time to live in tenths of a second, up to 16 bytes of context
 //! PONG      the context of the PING that it answers
 //! ```
@@ -12,6 +14,9 @@ use super::{ProtocolError, SocketType, printable};
 
 /// The longest context of a PING.
 pub(crate) const MAX_CONTEXT: usize = 16;
+
+/// The longest identity.
+const MAX_IDENTITY: usize = 255;
 
 /// What a PONG brings back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,13 +58,21 @@ pub(crate) enum Command<'a> {
     Error {
         reason: &'a [u8],
     },
+    Subscribe {
+        topic: &'a [u8],
+    },
+    Cancel {
+        topic: &'a [u8],
+    },
     Ping {
+        /// In tenths of a second; 0 is none.
+        ttl: u16,
         context: PingContext,
     },
     Pong {
         context: PingContext,
     },
-    /// One that does not concern a reader, or that we do not know.
+    /// One that we do not know.
     Other {
         name: &'a [u8],
     },
@@ -77,9 +90,12 @@ impl<'a> Command<'a> {
                 let (reason, _) = short(data).unwrap_or((data, &[]));
                 Self::Error { reason }
             }
+            b"SUBSCRIBE" => Self::Subscribe { topic: data },
+            b"CANCEL" => Self::Cancel { topic: data },
             b"PING" => {
-                let context = data.get(2..).and_then(PingContext::read);
-                Self::Ping { context: context.ok_or_else(|| malformed("PING"))? }
+                let (ttl, context) = data.split_first_chunk::<2>().ok_or_else(|| malformed("PING"))?;
+                let context = PingContext::read(context).ok_or_else(|| malformed("PING"))?;
+                Self::Ping { ttl: u16::from_be_bytes(*ttl), context }
             }
             b"PONG" => Self::Pong { context: PingContext::read(data).ok_or_else(|| malformed("PONG"))? },
             b"" => return Err(malformed("nameless")),
@@ -124,7 +140,7 @@ pub(crate) fn ready(socket: SocketType, out: &mut Vec<u8>) {
         body.extend_from_slice(value);
     };
     add(b"Socket-Type", socket.name());
-    if socket == SocketType::Dealer {
+    if socket.has_identity() {
         add(b"Identity", b"");
     }
     super::frame::put_command(&body, out);
@@ -159,8 +175,19 @@ fn named(name: &[u8]) -> Vec<u8> {
     body
 }
 
-/// Checks the properties of a READY command.
-pub(crate) fn check_ready(ours: SocketType, properties: &[u8]) -> Result<(), ProtocolError> {
+/// Checks the properties of a READY command; the peer's identity, empty when it has none.
+pub(crate) fn check_ready(ours: SocketType, properties: &[u8]) -> Result<&[u8], ProtocolError> {
     let theirs = property(properties, b"Socket-Type")?.unwrap_or_default();
-    if ours.accepts(theirs) { Ok(()) } else { Err(ProtocolError::SocketType(printable(theirs))) }
+    if !ours.accepts(theirs) {
+        return Err(ProtocolError::SocketType { found: printable(theirs), expected: ours.expected() });
+    }
+    if !ours.has_identity() {
+        return Ok(&[]);
+    }
+    let identity = property(properties, b"Identity")?.unwrap_or_default();
+    // Identities that begin with 0 are those that a ROUTER makes up.
+    if identity.len() > MAX_IDENTITY || identity.first() == Some(&0) {
+        return Err(ProtocolError::Identity(identity.len()));
+    }
+    Ok(identity)
 }

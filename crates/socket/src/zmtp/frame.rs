@@ -306,6 +306,12 @@ pub(crate) fn put_message(frames: &[&[u8]], out: &mut Vec<u8>) {
     }
 }
 
+/// Bytes of a message with these frames on the wire.
+pub(crate) fn message_length(frames: &[&[u8]]) -> usize {
+    let header = |frame: &[u8]| if u8::try_from(frame.len()).is_ok() { 2 } else { 9 };
+    frames.iter().map(|frame| header(frame) + frame.len()).sum()
+}
+
 fn put(flags: u8, body: &[u8], out: &mut Vec<u8>) {
     if let Ok(length) = u8::try_from(body.len()) {
         out.extend_from_slice(&[flags, length]);

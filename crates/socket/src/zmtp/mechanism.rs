@@ -16,17 +16,21 @@ pub(crate) trait Mechanism: Send {
 
     /// Hears a command of the handshake and answers it; true when the handshake is complete.
     fn command(&mut self, heard: &Command<'_>, out: &mut Vec<u8>) -> Result<bool, ProtocolError>;
+
+    /// The identity that the peer gave, once the handshake is complete; empty when it gave none.
+    fn identity(&self) -> &[u8];
 }
 
 /// No security: READY from both sides.
 #[derive(Debug)]
 pub(crate) struct Null {
     socket: SocketType,
+    identity: Vec<u8>,
 }
 
 impl Null {
     pub(crate) fn new(socket: SocketType) -> Self {
-        Self { socket }
+        Self { socket, identity: Vec::new() }
     }
 }
 
@@ -41,9 +45,16 @@ impl Mechanism for Null {
 
     fn command(&mut self, heard: &Command<'_>, _out: &mut Vec<u8>) -> Result<bool, ProtocolError> {
         match heard {
-            Command::Ready { properties } => command::check_ready(self.socket, properties).map(|()| true),
+            Command::Ready { properties } => {
+                self.identity = command::check_ready(self.socket, properties)?.to_vec();
+                Ok(true)
+            }
             Command::Error { reason } => Err(ProtocolError::Rejected(printable(reason))),
             _ => Err(ProtocolError::Command("handshake")),
         }
+    }
+
+    fn identity(&self) -> &[u8] {
+        &self.identity
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! greeting.rs    the first 64 bytes: signature, version, mechanism
-//! command.rs     READY, ERROR, SUBSCRIBE, PING, PONG
+//! command.rs     READY, ERROR, SUBSCRIBE, CANCEL, PING, PONG
 //! frame.rs       frames to messages and commands, bounded before anything is allocated
 //! mechanism.rs   what happens between the greeting and the first message; NULL today
 //! session.rs     one side of one connection, made of the above
 //! ```
 //!
-//! Only the reading side is here: a SUB and a DEALER. Nothing in this module knows time, sockets or threads.
+//! Four sockets are here: SUB and DEALER read, XPUB and ROUTER publish. Nothing in this module knows time, sockets or
+//! threads.
 
 #[cfg(any(test, feature = "checks"))]
 pub mod checks;
@@ -23,6 +24,8 @@ pub(crate) mod session;
 pub(crate) enum SocketType {
     Sub,
     Dealer,
+    XPub,
+    Router,
 }
 
 impl SocketType {
@@ -31,6 +34,8 @@ impl SocketType {
         match self {
             Self::Sub => b"SUB",
             Self::Dealer => b"DEALER",
+            Self::XPub => b"XPUB",
+            Self::Router => b"ROUTER",
         }
     }
 
@@ -39,6 +44,28 @@ impl SocketType {
         match self {
             Self::Sub => matches!(other, b"PUB" | b"XPUB"),
             Self::Dealer => matches!(other, b"ROUTER" | b"DEALER" | b"REP"),
+            Self::XPub => matches!(other, b"SUB" | b"XSUB"),
+            Self::Router => matches!(other, b"DEALER" | b"REQ" | b"ROUTER"),
+        }
+    }
+
+    /// Whether READY tells identities: of sockets that are addressed by them, as libzmq does.
+    pub(crate) fn has_identity(self) -> bool {
+        matches!(self, Self::Dealer | Self::Router)
+    }
+
+    /// Whether it is one of the publishing side.
+    pub(crate) fn publishes(self) -> bool {
+        matches!(self, Self::XPub | Self::Router)
+    }
+
+    /// Which sockets may be at the other end, for an error.
+    pub(crate) fn expected(self) -> &'static str {
+        match self {
+            Self::Sub => "PUB or XPUB",
+            Self::Dealer => "ROUTER",
+            Self::XPub => "SUB or XSUB",
+            Self::Router => "DEALER, REQ or ROUTER",
         }
     }
 }
@@ -54,8 +81,10 @@ pub(crate) enum ProtocolError {
     Mechanism(String),
     #[error("the peer closed the handshake with an error: {0:?}")]
     Rejected(String),
-    #[error("the peer is a {0:?} socket: expected PUB or XPUB for events, ROUTER for replay")]
-    SocketType(String),
+    #[error("the peer is a {found:?} socket: expected {expected}")]
+    SocketType { found: String, expected: &'static str },
+    #[error("an identity of {0} bytes that is too long, or begins with 0")]
+    Identity(usize),
     #[error("frame flags {0:#04x} have reserved or contradicting bits")]
     Flags(u8),
     #[error("a message before the handshake was complete")]
@@ -78,7 +107,8 @@ impl ProtocolError {
             Self::Version(_) => "version",
             Self::Mechanism(_) => "mechanism",
             Self::Rejected(_) => "rejected",
-            Self::SocketType(_) => "socket_type",
+            Self::SocketType { .. } => "socket_type",
+            Self::Identity(_) => "identity",
             Self::Flags(_) => "flags",
             Self::EarlyMessage => "early_message",
             Self::CommandTooLarge(_) => "command_too_large",
@@ -96,5 +126,7 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
     shown.map(|&byte| if byte.is_ascii_graphic() || byte == b' ' { char::from(byte) } else { '.' }).collect()
 }
 
+#[cfg(test)]
+mod publisher_tests;
 #[cfg(test)]
 mod tests;

@@ -21,6 +21,22 @@ pub(crate) enum Event {
     Message,
     /// The peer answered a PING.
     Pong(PingContext),
+    /// The peer asks a publishing socket for a sign of life. The answer is the caller's: it has its place in the queue of
+    /// messages. `ttl` is in tenths of a second.
+    Ping { ttl: u16, context: PingContext },
+    /// The peer of an XPUB wants a topic: see [`Session::topic`].
+    Subscribe(Carrier),
+    /// The peer of an XPUB does not want a topic any more.
+    Cancel(Carrier),
+}
+
+/// What a subscription came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Carrier {
+    /// A command of its own: from version 3.1 on.
+    Command,
+    /// A message of one frame that begins with 1 or 0.
+    Message,
 }
 
 enum State {
@@ -29,8 +45,12 @@ enum State {
     Traffic,
 }
 
+/// The longest message that a publishing socket reads: a subscription by message, or a replay request.
+const PUBLISHER_READS: usize = 64 << 10;
+
 /// The protocol's state for one connection. Bytes for the peer gather in [`Session::out`].
 pub(crate) struct Session {
+    socket: SocketType,
     state: State,
     mechanism: Box<dyn Mechanism>,
     decoder: FrameDecoder,
@@ -53,10 +73,21 @@ impl Session {
         Self::new(SocketType::Dealer, Vec::new(), max_message_bytes)
     }
 
+    /// An XPUB.
+    pub(crate) fn publisher() -> Self {
+        Self::new(SocketType::XPub, Vec::new(), PUBLISHER_READS)
+    }
+
+    /// A ROUTER.
+    pub(crate) fn router() -> Self {
+        Self::new(SocketType::Router, Vec::new(), PUBLISHER_READS)
+    }
+
     fn new(socket: SocketType, topics: Vec<Vec<u8>>, max_message_bytes: usize) -> Self {
         let mechanism: Box<dyn Mechanism> = Box::new(Null::new(socket));
         let out = greeting::ours(mechanism.name()).to_vec();
         Self {
+            socket,
             state: State::Greeting(Greeting::new()),
             mechanism,
             decoder: FrameDecoder::new(max_message_bytes),
@@ -106,8 +137,22 @@ impl Session {
     fn complete(&mut self, complete: Option<Complete>) -> Result<Option<Event>, ProtocolError> {
         match complete {
             None => Ok(None),
+            Some(Complete::Message) if self.socket == SocketType::XPub => Ok(self.subscription()),
             Some(Complete::Message) => Ok(Some(Event::Message)),
             Some(Complete::Command) => self.command(),
+        }
+    }
+
+    /// A message to an XPUB. One that is no subscription means nothing here.
+    fn subscription(&mut self) -> Option<Event> {
+        let message = self.decoder.message();
+        match message.frames() {
+            Some([frame]) if frame.first() == Some(&1) => Some(Event::Subscribe(Carrier::Message)),
+            Some([frame]) if frame.first() == Some(&0) => Some(Event::Cancel(Carrier::Message)),
+            _ => {
+                message.clear();
+                None
+            }
         }
     }
 
@@ -115,7 +160,10 @@ impl Session {
         let command = Command::parse(self.decoder.command())?;
         if matches!(self.state, State::Traffic) {
             return match command {
-                Command::Ping { context } => {
+                Command::Ping { ttl, context } if self.socket.publishes() => {
+                    Ok(Some(Event::Ping { ttl, context }))
+                }
+                Command::Ping { context, .. } => {
                     if self.out.len() - self.sent < OUT_LIMIT {
                         command::pong(&context, &mut self.out);
                     }
@@ -123,8 +171,14 @@ impl Session {
                 }
                 Command::Pong { context } => Ok(Some(Event::Pong(context))),
                 Command::Error { reason } => Err(ProtocolError::Rejected(printable(reason))),
+                Command::Subscribe { .. } if self.socket == SocketType::XPub => {
+                    Ok(Some(Event::Subscribe(Carrier::Command)))
+                }
+                Command::Cancel { .. } if self.socket == SocketType::XPub => {
+                    Ok(Some(Event::Cancel(Carrier::Command)))
+                }
                 // As libzmq does: what a later version adds is not ours to judge.
-                Command::Ready { .. } | Command::Other { .. } => Ok(None),
+                _ => Ok(None),
             };
         }
         if !self.mechanism.command(&command, &mut self.out)? {
@@ -145,6 +199,22 @@ impl Session {
     /// The message, after [`Event::Message`] and until more is fed.
     pub(crate) fn message(&mut self) -> &mut Multipart {
         self.decoder.message()
+    }
+
+    /// The topic of a subscription, after [`Event::Subscribe`] or [`Event::Cancel`] and until more is fed.
+    pub(crate) fn topic(&mut self, carrier: Carrier) -> &[u8] {
+        match carrier {
+            Carrier::Message => self.decoder.message().frame(0).get(1..).unwrap_or_default(),
+            Carrier::Command => match Command::parse(self.decoder.command()) {
+                Ok(Command::Subscribe { topic } | Command::Cancel { topic }) => topic,
+                _ => &[],
+            },
+        }
+    }
+
+    /// The identity that the peer gave, after [`Event::Established`]; empty when it gave none.
+    pub(crate) fn identity(&self) -> &[u8] {
+        self.mechanism.identity()
     }
 
     /// Whether a message has begun and not ended.

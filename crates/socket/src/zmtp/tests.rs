@@ -103,8 +103,10 @@ fn other_protocols_are_rejected_at_their_first_wrong_byte() {
 #[test]
 fn a_handshake_that_goes_wrong_has_its_reason() {
     let after_greeting = |rest: &[u8]| error_of(&[&LIBZMQ_GREETING[..], rest].concat());
-    assert_eq!(after_greeting(ROUTER_READY), ProtocolError::SocketType("ROUTER".to_owned()));
-    assert_eq!(after_greeting(b"\x04\x06\x05READY"), ProtocolError::SocketType(String::new()));
+    let not_a_publisher =
+        |found: &str| ProtocolError::SocketType { found: found.to_owned(), expected: "PUB or XPUB" };
+    assert_eq!(after_greeting(ROUTER_READY), not_a_publisher("ROUTER"));
+    assert_eq!(after_greeting(b"\x04\x06\x05READY"), not_a_publisher(""));
     assert_eq!(after_greeting(b"\0\0"), ProtocolError::EarlyMessage);
     assert_eq!(after_greeting(b"\x04\x05\xffjunk"), ProtocolError::Command("nameless"));
     assert_eq!(after_greeting(b"\x04\0"), ProtocolError::Command("nameless"));
@@ -263,6 +265,9 @@ proptest! {
         for length in lengths {
             put_message(&[b"kv", &[0; 8], &vec![7; length]], &mut bytes);
             put_command(b"\x04PING\0\x01ctx", &mut bytes);
+            put_command(b"\x09SUBSCRIBEkv", &mut bytes);
+            put_message(&[b"\x01kv"], &mut bytes);
+            put_command(b"\x06CANCELkv", &mut bytes);
         }
         if let Some((at, value)) = damage {
             let at = at.index(bytes.len());

@@ -1,16 +1,24 @@
 //! A handler that writes down what it hears, and lets a test wait for it.
-#![allow(clippy::disallowed_methods, dead_code, unreachable_pub, reason = "each test file uses its own part")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    dead_code,
+    unreachable_pub,
+    reason = "each test file uses its own part"
+)]
 
+pub mod libzmq;
 pub mod peer;
+pub mod raw;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvplane_socket::{
-    Endpoint, Options, PubOptions, PubSocket, PublishContext, ReplayEnd, ReplayHandler, Sockets,
-    SubscriberHandler, Subscription, SubscriptionHandle,
+    Endpoint, Options, ReplayEnd, ReplayHandler, Sockets, SubscriberHandler, Subscription, SubscriptionHandle,
 };
+use libzmq::{PubOptions, PubSocket, PublishContext};
 use parking_lot::{Condvar, Mutex};
 
 /// Far above what anything here takes, so that only a defect reaches it.
@@ -171,7 +179,7 @@ pub fn rebind(context: &PublishContext, address: &str) -> PubSocket {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match PubSocket::open(context, &options) {
-            Err(error) if error.is_address_in_use() && Instant::now() < deadline => std::thread::yield_now(),
+            Err(zmq::Error::EADDRINUSE) if Instant::now() < deadline => std::thread::yield_now(),
             opened => return opened.unwrap(),
         }
     }
