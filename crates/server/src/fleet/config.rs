@@ -27,8 +27,8 @@ pub use republish::RepublishConfig;
 use super::error::EngineConfigError;
 use crate::front::{self, Front, FrontError, FrontOptions};
 use crate::pem;
-use crate::republish::RepublishSpec;
 use crate::span::Span;
+use kvplane_republish::RepublishSpec;
 
 /// One engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

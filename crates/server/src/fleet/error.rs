@@ -8,7 +8,7 @@ use kvplane_ingest::{AddError, AddressError, UnknownMember};
 
 use crate::auth::Exposed;
 use crate::front::FrontError;
-use crate::republish::RepublishError;
+use kvplane_republish::RepublishError;
 
 /// What is wrong with an engine's description.
 #[derive(Debug, thiserror::Error)]

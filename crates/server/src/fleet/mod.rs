@@ -33,8 +33,8 @@ use config::ReadOnce;
 use crate::auth::{Exposed, Port};
 use crate::front::Front;
 use crate::listeners::Listener;
-use crate::republish::Republisher;
 use crate::service::Shared;
+use kvplane_republish::Republisher;
 
 /// What the fleet is made of besides the plane.
 #[derive(Debug, Default)]

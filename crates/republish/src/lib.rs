@@ -5,6 +5,9 @@
 //! (epoch << 20 + n); a new epoch opens with a clear.
 //!
 //! One thread serves all of them, as an engine's publisher does: between two batches it looks for requests.
+//!
+//! This crate reads journals. It changes no stream, decides nothing about gaps, and knows no protocol but ZeroMQ's: who may
+//! listen is decided by whoever binds the addresses.
 
 mod encode;
 mod replay;

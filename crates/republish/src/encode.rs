@@ -374,12 +374,12 @@ mod tests {
             store(2, "sliding_window", 8, &[]),
             store(3, "full_attention", 8, &[8, 16, 24, 32]),
         ];
-        let mut first = journal(&[encode_batch(PROFILE, 1.0, Some(0), &events).into()]);
+        let mut first = ledger(&[encode_batch(PROFILE, 1.0, Some(0), &events).into()]);
         let mut builder = first.begin_snapshot();
         while !builder.gather() {
             first.step_snapshot(&mut builder, 9).unwrap();
         }
-        let second = journal(&snapshot(0, &builder.finish(), 9));
+        let second = ledger(&snapshot(0, &builder.finish(), 9));
         assert_eq!(second.groups(), first.groups());
         assert_eq!(second.resumption(), first.resumption());
         let sorted = |ledger: &Ledger| {
