@@ -36,11 +36,15 @@ ROOMS = {
         "kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-runtime", "kvplane-stream",
         "kvplane-transport",
     },
+    "kvplane-access": {"kvplane-core", "kvplane-runtime", "kvplane-transport"},
+    "kvplane-front": {
+        "kvplane-access", "kvplane-ingest", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
+    },
     "kvplane-republish": {
         "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-server": {
-        "kvplane-catalog", "kvplane-core", "kvplane-hints", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-report",
+        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-front", "kvplane-hints", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-report",
         "kvplane-republish", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime"},
