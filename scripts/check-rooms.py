@@ -36,9 +36,16 @@ ROOMS = {
         "kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-runtime", "kvplane-stream",
         "kvplane-transport",
     },
+    "kvplane-access": {"kvplane-core", "kvplane-runtime", "kvplane-transport"},
+    "kvplane-front": {
+        "kvplane-access", "kvplane-ingest", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
+    },
+    "kvplane-republish": {
+        "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-wire",
+    },
     "kvplane-server": {
-        "kvplane-catalog", "kvplane-core", "kvplane-hints", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-report",
-        "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-transport", "kvplane-wire",
+        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-front", "kvplane-hints", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-report",
+        "kvplane-republish", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-wire"},
@@ -60,7 +67,7 @@ ROOMS_IN_TESTS = {
     "kvplane-ingest": {"kvplane-sim"},
     "kvplane-ops": {"kvplane-sim", "kvplane-wire"},
     "kvplane-report": {"kvplane-sim"},
-    "kvplane-server": {"kvplane-sim"},
+    "kvplane-server": {"kvplane-sim", "kvplane-socket"},
     "kvplane-doctor": {"kvplane-sim"},
     "kvplane-client": "*",
 }

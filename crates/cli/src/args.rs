@@ -1,12 +1,14 @@
 //! The command line, as clap reads it.
 
 mod config;
+#[cfg(feature = "sim")]
 mod demo;
 mod doctor;
 mod key;
 mod operate;
 mod query;
 mod report;
+#[cfg(feature = "sim")]
 mod sim;
 
 use std::net::SocketAddr;
@@ -18,12 +20,14 @@ use clap_complete::Shell;
 use crate::config::Span;
 
 pub(crate) use config::{ConfigArgs, ConfigCommand};
+#[cfg(feature = "sim")]
 pub(crate) use demo::DemoArgs;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use key::KeyArgs;
 pub(crate) use operate::{FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs};
 pub(crate) use query::QueryArgs;
 pub(crate) use report::{ReportArgs, with_two_dashes};
+#[cfg(feature = "sim")]
 pub(crate) use sim::{SimArgs, SimHash, SimHostEvents, SimProfile, SimService, SimWithout};
 
 /// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
@@ -44,6 +48,7 @@ pub(crate) enum Command {
         kvplane serve --config kvplane.toml\n  \
         KVPLANE__LISTEN__HTTP=127.0.0.1:9000 kvplane serve --config kvplane.toml --dump-config")]
     Serve(ServeArgs),
+    #[cfg(feature = "sim")]
     /// Run a simulated engine: real wire bytes, a real prefix cache, faults on request
     #[command(after_help = "Examples:\n  \
         kvplane sim --profile sglang-0.5.22 --host-blocks 4096 --load 5\n  \
@@ -101,6 +106,7 @@ pub(crate) enum Command {
     /// Show what there is to configure
     #[command(after_help = "Examples:\n  kvplane config schema > kvplane.schema.json")]
     Config(ConfigArgs),
+    #[cfg(feature = "sim")]
     /// A tour: simulated engines of every kind, conversations routed by what they hold, and what goes wrong
     #[command(after_help = "Examples:\n  \
         kvplane demo\n  \

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
     let outcome = runtime.block_on(async {
         match args.command {
             Command::Serve(serve) => commands::serve::run(serve).await,
+            #[cfg(feature = "sim")]
             Command::Sim(sim) => commands::sim::run(sim).await,
             Command::Tail(tail) => commands::tail::run(tail).await,
             Command::Dump(dump) => commands::dump::run(dump).await,
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
             Command::Query(query) => commands::query::run(query).await,
             Command::Report(report) => commands::report::run(report).await,
             Command::Config(config) => commands::config::run(&config),
+            #[cfg(feature = "sim")]
             Command::Demo(demo) => commands::demo::run(demo).await,
             Command::Completions { shell } => commands::shipped::completions(shell),
             Command::Man { directory } => commands::shipped::manual(&directory),

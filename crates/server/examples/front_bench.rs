@@ -22,7 +22,7 @@ use hyper::body::{Body, Incoming};
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use kvplane_server::{Front, FrontOptions, OwnedCalls};
+use kvplane_front::{Front, FrontOptions, OwnedCalls};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 

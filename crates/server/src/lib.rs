@@ -3,36 +3,24 @@
 //! Servers take listeners that somebody else bound, so that a taken port is known before anything starts. They never
 //! see an engine's bytes.
 
-mod auth;
-mod bounds;
-mod error;
 mod fleet;
-mod front;
 mod grpc;
 mod held;
 mod hints;
 mod http;
 mod latencies;
-mod limits;
-mod listen;
 mod listeners;
 mod ops;
-mod pem;
 mod plans;
 mod publishers;
 mod questions;
 mod readiness;
-mod republish;
 mod select;
 mod service;
 mod smg;
 mod span;
 mod watch;
 
-pub use auth::{
-    Access, Caller, CertificateKey, Exposed, Keys, KeysError, Proof, Role, Roles, Subject, TokenKey,
-    is_loopback,
-};
 /// What fuzz targets call.
 #[cfg(any(test, feature = "checks"))]
 pub mod checks {
@@ -42,18 +30,13 @@ pub mod checks {
     }
 }
 
-pub use bounds::{Bound, Bounds};
 pub use fleet::{
     DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, Fleet, FleetError, Registration, Reloaded,
     RepublishConfig,
 };
-pub use front::{
-    Front, FrontCounters, FrontError, FrontOptions, OwnedCalls, Upstream, UpstreamBody, UpstreamReset,
-};
 pub use hints::{AcceptReports, HintsOptions};
-pub use limits::descriptor_limit;
-pub use listen::{Tls, TlsError, TlsFiles, TlsRead};
-pub use listeners::Listener;
-pub use republish::{BoundOutlets, OutletEndpoints, RepublishError, RepublishSpec, Republisher};
 pub use service::{Options, Service};
 pub use span::Span;
+
+#[cfg(test)]
+mod tests;

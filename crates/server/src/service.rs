@@ -5,6 +5,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kvplane_access::Listener;
+use kvplane_access::{Access, Port};
+use kvplane_access::{Bounds, Edge};
+use kvplane_access::{Door, Peer, Tls};
 use kvplane_catalog::Asking;
 use kvplane_core::Trust;
 use kvplane_ingest::Plane;
@@ -13,14 +17,10 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use crate::auth::{Access, Port};
-use crate::bounds::{Bounds, Edge};
 use crate::fleet::{Fleet, Parts};
 use crate::grpc;
 use crate::hints::{Hints, HintsOptions};
 use crate::http;
-use crate::listen::{Door, Peer, Tls};
-use crate::listeners::Listener;
 use crate::ops::Operations;
 use crate::questions::Questions;
 use crate::readiness::Readiness;

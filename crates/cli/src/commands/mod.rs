@@ -2,6 +2,7 @@
 
 mod closing;
 pub(crate) mod config;
+#[cfg(feature = "sim")]
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod dump;
@@ -16,8 +17,11 @@ pub(crate) mod ready;
 pub(crate) mod report;
 pub(crate) mod serve;
 pub(crate) mod shipped;
+#[cfg(feature = "sim")]
 pub(crate) mod sim;
+#[cfg(feature = "sim")]
 mod sim_drained;
+#[cfg(feature = "sim")]
 mod sim_subscribed;
 pub(crate) mod tail;
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
+use kvplane_access::{Access, Keys};
 use kvplane_core::EngineKind;
 use kvplane_ingest::{Origin, Plane, PlaneOptions};
 use kvplane_report::{
     AdapterNames, OutboxOptions, ReportSpec, ReporterOptions, Rules, ServerAddress, StatsOptions,
 };
-use kvplane_server::{Access, EngineConfig, EnginePlan, HintsOptions, Keys, Options, Service};
+use kvplane_server::{EngineConfig, EnginePlan, HintsOptions, Options, Service};
 use tracing::{info, warn};
 
 use super::{Failure, bind, closing, stop_signal, usage};

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
+use kvplane_access::{Access, Tls, TlsError};
 use kvplane_ingest::{Mood, Origin, Plane, Said, TokenFileError};
 use kvplane_report::Reports;
-use kvplane_server::{Access, EngineConfigError, Fleet, FleetError, Reloaded, Service, Tls, TlsError};
+use kvplane_server::{EngineConfigError, Fleet, FleetError, Reloaded, Service};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 

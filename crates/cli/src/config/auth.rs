@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
+use kvplane_access::{CertificateKey, Keys, Role, Subject, TokenKey};
 use kvplane_ingest::read_token;
-use kvplane_server::{CertificateKey, Keys, Role, Subject, TokenKey};
 use schemars::JsonSchema;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};

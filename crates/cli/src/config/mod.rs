@@ -12,10 +12,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
+use kvplane_access::{Access, Keys, Tls, TlsFiles};
 use kvplane_core::Trust;
 use kvplane_ingest::PlaneOptions;
 use kvplane_report::ReportSpec;
-use kvplane_server::{Access, EngineConfig, EnginePlan, Keys, Tls, TlsFiles};
+use kvplane_server::{EngineConfig, EnginePlan};
 use kvplane_stream::{Limits, OnGap};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -329,7 +330,7 @@ impl Config {
             hints: self.hints.options(),
             access,
             tls,
-            bounds: kvplane_server::Bounds::default(),
+            bounds: kvplane_access::Bounds::default(),
             commit: crate::version::COMMIT,
         }
     }

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::support::{Rig, hasty, stream, until};
 use kvplane_client::{Client, Following, Selection, Tier, Trust};
 use kvplane_core::{EngineId, EngineKind};
 use kvplane_ingest::{CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, RankSpec};
@@ -15,6 +14,8 @@ use kvplane_wire::trtllm::encode::TrtHash;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
+
+use crate::support::{Rig, hasty, stream, until};
 
 const SUBSCRIBERS: usize = 8;
 const STEPS: usize = 120;

@@ -25,10 +25,10 @@ pub(super) use files::ReadOnce;
 pub use republish::RepublishConfig;
 
 use super::error::EngineConfigError;
-use crate::front::{self, Front, FrontError, FrontOptions};
-use crate::pem;
-use crate::republish::RepublishSpec;
 use crate::span::Span;
+use kvplane_access::pem;
+use kvplane_front::{Front, FrontError, FrontOptions};
+use kvplane_republish::RepublishSpec;
 
 /// One engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -345,7 +345,7 @@ impl EngineConfig {
             return wrong(key, format!("{url:?} is not a URL like http://host:port"));
         };
         let ca = self.grpc_ca.as_deref().filter(|_| url.starts_with("https://"));
-        if let Err(error) = front::check_upstream(&uri, ca) {
+        if let Err(error) = kvplane_front::check_upstream(&uri, ca) {
             return match error {
                 FrontError::Ca { .. } => Err(EngineConfigError::file("grpc_ca", &error)),
                 _ => wrong(key, error.to_string()),

@@ -3,12 +3,11 @@
 use std::io;
 use std::net::SocketAddr;
 
+use kvplane_access::Exposed;
 use kvplane_core::{ErrorCode, PublicError};
+use kvplane_front::FrontError;
 use kvplane_ingest::{AddError, AddressError, UnknownMember};
-
-use crate::auth::Exposed;
-use crate::front::FrontError;
-use crate::republish::RepublishError;
+use kvplane_republish::RepublishError;
 
 /// What is wrong with an engine's description.
 #[derive(Debug, thiserror::Error)]

@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane_front::{Budget, Evidence, Front, FrontCounters};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
-use crate::front::{Budget, Evidence, Front, FrontCounters};
 use crate::service::Shared;
 use crate::smg::{SmgService, SubscribeTo, own_calls};
 

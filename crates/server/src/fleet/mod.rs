@@ -30,11 +30,11 @@ pub use reload::Reloaded;
 
 use config::ReadOnce;
 
-use crate::auth::{Exposed, Port};
-use crate::front::Front;
-use crate::listeners::Listener;
-use crate::republish::Republisher;
 use crate::service::Shared;
+use kvplane_access::Listener;
+use kvplane_access::{Exposed, Port};
+use kvplane_front::Front;
+use kvplane_republish::Republisher;
 
 /// What the fleet is made of besides the plane.
 #[derive(Debug, Default)]

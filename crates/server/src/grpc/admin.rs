@@ -4,6 +4,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _, stream};
+use kvplane_access::ApiError;
+use kvplane_access::Caller;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ops::{Flush, Profile, Verb};
 use kvplane_proto::kvplane::v1 as proto;
@@ -11,8 +13,6 @@ use kvplane_proto::kvplane::v1::server::admin_server::Admin;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::auth::Caller;
-use crate::error::ApiError;
 use crate::ops::{
     self, Outcome, Phase, Plan, PlannedRank, RankReport, Selection, Summary, Update, Verdict,
     positive_seconds, seconds,

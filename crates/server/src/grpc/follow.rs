@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{Stream as FutureStream, stream};
+use kvplane_access::ApiError;
 use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError};
 use kvplane_ingest::{News, Stream};
 use kvplane_proto::Encoded;
@@ -16,7 +17,6 @@ use tokio::time::timeout;
 use tonic::Status;
 
 use super::encode::{self, SnapshotChunks};
-use crate::error::ApiError;
 use crate::plans;
 
 /// Entries taken from the journal at a time.

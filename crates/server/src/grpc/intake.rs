@@ -13,6 +13,10 @@ use axum::middleware::Next;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use kvplane_access::ApiError;
+use kvplane_access::Edge;
+use kvplane_access::Peer;
+use kvplane_access::bounds::{self, Refused};
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_transport::edge::{Full, Pulse, Share};
 use parking_lot::Mutex;
@@ -20,11 +24,8 @@ use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
 use super::scan::{Method, Schema, Unfit};
-use crate::bounds::{self, Edge, Refused};
-use crate::error::ApiError;
 use crate::held::Held;
 use crate::hints;
-use crate::listen::Peer;
 use crate::service::Shared;
 
 /// gRPC's prefix of a message: a flag and four bytes of length.

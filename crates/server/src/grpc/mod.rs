@@ -14,6 +14,7 @@ use std::sync::Arc;
 use axum::http::HeaderValue;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::Response;
+use kvplane_access::{Port, guard_calls};
 use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangSchedulerServer;
 use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedSchedulerServer;
 use kvplane_proto::engines::trtllm::server::trtllm_service_server::TrtllmServiceServer;
@@ -29,7 +30,6 @@ use tonic::transport::server::Router;
 use tonic_health::ServingStatus;
 use tracing::error;
 
-use crate::auth::{Port, guard_calls};
 use crate::hints::{self, Bounded, HintsService};
 use crate::service::Shared;
 use crate::smg::{SmgService, SubscribeTo};

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _, stream};
+use kvplane_access::ApiError;
 use kvplane_catalog::age_ms;
 use kvplane_core::{Cursor, EngineId, Epoch, ErrorCode, PlaneId, PublicError, StreamId, Tier};
 use kvplane_ingest::{Engine, Stream};
@@ -17,7 +18,6 @@ use super::encode;
 use super::everything::{Wanted, everything};
 use super::follow::{Begin, Follower};
 use super::query;
-use crate::error::ApiError;
 use crate::select;
 use crate::service::Shared;
 

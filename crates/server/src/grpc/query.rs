@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _};
+use kvplane_access::ApiError;
 use kvplane_catalog::{Answer, GroupLength, Match, Question, age_ms};
 use kvplane_core::{ErrorCode, MultimodalItem, PublicError, Tier, Trust};
 use kvplane_ingest::told_keys;
@@ -12,7 +13,6 @@ use kvplane_proto::kvplane::v1::query_result::Outcome;
 use tonic::{Status, Streaming};
 
 use super::encode;
-use crate::error::ApiError;
 use crate::service::Shared;
 
 /// Tokens of one message that are hashed at once: some hundred microseconds. More is done where it delays nobody.

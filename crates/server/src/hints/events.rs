@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use futures::stream::{self, BoxStream, StreamExt as _};
+use kvplane_access::ApiError;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::{Happened, Observer, Whose};
 use kvplane_proto::inferencecache as proto;
@@ -15,7 +16,6 @@ use tonic::Status;
 
 use super::Hints;
 use super::counters::{Counters, Refusal};
-use crate::error::ApiError;
 
 /// Events that a listener may be behind. One that is further behind is told so, and ended: nobody waits for it.
 const KEPT: usize = 8192;

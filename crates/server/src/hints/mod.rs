@@ -40,10 +40,10 @@ pub use options::{AcceptReports, HintsOptions};
 pub(crate) use reports::take_update;
 pub(crate) use service::HintsService;
 
-use crate::auth::{Caller, Proof};
 use counters::Refusal;
 use events::Events;
 use heard::Heard;
+use kvplane_access::{Caller, Proof};
 
 /// A message that is larger is refused: as much as peers' servers take.
 pub(crate) const MAX_MESSAGE: usize = 4 << 20;
@@ -134,7 +134,7 @@ mod tests {
     use kvplane_ingest::PlaneOptions;
 
     use super::*;
-    use crate::auth::Role;
+    use kvplane_access::Role;
 
     fn hints(options: HintsOptions) -> Hints {
         Hints::new(Plane::start(Vec::new(), &PlaneOptions::default()).unwrap(), options)

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
+use kvplane_access::ApiError;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::Stats;
 use kvplane_proto::inferencecache as proto;
@@ -17,7 +18,6 @@ use tonic::{Request, Response, Status, Streaming};
 use super::counters::{Counted as _, Refusal};
 use super::lookup::{self, Answer};
 use super::{Hints, events, reports};
-use crate::error::ApiError;
 use crate::service::Shared;
 
 /// Where a response says why a lookup could not be used.

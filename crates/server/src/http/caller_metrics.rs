@@ -2,6 +2,7 @@
 
 use std::fmt::Error;
 
+use kvplane_access::Port;
 use kvplane_transport::edge::Closed;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -9,7 +10,6 @@ use prometheus_client::metrics::counter::ConstCounter;
 
 use super::family::list::callers;
 use super::metrics::gauge;
-use crate::auth::Port;
 use crate::service::Shared;
 
 /// A listener, a reason, and how often.

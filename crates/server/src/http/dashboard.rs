@@ -8,8 +8,8 @@ use axum::extract::rejection::PathRejection;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{HeaderValue, Uri, header};
+use kvplane_access::ApiError;
 
-use crate::error::ApiError;
 use crate::service::Shared;
 
 const PAGE: &str = include_str!("../../dashboard/index.html");

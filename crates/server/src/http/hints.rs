@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::StatusCode;
+use kvplane_access::ApiError;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::{Census, ReplicaCensus, Stats};
 use schemars::JsonSchema;
@@ -17,7 +18,6 @@ use serde::de::DeserializeOwned;
 
 use super::parameters::wrong_body;
 use super::{policy, probe};
-use crate::error::ApiError;
 use crate::hints::Hints;
 use crate::service::Shared;
 

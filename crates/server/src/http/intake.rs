@@ -11,15 +11,15 @@ use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http::{HeaderValue, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use kvplane_access::ApiError;
+use kvplane_access::Peer;
+use kvplane_access::bounds::{self, Refused};
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_transport::edge::{Full, Pulse, Share};
 use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 
-use crate::bounds::{self, Refused};
-use crate::error::ApiError;
 use crate::held::Held;
-use crate::listen::Peer;
 use crate::service::Shared;
 
 /// Marks a connection as used while a request is under way.

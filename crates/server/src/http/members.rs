@@ -8,13 +8,13 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Json, Router};
+use kvplane_access::ApiError;
 use kvplane_core::PublicError;
 use kvplane_ingest::Origin;
 use serde_json::{Value, json};
 
 use super::parameters::wrong_body;
 use super::status;
-use crate::error::ApiError;
 use crate::fleet::{EngineConfig, Fleet};
 use crate::service::Shared;
 

@@ -6,15 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_core::Tier;
+use kvplane_front::FrontCounters;
 use kvplane_ingest::{Engine, Stream, StreamStatus};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, text};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-
-use crate::front::FrontCounters;
-use crate::service::Shared;
 
 use super::caller_metrics::Callers;
 use super::family::Family;
@@ -27,6 +25,7 @@ use super::process_metrics::Process;
 use super::report_metrics::ReportMetrics;
 use super::source_metrics::Sources;
 use super::status::{COUNTERS, STANDINGS, TRUSTS, rejected};
+use crate::service::Shared;
 
 #[derive(Debug)]
 struct Row {

@@ -37,14 +37,14 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use kvplane_access::ApiError;
+use kvplane_access::{Caller, Port, Role, guard_pages, table};
 use kvplane_core::{ErrorCode, PublicError};
+use parameters::{Pairs, Parameters};
 use serde_json::json;
 
-use crate::auth::{Caller, Port, Role, guard_pages, methods_of};
-use crate::error::ApiError;
 use crate::publishers::Publishers;
 use crate::service::Shared;
-use parameters::{Pairs, Parameters};
 
 /// What there is, where everything is served.
 const OPENAPI_LISTS: &str = "GET /openapi.json lists every path, and its methods";
@@ -92,7 +92,7 @@ fn serving(more: Router<Arc<Shared>>, listed: &'static str, shared: Arc<Shared>)
         .merge(more)
         .method_not_allowed_fallback(async move |method: Method, path: MatchedPath| {
             let path = path.as_str();
-            let message = format!("{path} takes {}, and not {method}", methods_of(path));
+            let message = format!("{path} takes {}, and not {method}", table::methods_of(path));
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message).with_next(listed))
         })
         .fallback(async move |uri: Uri| ApiError(no_such_path(uri.path(), listed)))

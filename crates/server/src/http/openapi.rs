@@ -8,13 +8,13 @@ use std::sync::LazyLock;
 use axum::body::Bytes;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use kvplane_access::Needs;
+use kvplane_access::table::PAGES;
 use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::{hints, indexer, policy, probe, query, status, watch};
-use crate::auth::Needs;
-use crate::auth::table::PAGES;
 use crate::fleet::EngineConfig;
 use crate::ops::{Plan, RankReport, Summary};
 use crate::publishers::Publishers;

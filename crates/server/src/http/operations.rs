@@ -11,14 +11,14 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use kvplane_access::ApiError;
+use kvplane_access::Caller;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ops::{Flush, Profile, Verb, VerbName};
 use serde_json::{Map, Value, json};
 
 use super::members::changing;
 use super::parameters::{Pairs, Parameters};
-use crate::auth::Caller;
-use crate::error::ApiError;
 use crate::ops::{self, Outcome, Plan, RankReport, Selection, Summary, Update, Verdict};
 use crate::service::Shared;
 

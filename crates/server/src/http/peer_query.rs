@@ -12,6 +12,7 @@ use axum::extract::{ConnectInfo, Extension, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt as _, stream};
+use kvplane_access::Peer;
 use kvplane_catalog::{Answer, Prompt, Question, Roster};
 use kvplane_core::{PublicError, Tier};
 use kvplane_ingest::{DEFAULT_ROUTING_GROUP, Stream};
@@ -24,7 +25,6 @@ use super::fields::{Fields, Malformed};
 use super::query::{on_a_fitting_thread, read_block_hashes, read_body, read_token_ids, with_question};
 use super::recover::{not_worth_crediting, too_many_dumps};
 use crate::held::Held;
-use crate::listen::Peer;
 use crate::service::Shared;
 
 /// A refusal in the peers' form.

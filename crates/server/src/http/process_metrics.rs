@@ -3,6 +3,7 @@
 use std::fmt::Error;
 use std::time::Duration;
 
+use kvplane_access::{descriptor_limit, open_descriptors};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -11,7 +12,6 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use super::family::list::{process, queries};
 use super::metrics::gauge;
 use crate::latencies::LatenciesRead;
-use crate::limits::{descriptor_limit, open_descriptors};
 use crate::service::Shared;
 
 /// The process at one moment.

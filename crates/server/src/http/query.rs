@@ -8,6 +8,7 @@ use axum::extract::{Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use http_body::Body as _;
+use kvplane_access::ApiError;
 use kvplane_catalog::{Answer, GroupLength, Match, Note, Question, age_ms, check_length};
 use kvplane_core::{ErrorCode, PublicError, Tier};
 use schemars::JsonSchema;
@@ -16,7 +17,6 @@ use serde::{Serialize, Serializer};
 
 use super::fields::{Fields, ListError, Malformed};
 use super::keys::{ItemJson, KeyLists};
-use crate::error::ApiError;
 use crate::service::Shared;
 
 /// A token id and its comma in the widest form that people write.

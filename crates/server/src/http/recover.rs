@@ -9,6 +9,7 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Extension, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use kvplane_access::Peer;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::{Engine, Stream};
 use kvplane_stream::{Numbering, Recovery, Worker, withheld};
@@ -17,7 +18,6 @@ use serde::Deserialize;
 
 use super::intake::again_later;
 use crate::held::Held;
-use crate::listen::Peer;
 use crate::select;
 use crate::service::Shared;
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use kvplane_access::Listener;
+use kvplane_access::{descriptor_limit, open_descriptors};
 use kvplane_catalog::age_ms;
 use kvplane_core::{Continuity, Tier, Trust};
 use kvplane_ingest::{Engine, Events, Feed, RankSpec, Stream, StreamStatus};
@@ -12,8 +14,6 @@ use serde::Serialize;
 
 use super::family::Family;
 use super::family::list::stream_counters;
-use crate::limits::{descriptor_limit, open_descriptors};
-use crate::listeners::Listener;
 use crate::service::Shared;
 
 /// Everything, at one moment per stream.

@@ -38,8 +38,8 @@ pub(crate) use selection::Selection;
 pub(crate) use tally::{Counters, Counts};
 pub(crate) use verdict::Verdict;
 
-use crate::auth::Caller;
 use crate::service::Shared;
+use kvplane_access::Caller;
 
 /// Operations at the same time: people and their scripts need a few, and each may have 32 connections. Those that change something
 /// have as many places again, so that nobody who only reads can keep them waiting.

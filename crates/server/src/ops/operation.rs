@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use kvplane_access::Caller;
 use kvplane_ingest::Engine;
 use kvplane_ops::{Answer, Asked, FanOut, Limits, Meaning, Remainder, Verb, VerbName};
 use tokio::sync::mpsc::error::SendTimeoutError;
@@ -22,7 +23,6 @@ use super::remark::left_alone;
 use super::report::{Phase, Plan, RankReport, Update};
 use super::tally::{Order, Tally};
 use super::verdict::{RankPlace, Sight, Wanted, judge, may_have_happened, reports_success};
-use crate::auth::Caller;
 use crate::service::Shared;
 
 /// Of the servers that may be asked at a time, those that are nudged, where that is wanted.

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use kvplane_access::Caller;
 use kvplane_ops::VerbName;
 use tracing::info;
 
 use super::report::{Outcome, RankName, Summary};
 use super::verdict::Verdict;
-use crate::auth::Caller;
 
 /// Ranks that a line names; of the others it has the number.
 const NAMED_MAX: usize = 16;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream as FutureStream, stream};
+use kvplane_access::ApiError;
 use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError, Trust};
 use kvplane_ingest::{News, Stream, StreamStatus};
 use kvplane_proto::Encoded;
@@ -13,7 +14,6 @@ use tonic::Status;
 
 use super::encode::{self, Chunks, Plan};
 use super::merger::Subscribed;
-use crate::error::ApiError;
 use crate::plans::{self, Plans};
 
 /// Older clients refuse messages above 4 MiB. A batch that is larger reaches them as a snapshot, whose chunks are not.

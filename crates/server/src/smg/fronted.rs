@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures::{Stream as FutureStream, StreamExt as _, future, stream};
 use kvplane_core::EngineKind;
+use kvplane_front::{OwnedCalls, Upstream};
 use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangSchedulerServer;
 use kvplane_proto::engines::sglang::sglang_scheduler_client::SglangSchedulerClient;
 use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedSchedulerServer;
@@ -17,7 +18,6 @@ use tonic::{Code, Response, Status, Streaming};
 
 use super::loads::Loads;
 use super::service::SmgService;
-use crate::front::{OwnedCalls, Upstream};
 
 /// How long to wait before an engine's own stream is asked for again.
 const ASK_AGAIN: Duration = Duration::from_secs(2);

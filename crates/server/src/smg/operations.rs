@@ -16,6 +16,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane_access::ApiError;
+use kvplane_access::Caller;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::Engine;
 use kvplane_ops::{Flush, Profile, Verb};
@@ -26,8 +28,6 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
 use super::service::{RANK, SmgService, text};
-use crate::auth::Caller;
-use crate::error::ApiError;
 use crate::ops::{self, RankReport, Selection, Update, Verdict};
 
 /// How long the stream may take to show a flush after the engine's answer. Gateways give up on the whole call after 45 s.

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _, future, stream};
+use kvplane_access::ApiError;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::Engine;
 use kvplane_proto::Encoded;
@@ -21,7 +22,6 @@ use tonic::{Request, Response, Status};
 
 use super::follow::{Follower, Source};
 use super::loads::{Loads, load_only};
-use crate::error::ApiError;
 use crate::select;
 use crate::service::Shared;
 

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use kvplane_access::{Access, CertificateKey, Keys, Role, Subject, Tls, TlsFiles, TokenKey};
 use kvplane_core::EngineKind;
 use kvplane_ingest::Origin;
 use kvplane_report::{
     CALL_OUTCOMES, Credentials, ReplicaReport, ReportSpec, Reports, SAYINGS, ServerAddress, Token,
 };
-use kvplane_server::{Access, CertificateKey, Keys, Options, Role, Subject, Tls, TlsFiles, TokenKey};
+use kvplane_server::Options;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 use crate::planes::{Site, config, until};

@@ -14,10 +14,11 @@ mod peers;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use kvplane_access::Bounds;
 use kvplane_ingest::{Plane, PlaneOptions};
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::{self as proto};
-use kvplane_server::{Bounds, Options, Service};
+use kvplane_server::{Options, Service};
 use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};

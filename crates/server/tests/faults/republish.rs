@@ -7,7 +7,7 @@ use kvplane_core::{EngineId, EngineKind, Trust};
 use kvplane_ingest::{
     CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Plane, PlaneOptions, RankSpec, Stream,
 };
-use kvplane_server::{RepublishSpec, Republisher};
+use kvplane_republish::{RepublishSpec, Republisher};
 use kvplane_sim::config::SglangOptions;
 use kvplane_sim::{CompletionOptions, Fault, Restart};
 use kvplane_wire::Profile;

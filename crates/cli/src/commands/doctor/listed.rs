@@ -1,8 +1,9 @@
 //! Engines as a running plane lists them.
 
+use kvplane_access::descriptor_limit;
 use kvplane_doctor::{Code, Examination, Finding, PlaneSeen, examine};
 use kvplane_ingest::{EngineSpec, Events, Feed, RankSpec};
-use kvplane_server::{EngineConfig, descriptor_limit};
+use kvplane_server::EngineConfig;
 use serde::Deserialize as _;
 use serde_json::{Map, Value};
 

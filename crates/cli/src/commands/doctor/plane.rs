@@ -2,8 +2,8 @@
 
 use anyhow::anyhow;
 use http::{Method, StatusCode};
+use kvplane_access::is_loopback;
 use kvplane_doctor::{Code, Finding, PlaneSeen, Severity, judge_plane, place_of, without_userinfo};
-use kvplane_server::is_loopback;
 use serde_json::Value;
 
 use super::{Looked, USUAL_SERVER, listed};

@@ -1,10 +1,11 @@
 //! A configuration, and the engines in it.
 
+use kvplane_access::{Listener, descriptor_limit};
 use kvplane_doctor::{
     Code, Examination, Finding, OpenSocket, SetUp, Severity, Window, examine, hide_userinfo, judge_set_up,
 };
 use kvplane_ingest::{AddressError, EngineSpec, check_engines};
-use kvplane_server::{EngineConfig, EngineConfigError, Listener, descriptor_limit};
+use kvplane_server::{EngineConfig, EngineConfigError};
 
 use super::Looked;
 use crate::args::{DoctorArgs, LogArgs, LogFormat, ServeArgs};

@@ -1,9 +1,9 @@
 //! The files that a description names, as they were when it was read.
 
+use kvplane_access::pem;
 use sha2::{Digest as _, Sha256};
 
 use super::EngineConfig;
-use crate::pem;
 
 /// Digests of the files that are read once, when the engine is added. A reload compares them: a path that is the same may hold
 /// other certificates by now.

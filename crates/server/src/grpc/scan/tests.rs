@@ -1,9 +1,9 @@
 //! Measures against what decoding really takes.
 
+use kvplane_access::table;
 use kvplane_proto::kvplane::v1 as proto;
 
 use super::*;
-use crate::auth::table;
 
 const LIMIT: usize = 64 << 20;
 const QUERY: &str = "/kvplane.v1.Plane/Query";

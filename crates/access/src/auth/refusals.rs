@@ -1,0 +1,155 @@
+//! Callers that were turned away: counted one by one, told in the log now and then.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvplane_core::{ErrorCode, PublicError};
+use parking_lot::Mutex;
+use tracing::warn;
+
+use super::access::Port;
+use super::role::Role;
+
+/// At most one line in this time: whoever is refused must not fill the disk.
+const LOG_EVERY: Duration = Duration::from_secs(10);
+
+/// Why a caller was turned away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// Neither token nor certificate.
+    NoKey,
+    /// An `authorization` that holds no bearer token.
+    NotBearer,
+    /// A token that nobody has.
+    UnknownToken,
+    /// A certificate without a role.
+    UnknownCertificate,
+    /// Somebody who may not do this.
+    WrongRole(Role),
+    /// Nobody is asked who they are here, and the caller is on another machine.
+    NotLoopback,
+    /// A page of another site, in a browser on this machine.
+    ForeignPage,
+    /// Asked on this machine under a name that is not this machine's.
+    ForeignHost,
+}
+
+impl Refused {
+    /// Its names in metrics, in the order of [`Self::index`].
+    const NAMES: [&str; 8] = [
+        "no_key",
+        "not_bearer",
+        "unknown_token",
+        "unknown_certificate",
+        "wrong_role",
+        "not_loopback",
+        "foreign_page",
+        "foreign_host",
+    ];
+
+    fn index(self) -> usize {
+        match self {
+            Self::NoKey => 0,
+            Self::NotBearer => 1,
+            Self::UnknownToken => 2,
+            Self::UnknownCertificate => 3,
+            Self::WrongRole(_) => 4,
+            Self::NotLoopback => 5,
+            Self::ForeignPage => 6,
+            Self::ForeignHost => 7,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        Self::NAMES[self.index()]
+    }
+
+    /// What the caller is told: what is missing, and nothing about what is behind.
+    pub(crate) fn public(self) -> PublicError {
+        let unauthenticated = |message: &str| PublicError::new(ErrorCode::Unauthenticated, message);
+        let forbidden = |message: String| PublicError::new(ErrorCode::Forbidden, message);
+        match self {
+            Self::NoKey => unauthenticated("a bearer token or a client certificate with a role is needed"),
+            Self::NotBearer => unauthenticated("authorization is not one bearer token"),
+            Self::UnknownToken => unauthenticated("the token is not known").with_next(
+                "compare it with the file or variable that [[auth.token]] names, and reload kvplane",
+            ),
+            Self::UnknownCertificate => unauthenticated("the client certificate has no role here")
+                .with_next("give its name a role under [[auth.certificate]], and reload kvplane"),
+            Self::WrongRole(role) => forbidden(format!("this needs the role {role}")),
+            Self::NotLoopback => {
+                forbidden("this is for callers on this machine, as long as there are no keys".to_owned())
+                    .with_next("connect over loopback, or configure [auth] and send a token")
+            }
+            Self::ForeignPage => forbidden("this is not for pages of other sites".to_owned())
+                .with_next("ask from a page of this plane, or without a browser"),
+            Self::ForeignHost => forbidden(
+                "without keys, only localhost or an address may be asked, not another name".to_owned(),
+            )
+            .with_next("write localhost or 127.0.0.1 in the URL, or configure [auth] and send a token"),
+        }
+    }
+}
+
+/// The refusals of all listeners.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    counts: [[AtomicU64; Refused::NAMES.len()]; Port::ALL.len()],
+    log: Mutex<Log>,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    last: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Refusals {
+    pub(super) fn count(&self, port: Port, refused: Refused, peer: Option<SocketAddr>, caller: Option<&str>) {
+        self.counts[port as usize][refused.index()].fetch_add(1, Ordering::Relaxed);
+        let Some(unsaid) = self.log.lock().due(kvplane_runtime::now()) else { return };
+        let why = refused.as_str();
+        let from = peer.map(|peer| peer.ip().to_canonical().to_string());
+        warn!(listener = port.as_str(), why, from, caller, not_told_before = unsaid, "a caller was refused");
+    }
+
+    /// Each listener, each reason, and how often.
+    pub(super) fn counted(&self) -> Vec<(&'static str, &'static str, u64)> {
+        let mut counted = Vec::new();
+        for port in Port::ALL {
+            let counts = &self.counts[port as usize];
+            for (why, count) in Refused::NAMES.iter().zip(counts) {
+                counted.push((port.as_str(), *why, count.load(Ordering::Relaxed)));
+            }
+        }
+        counted
+    }
+}
+
+impl Log {
+    /// How many were not told of, if one may be told of now.
+    fn due(&mut self, now: Instant) -> Option<u64> {
+        if self.last.is_some_and(|last| now.duration_since(last) < LOG_EVERY) {
+            self.unsaid += 1;
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_refusals_is_one_line() {
+        let (mut log, start) = (Log::default(), kvplane_runtime::now());
+        assert_eq!(log.due(start), Some(0));
+        for _ in 0..1000 {
+            assert_eq!(log.due(start), None);
+        }
+        assert_eq!(log.due(start + LOG_EVERY), Some(1000));
+    }
+}
