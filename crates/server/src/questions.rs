@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::latencies::{Latencies, LatenciesRead};
+use kvplane_metrics::{Latencies, LatenciesRead};
 
 /// Upper ends of the buckets, in seconds: short prompts take microseconds.
 const BOUNDS: [f64; 13] = [

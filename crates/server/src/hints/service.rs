@@ -8,6 +8,7 @@ use futures::stream::{self, BoxStream};
 use kvplane_access::ApiError;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::Stats;
+use kvplane_metrics::hint_counters::{Counted as _, Refusal};
 use kvplane_proto::inferencecache as proto;
 use kvplane_proto::inferencecache::cache_event::Type as CacheEventType;
 use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCache;
@@ -15,7 +16,6 @@ use kvplane_report::unix_us;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::counters::{Counted as _, Refusal};
 use super::lookup::{self, Answer};
 use super::{Hints, events, reports};
 use crate::service::Shared;

@@ -1,31 +1,22 @@
 //! The HTTP server.
 
-mod caller_metrics;
 mod dashboard;
-mod family;
 mod fields;
 mod hints;
-mod hints_metrics;
-mod index_metrics;
 mod indexer;
 mod intake;
 mod keys;
-mod link_metrics;
 mod members;
 mod metrics;
 mod openapi;
-mod operation_metrics;
 mod operations;
 mod parameters;
 mod peer_query;
 mod policy;
 mod probe;
-mod process_metrics;
 mod query;
 mod recover;
-mod report_metrics;
 mod short_numbers;
-mod source_metrics;
 mod status;
 mod watch;
 
