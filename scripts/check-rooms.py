@@ -48,7 +48,7 @@ ROOMS = {
         "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-server": {
-        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-front", "kvplane-hints", "kvplane-index", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-proto", "kvplane-report",
+        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-proto", "kvplane-report",
         "kvplane-republish", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime"},

@@ -44,8 +44,8 @@ fn publishers(engine: &Engine) -> (u64, u64) {
 
 fn process(shared: &Shared) -> Process {
     Process {
-        outcomes: shared.questions.outcomes(),
-        took: shared.questions.took(),
+        outcomes: shared.asker.questions.outcomes(),
+        took: shared.asker.questions.took(),
         open_files: open_descriptors(),
         open_files_limit: descriptor_limit(),
         socket_round: shared.plane.longest_socket_round(),
