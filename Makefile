@@ -57,7 +57,7 @@ docs: interpreter
 
 # Pages that are made from the code; `make unit` and `make interop` fail when one of them is not up to date.
 reference: compilers interpreter
-	KVPLANE_WRITE_REFERENCE=1 $(CARGO) test -p kvplane-server --lib reference
+	KVPLANE_WRITE_REFERENCE=1 $(CARGO) test -p kvplane-metrics --lib reference
 	$(CARGO) run --quiet -p kvplane -- config schema | $(PYTHON) scripts/config-page.py
 	$(PYTHON) scripts/messages-page.py
 

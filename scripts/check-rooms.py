@@ -40,11 +40,15 @@ ROOMS = {
     "kvplane-front": {
         "kvplane-access", "kvplane-ingest", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
+    "kvplane-metrics": {
+        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-front", "kvplane-hints", "kvplane-index",
+        "kvplane-ingest", "kvplane-report", "kvplane-transport",
+    },
     "kvplane-republish": {
         "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-server": {
-        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-front", "kvplane-hints", "kvplane-index", "kvplane-ingest", "kvplane-ops", "kvplane-proto", "kvplane-report",
+        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-proto", "kvplane-report",
         "kvplane-republish", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime"},
@@ -80,6 +84,7 @@ ONLY = {
     "zmq": ({"kvplane-socket"}, "crates/socket is the only user of libzmq, in its tests"),
     "mio": ({"kvplane-socket"}, "crates/socket has the only event loop beside tokio"),
     "clap": ({"kvplane"}, "crates/cli is the only room with a command line"),
+    "prometheus-client": ({"kvplane-metrics"}, "crates/metrics writes the whole page of metrics"),
     "anyhow": ({"kvplane"}, "the other rooms have typed errors"),
 }
 

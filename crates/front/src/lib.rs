@@ -30,8 +30,8 @@
 //! Nothing is kept for later: a call that finds no connection waits for one dial, and is answered either way. Both
 //! directions of a call are held back by flow control alone, so that a slow reader costs at most its window.
 //!
-//! This crate answers no call itself: what it does not forward is the caller's. It changes no stream but by the evidence
-//! that the stream asks for.
+//! This crate answers no call itself: what is not forwarded goes to the handler that was passed in. It changes no
+//! stream, except by evidence that the stream accepts.
 
 mod body;
 mod counters;

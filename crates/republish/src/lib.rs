@@ -6,8 +6,8 @@
 //!
 //! One thread serves all of them, as an engine's publisher does: between two batches it looks for requests.
 //!
-//! This crate reads journals. It changes no stream, decides nothing about gaps, and knows no protocol but ZeroMQ's: who may
-//! listen is decided by whoever binds the addresses.
+//! This crate reads journals. It changes no stream and decides nothing about gaps. Whether an address may be open to
+//! others is checked by its caller.
 
 mod encode;
 mod replay;

@@ -8,7 +8,6 @@ mod grpc;
 mod held;
 mod hints;
 mod http;
-mod latencies;
 mod listeners;
 mod ops;
 mod plans;

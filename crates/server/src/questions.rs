@@ -1,8 +1,12 @@
 //! How questions about prompts went, whoever asked them in our own words: `/v1/query`, `Query` and `QueryStream`.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::latencies::{Latencies, LatenciesRead};
+use kvplane_catalog::{Asking, Catalog};
+use kvplane_core::Trust;
+use kvplane_ingest::Plane;
+use kvplane_metrics::{Latencies, LatenciesRead};
 
 /// Upper ends of the buckets, in seconds: short prompts take microseconds.
 const BOUNDS: [f64; 13] = [
@@ -60,5 +64,27 @@ impl Questions {
     /// How long they took.
     pub(crate) fn took(&self) -> LatenciesRead {
         self.took.read()
+    }
+}
+
+/// What answering a question takes: the streams, what bounds it, and where it is counted.
+#[derive(Debug)]
+pub(crate) struct Asker {
+    pub(crate) plane: Arc<Plane>,
+    /// Trust levels whose state is given out by protocols that cannot carry a flag.
+    pub(crate) credit: Vec<Trust>,
+    /// The longest prompt that may be asked for.
+    pub(crate) max_tokens: usize,
+    pub(crate) questions: Questions,
+}
+
+impl Asker {
+    pub(crate) fn catalog(&self) -> &Catalog {
+        self.plane.catalog()
+    }
+
+    /// What questions are bound by.
+    pub(crate) fn asking(&self) -> Asking<'_> {
+        Asking { credit: &self.credit, max_tokens: self.max_tokens }
     }
 }

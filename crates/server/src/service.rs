@@ -9,7 +9,6 @@ use kvplane_access::Listener;
 use kvplane_access::{Access, Port};
 use kvplane_access::{Bounds, Edge};
 use kvplane_access::{Door, Peer, Tls};
-use kvplane_catalog::Asking;
 use kvplane_core::Trust;
 use kvplane_ingest::Plane;
 use kvplane_report::Reports;
@@ -22,7 +21,7 @@ use crate::grpc;
 use crate::hints::{Hints, HintsOptions};
 use crate::http;
 use crate::ops::Operations;
-use crate::questions::Questions;
+use crate::questions::{Asker, Questions};
 use crate::readiness::Readiness;
 use crate::smg::Mergers;
 use crate::watch::Watch;
@@ -66,13 +65,6 @@ impl Default for Options {
     }
 }
 
-impl Options {
-    /// What questions are bound by.
-    pub(crate) fn asking(&self) -> Asking<'_> {
-        Asking { credit: &self.credit, max_tokens: self.max_tokens }
-    }
-}
-
 /// What both servers share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -87,7 +79,7 @@ pub(crate) struct Shared {
     doors: OnceLock<Vec<(&'static str, SocketAddr)>>,
     pub(crate) reports: Arc<Reports>,
     pub(crate) operations: Operations,
-    pub(crate) questions: Questions,
+    pub(crate) asker: Arc<Asker>,
     /// Absent where no hints are given.
     pub(crate) hints: Option<Arc<Hints>>,
     /// Other indexers that somebody told us of.
@@ -125,9 +117,15 @@ impl Service {
         let readiness = Readiness::new(options.ready_deadline);
         let stop = CancellationToken::new();
         let hints = options.hints.enabled.then(|| Arc::new(Hints::new(plane.clone(), options.hints.clone())));
+        let asker = Asker {
+            plane: plane.clone(),
+            credit: options.credit.clone(),
+            max_tokens: options.max_tokens,
+            questions: Questions::default(),
+        };
         let shared = Arc::new(Shared {
             operations: Operations::new(plane.id().clone()),
-            questions: Questions::default(),
+            asker: Arc::new(asker),
             plane,
             hints,
             edge: Arc::new(Edge::new(options.bounds.clone())),

@@ -25,8 +25,7 @@ use tonic::Status;
 
 use super::scan::{Method, Schema, Unfit};
 use crate::held::Held;
-use crate::hints;
-use crate::service::Shared;
+use crate::hints::{self, Hints};
 
 /// gRPC's prefix of a message: a flag and four bytes of length.
 const PREFIX: usize = 5;
@@ -51,9 +50,23 @@ pub(crate) fn message_limit(path: &str, max_tokens: usize) -> usize {
     }
 }
 
+/// What calls are bound by.
+#[derive(Debug)]
+pub(crate) struct Bounding {
+    pub(crate) edge: Arc<Edge>,
+    /// The longest prompt that may be asked for.
+    pub(crate) max_tokens: usize,
+    /// Counts messages of reports that are too large.
+    pub(crate) hints: Option<Arc<Hints>>,
+}
+
 /// Bounds the calls of the gRPC listener.
-pub(crate) async fn bound_calls(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    let edge = shared.edge.clone();
+pub(crate) async fn bound_calls(
+    State(bounding): State<Arc<Bounding>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let edge = bounding.edge.clone();
     let peer = request.extensions().get::<Peer>().cloned();
     let key = bounds::key(peer.as_ref());
     let busy = peer.as_ref().and_then(|peer| peer.pulse.as_ref()).map(Pulse::enter);
@@ -78,13 +91,13 @@ pub(crate) async fn bound_calls(State(shared): State<Arc<Shared>>, request: Requ
         Ok(none_yet) => Arc::new(Mutex::new(none_yet)),
         Err(full) => return too_many_bytes(&edge, full).into_http(),
     };
-    let limit = message_limit(request.uri().path(), shared.options.max_tokens);
+    let limit = message_limit(request.uri().path(), bounding.max_tokens);
     let method = SCHEMA.method(request.uri().path());
     let request = request.map(|body| {
         Body::new(Intake {
             timer: (!is_streaming(method)).then(|| Box::pin(sleep(edge.bounds.request_time))),
             body,
-            shared: shared.clone(),
+            bounding: bounding.clone(),
             method,
             limit,
             bytes: bytes.clone(),
@@ -117,7 +130,7 @@ fn too_many_bytes(edge: &Edge, full: Full) -> Status {
 /// The body of a call: whole messages, each measured.
 struct Intake {
     body: Body,
-    shared: Arc<Shared>,
+    bounding: Arc<Bounding>,
     method: Option<Method>,
     limit: usize,
     /// What this call has of the budget.
@@ -141,7 +154,7 @@ impl Intake {
     }
 
     fn edge(&self) -> &Edge {
-        &self.shared.edge
+        &self.bounding.edge
     }
 
     /// The length of the first message of some bytes with its prefix, if it is known.
@@ -149,7 +162,7 @@ impl Intake {
         let Some(prefix) = bytes.first_chunk::<PREFIX>() else { return Ok(None) };
         let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
         if length > self.limit {
-            if let Some(hints) = self.shared.hints.as_ref().filter(|_| self.limit == hints::MAX_MESSAGE) {
+            if let Some(hints) = self.bounding.hints.as_ref().filter(|_| self.limit == hints::MAX_MESSAGE) {
                 hints.count_oversized();
             }
             let message = format!("the message has {length} bytes, and this method takes {}", self.limit);
@@ -211,9 +224,9 @@ impl Intake {
         if std::mem::take(&mut self.handed_over) {
             // What was handed on before is answered: more is asked for.
             bytes.clear();
-            bytes.grow(self.buffer.len()).map_err(|full| too_many_bytes(&self.shared.edge, full))?;
+            bytes.grow(self.buffer.len()).map_err(|full| too_many_bytes(&self.bounding.edge, full))?;
         }
-        bytes.grow(data.len()).map_err(|full| too_many_bytes(&self.shared.edge, full))?;
+        bytes.grow(data.len()).map_err(|full| too_many_bytes(&self.bounding.edge, full))?;
         drop(bytes);
         self.buffer.extend_from_slice(data);
         if self.timer.is_none() {

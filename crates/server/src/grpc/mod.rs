@@ -65,7 +65,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         }
     });
     let hints = hints.map(|hints| {
-        let service = InferenceCacheServer::new(HintsService::new(shared.clone(), hints.clone()));
+        let service = InferenceCacheServer::new(HintsService::new(shared.stop.clone(), hints.clone()));
         Bounded::new(service.max_decoding_message_size(hints::MAX_MESSAGE), hints)
     });
     let reflection = tonic_reflection::server::Builder::configure()
@@ -81,7 +81,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     if let Some(hints) = hints {
         routes = routes.add_service(hints);
     }
-    let plane = PlaneServer::new(plane::PlaneService::new(shared.clone()));
+    let plane = PlaneServer::new(plane::PlaneService::new(shared.asker.clone(), shared.stop.clone()));
     let routes = routes
         .add_service(plane.max_decoding_message_size(MAX_MESSAGE))
         .add_service(AdminServer::new(admin::AdminService::new(shared.clone())))
@@ -93,7 +93,12 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     let routes = routes.layer(map_response(name_unknown_calls));
     let gate = shared.options.access.gate(Port::Grpc);
     let guarded = routes.layer(from_fn_with_state(gate, guard_calls));
-    let bounded = guarded.layer(from_fn_with_state(shared.clone(), intake::bound_calls));
+    let bounding = intake::Bounding {
+        edge: shared.edge.clone(),
+        max_tokens: shared.asker.max_tokens,
+        hints: shared.hints.clone(),
+    };
+    let bounded = guarded.layer(from_fn_with_state(Arc::new(bounding), intake::bound_calls));
     Server::builder()
         .max_concurrent_streams(Some(shared.edge.bounds.streams_per_connection))
         .http2_max_header_list_size(Some(MAX_HEADERS))

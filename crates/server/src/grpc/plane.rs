@@ -12,24 +12,26 @@ use kvplane_ingest::{Engine, Stream};
 use kvplane_proto::Encoded;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::server::plane_server::Plane;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::encode;
 use super::everything::{Wanted, everything};
 use super::follow::{Begin, Follower};
 use super::query;
+use crate::questions::Asker;
 use crate::select;
-use crate::service::Shared;
 
 /// The service.
 #[derive(Debug)]
 pub(crate) struct PlaneService {
-    shared: Arc<Shared>,
+    asker: Arc<Asker>,
+    stop: CancellationToken,
 }
 
 impl PlaneService {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
+    pub(crate) fn new(asker: Arc<Asker>, stop: CancellationToken) -> Self {
+        Self { asker, stop }
     }
 
     /// The streams that a request names, each with where to begin.
@@ -38,7 +40,7 @@ impl PlaneService {
         request: &proto::SubscribeRequest,
         begin: Begin,
     ) -> Result<Vec<(Arc<Stream>, Begin)>, PublicError> {
-        let plane = &self.shared.plane;
+        let plane = &self.asker.plane;
         let mut selected: Vec<(Arc<Stream>, Begin)> = Vec::new();
         for selector in &request.streams {
             let engine = select::engine(plane, Some(&selector.engine))?;
@@ -107,12 +109,12 @@ impl Plane for PlaneService {
             proto::Start::Live => Begin::Live,
         };
         let messages: Responses = if request.streams.is_empty() || request.others {
-            everything(&self.shared.plane, wanted(request, begin).map_err(ApiError)?).boxed()
+            everything(&self.asker.plane, wanted(request, begin).map_err(ApiError)?).boxed()
         } else {
             let selected = self.selected(request, begin).map_err(ApiError)?;
             stream::select_all(selected.into_iter().map(|(stream, begin)| named(stream, begin))).boxed()
         };
-        let stop = self.shared.stop.clone().cancelled_owned();
+        let stop = self.stop.clone().cancelled_owned();
         let farewell =
             Status::from(ApiError(PublicError::new(ErrorCode::ShuttingDown, "kvplane is shutting down")));
         let responses = messages.take_until(stop).chain(stream::once(async { Err(farewell) }));
@@ -123,7 +125,7 @@ impl Plane for PlaneService {
         &self,
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
-        let plane = self.shared.plane.clone();
+        let plane = self.asker.plane.clone();
         let id = plane.id().to_string();
         let proto::StatusRequest { engine, brief } = request.into_inner();
         let of = move |rank_status: fn(&Stream) -> proto::RankStatus| match engine {
@@ -145,14 +147,14 @@ impl Plane for PlaneService {
         &self,
         request: Request<proto::QueryRequest>,
     ) -> Result<Response<proto::QueryResponse>, Status> {
-        query::query(&self.shared, request.into_inner()).await.map(Response::new)
+        query::query(&self.asker, request.into_inner()).await.map(Response::new)
     }
 
     async fn query_stream(
         &self,
         request: Request<Streaming<proto::QueryBatch>>,
     ) -> Result<Response<Self::QueryStreamStream>, Status> {
-        Ok(Response::new(query::query_stream(self.shared.clone(), request.into_inner())))
+        Ok(Response::new(query::query_stream(self.asker.clone(), self.stop.clone(), request.into_inner())))
     }
 }
 

@@ -10,10 +10,11 @@ use kvplane_core::{ErrorCode, MultimodalItem, PublicError, Tier, Trust};
 use kvplane_ingest::told_keys;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::query_result::Outcome;
+use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
 use super::encode;
-use crate::service::Shared;
+use crate::questions::Asker;
 
 /// Tokens of one message that are hashed at once: some hundred microseconds. More is done where it delays nobody.
 const AT_ONCE: usize = 128 << 10;
@@ -23,37 +24,41 @@ pub(super) type Answers = Pin<Box<dyn FutureStream<Item = Result<proto::QueryBat
 
 /// Answers one query.
 pub(super) async fn query(
-    shared: &Arc<Shared>,
+    asker: &Arc<Asker>,
     request: proto::QueryRequest,
 ) -> Result<proto::QueryResponse, Status> {
     if request.token_ids.len() <= AT_ONCE {
-        return Ok(answer(shared, request).map_err(ApiError)?);
+        return Ok(answer(asker, request).map_err(ApiError)?);
     }
-    let shared = shared.clone();
-    let answered = tokio::task::spawn_blocking(move || answer(&shared, request)).await;
+    let asker = asker.clone();
+    let answered = tokio::task::spawn_blocking(move || answer(&asker, request)).await;
     let failed = |_| PublicError::new(ErrorCode::Internal, "the query could not be answered");
     Ok(answered.map_err(failed).flatten().map_err(ApiError)?)
 }
 
 /// Answers messages one after the other: the next is read when this one is answered and taken.
-pub(super) fn query_stream(shared: Arc<Shared>, batches: Streaming<proto::QueryBatch>) -> Answers {
-    let stop = shared.stop.clone().cancelled_owned();
+pub(super) fn query_stream(
+    asker: Arc<Asker>,
+    stop: CancellationToken,
+    batches: Streaming<proto::QueryBatch>,
+) -> Answers {
+    let stop = stop.cancelled_owned();
     let answers = batches.then(move |batch| {
-        let shared = shared.clone();
-        async move { answer_batch(&shared, batch?).await }
+        let asker = asker.clone();
+        async move { answer_batch(&asker, batch?).await }
     });
     answers.take_until(stop).boxed()
 }
 
 async fn answer_batch(
-    shared: &Arc<Shared>,
+    asker: &Arc<Asker>,
     batch: proto::QueryBatch,
 ) -> Result<proto::QueryBatchResponse, Status> {
     let tokens: usize = batch.queries.iter().map(|query| query.token_ids.len()).sum();
-    let answer_all = |shared: &Shared| {
+    let answer_all = |asker: &Asker| {
         let results = batch.queries.into_iter().map(|request| {
             let id = request.id;
-            let outcome = match answer(shared, request) {
+            let outcome = match answer(asker, request) {
                 Ok(response) => Outcome::Response(response),
                 Err(error) => Outcome::Refusal(proto::QueryRefusal {
                     code: error.code.as_str().to_owned(),
@@ -66,20 +71,20 @@ async fn answer_batch(
         proto::QueryBatchResponse { results: results.collect() }
     };
     if tokens <= AT_ONCE {
-        return Ok(answer_all(shared));
+        return Ok(answer_all(asker));
     }
-    let shared = shared.clone();
-    let answered = tokio::task::spawn_blocking(move || answer_all(&shared)).await;
+    let asker = asker.clone();
+    let answered = tokio::task::spawn_blocking(move || answer_all(&asker)).await;
     let failed = |_| PublicError::new(ErrorCode::Internal, "the queries could not be answered");
     Ok(answered.map_err(failed).map_err(ApiError)?)
 }
 
-fn answer(shared: &Shared, request: proto::QueryRequest) -> Result<proto::QueryResponse, PublicError> {
-    shared.questions.answer(|| ask(shared, request))
+fn answer(asker: &Asker, request: proto::QueryRequest) -> Result<proto::QueryResponse, PublicError> {
+    asker.questions.answer(|| ask(asker, request))
 }
 
 /// The answer, and whether anybody was found.
-fn ask(shared: &Shared, request: proto::QueryRequest) -> Result<(proto::QueryResponse, bool), PublicError> {
+fn ask(asker: &Asker, request: proto::QueryRequest) -> Result<(proto::QueryResponse, bool), PublicError> {
     let proto::QueryRequest {
         model,
         token_ids,
@@ -116,9 +121,7 @@ fn ask(shared: &Shared, request: proto::QueryRequest) -> Result<(proto::QueryRes
     let (tokens_given, hashes_given) = (!token_ids.is_empty(), !block_hashes.is_empty());
     question.set_token_ids(token_ids, tokens_given);
     question.set_block_hashes(block_hashes, hashes_given);
-    question.ask(shared.plane.catalog(), shared.options.asking(), |answer| {
-        (response(answer, groups), answer.is_hit())
-    })
+    question.ask(asker.catalog(), asker.asking(), |answer| (response(answer, groups), answer.is_hit()))
 }
 
 fn response(answer: &Answer<'_>, groups: bool) -> proto::QueryResponse {

@@ -7,12 +7,12 @@ use std::task::{Context, Poll};
 use futures::TryFutureExt as _;
 use futures::future::MapOk;
 use http::{HeaderValue, Request, Response};
+use kvplane_metrics::hint_counters::Refusal;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower_service::Service;
 
 use super::Hints;
-use super::counters::Refusal;
 
 /// The header with the status of a call that was refused at once.
 const STATUS: &str = "grpc-status";

@@ -7,6 +7,7 @@ use futures::stream::{self, BoxStream, StreamExt as _};
 use kvplane_access::ApiError;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::{Happened, Observer, Whose};
+use kvplane_metrics::hint_counters::{Counters, Refusal};
 use kvplane_proto::inferencecache as proto;
 use kvplane_proto::inferencecache::cache_event::Type;
 use kvplane_report::unix_us;
@@ -15,7 +16,6 @@ use tokio::sync::broadcast::{Receiver, Sender, channel};
 use tonic::Status;
 
 use super::Hints;
-use super::counters::{Counters, Refusal};
 
 /// Events that a listener may be behind. One that is further behind is told so, and ended: nobody waits for it.
 const KEPT: usize = 8192;

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use kvplane_core::{Namespace, chain_hash, hash_blocks};
 use kvplane_hints::{Asked, Policy, PrefixHash, Question, RESERVED_TENANT, ReasonCode, Score, Verdict};
+use kvplane_metrics::hint_counters::Unusable;
 use kvplane_proto::inferencecache as proto;
 use kvplane_report::unix_us;
 
 use super::Hints;
-use super::counters::Unusable;
 
 /// The longest prompt that is hashed here.
 const MAX_TOKENS: usize = 1 << 20;

@@ -16,7 +16,6 @@
 //! | what the contract has and nobody fills | `UNIMPLEMENTED` |
 
 mod bounded;
-mod counters;
 mod events;
 mod heard;
 mod lookup;
@@ -30,17 +29,16 @@ use std::time::Duration;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::Book;
 use kvplane_ingest::Plane;
+use kvplane_metrics::hint_counters::{Counters, Refusal};
 use kvplane_report::unix_us;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use bounded::Bounded;
-pub(crate) use counters::{ByReason, Counted, Counters};
 pub use options::{AcceptReports, HintsOptions};
 pub(crate) use reports::take_update;
 pub(crate) use service::HintsService;
 
-use counters::Refusal;
 use events::Events;
 use heard::Heard;
 use kvplane_access::{Caller, Proof};
@@ -61,7 +59,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Hints {
     pub(crate) book: Arc<Book>,
     pub(crate) options: HintsOptions,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     plane: Arc<Plane>,
     heard: Heard,
     events: Arc<Events>,
@@ -77,7 +75,7 @@ impl Hints {
         Self {
             book: Arc::new(book),
             options,
-            counters: Counters::default(),
+            counters: Arc::default(),
             plane,
             heard: Heard::default(),
             events,

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::{Book, CacheTier, Entry, PrefixHash, RESERVED_TENANT, Refused, Reported, Stats, Whose};
+use kvplane_metrics::hint_counters::{Counters, Dropped, Refusal};
 use kvplane_proto::inferencecache as proto;
-
-use super::counters::{Counters, Dropped, Refusal};
 
 /// Entries of one message, blocks of chains counted singly. More do not fit into a message of peers' sizes, unless hashes are
 /// of a few bytes.

@@ -8,17 +8,17 @@ use futures::stream::{self, BoxStream};
 use kvplane_access::ApiError;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::Stats;
+use kvplane_metrics::hint_counters::{Counted as _, Refusal};
 use kvplane_proto::inferencecache as proto;
 use kvplane_proto::inferencecache::cache_event::Type as CacheEventType;
 use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCache;
 use kvplane_report::unix_us;
+use tokio_util::sync::CancellationToken;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::counters::{Counted as _, Refusal};
 use super::lookup::{self, Answer};
 use super::{Hints, events, reports};
-use crate::service::Shared;
 
 /// Where a response says why a lookup could not be used.
 const REASON: &str = "kvplane-reason";
@@ -29,13 +29,13 @@ const LONGEST_SILENCE: Duration = Duration::from_mins(1);
 /// The service.
 #[derive(Debug, Clone)]
 pub(crate) struct HintsService {
-    shared: Arc<Shared>,
+    stop: CancellationToken,
     hints: Arc<Hints>,
 }
 
 impl HintsService {
-    pub(crate) fn new(shared: Arc<Shared>, hints: Arc<Hints>) -> Self {
-        Self { shared, hints }
+    pub(crate) fn new(stop: CancellationToken, hints: Arc<Hints>) -> Self {
+        Self { stop, hints }
     }
 }
 
@@ -103,7 +103,7 @@ impl InferenceCache for HintsService {
             return Err(ApiError(error).into());
         };
         let mut updates = request.into_inner();
-        let stop = self.shared.stop.clone();
+        let stop = self.stop.clone();
         loop {
             let update = tokio::time::timeout(LONGEST_SILENCE, updates.message());
             let update = stop.run_until_cancelled(update).await.ok_or_else(shutting_down)?;
@@ -165,9 +165,9 @@ impl InferenceCache for HintsService {
         // What engines hold already is nothing new.
         self.hints.engines_are_heard(deadline(request.metadata())).await;
         let events = events::listen(&self.hints, request.into_inner()).map_err(ApiError)?;
-        let stop = self.shared.stop.clone().cancelled_owned();
+        let stop = self.stop.clone().cancelled_owned();
         // A listener that was ended is not told another status; one that is left at the end is.
-        let farewell = self.shared.stop.clone();
+        let farewell = self.stop.clone();
         let farewell = stream::once(async move { farewell.is_cancelled().then(|| Err(shutting_down())) });
         let events = events.take_until(stop).chain(farewell.filter_map(futures::future::ready));
         Ok(Response::new(events.boxed()))

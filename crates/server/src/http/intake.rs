@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::{HeaderValue, header};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use kvplane_access::ApiError;
+use kvplane_access::Edge;
 use kvplane_access::Peer;
 use kvplane_access::bounds::{self, Refused};
 use kvplane_core::{ErrorCode, PublicError};
@@ -20,7 +21,6 @@ use parking_lot::Mutex;
 use tokio::time::{Sleep, sleep};
 
 use crate::held::Held;
-use crate::service::Shared;
 
 /// Marks a connection as used while a request is under way.
 pub(super) async fn mark_busy(request: Request, next: Next) -> Response {
@@ -34,19 +34,14 @@ pub(super) async fn mark_busy(request: Request, next: Next) -> Response {
 }
 
 /// Bounds the bodies of requests.
-pub(super) async fn bound_bodies(
-    State(shared): State<Arc<Shared>>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub(super) async fn bound_bodies(State(edge): State<Arc<Edge>>, request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
     }
-    let edge = &shared.edge;
     let peer = request.extensions().get::<ConnectInfo<Peer>>().map(|ConnectInfo(peer)| peer);
     let share = match edge.request_bytes.take(bounds::key(peer), 0) {
         Ok(none_yet) => none_yet,
-        Err(full) => return refused(&shared, Refused::bytes(full)),
+        Err(full) => return refused(&edge, Refused::bytes(full)),
     };
     let state = Arc::new(Mutex::new((share, None)));
     let metered = |body| {
@@ -56,17 +51,17 @@ pub(super) async fn bound_bodies(
     // The handler saw a body that broke off; the caller is told why.
     let failed = state.lock().1;
     match failed {
-        Some(reason) => refused(&shared, reason),
+        Some(reason) => refused(&edge, reason),
         None => response,
     }
 }
 
-fn refused(shared: &Shared, reason: Refused) -> Response {
-    shared.edge.count(reason);
+fn refused(edge: &Edge, reason: Refused) -> Response {
+    edge.count(reason);
     let (code, message) = match reason {
         Refused::RequestTimeout => (
             ErrorCode::LimitReached,
-            format!("the body was not complete within {} s", shared.edge.bounds.request_time.as_secs_f64()),
+            format!("the body was not complete within {} s", edge.bounds.request_time.as_secs_f64()),
         ),
         Refused::RequestBytesOfPeer => (
             ErrorCode::LimitReached,

@@ -1,31 +1,22 @@
 //! The HTTP server.
 
-mod caller_metrics;
 mod dashboard;
-mod family;
 mod fields;
 mod hints;
-mod hints_metrics;
-mod index_metrics;
 mod indexer;
 mod intake;
 mod keys;
-mod link_metrics;
 mod members;
 mod metrics;
 mod openapi;
-mod operation_metrics;
 mod operations;
 mod parameters;
 mod peer_query;
 mod policy;
 mod probe;
-mod process_metrics;
 mod query;
 mod recover;
-mod report_metrics;
 mod short_numbers;
-mod source_metrics;
 mod status;
 mod watch;
 
@@ -50,13 +41,14 @@ use crate::service::Shared;
 const OPENAPI_LISTS: &str = "GET /openapi.json lists every path, and its methods";
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
+    let dumps = recover::Dumps { asker: shared.asker.clone(), edge: shared.edge.clone() };
     let more = Router::new()
         .route("/openapi.json", get(openapi::page))
-        .route("/v1/query", post(query::query))
-        .route("/query", post(peer_query::query))
-        .route("/query_by_hash", post(peer_query::query_by_hash))
-        .route("/kv_recover", get(recover::kv_recover))
-        .route("/dump", get(peer_query::dump))
+        .route("/v1/query", post(query::query).with_state(shared.asker.clone()))
+        .route("/query", post(peer_query::query).with_state(shared.asker.clone()))
+        .route("/query_by_hash", post(peer_query::query_by_hash).with_state(shared.asker.clone()))
+        .route("/kv_recover", get(recover::kv_recover).with_state(dumps.clone()))
+        .route("/dump", get(peer_query::dump).with_state(dumps))
         .route("/v1/watch", get(watch::watch))
         .merge(dashboard::routes())
         .merge(members::routes())
@@ -96,7 +88,7 @@ fn serving(more: Router<Arc<Shared>>, listed: &'static str, shared: Arc<Shared>)
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message).with_next(listed))
         })
         .fallback(async move |uri: Uri| ApiError(no_such_path(uri.path(), listed)))
-        .layer(from_fn_with_state(shared.clone(), intake::bound_bodies))
+        .layer(from_fn_with_state(shared.edge.clone(), intake::bound_bodies))
         .layer(from_fn_with_state(shared.options.access.gate(Port::Http), guard_pages))
         .layer(from_fn(intake::mark_busy))
         .with_state(shared)

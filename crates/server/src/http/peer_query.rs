@@ -23,9 +23,10 @@ use serde_json::json;
 
 use super::fields::{Fields, Malformed};
 use super::query::{on_a_fitting_thread, read_block_hashes, read_body, read_token_ids, with_question};
+use super::recover::Dumps;
 use super::recover::{not_worth_crediting, too_many_dumps};
 use crate::held::Held;
-use crate::service::Shared;
+use crate::questions::Asker;
 
 /// A refusal in the peers' form.
 #[derive(Debug)]
@@ -43,24 +44,24 @@ impl IntoResponse for Refusal {
     }
 }
 
-pub(super) async fn query(State(shared): State<Arc<Shared>>, request: Request) -> Response {
-    answer(shared, request, |shared, body| respond(shared, body, By::Tokens)).await
+pub(super) async fn query(State(asker): State<Arc<Asker>>, request: Request) -> Response {
+    answer(asker, request, |asker, body| respond(asker, body, By::Tokens)).await
 }
 
-pub(super) async fn query_by_hash(State(shared): State<Arc<Shared>>, request: Request) -> Response {
-    answer(shared, request, |shared, body| respond(shared, body, By::Hashes)).await
+pub(super) async fn query_by_hash(State(asker): State<Arc<Asker>>, request: Request) -> Response {
+    answer(asker, request, |asker, body| respond(asker, body, By::Hashes)).await
 }
 
 async fn answer(
-    shared: Arc<Shared>,
+    asker: Arc<Asker>,
     request: Request,
-    respond: fn(&Shared, &[u8]) -> Result<Response, Refusal>,
+    respond: fn(&Asker, &[u8]) -> Result<Response, Refusal>,
 ) -> Response {
-    let body = match read_body(&shared, request).await {
+    let body = match read_body(&asker, request).await {
         Ok(body) => body,
         Err(error) => return Refusal::from(error).into_response(),
     };
-    match on_a_fitting_thread(shared, body, respond).await {
+    match on_a_fitting_thread(asker, body, respond).await {
         Ok(responded) => responded.into_response(),
         Err(error) => error.into_response(),
     }
@@ -72,16 +73,16 @@ enum By {
     Hashes,
 }
 
-fn respond(shared: &Shared, body: &[u8], by: By) -> Result<Response, Refusal> {
+fn respond(asker: &Asker, body: &[u8], by: By) -> Result<Response, Refusal> {
     with_question(|question| {
-        let group = read(body, by, shared.options.max_tokens, question)?;
+        let group = read(body, by, asker.max_tokens, question)?;
         let Some(model) = question.model.as_deref() else {
             return Err(Refusal(StatusCode::BAD_REQUEST, "model_name is missing".to_owned()));
         };
         let in_group = |roster: &Arc<Roster>| {
             roster.members().iter().any(|member| member.identity.routing_group == group)
         };
-        let roster = shared.plane.catalog().model(model).filter(in_group);
+        let roster = asker.catalog().model(model).filter(in_group);
         let Some(roster) = roster else {
             let message = format!("no indexer for model={model} routing_group={group}");
             return Err(Refusal(StatusCode::NOT_FOUND, message));
@@ -96,8 +97,7 @@ fn respond(shared: &Shared, body: &[u8], by: By) -> Result<Response, Refusal> {
                 return Err(Refusal(StatusCode::BAD_REQUEST, "block_hashes is missing".to_owned()));
             }
         };
-        Ok(Json(roster.ask(&prompt, &shared.options.credit, |answer| Overlap::of(answer, &group)))
-            .into_response())
+        Ok(Json(roster.ask(&prompt, &asker.credit, |answer| Overlap::of(answer, &group))).into_response())
     })
 }
 
@@ -187,17 +187,14 @@ enum Part {
 
 /// Every credited stream's state as events, parents first. It is written stream by stream: a whole fleet's state is
 /// never in memory as JSON.
-pub(super) async fn dump(
-    State(shared): State<Arc<Shared>>,
-    peer: Option<Extension<ConnectInfo<Peer>>>,
-) -> Response {
+pub(super) async fn dump(State(dumps): State<Dumps>, peer: Option<Extension<ConnectInfo<Peer>>>) -> Response {
     let peer = peer.as_ref().map(|Extension(ConnectInfo(peer))| peer);
-    let Some(place) = shared.edge.dump(peer).await else { return too_many_dumps() };
+    let Some(place) = dumps.edge.dump(peer).await else { return too_many_dumps() };
     let mut by_key: BTreeMap<(String, String, u32), Sources> = BTreeMap::new();
-    for engine in shared.plane.engines().iter() {
+    for engine in dumps.asker.plane.engines().iter() {
         for stream in &engine.streams {
             let Some(block_size) = stream.glance().block_size else { continue };
-            if not_worth_crediting(&shared, stream).is_some() {
+            if not_worth_crediting(&dumps.asker.credit, stream).is_some() {
                 continue;
             }
             let worker = Worker { id: engine.spec.worker_id, rank: stream.id().rank };

@@ -10,12 +10,13 @@ use kvplane_core::PublicError;
 use kvplane_hints::{
     Asked, Book, Limits, Policies, Policy, PrefixHash, Question, RESERVED_TENANT, ReasonCode, Verdict,
 };
+use kvplane_metrics::hint_counters::Counters;
 use kvplane_proto::inferencecache as proto;
 use kvplane_report::unix_us;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::hints::{Counters, Hints, take_update};
+use crate::hints::{Hints, take_update};
 
 /// Tokens of the marker's one block.
 const TOKENS: u32 = 16;

@@ -17,7 +17,7 @@ use serde::{Serialize, Serializer};
 
 use super::fields::{Fields, ListError, Malformed};
 use super::keys::{ItemJson, KeyLists};
-use crate::service::Shared;
+use crate::questions::Asker;
 
 /// A token id and its comma in the widest form that people write.
 const BYTES_PER_TOKEN: usize = 12;
@@ -35,17 +35,17 @@ fn body_limit(max_tokens: usize) -> usize {
     max_tokens.saturating_mul(BYTES_PER_TOKEN).saturating_add(BYTES_BESIDE).max(LEAST_LIMIT)
 }
 
-pub(super) async fn query(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, ApiError> {
-    let body = read_body(&shared, request).await?;
-    on_a_fitting_thread(shared, body, respond).await?
+pub(super) async fn query(State(asker): State<Arc<Asker>>, request: Request) -> Result<Response, ApiError> {
+    let body = read_body(&asker, request).await?;
+    on_a_fitting_thread(asker, body, respond).await?
 }
 
 /// What helps where a body is too long.
 const SHORTER: &str = "ask about fewer tokens, or raise query.max_tokens in the configuration";
 
 /// The whole body. One that says itself that it is too large is refused before it is read.
-pub(super) async fn read_body(shared: &Shared, request: Request) -> Result<Bytes, PublicError> {
-    let limit = body_limit(shared.options.max_tokens);
+pub(super) async fn read_body(asker: &Asker, request: Request) -> Result<Bytes, PublicError> {
+    let limit = body_limit(asker.max_tokens);
     let body = request.into_body();
     if body.size_hint().lower() > limit as u64 {
         return Err(PublicError::field("body", format!("has more than {limit} bytes")).with_next(SHORTER));
@@ -56,14 +56,14 @@ pub(super) async fn read_body(shared: &Shared, request: Request) -> Result<Bytes
 
 /// Runs at once what is short, and elsewhere what is not.
 pub(super) async fn on_a_fitting_thread<R: Send + 'static>(
-    shared: Arc<Shared>,
+    asker: Arc<Asker>,
     body: Bytes,
-    run: fn(&Shared, &[u8]) -> R,
+    run: fn(&Asker, &[u8]) -> R,
 ) -> Result<R, ApiError> {
     if body.len() < LARGE {
-        return Ok(run(&shared, &body));
+        return Ok(run(&asker, &body));
     }
-    let ran = tokio::task::spawn_blocking(move || run(&shared, &body)).await;
+    let ran = tokio::task::spawn_blocking(move || run(&asker, &body)).await;
     ran.map_err(|_| ApiError(PublicError::new(ErrorCode::Internal, "the question could not be read")))
 }
 
@@ -82,17 +82,17 @@ pub(super) fn with_question<R>(run: impl FnOnce(&mut Question) -> R) -> R {
     })
 }
 
-fn respond(shared: &Shared, body: &[u8]) -> Result<Response, ApiError> {
+fn respond(asker: &Asker, body: &[u8]) -> Result<Response, ApiError> {
     let ask = |question: &mut Question| {
-        read(body, shared.options.max_tokens, question)?;
+        read(body, asker.max_tokens, question)?;
         let groups = question.groups == Some(true);
-        let (json, found) = question.ask(shared.plane.catalog(), shared.options.asking(), |answer| {
+        let (json, found) = question.ask(asker.catalog(), asker.asking(), |answer| {
             (serde_json::to_vec(&AnswerJson { answer, groups }), answer.is_hit())
         })?;
         let json = json.map_err(|_| PublicError::new(ErrorCode::Internal, "the answer cannot be written"))?;
         Ok::<_, PublicError>((json, found))
     };
-    let json = shared.questions.answer(|| with_question(ask))?;
+    let json = asker.questions.answer(|| with_question(ask))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }
 

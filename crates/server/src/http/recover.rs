@@ -9,8 +9,8 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Extension, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use kvplane_access::Peer;
-use kvplane_core::{ErrorCode, PublicError};
+use kvplane_access::{Edge, Peer};
+use kvplane_core::{ErrorCode, PublicError, Trust};
 use kvplane_ingest::{Engine, Stream};
 use kvplane_stream::{Numbering, Recovery, Worker, withheld};
 use kvplane_wire::dynamo::WorkerKvQueryResponse as Answer;
@@ -18,8 +18,8 @@ use serde::Deserialize;
 
 use super::intake::again_later;
 use crate::held::Held;
+use crate::questions::Asker;
 use crate::select;
-use crate::service::Shared;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Question {
@@ -29,8 +29,16 @@ pub(super) struct Question {
     rank: Option<u32>,
 }
 
+/// What answers that are as large as a stream's state are made of.
+#[derive(Debug, Clone)]
+pub(super) struct Dumps {
+    pub(super) asker: Arc<Asker>,
+    /// Bounds how many are made at a time.
+    pub(super) edge: Arc<Edge>,
+}
+
 pub(super) async fn kv_recover(
-    State(shared): State<Arc<Shared>>,
+    State(dumps): State<Dumps>,
     peer: Option<Extension<ConnectInfo<Peer>>>,
     question: Result<Query<Question>, axum::extract::rejection::QueryRejection>,
 ) -> Response {
@@ -38,13 +46,13 @@ pub(super) async fn kv_recover(
         Ok(Query(question)) => question,
         Err(rejection) => return refuse(StatusCode::BAD_REQUEST, rejection.body_text()),
     };
-    let selected = select::engine(&shared.plane, question.engine.as_deref())
+    let selected = select::engine(&dumps.asker.plane, question.engine.as_deref())
         .and_then(|engine| Ok((select::stream(&engine, question.rank)?.clone(), engine)));
     match selected {
         Ok((stream, engine)) => {
             let peer = peer.as_ref().map(|Extension(ConnectInfo(peer))| peer);
-            let Some(place) = shared.edge.dump(peer).await else { return too_many_dumps() };
-            let response = write(answer(&shared, &engine, &stream, &question).await).await;
+            let Some(place) = dumps.edge.dump(peer).await else { return too_many_dumps() };
+            let response = write(answer(&dumps.asker.credit, &engine, &stream, &question).await).await;
             // The place is taken until the answer has been sent: it is as large as the state.
             response.map(|body| Body::new(Held::new(body, place)))
         }
@@ -74,12 +82,12 @@ fn refuse(status: StatusCode, message: String) -> Response {
     (status, Json(Answer::Error(message))).into_response()
 }
 
-async fn answer(shared: &Shared, engine: &Engine, stream: &Stream, question: &Question) -> Answer {
+async fn answer(credit: &[Trust], engine: &Engine, stream: &Stream, question: &Question) -> Answer {
     let recovery = Recovery { start: question.start, end: question.end };
     if let Some(refusal) = recovery.refusal() {
         return refusal;
     }
-    if let Some(reason) = not_worth_crediting(shared, stream) {
+    if let Some(reason) = not_worth_crediting(credit, stream) {
         return Answer::Error(format!("stream {}: {reason}", stream.id()));
     }
     let worker = Worker { id: engine.spec.worker_id, rank: stream.id().rank };
@@ -89,9 +97,9 @@ async fn answer(shared: &Shared, engine: &Engine, stream: &Stream, question: &Qu
     }
 }
 
-pub(super) fn not_worth_crediting(shared: &Shared, stream: &Stream) -> Option<String> {
+pub(super) fn not_worth_crediting(credit: &[Trust], stream: &Stream) -> Option<String> {
     let (trust, continuity) = stream.worth();
-    withheld(&trust, continuity, &shared.options.credit)
+    withheld(&trust, continuity, credit)
 }
 
 async fn dump(stream: &Stream, worker: Worker) -> Answer {

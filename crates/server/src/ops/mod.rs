@@ -35,7 +35,7 @@ pub(crate) use kvplane_ops::ProfileId as Id;
 pub(crate) use input::{positive_seconds, seconds};
 pub(crate) use report::{Outcome, Phase, Plan, PlannedRank, RankReport, Summary, Update};
 pub(crate) use selection::Selection;
-pub(crate) use tally::{Counters, Counts};
+pub(crate) use tally::Counters;
 pub(crate) use verdict::Verdict;
 
 use crate::service::Shared;

@@ -1,7 +1,7 @@
 //! Families of `/metrics`: each is described once, in [`list`], and is written by its description alone.
 //! The tables of docs/reference/metrics.md are made of the same descriptions.
 
-pub(super) mod list;
+pub(crate) mod list;
 #[cfg(test)]
 mod reference;
 
@@ -13,7 +13,7 @@ use prometheus_client::registry::Unit;
 
 /// What is said of a family.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Family {
+pub struct Family {
     /// A counter's without `_total`, as a family is named.
     name: &'static str,
     kind: MetricType,
@@ -40,7 +40,7 @@ impl Family {
     }
 
     /// Writes what is said of the family; its series come next.
-    pub(super) fn begin<'e>(
+    pub(crate) fn begin<'e>(
         &self,
         encoder: &'e mut DescriptorEncoder<'_>,
     ) -> Result<MetricEncoder<'e>, Error> {
@@ -58,7 +58,7 @@ impl Family {
     }
 
     /// What `/v1/status` calls a counter of a stream.
-    pub(super) fn name_in_status(&self) -> &'static str {
+    pub fn name_in_status(&self) -> &'static str {
         self.name.strip_prefix("kvplane_stream_").unwrap_or(self.name)
     }
 }

@@ -8,9 +8,9 @@ macro_rules! families {
     ($($(#[$doc:meta])* $section:ident { $($kind:ident $id:ident $name:literal [$($label:ident)*] $help:literal;)+ })+) => {
         $(
             $(#[$doc])*
-            pub(in crate::http) mod $section {
+            pub(crate) mod $section {
                 use super::Family;
-                $(pub(in crate::http) const $id: Family = Family::$kind($name, &[$(stringify!($label)),*], $help);)+
+                $(pub(crate) const $id: Family = Family::$kind($name, &[$(stringify!($label)),*], $help);)+
             }
         )+
 

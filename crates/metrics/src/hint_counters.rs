@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 use crate::latencies::{Latencies, LatenciesRead};
 
 /// A reason with a counter of its own.
-pub(crate) trait Counted: Copy + Debug + 'static {
+pub trait Counted: Copy + Debug + 'static {
     /// Every reason, in the order of its numbers.
     const ALL: &'static [Self];
     /// Its number.
@@ -26,7 +26,7 @@ macro_rules! counted {
     ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $variant:ident = $text:literal,)* }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum $name {
+        pub enum $name {
             $($(#[$of])* $variant,)*
         }
 
@@ -118,7 +118,7 @@ counted! {
 
 /// One counter a reason.
 #[derive(Debug)]
-pub(crate) struct ByReason<R: Counted> {
+pub struct ByReason<R: Counted> {
     counts: Box<[AtomicU64]>,
     reasons: &'static [R],
 }
@@ -130,21 +130,23 @@ impl<R: Counted> Default for ByReason<R> {
 }
 
 impl<R: Counted> ByReason<R> {
-    pub(crate) fn count(&self, reason: R) {
+    /// Counts one.
+    pub fn count(&self, reason: R) {
         self.add(reason, 1);
     }
 
-    pub(crate) fn add(&self, reason: R, count: usize) {
+    /// Counts so many.
+    pub fn add(&self, reason: R, count: usize) {
         self.counts[reason.index()].fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    #[cfg(test)]
-    pub(crate) fn of(&self, reason: R) -> u64 {
+    /// How often this one.
+    pub fn of(&self, reason: R) -> u64 {
         self.counts[reason.index()].load(Ordering::Relaxed)
     }
 
     /// Every reason by its name.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
         self.reasons.iter().map(|reason| reason.as_str()).zip(counts)
     }
@@ -152,15 +154,21 @@ impl<R: Counted> ByReason<R> {
 
 /// All counters.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) dropped: ByReason<Dropped>,
-    pub(crate) unusable: ByReason<Unusable>,
-    pub(crate) refused: ByReason<Refusal>,
+pub struct Counters {
+    /// Parts of reports and events that changed nothing.
+    pub dropped: ByReason<Dropped>,
+    /// Lookups that could not be used.
+    pub unusable: ByReason<Unusable>,
+    /// Calls that were refused or ended.
+    pub refused: ByReason<Refusal>,
     /// Calls of the pages that a controller uses. Those of callers who may not are counted by the gate.
-    pub(crate) snapshot_page: AtomicU64,
-    pub(crate) policy_page: AtomicU64,
-    pub(crate) probe_page: AtomicU64,
-    pub(crate) lookups: Lookups,
+    pub snapshot_page: AtomicU64,
+    /// … of the page of policies.
+    pub policy_page: AtomicU64,
+    /// … of the page of probes.
+    pub probe_page: AtomicU64,
+    /// How lookups went.
+    pub lookups: Lookups,
 }
 
 /// Upper ends of the buckets of latency, in seconds: those of the peer's histogram.
@@ -173,7 +181,7 @@ const OTHER: &str = "other";
 
 /// How lookups of one model went.
 #[derive(Debug)]
-pub(crate) struct OfModel {
+pub struct OfModel {
     by_reason: [AtomicU64; ReasonCode::ALL.len()],
     took: Latencies,
 }
@@ -194,26 +202,26 @@ impl OfModel {
     }
 
     /// Lookups by reason code.
-    pub(crate) fn by_reason(&self) -> impl Iterator<Item = (ReasonCode, u64)> {
+    pub fn by_reason(&self) -> impl Iterator<Item = (ReasonCode, u64)> {
         ReasonCode::ALL.into_iter().zip(self.by_reason.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
     /// How long lookups took.
-    pub(crate) fn took(&self) -> LatenciesRead {
+    pub fn took(&self) -> LatenciesRead {
         self.took.read()
     }
 }
 
 /// Lookups by model.
 #[derive(Debug, Default)]
-pub(crate) struct Lookups {
+pub struct Lookups {
     known: RwLock<HashMap<Box<str>, Arc<OfModel>>>,
     other: OfModel,
 }
 
 impl Lookups {
     /// The model is known: it gets counters of its own, while there are some left.
-    pub(crate) fn know(&self, model: &str) {
+    pub fn know(&self, model: &str) {
         if model.is_empty() || self.known.read().contains_key(model) {
             return;
         }
@@ -224,7 +232,7 @@ impl Lookups {
     }
 
     /// A lookup was answered. Those of models that nobody knows are counted together.
-    pub(crate) fn record(&self, model: &str, reason: ReasonCode, took: Duration) {
+    pub fn record(&self, model: &str, reason: ReasonCode, took: Duration) {
         if matches!(
             reason,
             ReasonCode::PrefixMatch
@@ -241,12 +249,12 @@ impl Lookups {
     }
 
     /// The name that a model has in metrics.
-    pub(crate) fn label<'m>(&self, model: &'m str) -> &'m str {
+    pub fn label<'m>(&self, model: &'m str) -> &'m str {
         if self.known.read().contains_key(model) { model } else { OTHER }
     }
 
     /// Every model with its counters, by name; the others last.
-    pub(crate) fn each(&self, mut read: impl FnMut(&str, &OfModel) -> std::fmt::Result) -> std::fmt::Result {
+    pub fn each(&self, mut read: impl FnMut(&str, &OfModel) -> std::fmt::Result) -> std::fmt::Result {
         let mut known: Vec<_> =
             self.known.read().iter().map(|(model, counters)| (model.clone(), counters.clone())).collect();
         known.sort_unstable_by(|a, b| a.0.cmp(&b.0));

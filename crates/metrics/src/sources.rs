@@ -8,27 +8,30 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 
-use super::family::Family;
-use super::family::list::sources;
-use super::metrics::gauge;
-use crate::publishers::Count;
+use crate::family::Family;
+use crate::family::list::sources;
+use crate::gauge;
+
+/// Publishers that there should be, and those that are heard.
+type Count = (u64, u64);
 
 /// What is known of every engine's sources at one moment.
 #[derive(Debug)]
-pub(super) struct Sources {
+pub struct Sources {
     engines: Vec<(String, Count)>,
     /// By engine and rank.
     ranks: Vec<(String, String, StreamStatus)>,
 }
 
 impl Sources {
-    pub(super) fn of(engines: &[Arc<Engine>]) -> Self {
+    /// `count` says how many publishers an engine should have, and how many of them are heard.
+    pub fn of(engines: &[Arc<Engine>], count: impl Fn(&Engine) -> Count) -> Self {
         let name = |engine: &Engine| engine.spec.id.to_string();
         let ranks = engines.iter().flat_map(|engine| {
             engine.streams.iter().map(|stream| (name(engine), stream.id().rank.to_string(), stream.glance()))
         });
         Self {
-            engines: engines.iter().map(|engine| (name(engine), Count::of(engine))).collect(),
+            engines: engines.iter().map(|engine| (name(engine), count(engine))).collect(),
             ranks: ranks.collect(),
         }
     }
@@ -49,8 +52,8 @@ impl Sources {
 
 impl Collector for Sources {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        self.count(&mut encoder, sources::PUBLISHERS_EXPECTED, |count| count.expected)?;
-        self.count(&mut encoder, sources::PUBLISHERS_HEARD, |count| count.heard)?;
+        self.count(&mut encoder, sources::PUBLISHERS_EXPECTED, |count| count.0)?;
+        self.count(&mut encoder, sources::PUBLISHERS_HEARD, |count| count.1)?;
 
         let labels = |engine: &'_ String, rank: &'_ String, trouble: &'static str| {
             [("engine", engine.clone()), ("rank", rank.clone()), ("trouble", trouble.to_owned())]

@@ -5,46 +5,54 @@ use std::fmt::Error;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kvplane_hints::{Census, Dropped, ReasonCode};
-use kvplane_report::Withheld;
+use kvplane_hints::{Book, Census, Dropped, ReasonCode};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
 use prometheus_client::metrics::counter::ConstCounter;
 
-use super::family::Family;
-use super::family::list::{hints as own, inference_cache as peers};
-use super::metrics::gauge;
-use crate::hints::{ByReason, Counted, Hints};
+use crate::family::Family;
+use crate::family::list::{hints as own, inference_cache as peers};
+use crate::gauge;
+use crate::hint_counters::{ByReason, Counted, Counters};
 use crate::latencies::LatenciesRead;
 
 /// All hints at one moment.
 #[derive(Debug)]
-pub(super) struct HintMetrics {
-    hints: Arc<Hints>,
+pub struct HintRows {
+    book: Arc<Book>,
+    counters: Arc<Counters>,
+    /// Blocks of engines that are not told, by reason; none while no engine is followed.
+    withheld: Option<Vec<(&'static str, u64)>>,
+    listeners: usize,
     census: Census,
     /// Entries that the book dropped by itself.
     dropped: Vec<Dropped>,
     encrypted: bool,
 }
 
-impl HintMetrics {
-    /// `encrypted` is whether the gRPC server has TLS.
-    pub(super) fn of(hints: Arc<Hints>, encrypted: bool) -> Self {
-        let (census, dropped) = (hints.book.census(), hints.book.dropped());
-        Self { hints, census, dropped, encrypted }
+impl HintRows {
+    /// `withheld` is what is not told of engines, once they are followed; `encrypted` is whether the gRPC server has TLS.
+    pub fn of(
+        book: Arc<Book>,
+        counters: Arc<Counters>,
+        withheld: Option<Vec<(&'static str, u64)>>,
+        listeners: usize,
+        encrypted: bool,
+    ) -> Self {
+        let (census, dropped) = (book.census(), book.dropped());
+        Self { book, counters, withheld, listeners, census, dropped, encrypted }
     }
 
     /// Our own.
     fn own(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let counters = &self.hints.counters;
+        let counters = &self.counters;
         by_reason(encoder, own::DROPPED, &counters.dropped)?;
         by_reason(encoder, own::UNUSABLE_LOOKUPS, &counters.unusable)?;
         by_reason(encoder, own::REFUSED, &counters.refused)?;
-        if let Some(feeds) = self.hints.feeds() {
+        if let Some(withheld) = &self.withheld {
             let mut metric = own::WITHHELD_BLOCKS.begin(encoder)?;
-            for reason in Withheld::ALL {
-                let count = ConstCounter::new(feeds.withheld().get(reason));
-                count.encode(metric.encode_family(&[("reason", reason.as_str())])?)?;
+            for (reason, count) in withheld {
+                ConstCounter::new(*count).encode(metric.encode_family(&[("reason", *reason)])?)?;
             }
         }
         let mut metric = own::REPLICAS.begin(encoder)?;
@@ -53,11 +61,9 @@ impl HintMetrics {
             gauge(count as u64, metric.encode_family(&[("from", from)])?)?;
         }
         let entries: usize = self.census.models.iter().map(|model| model.entries).sum();
-        for (family, value) in [
-            (own::ENTRIES, entries),
-            (own::BOOK_BYTES, self.hints.book.bytes()),
-            (own::LISTENERS, self.hints.listeners()),
-        ] {
+        for (family, value) in
+            [(own::ENTRIES, entries), (own::BOOK_BYTES, self.book.bytes()), (own::LISTENERS, self.listeners)]
+        {
             gauge(value as u64, family.begin(encoder)?)?;
         }
         Ok(())
@@ -70,7 +76,7 @@ impl HintMetrics {
         self.entries_by_model(encoder)?;
         self.lookups(encoder)?;
         self.evictions(encoder)?;
-        let counters = &self.hints.counters;
+        let counters = &self.counters;
         for (family, counted) in [
             (peers::SNAPSHOT_AUTH, &counters.snapshot_page),
             (peers::POLICY_AUTH, &counters.policy_page),
@@ -86,7 +92,7 @@ impl HintMetrics {
     fn entries_by_model(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let mut models: BTreeMap<&str, usize> = BTreeMap::new();
         for model in &self.census.models {
-            *models.entry(self.hints.counters.lookups.label(&model.model)).or_default() += model.prefixes;
+            *models.entry(self.counters.lookups.label(&model.model)).or_default() += model.prefixes;
         }
         let mut metric = peers::INDEX_ENTRIES.begin(encoder)?;
         for (model, prefixes) in models {
@@ -96,7 +102,7 @@ impl HintMetrics {
     }
 
     fn lookups(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
-        let lookups = &self.hints.counters.lookups;
+        let lookups = &self.counters.lookups;
         let mut metric = peers::LOOKUP_ROUTE_CALLS.begin(encoder)?;
         lookups.each(|model, counters| {
             for (reason, count) in counters.by_reason().filter(|(_, count)| *count > 0) {
@@ -151,7 +157,7 @@ fn by_reason<R: Counted>(
     Ok(())
 }
 
-impl Collector for HintMetrics {
+impl Collector for HintRows {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         self.own(&mut encoder)?;
         self.peers(&mut encoder)

@@ -1,23 +1,24 @@
 //! The part of `/metrics` about callers: those who look, and those who were turned away.
 
 use std::fmt::Error;
+use std::sync::Arc;
 
-use kvplane_access::Port;
+use kvplane_access::{Access, Edge, Port, Tls};
+use kvplane_front::FrontCounters;
 use kvplane_transport::edge::Closed;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 
-use super::family::list::callers;
-use super::metrics::gauge;
-use crate::service::Shared;
+use crate::family::list::callers;
+use crate::gauge;
 
 /// A listener, a reason, and how often.
 type Counts = Vec<(&'static str, &'static str, u64)>;
 
 /// What the listeners count.
 #[derive(Debug)]
-pub(super) struct Callers {
+pub struct Callers {
     watchers: u64,
     refused: Counts,
     handshakes: Counts,
@@ -28,16 +29,20 @@ pub(super) struct Callers {
 }
 
 impl Callers {
-    pub(super) fn of(shared: &Shared) -> Self {
-        let options = &shared.options;
-        let handshakes = options.tls.as_ref().map(|tls| tls.failed()).unwrap_or_default();
-        let edge = &shared.edge;
+    /// What the listeners have counted up to now, with so many who look at the fleet.
+    pub fn of(
+        watchers: u64,
+        access: &Access,
+        tls: Option<&Tls>,
+        edge: &Edge,
+        fronts: &[(String, Arc<FrontCounters>)],
+    ) -> Self {
+        let handshakes = tls.map(Tls::failed).unwrap_or_default();
         let mut closed: Counts = Vec::new();
         for (port, connections) in [(Port::Http, &edge.http), (Port::Grpc, &edge.grpc)] {
             closed
                 .extend(connections.closed().map(|(reason, count)| (port.as_str(), reason.as_str(), count)));
         }
-        let fronts = shared.fleet.fronts.counters();
         let mut of_fronts = Closed::ALL.map(|reason| (Port::Front.as_str(), reason.as_str(), 0));
         for (at, (_, count)) in
             fronts.iter().flat_map(|(_, front)| front.connections_closed().into_iter().enumerate())
@@ -47,8 +52,8 @@ impl Callers {
         closed.extend(of_fronts);
         let at_fronts: usize = fronts.iter().map(|(_, front)| front.open_connections()).sum();
         Self {
-            watchers: shared.watch.watchers(),
-            refused: options.access.refused(),
+            watchers,
+            refused: access.refused(),
             handshakes,
             connections: [
                 (Port::Http.as_str(), edge.http.open() as u64),

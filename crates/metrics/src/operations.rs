@@ -6,26 +6,24 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 
-use super::family::list::operations;
-use super::metrics::gauge;
-use crate::ops::{Counts, Operations};
+use crate::family::list::operations;
+use crate::gauge;
+
+/// A verb, an outcome or a verdict, and how often.
+type Counts = Vec<(&'static str, &'static str, u64)>;
 
 /// What operations count.
 #[derive(Debug)]
-pub(super) struct OperationMetrics {
-    operations: Counts,
-    ranks: Counts,
-    in_flight: usize,
+pub struct Operations {
+    /// Operations that ended, by verb and outcome.
+    pub operations: Counts,
+    /// Ranks, by verb and verdict.
+    pub ranks: Counts,
+    /// Operations under way.
+    pub in_flight: usize,
 }
 
-impl OperationMetrics {
-    pub(super) fn of(operations: &Operations) -> Self {
-        let counters = operations.counters();
-        Self { operations: counters.operations(), ranks: counters.ranks(), in_flight: operations.in_flight() }
-    }
-}
-
-impl Collector for OperationMetrics {
+impl Collector for Operations {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let families =
             [(operations::ENDED, "outcome", &self.operations), (operations::RANKS, "verdict", &self.ranks)];

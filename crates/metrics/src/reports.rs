@@ -12,9 +12,9 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::family::Family;
-use super::family::list::reports as families;
-use super::metrics::gauge;
+use crate::family::Family;
+use crate::family::list::reports as families;
+use crate::gauge;
 
 /// A gauge of a report.
 type Level = (Family, fn(&Row) -> u64);
@@ -45,13 +45,14 @@ impl Row {
 
 /// Everything that is reported, and what is not, by server.
 #[derive(Debug)]
-pub(super) struct ReportMetrics {
+pub struct ReportRows {
     rows: Vec<Row>,
     withheld: Vec<(String, Arc<WithheldCounts>)>,
 }
 
-impl ReportMetrics {
-    pub(super) fn of(reports: &Reports) -> Self {
+impl ReportRows {
+    /// Everything at one moment.
+    pub fn of(reports: &Reports) -> Self {
         let row = |report: Arc<ReplicaReport>| {
             let (pending, counts) = (report.pending(), report.counts());
             Row { report, pending, counts }
@@ -62,7 +63,7 @@ impl ReportMetrics {
     }
 }
 
-impl Collector for ReportMetrics {
+impl Collector for ReportRows {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         if self.withheld.is_empty() {
             return Ok(());
@@ -119,7 +120,7 @@ impl Collector for ReportMetrics {
     }
 }
 
-impl ReportMetrics {
+impl ReportRows {
     fn calls(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         let mut metric = families::CALLS.begin(encoder)?;
         for row in &self.rows {

@@ -8,16 +8,17 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 
-use super::family::Family;
-use super::family::list::indexes;
-use super::metrics::gauge;
+use crate::family::Family;
+use crate::family::list::indexes;
+use crate::gauge;
 
 /// All indexes at one moment.
 #[derive(Debug)]
-pub(super) struct Indexes {
-    pub(super) stats: Vec<IndexStats>,
-    /// By model and reason.
-    pub(super) refused: Vec<(String, [(Refused, u64); 2])>,
+pub struct Indexes {
+    /// What each holds.
+    pub stats: Vec<IndexStats>,
+    /// What they did not take, by model and reason.
+    pub refused: Vec<(String, [(Refused, u64); 2])>,
 }
 
 /// A gauge of an index.

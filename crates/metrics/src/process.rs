@@ -3,41 +3,30 @@
 use std::fmt::Error;
 use std::time::Duration;
 
-use kvplane_access::{descriptor_limit, open_descriptors};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::family::list::{process, queries};
-use super::metrics::gauge;
+use crate::family::list::{process, queries};
+use crate::gauge;
 use crate::latencies::LatenciesRead;
-use crate::service::Shared;
 
 /// The process at one moment.
 #[derive(Debug)]
-pub(super) struct Process {
-    outcomes: [(&'static str, u64); 3],
-    took: LatenciesRead,
-    /// None where the system does not say.
-    open_files: Option<u64>,
-    open_files_limit: Option<u64>,
-    socket_round: Duration,
-    commit: &'static str,
-}
-
-impl Process {
-    pub(super) fn of(shared: &Shared) -> Self {
-        let questions = &shared.questions;
-        Self {
-            outcomes: questions.outcomes(),
-            took: questions.took(),
-            open_files: open_descriptors(),
-            open_files_limit: descriptor_limit(),
-            socket_round: shared.plane.longest_socket_round(),
-            commit: shared.options.commit,
-        }
-    }
+pub struct Process {
+    /// How questions ended.
+    pub outcomes: [(&'static str, u64); 3],
+    /// How long they took.
+    pub took: LatenciesRead,
+    /// Descriptors that are open; none where the system does not say.
+    pub open_files: Option<u64>,
+    /// Descriptors that may be open.
+    pub open_files_limit: Option<u64>,
+    /// The longest round of a socket thread.
+    pub socket_round: Duration,
+    /// The commit that the program was built from.
+    pub commit: &'static str,
 }
 
 impl Collector for Process {

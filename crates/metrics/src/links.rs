@@ -8,19 +8,20 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 
-use super::family::Family;
-use super::family::list::links;
-use super::metrics::gauge;
+use crate::family::Family;
+use crate::family::list::links;
+use crate::gauge;
 
 /// A number of a link.
 type OfLink = (Family, fn(&LinkStatus) -> u64);
 
 /// The planes that are followed, by their names here.
 #[derive(Debug)]
-pub(super) struct Links(Vec<(String, LinkStatus)>);
+pub struct Links(Vec<(String, LinkStatus)>);
 
 impl Links {
-    pub(super) fn of(engines: &[Arc<Engine>]) -> Self {
+    /// The links of these engines.
+    pub fn of(engines: &[Arc<Engine>]) -> Self {
         let links = engines.iter().filter_map(|engine| {
             let link = engine.link.as_ref()?;
             Some((engine.spec.id.to_string(), link.status()))

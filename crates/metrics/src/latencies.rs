@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Counts by how long something took.
 #[derive(Debug)]
-pub(crate) struct Latencies {
+pub struct Latencies {
     /// Upper ends of the buckets, in seconds.
     bounds: &'static [f64],
     /// One a bound; the last is everything above the last bound.
@@ -15,29 +15,32 @@ pub(crate) struct Latencies {
 
 /// A histogram at one moment.
 #[derive(Debug)]
-pub(crate) struct LatenciesRead {
+pub struct LatenciesRead {
     /// Seconds in all.
-    pub(crate) sum: f64,
+    pub sum: f64,
     /// How many in all.
-    pub(crate) count: u64,
+    pub count: u64,
     /// Upper ends and counts; the last end is infinite.
-    pub(crate) buckets: Vec<(f64, u64)>,
+    pub buckets: Vec<(f64, u64)>,
 }
 
 impl Latencies {
-    pub(crate) fn new(bounds: &'static [f64]) -> Self {
+    /// With buckets up to these bounds.
+    pub fn new(bounds: &'static [f64]) -> Self {
         let counts = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
         Self { bounds, counts, nanoseconds: AtomicU64::new(0) }
     }
 
-    pub(crate) fn record(&self, took: Duration) {
+    /// Counts one.
+    pub fn record(&self, took: Duration) {
         let seconds = took.as_secs_f64();
         let bucket = self.bounds.partition_point(|bound| *bound < seconds);
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
         self.nanoseconds.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn read(&self) -> LatenciesRead {
+    /// What was counted up to now.
+    pub fn read(&self) -> LatenciesRead {
         let ends = self.bounds.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<_> =
             ends.zip(self.counts.iter().map(|count| count.load(Ordering::Relaxed))).collect();
