@@ -41,8 +41,11 @@ fn operations() -> impl Strategy<Value = Vec<Vec<Operation>>> {
     ];
     let store = (hash.clone(), parent, 0..PLACES.len(), 1..4_u32)
         .prop_map(|(hash, parent, place, copies)| Operation::Store { hash, parent, place, copies });
-    let remove = (hash, 0..PLACES.len(), 0..2_u32)
-        .prop_map(|(hash, place, left)| Operation::Remove { hash, place, left });
+    let remove = (hash, 0..PLACES.len(), 0..2_u32).prop_map(|(hash, place, left)| Operation::Remove {
+        hash,
+        place,
+        left,
+    });
     let places = prop::collection::btree_set(0..PLACES.len(), 0..=PLACES.len());
     let clear = (places, any::<bool>())
         .prop_map(|(places, keep_dictionary)| Operation::Clear { places, keep_dictionary });
@@ -153,14 +156,7 @@ impl World {
         self.check();
     }
 
-    fn store(
-        &mut self,
-        hash: u64,
-        parent: Option<Option<u64>>,
-        at: usize,
-        copies: u32,
-        draft: &mut Draft,
-    ) {
+    fn store(&mut self, hash: u64, parent: Option<Option<u64>>, at: usize, copies: u32, draft: &mut Draft) {
         let ledger = &mut self.ledger;
         let parent = parent.filter(|parent| *parent != Some(hash));
         ledger.learn_group(
@@ -267,9 +263,8 @@ impl World {
     }
 
     fn check(&mut self) {
-        let number = |place: &crate::state::Place| {
-            (0..PLACES.len()).find(|&at| place_name(at).names(place)).unwrap()
-        };
+        let number =
+            |place: &crate::state::Place| (0..PLACES.len()).find(|&at| place_name(at).names(place)).unwrap();
         let residencies = self.ledger.state().residencies();
         let held: BTreeMap<_, _> =
             residencies.map(|(place, hash, copies)| ((number(place), hash), copies)).collect();
