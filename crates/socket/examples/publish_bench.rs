@@ -17,8 +17,12 @@ use std::time::{Duration, Instant};
 
 use kvplane_socket::{Endpoint, PubOptions, PubSocket, PublishContext};
 
-/// Messages that may be under way: far below what either drops at.
+/// Messages and bytes that may be under way: far below what either drops at.
 const WINDOW: u64 = 20_000;
+const WINDOW_BYTES: u64 = 32 << 20;
+
+/// Messages before anything is timed.
+const WARM: u64 = 1000;
 
 /// Single messages that are timed.
 const SINGLES: u64 = 2000;
@@ -95,6 +99,7 @@ fn main() {
             let socket = context.socket(zmq::XPUB).unwrap();
             socket.set_linger(0).unwrap();
             socket.set_sndhwm(100_000).unwrap();
+            socket.set_xpub_verbose(true).unwrap();
             socket.bind("tcp://127.0.0.1:*").unwrap();
             measure(Libzmq(socket), subscribers, &payload, messages)
         };
@@ -122,6 +127,8 @@ fn main() {
 fn measure(mut publisher: impl Publisher, subscribers: u64, payload: &[u8], messages: u64) -> Figures {
     // Two short frames, and one with a short or a long length.
     let size = (4 + 10 + payload.len() + if payload.len() < 256 { 2 } else { 9 }) as u64;
+    let window = WINDOW.min(WINDOW_BYTES / size);
+    let step = (window / 20).max(1);
     let address = publisher.address();
     let readers: Vec<_> = (0..subscribers).map(|_| Reader::start(&address)).collect();
     publisher.wait_for(subscribers);
@@ -138,24 +145,27 @@ fn measure(mut publisher: impl Publisher, subscribers: u64, payload: &[u8], mess
         }
     };
     // Warm.
-    for sequence in 0..1000 {
+    for sequence in 0..WARM {
         publisher.send(sequence, payload);
-    }
-    wait_for(1000);
-    let (cpu_before, start) = (cpu(), Instant::now());
-    for sequence in 1000..1000 + messages {
-        publisher.send(sequence, payload);
-        if sequence % 1000 == 0 && sequence > WINDOW {
-            sleep_until(sequence - WINDOW);
+        if sequence % step == 0 {
+            wait_for(sequence + 1);
         }
     }
-    sleep_until(1000 + messages);
+    wait_for(WARM);
+    let (cpu_before, start) = (cpu(), Instant::now());
+    for sequence in WARM..WARM + messages {
+        publisher.send(sequence, payload);
+        if sequence % step == 0 && sequence > window {
+            sleep_until(sequence - window);
+        }
+    }
+    sleep_until(WARM + messages);
     let elapsed = start.elapsed().as_secs_f64();
     let used = cpu() - cpu_before;
     let start = Instant::now();
     for sequence in 0..SINGLES {
         publisher.send(sequence, payload);
-        wait_for(1000 + messages + sequence + 1);
+        wait_for(WARM + messages + sequence + 1);
     }
     let single = start.elapsed().as_secs_f64() / SINGLES as f64;
     drop(publisher);

@@ -273,12 +273,12 @@ fn a_pong_comes_behind_everything_that_was_sent_before() {
 /// The same while another thread publishes: whatever was sent when a PING was written is there before its PONG.
 #[test]
 fn a_pong_comes_behind_what_another_thread_sent() {
+    /// Far below what is dropped at.
+    const AHEAD: u64 = 1000;
     let mut publisher = publisher();
     let mut raw = Raw::subscriber(publisher.last_endpoint());
     raw.send(&subscribe(b""));
     assert!(publisher.wait_for_subscriptions(1, PATIENCE));
-    /// Far below what is dropped at.
-    const AHEAD: u64 = 1000;
     let shared = Arc::new((AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false)));
     let sending = std::thread::spawn({
         let shared = shared.clone();

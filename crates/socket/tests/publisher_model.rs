@@ -62,7 +62,7 @@ impl Subscriber {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn each_subscriber_gets_what_it_wants_in_order(steps in prop::collection::vec(step(), 1..60)) {

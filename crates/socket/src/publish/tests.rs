@@ -127,3 +127,11 @@ fn a_thread_ends_with_its_last_socket_and_its_context() {
     assert!(hub.publish(&[b"x"]).is_err());
     assert!(!hub.wait_for_subscriptions(1, PATIENCE));
 }
+
+#[test]
+fn sockets_may_be_moved_and_shared() {
+    fn check<T: Send + Sync>() {}
+    check::<PublishContext>();
+    check::<PubSocket>();
+    check::<super::RouterSocket>();
+}
