@@ -39,18 +39,18 @@ impl Interpreter {
         let (ours, theirs) = (&known.attributes, said.attributes);
         let same_adapter = ours.lora_name == theirs.lora_name && ours.lora_id == theirs.lora_id;
         let same_salt = ours.cache_salt == theirs.cache_salt
-            || theirs.cache_salt.is_none() && ours.cache_salt == self.salt_before(ledger, known);
+            || theirs.cache_salt.is_none() && ours.cache_salt == salt_before(ledger, known);
         let same_keys =
             said.hidden || are_same_keys(known.extra_keys.as_deref().unwrap_or_default(), said.keys);
         same_adapter && same_salt && same_keys
     }
+}
 
-    /// The salt that a block has from what comes before it.
-    fn salt_before(&self, ledger: &Ledger, chain: &Chain) -> Option<Box<str>> {
-        let Parent::Block(parent) = chain.parent else { return None };
-        let parent = ledger.state().attached_chain(ledger.state().find(parent)?)?;
-        parent.attributes.cache_salt.clone()
-    }
+/// The salt that a block has from what comes before it.
+fn salt_before(ledger: &Ledger, chain: &Chain) -> Option<Box<str>> {
+    let Parent::Block(parent) = chain.parent else { return None };
+    let parent = ledger.state().attached_chain(ledger.state().find(parent)?)?;
+    parent.attributes.cache_salt.clone()
 }
 
 fn are_same_keys(known: &[OwnedExtraKey], said: &[ExtraKey<'_>]) -> bool {

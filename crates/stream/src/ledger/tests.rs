@@ -23,7 +23,7 @@ const PLACES: [(&str, Option<&str>, Option<Tier>); 3] =
 #[derive(Debug, Clone)]
 enum Operation {
     /// A place holds a block; what it is, is said or not.
-    Store { hash: u64, parent: Option<Option<u64>>, place: usize, copies: u32 },
+    Store { hash: u64, parent: Option<Parent>, place: usize, copies: u32 },
     /// A place has fewer copies.
     Remove { hash: u64, place: usize, left: u32 },
     /// Some places are empty.
@@ -36,8 +36,8 @@ fn operations() -> impl Strategy<Value = Vec<Vec<Operation>>> {
     let hash = 1..12_u64;
     let parent = prop_oneof![
         2 => Just(None),
-        2 => Just(Some(None)),
-        6 => (1..12_u64).prop_map(|parent| Some(Some(parent))),
+        2 => Just(Some(Parent::Root)),
+        6 => (1..12_u64).prop_map(|parent| Some(Parent::Block(parent))),
     ];
     let store = (hash.clone(), parent, 0..PLACES.len(), 1..4_u32)
         .prop_map(|(hash, parent, place, copies)| Operation::Store { hash, parent, place, copies });
@@ -130,7 +130,7 @@ impl World {
         copy.window.restart(ledger.epoch);
         let mut world = Self { ledger, model: Model::default(), seen: BTreeSet::new(), copy };
         // The group is known before anything is held.
-        world.commit(vec![Operation::Store { hash: 100, parent: Some(None), place: 0, copies: 1 }]);
+        world.commit(vec![Operation::Store { hash: 100, parent: Some(Parent::Root), place: 0, copies: 1 }]);
         world
     }
 
@@ -151,14 +151,16 @@ impl World {
         let left = draft.left.clone();
         self.ledger.settle_groups(&mut draft);
         self.ledger.release_left(&mut draft);
-        left.into_iter().for_each(|hash| self.model.forget_unneeded(hash));
+        for hash in left {
+            self.model.forget_unneeded(hash);
+        }
         self.ledger.commit(draft);
         self.check();
     }
 
-    fn store(&mut self, hash: u64, parent: Option<Option<u64>>, at: usize, copies: u32, draft: &mut Draft) {
+    fn store(&mut self, hash: u64, parent: Option<Parent>, at: usize, copies: u32, draft: &mut Draft) {
         let ledger = &mut self.ledger;
-        let parent = parent.filter(|parent| *parent != Some(hash));
+        let parent = parent.filter(|parent| *parent != Parent::Block(hash));
         ledger.learn_group(
             ToldGroup {
                 group: Some(0),
@@ -177,7 +179,7 @@ impl World {
             if ledger.state().chain(slot, BLOCK_SIZE).is_none() {
                 let chain = Chain {
                     block_size: BLOCK_SIZE,
-                    parent: parent.map_or(Parent::Root, Parent::Block),
+                    parent,
                     tokens: Arc::from([hash as u32; BLOCK_SIZE as usize]),
                     attributes: ledger.last_attributes.clone(),
                     extra_keys: None,
@@ -186,7 +188,7 @@ impl World {
                 };
                 ledger.define(slot, chain, draft).unwrap();
             }
-            self.model.parents.entry(hash).or_insert(parent);
+            self.model.parents.entry(hash).or_insert_with(|| hash_of(parent));
         }
         let was_held = ledger.hold(slot, place, copies, before, draft);
         if !before.known && was_held {
@@ -214,7 +216,7 @@ impl World {
             blocks: vec![block],
             layout: if parent.is_some() { Layout::Dense } else { Layout::HashOnly },
             block_size: BLOCK_SIZE,
-            parent: parent.flatten(),
+            parent: parent.and_then(hash_of),
             span: None,
             attributes: ledger.last_attributes.clone(),
             session_id: None,
@@ -295,6 +297,13 @@ impl World {
             whole_prompt: false,
         };
         self.copy.apply_told(told).expect("the copy has the same digest and the same transitions");
+    }
+}
+
+fn hash_of(parent: Parent) -> Option<u64> {
+    match parent {
+        Parent::Root => None,
+        Parent::Block(hash) => Some(hash),
     }
 }
 
