@@ -102,7 +102,11 @@ async fn a_publisher_that_connects() {
         assert_eq!(codes(&found), [(Code::PublisherConnects, ERROR)], "{found:#?}");
         assert!(found[0].todo.contains(&format!("bind:{configured}")), "{found:#?}");
     }
-    // As it should be: kvplane listens.
+    drop(engine);
+    // As it should be: kvplane listens. Another engine, of which nobody has heard before.
+    let engine = sim(SimConfig { events: Endpoint::Connect(address.clone()), ..SimConfig::default() });
+    talk(&engine, 0, 1);
+    let replay = engine.replay_endpoints()[0].clone();
     let spec = published(&format!("bind:{address}"), replay.as_deref());
     let found = find_while(&engine, spec, |engine| talk(engine, 0, 1000)).await;
     assert_eq!(codes(&found), [], "{found:#?}");
