@@ -207,7 +207,7 @@ impl Mirror {
             Some(Item::Batch(_)) if self.loading.take().is_some() => Err(Misfit::Order),
             Some(Item::Batch(batch)) => convert::entry(cursor, batch),
             Some(Item::Standing(standing)) => {
-                if let Some(standing) = convert::continuity(standing.continuity) {
+                if let Some(standing) = kvplane_proto::continuity(standing.continuity) {
                     self.recorder.told_standing(now, standing);
                 }
                 return Ok(());
