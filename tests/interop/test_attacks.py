@@ -271,7 +271,7 @@ def test_a5_subscribers_that_never_read(arena, closing, call):
         time.sleep(2)
         return "200 subscribers"
 
-    arena.attack(f"A5 readers that never read ({call})", act, growth=448)
+    arena.attack(f"A5 readers that never read ({call})", act, growth=192)
 
 
 @pytest.mark.parametrize("listener", ["HTTP", "gRPC"])

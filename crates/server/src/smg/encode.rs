@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kvplane_core::Tier;
 use kvplane_proto::smg::{self, kv_block_extra_key::Key, kv_cache_event::Data};
-use kvplane_stream::{Entry, Protocol, Transition, VisibleBlock};
+use kvplane_stream::{Entry, Protocol, Snapshot, Transition, VisibleBlock};
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
 
@@ -114,6 +114,8 @@ fn level(tier: Tier) -> i32 {
 pub(super) struct Chunks {
     plan: Arc<Plan>,
     next: usize,
+    /// What they are of: as long as somebody is sent it, others who begin are sent the same.
+    _snapshot: Option<Arc<Snapshot>>,
 }
 
 /// All chunks of a snapshot, shared by those who are sent it.
@@ -152,14 +154,15 @@ impl Plan {
 }
 
 impl Chunks {
-    /// The chunks of a plan.
-    pub(super) fn of(plan: Arc<Plan>) -> Self {
-        Self { plan, next: 0 }
+    /// The chunks of a snapshot.
+    pub(super) fn of(plan: Arc<Plan>, snapshot: Arc<Snapshot>) -> Self {
+        Self { plan, next: 0, _snapshot: Some(snapshot) }
     }
 
     /// Plans and takes the chunks of a state that nobody else is sent.
     pub(super) fn new(transitions: Vec<Transition>, cut: u64, unknown_before: u64) -> Self {
-        Self::of(Arc::new(Plan::new(transitions, cut, unknown_before)))
+        let plan = Arc::new(Plan::new(transitions, cut, unknown_before));
+        Self { plan, next: 0, _snapshot: None }
     }
 
     /// The next message; `None` after the last.

@@ -220,7 +220,8 @@ const UNTRANSLATABLE: &str = "the main group holds blocks whose tokens are not k
 
 fn plan(snapshot: &Arc<Snapshot>, credited: bool) -> Chunks {
     static PLANS: Plans<Plan> = Plans::new();
-    Chunks::of(PLANS.of(snapshot, u8::from(credited), |snapshot| planned(snapshot, credited)))
+    let plan = PLANS.of(snapshot, u8::from(credited), |snapshot| planned(snapshot, credited));
+    Chunks::of(plan, snapshot.clone())
 }
 
 fn planned(snapshot: &Snapshot, credited: bool) -> Plan {
