@@ -40,6 +40,7 @@ mod resolve;
 mod service;
 mod stream;
 mod subscriber;
+mod tokens;
 mod zmtp;
 
 pub use error::{EndpointCause, SocketError};

@@ -19,6 +19,7 @@ use crate::connection::READ_BYTES;
 use crate::pulse::Pulse;
 use crate::resolve::Resolver;
 use crate::subscriber::Subscriber;
+use crate::tokens::Tokens;
 
 /// The token of calls from other threads.
 pub(crate) const WAKE: Token = Token(0);
@@ -113,36 +114,27 @@ pub(crate) struct Desk<'a> {
     /// Connections that need a turn: subscription and token.
     pub(crate) hot: &'a mut VecDeque<(u64, usize)>,
     pub(crate) now: Instant,
-    ids: &'a mut Ids,
+    tokens: &'a mut Tokens,
+    last_connection: &'a mut u64,
     queue: &'a Arc<PollerQueue>,
     resolver: &'a Resolver,
-}
-
-/// Tokens and connection ids. None is ever used again, so that a late event finds nobody rather than somebody else.
-#[derive(Default)]
-struct Ids {
-    last_token: usize,
-    last_connection: u64,
-    owners: HashMap<usize, u64>,
 }
 
 impl Desk<'_> {
     /// A token for a subscription's socket.
     pub(crate) fn token(&mut self, owner: u64) -> usize {
-        self.ids.last_token += 1;
-        self.ids.owners.insert(self.ids.last_token, owner);
-        self.ids.last_token
+        self.tokens.take(owner)
     }
 
     /// A token's socket is closed.
     pub(crate) fn release(&mut self, token: usize) {
-        self.ids.owners.remove(&token);
+        self.tokens.release(token);
     }
 
     /// An id for a connection.
     pub(crate) fn connection(&mut self) -> u64 {
-        self.ids.last_connection += 1;
-        self.ids.last_connection
+        *self.last_connection += 1;
+        *self.last_connection
     }
 
     /// Looks a name up for a subscription.
@@ -159,7 +151,9 @@ pub(crate) struct Poller {
     resolver: Resolver,
     tick: Duration,
     subscribers: HashMap<u64, Subscriber>,
-    ids: Ids,
+    tokens: Tokens,
+    /// Ids of connections are not used again either.
+    last_connection: u64,
     hot: VecDeque<(u64, usize)>,
     scratch: Vec<u8>,
 }
@@ -172,7 +166,8 @@ impl Poller {
             resolver,
             tick,
             subscribers: HashMap::new(),
-            ids: Ids::default(),
+            tokens: Tokens::default(),
+            last_connection: 0,
             hot: VecDeque::new(),
             scratch: vec![0; READ_BYTES],
         }
@@ -247,13 +242,13 @@ impl Poller {
 
     fn remove(&mut self, id: u64) {
         if self.subscribers.remove(&id).is_some() {
-            self.ids.owners.retain(|_, owner| *owner != id);
+            self.tokens.release_all(id);
             self.queue.load.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     fn note(&mut self, token: Token, hung_up: bool, arrived_after: Instant) {
-        let Some(&owner) = self.ids.owners.get(&token.0) else { return };
+        let Some(owner) = self.tokens.owner(token.0) else { return };
         if let Some(subscriber) = self.subscribers.get_mut(&owner)
             && subscriber.note(token.0, hung_up, arrived_after)
         {
@@ -279,7 +274,8 @@ impl Poller {
             scratch: &mut self.scratch,
             hot: &mut self.hot,
             now: kvplane_runtime::now(),
-            ids: &mut self.ids,
+            tokens: &mut self.tokens,
+            last_connection: &mut self.last_connection,
             queue: &self.queue,
             resolver: &self.resolver,
         };

@@ -20,6 +20,7 @@ use crate::SocketError;
 use crate::connection::READ_BYTES;
 use crate::poller::{WAKE, wake};
 use crate::resolve::Resolver;
+use crate::tokens::Tokens;
 
 /// Events taken from the kernel at once; more come at the next look.
 const EVENTS: usize = 1024;
@@ -122,24 +123,15 @@ pub(super) struct Desk<'a> {
     resolver: &'a Resolver,
 }
 
-/// Tokens. None is ever used again, so that a late event finds nobody rather than somebody else.
-#[derive(Default)]
-struct Tokens {
-    last: usize,
-    owners: HashMap<usize, u64>,
-}
-
 impl Desk<'_> {
     /// A token for a descriptor of a socket's.
     pub(super) fn token(&mut self, owner: u64) -> usize {
-        self.tokens.last += 1;
-        self.tokens.owners.insert(self.tokens.last, owner);
-        self.tokens.last
+        self.tokens.take(owner)
     }
 
     /// A token's descriptor is closed.
     pub(super) fn release(&mut self, token: usize) {
-        self.tokens.owners.remove(&token);
+        self.tokens.release(token);
     }
 
     /// Looks a name up for a socket.
@@ -197,7 +189,7 @@ impl Server {
                 tracing::error!(%error, "poll failed");
             }
             for event in &events {
-                let Some(&owner) = self.tokens.owners.get(&event.token().0) else { continue };
+                let Some(owner) = self.tokens.owner(event.token().0) else { continue };
                 let hung_up = event.is_read_closed() || event.is_write_closed() || event.is_error();
                 let (readable, writable) = (event.is_readable(), event.is_writable());
                 if let Some(outlet) = self.outlets.get_mut(&owner)
@@ -263,7 +255,7 @@ impl Server {
         if let Some(mut outlet) = self.outlets.remove(&id) {
             self.dialling -= usize::from(outlet.dials());
             outlet.finish(&mut self.scratch);
-            self.tokens.owners.retain(|_, owner| *owner != id);
+            self.tokens.release_all(id);
         }
     }
 
