@@ -1,4 +1,5 @@
-//! Bounds of every edge: what callers may take, and what happens at each bound. docs/guide/security.md shows the same table.
+//! Bounds of every edge: what callers may take, and what happens at each bound. docs/guide/security.md shows
+//! the same table.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;

@@ -12,7 +12,8 @@ pub fn open_descriptors() -> Option<u64> {
     Some(open.saturating_sub(1))
 }
 
-/// `Max open files            1024                 524288               files`: the first number is the one that holds.
+/// `Max open files            1024                 524288               files`: the first number is the one
+/// that holds.
 fn parse(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()

@@ -19,8 +19,8 @@ use super::link::Place;
 use super::pump::BoxError;
 use super::upstream::UpstreamReset;
 
-/// What a client sends. Unlike hyper's body it never ends well when the client went away: an engine must not take half a
-/// request for a whole one.
+/// What a client sends. Unlike hyper's body it never ends well when the client went away: an engine must not
+/// take half a request for a whole one.
 #[derive(Debug)]
 pub(super) struct ClientBody {
     body: Incoming,

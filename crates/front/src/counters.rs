@@ -40,7 +40,8 @@ impl FrontCounters {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Calls to the engine that were answered with `UNAVAILABLE` by the front, at their start or in their middle.
+    /// Calls to the engine that were answered with `UNAVAILABLE` by the front, at their start or in their
+    /// middle.
     pub fn unavailable(&self) -> u64 {
         self.unavailable.load(Ordering::Relaxed)
     }

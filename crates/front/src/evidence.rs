@@ -6,8 +6,9 @@
 //!                                                     a thread of its own: the prompt, Stream::prove_prefix
 //! ```
 //!
-//! A call is never delayed and never altered. Nothing is copied while no stream of the engine would accept a report. What is copied is
-//! bounded for each call and for all of them; a call beyond that gives no evidence. Tokens are in no log line and in no error.
+//! A call is never delayed and never altered. Nothing is copied while no stream of the engine would accept a
+//! report. What is copied is bounded for each call and for all of them; a call beyond that gives no evidence.
+//! Tokens are in no log line and in no error.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -194,7 +195,8 @@ struct Reading {
 }
 
 impl Reading {
-    /// Takes from `data` up to the end of one message. Says how many bytes that were, and the message if it is whole.
+    /// Takes from `data` up to the end of one message. Says how many bytes that were, and the message if it
+    /// is whole.
     fn take(&mut self, data: &[u8], max: usize) -> Result<(usize, Option<Vec<u8>>), Rejected> {
         let mut taken = 0;
         if self.prefix_len < PREFIX {
@@ -241,7 +243,8 @@ impl Tap {
         let Some(mut held) = self.held.lock().take() else { return };
         match held.ready() {
             Ok((prompt, completed)) => {
-                // Reading a long prompt and hashing its blocks takes milliseconds, in which the front passes on other calls.
+                // Reading a long prompt and hashing its blocks takes milliseconds, in which the front passes
+                // on other calls.
                 tokio::task::spawn_blocking(move || {
                     let proven = self.prove(&prompt, completed);
                     self.settle(&held, proven);

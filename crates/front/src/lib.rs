@@ -6,10 +6,10 @@
 //!                             └── anything else ── Upstream ──> the engine's own gRPC server (h2c or TLS)
 //! ```
 //!
-//! Forwarding itself knows nothing of messages. It copies HTTP/2: request headers, data, trailers, response headers, data,
-//! trailers; so metadata, `grpc-timeout`, compression and messages of any size pass as they are, and a response that is
-//! nothing but trailers stays one. What it changes is what belongs to one hop: `:scheme`, `:authority` (and `host`),
-//! and headers about the connection.
+//! Forwarding itself knows nothing of messages. It copies HTTP/2: request headers, data, trailers, response
+//! headers, data, trailers; so metadata, `grpc-timeout`, compression and messages of any size pass as they
+//! are, and a response that is nothing but trailers stays one. What it changes is what belongs to one hop:
+//! `:scheme`, `:authority` (and `host`), and headers about the connection.
 //!
 //! How calls end, besides well:
 //!
@@ -21,17 +21,18 @@
 //! | the engine cannot be reached | a response of nothing but trailers, `UNAVAILABLE` |
 //! | the connection to the engine breaks during a call | `UNAVAILABLE` in trailers |
 //!
-//! While the past of the engine's stream is not known, copies of `Generate` calls are read for what the engine reports as cached; see
-//! `evidence`.
+//! While the past of the engine's stream is not known, copies of `Generate` calls are read for what the
+//! engine reports as cached; see `evidence`.
 //!
-//! Where keys are configured, callers need a role, unless the front is open. What changes the engine needs `admin` on an open
-//! front too. A token of ours is not passed on.
+//! Where keys are configured, callers need a role, unless the front is open. What changes the engine needs
+//! `admin` on an open front too. A token of ours is not passed on.
 //!
-//! Nothing is kept for later: a call that finds no connection waits for one dial, and is answered either way. Both
-//! directions of a call are held back by flow control alone, so that a slow reader costs at most its window.
+//! Nothing is kept for later: a call that finds no connection waits for one dial, and is answered either way.
+//! Both directions of a call are held back by flow control alone, so that a slow reader costs at most its
+//! window.
 //!
-//! This crate answers no call itself: what is not forwarded goes to the handler that was passed in. It changes no
-//! stream, except by evidence that the stream accepts.
+//! This crate answers no call itself: what is not forwarded goes to the handler that was passed in. It
+//! changes no stream, except by evidence that the stream accepts.
 
 mod body;
 mod counters;
@@ -62,16 +63,16 @@ pub use upstream::{Upstream, UpstreamReset};
 
 use target::Target;
 
-/// The methods that a front answers itself, on the engine's own service only: gateways probe the services of all engine
-/// kinds, and have to learn from the engine which of them it is. What changes the engine's cache is seen by whoever follows its
-/// stream, and works also where the engine has no gRPC server.
+/// The methods that a front answers itself, on the engine's own service only: gateways probe the services of
+/// all engine kinds, and have to learn from the engine which of them it is. What changes the engine's cache
+/// is seen by whoever follows its stream, and works also where the engine has no gRPC server.
 const OWNED_METHODS: [&str; 4] = ["SubscribeKvEvents", "FlushCache", "StartProfile", "StopProfile"];
 
 /// What a front stands before, and how it behaves.
 #[derive(Debug, Clone)]
 pub struct FrontOptions {
-    /// The engine's gRPC server: `http://host:port` or `https://host:port`. Without one, only what the front answers itself is
-    /// answered.
+    /// The engine's gRPC server: `http://host:port` or `https://host:port`. Without one, only what the front
+    /// answers itself is answered.
     pub upstream: Option<Uri>,
     /// Certificates (PEM) to trust instead of the public ones, for `https`.
     pub ca: Option<PathBuf>,
@@ -150,7 +151,8 @@ impl Front {
         self
     }
 
-    /// Has callers asked who they are: where keys are configured everybody, else those who would change the engine.
+    /// Has callers asked who they are: where keys are configured everybody, else those who would change the
+    /// engine.
     #[must_use]
     pub fn guarded(mut self, gate: Gate) -> Self {
         self.gate = Some(gate);
@@ -198,8 +200,8 @@ impl Front {
         self.counters.clone()
     }
 
-    /// Serves until `stop` is cancelled. Then no connection and no call is accepted any more, calls may finish within the
-    /// grace period, and what is left is cut off.
+    /// Serves until `stop` is cancelled. Then no connection and no call is accepted any more, calls may
+    /// finish within the grace period, and what is left is cut off.
     pub async fn run(self, listener: TcpListener, stop: CancellationToken, own: OwnedCalls) {
         serve::run(self, listener, stop, own).await;
     }

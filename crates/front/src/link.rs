@@ -21,8 +21,8 @@ use super::target::Target;
 /// What one call may have on its way to us unread. Larger than what a round trip holds in a data centre.
 pub(super) const STREAM_WINDOW: u32 = 1 << 20;
 
-/// What all calls of one connection may have on their way unread. Streams share it, so it is a multiple of theirs: hundreds
-/// of stalled readers are needed before they hold up another.
+/// What all calls of one connection may have on their way unread. Streams share it, so it is a multiple of
+/// theirs: hundreds of stalled readers are needed before they hold up another.
 pub(super) const CONNECTION_WINDOW: u32 = 512 << 20;
 
 /// Large messages in fewer frames, small enough that a frame of one call is no wait for another.
@@ -34,14 +34,15 @@ pub(super) const SEND_BUFFER: usize = 1 << 20;
 /// Room for error details in trailers, which are often larger than the usual 16 KiB.
 pub(super) const HEADER_LIST: u32 = 256 << 10;
 
-/// Calls that were cancelled and may still get frames. A gateway that gives up hundreds of calls at once is no attack.
+/// Calls that were cancelled and may still get frames. A gateway that gives up hundreds of calls at once is
+/// no attack.
 pub(super) const RESET_STREAMS: usize = 4096;
 
 /// Calls on one connection, where the engine would allow more: beyond this another connection is faster.
 const STREAMS_MAX: usize = 1024;
 
-/// HTTP/2 pings would find a dead engine too, but gRPC servers close the connection of who pings more often than every
-/// five minutes (`too_many_pings`). So the kernel asks.
+/// HTTP/2 pings would find a dead engine too, but gRPC servers close the connection of who pings more often
+/// than every five minutes (`too_many_pings`). So the kernel asks.
 const PROBE_AFTER: Duration = Duration::from_secs(20);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 3;
@@ -87,8 +88,8 @@ pub(super) struct Place(Arc<Gauge>);
 // === impl Link ===
 
 impl Link {
-    /// Dials, and waits for the engine's settings: only then is it known that HTTP/2 is spoken there, and how many calls
-    /// it takes at once.
+    /// Dials, and waits for the engine's settings: only then is it known that HTTP/2 is spoken there, and how
+    /// many calls it takes at once.
     pub(super) async fn dial(target: &Target) -> Result<Self, DialError> {
         let limit = target.connect_timeout;
         let dial = async {

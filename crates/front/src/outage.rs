@@ -18,7 +18,8 @@ pub(super) struct Outage {
 }
 
 impl Outage {
-    /// A dial failed. Returns how many failures were not logged since the last line, if it is time for a line.
+    /// A dial failed. Returns how many failures were not logged since the last line, if it is time for a
+    /// line.
     pub(super) fn failed(&mut self, now: Instant) -> Option<u64> {
         self.failures += 1;
         if self.quiet_until.is_some_and(|until| now < until) {

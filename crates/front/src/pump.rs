@@ -11,8 +11,8 @@ use http_body::Body;
 /// Any error, as bodies have them.
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Sends a body until it ends, breaks, or is not wanted any more. It takes a frame out of the body only when the frame
-/// before it has left, so that a slow engine slows the client and not our memory.
+/// Sends a body until it ends, breaks, or is not wanted any more. It takes a frame out of the body only when
+/// the frame before it has left, so that a slow engine slows the client and not our memory.
 #[derive(Debug)]
 pub(super) struct Pump<B> {
     body: B,

@@ -24,8 +24,8 @@ use super::link::{FRAME_SIZE, HEADER_LIST, RESET_STREAMS, SEND_BUFFER, STREAM_WI
 use super::upstream::UpstreamReset;
 use super::{Front, OwnedCalls};
 
-/// Calls on one client's connection. gRPC servers set no limit by default, and a client that meets one waits silently, so
-/// this is beyond what an engine can run.
+/// Calls on one client's connection. gRPC servers set no limit by default, and a client that meets one waits
+/// silently, so this is beyond what an engine can run.
 const STREAMS_MAX: u32 = 16_384;
 
 /// What all calls of one client may have on their way to the engine unread.
@@ -143,8 +143,8 @@ async fn answer(
     Ok(response.map(|body| Reply::upstream(body, in_flight, tap)))
 }
 
-/// Whether a request names one method of one service, as gRPC does. Dot segments, escapes, queries and further segments
-/// could mean another method to the engine than to us.
+/// Whether a request names one method of one service, as gRPC does. Dot segments, escapes, queries and
+/// further segments could mean another method to the engine than to us.
 fn is_call(uri: &Uri) -> bool {
     let name = |text: &str| {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'.';
@@ -155,8 +155,8 @@ fn is_call(uri: &Uri) -> bool {
         && parts.is_some_and(|(service, method)| name(service) && name(method) && !method.contains('.'))
 }
 
-/// Lets a call through if its caller may make it. Without keys a front is as open as its address, which was checked when
-/// it was bound; but open fronts, too, are open only for what does not change the engine.
+/// Lets a call through if its caller may make it. Without keys a front is as open as its address, which was
+/// checked when it was bound; but open fronts, too, are open only for what does not change the engine.
 pub(super) fn admit<B>(front: &Front, peer: &Peer, request: &mut Request<B>) -> Result<(), Refused> {
     let needs = table::front_call(request.uri().path());
     let asks = |gate: &&Gate| needs == Needs::Role(Role::Admin) || (gate.has_keys() && !front.open);

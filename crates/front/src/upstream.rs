@@ -33,8 +33,8 @@ const LINK_IDLE_MAX: Duration = Duration::from_mins(1);
 
 /// The engine's gRPC server. Clones share their connections.
 ///
-/// It is a tower service, so a generated tonic client runs on it. It is always ready; an engine that is away is a
-/// response with status `UNAVAILABLE`.
+/// It is a tower service, so a generated tonic client runs on it. It is always ready; an engine that is away
+/// is a response with status `UNAVAILABLE`.
 #[derive(Debug, Clone)]
 pub struct Upstream(Arc<Inner>);
 
@@ -100,7 +100,8 @@ impl Upstream {
                 return self.failed(error);
             }
         };
-        // For a call whose request is sent before the response begins, which is most of them, this needs no task.
+        // For a call whose request is sent before the response begins, which is most of them, this needs no
+        // task.
         let mut pump = (!end).then(|| Pump::new(body, stream));
         let response = poll_fn(|cx| {
             if let Some(pumping) = &mut pump
@@ -113,7 +114,8 @@ impl Upstream {
         match response.await {
             Ok(response) => {
                 let (head, stream) = response.into_parts();
-                // A task of its own, not a part of the response's body: a client that does not read yet may send.
+                // A task of its own, not a part of the response's body: a client that does not read yet may
+                // send.
                 let pump =
                     pump.map(|pump| AbortOnDropHandle::new(kvplane_runtime::spawn("front: upload", pump)));
                 let call = Call::new(self.0.counters.clone(), place, pump);
@@ -179,7 +181,8 @@ impl Upstream {
         }
         let (done, dial) = watch::channel(Dial::Pending);
         links.dial = Some(dial.clone());
-        // A task, since the call that needs it may be cancelled while others wait. Bounded by the connect timeout.
+        // A task, since the call that needs it may be cancelled while others wait. Bounded by the connect
+        // timeout.
         kvplane_runtime::spawn("front: connect", self.clone().dial(done));
         Ok(Err(dial))
     }

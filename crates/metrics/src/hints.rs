@@ -31,7 +31,8 @@ pub struct HintRows {
 }
 
 impl HintRows {
-    /// `withheld` is what is not told of engines, once they are followed; `encrypted` is whether the gRPC server has TLS.
+    /// `withheld` is what is not told of engines, once they are followed; `encrypted` is whether the gRPC
+    /// server has TLS.
     pub fn of(
         book: Arc<Book>,
         counters: Arc<Counters>,

@@ -1,8 +1,8 @@
 //! The Prometheus text of a plane.
 //!
-//! Each part of the page is a collector with the values of one moment. Counters are read off streams, listeners and
-//! fronts when the page is requested: nothing is counted twice, and no event pays for it. `family/list.rs` describes
-//! every metric once, for the page and for docs/reference/metrics.md.
+//! Each part of the page is a collector with the values of one moment. Counters are read off streams,
+//! listeners and fronts when the page is requested: nothing is counted twice, and no event pays for it.
+//! `family/list.rs` describes every metric once, for the page and for docs/reference/metrics.md.
 //!
 //! This crate serves nothing: it knows no route and no configuration. The server puts the page together.
 

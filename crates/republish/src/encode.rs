@@ -124,10 +124,10 @@ fn removed(place: &Place, hashes: impl Iterator<Item = u64>) -> OwnedEvent {
     })
 }
 
-/// A whole state as batches: first a clear, by itself where there may be several, since what a vLLM tells of its colder tiers beside a
-/// clear may be older than that; then every copy of every block, parents first. A hole that others build on is
-/// stored and then removed. At most `max_batches`, however large they become: their numbers end at the snapshot's, and
-/// all of them must be above what the listener has.
+/// A whole state as batches: first a clear, by itself where there may be several, since what a vLLM tells of
+/// its colder tiers beside a clear may be older than that; then every copy of every block, parents first. A
+/// hole that others build on is stored and then removed. At most `max_batches`, however large they become:
+/// their numbers end at the snapshot's, and all of them must be above what the listener has.
 pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<Bytes> {
     let main = snapshot.image.places.iter().find(|place| place.tier == Tier::Device && place.is_main());
     let mut runs = Runs::default();
@@ -160,7 +160,8 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<
         _ => 0,
     });
     let total: usize = stored.sum();
-    // One less than allowed: blocks that hang together are not cut, so that the last batch may be a small rest.
+    // One less than allowed: blocks that hang together are not cut, so that the last batch may be a small
+    // rest.
     let after_clear = max_batches.saturating_sub(1);
     let allowed = usize::try_from(after_clear.saturating_sub(1)).unwrap_or(usize::MAX).max(1);
     let batch_blocks = if after_clear <= 1 { usize::MAX } else { BATCH_BLOCKS.max(total.div_ceil(allowed)) };
@@ -186,7 +187,8 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<
     batches
 }
 
-/// A store of no blocks, as an engine tells one that keeps none: it says what the group is, also if it holds nothing now.
+/// A store of no blocks, as an engine tells one that keeps none: it says what the group is, also if it holds
+/// nothing now.
 fn describe(group: &Group, main: Option<&Arc<Place>>) -> OwnedEvent {
     let block_size = group.block_size.filter(|_| group.size_is_sure).unwrap_or(0);
     OwnedEvent::Stored(OwnedStored {
@@ -292,8 +294,8 @@ impl Runs {
         }
     }
 
-    /// All stores. Further copies come last, and children before their parents: a store of what is held, from which the same batch goes
-    /// on, would be taken for one that announces nothing new.
+    /// All stores. Further copies come last, and children before their parents: a store of what is held, from
+    /// which the same batch goes on, would be taken for one that announces nothing new.
     fn finish(mut self) -> Vec<OwnedEvent> {
         self.close();
         self.done.extend(self.further.into_iter().rev());
@@ -301,7 +303,8 @@ impl Runs {
     }
 }
 
-/// A block's extra keys. vLLM's have the salt among those of a prompt's first block; engines that send it as a field do not.
+/// A block's extra keys. vLLM's have the salt among those of a prompt's first block; engines that send it as
+/// a field do not.
 fn keys(
     parent: Option<Parent>,
     keys: Option<&ExtraKeys>,

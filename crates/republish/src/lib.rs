@@ -1,13 +1,13 @@
 //! vLLM's framing out again: PUB for what happens, ROUTER for what happened, one pair per rank.
 //!
-//! Anything that speaks to a vLLM publisher can listen here instead, and join late: a replay from below the window is
-//! answered with the whole state, as batches that begin with a clear, and then the tail. Sequences are kvplane's own
-//! (epoch << 20 + n); a new epoch opens with a clear.
+//! Anything that speaks to a vLLM publisher can listen here instead, and join late: a replay from below the
+//! window is answered with the whole state, as batches that begin with a clear, and then the tail. Sequences
+//! are kvplane's own (epoch << 20 + n); a new epoch opens with a clear.
 //!
 //! One thread serves all of them, as an engine's publisher does: between two batches it looks for requests.
 //!
-//! This crate reads journals. It changes no stream and decides nothing about gaps. Whether an address may be open to
-//! others is checked by its caller.
+//! This crate reads journals. It changes no stream and decides nothing about gaps. Whether an address may be
+//! open to others is checked by its caller.
 
 mod encode;
 mod replay;
@@ -156,8 +156,9 @@ impl std::fmt::Debug for Republisher {
 }
 
 impl Republisher {
-    /// Binds an engine's sockets: what is wrong with an address, or a port that is taken, is known before anything else
-    /// is done. May wait a moment for a port that was just let go of. Must be called within a tokio runtime.
+    /// Binds an engine's sockets: what is wrong with an address, or a port that is taken, is known before
+    /// anything else is done. May wait a moment for a port that was just let go of. Must be called within a
+    /// tokio runtime.
     pub fn bind(&self, spec: &RepublishSpec) -> Result<BoundOutlets, RepublishError> {
         let outlets = (0..spec.ranks).map(|rank| {
             let (publisher, router) = self.open(spec, rank)?;
@@ -184,7 +185,8 @@ impl Republisher {
         self.commands.lock().push(Command::Publish(outlets));
     }
 
-    /// Closes an engine's sockets, once what its streams said last is published; nothing happens if it has none.
+    /// Closes an engine's sockets, once what its streams said last is published; nothing happens if it has
+    /// none.
     pub fn close(&self, engine: &str) {
         let Some(spec) = self.specs.lock().remove(engine) else { return };
         self.endpoints.lock().retain(|(of, _), _| of != engine);
@@ -312,7 +314,8 @@ impl Outlet {
         !entries.is_empty()
     }
 
-    /// Answers a part of a replay request, if there is one. A whole state is taken and encoded elsewhere: publishing goes on.
+    /// Answers a part of a replay request, if there is one. A whole state is taken and encoded elsewhere:
+    /// publishing goes on.
     fn answer(&mut self, building: &Building) -> bool {
         let Some(router) = &self.router else { return false };
         if self.replay.is_none() {

@@ -34,16 +34,19 @@ pub struct Semantics {
     pub starts_with_clear: bool,
     /// A flush may be told by the removal of all blocks, without a clear (`TokenSpeed`).
     pub flushes_by_removals: bool,
-    /// The last block of a prompt may be stored before it is full (TensorRT-LLM): only blocks of the stream's size are
-    /// told to consumers that know one block size.
+    /// The last block of a prompt may be stored before it is full (TensorRT-LLM): only blocks of the stream's
+    /// size are told to consumers that know one block size.
     pub partial_blocks: bool,
-    /// A block is held once (a radix tree): a second store of a held hash is another block with the same hash.
+    /// A block is held once (a radix tree): a second store of a held hash is another block with the same
+    /// hash.
     pub held_once: bool,
-    /// Hashes are a chain that can be computed again (`SGLang` since 0.5.6); older releases hash a page's tokens alone.
+    /// Hashes are a chain that can be computed again (`SGLang` since 0.5.6); older releases hash a page's
+    /// tokens alone.
     pub sglang_hashes: bool,
     /// A group is told by its attention window (TensorRT-LLM): the largest window is the main one.
     pub windows: bool,
-    /// Stores of the tiers behind the device name all that their blocks are made of. vLLM's leave out salts and images.
+    /// Stores of the tiers behind the device name all that their blocks are made of. vLLM's leave out salts
+    /// and images.
     pub cold_stores_name_keys: bool,
 }
 
@@ -98,8 +101,8 @@ pub struct JournalOptions {
     pub device_only: bool,
     /// Tokens that a tier behind the device gives back at once, where the operator says so.
     pub offload_chunk: Option<u32>,
-    /// Nobody follows the stream as a replica, and nobody asks entries for tokens: they keep transitions alone, by hashes alone. The
-    /// state and snapshots of it have all.
+    /// Nobody follows the stream as a replica, and nobody asks entries for tokens: they keep transitions
+    /// alone, by hashes alone. The state and snapshots of it have all.
     pub transitions_only: bool,
 }
 

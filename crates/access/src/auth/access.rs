@@ -67,12 +67,14 @@ pub struct Gate {
 // === impl Access ===
 
 impl Access {
-    /// With keys it is asked everywhere who calls. `insecure` lets listeners be open to everybody where nobody is asked.
+    /// With keys it is asked everywhere who calls. `insecure` lets listeners be open to everybody where
+    /// nobody is asked.
     pub fn new(keys: Keys, insecure: bool) -> Self {
         Self { keys: RwLock::new(Arc::new(keys)), insecure, refusals: Refusals::default() }
     }
 
-    /// Replaces the keys, from the next request on. Calls that are under way go on. Returns whether anything changed.
+    /// Replaces the keys, from the next request on. Calls that are under way go on. Returns whether anything
+    /// changed.
     pub fn replace(&self, keys: Keys) -> Result<bool, KeysError> {
         if keys.is_empty() && self.has_keys() {
             return Err(KeysError::Gone);
@@ -192,7 +194,8 @@ impl Access {
 // === impl Gate ===
 
 impl Gate {
-    /// Who calls, if that is somebody who may. `None` is somebody whom nobody needs to know, because nothing is needed.
+    /// Who calls, if that is somebody who may. `None` is somebody whom nobody needs to know, because nothing
+    /// is needed.
     pub fn admit(
         &self,
         needs: Needs,
@@ -253,13 +256,14 @@ fn token(value: &HeaderValue) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
-/// Whether a browser sends this for a page that is not of this machine. Such a page can post where its reader can, and
-/// its reader is on this machine.
+/// Whether a browser sends this for a page that is not of this machine. Such a page can post where its reader
+/// can, and its reader is on this machine.
 fn is_foreign_page(headers: &HeaderMap) -> bool {
     !headers.get_all(ORIGIN).iter().all(|origin| origin.to_str().is_ok_and(is_local_origin))
 }
 
-/// Whether an `Origin` is a page that this machine serves: `http://` or `https://`, a loopback host, at most a port.
+/// Whether an `Origin` is a page that this machine serves: `http://` or `https://`, a loopback host, at most
+/// a port.
 fn is_local_origin(origin: &str) -> bool {
     let lower = origin.to_ascii_lowercase();
     let Some(rest) = lower.strip_prefix("http://").or_else(|| lower.strip_prefix("https://")) else {
@@ -268,8 +272,8 @@ fn is_local_origin(origin: &str) -> bool {
     host_and_port(rest).is_some_and(|(host, _)| is_loopback_host(host))
 }
 
-/// Whether this is asked of a name that is not this machine's: a page of the name's owner may be behind it, and sends no
-/// foreign `Origin`.
+/// Whether this is asked of a name that is not this machine's: a page of the name's owner may be behind it,
+/// and sends no foreign `Origin`.
 fn has_foreign_host(headers: &HeaderMap) -> bool {
     !headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(is_nobodys_name))
 }

@@ -6,9 +6,10 @@
 //!  request ── headers ──────> Gate ── table: what the route needs ──> Caller, or 401 / 403
 //! ```
 //!
-//! Every route and every method has a row in the [`table`]. A request is checked before anything is looked up, so that a
-//! refusal says nothing about engines. Where no keys are configured, it is the address that counts: callers on this machine
-//! may do everything, others nothing, unless the listener was opened to everybody.
+//! Every route and every method has a row in the [`table`]. A request is checked before anything is looked
+//! up, so that a refusal says nothing about engines. Where no keys are configured, it is the address that
+//! counts: callers on this machine may do everything, others nothing, unless the listener was opened to
+//! everybody.
 
 mod access;
 mod guard;

@@ -1,5 +1,5 @@
-//! Every route and every method, with the role that it needs. What is not here is refused, or asked for in vain; a test
-//! walks over all there are.
+//! Every route and every method, with the role that it needs. What is not here is refused, or asked for in
+//! vain; a test walks over all there are.
 
 use http::Method;
 
@@ -83,7 +83,8 @@ pub const ENGINE_SERVICES: [&str; 5] = [
     "mlx.grpc.engine.MlxEngine",
 ];
 
-/// The methods of engines: on our own port those that kvplane answers, on a front also those that it passes on.
+/// The methods of engines: on our own port those that kvplane answers, on a front also those that it passes
+/// on.
 pub const ENGINE_CALLS: &[(&str, Needs)] = &[
     ("Generate", READ),
     ("GenerateStream", READ),
@@ -127,7 +128,8 @@ pub fn methods_of(path: &str) -> String {
     methods.collect::<Vec<_>>().join(" and ")
 }
 
-/// What a method needs, by the path of its call. One that does not exist is for everybody with a role to find out.
+/// What a method needs, by the path of its call. One that does not exist is for everybody with a role to find
+/// out.
 pub(super) fn call(path: &str) -> Needs {
     let (service, method) = path.strip_prefix('/').unwrap_or(path).split_once('/').unwrap_or_default();
     if ENGINE_SERVICES.contains(&service) {
@@ -138,8 +140,8 @@ pub(super) fn call(path: &str) -> Needs {
     row.map_or(if is_own { ADMIN } else { ANY }, |(.., needs)| *needs)
 }
 
-/// What a method needs that is called through a front. What an unknown one would do to the engine is not known, so that it
-/// is for the strongest role.
+/// What a method needs that is called through a front. What an unknown one would do to the engine is not
+/// known, so that it is for the strongest role.
 pub fn front_call(path: &str) -> Needs {
     if matches!(path, "/grpc.health.v1.Health/Check" | "/grpc.health.v1.Health/Watch") {
         return OPEN;

@@ -1,4 +1,5 @@
-//! Listeners of both servers: connections come in, with or without TLS, and it is known who is at the other end.
+//! Listeners of both servers: connections come in, with or without TLS, and it is known who is at the other
+//! end.
 
 mod door;
 mod plain;

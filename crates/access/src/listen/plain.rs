@@ -51,7 +51,8 @@ fn over_http1() -> Vec<u8> {
     .into_bytes()
 }
 
-/// Our settings, which must come first, and a farewell with the code for a connection that is not secure enough.
+/// Our settings, which must come first, and a farewell with the code for a connection that is not secure
+/// enough.
 fn over_http2() -> Vec<u8> {
     const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     const GOAWAY: u8 = 7;

@@ -1,9 +1,10 @@
-//! Every family of `/metrics`. What is said of one is for Prometheus and for the reference alike: plain text, no links.
+//! Every family of `/metrics`. What is said of one is for Prometheus and for the reference alike: plain text,
+//! no links.
 
 use super::Family;
 
-/// `section { kind NAME "name" [labels] "what it is"; … }`. A section is a module with a constant for each family, and a table
-/// of the reference.
+/// `section { kind NAME "name" [labels] "what it is"; … }`. A section is a module with a constant for each
+/// family, and a table of the reference.
 macro_rules! families {
     ($($(#[$doc:meta])* $section:ident { $($kind:ident $id:ident $name:literal [$($label:ident)*] $help:literal;)+ })+) => {
         $(

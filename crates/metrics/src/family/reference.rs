@@ -1,5 +1,5 @@
-//! The tables of docs/reference/metrics.md: made of the descriptions, between comments that name a section. `make reference`
-//! writes them.
+//! The tables of docs/reference/metrics.md: made of the descriptions, between comments that name a section.
+//! `make reference` writes them.
 
 use std::collections::BTreeSet;
 

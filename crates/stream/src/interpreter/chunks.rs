@@ -1,11 +1,13 @@
 //! The unit in which tiers behind vLLM's device give blocks back.
 //!
-//! vLLM offloads chunks of one or more blocks, finds them by the hash of their last block, and gives back whole ones. A store that
-//! describes itself names every block of its chunk. A placeholder names the last one: with a known size of chunks the blocks before it
-//! count with it, and go with it. Chunks of different prompts may share blocks, so these are counted like copies.
+//! vLLM offloads chunks of one or more blocks, finds them by the hash of their last block, and gives back
+//! whole ones. A store that describes itself names every block of its chunk. A placeholder names the last
+//! one: with a known size of chunks the blocks before it count with it, and go with it. Chunks of different
+//! prompts may share blocks, so these are counted like copies.
 //!
-//! Where the size of chunks is not known, every placeholder's end in its prompt is a multiple of it. So is their greatest common divisor:
-//! once that is one block, chunks are single blocks. Until then what counts is in units of the divisor, which is too little and never too much.
+//! Where the size of chunks is not known, every placeholder's end in its prompt is a multiple of it. So is
+//! their greatest common divisor: once that is one block, chunks are single blocks. Until then what counts is
+//! in units of the divisor, which is too little and never too much.
 
 use kvplane_core::{Tier, common_divisor, common_multiple};
 use kvplane_wire::{Batch, Layout, Stored};
@@ -79,7 +81,8 @@ impl Interpreter {
         offloads && medium && place.tier != Tier::Device && place.is_main()
     }
 
-    /// What a store shows of the size of chunks. True for a placeholder, whose blocks are the last ones of chunks.
+    /// What a store shows of the size of chunks. True for a placeholder, whose blocks are the last ones of
+    /// chunks.
     pub(super) fn note_chunks(
         &mut self,
         ledger: &mut Ledger,
@@ -93,7 +96,8 @@ impl Interpreter {
         }
         let is_placeholder = batch.layout(stored) == Layout::HashOnly;
         if is_placeholder || !stored.names_keys() {
-            // Other connectors that write to the host name keys, and leave the last token out of what they report.
+            // Other connectors that write to the host name keys, and leave the last token out of what they
+            // report.
             ledger.serve_whole_prompts(true);
         }
         let blocks = if is_placeholder { 1 } else { batch.stored_hashes(stored).len() as u32 };

@@ -11,8 +11,8 @@ use crate::options::ClearScope;
 use crate::state::Place;
 
 impl Interpreter {
-    /// A clear empties the device for sure. Whether it reaches the other tiers vLLM does not say: what they hold is not known from
-    /// here on, so nothing of it is said to be held until it is stored again.
+    /// A clear empties the device for sure. Whether it reaches the other tiers vLLM does not say: what they
+    /// hold is not known from here on, so nothing of it is said to be held until it is stored again.
     pub(super) fn apply_cleared(
         &mut self,
         ledger: &mut Ledger,
@@ -59,8 +59,8 @@ impl Interpreter {
             return;
         }
         reading.cleared_at = Some((reading.draft.changes.len(), reading.draft.transitions.len()));
-        // The whole state is known again: it is empty. Unless another tier turns up later, of which we cannot know what it
-        // held before.
+        // The whole state is known again: it is empty. Unless another tier turns up later, of which we cannot
+        // know what it held before.
         reading.forget_others = on_device_alone;
         if !was_exact {
             self.restore_trust(ledger);
@@ -73,15 +73,15 @@ impl Interpreter {
         }
     }
 
-    /// Whether tiers behind the device may hold blocks of a past that was never heard: no event says that an engine has none. A life that
-    /// was heard from its beginning shows its tiers.
+    /// Whether tiers behind the device may hold blocks of a past that was never heard: no event says that an
+    /// engine has none. A life that was heard from its beginning shows its tiers.
     pub(super) fn may_have_other_tiers(&self) -> bool {
         let clears_device = self.options.semantics.clears == ClearScope::Device;
         clears_device && !self.options.device_only && !self.epoch.tiers.heard_from_start
     }
 
-    /// A batch with a clear tells what other tiers did behind what the device did, whenever that was: a store there may be older than
-    /// the clear, and is not known to have outlived it.
+    /// A batch with a clear tells what other tiers did behind what the device did, whenever that was: a store
+    /// there may be older than the clear, and is not known to have outlived it.
     pub(super) fn forget_others(&mut self, ledger: &mut Ledger, reading: &mut Reading, now: Now) {
         if !reading.forget_others || ledger.state().nothing_but(is_device) {
             return;

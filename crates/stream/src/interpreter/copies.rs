@@ -24,8 +24,8 @@ impl Interpreter {
         self.epoch.copies.capacity = blocks;
     }
 
-    /// Where a block is held once, a second store is another block, and a removal may mean either: neither counts after it. Where copies
-    /// were counted too often, they are not counted any more.
+    /// Where a block is held once, a second store is another block, and a removal may mean either: neither
+    /// counts after it. Where copies were counted too often, they are not counted any more.
     pub(super) fn duplicates(&self) -> Duplicates {
         if self.options.semantics.held_once || self.epoch.copies.over_counted {
             Duplicates::Presence
@@ -34,7 +34,8 @@ impl Interpreter {
         }
     }
 
-    /// Knowing as many copies as the device has blocks is knowing everything. All groups of a cache share its blocks.
+    /// Knowing as many copies as the device has blocks is knowing everything. All groups of a cache share its
+    /// blocks.
     pub(super) fn check_capacity(&mut self, ledger: &mut Ledger, now: Now) {
         let Some(capacity) = self.epoch.copies.capacity else { return };
         if ledger.trust().level() == Trust::Lower
@@ -54,8 +55,9 @@ impl Interpreter {
         }
     }
 
-    /// More copies than the device has blocks, or more that may be none than are remembered: some stores announced nothing new, and which
-    /// ones cannot be told any more. What a copy too many stands for may be gone.
+    /// More copies than the device has blocks, or more that may be none than are remembered: some stores
+    /// announced nothing new, and which ones cannot be told any more. What a copy too many stands for may be
+    /// gone.
     pub(super) fn check_over_count(&mut self, ledger: &mut Ledger, is_certain: bool, now: Now) {
         let copies = ledger.state().copies_in(Tier::Device).saturating_sub(self.evidence.len());
         if !is_certain && self.epoch.copies.capacity.is_none_or(|capacity| copies <= capacity) {

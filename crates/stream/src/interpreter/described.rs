@@ -1,4 +1,5 @@
-//! What the engine says of itself, held against what is configured, and reasons that hold as long as something is so.
+//! What the engine says of itself, held against what is configured, and reasons that hold as long as
+//! something is so.
 
 use kvplane_core::{Reason, Tier};
 
@@ -9,7 +10,8 @@ use crate::ledger::Ledger;
 use crate::state::Place;
 
 impl Interpreter {
-    /// The engine says that its blocks have so many tokens. True if that contradicts the configured number, and did not before.
+    /// The engine says that its blocks have so many tokens. True if that contradicts the configured number,
+    /// and did not before.
     pub fn describe_block_size(&mut self, ledger: &mut Ledger, block_size: u32, now: Now) -> bool {
         let contradicts = self.options.block_size.is_some_and(|configured| configured != block_size);
         match (contradicts, self.misdescribed_since_ms) {
@@ -28,7 +30,8 @@ impl Interpreter {
         }
     }
 
-    /// The engine says whether it serves adapters that its events do not name. True if it does, and did not before.
+    /// The engine says whether it serves adapters that its events do not name. True if it does, and did not
+    /// before.
     pub fn describe_adapters(&mut self, ledger: &mut Ledger, untold: bool, now: Now) -> bool {
         let news = untold && !self.untold_adapters;
         self.untold_adapters = untold;
@@ -40,7 +43,8 @@ impl Interpreter {
         news
     }
 
-    /// The state is known whole again. What the engine says of itself is as wrong as before, and what is so stays so.
+    /// The state is known whole again. What the engine says of itself is as wrong as before, and what is so
+    /// stays so.
     pub(super) fn restore_trust(&mut self, ledger: &mut Ledger) {
         self.epoch.copies.uncounted = false;
         let active = ledger.trust().active().iter();

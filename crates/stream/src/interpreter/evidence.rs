@@ -1,10 +1,12 @@
 //! Blocks that an engine reported as cached for a request, while the past of its stream is not known.
 //!
-//! A prefix that was cached before a stream was heard, and stays in use, is never stored again. Its engine's hashes are not known, so it is
-//! invisible. What the engine reports for a request (`cached_tokens`) proves that it held the first blocks of that prompt at some moment
-//! after the request was sent. Such blocks are recorded under hashes of our own.
+//! A prefix that was cached before a stream was heard, and stays in use, is never stored again. Its engine's
+//! hashes are not known, so it is invisible. What the engine reports for a request (`cached_tokens`) proves
+//! that it held the first blocks of that prompt at some moment after the request was sent. Such blocks are
+//! recorded under hashes of our own.
 //!
-//! The engine removes them under hashes that are not known here. So none of them outlives anything that may have been such a removal:
+//! The engine removes them under hashes that are not known here. So none of them outlives anything that may
+//! have been such a removal:
 //!
 //! | what happens | what follows |
 //! |---|---|
@@ -12,7 +14,8 @@
 //! | a store of a block with equal tokens | that one is released: the engine's hash is known from here on |
 //! | a report about a prompt of which some block was stored | blocks from there on are not recorded |
 //!
-//! The last two keep a block from being counted twice, under both hashes: the engine's removal would take the one and leave the other.
+//! The last two keep a block from being counted twice, under both hashes: the engine's removal would take the
+//! one and leave the other.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -135,7 +138,8 @@ impl Evidence {
 }
 
 impl Interpreter {
-    /// From now on reports about requests are accepted. Call it before the first batch: what was stored before is not known to it.
+    /// From now on reports about requests are accepted. Call it before the first batch: what was stored
+    /// before is not known to it.
     pub fn accept_evidence(&mut self, ledger: &Ledger) {
         self.evidence.accepted = true;
         self.evidence.opaque |= ledger.state().entries() > 0;
@@ -151,8 +155,8 @@ impl Interpreter {
         self.takes_evidence(ledger).then_some(RequestMark(self.evidence.generation))
     }
 
-    /// The engine reported how many tokens of a plain prompt it had cached: no adapter, salt, image or other key. Says how many blocks are
-    /// held by that; 0 where the report cannot be used.
+    /// The engine reported how many tokens of a plain prompt it had cached: no adapter, salt, image or other
+    /// key. Says how many blocks are held by that; 0 where the report cannot be used.
     pub fn prove_prefix(
         &mut self,
         ledger: &mut Ledger,
@@ -245,7 +249,8 @@ impl Interpreter {
         hashes.len()
     }
 
-    /// At the end of a batch: lets go of what may have been removed, and of what is known under the engine's hash.
+    /// At the end of a batch: lets go of what may have been removed, and of what is known under the engine's
+    /// hash.
     pub(super) fn settle_evidence(&mut self, ledger: &mut Ledger, before: Counted, reading: &mut Reading) {
         if !self.evidence.accepted {
             return;
@@ -296,9 +301,9 @@ impl Interpreter {
         }
     }
 
-    /// Whether the past of the stream is unknown, and nothing else keeps it from being exact. Engines that tell a flush by removing all
-    /// that they hold, groups, levels or partial blocks are left out: there a hash of ours would be in the way, or a report says
-    /// too little.
+    /// Whether the past of the stream is unknown, and nothing else keeps it from being exact. Engines that
+    /// tell a flush by removing all that they hold, groups, levels or partial blocks are left out: there a
+    /// hash of ours would be in the way, or a report says too little.
     fn takes_evidence(&self, ledger: &Ledger) -> bool {
         let semantics = &self.options.semantics;
         let unknown_past = |reason| {

@@ -25,7 +25,8 @@ impl Interpreter {
         }
     }
 
-    /// The stream has not shown it in time: whatever it is said to hold may be gone, and nothing says what is.
+    /// The stream has not shown it in time: whatever it is said to hold may be gone, and nothing says what
+    /// is.
     pub(crate) fn flush_expired(&mut self, ledger: &mut Ledger, id: FlushId, now: Now) {
         self.flush_accepted(ledger, id, now);
         if !self.fence.is_waiting(id) {

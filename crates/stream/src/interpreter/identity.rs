@@ -20,7 +20,8 @@ pub(super) struct Said<'a, 'f> {
 }
 
 impl Interpreter {
-    /// Whether a store says of a block what is known of it: what comes before it, its tokens, and all that separates equal tokens.
+    /// Whether a store says of a block what is known of it: what comes before it, its tokens, and all that
+    /// separates equal tokens.
     pub(super) fn is_same(
         &self,
         ledger: &Ledger,

@@ -1,5 +1,5 @@
-//! What TensorRT-LLM does differently: blocks that move between levels, blocks that are not full, groups told by their
-//! attention window.
+//! What TensorRT-LLM does differently: blocks that move between levels, blocks that are not full, groups told
+//! by their attention window.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ pub(super) struct MainWindow {
 }
 
 impl Interpreter {
-    /// A block changes its level in one step: nobody sees it in neither of the two. It is on one level at a time, so it leaves
-    /// whichever others it was known to be on.
+    /// A block changes its level in one step: nobody sees it in neither of the two. It is on one level at a
+    /// time, so it leaves whichever others it was known to be on.
     pub(super) fn apply_moved(
         &mut self,
         ledger: &mut Ledger,
@@ -77,8 +77,9 @@ impl Interpreter {
         }
     }
 
-    /// How many blocks the device has; a life begins with it. Knowing all of those is knowing everything only where there are
-    /// no others, on other levels or in other pools: so it counts only in a life that is heard from its beginning.
+    /// How many blocks the device has; a life begins with it. Knowing all of those is knowing everything only
+    /// where there are no others, on other levels or in other pools: so it counts only in a life that is
+    /// heard from its beginning.
     pub(super) fn apply_created(
         &mut self,
         ledger: &mut Ledger,
@@ -127,8 +128,8 @@ impl Interpreter {
         }
     }
 
-    /// A group shows its window. The largest is the main one: should a larger one turn up, what was told as whole prefixes
-    /// may not be.
+    /// A group shows its window. The largest is the main one: should a larger one turn up, what was told as
+    /// whole prefixes may not be.
     pub(super) fn learn_window(
         &mut self,
         ledger: &mut Ledger,

@@ -1,7 +1,9 @@
-//! What an engine's events mean: batches of a dialect in, [operations](crate::ledger) on the stream's ledger out.
+//! What an engine's events mean: batches of a dialect in, [operations](crate::ledger) on the stream's ledger
+//! out.
 //!
-//! Engines mean different things by the same event ([`Semantics`](crate::Semantics)), leave things out and announce some of
-//! them twice. All of that is worked out here, with what the interpreter remembers of the epoch. Each file knows one part:
+//! Engines mean different things by the same event ([`Semantics`](crate::Semantics)), leave things out and
+//! announce some of them twice. All of that is worked out here, with what the interpreter remembers of the
+//! epoch. Each file knows one part:
 //!
 //! | file | question |
 //! |---|---|
@@ -49,8 +51,8 @@ use page_hash::PageHashes;
 use reannounced::{Neighbours, Reports};
 use removals::Departed;
 
-/// How many ancestors one batch may look at to see whether they are held. Chains that are known to be whole cost one
-/// step, so only the first stores after a loss come near it.
+/// How many ancestors one batch may look at to see whether they are held. Chains that are known to be whole
+/// cost one step, so only the first stores after a loss come near it.
 const ANCESTOR_STEPS: u32 = 4096;
 
 /// How many blocks the chunks of one batch may cover: those of a prompt of a million tokens.
@@ -77,8 +79,8 @@ pub struct Interpreter {
 struct EpochMemory {
     /// The rank that the first batch named, where the engine has one.
     named_rank: Option<i64>,
-    /// Places of which nobody would have thought that their removals are announced, and they were. One per tier, whatever
-    /// its group.
+    /// Places of which nobody would have thought that their removals are announced, and they were. One per
+    /// tier, whatever its group.
     removed_from: Vec<Place>,
     copies: Copies,
     tiers: OtherTiers,
@@ -92,7 +94,8 @@ struct EpochMemory {
 /// What is known of the tiers behind the device.
 #[derive(Debug, Default)]
 struct OtherTiers {
-    /// The epoch was heard from its beginning: whatever tiers it has, their past is known up to the first loss.
+    /// The epoch was heard from its beginning: whatever tiers it has, their past is known up to the first
+    /// loss.
     heard_from_start: bool,
     /// One has been seen.
     seen: bool,
@@ -107,11 +110,13 @@ struct Reading {
     ancestor_steps: u32,
     /// Blocks that chunks of this batch may still cover.
     chunk_steps: u32,
-    /// The last store's blocks have something else in common than it says: they inherited a salt, or are known.
+    /// The last store's blocks have something else in common than it says: they inherited a salt, or are
+    /// known.
     inherited: Option<Arc<Attributes>>,
     /// What stores showed that makes answers worth less.
     doubts: Vec<Reason>,
-    /// What other tiers hold is not known: the device was cleared, and they perhaps with it, or it was misunderstood.
+    /// What other tiers hold is not known: the device was cleared, and they perhaps with it, or it was
+    /// misunderstood.
     forget_others: bool,
     /// The blocks of a store may be held already: they have no further copy.
     uncounted: bool,
@@ -228,7 +233,8 @@ impl Interpreter {
         }
     }
 
-    /// What was passed over since the last look and is worth a log line: the first of its kind, then ever fewer.
+    /// What was passed over since the last look and is worth a log line: the first of its kind, then ever
+    /// fewer.
     pub fn take_passed_over(&mut self) -> Vec<PassedOver> {
         std::mem::take(&mut self.passed_over)
     }
@@ -239,9 +245,9 @@ impl Interpreter {
         }
     }
 
-    /// Compares the rank that a batch names with the stream's. Where an engine has one rank, that may be a rank of a larger
-    /// deployment, with its number there: then it names the same in every batch of an epoch. A batch of any other rank is of
-    /// another cache.
+    /// Compares the rank that a batch names with the stream's. Where an engine has one rank, that may be a
+    /// rank of a larger deployment, with its number there: then it names the same in every batch of an epoch.
+    /// A batch of any other rank is of another cache.
     fn check_rank(&mut self, ledger: &mut Ledger, rank: Option<i64>, now: Now) {
         let Some(rank) = rank else { return };
         let own = i64::from(self.rank);

@@ -22,7 +22,8 @@ pub(super) enum PageHashes {
     /// None has been.
     #[default]
     Unknown,
-    /// At least one was the same: the engine hashes like this, and one that differs has a namespace that is not named.
+    /// At least one was the same: the engine hashes like this, and one that differs has a namespace that is
+    /// not named.
     Proven,
     /// All were different: perhaps a release that hashes a page's tokens alone, mostly without a parent.
     Foreign,

@@ -1,13 +1,15 @@
 //! Telling a second copy from one that is announced again.
 //!
-//! A request that asks vLLM for a full report (`kv_cache_report_mode`) has the blocks that it reuses announced once more, and nothing
-//! on the wire says so. Such a store begins a prompt, lists only what the device holds, and is gone on with in the same batch by what
-//! the request computed. In a hybrid cache the other groups announce the same span, with blocks that they do not hold.
+//! A request that asks vLLM for a full report (`kv_cache_report_mode`) has the blocks that it reuses
+//! announced once more, and nothing on the wire says so. Such a store begins a prompt, lists only what the
+//! device holds, and is gone on with in the same batch by what the request computed. In a hybrid cache the
+//! other groups announce the same span, with blocks that they do not hold.
 //!
-//! A second copy of the beginning of a prompt looks the same but for what follows it: nobody goes on from it within its batch,
-//! except where a prompt was computed again beside a longer one. That happens to prompts of a single block, and to longer ones of
-//! which some group has lost what it needs to go on. And nobody goes on from a report either that ends with a block that is not full.
-//! Such a store counts as a copy until reports are known to be asked for; then it is taken back.
+//! A second copy of the beginning of a prompt looks the same but for what follows it: nobody goes on from it
+//! within its batch, except where a prompt was computed again beside a longer one. That happens to prompts of
+//! a single block, and to longer ones of which some group has lost what it needs to go on. And nobody goes on
+//! from a report either that ends with a block that is not full. Such a store counts as a copy until reports
+//! are known to be asked for; then it is taken back.
 
 use kvplane_core::{Marks, Reason, Tier};
 use kvplane_wire::{Batch, Event, Hash, Layout, Stored};
@@ -18,11 +20,12 @@ use crate::ledger::Ledger;
 use crate::seeded::{SeededMap, SeededSet};
 use crate::state::{Place, PlaceId, PlaceName};
 
-/// Blocks whose number of copies is in doubt and that are remembered one by one. Whoever computes so many prompts twice does it all the
-/// time.
+/// Blocks whose number of copies is in doubt and that are remembered one by one. Whoever computes so many
+/// prompts twice does it all the time.
 const MAX_DOUBTFUL: usize = 16_384;
 
-/// How many beginnings of prompts lie at most between the groups' stores of one: engines tell all groups of a request together.
+/// How many beginnings of prompts lie at most between the groups' stores of one: engines tell all groups of a
+/// request together.
 const REACH: usize = 64;
 
 /// What a store says of blocks that are held.
@@ -41,8 +44,9 @@ pub(super) enum StoreMeaning {
 }
 
 impl Interpreter {
-    /// What the `at`th event of a batch, a store, says of blocks that are held. What is found of the main group's stores is kept: that
-    /// is found before any other group's store of the same prompt changes what is held.
+    /// What the `at`th event of a batch, a store, says of blocks that are held. What is found of the main
+    /// group's stores is kept: that is found before any other group's store of the same prompt changes what
+    /// is held.
     pub(super) fn meaning_of(
         &self,
         ledger: &Ledger,
@@ -76,7 +80,8 @@ impl Interpreter {
         }
         match meaning {
             _ if !reported => StoreMeaning::NewCopy,
-            // A report tells windows whole, also where nothing is held; whoever computes a prompt keeps the end of it.
+            // A report tells windows whole, also where nothing is held; whoever computes a prompt keeps the
+            // end of it.
             StoreMeaning::ProbableCopy if begun.is_partly_held(ledger) => StoreMeaning::Ambiguous,
             meaning => meaning,
         }
@@ -98,7 +103,8 @@ impl Interpreter {
         match (could_be_reannounced(ledger, begun.hashes), goes_on) {
             (StoreMeaning::NewCopy, _) => StoreMeaning::NewCopy,
             (meaning, true) => meaning,
-            // Where full reports are asked for, they may also end with a block that is not full, and are not gone on with.
+            // Where full reports are asked for, they may also end with a block that is not full, and are not
+            // gone on with.
             (_, false) if self.epoch.reports.seen => StoreMeaning::Ambiguous,
             (_, false) => StoreMeaning::ProbableCopy,
         }
@@ -121,8 +127,8 @@ impl Interpreter {
         }
     }
 
-    /// Blocks may have another copy, which is not counted. They are held as long as one that is counted is left. Only from then on it is
-    /// not known whether they are.
+    /// Blocks may have another copy, which is not counted. They are held as long as one that is counted is
+    /// left. Only from then on it is not known whether they are.
     pub(super) fn suppose_copies(
         &mut self,
         ledger: &Ledger,
@@ -140,7 +146,8 @@ impl Interpreter {
         }
     }
 
-    /// Reports are asked for: what may have been one before is not counted as a copy. False if that is more than was remembered.
+    /// Reports are asked for: what may have been one before is not counted as a copy. False if that is more
+    /// than was remembered.
     pub(super) fn see_report(&mut self, ledger: &mut Ledger, reading: &mut Reading) -> bool {
         if std::mem::replace(&mut self.epoch.reports.seen, true) {
             return true;
@@ -189,8 +196,9 @@ fn main_beside<'b, 'f>(
     }
 }
 
-/// Whether a request that is served these blocks of a prompt could announce them, or one that is not could compute them. A request
-/// computes from the start only if it can go on from nowhere within its prompt, of which it never takes the last token.
+/// Whether a request that is served these blocks of a prompt could announce them, or one that is not could
+/// compute them. A request computes from the start only if it can go on from nowhere within its prompt, of
+/// which it never takes the last token.
 fn could_be_reannounced(ledger: &Ledger, hashes: &[Hash]) -> StoreMeaning {
     if !ledger.sides.are_known() {
         return StoreMeaning::Ambiguous;
@@ -215,7 +223,8 @@ pub(super) struct Reports {
     doubtful: SeededMap<(PlaceId, u64), u32>,
     /// There were more than are remembered.
     overflowed: bool,
-    /// Copies that were not counted and may be there: a place has as many of a block as are counted, and up to so many more.
+    /// Copies that were not counted and may be there: a place has as many of a block as are counted, and up
+    /// to so many more.
     possible: SeededMap<(PlaceId, u64), u32>,
     /// Of those, the blocks of which no copy is counted: whether they are held is not known.
     unsure: SeededSet<(PlaceId, u64)>,
@@ -253,7 +262,8 @@ impl Reports {
         }
     }
 
-    /// A block of which no copy is counted is held all the same: one of those that were possible is there, and counted from now on.
+    /// A block of which no copy is counted is held all the same: one of those that were possible is there,
+    /// and counted from now on.
     pub(super) fn prove(&mut self, place: PlaceId, hash: u64) {
         if !self.possible.is_empty() {
             self.resolve(place, hash);

@@ -13,7 +13,8 @@ use crate::ledger::Ledger;
 use crate::options::Duplicates;
 use crate::state::{PlaceId, PlaceName, SlotId};
 
-/// Blocks that left the device, the latest of those that share a slot. Enough to notice one that leaves it twice; nothing depends on more.
+/// Blocks that left the device, the latest of those that share a slot. Enough to notice one that leaves it
+/// twice; nothing depends on more.
 #[derive(Debug, Default)]
 pub(super) struct Departed(Vec<u64>);
 
@@ -100,8 +101,9 @@ impl Interpreter {
         }
     }
 
-    /// A place is said to lose what it was not known to hold. Nothing changes; but what the device loses twice, of which everything is
-    /// known, it had not lost the first time: that removal was meant for another tier.
+    /// A place is said to lose what it was not known to hold. Nothing changes; but what the device loses
+    /// twice, of which everything is known, it had not lost the first time: that removal was meant for
+    /// another tier.
     fn note_stray_removal(&mut self, ledger: &mut Ledger, hash: u64, name: PlaceName<'_>, now: Now) {
         let slot = ledger.state().find(hash);
         if slot.is_some_and(|slot| ledger.state().held_where(slot, |_| true)) {

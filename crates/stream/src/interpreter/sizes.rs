@@ -39,7 +39,8 @@ impl Interpreter {
         }
     }
 
-    /// Blocks that others build on are full, and tell the size of all; the last one of a prompt may be smaller.
+    /// Blocks that others build on are full, and tell the size of all; the last one of a prompt may be
+    /// smaller.
     fn check_partial_size(
         &mut self,
         ledger: &mut Ledger,

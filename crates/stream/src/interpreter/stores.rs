@@ -147,9 +147,9 @@ impl Interpreter {
         }
     }
 
-    /// Whether blocks may be made of more than their store says. vLLM's stores of colder tiers have tokens and no keys, whatever the
-    /// request had: then only the hash tells what a block is, by the device's store of it. A tier that never tells a removal is never believed
-    /// wholly, and is taken at its word.
+    /// Whether blocks may be made of more than their store says. vLLM's stores of colder tiers have tokens
+    /// and no keys, whatever the request had: then only the hash tells what a block is, by the device's store
+    /// of it. A tier that never tells a removal is never believed wholly, and is taken at its word.
     fn withholds_keys(&self, stored: &Stored<'_>) -> bool {
         let cold = Tier::of(stored.medium, stored.locality) != Tier::Device;
         let names_keys = self.options.semantics.cold_stores_name_keys || stored.names_keys();

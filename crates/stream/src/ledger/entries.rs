@@ -37,7 +37,8 @@ impl Ledger {
         self.window.set_standing(standing);
     }
 
-    /// An entry that says nothing: a consumer that is given a snapshot as batches needs one behind it that everybody has.
+    /// An entry that says nothing: a consumer that is given a snapshot as batches needs one behind it that
+    /// everybody has.
     pub fn note_nothing(&mut self) {
         self.commit(Draft::default());
     }

@@ -11,10 +11,12 @@ const MAX_PARTS: u32 = 64;
 /// Groups that are kept apart: far more than are counted.
 const MAX_GROUPS: usize = 64;
 
-/// How often the device may say something else of a group. Everything is told anew each time that another group is the main one.
+/// How often the device may say something else of a group. Everything is told anew each time that another
+/// group is the main one.
 const MAX_KINDS: u8 = 4;
 
-/// What is said to be the kind of a group of which the engine says something else all the time. No such kind is known.
+/// What is said to be the kind of a group of which the engine says something else all the time. No such kind
+/// is known.
 const CONTRADICTORY: &str = "contradictory";
 
 /// A group of an engine's cache, as far as it is known.
@@ -29,7 +31,8 @@ pub struct Group {
     pub sliding_window: Option<u32>,
     /// Tokens per block.
     pub block_size: Option<u32>,
-    /// Blocks that are full for sure told that size. vLLM stores the last block of a prompt before it is full, alone.
+    /// Blocks that are full for sure told that size. vLLM stores the last block of a prompt before it is
+    /// full, alone.
     pub size_is_sure: bool,
     /// Whether prompts are told in its blocks.
     pub is_main: bool,
@@ -95,7 +98,8 @@ impl Group {
         before != (self.block_size, self.size_is_sure)
     }
 
-    /// What it needs, with blocks of such a size besides main ones of another. `None` where the sizes have no common boundary.
+    /// What it needs, with blocks of such a size besides main ones of another. `None` where the sizes have no
+    /// common boundary.
     pub(crate) fn fit(&self, size: Option<u32>, main_size: u32) -> Option<Fit> {
         let size = size.filter(|&size| size > 0)?;
         let window = self.sliding_window.unwrap_or(0);
@@ -160,7 +164,8 @@ pub(crate) struct ToldGroup<'a> {
     pub(crate) on_device: bool,
 }
 
-/// Whether the blocks of a store are full for sure: what is stored before it is full is stored alone, with its own tokens.
+/// Whether the blocks of a store are full for sure: what is stored before it is full is stored alone, with
+/// its own tokens.
 pub(crate) fn is_full(layout: Layout, blocks: usize) -> bool {
     match layout {
         Layout::Dense => blocks > 1,
@@ -191,7 +196,8 @@ impl Groups {
         self.main.map(|at| &self.known[at])
     }
 
-    /// Groups of the cache: those with a number, if any has one. An event without a number may mean any of them.
+    /// Groups of the cache: those with a number, if any has one. An event without a number may mean any of
+    /// them.
     fn numbered(&self) -> impl Iterator<Item = usize> {
         let any = self.known.iter().any(|group| group.group.is_some());
         (0..self.known.len()).filter(move |&at| !any || self.known[at].group.is_some())
@@ -218,7 +224,8 @@ impl Groups {
         self.main().map(|main| MainGroup { group: main.group, is_only })
     }
 
-    /// Takes in what an event says. True if that is new. `one_full`: there is one full group, the last that was said to be.
+    /// Takes in what an event says. True if that is new. `one_full`: there is one full group, the last that
+    /// was said to be.
     pub(crate) fn learn(&mut self, told: ToldGroup<'_>, one_full: bool) -> bool {
         let found = self.known.iter().position(|group| group.group == told.group);
         if found.is_none() && self.known.len() >= MAX_GROUPS {
@@ -276,7 +283,8 @@ impl Groups {
         self.set_main(self.first_of(SpecKind::Full).or(self.main));
     }
 
-    /// Where no group keeps whole prefixes, one is held against what it should: less is counted, and never too much.
+    /// Where no group keeps whole prefixes, one is held against what it should: less is counted, and never
+    /// too much.
     pub(crate) fn choose_any_main(&mut self) {
         let full = self.first_of(SpecKind::Full);
         let any = full.or_else(|| self.first_of(SpecKind::Sliding)).or_else(|| self.numbered().next());

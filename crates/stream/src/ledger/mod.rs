@@ -1,7 +1,8 @@
 //! What a stream's engine holds, what that is worth, and the window of recent entries.
 //!
-//! The ledger knows no dialect. Whoever feeds it (the [interpreter](crate::interpreter) of an engine's events, or
-//! [another plane](told)) writes a [`Draft`] with a small set of operations and commits it as one entry:
+//! The ledger knows no dialect. Whoever feeds it (the [interpreter](crate::interpreter) of an engine's
+//! events, or [another plane](told)) writes a [`Draft`] with a small set of operations and commits it as one
+//! entry:
 //!
 //! | operation | meaning |
 //! |---|---|
@@ -12,8 +13,8 @@
 //! | [`drop_residency`](Ledger::drop_residency) | events were lost: nothing is known to be held |
 //! | [`degrade`](Ledger::degrade), [`resolve`](Ledger::resolve) | answers are worth less for a reason, or no longer |
 //!
-//! Each operation changes the state and writes what that means for subscribers: changes for those that keep a copy of the
-//! state, transitions for those that only know blocks and tiers.
+//! Each operation changes the state and writes what that means for subscribers: changes for those that keep a
+//! copy of the state, transitions for those that only know blocks and tiers.
 
 mod counters;
 mod draft;
@@ -79,7 +80,8 @@ pub struct Ledger {
     pub(crate) sides: Sides,
     /// States of epochs that are over, to be dropped where it delays nobody.
     retired: Vec<State>,
-    /// Entries that nobody has taken yet, where somebody takes them. The window may be too small for all of them.
+    /// Entries that nobody has taken yet, where somebody takes them. The window may be too small for all of
+    /// them.
     fresh: Option<Vec<Arc<Entry>>>,
 }
 
@@ -323,8 +325,8 @@ impl Ledger {
         }
     }
 
-    /// Ends the epoch: the state is dropped, and subscribers are told by an entry of the new epoch that the caller commits.
-    /// Which reasons outlive the epoch, the caller says with [`Self::restore_trust`].
+    /// Ends the epoch: the state is dropped, and subscribers are told by an entry of the new epoch that the
+    /// caller commits. Which reasons outlive the epoch, the caller says with [`Self::restore_trust`].
     pub(crate) fn begin_epoch(&mut self, now: Now) {
         self.epoch = Epoch::mint(now.unix_ms, Some(self.epoch), self.window.highest());
         self.window.restart(self.epoch);

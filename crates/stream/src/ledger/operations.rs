@@ -132,8 +132,8 @@ impl Ledger {
         RemovedBlock { hash, copies: left }
     }
 
-    /// Lets go of blocks that nothing holds any more, at the end of an entry: what other tiers have got is told behind what
-    /// the device lost, perhaps by the hash alone.
+    /// Lets go of blocks that nothing holds any more, at the end of an entry: what other tiers have got is
+    /// told behind what the device lost, perhaps by the hash alone.
     pub(crate) fn release_left(&mut self, draft: &mut Draft) {
         for hash in std::mem::take(&mut draft.left) {
             if let Some(slot) = self.state.find(hash) {
@@ -159,8 +159,9 @@ impl Ledger {
         cleared
     }
 
-    /// Drops what places hold, and tells what that takes out of sight. What blocks are stays known where others hold any; or
-    /// where that is wanted, but for blocks that waited: whoever follows would have to know that they did.
+    /// Drops what places hold, and tells what that takes out of sight. What blocks are stays known where
+    /// others hold any; or where that is wanted, but for blocks that waited: whoever follows would have to
+    /// know that they did.
     pub(super) fn empty(
         &mut self,
         places: &[Arc<Place>],
@@ -261,7 +262,8 @@ impl Ledger {
         }
     }
 
-    /// The ancestors of a block that a place is not known to hold, nearest first; see [`State::missing_ancestors`].
+    /// The ancestors of a block that a place is not known to hold, nearest first; see
+    /// [`State::missing_ancestors`].
     pub(crate) fn missing_ancestors(
         &mut self,
         parent: u64,
@@ -279,7 +281,8 @@ impl Ledger {
         self.untranslatable |= draft.unresolved.iter().any(|&hash| self.lacks_tokens(hash));
     }
 
-    /// Whether a block without tokens is still one at the end of its entry, which may have told what it is, or removed it.
+    /// Whether a block without tokens is still one at the end of its entry, which may have told what it is,
+    /// or removed it.
     fn lacks_tokens(&self, hash: u64) -> bool {
         let slot = self.state.find(hash).filter(|&slot| self.state.attached_chain(slot).is_none());
         slot.is_some_and(|slot| self.state.held_where(slot, Place::proves_ancestors))

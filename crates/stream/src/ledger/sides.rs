@@ -19,7 +19,8 @@ const MAX_SIDES: usize = MARK_CHANNELS / 2;
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
 pub(crate) struct Sides {
     pub(crate) groups: Groups,
-    /// By the number of the side: which group it is, and how its blocks lie on main ones. Numbers stay for a life.
+    /// By the number of the side: which group it is, and how its blocks lie on main ones. Numbers stay for a
+    /// life.
     pub(crate) numbered: Vec<(usize, Fit)>,
     /// Nothing may be counted: some group's need cannot be told in main blocks.
     pub(crate) blocked: bool,
@@ -69,7 +70,8 @@ impl Sides {
         }
     }
 
-    /// Whether the device may hold more than is known, which matters where tiers behind it give back several blocks at once.
+    /// Whether the device may hold more than is known, which matters where tiers behind it give back several
+    /// blocks at once.
     pub(crate) fn set_device_in_doubt(&mut self, in_doubt: bool) {
         let in_doubt = in_doubt && self.resumption.units.iter().any(|&unit| unit > 1);
         if self.resumption.device_in_doubt != in_doubt {
@@ -134,7 +136,8 @@ impl Sides {
         }
     }
 
-    /// The size of main blocks, as far as the main group told it; where blocks may not be full, only what is sure.
+    /// The size of main blocks, as far as the main group told it; where blocks may not be full, only what is
+    /// sure.
     fn main_size(&self) -> Option<u32> {
         let main = self.groups.main()?;
         main.block_size.filter(|_| main.size_is_sure || !self.has_partial)
@@ -146,8 +149,8 @@ impl Sides {
         self.numbered.iter().any(|&(at, fit)| fit.walks() && sparse(at))
     }
 
-    /// Whether what some group needs is not known. The rule of engines that tell groups by windows is not proven, nor what is given
-    /// up of blocks of several sizes.
+    /// Whether what some group needs is not known. The rule of engines that tell groups by windows is not
+    /// proven, nor what is given up of blocks of several sizes.
     fn has_unknown(&self, windows: bool) -> bool {
         let groups = &self.groups;
         let main_size = groups.main().and_then(|main| main.block_size);
@@ -160,7 +163,8 @@ impl Sides {
         main_unknown || groups.has_stray() || sides.any(unsure)
     }
 
-    /// Works out what every side needs besides main blocks of so many tokens. `one_size`: all groups have blocks of that size.
+    /// Works out what every side needs besides main blocks of so many tokens. `one_size`: all groups have
+    /// blocks of that size.
     fn make_resumption(&mut self, main_size: u32, one_size: bool) {
         let before = self.numbered.clone();
         for at in self.groups.sides() {
@@ -225,14 +229,15 @@ impl Ledger {
         }
     }
 
-    /// An event names a group. That none of them keeps whole prefixes shows at the end of the batch: one that does may be told after
-    /// the others.
+    /// An event names a group. That none of them keeps whole prefixes shows at the end of the batch: one that
+    /// does may be told after the others.
     pub(crate) fn learn_group(&mut self, told: ToldGroup<'_>, draft: &mut Draft) {
         if self.sides.groups.learn(told, self.options.semantics.windows) {
             self.sides.stale = true;
             self.retell(draft, |ledger| {
                 ledger.sides.groups.choose_main();
-                // Blocks of several sizes, and such as are not full yet, are known of caches with several groups alone.
+                // Blocks of several sizes, and such as are not full yet, are known of caches with several
+                // groups alone.
                 ledger.sides.has_partial |= ledger.sides.groups.count() > 1;
                 ledger.fit_main_size();
             });

@@ -19,9 +19,10 @@ impl Ledger {
         self.options.block_size.or(self.learned_block_size)
     }
 
-    /// vLLM stores the last block of a prompt before it is full where a cache has several groups, with the size of what it has
-    /// so far. So there the main group's size is known once it is sure, and until then nobody is told of any block. While a
-    /// cache seems to have one group, a block is taken for full; what it said is taken back with the first larger one.
+    /// vLLM stores the last block of a prompt before it is full where a cache has several groups, with the
+    /// size of what it has so far. So there the main group's size is known once it is sure, and until then
+    /// nobody is told of any block. While a cache seems to have one group, a block is taken for full; what it
+    /// said is taken back with the first larger one.
     pub(crate) fn learn_main_size(&mut self, size: u32, blocks: usize, draft: &mut Draft) -> SizeTold {
         let told = self.sides.told_main_size();
         let Some(known) = self.block_size() else {
@@ -62,7 +63,8 @@ impl Ledger {
         self.retell(draft, |ledger| ledger.sides.has_partial = true);
     }
 
-    /// A block that another builds on is full: the size of all blocks is known. Until then nobody has been told of any.
+    /// A block that another builds on is full: the size of all blocks is known. Until then nobody has been
+    /// told of any.
     pub(crate) fn learn_full_size(&mut self, block_size: u32, draft: &mut Draft) {
         if self.learned_block_size.is_some() {
             return;
@@ -70,8 +72,8 @@ impl Ledger {
         self.retell(draft, |ledger| ledger.learned_block_size = Some(block_size));
     }
 
-    /// The full size that a store shows where blocks may be stored before they are full: its own if it has several blocks,
-    /// else that of what it builds on.
+    /// The full size that a store shows where blocks may be stored before they are full: its own if it has
+    /// several blocks, else that of what it builds on.
     pub(crate) fn full_size(&self, block_size: u32, blocks: usize, parent: Option<u64>) -> Option<u32> {
         let parent = parent.and_then(|parent| self.state.find(parent));
         let parent_size =

@@ -1,5 +1,5 @@
-//! Snapshots: a whole state at one moment, taken a few blocks at a time, and what can be told from it without the
-//! ledger's lock.
+//! Snapshots: a whole state at one moment, taken a few blocks at a time, and what can be told from it without
+//! the ledger's lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,8 +45,8 @@ pub struct Snapshot {
     pub image: Image,
 }
 
-/// A snapshot being taken. Blocks are pictured under the ledger's lock a few at a time, and gathered without it:
-/// growing a list of a million blocks takes longer than a batch may wait.
+/// A snapshot being taken. Blocks are pictured under the ledger's lock a few at a time, and gathered without
+/// it: growing a list of a million blocks takes longer than a batch may wait.
 #[derive(Debug)]
 pub struct SnapshotBuilder {
     cut: u32,
@@ -57,7 +57,8 @@ pub struct SnapshotBuilder {
 }
 
 impl SnapshotBuilder {
-    /// Gathers what the last step pictured. True when the snapshot is complete. Call it without the ledger's lock.
+    /// Gathers what the last step pictured. True when the snapshot is complete. Call it without the ledger's
+    /// lock.
     pub fn gather(&mut self) -> bool {
         self.snapshot.image.blocks.append(&mut self.step);
         self.complete
@@ -118,8 +119,8 @@ impl Ledger {
 }
 
 impl Snapshot {
-    /// Every block that is held, and every hole that one of them builds on; parents before children. The numbers are
-    /// places in the image's blocks.
+    /// Every block that is held, and every hole that one of them builds on; parents before children. The
+    /// numbers are places in the image's blocks.
     pub fn parents_first(&self) -> Vec<u32> {
         let blocks = &self.image.blocks;
         let by_hash: SeededMap<u64, usize> = blocks.iter().enumerate().map(|(at, b)| (b.hash, at)).collect();
@@ -146,8 +147,8 @@ impl Snapshot {
 
     /// The state as transitions from nothing, for consumers that count no copies and know no groups.
     ///
-    /// A hole in a chain is stored and then removed, so that what builds on it is attached where it belongs and counts
-    /// again once the hole is filled.
+    /// A hole in a chain is stored and then removed, so that what builds on it is attached where it belongs
+    /// and counts again once the hole is filled.
     pub fn as_transitions(&self) -> Vec<Transition> {
         let mut log = Vec::new();
         let order: Vec<&BlockImage> =

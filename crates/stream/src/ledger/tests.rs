@@ -1,4 +1,5 @@
-//! Any sequence of operations, against a naive model: what is held, what consumers see, and a copy that is told the entries.
+//! Any sequence of operations, against a naive model: what is held, what consumers see, and a copy that is
+//! told the entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

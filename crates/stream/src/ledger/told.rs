@@ -1,4 +1,5 @@
-//! Keeping what another plane tells: its epoch, its numbers, its changes. Transitions are worked out here, by the same rules.
+//! Keeping what another plane tells: its epoch, its numbers, its changes. Transitions are worked out here, by
+//! the same rules.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,7 +43,8 @@ fn next_announced(changes: &[Change]) -> Vec<Option<u32>> {
     found
 }
 
-/// Where a change is of blocks that a store proves: that store, which is told after them. What it says of its group was known before.
+/// Where a change is of blocks that a store proves: that store, which is told after them. What it says of its
+/// group was known before.
 fn proving_store(changes: &[Change], at: usize, next: Option<u32>) -> Option<&StoredChange> {
     let (Change::Stored(proven), Change::Stored(store)) = (&changes[at], &changes[next? as usize]) else {
         return None;
@@ -89,7 +91,8 @@ impl Ledger {
         self.untranslatable = false;
     }
 
-    /// A whole state takes the place of what was known. Subscribers find that their cursor is not in the window.
+    /// A whole state takes the place of what was known. Subscribers find that their cursor is not in the
+    /// window.
     pub(crate) fn load(&mut self, mirrored: MirroredState) {
         let MirroredState { cursor, state, untranslatable, end, .. } = mirrored;
         let old = std::mem::replace(&mut self.state, state);
@@ -249,7 +252,8 @@ impl Ledger {
         Ok(self.state.define_as_told(slot, chain, &mut draft.attached)?)
     }
 
-    /// The last store attached blocks that waited. Which of them are told, and in which order, decides the other plane.
+    /// The last store attached blocks that waited. Which of them are told, and in which order, decides the
+    /// other plane.
     fn tell_attached_as_told(&mut self, told: &mut Told) -> Result<(), Misfit> {
         if told.attached.is_empty() || told.draft.attached.is_empty() {
             return Ok(());
@@ -270,7 +274,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// What a block is that is about to be stored was told before: the store itself does not say so, or not of every place.
+    /// What a block is that is about to be stored was told before: the store itself does not say so, or not
+    /// of every place.
     fn attach_first(
         &mut self,
         slot: SlotId,

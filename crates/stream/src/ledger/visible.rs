@@ -40,8 +40,8 @@ impl Ledger {
         }
     }
 
-    /// Makes another group the main one, or another size that of its blocks: tells what that puts out of sight, and what into
-    /// it. The order depends on the hashes alone.
+    /// Makes another group the main one, or another size that of its blocks: tells what that puts out of
+    /// sight, and what into it. The order depends on the hashes alone.
     pub(super) fn retell(&mut self, draft: &mut Draft, change: impl FnOnce(&mut Self)) {
         let old_size = self.told_size();
         change(self);

@@ -229,8 +229,8 @@ impl Window {
         kept.entries.front().map(|entry| Cursor { epoch: kept.epoch, sequence: entry.sequence - 1 })
     }
 
-    /// The cursor of a bare number, if it is one after which everything is still here. Numbers of different lives never
-    /// meet, so a number says which life it is of.
+    /// The cursor of a bare number, if it is one after which everything is still here. Numbers of different
+    /// lives never meet, so a number says which life it is of.
     pub fn cursor_at(&self, sequence: u64) -> Result<Cursor, Loss> {
         let epoch = self.kept.lock().epoch;
         let cursor = Cursor { epoch, sequence };
@@ -255,11 +255,11 @@ impl Window {
         Range::Entries { entries: kept.entries.range(from..).cloned().collect(), last: newest }
     }
 
-    /// The same by the numbers that batches were handed over with. What kvplane itself did stands before the batch that
-    /// it came with.
+    /// The same by the numbers that batches were handed over with. What kvplane itself did stands before the
+    /// batch that it came with.
     ///
-    /// Such numbers do not say which life they are of. Whoever has followed this one asks for the next number at the most,
-    /// so that anything above it is foreign.
+    /// Such numbers do not say which life they are of. Whoever has followed this one asks for the next number
+    /// at the most, so that anything above it is foreign.
     pub fn batches_from(&self, start: u64) -> Range {
         let kept = self.kept.lock();
         let Some(last) = kept.entries.iter().rev().find_map(|entry| entry.engine_sequence) else {
