@@ -66,19 +66,44 @@ fn contents(vector: &Value) -> Vec<u64> {
     positions.chunks_exact(size).enumerate().map(hash).collect()
 }
 
+/// What `dynamo-kv-router` itself derives from events with its marks, and asks for: see tests/dynamo-vectors.
+#[test]
+fn the_vectors_of_dynamo() {
+    let vectors: Vec<Value> =
+        serde_json::from_str(include_str!("../../../tests/dynamo-vectors/vectors.json")).unwrap();
+    assert!(!vectors.is_empty());
+    for vector in &vectors {
+        let expected = |name: &str| hashes(vector, name);
+        let stores = list(vector, "stores");
+        let all = |name: &str| stores.iter().flat_map(|store| list(store, name)).cloned().collect::<Vec<_>>();
+        let mut prompt = stores[0].clone();
+        (prompt["token_ids"], prompt["extra_keys"]) = (all("token_ids").into(), all("extra_keys").into());
+        let found = contents(&prompt);
+        assert_eq!(found, expected("tokens_hashes"), "{}", vector["name"]);
+        assert_eq!(chain(&found), expected("sequence_hashes"), "{}", vector["name"]);
+        let mut question = vector["asked"].clone();
+        (question["token_ids"], question["block_size"]) =
+            (all("token_ids").into(), vector["block_size"].clone());
+        assert_eq!(contents(&question), expected("asked_hashes"), "{}", vector["name"]);
+    }
+}
+
+fn hashes(vector: &Value, name: &str) -> Vec<u64> {
+    list(vector, name).iter().map(|hash| hash.as_str().unwrap().parse().unwrap()).collect()
+}
+
+fn chain(contents: &[u64]) -> Vec<u64> {
+    let mut prefix = None;
+    contents.iter().map(|content| *prefix.insert(chain_hash(prefix, *content))).collect()
+}
+
 #[test]
 fn the_vectors_of_the_documentation() {
     let vectors: Vec<Value> = serde_json::from_str(include_str!("vectors.json")).unwrap();
     assert!(!vectors.is_empty());
     for vector in &vectors {
-        let told = |name: &str| -> Vec<u64> {
-            list(vector, name).iter().map(|hash| hash.as_str().unwrap().parse().unwrap()).collect()
-        };
         let contents = contents(vector);
-        assert_eq!(contents, told("contents"), "{}", vector["name"]);
-        let mut prefix = None;
-        let chain: Vec<u64> =
-            contents.iter().map(|content| *prefix.insert(chain_hash(prefix, *content))).collect();
-        assert_eq!(chain, told("chain"), "{}", vector["name"]);
+        assert_eq!(contents, hashes(vector, "contents"), "{}", vector["name"]);
+        assert_eq!(chain(&contents), hashes(vector, "chain"), "{}", vector["name"]);
     }
 }

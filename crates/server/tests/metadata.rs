@@ -10,7 +10,7 @@
 )]
 
 #[allow(dead_code, unused_macros, reason = "most of it is the fault matrix's")]
-#[path = "faults/rig.rs"]
+#[path = "it/rig.rs"]
 mod rig;
 
 use std::collections::{BTreeSet, HashSet};

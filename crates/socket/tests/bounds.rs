@@ -6,6 +6,7 @@
     reason = "a test fails by panicking"
 )]
 
+#[path = "it/support/mod.rs"]
 mod support;
 
 use std::io::{ErrorKind, Read, Write};

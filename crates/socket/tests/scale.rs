@@ -1,6 +1,7 @@
 //! 300 streams in one process. Alone in its file: it counts this process's threads.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+#[path = "it/support/mod.rs"]
 mod support;
 
 use std::fs;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use kvplane_client::{Client, Following, Selection, Tier, Trust};
 use kvplane_core::{EngineId, EngineKind};
-use kvplane_ingest::{CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Feed, RankSpec};
+use kvplane_ingest::{
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Drained, EngineSpec, SharedRanks, Source,
+};
 use kvplane_sim::CompletionOptions;
 use kvplane_sim::load::{LoadConfig, Random, Workload};
 use kvplane_sim::trtllm::{TrtConfig, TrtFault, TrtHandle, TrtRestart, TrtSim};
@@ -28,8 +30,7 @@ fn spec(sim: &TrtHandle) -> EngineSpec {
         model: "sim".to_owned(),
         routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
         tenant: None,
-        ranks: vec![RankSpec::shared(0, &url)],
-        feed: Feed::Drained(DrainSpec { url, buffer: None }),
+        source: Source::Drained(Drained { url, buffer: None, ranks: SharedRanks::first(1) }),
         topic: String::new(),
         block_size: None,
         worker_id: 7,

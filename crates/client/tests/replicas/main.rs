@@ -39,6 +39,29 @@ async fn after_any_faults_replica_plane_and_engine_are_equal() {
     }
 }
 
+/// A query right after it is ready finds every stream credited that is credited at the plane.
+#[tokio::test(flavor = "multi_thread")]
+async fn ready_waits_for_the_first_proof_that_engines_are_there() {
+    let mut engine = Engine::start(1);
+    engine.work(3);
+    let rig = Rig::over(&[&engine]).await;
+    let first = rig.client(hasty()).await.follow(Selection::All);
+    let is_live = || first.replica(&stream(0)).is_some_and(|view| view.continuity() == Continuity::Live);
+    until("live at the plane", async || is_live()).await;
+    for _ in 0..20 {
+        let following = rig.client(hasty()).await.follow(Selection::All);
+        ready(&following).await;
+        let view = following.replica(&stream(0)).expect("followed");
+        assert_eq!(view.continuity(), Continuity::Live, "{:?}", view.age());
+    }
+    // No proof is ever young enough for this one, so it is never ready although it has everything.
+    let impossible = Options { max_silence: Duration::ZERO, ..hasty() };
+    let following = rig.client(impossible).await.follow(Selection::All);
+    let current = || following.replica(&stream(0)).is_some_and(|view| view.is_current());
+    until("current", async || current()).await;
+    assert!(timeout(Duration::from_millis(200), following.ready()).await.is_err());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_leaves_the_plane_takes_its_replica_and_no_other() {
     let mut engines = [Engine::start(1), Engine::start(2)];

@@ -2,19 +2,19 @@
 
 use kvplane_core::{EngineId, EngineKind};
 use kvplane_doctor::{Code, Severity};
-use kvplane_ingest::{DrainSpec, EngineSpec, Feed, RankSpec};
+use kvplane_ingest::{Drained, EngineSpec, SharedRanks, Source};
 use kvplane_sim::trtllm::{TrtConfig, TrtSim};
 use kvplane_sim::{CompletionOptions, HashForm, SimConfig};
 
-use crate::rig::{SHORT, codes, find, free_address, sim, spec_of, talk, with_feed};
+use crate::rig::{SHORT, codes, find, free_address, sim, spec_of, talk, with_source};
 
 fn named(id: &str, spec: EngineSpec) -> EngineSpec {
     EngineSpec { id: EngineId::new(id), ..spec }
 }
 
 fn drained(url: &str) -> EngineSpec {
-    let feed = Feed::Drained(DrainSpec { url: url.to_owned(), buffer: None });
-    EngineSpec { ranks: vec![RankSpec::shared(0, url)], ..with_feed(EngineKind::Trtllm, feed) }
+    let drained = Drained { url: url.to_owned(), buffer: None, ranks: SharedRanks::first(1) };
+    with_source(EngineKind::Trtllm, Source::Drained(drained))
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,10 +9,12 @@ mod rig;
 mod shape;
 mod word;
 
+use kvplane_discovery::FoundRank;
+use kvplane_ingest::Source;
 use kvplane_sim::SimConfig;
 use kvplane_wire::Profile;
 
-use rig::{asked, codes, find_while, http_of, sim, spec_of, talk};
+use rig::{asked, codes, find_while, http_of, ranks, sim, spec_of, talk};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn engines_of_every_kind_that_are_well_have_no_findings() {
@@ -33,7 +35,8 @@ async fn engines_that_are_asked_where_they_publish_and_are_well_have_no_findings
     for profile in [Profile::Vllm0_32, Profile::Sglang0_5_22] {
         let engine = sim(SimConfig { profile, ranks: 2, ..SimConfig::default() });
         let mut spec = asked(profile.engine(), http_of(&engine));
-        spec.ranks = spec_of(&engine).ranks;
+        let Source::Discovered(discovered) = &mut spec.source else { panic!("{:?}", spec.source) };
+        discovered.ranks = ranks(&mut spec_of(&engine)).drain(..).map(FoundRank::from).collect();
         let say = |engine: &kvplane_sim::SimHandle| (0..2).for_each(|rank| talk(engine, rank, 1));
         let found = find_while(&engine, spec, say).await;
         assert_eq!(codes(&found), [], "{profile:?}: {found:#?}");

@@ -1,15 +1,14 @@
 //! Events that do not arrive.
 
 use kvplane_doctor::{Code, Examination, Peer, Severity, examine, greet};
-use kvplane_ingest::{EngineSpec, Events, RankSpec};
+use kvplane_ingest::{Endpoint, EngineSpec, PublishedRank};
 use kvplane_sim::{SimConfig, SimHandle};
-use kvplane_socket::Endpoint;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::rig::{
-    LONG, PATIENCE, SHORT, codes, examination, find, find_while, free_address, http_of, published, sim,
-    spec_of, talk,
+    LONG, PATIENCE, SHORT, codes, examination, find, find_while, free_address, http_of, published, ranks,
+    sim, spec_of, talk,
 };
 
 const ERROR: Severity = Severity::Error;
@@ -196,8 +195,8 @@ async fn a_rank_too_many() {
     let engine = sim(SimConfig::default());
     talk(&engine, 0, 1);
     let mut spec = spec_of(&engine);
-    let replay = spec.ranks[0].replay.clone();
-    spec.ranks.push(RankSpec { rank: 1, events: Events::Connect(free_address()), replay });
+    let replay = ranks(&mut spec)[0].replay.clone();
+    ranks(&mut spec).push(PublishedRank { rank: 1, events: Endpoint::Connect(free_address()), replay });
     let found = find(vec![spec], SHORT).await;
     let expected = [
         (Code::RankMissing, ERROR),

@@ -4,7 +4,9 @@ use kvplane_doctor::{Code, Examination, Severity, Window, examine};
 use kvplane_sim::{Fault, ReplayMode, SimConfig, SimHandle};
 use kvplane_wire::{Profile, encode_batch};
 
-use crate::rig::{LONG, SHORT, codes, examination, find, find_while, now, published, sim, spec_of, talk};
+use crate::rig::{
+    LONG, SHORT, codes, examination, find, find_while, now, published, ranks, sim, spec_of, talk,
+};
 
 const ERROR: Severity = Severity::Error;
 const WARNING: Severity = Severity::Warning;
@@ -15,7 +17,7 @@ async fn a_replay_that_is_not_configured_is_named_where_the_engine_has_one() {
     let engine = sim(SimConfig::default());
     let address = engine.replay_endpoints()[0].clone().unwrap();
     let mut spec = spec_of(&engine);
-    spec.ranks[0].replay = None;
+    ranks(&mut spec)[0].replay = None;
     spec.http = Some(crate::rig::http_of(&engine));
     let found = find_while(&engine, spec, |engine| talk(engine, 0, 1)).await;
     assert_eq!(codes(&found), [(Code::ReplayAbsent, WARNING)], "{found:#?}");
@@ -63,8 +65,8 @@ async fn another_ranks_ring() {
     let engine = sim(SimConfig { ranks: 2, ..SimConfig::default() });
     talk(&engine, 1, 1);
     let mut spec = spec_of(&engine);
-    spec.ranks.truncate(1);
-    spec.ranks[0].replay = engine.replay_endpoints()[1].clone();
+    ranks(&mut spec).truncate(1);
+    ranks(&mut spec)[0].replay = engine.replay_endpoints()[1].clone();
     let found = find_while(&engine, spec, |engine| talk(engine, 0, 1000)).await;
     assert_eq!(codes(&found), [(Code::ReplayOnNextRanksPort, ERROR)], "{found:#?}");
 }
@@ -74,8 +76,8 @@ async fn another_ranks_ring_beside_an_idle_publisher() {
     let engine = sim(SimConfig { ranks: 2, ..SimConfig::default() });
     talk(&engine, 1, 1);
     let mut spec = spec_of(&engine);
-    spec.ranks.truncate(1);
-    spec.ranks[0].replay = engine.replay_endpoints()[1].clone();
+    ranks(&mut spec).truncate(1);
+    ranks(&mut spec)[0].replay = engine.replay_endpoints()[1].clone();
     let found = find(vec![spec], SHORT).await;
     // It may also be a rank that is a process of its own.
     assert_eq!(codes(&found), [(Code::Silent, INFO), (Code::ReplayOnNextRanksPort, INFO)], "{found:#?}");

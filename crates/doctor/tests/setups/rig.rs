@@ -4,9 +4,11 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use kvplane_core::{EngineId, EngineKind};
+use kvplane_discovery::{DiscoverySpec, FoundRank, Overrides};
 use kvplane_doctor::{Code, Examination, Finding, Severity, Window, examine};
 use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, EngineSpec, Events, Feed, RankSpec, Told,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Discovered, Endpoint, EngineSpec, Published,
+    PublishedRank, Source,
 };
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -23,25 +25,30 @@ pub(crate) const WIDE: Window = Window { max_batches: usize::MAX, max_bytes: usi
 /// An engine whose one rank publishes at an address.
 pub(crate) fn published(events: &str, replay: Option<&str>) -> EngineSpec {
     let events = match events.strip_prefix("bind:") {
-        Some(address) => Events::Bind(address.to_owned()),
-        None => Events::Connect(events.to_owned()),
+        Some(address) => Endpoint::Bind(address.to_owned()),
+        None => Endpoint::Connect(events.to_owned()),
     };
-    EngineSpec {
-        ranks: vec![RankSpec { rank: 0, events, replay: replay.map(str::to_owned) }],
-        ..with_feed(EngineKind::Vllm, Feed::Published)
+    let ranks = vec![PublishedRank { rank: 0, events, replay: replay.map(str::to_owned) }];
+    with_source(EngineKind::Vllm, Source::Published(Published { ranks }))
+}
+
+/// Where the ranks of an engine publish.
+pub(crate) fn ranks(spec: &mut EngineSpec) -> &mut Vec<PublishedRank> {
+    match &mut spec.source {
+        Source::Published(published) => &mut published.ranks,
+        source => panic!("{source:?}"),
     }
 }
 
-/// An engine without ranks, whose events come like this.
-pub(crate) fn with_feed(kind: EngineKind, feed: Feed) -> EngineSpec {
+/// An engine whose events come like this.
+pub(crate) fn with_source(kind: EngineKind, source: Source) -> EngineSpec {
     EngineSpec {
         id: EngineId::new("e"),
         kind,
         model: "sim".to_owned(),
         routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
         tenant: None,
-        ranks: Vec::new(),
-        feed,
+        source,
         topic: String::new(),
         block_size: None,
         worker_id: 1,
@@ -54,12 +61,9 @@ pub(crate) fn with_feed(kind: EngineKind, feed: Feed) -> EngineSpec {
 
 /// An engine that is asked where it publishes.
 pub(crate) fn asked(kind: EngineKind, http: String) -> EngineSpec {
-    let spec = DiscoverySpec { http: Some(http.clone()), grpc: None, told: Told::default() };
-    EngineSpec {
-        http: Some(http),
-        ranks: vec![RankSpec::awaited(0)],
-        ..with_feed(kind, Feed::Discovered(spec))
-    }
+    let spec = DiscoverySpec { http: Some(http.clone()), grpc: None, overrides: Overrides::default() };
+    let source = Source::Discovered(Discovered { spec, ranks: vec![FoundRank::unknown(0)] });
+    EngineSpec { http: Some(http), ..with_source(kind, source) }
 }
 
 /// A simulated engine with an HTTP server.
@@ -71,13 +75,12 @@ pub(crate) fn sim(config: SimConfig) -> SimHandle {
 pub(crate) fn spec_of(sim: &SimHandle) -> EngineSpec {
     let replays = sim.replay_endpoints();
     let ranks = sim.event_endpoints().into_iter().zip(replays).zip(0..);
-    let ranks =
-        ranks.map(|((events, replay), rank)| RankSpec { rank, events: Events::Connect(events), replay });
-    EngineSpec {
-        ranks: ranks.collect(),
-        topic: sim.config().topic.clone(),
-        ..with_feed(sim.config().profile.engine(), Feed::Published)
-    }
+    let ranks = ranks.map(|((events, replay), rank)| {
+        let events = Endpoint::Connect(events);
+        PublishedRank { rank, events, replay }
+    });
+    let source = Source::Published(Published { ranks: ranks.collect() });
+    EngineSpec { topic: sim.config().topic.clone(), ..with_source(sim.config().profile.engine(), source) }
 }
 
 /// Its HTTP server.
@@ -85,11 +88,13 @@ pub(crate) fn http_of(sim: &SimHandle) -> String {
     format!("http://{}", sim.http_address().unwrap())
 }
 
-/// One request of 64 new tokens on a rank: one batch.
+/// One request of 64 new tokens on a rank: one batch, which has been published when this returns.
 pub(crate) fn talk(sim: &SimHandle, rank: u32, from: u32) {
     let prompt: Vec<u32> = (from..from + 64).collect();
     let options = CompletionOptions { rank: Some(rank), ..CompletionOptions::default() };
     sim.complete(&prompt, 1, &options).unwrap();
+    // The publisher has a thread of its own: the next subscriber must not hear this batch.
+    sim.next_sequence(rank);
 }
 
 /// Seconds since 1970, and some more or less.
@@ -115,7 +120,7 @@ pub(crate) async fn find_while(
     say: impl FnOnce(&SimHandle) + Send + 'static,
 ) -> Vec<Finding> {
     let (speaker, began) = (sim.clone(), Instant::now());
-    let ranks: Vec<u32> = spec.ranks.iter().map(|rank| rank.rank).collect();
+    let ranks: Vec<u32> = spec.source.ranks().iter().map(|rank| rank.rank).collect();
     let spoken = tokio::task::spawn_blocking(move || {
         for rank in ranks {
             assert!(speaker.wait_for_subscriptions(rank, 1, PATIENCE.saturating_sub(began.elapsed())));

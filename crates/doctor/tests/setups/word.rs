@@ -7,7 +7,7 @@ use kvplane_sim::SimConfig;
 use kvplane_wire::Profile;
 
 use crate::rig::{
-    SHORT, asked, codes, find, find_while, free_address, http_of, pages, published, sim, spec_of, talk,
+    SHORT, asked, codes, find, find_while, free_address, http_of, pages, published, ranks, sim, spec_of, talk,
 };
 
 const ERROR: Severity = Severity::Error;
@@ -46,7 +46,7 @@ async fn prefixes_that_are_not_reused() {
 async fn a_rank_that_nobody_listens_to() {
     let engine = sim(SimConfig { ranks: 2, ..SimConfig::default() });
     let mut spec = spec_of(&engine);
-    spec.ranks.truncate(1);
+    ranks(&mut spec).truncate(1);
     spec.http = Some(http_of(&engine));
     let found = find_while(&engine, spec, |engine| talk(engine, 0, 1)).await;
     assert_eq!(codes(&found), [(Code::RankMissing, ERROR)], "{found:#?}");

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use kvplane_core::EngineId;
 use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Feed, Origin, Plane, PlaneOptions,
-    RankSpec,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Endpoint, EngineSpec, Origin, Plane, PlaneOptions,
+    Published, Source,
 };
 use kvplane_proto::inferencecache::cache_event::Type;
 use kvplane_report::{Credentials, ReportSpec, Reports, ReportsChanged, ServerAddress};
@@ -28,7 +28,7 @@ pub(crate) fn compute(sim: &SimHandle, first: u32, blocks: usize) {
 }
 
 pub(crate) fn spec_of(sim: &SimHandle, id: &str) -> EngineSpec {
-    let events = Events::Connect(sim.event_endpoints().remove(0));
+    let events = Endpoint::Connect(sim.event_endpoints().remove(0));
     let replay = sim.replay_endpoints().remove(0);
     EngineSpec {
         id: EngineId::new(id),
@@ -36,8 +36,7 @@ pub(crate) fn spec_of(sim: &SimHandle, id: &str) -> EngineSpec {
         model: "sim".to_owned(),
         routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
         tenant: None,
-        ranks: RankSpec::at_ports(&events, replay.as_deref(), 1).unwrap(),
-        feed: Feed::Published,
+        source: Source::Published(Published::at_ports(&events, replay.as_deref(), 1).unwrap()),
         topic: String::new(),
         block_size: None,
         worker_id: 7,

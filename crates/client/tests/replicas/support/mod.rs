@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use kvplane_client::{Client, Options, ReplicaView, StreamId};
 use kvplane_core::{Continuity, EngineId, EngineKind, PlaceSeed, StateDigest, Trust};
 use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Events, Origin, Plane, PlaneOptions, RankSpec,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Endpoint, EngineSpec, Origin, Plane, PlaneOptions,
+    Published, Source,
 };
 use kvplane_server::Service;
 use kvplane_sim::load::{LoadConfig, Workload};
@@ -68,7 +69,7 @@ impl Engine {
     }
 
     fn spec(&self, id: &str) -> EngineSpec {
-        let events = Events::Connect(self.sim.event_endpoints().remove(0));
+        let events = Endpoint::Connect(self.sim.event_endpoints().remove(0));
         let replay = self.sim.replay_endpoints().remove(0);
         EngineSpec {
             id: EngineId::new(id),
@@ -76,8 +77,7 @@ impl Engine {
             model: "sim".to_owned(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             tenant: None,
-            ranks: RankSpec::at_ports(&events, replay.as_deref(), 1).unwrap(),
-            feed: kvplane_ingest::Feed::Published,
+            source: Source::Published(Published::at_ports(&events, replay.as_deref(), 1).unwrap()),
             topic: String::new(),
             block_size: None,
             worker_id: 7,

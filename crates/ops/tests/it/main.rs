@@ -1,0 +1,5 @@
+//! Operations over both protocols, against scripted and simulated engines.
+
+mod asking;
+mod simulated;
+mod table;

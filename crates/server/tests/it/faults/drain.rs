@@ -1,0 +1,386 @@
+//! Rows of the fault matrix for engines that are drained over HTTP.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Tier, Trouble, Trust};
+use kvplane_ingest::{
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Drained, EngineSpec, PlaneOptions, SharedRanks, Source,
+    Stream, StreamStatus,
+};
+use kvplane_sim::load::Workload;
+use kvplane_sim::trtllm::{TrtAnswer, TrtConfig, TrtFault, TrtHandle, TrtRestart, TrtSim};
+use kvplane_sim::{CompletionOptions, CompletionResult};
+use kvplane_wire::trtllm::encode::{HashAlgo, TrtHash};
+use serde_json::json;
+
+use crate::rig::{Rig, call, workload};
+
+/// A simulated TensorRT-LLM with a seeded load.
+struct Server {
+    sim: TrtHandle,
+    load: Workload,
+    /// What kvplane is told of the buffer.
+    buffer: Option<usize>,
+}
+
+impl Server {
+    fn start(change: impl FnOnce(&mut TrtConfig)) -> Self {
+        let mut config = TrtConfig { levels: vec![48, 24], block_size: 16, ..TrtConfig::default() };
+        change(&mut config);
+        let load = workload(config.seed);
+        Self { buffer: Some(config.event_buffer), sim: TrtSim::start(config).unwrap(), load }
+    }
+
+    fn plain() -> Self {
+        Self::start(|_| {})
+    }
+
+    fn work(&mut self, requests: usize) {
+        for _ in 0..requests {
+            self.turn();
+        }
+    }
+
+    /// One request: its prompt and what it got.
+    fn turn(&mut self) -> (Vec<u32>, CompletionResult) {
+        let turn = self.load.next_turn();
+        let result = self.sim.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default()).unwrap();
+        self.load.replied(turn.conversation, &result.output);
+        (turn.prompt, result)
+    }
+
+    fn spec(&self) -> EngineSpec {
+        let url = format!("http://{}", self.sim.http_address());
+        let ranks = SharedRanks::first(self.sim.config().ranks);
+        EngineSpec {
+            id: EngineId::new("e0"),
+            kind: EngineKind::Trtllm,
+            model: "sim".to_owned(),
+            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            tenant: None,
+            source: Source::Drained(Drained { url, buffer: self.buffer, ranks }),
+            topic: String::new(),
+            block_size: None,
+            worker_id: 7,
+            cache: CacheSpec::default(),
+            max_silence: None,
+            http: None,
+            control: ControlSpec::default(),
+        }
+    }
+
+    /// What a rank holds: window, tier and hash.
+    fn truth(&self, rank: usize) -> BTreeSet<(u32, Tier, u64)> {
+        let pools = self.sim.state().remove(rank).pools;
+        let blocks = pools.into_iter().flat_map(|pool| {
+            let held = move |(hash, block): (TrtHash, _)| {
+                let kvplane_sim::trtllm::TrtBlockState { level, .. } = block;
+                (
+                    pool.layer_group_id.unwrap_or(pool.window_size),
+                    [Tier::Device, Tier::Host][level],
+                    bits(&hash),
+                )
+            };
+            pool.blocks.into_iter().map(held)
+        });
+        blocks.collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.sim.stop();
+    }
+}
+
+fn bits(hash: &TrtHash) -> u64 {
+    match hash {
+        TrtHash::Number(number) => *number,
+        TrtHash::Digest(digits) => u64::from_str_radix(&digits[..16], 16).unwrap(),
+    }
+}
+
+async fn held(stream: &Stream) -> BTreeSet<(u32, Tier, u64)> {
+    let snapshot = stream.snapshot().await;
+    let places = &snapshot.image.places;
+    let blocks = snapshot.image.blocks.iter().flat_map(|block| {
+        block.holdings.iter().map(|holding| {
+            let place = &places[usize::from(holding.place)];
+            (place.group.unwrap(), place.tier, block.hash)
+        })
+    });
+    blocks.collect()
+}
+
+/// Waits until every rank has heard its last event, and compares.
+async fn caught_up(rig: &Rig, server: &Server) -> Vec<StreamStatus> {
+    let mut all = Vec::new();
+    for rank in server.sim.state() {
+        let last = rank.next_event_id.checked_sub(1);
+        let at = rank.rank as usize;
+        let status = rig
+            .until_rank(0, at, "caught up", |s| s.continuity == Continuity::Live && s.engine_sequence == last)
+            .await;
+        let stream = rig.plane.engines()[0].streams[at].clone();
+        let (ours, truth) = (held(&stream).await, server.truth(at));
+        match status.trust.level() {
+            Trust::Exact => assert_eq!(ours, truth, "exact"),
+            Trust::Lower => assert!(ours.is_subset(&truth), "phantoms"),
+            other => panic!("unexpected trust {other}"),
+        }
+        all.push(status);
+    }
+    all
+}
+
+async fn exact(rig: &Rig, server: &Server) -> Vec<StreamStatus> {
+    let all = caught_up(rig, server).await;
+    for status in &all {
+        assert_eq!(status.trust.level(), Trust::Exact, "{:?}", status.trust);
+    }
+    all
+}
+
+/// More polls than a test makes: a state that the test waits for must not pass before it looks.
+const UNTIL_HEALED: u32 = 1_000_000;
+
+async fn rig(server: &Server) -> Rig {
+    Rig::of_specs(vec![server.spec()], PlaneOptions::default()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn levels_moves_and_partial_blocks_under_every_hash() {
+    let algorithms =
+        [None, Some(HashAlgo::V1BlockKey), Some(HashAlgo::V2Sha256), Some(HashAlgo::V2Sha256Short)];
+    for hash_algo in algorithms {
+        let mut server = Server::start(|config| config.hash_algo = hash_algo);
+        server.work(10);
+        let rig = rig(&server).await;
+        exact(&rig, &server).await;
+        for _ in 0..5 {
+            server.work(8);
+            exact(&rig, &server).await;
+        }
+        let truth = server.truth(0);
+        assert!(truth.iter().any(|(_, tier, _)| *tier == Tier::Host), "nothing was offloaded");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_attention_rank_is_a_stream_of_its_own_also_one_that_nobody_configured() {
+    let mut server = Server::start(|config| config.ranks = 3);
+    server.work(6);
+    let mut spec = server.spec();
+    let Source::Drained(drained) = &mut spec.source else { panic!("{:?}", spec.source) };
+    drained.ranks = SharedRanks::first(1);
+    let rig = Rig::of_specs(vec![spec], PlaneOptions::default()).await;
+    server.work(9);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+    while rig.plane.engines()[0].streams.len() < 3 {
+        assert!(tokio::time::Instant::now() < deadline, "the ranks never came");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    exact(&rig, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_predicted_is_what_the_engine_reuses() {
+    let mut server = Server::start(|config| config.partial_reuse = false);
+    server.work(4);
+    let rig = rig(&server).await;
+    let mut hits = 0;
+    for _ in 0..40 {
+        exact(&rig, &server).await;
+        let turn = server.load.clone().next_turn();
+        let question = json!({"model": "sim", "token_ids": turn.prompt, "all": true});
+        let (code, answer) = call(rig.http, "POST", "/v1/query", &question).await;
+        assert_eq!(code, 200, "{answer}");
+        let predicted = answer["matches"][0]["cached_tokens"].as_u64().unwrap();
+        let (prompt, result) = server.turn();
+        assert_eq!(prompt, turn.prompt);
+        assert_eq!(predicted, result.cached_tokens as u64);
+        hits += u64::from(predicted > 0);
+    }
+    assert!(hits > 20, "{hits} of 40");
+}
+
+/// The engine dies and comes back, having told so many events before it is reached.
+async fn restart_is_survived(ahead: impl Fn(u64) -> u64) {
+    let mut server = Server::plain();
+    server.work(10);
+    let rig = rig(&server).await;
+    let before = exact(&rig, &server).await.remove(0);
+    let first_event_id = ahead(server.sim.state()[0].next_event_id);
+    server.sim.fault(None, TrtFault::Restart(TrtRestart { first_event_id, same_content: true }));
+    let after = rig.until(0, "restarted", |status| status.counters.restarts == 1).await;
+    assert!(after.epoch > before.epoch);
+    server.work(3);
+    exact(&rig, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_and_restarted_below_our_ids() {
+    restart_is_survived(|_| 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_and_restarted_at_our_ids() {
+    restart_is_survived(|next| next).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_and_restarted_above_our_ids() {
+    restart_is_survived(|next| next + 7).await;
+}
+
+/// Answers that hold nothing of the engine's: nothing is lost, and the trouble has a name meanwhile.
+async fn trouble_passes(answer: TrtAnswer, word: &str) {
+    let mut server = Server::plain();
+    server.work(10);
+    let rig = rig(&server).await;
+    let before = exact(&rig, &server).await.remove(0);
+    server.sim.fault(None, TrtFault::Answer { answer, polls: UNTIL_HEALED });
+    let during = rig.until(0, "in trouble", |status| status.trouble.is_some()).await;
+    assert_eq!(during.trouble.map(Trouble::as_str), Some(word));
+    assert_eq!((during.continuity, during.trust.level()), (Continuity::Recovering, Trust::Exact));
+    assert_eq!(during.blocks, before.blocks, "what is known stays known");
+    server.work(3);
+    server.sim.fault(None, TrtFault::Heal);
+    rig.until(0, "out of it", |status| status.trouble.is_none()).await;
+    let after = exact(&rig, &server).await.remove(0);
+    assert_eq!(after.epoch, before.epoch);
+    assert_eq!(after.troubles, [(during.trouble.unwrap(), 1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn server_errors() {
+    trouble_passes(TrtAnswer::Unavailable, "http_server_error").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_page() {
+    trouble_passes(TrtAnswer::Html, "not_json").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn json_that_is_not_a_list() {
+    trouble_passes(TrtAnswer::Object, "not_a_list").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_megabytes_of_nothing_behind_the_list() {
+    let mut server = Server::plain();
+    let rig = rig(&server).await;
+    exact(&rig, &server).await;
+    server.sim.fault(None, TrtFault::Answer { answer: TrtAnswer::Huge, polls: 1 });
+    server.work(5);
+    exact(&rig, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_an_answer_is_a_gap_and_no_theft() {
+    let mut server = Server::plain();
+    server.work(5);
+    let rig = rig(&server).await;
+    exact(&rig, &server).await;
+    server.sim.fault(None, TrtFault::Answer { answer: TrtAnswer::Truncated, polls: UNTIL_HEALED });
+    server.work(5);
+    rig.until(0, "in trouble", |status| status.trouble.is_some()).await;
+    server.sim.fault(None, TrtFault::Heal);
+    rig.until(0, "answered again", |status| status.trouble.is_none()).await;
+    server.work(5);
+    let status = caught_up(&rig, &server).await.remove(0);
+    assert_eq!(status.trust.worst().unwrap().reason, Reason::Gap);
+    // A new life is known from its start: exact again.
+    server.sim.fault(None, TrtFault::Restart(TrtRestart::default()));
+    server.work(2);
+    exact(&rig, &server).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_are_lost_between_are_a_stolen_drain() {
+    let mut server = Server::plain();
+    server.work(5);
+    let rig = rig(&server).await;
+    exact(&rig, &server).await;
+    server.sim.fault(None, TrtFault::Lose(2));
+    server.work(3);
+    let status = caught_up(&rig, &server).await.remove(0);
+    assert_eq!(status.trust.worst().unwrap().reason, Reason::StolenDrain);
+    assert!(status.counters.gaps_unfilled > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_buffer_that_overflows_is_suspected() {
+    let mut server = Server::start(|config| config.event_buffer = 4);
+    let rig = rig(&server).await;
+    rig.live(0).await;
+    // Many requests between two polls, so that only the last events are left.
+    let status = loop {
+        server.work(20);
+        let status = caught_up(&rig, &server).await.remove(0);
+        if status.counters.gaps > 0 {
+            break status;
+        }
+    };
+    assert_eq!(status.trust.worst().unwrap().reason, Reason::SuspectedDrain);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_are_off_have_a_name() {
+    let mut server = Server::start(|config| config.event_buffer = 0);
+    server.work(3);
+    let rig = rig(&server).await;
+    let status = rig
+        .until(0, "named", |status| status.trust.active().iter().any(|d| d.reason == Reason::EventsDisabled))
+        .await;
+    assert_eq!((status.continuity, status.trust.level()), (Continuity::Live, Trust::Lower));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn out_of_reach_is_down_and_the_same_life_keeps_everything() {
+    let mut server = Server::plain();
+    server.work(5);
+    let options = PlaneOptions { down_after: Duration::from_millis(300), ..PlaneOptions::default() };
+    let rig = Rig::of_specs(vec![server.spec()], options).await;
+    let before = exact(&rig, &server).await.remove(0);
+    server.sim.fault(None, TrtFault::Answer { answer: TrtAnswer::Unavailable, polls: UNTIL_HEALED });
+    rig.until(0, "down", |status| status.continuity == Continuity::Down).await;
+    server.work(2);
+    server.sim.fault(None, TrtFault::Heal);
+    let after = exact(&rig, &server).await.remove(0);
+    assert_eq!(after.epoch, before.epoch);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kvplane_restarted_knows_what_comes_and_says_so() {
+    let mut server = Server::plain();
+    server.work(5);
+    let first = rig(&server).await;
+    exact(&first, &server).await;
+    first.stop().await;
+    let second = rig(&server).await;
+    let status = second.live(0).await;
+    assert_eq!(status.trust.worst().unwrap().reason, Reason::History, "what was drained before is gone");
+    server.work(3);
+    let status = caught_up(&second, &server).await.remove(0);
+    assert_eq!(status.trust.level(), Trust::Lower);
+    assert!(status.known_from > Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_comes_later_is_heard_from_its_start() {
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap();
+    drop(taken);
+    let url = format!("http://{address}");
+    let mut spec = Server::plain().spec();
+    spec.source = Source::Drained(Drained { url, buffer: None, ranks: SharedRanks::first(1) });
+    let rig = Rig::of_specs(vec![spec], PlaneOptions::default()).await;
+    let status = rig.until(0, "in trouble", |status| status.trouble.is_some()).await;
+    assert_eq!((status.trouble, status.continuity), (Some(Trouble::Unreachable), Continuity::Connecting));
+    let mut server = Server::start(|config| config.http = address);
+    server.work(3);
+    exact(&rig, &server).await;
+}

@@ -1,0 +1,210 @@
+//! Prompts as text: over HTTP and gRPC, beside the same ids, and compared with the engine's own tokenizer.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::routing::post;
+use axum::{Json as Body, Router};
+use kvplane_ingest::PlaneOptions;
+use kvplane_prompt::testing::model_directory;
+use kvplane_prompt::{Json, ModelSpec, PromptInput, Prompts};
+use kvplane_proto::kvplane::v1 as proto;
+use kvplane_server::Options;
+use kvplane_sim::CompletionOptions;
+use serde_json::{Value, json};
+
+use super::query::{ask, complete};
+use crate::rig::{DEADLINE, Engine, Rig, call, text};
+
+const TEXT: &str =
+    "the end of the story, and another one: the user is waiting for an answer and a long one at that";
+
+fn model(name: &str) -> (PathBuf, Prompts) {
+    let directory = model_directory(name);
+    let mut spec = ModelSpec::from_directory("sim", &directory);
+    spec.adapters = vec!["sim-lora".to_owned()];
+    (directory, Prompts::load(vec![spec]).unwrap())
+}
+
+fn messages() -> Value {
+    json!([{"role": "system", "content": TEXT}, {"role": "user", "content": "and now?"}])
+}
+
+fn chat(messages: &Value) -> PromptInput {
+    PromptInput::chat(Json::parse(messages.to_string().as_bytes()).unwrap(), None, None).unwrap()
+}
+
+async fn served(engine: &Engine, prompts: &Prompts, http: Option<String>) -> Rig {
+    let mut spec = engine.spec("e0");
+    spec.http = http;
+    let options = Options { prompts: prompts.clone(), ..Options::default() };
+    Rig::serving(vec![spec], PlaneOptions::default(), options).await
+}
+
+/// An answer without what changes from one to the next.
+fn timeless(mut answer: Value) -> Value {
+    for found in answer["matches"].as_array_mut().unwrap() {
+        found.as_object_mut().unwrap().remove("age_ms");
+    }
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_is_answered_as_its_ids_are() {
+    let (directory, prompts) = model("served");
+    let engine = Engine::plain();
+    let ids = prompts.tokenize("sim", &PromptInput::text(TEXT)).unwrap().ids;
+    let chat_ids = prompts.tokenize("sim", &chat(&messages())).unwrap().ids;
+    complete(&engine, &ids, &CompletionOptions::default());
+    complete(&engine, &chat_ids, &CompletionOptions::default());
+    let rig = served(&engine, &prompts, None).await;
+    rig.exact(0, &engine).await;
+    for (question, ids) in [
+        (json!({"model": "sim", "prompt": TEXT}), &ids),
+        (json!({"model": "sim", "messages": messages()}), &chat_ids),
+    ] {
+        let mut answer = timeless(rig.query(&question).await);
+        let noted = answer.as_object_mut().unwrap().remove("tokenized").unwrap();
+        assert_eq!(noted, json!({"tokens": ids.len(), "parity": "assumed"}));
+        assert_eq!(answer, timeless(rig.query(&ask(ids)).await));
+        assert!(answer["matches"][0]["tokens"].as_u64().unwrap() >= 32, "{answer}");
+    }
+    // A salt and an adapter lead to other blocks.
+    for question in [
+        json!({"model": "sim", "prompt": TEXT, "cache_salt": "s"}),
+        json!({"model": "sim-lora", "prompt": TEXT}),
+    ] {
+        assert_eq!(rig.query(&question).await["counts"]["holders"], 0, "{question}");
+    }
+    // A long text is tokenized elsewhere.
+    let long = TEXT.repeat(1000);
+    assert!(
+        rig.query(&json!({"model": "sim", "prompt": long})).await["tokenized"]["tokens"].as_u64().unwrap()
+            > 10_000
+    );
+
+    let request = proto::QueryRequest {
+        model: "sim".to_owned(),
+        messages: Some(messages().to_string()),
+        ..proto::QueryRequest::default()
+    };
+    let answer = rig.grpc_query(request).await.unwrap();
+    assert_eq!(
+        answer.tokenized.unwrap(),
+        proto::Tokenized { tokens: chat_ids.len() as u64, parity: "assumed".to_owned() }
+    );
+    assert!(answer.matches[0].tokens >= 32);
+    let (_, page) = text(rig.http, "GET", "/metrics", String::new()).await;
+    assert!(page.contains("kvplane_prompts_tokenized_total"), "{page}");
+    assert!(
+        page.contains(r#"kvplane_prompt_parity{model="sim",engine="e0",state="contradicted"} 0"#),
+        "{page}"
+    );
+    fs::remove_dir_all(directory).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_that_is_refused_names_its_field() {
+    let (directory, prompts) = model("refused");
+    let engine = Engine::plain();
+    let rig = served(&engine, &prompts, None).await;
+    let user = json!([{"role": "user", "content": "x"}]);
+    for (question, field) in [
+        (json!({"model": "other", "prompt": "x"}), "model"),
+        (json!({"model": "sim", "prompt": 7}), "prompt"),
+        (json!({"model": "sim", "prompt": "x", "token_ids": [1]}), "prompt"),
+        (json!({"model": "sim", "prompt": "x", "messages": user}), "prompt"),
+        (json!({"model": "sim", "prompt": "x", "tools": []}), "tools"),
+        (json!({"model": "sim", "prompt": "x", "multimodal": []}), "multimodal"),
+        (json!({"model": "sim", "messages": []}), "messages"),
+        (json!({"model": "sim", "messages": "x"}), "messages"),
+        (json!({"model": "sim", "messages": [{"role": "forbidden", "content": "x"}]}), "messages"),
+        (json!({"model": "sim", "messages": user, "block_hashes": [1], "block_size": 16}), "messages"),
+        (json!({"model": "sim", "messages": user, "chat_template_kwargs": []}), "chat_template_kwargs"),
+        (json!({"model": "sim", "messages": user, "tools": [{}]}), "tools"),
+        (
+            json!({"model": "sim", "messages": user, "add_generation_prompt": true, "continue_final_message": true}),
+            "continue_final_message",
+        ),
+    ] {
+        let (status, body) = call(rig.http, "POST", "/v1/query", &question).await;
+        assert_eq!((status, &body["error"]["field"]), (400, &json!(field)), "{question}: {body}");
+    }
+    let wrong = proto::QueryRequest {
+        model: "sim".to_owned(),
+        messages: Some("[".to_owned()),
+        ..proto::QueryRequest::default()
+    };
+    assert_eq!(rig.grpc_query(wrong).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    fs::remove_dir_all(directory).unwrap();
+}
+
+/// The engine's own `/tokenize`, which is wrong about tools when told to be.
+async fn tokenizing(prompts: Prompts, wrong: Arc<AtomicBool>) -> String {
+    let tokenize = move |body: Bytes| async move {
+        // The order of keys is part of the prompt.
+        let body = Json::parse(&body).unwrap();
+        let field = |name: &str| body.get(name).cloned();
+        let input = match body.get("prompt").and_then(Json::as_str) {
+            Some(text) => PromptInput::text(text),
+            None => PromptInput::chat(field("messages").unwrap(), field("tools"), None).unwrap(),
+        };
+        let mut ids = prompts.model("sim").unwrap().ids(&input, 0).unwrap();
+        if wrong.load(Ordering::Relaxed) && body.get("tools").is_some() {
+            ids.pop();
+        }
+        Body(json!({"count": ids.len(), "tokens": ids, "max_model_len": 4096}))
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let pages = Router::new().route("/tokenize", post(tokenize));
+    tokio::spawn(async move { axum::serve(listener, pages).await });
+    format!("http://{address}")
+}
+
+/// Asks until the answer is as wanted.
+async fn until(rig: &Rig, question: &Value, wanted: impl Fn(u16, &Value) -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let (status, body) = call(rig.http, "POST", "/v1/query", question).await;
+        if wanted(status, &body) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{status} {body}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parity_is_proven_or_contradicted_by_the_engine() {
+    let (directory, prompts) = model("compared");
+    let engine = Engine::plain();
+    let tools = json!([{"function": {"name": "f"}, "type": "function"}]);
+    let plain = json!({"model": "sim", "prompt": "x"});
+    let with_tools = json!({"model": "sim", "messages": messages(), "tools": tools});
+
+    let right = tokenizing(prompts.clone(), Arc::default()).await;
+    let rig = served(&engine, &prompts, Some(right)).await;
+    until(&rig, &plain, |status, body| status == 200 && body["tokenized"]["parity"] == "proven").await;
+    until(&rig, &with_tools, |status, body| status == 200 && body["tokenized"]["parity"] == "proven").await;
+    drop(rig);
+
+    let prompts = Prompts::load(vec![ModelSpec::from_directory("sim", &directory)]).unwrap();
+    let wrong = tokenizing(prompts.clone(), Arc::new(AtomicBool::new(true))).await;
+    let rig = served(&engine, &prompts, Some(wrong)).await;
+    until(&rig, &with_tools, |status, _| status == 503).await;
+    // What is right stays proven.
+    until(&rig, &plain, |status, body| status == 200 && body["tokenized"]["parity"] == "proven").await;
+    let (_, page) = text(rig.http, "GET", "/metrics", String::new()).await;
+    assert!(
+        page.contains(r#"kvplane_prompt_parity{model="sim",engine="e0",state="contradicted"} 1"#),
+        "{page}"
+    );
+    let said = rig.plane.chronicle().after(0);
+    assert!(said.iter().any(|remark| remark.said.topic == "tokenizer"), "{said:?}");
+    fs::remove_dir_all(directory).unwrap();
+}
