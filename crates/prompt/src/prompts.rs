@@ -1,0 +1,241 @@
+//! Every model that has a tokenizer, and what its ids are worth.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::files::ModelSpec;
+use crate::input::PromptInput;
+use crate::model::Model;
+use crate::parity::{Contradiction, Dimensions, Evidence, Parity, ParityRow, Standing};
+use crate::{LoadError, PromptError};
+
+/// Text that is tokenized where it is asked for: less than a millisecond.
+const AT_ONCE: usize = 16 << 10;
+/// Texts that are tokenized elsewhere at the same time, and that may wait for it.
+const LONG_AT_ONCE: usize = 8;
+const LONG_WAITING: usize = 256;
+
+/// Makes ids of prompts. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Prompts {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// By name, and by the names of adapters.
+    models: HashMap<String, Arc<Model>>,
+    parity: Mutex<Parity>,
+    counters: Counters,
+    running: Semaphore,
+    waiting: Semaphore,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            models: HashMap::new(),
+            parity: Mutex::default(),
+            counters: Counters::default(),
+            running: Semaphore::new(LONG_AT_ONCE),
+            waiting: Semaphore::new(LONG_WAITING),
+        }
+    }
+}
+
+/// What was done, for metrics.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Prompts that became ids.
+    pub tokenized: AtomicU64,
+    /// Their ids.
+    pub tokens: AtomicU64,
+    /// Prompts that did not.
+    pub refused: AtomicU64,
+    /// Nanoseconds of computing.
+    pub nanoseconds: AtomicU64,
+    /// Contradictions that were found.
+    pub contradictions: AtomicU64,
+}
+
+/// Ids, and what they are worth.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Tokenized {
+    /// The model, where an adapter of it was asked for.
+    pub model: String,
+    /// The adapter, where one was asked for by its name.
+    pub adapter: Option<String>,
+    /// The prompt.
+    pub ids: Vec<u32>,
+    /// What engines have to agree about for it.
+    pub dimensions: Dimensions,
+    /// Whether they do: the worst of the model's engines.
+    pub standing: Standing,
+}
+
+impl fmt::Debug for Tokenized {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenized")
+            .field("model", &self.model)
+            .field("adapter", &self.adapter)
+            .field("ids", &self.ids.len())
+            .field("dimensions", &self.dimensions)
+            .field("standing", &self.standing)
+            .finish()
+    }
+}
+
+impl Prompts {
+    /// Reads every model's files. Takes seconds for large vocabularies. The error names the model's place in the list.
+    pub fn load(specs: Vec<ModelSpec>) -> Result<Self, (usize, LoadError)> {
+        let mut models = HashMap::new();
+        for (at, spec) in specs.into_iter().enumerate() {
+            let model = Arc::new(Model::load(&spec).map_err(|error| (at, error))?);
+            for name in std::iter::once(&spec.name).chain(&spec.adapters) {
+                if models.insert(name.clone(), model.clone()).is_some() {
+                    let reason = format!("{name:?} is the name of two models or adapters");
+                    return Err((at, LoadError::new(&spec.tokenizer, reason)));
+                }
+            }
+            let implementation = model.tokenizer().implementation().as_str();
+            let template = model.template().map_or("none", |template| template.format().as_str());
+            tracing::info!(model = spec.name, implementation, template, "tokenizer loaded");
+        }
+        Ok(Self { shared: Arc::new(Shared { models, ..Shared::default() }) })
+    }
+
+    /// The model of a name, or of its adapter.
+    pub fn model(&self, name: &str) -> Option<&Arc<Model>> {
+        self.shared.models.get(name)
+    }
+
+    /// Whether no model has a tokenizer.
+    pub fn is_empty(&self) -> bool {
+        self.shared.models.is_empty()
+    }
+
+    /// Names of the models, without their adapters.
+    pub fn names(&self) -> Vec<String> {
+        let own = self.shared.models.iter().filter(|(name, model)| *name == model.name());
+        let mut names: Vec<String> = own.map(|(name, _)| name.clone()).collect();
+        names.sort();
+        names
+    }
+
+    /// The ids of a prompt, computed on this thread. Refused where an engine of the model computes others.
+    pub fn tokenize(&self, model: &str, input: &PromptInput) -> Result<Tokenized, PromptError> {
+        let begun = kvplane_runtime::now();
+        let made = self.make(model, input);
+        let counters = &self.shared.counters;
+        counters.nanoseconds.fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        match &made {
+            Ok(made) => {
+                counters.tokenized.fetch_add(1, Ordering::Relaxed);
+                counters.tokens.fetch_add(made.ids.len() as u64, Ordering::Relaxed);
+            }
+            Err(_) => {
+                counters.refused.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        made
+    }
+
+    /// The same, without keeping an async worker busy: long texts are computed elsewhere, a few at a time.
+    pub async fn tokenized(&self, model: &str, input: PromptInput) -> Result<Tokenized, PromptError> {
+        if input.size() <= AT_ONCE {
+            return self.tokenize(model, &input);
+        }
+        let _place = self.shared.waiting.try_acquire().map_err(|_| PromptError::Busy)?;
+        let _turn = self.shared.running.acquire().await.map_err(|_| PromptError::Busy)?;
+        let (prompts, name) = (self.clone(), model.to_owned());
+        let made = tokio::task::spawn_blocking(move || prompts.tokenize(&name, &input)).await;
+        made.unwrap_or_else(|_| Err(PromptError::Failed { model: model.to_owned() }))
+    }
+
+    fn make(&self, name: &str, input: &PromptInput) -> Result<Tokenized, PromptError> {
+        let unknown =
+            || PromptError::NoTokenizer { model: name.chars().take(256).collect(), known: self.names() };
+        let model = self.model(name).ok_or_else(unknown)?;
+        let dimensions = input.dimensions();
+        let standing = self.standing(model.name(), dimensions)?;
+        let ids = model.ids(input, kvplane_runtime::unix_ms() / 1000)?;
+        Ok(Tokenized {
+            model: model.name().to_owned(),
+            adapter: (model.name() != name).then(|| name.to_owned()),
+            ids,
+            dimensions,
+            standing,
+        })
+    }
+
+    /// Ids that an engine contradicts are not given out.
+    fn standing(&self, model: &str, dimensions: Dimensions) -> Result<Standing, PromptError> {
+        let parity = self.shared.parity.lock();
+        match parity.of_model(model, dimensions) {
+            (Standing::Contradicted, Some(engine)) => {
+                let dimension = parity.contradicted(model, engine, dimensions);
+                Err(PromptError::Contradicted {
+                    model: model.to_owned(),
+                    engine: engine.to_owned(),
+                    dimension: dimension.map_or("such", |dimension| dimension.as_str()),
+                })
+            }
+            (standing, _) => Ok(standing),
+        }
+    }
+
+    /// Takes an engine's word about a prompt: logged and counted where it contradicts for the first time.
+    pub fn observe(
+        &self,
+        model: &str,
+        engine: &str,
+        dimensions: Dimensions,
+        evidence: Evidence,
+    ) -> Option<Contradiction> {
+        let found = self.shared.parity.lock().observe(model, engine, dimensions, evidence)?;
+        self.shared.counters.contradictions.fetch_add(1, Ordering::Relaxed);
+        let dimensions = found.dimensions;
+        tracing::warn!(model, engine, %dimensions, ?evidence, "tokenizer contradicted: the engine computes other ids");
+        Some(found)
+    }
+
+    /// The engine is new, or started anew.
+    pub fn begin(&self, model: &str, engine: &str) {
+        self.shared.parity.lock().begin(model, engine);
+    }
+
+    /// The probes were compared with the engine.
+    pub fn settle(&self, model: &str, engine: &str) {
+        self.shared.parity.lock().settle(model, engine);
+    }
+
+    /// Whether the probes were compared with the engine.
+    pub fn is_settled(&self, model: &str, engine: &str) -> bool {
+        self.shared.parity.lock().is_settled(model, engine)
+    }
+
+    /// The engine is gone.
+    pub fn forget(&self, model: &str, engine: &str) {
+        self.shared.parity.lock().forget(model, engine);
+    }
+
+    /// Whether this request is one to compare with an engine.
+    pub fn sample(&self) -> bool {
+        self.shared.parity.lock().sample()
+    }
+
+    /// What is known of every engine.
+    pub fn parity(&self) -> Vec<ParityRow> {
+        self.shared.parity.lock().rows()
+    }
+
+    /// What was done.
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+}
