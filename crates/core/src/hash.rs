@@ -18,8 +18,12 @@
 //! integer      04 | i64 LE
 //! ```
 //!
+//! An image that Dynamo's frontend marked (16 hexadecimal digits and 48 zeros) has neither tag nor offset: the numbers of all such
+//! images of a block follow as u64 LE, sorted, behind every other key. So these blocks hash as in Dynamo.
+//!
 //! Bigram tokens (EAGLE) hash as their two tokens, one after the other.
 
+use crate::dynamo::dynamo_image;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 const SEED: u64 = 1337;
@@ -86,6 +90,8 @@ fn hash_plain(tokens: &[u32], namespace: Namespace) -> u64 {
 #[derive(Debug, Default)]
 pub struct ContentHasher {
     scratch: Vec<u8>,
+    /// The images of a block that Dynamo marked.
+    images: Vec<u64>,
 }
 
 impl ContentHasher {
@@ -102,9 +108,18 @@ impl ContentHasher {
         namespace: Namespace,
     ) -> u64 {
         self.load(tokens);
+        self.images.clear();
         for key in keys {
-            self.push_key(key);
+            match key {
+                BlockKey::Multimodal { id: text, .. } | BlockKey::Text(text) => match dynamo_image(text) {
+                    Some(image) => self.images.push(image),
+                    None => self.push_key(key),
+                },
+                BlockKey::Bytes(_) | BlockKey::Integer(_) => self.push_key(key),
+            }
         }
+        self.images.sort_unstable();
+        self.scratch.extend(self.images.iter().flat_map(|image| image.to_le_bytes()));
         xxh3_64_with_seed(&self.scratch, namespace.0)
     }
 

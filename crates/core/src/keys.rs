@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::dynamo::{dynamo_image, dynamo_salt};
 use crate::{BlockKey, Namespace};
 
 /// What separates all blocks of a prompt from those of other prompts with the same tokens.
@@ -28,18 +29,25 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The same with the cache salt that is among the keys of a prompt's first block, unless there is one: the first text
-    /// that is not the adapter's name. A salt may be equal to that name; then the text is there twice.
+    /// The same with the cache salt that is among the keys of a prompt's first block, unless there is one: what Dynamo
+    /// marked as a salt, or else the first text that is neither the adapter's name nor an image that Dynamo marked. A salt
+    /// may be equal to the adapter's name; then the text is there twice.
     #[must_use]
     pub fn with_salt_among<'k: 'a>(self, first_block: impl IntoIterator<Item = BlockKey<'k>>) -> Self {
-        let mut texts = self.further_keys(first_block).filter_map(|key| match key {
-            BlockKey::Text(text) => Some(text),
-            _ => None,
-        });
-        Self { cache_salt: self.cache_salt.or_else(|| texts.next()), ..self }
+        if self.cache_salt.is_some() {
+            return self;
+        }
+        let (mut marked, mut first) = (None, None);
+        for key in self.further_keys(first_block) {
+            let BlockKey::Text(text) = key else { continue };
+            marked = marked.or_else(|| dynamo_salt(text));
+            first = first.or_else(|| dynamo_image(text).is_none().then_some(text));
+        }
+        Self { cache_salt: marked.or(first), ..self }
     }
 
-    /// The keys of a block that are no names: a text that is equal to the adapter's name, and one that is equal to the salt, are left out once.
+    /// The keys of a block that are no names: a text that is equal to the adapter's name, and one that is equal to the salt, with
+    /// Dynamo's mark or without, are left out once.
     pub fn further_keys<'k>(
         self,
         keys: impl IntoIterator<Item = BlockKey<'k>>,
@@ -47,7 +55,13 @@ impl<'a> Names<'a> {
         let mut names = [self.lora_name, self.cache_salt];
         keys.into_iter().filter(move |key| {
             let BlockKey::Text(text) = key else { return true };
-            let named = names.iter_mut().find(|name| **name == Some(*text));
+            let [adapter, salt] = &mut names;
+            let is_salt = |salt: &str| salt == *text || dynamo_salt(text) == Some(salt);
+            let named = if *adapter == Some(*text) {
+                Some(adapter)
+            } else {
+                salt.is_some_and(is_salt).then_some(salt)
+            };
             named.map(Option::take).is_none()
         })
     }
@@ -117,6 +131,23 @@ mod tests {
         );
         let given = Names { cache_salt: Some("given"), ..Names::default() };
         assert_eq!(given.with_salt_among(texts(&["other"])), given);
+    }
+
+    #[test]
+    fn a_salt_that_dynamo_marked_is_the_salt() {
+        let mark = format!("{:064}", 0);
+        let of = |lora_name, keys: &[BlockKey<'_>]| {
+            let names = Names { lora_name, ..Names::default() }.with_salt_among(keys.iter().copied());
+            (names.cache_salt.map(str::to_owned), names.further_keys(keys.iter().copied()).count())
+        };
+        let salt = |text: &str| Some(text.to_owned());
+        assert_eq!(of(None, &texts(&["dynamo-cache-salt:s"])), (salt("s"), 0));
+        assert_eq!(of(None, &texts(&["other", "dynamo-cache-salt:s"])), (salt("s"), 1));
+        assert_eq!(of(None, &[BlockKey::Text(&mark)]), (None, 1), "an image is no salt");
+        assert_eq!(of(Some("a"), &texts(&["a", "dynamo-cache-salt:a"])), (salt("a"), 0));
+        assert_eq!(of(None, &texts(&["dynamo-cache-salt:"])), (salt("dynamo-cache-salt:"), 0));
+        let given = Names { cache_salt: Some("s"), ..Names::default() };
+        assert_eq!(given.further_keys(texts(&["dynamo-cache-salt:s", "dynamo-cache-salt:t"])).count(), 1);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod backoff;
 mod credit;
 mod digest;
+mod dynamo;
 mod error;
 mod expected;
 mod hash;
@@ -16,11 +17,13 @@ mod reason;
 mod resume;
 mod sglang;
 mod tier;
+mod trouble;
 mod trust;
 
 pub use backoff::Backoff;
-pub use credit::is_credited;
+pub use credit::{is_caught_up, is_credited};
 pub use digest::{PlaceSeed, StateDigest};
+pub use dynamo::{dynamo_salt, dynamo_salt_key};
 pub use error::{Blame, ErrorCode, PublicError};
 pub use expected::in_plain_words;
 pub use hash::{BlockKey, ContentHasher, Namespace, chain_hash, digest, hash_blocks};
@@ -34,4 +37,5 @@ pub use resume::{
 };
 pub use sglang::{sglang_event_hash, sglang_namespaced_hash, sglang_page_digest, sglang_salt_digest};
 pub use tier::{Locality, SpecKind, Tier};
+pub use trouble::{LinkTrouble, Trouble};
 pub use trust::{Continuity, Degradation, Trust, TrustState};

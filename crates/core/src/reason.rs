@@ -206,6 +206,11 @@ reasons! {
         "chunk_size", Lower, Standing, ByLevel,
         "how much a colder tier gives back at once is not known, so less is counted"
     }
+    /// A tier behind the device holds blocks that are known by their hash alone: they are not counted.
+    UnknownContent {
+        "unknown_content", Lower, Standing, ByLevel,
+        "a colder tier holds blocks whose tokens were never announced, so they are not counted"
+    }
     /// More copies were told than the engine has blocks: some were announced again. Residency was dropped,
     /// and copies are no longer counted.
     OverCount {
@@ -364,6 +369,7 @@ mod tests {
             "no_full_group",
             "group_layout",
             "chunk_size",
+            "unknown_content",
             "presence",
             "untold_adapters",
         ];

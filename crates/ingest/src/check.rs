@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use kvplane_core::EngineId;
+use kvplane_discovery::AddressError;
 use kvplane_socket::SocketError;
 
-use crate::address::AddressError;
 use crate::plane::Engine;
-use crate::spec::{EngineSpec, Events, Feed, RankSpec};
+use crate::source::{Events, Source};
+use crate::spec::EngineSpec;
 
 /// Why engines cannot be added. When this is returned, nothing has changed.
 #[derive(Debug, thiserror::Error)]
@@ -34,19 +35,13 @@ pub enum AddError {
         /// What is wrong.
         error: AddressError,
     },
-    /// A rank that no source would feed.
-    #[error(
-        "engine {engine:?}, rank {rank}: {events}, but its feed is {feed}: no source would feed it; give the rank an address, or the engine a feed that brings its events"
-    )]
+    /// A rank that the engine's kind of source cannot take.
+    #[error("engine {engine:?}: its source cannot take rank {rank}; register the rank under another engine")]
     NoSource {
         /// Whose.
         engine: EngineId,
         /// Which.
         rank: u32,
-        /// Where the rank says that its events come from.
-        events: &'static str,
-        /// How the engine says that they come.
-        feed: &'static str,
     },
     /// Two streams that could not be told apart.
     #[error(
@@ -127,24 +122,16 @@ pub(crate) fn check(running: &[Arc<Engine>], new: &[EngineSpec], max_engines: us
 }
 
 fn check_ranks(spec: &EngineSpec) -> Result<(), AddError> {
-    if spec.ranks.is_empty() && !matches!(spec.feed, Feed::Linked(_)) {
+    let ranks = spec.source.ranks();
+    if ranks.is_empty() && !matches!(spec.source, Source::Linked(_)) {
         return Err(AddError::NoRanks(spec.id.clone()));
     }
-    for (at, RankSpec { rank, events, replay }) in spec.ranks.iter().enumerate() {
-        if spec.ranks[..at].iter().any(|other| other.rank == *rank) {
-            return Err(AddError::DuplicateRank { engine: spec.id.clone(), rank: *rank });
+    for (at, rank) in ranks.iter().enumerate() {
+        if ranks[..at].iter().any(|other| other.rank == rank.rank) {
+            return Err(AddError::DuplicateRank { engine: spec.id.clone(), rank: rank.rank });
         }
-        if !spec.feed.feeds(events) {
-            let (engine, events, feed) = (spec.id.clone(), events.name(), spec.feed.name());
-            return Err(AddError::NoSource { engine, rank: *rank, events, feed });
-        }
-        if matches!(events, Events::Shared(_) | Events::Awaited) {
-            continue;
-        }
-        RankSpec::at(*rank, events, replay.as_deref())
-            .map_err(|error| AddError::Address { engine: spec.id.clone(), error })?;
     }
-    Ok(())
+    spec.source.check().map_err(|error| AddError::Address { engine: spec.id.clone(), error })
 }
 
 /// Streams that share a bound socket are told apart by topic alone.
@@ -158,7 +145,7 @@ fn check_topics(running: &[&EngineSpec], new: &EngineSpec) -> Result<(), AddErro
             return Err(AddError::SharedTopic {
                 first: other.id.clone(),
                 second: new.id.clone(),
-                address: address.to_owned(),
+                address,
                 topic: new.topic.clone(),
             });
         }
@@ -166,53 +153,10 @@ fn check_topics(running: &[&EngineSpec], new: &EngineSpec) -> Result<(), AddErro
     Ok(())
 }
 
-fn bound_addresses(spec: &EngineSpec) -> Vec<&str> {
-    let bound = spec.ranks.iter().filter(|rank| matches!(rank.events, Events::Bind(_)));
-    bound.map(|rank| rank.events.address()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use kvplane_core::EngineKind;
-
-    use super::*;
-    use crate::spec::{CacheSpec, ControlSpec, DrainSpec};
-
-    fn engine(feed: Feed, rank: RankSpec) -> EngineSpec {
-        EngineSpec {
-            id: EngineId::new("e"),
-            kind: EngineKind::Vllm,
-            model: "m".to_owned(),
-            routing_group: "default".to_owned(),
-            tenant: None,
-            ranks: vec![rank],
-            feed,
-            topic: String::new(),
-            block_size: None,
-            worker_id: 1,
-            cache: CacheSpec::default(),
-            max_silence: None,
-            http: None,
-            control: ControlSpec::default(),
-        }
-    }
-
-    #[test]
-    fn a_rank_that_no_source_would_feed_is_rejected() {
-        let drained = || Feed::Drained(DrainSpec { url: "http://127.0.0.1:1".to_owned(), buffer: None });
-        let shared = || RankSpec::shared(0, "http://127.0.0.1:1");
-        let connected =
-            || RankSpec { rank: 0, events: Events::Connect("tcp://127.0.0.1:5557".to_owned()), replay: None };
-        for (feed, rank) in [
-            (Feed::Published, shared()),
-            (Feed::Published, RankSpec::awaited(0)),
-            (drained(), RankSpec::awaited(0)),
-            (drained(), connected()),
-        ] {
-            let error = check_engines(&[engine(feed, rank)], 9).unwrap_err();
-            assert!(matches!(error, AddError::NoSource { rank: 0, .. }) && error.is_mistake(), "{error}");
-        }
-        check_engines(&[engine(drained(), shared())], 9).unwrap();
-        check_engines(&[engine(Feed::Published, connected())], 9).unwrap();
-    }
+fn bound_addresses(spec: &EngineSpec) -> Vec<String> {
+    let bound = spec.source.ranks().into_iter().filter_map(|rank| match rank.events {
+        Events::Bind(address) => Some(address),
+        _ => None,
+    });
+    bound.collect()
 }

@@ -9,12 +9,15 @@ use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use kvplane_stream::{DrainFailure, DrainedPart, Recorder};
-use kvplane_wire::trtllm::{self, Drained};
+use kvplane_core::Trouble;
+use kvplane_stream::{DrainFailure, DrainOptions, DrainedPart, JournalOptions, Now, Recorder};
+use kvplane_wire::trtllm::{self, SplitError};
 use tracing::{info, warn};
 
-use crate::shared_source::Ranks;
-use crate::spec::DrainSpec;
+use crate::check::AddError;
+use crate::shared_source::{Ranks, share};
+use crate::source::{Opening, RankSpec, SharedRanks, SourceKind};
+use crate::spec::PlaneOptions;
 
 /// What an answer may weigh.
 const MAX_ANSWER: usize = trtllm::MAX_BODY_BYTES;
@@ -30,27 +33,77 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 /// An answer of this size is read off the runtime's threads.
 const LARGE_ANSWER: usize = 64 << 10;
 
-/// Why an engine could not be drained, as a stable word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Trouble {
-    word: &'static str,
-    failure: DrainFailure,
+/// Older releases of TensorRT-LLM answer a drain only after two seconds when there is nothing to tell.
+const SLOWEST_DRAIN: Duration = Duration::from_secs(5);
+
+/// A buffer for all ranks that is drained over HTTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drained {
+    /// The engine's HTTP server: `http://host:port`.
+    pub url: String,
+    /// Events that the buffer holds per rank, where the operator configured it.
+    pub buffer: Option<usize>,
+    /// Its ranks, as far as they are known.
+    pub ranks: SharedRanks,
 }
 
-impl Trouble {
-    const fn unreached(word: &'static str) -> Self {
-        Self { word, failure: DrainFailure::Unreached }
+impl SourceKind for Drained {
+    fn ranks(&self) -> Vec<RankSpec> {
+        self.ranks.at(&self.url)
     }
 
-    /// The engine may have emptied its buffer for us.
-    const fn answer_lost(word: &'static str) -> Self {
-        Self { word, failure: DrainFailure::AnswerLost }
+    fn add_rank(&mut self, rank: u32) -> bool {
+        self.ranks.add(rank);
+        true
+    }
+
+    fn remove_rank(&mut self, rank: u32) {
+        self.ranks.remove(rank);
+    }
+
+    /// At least the time that one drain may take.
+    fn max_silence(&self, configured: Duration) -> Duration {
+        configured.max(SLOWEST_DRAIN)
+    }
+
+    fn recorder(&self, options: &PlaneOptions, keep: JournalOptions, rank: u32, now: Now) -> Recorder {
+        let follow = DrainOptions {
+            on_gap: options.on_gap,
+            down_after: options.down_after,
+            buffer: self.buffer,
+            ..DrainOptions::default()
+        };
+        Recorder::of_drain(follow, keep, rank, now)
+    }
+
+    fn open(&self, opening: Opening<'_>) -> Result<(), AddError> {
+        let url = self.url.clone();
+        share(opening, "drain an engine", move |ranks, _| run(url, ranks));
+        Ok(())
+    }
+}
+
+/// Why an engine could not be drained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Failure {
+    trouble: Trouble,
+    /// Whether the engine may have emptied its buffer for us.
+    effect: DrainFailure,
+}
+
+impl Failure {
+    const fn unreached(trouble: Trouble) -> Self {
+        Self { trouble, effect: DrainFailure::Unreached }
+    }
+
+    const fn answer_lost(trouble: Trouble) -> Self {
+        Self { trouble, effect: DrainFailure::AnswerLost }
     }
 }
 
 /// Drains an engine until it is cancelled.
-pub(crate) async fn run(spec: DrainSpec, ranks: Arc<Ranks>) {
-    let mut poller = Poller::new(&spec);
+async fn run(url: String, ranks: Arc<Ranks>) {
+    let mut poller = Poller::new(&url);
     loop {
         let asked = kvplane_runtime::now();
         let pause = match poller.ask().await {
@@ -61,11 +114,11 @@ pub(crate) async fn run(spec: DrainSpec, ranks: Arc<Ranks>) {
                 let read = if large { tokio::task::spawn_blocking(read).await } else { Ok(read()) };
                 match read {
                     Ok(Ok(events)) => poller.answered(&ranks, events),
-                    Ok(Err(trouble)) => poller.failed(&ranks, trouble),
-                    Err(_) => poller.failed(&ranks, Trouble::answer_lost("reader_failed")),
+                    Ok(Err(failure)) => poller.failed(&ranks, failure),
+                    Err(_) => poller.failed(&ranks, Failure::answer_lost(Trouble::ReaderFailed)),
                 }
             }
-            Err(trouble) => poller.failed(&ranks, trouble),
+            Err(failure) => poller.failed(&ranks, failure),
         };
         tokio::time::sleep(pause).await;
     }
@@ -76,45 +129,46 @@ struct Poller {
     uri: Option<Uri>,
     pause: Duration,
     backoff: Duration,
-    trouble: Option<&'static str>,
+    trouble: Option<Trouble>,
 }
 
 impl Poller {
-    fn new(spec: &DrainSpec) -> Self {
+    fn new(url: &str) -> Self {
         // Engines close idle connections after 5 s: keep none that long.
         let client =
             Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(4)).build_http();
-        let uri = format!("{}/kv_cache_events", spec.url.trim_end_matches('/')).parse().ok();
+        let uri = format!("{}/kv_cache_events", url.trim_end_matches('/')).parse().ok();
         Self { client, uri, pause: SHORTEST_PAUSE, backoff: SHORTEST_PAUSE, trouble: None }
     }
 
-    async fn ask(&self) -> Result<Bytes, Trouble> {
-        let Some(uri) = self.uri.clone() else { return Err(Trouble::unreached("bad_url")) };
+    async fn ask(&self) -> Result<Bytes, Failure> {
+        let Some(uri) = self.uri.clone() else { return Err(Failure::unreached(Trouble::BadUrl)) };
         let request = Request::builder().method(Method::POST).uri(uri).body(Empty::new());
-        let Ok(request) = request else { return Err(Trouble::unreached("bad_url")) };
+        let Ok(request) = request else { return Err(Failure::unreached(Trouble::BadUrl)) };
         match tokio::time::timeout(DEADLINE, self.drain(request)).await {
             Ok(answer) => answer,
-            Err(_) => Err(Trouble::answer_lost("timeout")),
+            Err(_) => Err(Failure::answer_lost(Trouble::Timeout)),
         }
     }
 
-    async fn drain(&self, request: Request<Empty<Bytes>>) -> Result<Bytes, Trouble> {
+    async fn drain(&self, request: Request<Empty<Bytes>>) -> Result<Bytes, Failure> {
         let response = self.client.request(request).await.map_err(|error| {
             if error.is_connect() {
-                Trouble::unreached("unreachable")
+                Failure::unreached(Trouble::Unreachable)
             } else {
-                Trouble::answer_lost("connection_lost")
+                Failure::answer_lost(Trouble::ConnectionLost)
             }
         })?;
         if !response.status().is_success() {
-            let word = if response.status().is_server_error() { "http_server_error" } else { "http_refused" };
-            return Err(Trouble::answer_lost(word));
+            let server_error = response.status().is_server_error();
+            let trouble = if server_error { Trouble::HttpServerError } else { Trouble::HttpRefused };
+            return Err(Failure::answer_lost(trouble));
         }
         let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await.map_err(|error| {
             if error.is::<LengthLimitError>() {
-                Trouble::answer_lost("too_large")
+                Failure::answer_lost(Trouble::TooLarge)
             } else {
-                Trouble::answer_lost("truncated")
+                Failure::answer_lost(Trouble::Truncated)
             }
         })?;
         Ok(body.to_bytes())
@@ -124,7 +178,7 @@ impl Poller {
     fn answered(&mut self, ranks: &Ranks, events: usize) -> Duration {
         self.backoff = SHORTEST_PAUSE;
         if let Some(over) = self.trouble.take() {
-            info!(engine = %ranks.engine(), over, "the engine can be drained again");
+            info!(engine = %ranks.engine(), %over, "the engine can be drained again");
             for feeder in ranks.all() {
                 feeder.stream().set_trouble(None);
             }
@@ -137,15 +191,14 @@ impl Poller {
         self.pause
     }
 
-    fn failed(&mut self, ranks: &Ranks, trouble: Trouble) -> Duration {
-        if self.trouble != Some(trouble.word) {
-            self.trouble = Some(trouble.word);
-            warn!(engine = %ranks.engine(), trouble = trouble.word, "the engine cannot be drained");
+    fn failed(&mut self, ranks: &Ranks, Failure { trouble, effect }: Failure) -> Duration {
+        if self.trouble.replace(trouble) != Some(trouble) {
+            warn!(engine = %ranks.engine(), %trouble, "the engine cannot be drained");
         }
         for feeder in ranks.all() {
             // In this order: who sees the trouble sees the continuity that it made.
-            feeder.tell(|recorder, now| recorder.drain_failed(now, trouble.failure));
-            feeder.stream().set_trouble(Some(trouble.word));
+            feeder.tell(|recorder, now| recorder.drain_failed(now, effect));
+            feeder.stream().set_trouble(Some(trouble));
             feeder.tell(Recorder::tick);
         }
         self.backoff = (self.backoff * 2).min(LONGEST_BACKOFF);
@@ -154,9 +207,9 @@ impl Poller {
 }
 
 /// Hands an answer to the ranks that it is about; says how many events it had.
-fn read(body: &Bytes, ranks: &Ranks, asked: Instant) -> Result<usize, Trouble> {
-    let Drained { parts, unreadable, events } =
-        trtllm::split(body).map_err(|error| Trouble::answer_lost(error.as_str()))?;
+fn read(body: &Bytes, ranks: &Ranks, asked: Instant) -> Result<usize, Failure> {
+    let trtllm::Drained { parts, unreadable, events } =
+        trtllm::split(body).map_err(|error| Failure::answer_lost(unreadable_body(error)))?;
     let mut known: Vec<u32> = ranks.all().iter().map(|feeder| feeder.stream().id().rank).collect();
     known.extend(parts.iter().map(|part| part.rank));
     known.sort_unstable();
@@ -180,4 +233,13 @@ fn read(body: &Bytes, ranks: &Ranks, asked: Instant) -> Result<usize, Trouble> {
         feeder.stream().announce();
     }
     Ok(events)
+}
+
+fn unreadable_body(error: SplitError) -> Trouble {
+    match error {
+        SplitError::NotJson => Trouble::NotJson,
+        SplitError::NotAList => Trouble::NotAList,
+        SplitError::Truncated => Trouble::Truncated,
+        SplitError::TooLarge => Trouble::TooLarge,
+    }
 }

@@ -11,16 +11,18 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _};
-use kvplane_stream::{Ask, Ended, Link, Next, Recorder};
-use kvplane_transport::grpc::Watch;
+use kvplane_core::Trouble;
+use kvplane_stream::{Ask, Ended, JournalOptions, Link, Next, Now, Recorder, RelayOptions};
+use kvplane_transport::grpc::{GrpcSpec, Watch};
 use tokio::time::{Interval, MissedTickBehavior};
 use tonic::{Status, Streaming};
 use tracing::{info, warn};
 
-use crate::shared_source::Ranks;
-use crate::spec::GrpcSpec;
+use crate::check::AddError;
+use crate::shared_source::{Ranks, share};
+use crate::source::{Opening, RankSpec, SharedRanks, SourceKind};
+use crate::spec::PlaneOptions;
 use call::Caller;
-pub(crate) use call::connect;
 use carrier::{Carried, Carrier};
 
 /// How often the ranks are told that time passes.
@@ -32,8 +34,47 @@ const BURST_BYTES: usize = 4 << 20;
 /// A burst of this size is applied off the runtime's threads.
 const LARGE_BURST: usize = 64 << 10;
 
+/// A server for all ranks that keeps batches and is subscribed to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relayed {
+    /// The server.
+    pub server: GrpcSpec,
+    /// Its ranks, as far as they are known.
+    pub ranks: SharedRanks,
+}
+
+impl SourceKind for Relayed {
+    fn ranks(&self) -> Vec<RankSpec> {
+        self.ranks.at(&self.server.url)
+    }
+
+    fn add_rank(&mut self, rank: u32) -> bool {
+        self.ranks.add(rank);
+        true
+    }
+
+    fn remove_rank(&mut self, rank: u32) {
+        self.ranks.remove(rank);
+    }
+
+    fn recorder(&self, options: &PlaneOptions, keep: JournalOptions, rank: u32, now: Now) -> Recorder {
+        let follow = RelayOptions {
+            on_gap: options.on_gap,
+            down_after: options.down_after,
+            ..RelayOptions::default()
+        };
+        Recorder::of_relay(follow, JournalOptions { relayed: true, ..keep }, rank, now)
+    }
+
+    fn open(&self, opening: Opening<'_>) -> Result<(), AddError> {
+        let server = self.server.clone();
+        share(opening, "relay", move |ranks, max_silence| run(server, ranks, max_silence));
+        Ok(())
+    }
+}
+
 /// Follows an engine until it is cancelled.
-pub(crate) async fn run(spec: GrpcSpec, ranks: Arc<Ranks>, max_silence: Duration) {
+async fn run(spec: GrpcSpec, ranks: Arc<Ranks>, max_silence: Duration) {
     // An answer that is late by less than half of the bound ends nothing.
     let watch = Watch { every: max_silence / 4, within: max_silence / 2 };
     let mut ticks = tokio::time::interval(TICK);
@@ -51,7 +92,7 @@ struct Source {
     link: Link,
     ranks: Arc<Ranks>,
     ticks: Interval,
-    trouble: Option<&'static str>,
+    trouble: Option<Trouble>,
 }
 
 /// Why a call is over.
@@ -117,10 +158,14 @@ impl Source {
             };
             let arrived = kvplane_runtime::now();
             let (burst, end) = gather(first, &mut messages);
+            let is_empty = burst.is_empty();
             // It fails when the process ends.
             let Ok((back, carried)) = carry(carrier, burst).await else { return Over::Ended(Ended::Other) };
             carrier = back;
-            self.prove(arrived);
+            // The end of a call is not from the engine: mostly it is how a broken connection looks.
+            if !is_empty && !carried.nonsense {
+                self.prove(arrived);
+            }
             if carried.advanced {
                 self.link.advanced();
             }
@@ -148,7 +193,7 @@ impl Source {
         self.prove(kvplane_runtime::now());
         self.link.taken();
         if let Some(over) = self.trouble.take() {
-            info!(engine = %self.ranks.engine(), over, "the engine's events can be followed again");
+            info!(engine = %self.ranks.engine(), %over, "the engine's events can be followed again");
         }
         for feeder in self.ranks.all() {
             feeder.stream().set_trouble(None);
@@ -158,10 +203,10 @@ impl Source {
     /// A call ended, and the next one is made after a pause.
     fn over(&mut self, how: Ended, after: Duration) {
         // What begins anew at once is no trouble.
-        let trouble = (!after.is_zero()).then_some(how.as_str());
-        if let Some(trouble) = trouble.filter(|trouble| self.trouble != Some(trouble)) {
+        let trouble = (!after.is_zero()).then_some(how.trouble());
+        if let Some(trouble) = trouble.filter(|trouble| self.trouble != Some(*trouble)) {
             self.trouble = Some(trouble);
-            warn!(engine = %self.ranks.engine(), trouble, "the engine's events cannot be followed");
+            warn!(engine = %self.ranks.engine(), %trouble, "the engine's events cannot be followed");
         }
         for feeder in self.ranks.all() {
             // In this order: who sees the trouble sees the continuity that it made.

@@ -9,7 +9,6 @@
 //! This room decides nothing about continuity: it carries what happened to the recorder, and the recorder's questions
 //! to the outside.
 
-mod address;
 mod check;
 mod chronicle;
 mod claims;
@@ -22,8 +21,10 @@ mod hint;
 mod kvplane_source;
 mod metrics_page;
 mod plane;
+mod published;
 mod ranks;
 mod shared_source;
+mod source;
 mod sources;
 mod spec;
 mod stream;
@@ -31,18 +32,18 @@ mod token_file;
 mod trouble;
 mod zmq_source;
 
-pub use address::AddressError;
 pub use check::{AddError, UnknownMember, check_engines};
 pub use chronicle::{Chronicle, Mood, Remark, Said};
-pub use discovery::{EngineWord, Refusal, SGLANG_PAGES, TOKENSPEED_PAGES, ask_engine};
-pub use kvplane_source::{LinkState, LinkStatus, told_keys};
+pub use discovery::Discovered;
+pub use drain::Drained;
+pub use grpc_source::Relayed;
+pub use kvplane_socket::Endpoint;
+pub use kvplane_source::{LinkSpec, LinkState, LinkStatus, Mirrored, told_keys};
 pub use metrics_page::{Sample, samples};
 pub use plane::{Engine, Engines, Plane};
+pub use published::{Published, PublishedRank};
 pub use ranks::{RankReader, follow_ranks};
-pub use spec::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DiscoverySpec, DrainSpec, EngineSpec, Events, Feed,
-    GrpcSpec, LinkSpec, MirrorSpec, Origin, PlaneOptions, RankSpec, Told,
-};
+pub use source::{Events, RankSpec, SharedRanks, Source};
+pub use spec::{CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Origin, PlaneOptions};
 pub use stream::{FlushWatch, HandedOver, News, NotHandedOver, NotIndexed, Outcome, Stream, StreamStatus};
 pub use token_file::{TokenFileError, read_token};
-pub use trouble::{link_trouble_words, trouble_words};

@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use kvplane_core::{Cursor, PlaneId, StreamId};
 use kvplane_socket::{Options as SocketOptions, Sockets};
-use kvplane_stream::{
-    DrainOptions, JournalOptions, Options as FollowOptions, Recorder, RelayOptions, Semantics,
-};
+use kvplane_stream::{JournalOptions, Semantics};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -19,13 +17,12 @@ use tokio_util::sync::CancellationToken;
 use crate::check::{AddError, UnknownMember, check};
 use crate::chronicle::{Chronicle, Mood, Said};
 use crate::clock::Clock;
-use crate::discovery::Asker;
-use crate::feeder::Feeder;
 use crate::kvplane_source::LinkState;
+use crate::published::PublishedRank;
+use crate::source::{Events, Opening, Source};
 use crate::sources::Sources;
-use crate::spec::{EngineSpec, Events, Feed, Origin, PlaneOptions, RankSpec};
+use crate::spec::{EngineSpec, Origin, PlaneOptions};
 use crate::stream::Stream;
-use crate::zmq_source::Driver;
 use kvplane_catalog::{Catalog, Identity};
 use kvplane_transport::HttpClient;
 
@@ -46,7 +43,7 @@ pub struct Engine {
 
 impl Engine {
     fn new(spec: EngineSpec, origin: Origin, streams: Vec<Arc<Stream>>) -> Arc<Self> {
-        let link = matches!(spec.feed, Feed::Linked(_)).then(Arc::default);
+        let link = matches!(spec.source, Source::Linked(_)).then(Arc::default);
         Arc::new(Self { spec, origin, streams, link, replaced: CancellationToken::new() })
     }
 
@@ -177,9 +174,11 @@ impl Plane {
         let before = engines.len();
         let mut planned = Vec::new();
         for spec in specs {
-            let streams = spec.ranks.iter().map(|rank| {
-                let stream = self.plan(&members, &spec, rank, is_sole(spec.ranks.len(), origin));
-                planned.push((stream.clone(), spec.clone(), rank.clone()));
+            let ranks = spec.source.ranks();
+            let sole_rank = is_sole(ranks.len(), origin);
+            let streams = ranks.into_iter().map(|rank| {
+                let stream = self.plan(&members, &spec, rank.rank, sole_rank);
+                planned.push((stream.clone(), spec.clone(), rank.events));
                 stream
             });
             let streams = streams.collect();
@@ -196,18 +195,41 @@ impl Plane {
         Ok(())
     }
 
-    /// Adds a rank to an engine. Its other ranks do not notice.
-    pub fn add_rank(&self, id: &str, rank: RankSpec) -> Result<(), AddError> {
+    /// Adds a rank to an engine whose ranks publish at configured addresses. Its other ranks do not notice.
+    pub fn add_rank(&self, id: &str, rank: PublishedRank) -> Result<(), AddError> {
+        let number = rank.rank;
+        self.add_to(id, number, |source| {
+            let Source::Published(published) = source else { return false };
+            published.ranks.push(rank);
+            published.ranks.sort_by_key(|rank| rank.rank);
+            true
+        })
+    }
+
+    /// Adds a rank to an engine whose one source brings the events of all ranks.
+    pub(crate) fn add_shared_rank(&self, id: &str, rank: u32) -> Result<(), AddError> {
+        self.add_to(id, rank, |source| source.add_rank(rank))
+    }
+
+    /// Adds a rank, if `add` can add it to the engine's source.
+    fn add_to(&self, id: &str, rank: u32, add: impl FnOnce(&mut Source) -> bool) -> Result<(), AddError> {
         let mut members = self.members.lock();
         let engines = self.engines();
         let engine = find(&engines, id).ok_or_else(|| UnknownMember::Engine(id.to_owned()))?;
+        if engine.stream(rank).is_some() {
+            return Err(AddError::DuplicateRank { engine: engine.spec.id.clone(), rank });
+        }
         let mut spec = engine.spec.clone();
-        spec.ranks.push(rank.clone());
-        spec.ranks.sort_by_key(|rank| rank.rank);
+        if !add(&mut spec.source) {
+            return Err(AddError::NoSource { engine: spec.id, rank });
+        }
         let others: Vec<_> = engines.iter().filter(|other| !Arc::ptr_eq(other, engine)).cloned().collect();
         check(&others, std::slice::from_ref(&spec), self.options.max_engines)?;
-        let stream = self.plan(&members, &spec, &rank, is_sole(spec.ranks.len(), engine.origin));
-        self.open(&mut members, vec![(stream.clone(), spec.clone(), rank)])?;
+        let ranks = spec.source.ranks();
+        let stream = self.plan(&members, &spec, rank, is_sole(ranks.len(), engine.origin));
+        let events = ranks.into_iter().find(|known| known.rank == rank).map(|known| known.events);
+        let planned = (stream.clone(), spec.clone(), events.unwrap_or(Events::Awaited));
+        self.open(&mut members, vec![planned])?;
         let mut streams = engine.streams.clone();
         streams.push(stream.clone());
         streams.sort_by_key(|stream| stream.id().rank);
@@ -224,7 +246,7 @@ impl Plane {
         // A link first, so that nothing more comes over it; then what came.
         members.sources.unlink(&engine.spec.id);
         members.sources.end_discovery(&engine.spec.id);
-        let comes_over = |other: &&Arc<Engine>| other.spec.feed.comes_over(&engine.spec.id);
+        let comes_over = |other: &&Arc<Engine>| other.spec.source.comes_over(&engine.spec.id);
         let leaving: Vec<_> = engines.iter().filter(comes_over).chain([engine]).collect();
         for going in &leaving {
             self.replace(&self.engines(), going, None);
@@ -245,7 +267,7 @@ impl Plane {
         let stream =
             engine.stream(rank).ok_or_else(|| UnknownMember::Rank { engine: id.to_owned(), rank })?;
         let mut spec = engine.spec.clone();
-        spec.ranks.retain(|known| known.rank != rank);
+        spec.source.remove_rank(rank);
         let streams: Vec<_> =
             engine.streams.iter().filter(|known| known.id().rank != rank).cloned().collect();
         let rest = (!streams.is_empty()).then(|| Engine::new(spec, engine.origin, streams));
@@ -290,13 +312,7 @@ impl Plane {
         old.replaced.cancel();
     }
 
-    fn plan(&self, members: &Members, spec: &EngineSpec, rank: &RankSpec, sole_rank: bool) -> Arc<Stream> {
-        let follow = FollowOptions {
-            replay: rank.replay.is_some(),
-            on_gap: self.options.on_gap,
-            down_after: self.options.down_after,
-            ..FollowOptions::default()
-        };
+    fn plan(&self, members: &Members, spec: &EngineSpec, rank: u32, sole_rank: bool) -> Arc<Stream> {
         let keep = JournalOptions {
             max_batches: self.options.max_batches,
             max_bytes: self.options.max_bytes,
@@ -307,37 +323,15 @@ impl Plane {
             offload_chunk: spec.cache.offload_chunk,
             block_size: spec.block_size,
             semantics: Semantics::of(spec.kind),
-            relayed: matches!(spec.feed, Feed::Subscribed(_)),
+            relayed: false,
             sole_rank,
             transitions_only: false,
         };
         let mut now = self.clock.now();
         now.unix_ms = now.unix_ms.max(members.epochs_from);
-        let recorder = match &spec.feed {
-            Feed::Published | Feed::Discovered(_) => Recorder::new(follow, keep, rank.rank, now),
-            Feed::Drained(drain) => {
-                let follow = DrainOptions {
-                    on_gap: self.options.on_gap,
-                    down_after: self.options.down_after,
-                    buffer: drain.buffer,
-                    ..DrainOptions::default()
-                };
-                Recorder::of_drain(follow, keep, rank.rank, now)
-            }
-            Feed::Subscribed(_) => {
-                let follow = RelayOptions {
-                    on_gap: self.options.on_gap,
-                    down_after: self.options.down_after,
-                    ..RelayOptions::default()
-                };
-                Recorder::of_relay(follow, keep, rank.rank, now)
-            }
-            Feed::Linked(_) | Feed::Mirrored(_) => {
-                Recorder::of_mirror(self.options.down_after, keep, rank.rank, now)
-            }
-        };
+        let recorder = spec.source.recorder(&self.options, keep, rank, now);
         let stream = Stream::new(
-            StreamId::new(spec.id.clone(), rank.rank),
+            StreamId::new(spec.id.clone(), rank),
             self.clock,
             self.chronicle.clone(),
             recorder,
@@ -352,7 +346,7 @@ impl Plane {
         if spec.takes_evidence() {
             stream.accept_evidence();
         }
-        stream.set_via(self.via_to_here(spec.feed.mirrored().map_or(&[], |spec| &spec.via)));
+        stream.set_via(self.via_to_here(spec.source.mirrored().map_or(&[], |source| &source.via)));
         Arc::new(stream)
     }
 
@@ -360,13 +354,13 @@ impl Plane {
     fn open(
         &self,
         members: &mut Members,
-        mut planned: Vec<(Arc<Stream>, EngineSpec, RankSpec)>,
+        mut planned: Vec<(Arc<Stream>, EngineSpec, Events)>,
     ) -> Result<(), AddError> {
         // Bound sockets first: a taken port must be known before any engine is contacted.
-        planned.sort_by_key(|(_, _, rank)| !matches!(rank.events, Events::Bind(_)));
+        planned.sort_by_key(|(_, _, events)| !matches!(events, Events::Bind(_)));
         let mut opened: Vec<Arc<Stream>> = Vec::new();
-        for (stream, spec, rank) in planned {
-            if let Err(error) = self.open_one(members, &stream, &spec, &rank) {
+        for (stream, spec, _) in planned {
+            if let Err(error) = self.open_one(members, &stream, &spec) {
                 for stream in &opened {
                     members.sources.end_discovery(&stream.id().engine);
                     members.close(stream);
@@ -378,38 +372,28 @@ impl Plane {
         Ok(())
     }
 
-    /// Begins to listen for one stream.
+    /// Starts to follow one stream.
     fn open_one(
         &self,
         members: &mut Members,
         stream: &Arc<Stream>,
         spec: &EngineSpec,
-        rank: &RankSpec,
     ) -> Result<(), AddError> {
-        let RankSpec { events, replay, .. } = rank.clone();
-        let feeder = Feeder::new(stream.clone(), self.runtime.clone());
-        if let Feed::Discovered(asked) = &spec.feed {
-            let asker = Asker::new(spec.kind, asked.clone(), self.http.clone());
-            members.sources.discover(&feeder, asker, &self.me, self.options.discover_every);
-        }
-        match events {
-            Events::Awaited => members.sources.await_address(feeder),
-            Events::Shared(_) if spec.feed.mirrored().is_some() => members.sources.mirror(feeder),
-            Events::Shared(_) => members.sources.share(spec, &self.me, feeder),
-            Events::Connect(_) | Events::Bind(_) => {
-                let address = events.address().to_owned();
-                let (sockets, http) = (self.sockets()?, self.http.clone());
-                let driver =
-                    Driver::new(feeder, sockets.clone(), &self.options, replay, spec.http.clone(), http);
-                let opened = members.sources.open(&sockets, events, spec.topic.clone(), driver);
-                opened.map_err(|error| AddError::Socket { address, error })?;
-            }
-        }
-        Ok(())
+        spec.source.open(Opening { plane: self, sources: &mut members.sources, spec, stream })
+    }
+
+    /// The client for engines' HTTP servers.
+    pub(crate) fn http(&self) -> &HttpClient {
+        &self.http
+    }
+
+    /// The plane, for tasks that must not keep it.
+    pub(crate) fn weak(&self) -> Weak<Self> {
+        self.me.clone()
     }
 
     /// The socket threads, which run from the first use on.
-    fn sockets(&self) -> Result<Sockets, AddError> {
+    pub(crate) fn sockets(&self) -> Result<Sockets, AddError> {
         if let Some(sockets) = self.sockets.get() {
             return Ok(sockets.clone());
         }
@@ -440,19 +424,19 @@ fn find<'e>(engines: &'e [Arc<Engine>], id: &str) -> Option<&'e Arc<Engine>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::DEFAULT_ROUTING_GROUP;
-    use crate::spec::{CacheSpec, ControlSpec};
+    use crate::published::Published;
+    use crate::spec::{CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP};
     use kvplane_core::{EngineId, EngineKind};
+    use kvplane_socket::Endpoint;
 
-    fn spec(id: &str, ranks: Vec<RankSpec>) -> EngineSpec {
+    fn spec(id: &str, ranks: Vec<PublishedRank>) -> EngineSpec {
         EngineSpec {
             id: EngineId::new(id),
             kind: EngineKind::Vllm,
             model: String::new(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             tenant: None,
-            ranks,
-            feed: Feed::Published,
+            source: Source::Published(Published { ranks }),
             topic: String::new(),
             block_size: None,
             worker_id: 0,
@@ -464,8 +448,8 @@ mod tests {
     }
 
     /// A rank that nobody answers for.
-    fn rank(rank: u32) -> RankSpec {
-        RankSpec::at(rank, &Events::Connect("tcp://127.0.0.1:9".to_owned()), None).unwrap()
+    fn rank(rank: u32) -> PublishedRank {
+        PublishedRank::at(rank, &Endpoint::Connect("tcp://127.0.0.1:9".to_owned()), None).unwrap()
     }
 
     #[tokio::test]
@@ -487,7 +471,7 @@ mod tests {
         let before = plane.engine("a").unwrap();
         plane.add_rank("a", rank(1)).unwrap();
         let after = plane.engine("a").unwrap();
-        assert_eq!(after.spec.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [1, 4]);
+        assert_eq!(after.spec.source.ranks().iter().map(|rank| rank.rank).collect::<Vec<_>>(), [1, 4]);
         assert!(Arc::ptr_eq(&before.streams[0], after.stream(4).unwrap()));
         assert!(before.replaced().is_cancelled() && !after.replaced().is_cancelled());
         assert!(matches!(plane.add_rank("a", rank(1)), Err(AddError::DuplicateRank { rank: 1, .. })));

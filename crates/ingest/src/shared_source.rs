@@ -2,17 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use kvplane_core::EngineId;
 use parking_lot::RwLock;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{info, warn};
 
-use crate::drain;
 use crate::feeder::Feeder;
-use crate::grpc_source;
 use crate::plane::Plane;
-use crate::spec::{EngineSpec, Feed, RankSpec};
+use crate::source::Opening;
 
 /// More ranks than any engine has; a source that speaks of more is not believed.
 const MAX_RANKS: u32 = 1024;
@@ -21,7 +20,6 @@ const MAX_RANKS: u32 = 1024;
 #[derive(Debug)]
 pub(crate) struct Ranks {
     engine: EngineId,
-    address: String,
     plane: Weak<Plane>,
     feeders: RwLock<BTreeMap<u32, Feeder>>,
 }
@@ -46,8 +44,7 @@ impl Ranks {
             return None;
         }
         info!(engine = %self.engine, rank, "heard of another rank");
-        let spec = RankSpec::shared(rank, &self.address);
-        if let Err(error) = self.plane.upgrade()?.add_rank(self.engine.as_str(), spec) {
+        if let Err(error) = self.plane.upgrade()?.add_shared_rank(self.engine.as_str(), rank) {
             warn!(engine = %self.engine, rank, %error, "the rank cannot be added");
         }
         self.feeders.read().get(&rank).cloned()
@@ -62,32 +59,26 @@ pub(crate) struct SharedSource {
 }
 
 impl SharedSource {
-    /// Starts the source of an engine, which feeds nobody yet.
-    pub(crate) fn start(spec: &EngineSpec, plane: Weak<Plane>, first: Feeder) -> Self {
+    /// Starts the source of an engine, for its first rank.
+    fn start<F>(
+        plane: Weak<Plane>,
+        first: Feeder,
+        name: &'static str,
+        run: impl FnOnce(Arc<Ranks>, Duration) -> F,
+    ) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let stop = CancellationToken::new();
         let max_silence = first.stream().freshness().max_silence().unwrap_or_default();
         let runtime = first.runtime().clone();
         let ranks = Arc::new(Ranks {
-            engine: spec.id.clone(),
-            address: spec.ranks.first().map(|rank| rank.events.address().to_owned()).unwrap_or_default(),
+            engine: first.stream().id().engine.clone(),
             plane,
             feeders: RwLock::new(BTreeMap::from([(first.stream().id().rank, first)])),
         });
-        match &spec.feed {
-            Feed::Subscribed(grpc) => {
-                let run = grpc_source::run(grpc.clone(), ranks.clone(), max_silence);
-                kvplane_runtime::spawn_on(&runtime, "relay", stop.clone().run_until_cancelled_owned(run));
-            }
-            Feed::Published | Feed::Discovered(_) | Feed::Linked(_) | Feed::Mirrored(_) => {}
-            Feed::Drained(drain) => {
-                let run = drain::run(drain.clone(), ranks.clone());
-                kvplane_runtime::spawn_on(
-                    &runtime,
-                    "link to a plane",
-                    stop.clone().run_until_cancelled_owned(run),
-                );
-            }
-        }
+        let running = run(ranks.clone(), max_silence);
+        kvplane_runtime::spawn_on(&runtime, name, stop.clone().run_until_cancelled_owned(running));
         Self { ranks, _stop: stop.drop_guard() }
     }
 
@@ -101,4 +92,15 @@ impl SharedSource {
         feeders.remove(&rank);
         feeders.is_empty()
     }
+}
+
+/// Feeds one stream from its engine's one source, which is started with the first: `run`, a task called `name`.
+pub(crate) fn share<F>(opening: Opening<'_>, name: &'static str, run: impl FnOnce(Arc<Ranks>, Duration) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let Opening { plane, sources, stream, .. } = opening;
+    let feeder = Feeder::new(stream.clone(), plane.runtime().clone());
+    let start = |first| SharedSource::start(plane.weak(), first, name, run);
+    sources.share(feeder, start);
 }

@@ -4,21 +4,20 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kvplane_core::{EngineId, StreamId};
+use kvplane_core::{EngineId, StreamId, Trouble};
+use kvplane_discovery::Asker;
 use kvplane_socket::{Endpoint, ReleasedPorts, SocketError, Sockets, Subscription, SubscriptionHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::discovery::{self, Asker};
+use crate::discovery;
 use crate::feeder::Feeder;
 use crate::kvplane_source::Link;
 use crate::plane::Plane;
 use crate::shared_source::SharedSource;
-use crate::spec::{EngineSpec, Events};
-use crate::trouble::DISCOVERING;
 use crate::zmq_source::{BoundHandler, ConnectedHandler, Driver, Owners};
 
-/// Where one stream's messages come from.
-enum Source {
+/// What one stream's messages come over.
+enum Attachment {
     /// A socket of its own, which lives as long as this.
     Connected { driver: Driver, _subscription: SubscriptionHandle },
     /// A share of a bound socket.
@@ -38,7 +37,7 @@ struct BoundSocket {
 /// Every stream's source.
 #[derive(Default)]
 pub(crate) struct Sources {
-    by_stream: HashMap<StreamId, Source>,
+    by_stream: HashMap<StreamId, Attachment>,
     bound: HashMap<String, BoundSocket>,
     shared: HashMap<EngineId, SharedSource>,
     /// Tasks that ask engines where they publish; each ends when this is dropped.
@@ -58,20 +57,20 @@ impl Sources {
     pub(crate) fn open(
         &mut self,
         sockets: &Sockets,
-        events: Events,
+        events: Endpoint,
         topic: String,
         driver: Driver,
     ) -> Result<(), SocketError> {
         let stream = driver.stream().id().clone();
         let silence = driver.stream().freshness().max_silence();
         let source = match events {
-            Events::Connect(address) => {
+            Endpoint::Connect(address) => {
                 let handler = Box::new(ConnectedHandler::new(driver.clone(), address.clone()));
                 let wanted = Subscription::new(Endpoint::Connect(address)).with_topics(vec![topic]);
                 let wanted = with_heartbeats(wanted, silence);
-                Source::Connected { driver, _subscription: sockets.subscribe(wanted, handler)? }
+                Attachment::Connected { driver, _subscription: sockets.subscribe(wanted, handler)? }
             }
-            Events::Bind(address) => {
+            Endpoint::Bind(address) => {
                 if !self.bound.contains_key(&address) {
                     let socket = self.bind(sockets, &address, silence)?;
                     self.bound.insert(address.clone(), socket);
@@ -79,29 +78,27 @@ impl Sources {
                 if let Some(socket) = self.bound.get(&address) {
                     socket.owners.add(topic, &driver);
                 }
-                Source::Bound { driver, address }
+                Attachment::Bound { driver, address }
             }
-            Events::Shared(_) | Events::Awaited => return Ok(()),
         };
         self.by_stream.insert(stream, source);
         Ok(())
     }
 
     /// Feeds one stream from its engine's one source, which is started with the first.
-    pub(crate) fn share(&mut self, spec: &EngineSpec, plane: &Weak<Plane>, feeder: Feeder) {
+    pub(crate) fn share(&mut self, feeder: Feeder, start: impl FnOnce(Feeder) -> SharedSource) {
         let stream = feeder.stream().id().clone();
         if let Some(source) = self.shared.get(&stream.engine) {
             source.add(feeder.clone());
         } else {
-            let source = SharedSource::start(spec, plane.clone(), feeder.clone());
-            self.shared.insert(stream.engine.clone(), source);
+            self.shared.insert(stream.engine.clone(), start(feeder.clone()));
         }
-        self.by_stream.insert(stream, Source::Shared { feeder });
+        self.by_stream.insert(stream, Attachment::Shared { feeder });
     }
 
     /// A stream is fed by a link.
     pub(crate) fn mirror(&mut self, feeder: Feeder) {
-        self.by_stream.insert(feeder.stream().id().clone(), Source::Shared { feeder });
+        self.by_stream.insert(feeder.stream().id().clone(), Attachment::Shared { feeder });
     }
 
     /// Another plane is followed from now on.
@@ -137,8 +134,8 @@ impl Sources {
 
     /// One stream has no source until its engine says where it publishes.
     pub(crate) fn await_address(&mut self, feeder: Feeder) {
-        feeder.stream().set_discovery_trouble(Some(DISCOVERING));
-        self.by_stream.insert(feeder.stream().id().clone(), Source::Awaited { feeder });
+        feeder.stream().set_discovery_trouble(Some(Trouble::Discovering));
+        self.by_stream.insert(feeder.stream().id().clone(), Attachment::Awaited { feeder });
     }
 
     /// Begins to ask a stream's engine where its ranks publish, unless it is asked already.
@@ -149,7 +146,7 @@ impl Sources {
             let asking = discovery::run(engine, asker, plane.clone(), every);
             kvplane_runtime::spawn_on(
                 of.runtime(),
-                "drain an engine",
+                "discovery",
                 stop.clone().run_until_cancelled_owned(asking),
             );
             stop.drop_guard()
@@ -165,15 +162,15 @@ impl Sources {
     pub(crate) fn close(&mut self, stream: &StreamId) {
         match self.by_stream.remove(stream) {
             None => {}
-            Some(Source::Shared { feeder }) => {
+            Some(Attachment::Shared { feeder }) => {
                 if self.shared.get(&stream.engine).is_some_and(|source| source.remove(stream.rank)) {
                     self.shared.remove(&stream.engine);
                 }
                 feeder.remove();
             }
-            Some(Source::Awaited { feeder }) => feeder.remove(),
-            Some(Source::Connected { driver, .. }) => driver.remove(),
-            Some(Source::Bound { driver, address }) => {
+            Some(Attachment::Awaited { feeder }) => feeder.remove(),
+            Some(Attachment::Connected { driver, .. }) => driver.remove(),
+            Some(Attachment::Bound { driver, address }) => {
                 self.unbind(stream, address);
                 driver.remove();
             }
@@ -183,9 +180,9 @@ impl Sources {
     /// Stops listening for one stream, which stays: it will be heard elsewhere.
     pub(crate) fn leave(&mut self, stream: &StreamId) {
         match self.by_stream.remove(stream) {
-            None | Some(Source::Shared { .. } | Source::Awaited { .. }) => {}
-            Some(Source::Connected { driver, .. }) => driver.leave(),
-            Some(Source::Bound { driver, address }) => {
+            None | Some(Attachment::Shared { .. } | Attachment::Awaited { .. }) => {}
+            Some(Attachment::Connected { driver, .. }) => driver.leave(),
+            Some(Attachment::Bound { driver, address }) => {
                 self.unbind(stream, address);
                 driver.leave();
             }
@@ -210,11 +207,11 @@ impl Sources {
     }
 }
 
-/// Pings often enough for a healthy peer never to be stale, also when two answers in a row are late. A connection on which
+/// Pings often enough for a healthy peer never to be stale, also when an answer is late by a whole interval. A connection on which
 /// nothing comes is given up well after its streams are stale: it may recover without losing anything.
 fn with_heartbeats(mut wanted: Subscription, max_silence: Option<Duration>) -> Subscription {
     if let Some(max_silence) = max_silence {
-        wanted.heartbeat_interval = (max_silence / 3).max(SHORTEST_HEARTBEAT);
+        wanted.heartbeat_interval = (max_silence * 2 / 5).max(SHORTEST_HEARTBEAT);
         wanted.heartbeat_timeout = max_silence * 3;
     }
     wanted

@@ -1,262 +1,14 @@
 //! What a plane is made of, as configured.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvplane_core::{EngineId, EngineKind, PlaneId};
-use kvplane_proto::Bearer;
+use kvplane_core::{EngineId, EngineKind};
 use kvplane_stream::{Duplicates, Limits, OnGap};
+use kvplane_transport::grpc::GrpcSpec;
 
-use crate::address::{AddressError, check_overlap, for_rank};
+use crate::source::Source;
 use crate::token_file::{TokenFileError, read_token};
-
-/// Where a rank's events come from.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Events {
-    /// The engine binds.
-    Connect(String),
-    /// Engines connect to us; the owner of a message is found by its topic.
-    Bind(String),
-    /// The engine's one source, at this address, brings the events of all its ranks.
-    Shared(String),
-    /// Nobody knows yet: the engine is asked.
-    Awaited,
-}
-
-impl Events {
-    /// The address without the direction; empty while nobody knows it.
-    pub fn address(&self) -> &str {
-        match self {
-            Self::Connect(address) | Self::Bind(address) | Self::Shared(address) => address,
-            Self::Awaited => "",
-        }
-    }
-
-    /// In a few words, for errors.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Connect(_) | Self::Bind(_) => "its events have an address of their own",
-            Self::Shared(_) => "its events come with those of the engine's other ranks",
-            Self::Awaited => "its address is to be asked for",
-        }
-    }
-
-    fn for_rank(&self, rank: u32) -> Result<Self, AddressError> {
-        Ok(match self {
-            Self::Connect(address) => Self::Connect(for_rank(address, rank, true)?),
-            Self::Bind(address) => Self::Bind(for_rank(address, rank, false)?),
-            Self::Shared(address) => Self::Shared(address.clone()),
-            Self::Awaited => Self::Awaited,
-        })
-    }
-}
-
-/// As it is written in a configuration.
-impl fmt::Display for Events {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Connect(address) | Self::Shared(address) => f.write_str(address),
-            Self::Bind(address) => write!(f, "bind:{address}"),
-            Self::Awaited => Ok(()),
-        }
-    }
-}
-
-/// Where one data-parallel rank of an engine is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankSpec {
-    /// Its number, as in the engine's batches.
-    pub rank: u32,
-    /// Where its events come from.
-    pub events: Events,
-    /// Its replay socket.
-    pub replay: Option<String>,
-}
-
-impl RankSpec {
-    /// A rank whose events the engine's one source brings.
-    pub fn shared(rank: u32, address: &str) -> Self {
-        Self { rank, events: Events::Shared(address.to_owned()), replay: None }
-    }
-
-    /// A rank of which nobody knows yet where it publishes.
-    pub fn awaited(rank: u32) -> Self {
-        Self { rank, events: Events::Awaited, replay: None }
-    }
-
-    /// A rank at addresses of its own.
-    pub fn at(rank: u32, events: &Events, replay: Option<&str>) -> Result<Self, AddressError> {
-        if let Some(replay) = replay {
-            check_overlap(events.address(), replay, 1)?;
-        }
-        Self::counted(rank, 0, events, replay)
-    }
-
-    /// Ranks 0 to `ranks` - 1, as engines lay them out: rank r is at port + r.
-    pub fn at_ports(events: &Events, replay: Option<&str>, ranks: u32) -> Result<Vec<Self>, AddressError> {
-        if let Some(replay) = replay {
-            check_overlap(events.address(), replay, ranks)?;
-        }
-        (0..ranks).map(|rank| Self::counted(rank, rank, events, replay)).collect()
-    }
-
-    fn counted(rank: u32, step: u32, events: &Events, replay: Option<&str>) -> Result<Self, AddressError> {
-        let replay = replay.map(|address| for_rank(address, step, true)).transpose();
-        let events = events.for_rank(step).map_err(AddressError::of("events"))?;
-        Ok(Self { rank, events, replay: replay.map_err(AddressError::of("replay"))? })
-    }
-}
-
-/// How the events of an engine's ranks come.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Feed {
-    /// Every rank publishes by itself, at the addresses in its [`RankSpec`].
-    #[default]
-    Published,
-    /// One buffer for all ranks, which whoever reads it empties (TensorRT-LLM's `POST /kv_cache_events`).
-    Drained(DrainSpec),
-    /// One subscription for all ranks, to a server that keeps a stream of batches (SMG's `SubscribeKvEvents`).
-    Subscribed(GrpcSpec),
-    /// As published, at addresses that the engine is asked for.
-    Discovered(DiscoverySpec),
-    /// It is another plane, and has no ranks itself: each of its engines is an engine here.
-    Linked(LinkSpec),
-    /// An engine of another plane.
-    Mirrored(MirrorSpec),
-}
-
-impl Feed {
-    /// Whether a rank whose events come from there has a source.
-    pub(crate) fn feeds(&self, events: &Events) -> bool {
-        matches!(
-            (self, events),
-            (Self::Published | Self::Discovered(_), Events::Connect(_) | Events::Bind(_))
-                | (Self::Discovered(_), Events::Awaited)
-                | (Self::Drained(_) | Self::Subscribed(_) | Self::Mirrored(_), Events::Shared(_))
-        )
-    }
-
-    /// In one word, for errors.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Published => "published",
-            Self::Drained(_) => "drained",
-            Self::Subscribed(_) => "subscribed",
-            Self::Discovered(_) => "discovered",
-            Self::Linked(_) => "linked",
-            Self::Mirrored(_) => "mirrored",
-        }
-    }
-
-    /// Which engine of another plane it is, if it is one.
-    pub fn mirrored(&self) -> Option<&MirrorSpec> {
-        match self {
-            Self::Mirrored(spec) => Some(spec),
-            _ => None,
-        }
-    }
-
-    /// Whether it is an engine of the plane behind this link.
-    pub fn comes_over(&self, link: &EngineId) -> bool {
-        self.mirrored().is_some_and(|spec| spec.link == *link)
-    }
-}
-
-/// Another plane.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinkSpec {
-    /// Its gRPC server: `http://host:port` or `https://host:port`.
-    pub url: String,
-    /// Certificates (PEM) to trust instead of the public ones, for `https`.
-    pub ca: Option<Vec<u8>>,
-    /// Where the bearer token is that it wants.
-    pub token_file: Option<PathBuf>,
-    /// The token itself, where it is in no file.
-    pub bearer: Bearer,
-    /// The only engine of it that is wanted; absent: all.
-    pub engine: Option<String>,
-    /// The longest time without proof that an engine behind it is there, from that engine to here.
-    pub max_silence: Option<Duration>,
-}
-
-impl LinkSpec {
-    /// Whether an engine of the other plane is wanted.
-    pub(crate) fn wants(&self, engine: &str) -> bool {
-        self.engine.as_ref().is_none_or(|wanted| wanted == engine)
-    }
-
-    /// Where it is, if that is an address.
-    pub fn endpoint(&self) -> Result<tonic::transport::Endpoint, tonic::transport::Error> {
-        kvplane_transport::grpc::server(&self.url, self.ca.as_deref())
-    }
-
-    /// Whether the certificates to trust, if there are to be any, have one among them.
-    pub fn trusts_somebody(&self) -> bool {
-        self.ca.as_deref().is_none_or(kvplane_transport::grpc::has_certificate)
-    }
-
-    /// The bearer token that it wants, as it was given or as the file has it now.
-    pub fn token(&self) -> Result<Bearer, TokenFileError> {
-        let Some(path) = &self.token_file else { return Ok(self.bearer.clone()) };
-        Bearer::new(&read_token(path)?).map_err(|_| TokenFileError::Unfit(path.clone()))
-    }
-}
-
-/// An engine of another plane.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MirrorSpec {
-    /// The link that it comes over.
-    pub link: EngineId,
-    /// Its name there.
-    pub engine: String,
-    /// The planes that it came through when it was added, the other plane last.
-    pub via: Vec<PlaneId>,
-}
-
-/// A server that is subscribed to over gRPC.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GrpcSpec {
-    /// Where it is: `http://host:port` or `https://host:port`.
-    pub url: String,
-    /// Certificates (PEM) to trust instead of the public ones, for `https`.
-    pub ca: Option<Vec<u8>>,
-    /// The services that may offer the method, by their full names. They are tried in turn.
-    pub services: Vec<&'static str>,
-}
-
-/// A buffer that is drained over HTTP.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DrainSpec {
-    /// The engine's HTTP server: `http://host:port`.
-    pub url: String,
-    /// Events that the buffer holds per rank, where the operator says so.
-    pub buffer: Option<usize>,
-}
-
-/// An engine that is asked where its ranks publish.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiscoverySpec {
-    /// Its HTTP server: `http://host:port`.
-    pub http: Option<String>,
-    /// Its gRPC server, with the service that engines of its kind have.
-    pub grpc: Option<GrpcSpec>,
-    /// What the operator said.
-    pub told: Told,
-}
-
-/// What the operator said of an engine that is asked. It wins over what the engine says, key by key.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Told {
-    /// Where rank 0 publishes; rank r is at port + r.
-    pub events: Option<String>,
-    /// Where rank 0 can be asked; rank r is at port + r.
-    pub replay: Option<String>,
-    /// Topic prefix.
-    pub topic: Option<String>,
-    /// How many ranks there are.
-    pub ranks: Option<u32>,
-}
 
 /// The routing group of engines that name none.
 pub const DEFAULT_ROUTING_GROUP: &str = "default";
@@ -274,10 +26,8 @@ pub struct EngineSpec {
     pub routing_group: String,
     /// Whose prompts it serves, where hints are asked for by tenant; absent where nobody said so.
     pub tenant: Option<String>,
-    /// Its data-parallel ranks, in the order of their numbers, which may have holes.
-    pub ranks: Vec<RankSpec>,
-    /// How their events come.
-    pub feed: Feed,
+    /// How the events of its ranks come.
+    pub source: Source,
     /// Topic prefix.
     pub topic: String,
     /// Expected block size.
@@ -302,7 +52,7 @@ impl EngineSpec {
     pub fn takes_evidence(&self) -> bool {
         self.control.fronted
             && self.kind == EngineKind::Vllm
-            && matches!(self.feed, Feed::Published | Feed::Discovered(_))
+            && matches!(self.source, Source::Published(_) | Source::Discovered(_))
     }
 }
 
@@ -390,17 +140,10 @@ pub struct PlaneOptions {
     pub discover_every: Duration,
 }
 
-/// Older releases of TensorRT-LLM answer a drain only after two seconds when there is nothing to tell.
-const SLOWEST_DRAIN: Duration = Duration::from_secs(5);
-
 impl PlaneOptions {
-    /// The longest time without proof that an engine is there. What comes over a drain has at least the time that one may take.
+    /// The longest time without proof that an engine is there.
     pub fn max_silence_of(&self, spec: &EngineSpec) -> Duration {
-        let usual = match spec.feed {
-            Feed::Drained(_) => self.max_silence.max(SLOWEST_DRAIN),
-            _ => self.max_silence,
-        };
-        spec.max_silence.unwrap_or(usual)
+        spec.max_silence.unwrap_or_else(|| spec.source.max_silence(self.max_silence))
     }
 }
 
@@ -417,7 +160,7 @@ impl Default for PlaneOptions {
             down_after: Duration::from_secs(10),
             replay_idle: Duration::from_secs(2),
             replay_deadline: Duration::from_secs(30),
-            max_engines: 4096,
+            max_engines: 8192,
             discover_every: Duration::from_secs(30),
         }
     }

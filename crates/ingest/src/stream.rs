@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use kvplane_core::{Continuity, Cursor, Epoch, PlaneId, Reason, StateDigest, StreamId, Tier, TrustState};
+use kvplane_core::{
+    Continuity, Cursor, Epoch, PlaneId, Reason, StateDigest, StreamId, Tier, Trouble, TrustState,
+};
 use kvplane_stream::{
     Ask, Counters, Entry, Group, Happening, JournalCounters, JournalOptions, Loss, Now, Options, Recorder,
     RequestMark, Snapshot, Window,
@@ -27,7 +29,7 @@ use tracing::error;
 
 use crate::chronicle::{Chronicle, Said};
 use crate::clock::Clock;
-use crate::trouble::{DEFECT, Teller, Troubles};
+use crate::trouble::{Reporter, Troubles};
 pub use flush::FlushWatch;
 pub use handed::{HandedOver, NotHandedOver};
 use heard::{Heard, Hearing};
@@ -85,9 +87,9 @@ pub struct StreamStatus {
     /// Frames that were none.
     pub malformed_frames: u64,
     /// What keeps the source from being heard, as a stable word.
-    pub trouble: Option<&'static str>,
+    pub trouble: Option<Trouble>,
     /// How often each kind of trouble began.
-    pub troubles: Vec<(&'static str, u64)>,
+    pub troubles: Vec<(Trouble, u64)>,
     /// Time since the last event: since it was applied, or since the engine's stamp if it came after the fact.
     pub since_last_event: Option<Duration>,
     /// From the engine's stamp of the last batch until it was applied here, where it stamps with the time of day and the batch
@@ -265,13 +267,13 @@ impl Stream {
     /// What is recorded may be half done: none of it is said any more, and nothing is recorded.
     fn give_up(&self, mut inner: MutexGuard<'_, Inner>, now: Now) -> Outcome {
         error!(stream = %self.id, "a defect: the stream is not recorded any more");
-        inner.troubles.set(Teller::Source, Some(DEFECT));
+        inner.troubles.set(Reporter::Source, Some(Trouble::Defect));
         inner.closed = true;
         let left = inner.index.take();
         let outcome = self.feed_locked(&mut inner, now, Recorder::remove);
         drop(inner);
         drop(left); // after the lock
-        self.remark(Said::trouble(DEFECT));
+        self.remark(Said::trouble(Trouble::Defect));
         outcome
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kvplane_core::StreamId;
+use kvplane_core::{StreamId, Trouble};
 use kvplane_socket::{ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler};
 use kvplane_stream::{Ask, Now, Recorder};
 use parking_lot::{Mutex, RwLock};
@@ -16,7 +16,6 @@ use crate::feeder::Feeder;
 use crate::hint::{self, Hint};
 use crate::spec::PlaneOptions;
 use crate::stream::Stream;
-use crate::trouble::UNREACHED;
 use kvplane_transport::HttpClient;
 
 /// Drives one stream from its sockets. Cheap to clone: every socket callback and every answer holds one.
@@ -250,10 +249,14 @@ impl SubscriberHandler for ConnectedHandler {
 
     fn tick(&mut self, now: Instant) {
         if self.silence.is_too_long(now) {
-            self.driver.stream().set_trouble(Some(UNREACHED));
+            self.driver.stream().set_trouble(Some(Trouble::Unreached));
             warn!(stream = %self.driver.stream().id(), address = self.address, "no engine answers here");
         }
         self.driver.tick(now);
+    }
+
+    fn is_idle(&self, now: Instant) -> bool {
+        self.silence.since.is_none() && !self.driver.stream().needs_tick(now)
     }
 }
 
@@ -392,7 +395,7 @@ impl SubscriberHandler for BoundHandler {
         let unclaimed = self.claims.unclaimed();
         for (_, driver) in &*self.owners.now() {
             if self.unreached {
-                driver.stream().set_trouble(Some(UNREACHED));
+                driver.stream().set_trouble(Some(Trouble::Unreached));
             }
             if let Some(at) = self.claims.proof_of(driver.stream().id(), unclaimed) {
                 driver.prove(at);

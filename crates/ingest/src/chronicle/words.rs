@@ -1,11 +1,10 @@
 //! What happens to a stream, said to somebody who has not read the design.
 
-use kvplane_core::{Continuity, EngineId, Trust};
+use kvplane_core::{Continuity, EngineId, Trouble, Trust};
 use kvplane_stream::{Happening, PassedOver};
 
 use super::{Mood, Said};
 use crate::spec::Origin;
-use crate::trouble::{DISCOVERING, trouble_words};
 
 /// Engines that a remark names; of the others it has the number.
 const NAMED_MAX: usize = 4;
@@ -37,14 +36,14 @@ impl Said {
     }
 
     /// Something keeps a source from being heard.
-    pub(crate) fn trouble(trouble: &str) -> Self {
-        let mood = if trouble == DISCOVERING { Mood::Plain } else { Mood::Bad };
-        Self::new("source", mood, trouble_words(trouble))
+    pub(crate) fn trouble(trouble: Trouble) -> Self {
+        let mood = if trouble == Trouble::Discovering { Mood::Plain } else { Mood::Bad };
+        Self::new("source", mood, trouble.words())
     }
 
     /// It does not any more.
-    pub(crate) fn trouble_over(trouble: &str) -> Self {
-        Self::new("source", Mood::Good, format!("no longer so: {}", trouble_words(trouble)))
+    pub(crate) fn trouble_over(trouble: Trouble) -> Self {
+        Self::new("source", Mood::Good, format!("no longer so: {}", trouble.words()))
     }
 
     pub(crate) fn of(happening: &Happening) -> Self {

@@ -5,12 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::uri::PathAndQuery;
 use kvplane_stream::Ended;
-use kvplane_transport::grpc::{self, NoConnection, Raw, Watch};
+use kvplane_transport::grpc::{self, GrpcSpec, NoConnection, Raw, Watch};
 use kvplane_wire::smg::subscribe_request;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
-
-use crate::spec::GrpcSpec;
 
 /// How long a connection may take to be made, its TLS included.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -64,11 +62,6 @@ impl Caller {
         };
         tokio::time::timeout(HEADERS_WITHIN, call).await.unwrap_or(Err(Ended::Deadline))
     }
-}
-
-/// A connection to a server.
-pub(crate) async fn connect(spec: &GrpcSpec) -> Result<Channel, Ended> {
-    connect_watched(spec, Watch::default()).await
 }
 
 async fn connect_watched(spec: &GrpcSpec, watch: Watch) -> Result<Channel, Ended> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_core::{Continuity, Cursor, StreamId};
+use kvplane_core::{Continuity, Cursor, StreamId, Trouble};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_stream::{Limits, MirrorSnapshot, Misfit, Recorder, Semantics};
 
@@ -158,7 +158,7 @@ impl Member {
         self.feeder.stream().announce();
         if misfit == Misfit::Budget {
             self.aside = Some(kvplane_runtime::now() + ASIDE);
-            self.feeder.stream().set_trouble(Some(misfit.as_str()));
+            self.feeder.stream().set_trouble(Some(Trouble::Budget));
         }
     }
 }

@@ -15,6 +15,7 @@ mod convert;
 mod member;
 mod roster;
 mod session;
+mod spec;
 mod status;
 
 use std::sync::{Arc, Weak};
@@ -26,10 +27,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::error;
 
 use crate::plane::Plane;
-use crate::spec::LinkSpec;
 
 pub use convert::told_keys;
 use session::Session;
+pub use spec::{LinkSpec, Mirrored};
 pub use status::{LinkState, LinkStatus};
 
 /// A running link. It ends when this is dropped.

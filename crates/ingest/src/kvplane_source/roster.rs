@@ -10,12 +10,12 @@ use kvplane_stream::Semantics;
 use tracing::{error, info, warn};
 
 use super::member::Member;
+use super::spec::{LinkSpec, Mirrored};
 use super::status::LinkState;
 use crate::feeder::Feeder;
 use crate::plane::{Engine, Plane};
-use crate::spec::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, LinkSpec, MirrorSpec, Origin, RankSpec,
-};
+use crate::source::{SharedRanks, Source};
+use crate::spec::{CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Origin};
 
 /// A stream that came through more planes than this goes round in circles.
 const MAX_PLANES: usize = 32;
@@ -73,7 +73,7 @@ impl Roster {
         }
         self.refuse(refused);
         for gone in self.mirrored(plane) {
-            let there = gone.spec.feed.mirrored().map(|spec| spec.engine.as_str());
+            let there = gone.spec.source.mirrored().map(|source| source.engine.as_str());
             if !coming.iter().any(|engine| Some(engine.id.as_str()) == there) {
                 remove(plane, &gone.spec.id);
             }
@@ -118,7 +118,7 @@ impl Roster {
     }
 
     fn mirrored(&self, plane: &Plane) -> Vec<Arc<Engine>> {
-        let comes = |engine: &&Arc<Engine>| engine.spec.feed.comes_over(&self.link);
+        let comes = |engine: &&Arc<Engine>| engine.spec.source.comes_over(&self.link);
         plane.engines().iter().filter(comes).cloned().collect()
     }
 
@@ -131,11 +131,11 @@ impl Roster {
                 && known.spec.kind == spec.kind
                 && known.spec.model == spec.model
             {
-                match_ranks(plane, &known, &spec.ranks);
+                match_ranks(plane, &known, &told.ranks.iter().map(|rank| rank.rank).collect());
                 plane.set_via(id.as_str(), &via(told));
                 return;
             }
-            if known.spec.feed.comes_over(&self.link) {
+            if known.spec.source.comes_over(&self.link) {
                 remove(plane, &id);
             }
         }
@@ -161,11 +161,12 @@ impl Roster {
             model: told.model.clone(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             tenant: None,
-            ranks: told.ranks.iter().map(|rank| RankSpec::shared(rank.rank, &self.spec.url)).collect(),
-            feed: Feed::Mirrored(MirrorSpec {
+            source: Source::Mirrored(Mirrored {
                 link: self.link.clone(),
+                url: self.spec.url.clone(),
                 engine: told.id.clone(),
                 via: via(told),
+                ranks: told.ranks.iter().map(|rank| rank.rank).collect::<SharedRanks>(),
             }),
             topic: String::new(),
             block_size: None,
@@ -181,7 +182,7 @@ impl Roster {
         let engines = self.mirrored(plane);
         let mut members = BTreeMap::new();
         for engine in &engines {
-            let Some(spec) = engine.spec.feed.mirrored() else { continue };
+            let Some(spec) = engine.spec.source.mirrored() else { continue };
             for stream in &engine.streams {
                 let there = StreamId::new(EngineId::new(&spec.engine), stream.id().rank);
                 let known = self.members.remove(&there).filter(|member| member.is(stream));
@@ -203,16 +204,16 @@ fn remove(plane: &Plane, id: &EngineId) {
 }
 
 /// Has the ranks that the engine has there.
-fn match_ranks(plane: &Plane, known: &Engine, wanted: &[RankSpec]) {
+fn match_ranks(plane: &Plane, known: &Engine, wanted: &BTreeSet<u32>) {
     let id = known.spec.id.as_str();
-    for rank in wanted.iter().filter(|rank| known.stream(rank.rank).is_none()) {
-        if let Err(error) = plane.add_rank(id, rank.clone()) {
-            warn!(engine = id, rank = rank.rank, %error, "a rank of the other plane cannot be added");
+    for &rank in wanted.iter().filter(|rank| known.stream(**rank).is_none()) {
+        if let Err(error) = plane.add_shared_rank(id, rank) {
+            warn!(engine = id, rank, %error, "a rank of the other plane cannot be added");
         }
     }
     for stream in &known.streams {
         let rank = stream.id().rank;
-        if !wanted.iter().any(|wanted| wanted.rank == rank) && plane.remove_rank(id, rank).is_ok() {
+        if !wanted.contains(&rank) && plane.remove_rank(id, rank).is_ok() {
             info!(engine = id, rank, "rank removed, as it was at the plane that it came from");
         }
     }

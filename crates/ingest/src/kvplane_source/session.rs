@@ -2,12 +2,11 @@
 
 use std::collections::HashSet;
 use std::convert::Infallible;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::future::{Fuse, FusedFuture as _, FutureExt as _};
-use kvplane_core::{Cursor, EngineId, PlaneId, StreamId};
+use kvplane_core::{Backoff, Cursor, EngineId, LinkTrouble, PlaneId, StreamId};
 use kvplane_proto::Bearer;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
@@ -24,13 +23,12 @@ use tracing::{debug, error, info, warn};
 use super::convert;
 use super::member::Member;
 use super::roster::{Roster, goes_in_circles};
+use super::spec::LinkSpec;
 use super::status::LinkState;
 use crate::chronicle::{Mood, Said};
 use crate::feeder::Feeder;
 use crate::plane::Plane;
-use crate::spec::LinkSpec;
 use crate::token_file::TokenFileError;
-use crate::trouble::link_trouble_words;
 
 /// How long the other plane may take to accept a connection, and to answer a question.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -78,20 +76,17 @@ enum End {
     PlaneGone,
 }
 
-/// The trouble that is none: the other plane is asked anew at once.
-const RESUBSCRIBING: &str = "resubscribing";
-
 impl End {
-    /// What it is called in status and metrics.
-    fn trouble(&self) -> &'static str {
+    /// What status and metrics show.
+    fn trouble(&self) -> LinkTrouble {
         match self {
-            Self::Status(status) if is_refusal(status) => "refused",
-            Self::Token(_) => "refused",
-            Self::Status(_) | Self::Silent | Self::Over | Self::PlaneGone => "unreached",
-            Self::Itself => "loop",
-            Self::Nothing => "not_found",
-            Self::Misfit(..) => "misfit",
-            Self::Again => RESUBSCRIBING,
+            Self::Status(status) if is_refusal(status) => LinkTrouble::Refused,
+            Self::Token(_) => LinkTrouble::Refused,
+            Self::Status(_) | Self::Silent | Self::Over | Self::PlaneGone => LinkTrouble::Unreached,
+            Self::Itself => LinkTrouble::Loop,
+            Self::Nothing => LinkTrouble::NotFound,
+            Self::Misfit(..) => LinkTrouble::Misfit,
+            Self::Again => LinkTrouble::Resubscribing,
         }
     }
 }
@@ -174,7 +169,7 @@ impl Session {
                 }
             }
         });
-        let mut wait = SHORTEST_WAIT;
+        let mut backoff = Backoff::new(SHORTEST_WAIT, LONGEST_WAIT);
         loop {
             let begun = Instant::now();
             let Err(end) = self.session().await;
@@ -183,16 +178,16 @@ impl Session {
             }
             self.ended(&end);
             if begun.elapsed() > LONGEST_WAIT {
-                wait = SHORTEST_WAIT;
+                backoff.reset();
             }
+            let wait = backoff.wait();
             let pause = match end {
                 End::Itself | End::Nothing => SLOW_WAIT,
                 // A token may be replaced at any moment, and is not tried more often than this meanwhile.
-                _ if end.trouble() == "refused" => LONGEST_WAIT,
+                _ if end.trouble() == LinkTrouble::Refused => LONGEST_WAIT,
                 End::Again => Duration::ZERO,
-                _ => shortened(wait),
+                _ => wait,
             };
-            wait = (wait * 2).min(LONGEST_WAIT);
             sleep(pause).await;
         }
     }
@@ -225,7 +220,7 @@ impl Session {
         let mut messages = answer.map_err(|_| End::Silent)??.into_inner();
         self.subscribed = true;
         let told = self.look().await?;
-        if self.state.status().trouble != Some(RESUBSCRIBING) {
+        if self.state.status().trouble != Some(LinkTrouble::Resubscribing) {
             self.remark(Mood::Good, "is followed");
         }
         self.failing = None;
@@ -378,11 +373,11 @@ impl Session {
         });
         // One line for a state, however often it is tried.
         let why = end.to_string();
-        if end.trouble() == RESUBSCRIBING || self.failing.as_ref() == Some(&why) {
+        if end.trouble() == LinkTrouble::Resubscribing || self.failing.as_ref() == Some(&why) {
             debug!(link = %self.link, %end, "the other plane is asked again");
             return;
         }
-        self.remark(Mood::Bad, &format!("is not followed: {}", link_trouble_words(end.trouble())));
+        self.remark(Mood::Bad, &format!("is not followed: {}", end.trouble().words()));
         if matches!(end, End::Itself) {
             error!(link = %self.link, "the address is this plane's own: following it would be a loop");
         } else {
@@ -424,13 +419,6 @@ fn selector(stream: &StreamId, resume: Option<Cursor>) -> proto::StreamSelector 
         rank: Some(stream.rank),
         resume: resume.map(|Cursor { epoch, sequence }| proto::Cursor { epoch: epoch.as_u64(), sequence }),
     }
-}
-
-/// By up to a half, at random, so that the followers of a plane that comes back do not all come back at once.
-fn shortened(wait: Duration) -> Duration {
-    // Hashers are seeded at random: all the randomness that is needed here.
-    let random = RandomState::new().hash_one(0) as u32;
-    wait.mul_f64(1.0 - f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
 
 /// What a status says, without the layers around it.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kvplane_core::PlaneId;
+use kvplane_core::{LinkTrouble, PlaneId};
 use tokio::sync::watch;
 
 /// How the way to another plane is, at one moment.
@@ -12,8 +12,8 @@ pub struct LinkStatus {
     pub connected: bool,
     /// Its identity, as last heard.
     pub plane: Option<PlaneId>,
-    /// What keeps it from being followed, as a stable word.
-    pub trouble: Option<&'static str>,
+    /// Why it is not followed.
+    pub trouble: Option<LinkTrouble>,
     /// Its engines that came through this plane, or through itself: following them would be a loop.
     pub refused: BTreeSet<String>,
     /// Subscriptions that came up.

@@ -3,22 +3,26 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvplane_core::EngineId;
+use kvplane_core::{EngineId, Trouble};
+use kvplane_discovery::{DiscoverySpec, Found, FoundRank};
 use tracing::{error, info, warn};
 
 use super::{Engine, Engines, Members, Plane, find, is_sole};
 use crate::check::{AddError, UnknownMember, check};
-use crate::discovery::Placed;
+use crate::discovery::Discovered;
 use crate::feeder::Feeder;
-use crate::spec::{DiscoverySpec, EngineSpec, Events, Feed, RankSpec};
+use crate::source::Source;
+use crate::spec::EngineSpec;
 use crate::stream::Stream;
-use crate::trouble::{BAD_ANSWER, BLOCK_SIZE};
 
 impl Engine {
     /// Streams of ranks of which nobody knows yet where they publish.
     pub(crate) fn awaited(&self) -> impl Iterator<Item = &Arc<Stream>> {
-        let awaited = self.spec.ranks.iter().filter(|rank| rank.events == Events::Awaited);
-        awaited.filter_map(|rank| self.stream(rank.rank))
+        let ranks = match &self.spec.source {
+            Source::Discovered(source) => &source.ranks[..],
+            _ => &[],
+        };
+        ranks.iter().filter(|rank| rank.events.is_none()).filter_map(|rank| self.stream(rank.rank))
     }
 }
 
@@ -31,28 +35,33 @@ impl Plane {
         &self,
         id: &EngineId,
         asked: &DiscoverySpec,
-        placed: Placed,
+        found: Found,
     ) -> Result<bool, AddError> {
         let mut members = self.members.lock();
         let engines = self.engines();
         // There may be another engine by now, under the same name.
-        let engine = find(&engines, id.as_str())
-            .filter(|engine| matches!(&engine.spec.feed, Feed::Discovered(spec) if spec == asked))
-            .ok_or_else(|| UnknownMember::Engine(id.to_string()))?;
-        let Placed { ranks, topic, block_size, untold_adapters, mut troubles, .. } = placed;
-        let spec = EngineSpec { ranks, topic, ..engine.spec.clone() };
+        let known = find(&engines, id.as_str()).and_then(|engine| match &engine.spec.source {
+            Source::Discovered(source) if source.spec == *asked => Some((engine, source)),
+            _ => None,
+        });
+        let (engine, before) = known.ok_or_else(|| UnknownMember::Engine(id.to_string()))?;
+        let Found { ranks, topic, block_size, untold_adapters, mut troubles, .. } = found;
+        let changed = ranks != before.ranks || topic != engine.spec.topic;
+        let source = Source::Discovered(Discovered { spec: asked.clone(), ranks: ranks.clone() });
+        let spec = EngineSpec { source, topic, ..engine.spec.clone() };
         let others: Vec<_> = engines.iter().filter(|other| !Arc::ptr_eq(other, engine)).cloned().collect();
         check(&others, std::slice::from_ref(&spec), self.options.max_engines)?;
-        let changed = spec.ranks != engine.spec.ranks || spec.topic != engine.spec.topic;
         let engine = if changed {
-            self.resettle(&mut members, &engines, engine, spec, &mut troubles)
+            self.resettle(&mut members, &engines, engine, (spec, ranks), &mut troubles)
         } else {
             engine.clone()
         };
         for stream in &engine.streams {
             let contradicts = self.describe(stream, engine.spec.block_size, block_size);
-            let trouble =
-                troubles.get(&stream.id().rank).copied().or_else(|| contradicts.then_some(BLOCK_SIZE));
+            let trouble = troubles
+                .get(&stream.id().rank)
+                .copied()
+                .or_else(|| contradicts.then_some(Trouble::BlockSize));
             stream.set_discovery_trouble(trouble);
             self.describe_adapters(stream, untold_adapters);
         }
@@ -65,31 +74,37 @@ impl Plane {
         members: &mut Members,
         engines: &Engines,
         engine: &Arc<Engine>,
-        mut spec: EngineSpec,
-        troubles: &mut BTreeMap<u32, &'static str>,
+        (mut spec, ranks): (EngineSpec, Vec<FoundRank>),
+        troubles: &mut BTreeMap<u32, Trouble>,
     ) -> Arc<Engine> {
         let same_topic = spec.topic == engine.spec.topic;
-        let mut streams = Vec::new();
-        let sole_rank = is_sole(spec.ranks.len(), engine.origin);
-        for rank in std::mem::take(&mut spec.ranks) {
+        let before = engine.spec.source.ranks();
+        let (mut streams, mut settled) = (Vec::new(), Vec::new());
+        let sole_rank = is_sole(ranks.len(), engine.origin);
+        for rank in ranks {
             let known = engine.stream(rank.rank).cloned();
             if let Some(stream) = &known
                 && same_topic
-                && engine.spec.ranks.contains(&rank)
+                && before.contains(&rank.clone().into())
             {
                 streams.push(stream.clone());
-                spec.ranks.push(rank);
+                settled.push(rank);
                 continue;
             }
-            let stream = known.unwrap_or_else(|| self.plan(members, &spec, &rank, sole_rank));
-            let settled = self.settle(members, &spec, &stream, &rank);
-            spec.ranks.push(settled.unwrap_or_else(|error| {
-                warn!(stream = %stream.id(), %error, "the rank cannot be heard");
-                members.sources.await_address(Feeder::new(stream.clone(), self.runtime.clone()));
-                troubles.insert(rank.rank, BAD_ANSWER);
-                RankSpec::awaited(rank.rank)
-            }));
+            let stream = known.unwrap_or_else(|| self.plan(members, &spec, rank.rank, sole_rank));
+            settled.push(match self.settle(members, &spec, &stream, &rank) {
+                Ok(()) => rank,
+                Err(error) => {
+                    warn!(stream = %stream.id(), %error, "the rank cannot be followed");
+                    members.sources.await_address(Feeder::new(stream.clone(), self.runtime.clone()));
+                    troubles.insert(rank.rank, Trouble::BadAnswer);
+                    FoundRank::unknown(rank.rank)
+                }
+            });
             streams.push(stream);
+        }
+        if let Source::Discovered(source) = &mut spec.source {
+            source.ranks = settled;
         }
         let stays = |stream: &Stream| streams.iter().any(|other| other.id() == stream.id());
         let gone: Vec<_> = engine.streams.iter().filter(|stream| !stays(stream)).cloned().collect();
@@ -108,17 +123,16 @@ impl Plane {
         members: &mut Members,
         spec: &EngineSpec,
         stream: &Arc<Stream>,
-        rank: &RankSpec,
-    ) -> Result<RankSpec, AddError> {
+        rank: &FoundRank,
+    ) -> Result<(), AddError> {
         members.sources.leave(stream.id());
         let feeder = Feeder::new(stream.clone(), self.runtime.clone());
         feeder.tell(|recorder, _| recorder.offer_replay(rank.replay.is_some()));
-        self.open_one(members, stream, spec, rank)?;
-        if rank.events != Events::Awaited {
-            let (events, replay) = (&rank.events, rank.replay.as_deref());
-            info!(stream = %stream.id(), %events, replay, "the engine publishes here");
+        self.open_one(members, stream, spec)?;
+        if let Some(events) = &rank.events {
+            info!(stream = %stream.id(), events, replay = rank.replay, "the engine publishes here");
         }
-        Ok(rank.clone())
+        Ok(())
     }
 
     /// Takes the engine's word on adapters that its events do not name.

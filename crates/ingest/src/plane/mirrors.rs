@@ -9,7 +9,7 @@ use kvplane_stream::Limits;
 use super::{Engine, Members, Plane, find};
 use crate::check::{AddError, UnknownMember};
 use crate::kvplane_source::Link;
-use crate::spec::Feed;
+use crate::source::Source;
 
 /// An identity that no other plane has. Hashers are seeded at random by the system: that is all that is needed.
 pub(super) fn random_id() -> PlaneId {
@@ -19,9 +19,9 @@ pub(super) fn random_id() -> PlaneId {
 
 /// Whatever comes from elsewhere needs the link that it comes over: it may have been removed meanwhile.
 pub(super) fn check_links(engines: &[Arc<Engine>]) -> Result<(), AddError> {
-    let missing = engines.iter().filter_map(|engine| engine.spec.feed.mirrored()).find(|spec| {
+    let missing = engines.iter().filter_map(|engine| engine.spec.source.mirrored()).find(|spec| {
         let link = find(engines, spec.link.as_str());
-        !link.is_some_and(|link| matches!(link.spec.feed, Feed::Linked(_)))
+        !link.is_some_and(|link| matches!(link.spec.source, Source::Linked(_)))
     });
     missing.map_or(Ok(()), |spec| Err(UnknownMember::Engine(spec.link.to_string()).into()))
 }
@@ -59,7 +59,7 @@ impl Plane {
     /// Follows every other plane that is not followed yet.
     pub(super) fn start_links(&self, members: &mut Members) {
         for engine in self.engines().iter() {
-            if let (Feed::Linked(spec), Some(state)) = (&engine.spec.feed, &engine.link)
+            if let (Source::Linked(spec), Some(state)) = (&engine.spec.source, &engine.link)
                 && !members.sources.has_link(&engine.spec.id)
             {
                 let id = engine.spec.id.clone();

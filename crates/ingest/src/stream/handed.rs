@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvplane_core::{Continuity, StateDigest, StreamId, TrustState};
+use kvplane_core::{Continuity, StateDigest, StreamId, Trouble, TrustState};
 use kvplane_stream::{HandedOptions, Happening, JournalOptions, NotTaken, Now, Recorder};
 use kvplane_wire::OwnedEvent;
 
 use super::Stream;
 use crate::clock::Clock;
-use crate::trouble::DEFECT;
 
 /// When the latest life of any such stream began, in unix milliseconds.
 static LAST_LIFE: AtomicU64 = AtomicU64::new(0);
@@ -75,7 +74,7 @@ impl Stream {
         match taken {
             Some(Ok(number)) => Ok(HandedOver { number, happenings: outcome.happenings }),
             Some(Err(not_taken)) => Err(not_taken.into()),
-            None if self.inner.lock().troubles.now() == Some(DEFECT) => Err(NotHandedOver::Defect),
+            None if self.inner.lock().troubles.now() == Some(Trouble::Defect) => Err(NotHandedOver::Defect),
             None => Err(NotHandedOver::Closed),
         }
     }
@@ -83,6 +82,8 @@ impl Stream {
     /// Nothing is recorded any more, and what was is let go of.
     pub fn close(&self) {
         drop(self.remove());
+        // Its end had a number of its own, which no later stream may have.
+        LAST_LIFE.fetch_max(self.cursor().epoch.as_u64(), Ordering::Relaxed);
         self.announce();
     }
 
@@ -100,5 +101,25 @@ impl Stream {
     /// Digest of the resident state.
     pub fn digest(&self) -> StateDigest {
         self.inner.lock().recorder.ledger().state().digest()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_core::EngineId;
+
+    use super::*;
+
+    #[test]
+    fn epochs_rise_over_closings_also_within_a_millisecond() {
+        let mut last = None;
+        for _ in 0..50 {
+            let id = StreamId::new(EngineId::new("e"), 0);
+            let stream = Stream::handed_over(id, HandedOptions::default(), JournalOptions::default());
+            let epoch = stream.cursor().epoch;
+            assert!(Some(epoch) > last, "{epoch} after {last:?}");
+            stream.close();
+            last = Some(stream.cursor().epoch);
+        }
     }
 }

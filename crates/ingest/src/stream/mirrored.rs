@@ -25,6 +25,12 @@ impl Stream {
         self.inner.lock().recorder.is_current()
     }
 
+    /// Whether another plane records it, and it can be asked here as it could be there: all of it is here, and the first
+    /// proof that its engine is there.
+    pub fn is_caught_up(&self) -> bool {
+        self.inner.lock().recorder.is_caught_up()
+    }
+
     /// The planes that it came through: the one that heard the engine first, this one last.
     pub fn via(&self) -> Arc<[PlaneId]> {
         self.via.lock().clone()

@@ -1,28 +1,30 @@
 //! What keeps a stream's source from being heard, and when that began and ended.
 
+use kvplane_core::Trouble;
+
 use super::Stream;
 use crate::chronicle::Said;
-use crate::trouble::Teller;
+use crate::trouble::Reporter;
 
 impl Stream {
     /// What keeps the source from being heard from now on; `None` once it is over.
-    pub(crate) fn set_trouble(&self, trouble: Option<&'static str>) {
-        self.note_trouble(Teller::Source, trouble);
+    pub(crate) fn set_trouble(&self, trouble: Option<Trouble>) {
+        self.note_trouble(Reporter::Source, trouble);
     }
 
     /// What the engine's word about itself leaves open from now on; `None` once nothing is.
-    pub(crate) fn set_discovery_trouble(&self, trouble: Option<&'static str>) {
-        self.note_trouble(Teller::Discovery, trouble);
+    pub(crate) fn set_discovery_trouble(&self, trouble: Option<Trouble>) {
+        self.note_trouble(Reporter::Discovery, trouble);
     }
 
-    fn note_trouble(&self, teller: Teller, trouble: Option<&'static str>) {
+    fn note_trouble(&self, reporter: Reporter, trouble: Option<Trouble>) {
         let mut inner = self.inner.lock();
         // A stream that is not recorded any more stays as it is.
         if inner.closed {
             return;
         }
         let before = inner.troubles.now();
-        inner.troubles.set(teller, trouble);
+        inner.troubles.set(reporter, trouble);
         let now = inner.troubles.now();
         // Under the lock, so that what is told last is what is so.
         match (before, now) {
@@ -41,26 +43,25 @@ mod tests {
 
     use super::*;
     use crate::chronicle::Mood;
-    use crate::trouble::{BLOCK_SIZE, DEFECT, UNREACHED, trouble_words};
 
     #[test]
     fn troubles_are_told_when_they_begin_and_when_they_end() {
         let id = StreamId::new(EngineId::new("a"), 0);
         let stream = Stream::in_process(id, Options::default(), JournalOptions::default());
-        stream.set_trouble(Some(UNREACHED));
-        stream.set_trouble(Some(UNREACHED));
-        stream.set_discovery_trouble(Some(BLOCK_SIZE)); // behind the other
+        stream.set_trouble(Some(Trouble::Unreached));
+        stream.set_trouble(Some(Trouble::Unreached));
+        stream.set_discovery_trouble(Some(Trouble::BlockSize)); // behind the other
         stream.set_trouble(None);
         stream.set_discovery_trouble(None);
         stream.feed(|_, _| panic!("a defect, on purpose"));
         stream.set_trouble(None);
-        assert_eq!(stream.status().trouble, Some(DEFECT), "it stays");
-        let over = format!("no longer so: {}", trouble_words(BLOCK_SIZE));
+        assert_eq!(stream.status().trouble, Some(Trouble::Defect), "it stays");
+        let over = format!("no longer so: {}", Trouble::BlockSize.words());
         let wanted = [
-            (Mood::Bad, trouble_words(UNREACHED)),
-            (Mood::Bad, trouble_words(BLOCK_SIZE)),
+            (Mood::Bad, Trouble::Unreached.words()),
+            (Mood::Bad, Trouble::BlockSize.words()),
             (Mood::Good, &over),
-            (Mood::Bad, trouble_words(DEFECT)),
+            (Mood::Bad, Trouble::Defect.words()),
         ];
         let remarks = stream.chronicle.after(0);
         let told: Vec<_> = remarks.iter().map(|remark| (remark.said.mood, &*remark.said.words)).collect();

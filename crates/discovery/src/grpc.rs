@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvplane_core::EngineKind;
-use kvplane_transport::grpc::unary;
+use kvplane_transport::grpc::{GrpcSpec, connect, unary};
 use kvplane_wire::engine_info::{self, Arg, OtherMessage, Sizes};
 use serde_json::{Map, Value};
 use tonic::transport::Channel;
@@ -15,8 +15,6 @@ use tonic::{Code, Request};
 
 use super::server_args::{self, Unsaid};
 use super::{Description, MAX_RANKS, Publisher, Refusal, bad, vllm};
-use crate::grpc_source::connect;
-use crate::spec::GrpcSpec;
 
 /// An answer has the arguments of a server; what is larger is none.
 const MAX_ANSWER: usize = 4 << 20;
@@ -34,7 +32,7 @@ pub(super) async fn ask(kind: EngineKind, spec: &GrpcSpec) -> Result<Description
 
 async fn talk(kind: EngineKind, spec: &GrpcSpec) -> Result<Description, Refusal> {
     let silent = |_| Refusal::Silent("gRPC: nobody answers".to_owned());
-    let channel = connect(spec).await.map_err(silent)?;
+    let channel = connect(&spec.url, spec.ca.as_deref(), DEADLINE).await.map_err(silent)?;
     if kind == EngineKind::Vllm
         && let Some(answer) = call(&channel, EVENT_SOURCES).await?
     {

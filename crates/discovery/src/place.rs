@@ -2,75 +2,99 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kvplane_core::Trouble;
+
+use super::address::{AddressError, for_rank};
+use super::spec::Overrides;
 use super::{Description, Publisher};
-use crate::address::{AddressError, for_rank};
-use crate::spec::{Events, RankSpec, Told};
-use crate::trouble::{BAD_ANSWER, NO_SOURCES, SHARED_ADDRESS};
+
+/// One rank of an engine that was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundRank {
+    /// Its number.
+    pub rank: u32,
+    /// Where it publishes; absent while that is unknown.
+    pub events: Option<String>,
+    /// Its replay socket.
+    pub replay: Option<String>,
+}
+
+impl FoundRank {
+    /// A rank without a known address.
+    pub fn unknown(rank: u32) -> Self {
+        Self { rank, events: None, replay: None }
+    }
+}
 
 /// Where an engine's ranks are, and what is wrong with some of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Placed {
-    pub(crate) ranks: Vec<RankSpec>,
-    pub(crate) topic: String,
-    /// What the engine says its block size is.
-    pub(crate) block_size: Option<u32>,
+pub struct Found {
+    /// Its ranks, in the order of their numbers.
+    pub ranks: Vec<FoundRank>,
+    /// Topic prefix.
+    pub topic: String,
+    /// The engine's block size.
+    pub block_size: Option<u32>,
     /// The engine serves adapters, and its events do not name them.
-    pub(crate) untold_adapters: bool,
-    /// Ranks that cannot be heard, or not whole, as they are described.
-    pub(crate) troubles: BTreeMap<u32, &'static str>,
+    pub untold_adapters: bool,
+    /// Ranks that cannot be followed, or not completely.
+    pub troubles: BTreeMap<u32, Trouble>,
     /// The same in words, for the log.
-    pub(crate) complaints: Vec<String>,
+    pub complaints: Vec<String>,
 }
 
 /// Puts every rank in its place. `host` stands for wildcards.
-pub(super) fn place(told: &Told, host: &str, found: &Description) -> Placed {
-    let wanted: Vec<u32> = match told.ranks {
+pub(super) fn place(overrides: &Overrides, host: &str, found: &Description) -> Found {
+    let wanted: Vec<u32> = match overrides.ranks {
         Some(ranks) => (0..ranks).collect(),
         None => found.publishers.keys().copied().collect(),
     };
     let (block_size, untold_adapters) = (found.block_size, found.untold_adapters);
-    let mut placed = Placed { block_size, untold_adapters, ..Placed::default() };
-    placed.topic = told.topic.clone().unwrap_or_else(|| common_topic(found));
+    let mut placed = Found { block_size, untold_adapters, ..Found::default() };
+    placed.topic = overrides.topic.clone().unwrap_or_else(|| common_topic(found));
     let mut taken = BTreeSet::new();
     for rank in wanted {
         let publisher = found.publishers.get(&rank);
-        let spec = match events_of(rank, told, host, publisher) {
+        let spec = match events_of(rank, overrides, host, publisher) {
             Ok(Some(events)) if taken.insert(events.clone()) => {
-                let replay = placed.replay_of(rank, told, host, publisher).filter(|replay| *replay != events);
-                RankSpec { rank, events: Events::Connect(events), replay }
+                let replay =
+                    placed.replay_of(rank, overrides, host, publisher).filter(|replay| *replay != events);
+                FoundRank { rank, events: Some(events), replay }
             }
             Ok(Some(events)) => placed.complain(
                 rank,
-                SHARED_ADDRESS,
+                Trouble::SharedAddress,
                 format!("rank {rank} is at {events}, as another rank is"),
             ),
-            Ok(None) => {
-                placed.complain(rank, NO_SOURCES, format!("the engine names no publisher of rank {rank}"))
-            }
-            Err(error) => placed.complain(rank, BAD_ANSWER, error.to_string()),
+            Ok(None) => placed.complain(
+                rank,
+                Trouble::NoSources,
+                format!("the engine names no publisher of rank {rank}"),
+            ),
+            Err(error) => placed.complain(rank, Trouble::BadAnswer, error.to_string()),
         };
         placed.ranks.push(spec);
     }
     placed
 }
 
-impl Placed {
+impl Found {
     /// A rank that stays unheard.
-    fn complain(&mut self, rank: u32, trouble: &'static str, complaint: String) -> RankSpec {
+    fn complain(&mut self, rank: u32, trouble: Trouble, complaint: String) -> FoundRank {
         self.troubles.insert(rank, trouble);
         self.complaints.push(complaint);
-        RankSpec::awaited(rank)
+        FoundRank::unknown(rank)
     }
 
     /// A replay address that cannot be used is one less; the events can be heard without it.
     fn replay_of(
         &mut self,
         rank: u32,
-        told: &Told,
+        overrides: &Overrides,
         host: &str,
         publisher: Option<&Publisher>,
     ) -> Option<String> {
-        let replay = match (&told.replay, publisher.and_then(|publisher| publisher.replay.as_deref())) {
+        let replay = match (&overrides.replay, publisher.and_then(|publisher| publisher.replay.as_deref())) {
             (Some(replay), _) => for_rank(replay, rank, true),
             (None, Some(replay)) => connectable(replay, host),
             (None, None) => return None,
@@ -78,7 +102,7 @@ impl Placed {
         match replay {
             Ok(replay) => Some(replay),
             Err(error) => {
-                self.complain(rank, BAD_ANSWER, error.to_string());
+                self.complain(rank, Trouble::BadAnswer, error.to_string());
                 None
             }
         }
@@ -87,11 +111,11 @@ impl Placed {
 
 fn events_of(
     rank: u32,
-    told: &Told,
+    overrides: &Overrides,
     host: &str,
     publisher: Option<&Publisher>,
 ) -> Result<Option<String>, AddressError> {
-    match (&told.events, publisher.and_then(|publisher| publisher.events.as_deref())) {
+    match (&overrides.events, publisher.and_then(|publisher| publisher.events.as_deref())) {
         (Some(events), _) => for_rank(events, rank, true).map(Some),
         (None, Some(events)) => connectable(events, host).map(Some),
         (None, None) => Ok(None),
@@ -133,8 +157,8 @@ mod tests {
         Description { publishers: publishers.collect(), block_size: Some(16), ..Description::default() }
     }
 
-    fn rank(rank: u32, events: &str, replay: Option<&str>) -> RankSpec {
-        RankSpec { rank, events: Events::Connect(events.to_owned()), replay: replay.map(str::to_owned) }
+    fn rank(rank: u32, events: &str, replay: Option<&str>) -> FoundRank {
+        FoundRank { rank, events: Some(events.to_owned()), replay: replay.map(str::to_owned) }
     }
 
     #[test]
@@ -142,20 +166,20 @@ mod tests {
         for wildcard in ["*", "0.0.0.0", "[::]", "::", ""] {
             let events = format!("tcp://{wildcard}:5557");
             let placed =
-                place(&Told::default(), "gpu-7", &found(&[(0, &events, Some("tcp://10.0.0.9:5558"))]));
+                place(&Overrides::default(), "gpu-7", &found(&[(0, &events, Some("tcp://10.0.0.9:5558"))]));
             assert_eq!(placed.ranks, [rank(0, "tcp://gpu-7:5557", Some("tcp://10.0.0.9:5558"))]);
             assert_eq!((placed.topic.as_str(), placed.block_size), ("kv", Some(16)));
             assert!(placed.troubles.is_empty());
         }
-        let ipc = place(&Told::default(), "gpu-7", &found(&[(0, "ipc:///run/kv", None)]));
+        let ipc = place(&Overrides::default(), "gpu-7", &found(&[(0, "ipc:///run/kv", None)]));
         assert_eq!(ipc.ranks, [rank(0, "ipc:///run/kv", None)]);
     }
 
     #[test]
     fn what_the_operator_said_wins_key_by_key() {
         let engine = found(&[(0, "tcp://*:5557", Some("tcp://*:6000")), (1, "tcp://*:5558", None)]);
-        let told = |change: fn(&mut Told)| {
-            let mut told = Told::default();
+        let told = |change: fn(&mut Overrides)| {
+            let mut told = Overrides::default();
             change(&mut told);
             place(&told, "h", &engine)
         };
@@ -169,14 +193,14 @@ mod tests {
         assert_eq!(told(|told| told.topic = Some("mine".to_owned())).topic, "mine");
         assert_eq!(told(|told| told.ranks = Some(1)).ranks, [rank(0, "tcp://h:5557", Some("tcp://h:6000"))]);
         let more = told(|told| told.ranks = Some(3));
-        assert_eq!(more.ranks[2], RankSpec::awaited(2));
-        assert_eq!(more.troubles, BTreeMap::from([(2, NO_SOURCES)]));
+        assert_eq!(more.ranks[2], FoundRank::unknown(2));
+        assert_eq!(more.troubles, BTreeMap::from([(2, Trouble::NoSources)]));
     }
 
     #[test]
     fn what_cannot_be_is_named_and_the_others_are_heard() {
         let placed = place(
-            &Told::default(),
+            &Overrides::default(),
             "h",
             &found(&[
                 (0, "tcp://a:5557", Some("inproc://x")),
@@ -188,8 +212,13 @@ mod tests {
         );
         assert_eq!(placed.ranks[0], rank(0, "tcp://a:5557", None));
         assert_eq!(placed.ranks[4], rank(4, "tcp://a:5558", None));
-        let troubles = [(0, BAD_ANSWER), (1, SHARED_ADDRESS), (2, BAD_ANSWER), (3, BAD_ANSWER)];
+        let troubles = [
+            (0, Trouble::BadAnswer),
+            (1, Trouble::SharedAddress),
+            (2, Trouble::BadAnswer),
+            (3, Trouble::BadAnswer),
+        ];
         assert_eq!(placed.troubles, BTreeMap::from(troubles));
-        assert!(placed.ranks[1..4].iter().all(|rank| rank.events == Events::Awaited));
+        assert!(placed.ranks[1..4].iter().all(|rank| rank.events.is_none()));
     }
 }

@@ -1,36 +1,38 @@
-//! Asking an engine where its ranks publish.
+//! Where an engine's ranks publish: the addresses of its ranks, and what the engine says of itself.
 //!
 //! ```text
-//!  engine ──answer──> ask.rs ──> vllm.rs, sglang.rs, server_args.rs ──Description──> place.rs ──ranks──> Plane::give_ranks
-//!  (HTTP, gRPC)       deadline,   what each kind says of itself                      what the operator
-//!                     limits                                                         said wins
+//!  engine ──answer──> ask.rs ──> vllm.rs, sglang.rs, server_args.rs ──Description──> place.rs ──> Found
+//!  (HTTP, gRPC)       deadline,   what each kind says of itself                      overrides
+//!                     limits                                                         win
 //! ```
 //!
-//! One task per engine (`task.rs`). Everything else here is a pure function of an answer. An answer that cannot be used is a
-//! named state of the streams that wait for a better one; it never touches a stream that is heard.
+//! Everything but asking is a pure function of an answer. This crate asks once and changes nothing: `ingest` decides
+//! when to ask again and applies the answer.
 //!
-//! Answers hold keys and paths of the engine: no log line and no message quotes more of them than a number or an address.
+//! Answers hold keys and paths of the engine: no log line and no message quotes more of them than a number or an
+//! address.
 
+mod address;
 mod ask;
 mod grpc;
 mod place;
 mod server_args;
 mod sglang;
-mod task;
+mod spec;
 mod vllm;
 mod word;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
+use kvplane_core::Trouble;
 use serde_json::{Map, Value};
 
-use crate::trouble::{BAD_ANSWER, DISCOVERING, EVENTS_DISABLED, NO_SOURCES};
-
-pub(crate) use ask::Asker;
-pub(crate) use place::Placed;
+pub use address::{AddressError, check_overlap, for_rank};
+pub use ask::Asker;
+pub use place::{Found, FoundRank};
 pub use sglang::{PATHS as SGLANG_PAGES, TOKENSPEED_PATHS as TOKENSPEED_PAGES};
-pub(crate) use task::run;
+pub use spec::{DiscoverySpec, Overrides};
 pub use word::{EngineWord, ask_engine};
 
 /// More ranks than any engine has; an answer that speaks of more is not believed.
@@ -70,13 +72,13 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// What this is called in status and metrics.
-    fn trouble(&self) -> &'static str {
+    /// The trouble of the streams that wait for a better answer.
+    pub fn trouble(&self) -> Trouble {
         match self {
-            Self::Silent(_) => DISCOVERING,
-            Self::Disabled => EVENTS_DISABLED,
-            Self::NoSources(_) => NO_SOURCES,
-            Self::Bad(_) => BAD_ANSWER,
+            Self::Silent(_) => Trouble::Discovering,
+            Self::Disabled => Trouble::EventsDisabled,
+            Self::NoSources(_) => Trouble::NoSources,
+            Self::Bad(_) => Trouble::BadAnswer,
         }
     }
 }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use http::{StatusCode, Uri};
 use kvplane_core::EngineKind;
+use kvplane_transport::{HttpClient, NoAnswer};
 use serde_json::Value;
 
+use super::place::{Found, place};
+use super::spec::DiscoverySpec;
 use super::{Description, Refusal, bad, grpc, sglang, vllm};
-use crate::spec::DiscoverySpec;
-use kvplane_transport::{HttpClient, NoAnswer};
 
 /// `SGLang` says everything about itself in one answer: some hundred kilobytes. What is larger is not one.
 const MAX_ANSWER: usize = 4 << 20;
@@ -20,19 +21,20 @@ type Parse = fn(&Value) -> Result<Description, Refusal>;
 
 /// Asks one engine. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Asker {
+pub struct Asker {
     kind: EngineKind,
     spec: DiscoverySpec,
     client: HttpClient,
 }
 
 impl Asker {
-    pub(crate) fn new(kind: EngineKind, spec: DiscoverySpec, client: HttpClient) -> Self {
+    /// Asks an engine of this kind.
+    pub fn new(kind: EngineKind, spec: DiscoverySpec, client: HttpClient) -> Self {
         Self { kind, spec, client }
     }
 
-    /// What is asked for, and what the operator said.
-    pub(super) fn spec(&self) -> &DiscoverySpec {
+    /// Whom it asks, and what the operator configured.
+    pub fn spec(&self) -> &DiscoverySpec {
         &self.spec
     }
 
@@ -43,8 +45,14 @@ impl Asker {
         url.as_ref().and_then(Uri::host).unwrap_or("127.0.0.1").to_owned()
     }
 
-    /// What the engine says, over HTTP if it can be asked there; over gRPC it is asked for what is left.
-    pub(super) async fn ask(&self) -> Result<Description, Refusal> {
+    /// Asks once where the engine's ranks are.
+    pub async fn ask(&self) -> Result<Found, Refusal> {
+        let description = self.describe().await?;
+        Ok(place(&self.spec.overrides, &self.host(), &description))
+    }
+
+    /// Asks over HTTP if the engine has that server, and over gRPC for what is still missing.
+    pub(super) async fn describe(&self) -> Result<Description, Refusal> {
         let mut answer = match &self.spec.http {
             Some(base) => self.ask_http(base).await,
             None => Err(Refusal::NoSources("there is nobody to ask")),

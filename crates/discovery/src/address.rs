@@ -47,13 +47,13 @@ pub enum AddressError {
 
 impl AddressError {
     /// For `map_err`: the key that has the address.
-    pub(crate) fn of(key: &'static str) -> impl FnOnce(Self) -> Self {
+    pub fn of(key: &'static str) -> impl FnOnce(Self) -> Self {
         move |error| Self::Of { key, error: Box::new(error) }
     }
 }
 
 /// The address of rank `rank`. When we connect, a wildcard host means this machine.
-pub(crate) fn for_rank(address: &str, rank: u32, connect: bool) -> Result<String, AddressError> {
+pub fn for_rank(address: &str, rank: u32, connect: bool) -> Result<String, AddressError> {
     if address.starts_with("ipc://") && address.len() > "ipc://".len() {
         return if rank == 0 {
             Ok(address.to_owned())
@@ -86,7 +86,7 @@ pub(crate) fn for_rank(address: &str, rank: u32, connect: bool) -> Result<String
 }
 
 /// Event and replay ports of an engine's ranks must not meet.
-pub(crate) fn check_overlap(events: &str, replay: &str, ranks: u32) -> Result<(), AddressError> {
+pub fn check_overlap(events: &str, replay: &str, ranks: u32) -> Result<(), AddressError> {
     let split = |address: &str| -> Option<(String, u16)> {
         let (host, port) = address.strip_prefix("tcp://")?.rsplit_once(':')?;
         Some((host.to_owned(), port.parse().ok()?))
