@@ -5,20 +5,18 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kvplane_core::Tier;
+use kvplane_core::{Tier, dynamo_salt, dynamo_salt_key};
 use kvplane_stream::{
     Attributes, BlockImage, Change, Entry, ExtraKeys, Group, Layout, Parent, Place, Protocol, Snapshot,
     StoreCause, StoredChange, Transition,
 };
-use kvplane_wire::encode::{Profile, encode_batch};
+use kvplane_wire::encode::encode_republished;
 use kvplane_wire::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
 
-/// The newest profile carries everything that any engine said.
-const PROFILE: Profile = Profile::Vllm0_32;
 /// Blocks in one batch of a snapshot.
-const BATCH_BLOCKS: usize = 512;
+pub(super) const BATCH_BLOCKS: usize = 512;
 
-/// An entry: encoded once, the same bytes for live and replay.
+/// An entry with every copy: encoded once, the same bytes for live and replay.
 pub(super) fn entry(rank: u32, entry: &Entry) -> Bytes {
     entry.encoded(Protocol::Vllm, |entry| {
         let mut events = Vec::new();
@@ -29,7 +27,7 @@ pub(super) fn entry(rank: u32, entry: &Entry) -> Bytes {
         if entry.changes.is_empty() && entry.transitions == [Transition::Cleared] {
             events.push(OwnedEvent::Cleared);
         }
-        encode_batch(PROFILE, entry.timestamp, Some(rank), &events).into()
+        encode_republished(entry.timestamp, rank, &events).into()
     })
 }
 
@@ -82,7 +80,10 @@ fn announced(change: &StoredChange) -> OwnedStored {
     let keys: Vec<_> = change
         .blocks
         .iter()
-        .map(|block| keys(block.parent, block.extra_keys.as_ref(), &change.attributes))
+        .map(|block| {
+            let is_first = block.parent == Some(Parent::Root);
+            first_keys(is_first, block.extra_keys.as_ref(), &change.attributes)
+        })
         .collect();
     OwnedStored {
         block_hashes: change.blocks.iter().map(|block| OwnedHash::Unsigned(block.hash)).collect(),
@@ -102,6 +103,7 @@ fn frame(place: &Place, attributes: &Attributes) -> OwnedStored {
     OwnedStored {
         lora_id: attributes.lora_id,
         lora_name: text(&attributes.lora_name),
+        cache_salt: text(&attributes.cache_salt),
         bigrams: attributes.bigrams,
         medium: text(&place.medium),
         group: place.group,
@@ -124,11 +126,8 @@ fn removed(place: &Place, hashes: impl Iterator<Item = u64>) -> OwnedEvent {
     })
 }
 
-/// A whole state as batches: first a clear, by itself where there may be several, since what a vLLM tells of
-/// its colder tiers beside a clear may be older than that; then every copy of every block, parents first. A
-/// hole that others build on is stored and then removed. At most `max_batches`, however large they become:
-/// their numbers end at the snapshot's, and all of them must be above what the listener has.
-pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<Bytes> {
+/// The stores of every copy of every block, parents first. A hole that others build on is stored and then removed.
+pub(super) fn copies(snapshot: &Snapshot) -> Vec<OwnedEvent> {
     let main = snapshot.image.places.iter().find(|place| place.tier == Tier::Device && place.is_main());
     let mut runs = Runs::default();
     let mut holes = Vec::new();
@@ -155,6 +154,14 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<
     if let (false, Some(main)) = (holes.is_empty(), main) {
         events.push(removed(main, holes.into_iter()));
     }
+    events
+}
+
+/// A whole state as batches: first a clear, by itself where there may be several, since what a vLLM tells of
+/// its colder tiers beside a clear may be older than that; then what is held. At most `max_batches`, however
+/// large they become: their numbers end at the snapshot's, and all of them must be above what the listener has.
+pub(super) fn batches(rank: u32, events: Vec<OwnedEvent>, max_batches: u64) -> Vec<Bytes> {
+    let encode = |events: &[OwnedEvent]| -> Bytes { encode_republished(0.0, rank, events).into() };
     let stored = events.iter().map(|event| match event {
         OwnedEvent::Stored(stored) => stored.block_hashes.len(),
         _ => 0,
@@ -168,7 +175,7 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<
     let mut batches = Vec::new();
     let mut open = vec![OwnedEvent::Cleared];
     if after_clear > 0 {
-        batches.push(encode_batch(PROFILE, 0.0, Some(rank), &std::mem::take(&mut open)).into());
+        batches.push(encode(&std::mem::take(&mut open)));
     }
     let mut blocks = 0;
     for event in events {
@@ -177,12 +184,12 @@ pub(super) fn snapshot(rank: u32, snapshot: &Snapshot, max_batches: u64) -> Vec<
         }
         open.push(event);
         if blocks >= batch_blocks {
-            batches.push(encode_batch(PROFILE, 0.0, Some(rank), &std::mem::take(&mut open)).into());
+            batches.push(encode(&std::mem::take(&mut open)));
             blocks = 0;
         }
     }
     if !open.is_empty() {
-        batches.push(encode_batch(PROFILE, 0.0, Some(rank), &open).into());
+        batches.push(encode(&open));
     }
     batches
 }
@@ -245,7 +252,7 @@ struct Runs {
 impl Runs {
     fn add(&mut self, place: &Place, attributes: &Attributes, copies: u32, link: &Link<'_>) {
         let template = frame(place, attributes);
-        let keys = keys(Some(link.parent), link.keys, attributes);
+        let keys = first_keys(link.parent == Parent::Root, link.keys, attributes);
         if let Some((stored, open_copies, last)) = &mut self.open
             && stored.block_hashes.len() < BATCH_BLOCKS
             && link.parent == Parent::Block(*last)
@@ -303,18 +310,18 @@ impl Runs {
     }
 }
 
-/// A block's extra keys. vLLM's have the salt among those of a prompt's first block; engines that send it as
-/// a field do not.
-fn keys(
-    parent: Option<Parent>,
+/// A block's extra keys. The first block of a prompt has the salt among them, as with vLLM: as the engine sent
+/// it, or else with the mark by which Dynamo's routers know it.
+pub(super) fn first_keys(
+    is_first: bool,
     keys: Option<&ExtraKeys>,
     attributes: &Attributes,
 ) -> Option<Vec<OwnedExtraKey>> {
     let mut keys = keys.map(|keys| keys.to_vec());
-    if let (Some(Parent::Root), Some(salt)) = (parent, &attributes.cache_salt) {
-        let salt = OwnedExtraKey::Text(salt.to_string());
-        if keys.as_ref().is_none_or(|keys| !keys.contains(&salt)) {
-            keys.get_or_insert_default().push(salt);
+    if let (true, Some(salt)) = (is_first, attributes.cache_salt.as_deref()) {
+        let is_salt = |key: &OwnedExtraKey| matches!(key, OwnedExtraKey::Text(text) if text == salt || dynamo_salt(text) == Some(salt));
+        if !keys.as_ref().is_some_and(|keys| keys.iter().any(is_salt)) {
+            keys.get_or_insert_default().push(OwnedExtraKey::Text(dynamo_salt_key(salt)));
         }
     }
     keys
@@ -331,6 +338,7 @@ fn same_frame(stored: &OwnedStored, template: &OwnedStored) -> bool {
         && stored.ownership == template.ownership
         && stored.lora_id == template.lora_id
         && stored.lora_name == template.lora_name
+        && stored.cache_salt == template.cache_salt
         && stored.bigrams == template.bigrams
 }
 
@@ -377,12 +385,12 @@ mod tests {
             store(2, "sliding_window", 8, &[]),
             store(3, "full_attention", 8, &[8, 16, 24, 32]),
         ];
-        let mut first = ledger(&[encode_batch(PROFILE, 1.0, Some(0), &events).into()]);
+        let mut first = ledger(&[encode_republished(1.0, 0, &events).into()]);
         let mut builder = first.begin_snapshot();
         while !builder.gather() {
             first.step_snapshot(&mut builder, 9).unwrap();
         }
-        let second = ledger(&snapshot(0, &builder.finish(), 9));
+        let second = ledger(&batches(0, copies(&builder.finish()), 9));
         assert_eq!(second.groups(), first.groups());
         assert_eq!(second.resumption(), first.resumption());
         let sorted = |ledger: &Ledger| {

@@ -4,21 +4,29 @@
 //! window is answered with the whole state, as batches that begin with a clear, and then the tail. Sequences
 //! are kvplane's own (epoch << 20 + n); a new epoch opens with a clear.
 //!
+//! ```text
+//! presence.rs   what listeners hold that count no copies, and what they are sent: the usual form
+//! encode.rs     events with every copy, and batches of both forms
+//! feed.rs       a state and what followed it, for one listener
+//! outlet.rs     one rank's sockets
+//! ```
+//!
 //! One thread serves all of them, as an engine's publisher does: between two batches it looks for requests.
 //!
 //! This crate reads journals. It changes no stream and decides nothing about gaps. Whether an address may be
 //! open to others is checked by its caller.
 
 mod encode;
-mod replay;
+mod feed;
+mod outlet;
+mod presence;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use kvplane_core::Cursor;
-use kvplane_ingest::{Engine, Stream};
+use kvplane_ingest::Engine;
 use kvplane_socket::{
     Endpoint, PubOptions, PubSocket, PublishContext, ReleasedPorts, RouterSocket, SocketError,
 };
@@ -27,7 +35,18 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use replay::{Building, Replay, Step};
+use feed::{Building, Form};
+use outlet::Outlet;
+
+/// What a new subscriber is sent before the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Announce {
+    /// The newest batch: its number shows a listener that it missed something, so that it asks at once.
+    #[default]
+    Batch,
+    /// A clear, the whole state and what followed, for listeners that cannot ask.
+    State,
+}
 
 /// Where an engine's events are published again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +61,10 @@ pub struct RepublishSpec {
     pub replay: Option<String>,
     /// Topic of every message.
     pub topic: String,
+    /// Every copy of a block is announced, not only the first and the last.
+    pub copies: bool,
+    /// What a new subscriber is sent before the rest.
+    pub announce: Announce,
 }
 
 impl RepublishSpec {
@@ -96,16 +119,6 @@ const LONG_NAP: Duration = Duration::from_millis(5);
 const QUIET: Duration = Duration::from_secs(1);
 /// Messages held per slow subscriber: as an engine's publisher.
 const HIGH_WATER: i32 = 100_000;
-
-struct Outlet {
-    stream: Arc<Stream>,
-    topic: Vec<u8>,
-    publisher: PubSocket,
-    router: Option<RouterSocket>,
-    cursor: Cursor,
-    /// The replay that is being answered. Others wait in the socket, which gives each peer its turn.
-    replay: Option<Replay>,
-}
 
 /// An engine's sockets: bound, and publishing nothing yet.
 pub struct BoundOutlets {
@@ -179,7 +192,8 @@ impl Republisher {
             let events = publisher.last_endpoint().to_owned();
             info!(stream = %stream.id(), events, replay = replay.as_deref().unwrap_or("off"), "republishing");
             self.endpoints.lock().insert((id.clone(), rank), (events, replay));
-            outlets.push(Outlet { cursor: stream.cursor(), stream, topic, publisher, router, replay: None });
+            let form = if bound.spec.copies { Form::Copies } else { Form::Presence };
+            outlets.push(Outlet::new(stream, (publisher, router), topic, form, bound.spec.announce));
         }
         self.specs.lock().insert(id.clone(), bound.spec);
         self.commands.lock().push(Command::Publish(outlets));
@@ -240,6 +254,7 @@ impl Republisher {
         let released = self.released.lock();
         let mut options = PubOptions::new(Endpoint::Bind(events.clone()));
         options.send_hwm = HIGH_WATER;
+        options.hold_back = spec.announce == Announce::State;
         let publisher =
             released.bind(&events, || PubSocket::open(&self.context, &options)).map_err(failed)?;
         let bind = |replay: &str| {
@@ -272,70 +287,22 @@ fn run(commands: &Mutex<Vec<Command>>, stop: &CancellationToken, runtime: &Handl
             match command {
                 Command::Publish(more) => outlets.extend(more),
                 Command::Close(engine) => {
-                    let closing = |outlet: &mut Outlet| outlet.stream.id().engine.as_str() == engine;
+                    let closing = |outlet: &mut Outlet| outlet.is_of(&engine);
                     for mut outlet in outlets.extract_if(.., closing) {
                         // The last thing that a removed stream says is that nothing is held any more.
-                        while outlet.publish() {}
+                        while outlet.publish(&building) {}
                     }
                 }
             }
         }
         let mut worked = false;
         for outlet in &mut outlets {
-            worked |= outlet.publish();
-            worked |= outlet.answer(&building);
+            worked |= outlet.turn(&building);
         }
         if worked {
             last_work = kvplane_runtime::now();
         } else {
             thread::sleep(if last_work.elapsed() < QUIET { NAP } else { LONG_NAP });
-        }
-    }
-}
-
-impl Outlet {
-    /// Publishes what is new. True if there was something.
-    fn publish(&mut self) -> bool {
-        let Ok(entries) = self.stream.read_after(self.cursor, BURST) else {
-            // Another life, or we were too slow. Listeners see a hole in the numbers, and ask.
-            self.cursor = match self.stream.first_cursor() {
-                Some(first) if first.epoch != self.cursor.epoch => first,
-                _ => self.stream.cursor(),
-            };
-            return true;
-        };
-        for entry in &entries {
-            let payload = encode::entry(self.stream.id().rank, entry);
-            if let Err(error) = self.publisher.send(&self.topic, entry.sequence, &payload) {
-                warn!(stream = %self.stream.id(), %error, "cannot republish");
-            }
-            self.cursor.sequence = entry.sequence;
-        }
-        !entries.is_empty()
-    }
-
-    /// Answers a part of a replay request, if there is one. A whole state is taken and encoded elsewhere:
-    /// publishing goes on.
-    fn answer(&mut self, building: &Building) -> bool {
-        let Some(router) = &self.router else { return false };
-        if self.replay.is_none() {
-            match router.recv_request(Duration::ZERO) {
-                Ok(Some(request)) => self.replay = Some(Replay::begin(&self.stream, request, building)),
-                Ok(None) => return false,
-                Err(error) => {
-                    warn!(stream = %self.stream.id(), %error, "replay request cannot be read");
-                    return false;
-                }
-            }
-        }
-        let Some(replay) = &mut self.replay else { return false };
-        match replay.step(&self.stream, router, &self.topic) {
-            Step::Waits => false,
-            Step::GoesOn => true,
-            Step::Ended => {
-                self.replay = None;
-                true
-            }
         }
     }
 }

@@ -43,8 +43,14 @@ pub trait SubscriberHandler: Send {
     /// Everything that could be read for now has been told: the moment to wake others, once for a whole burst.
     fn drained(&mut self) {}
 
-    /// Time passes: called about every 100 ms.
+    /// Time passes: called about every 100 ms, unless [`Self::is_idle`].
     fn tick(&mut self, now: Instant);
+
+    /// Whether a tick at this moment would change nothing. Asked before every tick, so it should cost next to nothing:
+    /// with hundreds of idle streams, ticks are a good part of what they cost.
+    fn is_idle(&self, _now: Instant) -> bool {
+        false
+    }
 }
 
 /// Keeps a subscription alive. After its drop no new call to the handler begins; one that is under way on
@@ -97,6 +103,11 @@ impl Ear {
     /// The handler, for a call about all of it; `None` when it is not to hear more.
     pub(crate) fn open(&mut self) -> Option<&mut dyn SubscriberHandler> {
         if self.is_cancelled() { None } else { Some(&mut *self.handler) }
+    }
+
+    /// Whether it needs no tick at this moment.
+    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+        self.is_cancelled() || self.handler.is_idle(now)
     }
 
     /// The handler, for a call about one connection.

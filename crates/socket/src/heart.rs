@@ -14,6 +14,10 @@ use crate::zmtp::session::Session;
 /// PINGs under way. A peer that answers none of them is not asked more often.
 const UNANSWERED_MAX: usize = 16;
 
+/// Moments of an interval at which PINGs are sent. Connections of a thread share them, so that their answers come together
+/// and are read in few turns: each wake-up costs more than the PONG that it is for.
+const MOMENTS: u32 = 2;
+
 /// How often to PING and how long to wait; see [`Subscription`](crate::Subscription).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
@@ -38,12 +42,12 @@ pub(crate) struct Heart {
 }
 
 impl Heart {
-    /// Begins when the handshake is complete. The first PING comes at any time of the first interval, so that streams
-    /// that were opened together are not asked together for ever.
-    pub(crate) fn new(pace: Pace, now: Instant) -> Self {
+    /// Begins when the handshake is complete. PINGs are sent at one of the moments that the thread's connections share,
+    /// counted from `began`; which one is random, so that connections that were opened together are spread over them.
+    pub(crate) fn new(pace: Pace, began: Instant, now: Instant) -> Self {
         Self {
             pace,
-            next: now + jitter(pace.interval),
+            next: first_beat(pace.interval, began, now),
             counter: 0,
             unanswered: VecDeque::new(),
             answers: false,
@@ -54,8 +58,7 @@ impl Heart {
 
     /// Queues a PING if one is due; true when there is something to send.
     pub(crate) fn beat(&mut self, session: &mut Session, now: Instant) -> bool {
-        let most = if self.without_context { 1 } else { UNANSWERED_MAX };
-        if self.pace.interval.is_zero() || now < self.next || self.unanswered.len() >= most {
+        if !self.is_due(now) {
             return false;
         }
         // In tenths of a second, rounded up.
@@ -72,6 +75,12 @@ impl Heart {
             self.next = now + self.pace.interval;
         }
         true
+    }
+
+    /// Whether [`Self::beat`] has something to do at this moment.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        let most = if self.without_context { 1 } else { UNANSWERED_MAX };
+        !self.pace.interval.is_zero() && now >= self.next && self.unanswered.len() < most
     }
 
     /// Bytes came.
@@ -107,6 +116,14 @@ impl Heart {
     }
 }
 
+/// A shared moment within the interval from now on, or the last one before, which is due at once.
+fn first_beat(interval: Duration, began: Instant, now: Instant) -> Instant {
+    let step = (interval / MOMENTS).max(Duration::from_nanos(1));
+    let until = now.saturating_duration_since(began) + jitter(interval);
+    let past_step = Duration::from_nanos_u128(until.as_nanos() % step.as_nanos());
+    began + until.saturating_sub(past_step)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,7 +140,7 @@ mod tests {
     #[test]
     fn a_pong_proves_the_moment_of_its_ping_and_of_no_later_one() {
         let (mut session, start) = (session(), kvplane_runtime::now());
-        let mut heart = Heart::new(PACE, start);
+        let mut heart = Heart::new(PACE, start, start);
         let at = |millis| start + Duration::from_millis(millis);
         assert!(heart.frames_prove());
         for millis in [500, 1000, 1500] {
@@ -141,7 +158,7 @@ mod tests {
     #[test]
     fn a_pong_without_context_answers_the_oldest_ping() {
         let (mut session, start) = (session(), kvplane_runtime::now());
-        let mut heart = Heart::new(PACE, start);
+        let mut heart = Heart::new(PACE, start, start);
         let at = |millis| start + Duration::from_millis(millis);
         assert!(heart.beat(&mut session, at(500)) && heart.beat(&mut session, at(1000)));
         assert_eq!(heart.pong(&PingContext::default()), Some(at(500)));
@@ -153,7 +170,7 @@ mod tests {
     #[test]
     fn silence_counts_only_with_a_ping_under_way() {
         let (mut session, start) = (session(), kvplane_runtime::now());
-        let mut heart = Heart::new(PACE, start);
+        let mut heart = Heart::new(PACE, start, start);
         let at = |millis| start + Duration::from_millis(millis);
         // The thread was held up for a minute: nothing was asked.
         assert_eq!(heart.silence(start, at(60_000)), None);
@@ -167,8 +184,23 @@ mod tests {
     #[test]
     fn a_peer_that_answers_nothing_is_asked_so_often_and_no_more() {
         let (mut session, start) = (session(), kvplane_runtime::now());
-        let mut heart = Heart::new(PACE, start);
+        let mut heart = Heart::new(PACE, start, start);
         let beats = (1..100).filter(|n| heart.beat(&mut session, start + PACE.interval * *n)).count();
         assert_eq!(beats, UNANSWERED_MAX);
+    }
+
+    #[test]
+    fn connections_of_a_thread_share_two_moments_of_an_interval() {
+        let began = kvplane_runtime::now();
+        let step = PACE.interval / MOMENTS;
+        let mut moments = std::collections::BTreeSet::new();
+        for opened in 0..200 {
+            let now = began + Duration::from_millis(1_000 + opened % 7);
+            let next = first_beat(PACE.interval, began, now);
+            assert!(next + step > now && next <= now + PACE.interval);
+            assert_eq!((next - began).as_nanos() % step.as_nanos(), 0);
+            moments.insert((next - began).as_nanos() % PACE.interval.as_nanos());
+        }
+        assert_eq!(moments.len(), MOMENTS as usize);
     }
 }

@@ -47,7 +47,8 @@ pub use error::{EndpointCause, SocketError};
 pub use handler::{SubscriberHandler, SubscriptionHandle};
 pub use options::{Endpoint, Options, ReplayRequest, Subscription};
 pub use publish::{
-    PubOptions, PubSocket, PublishContext, PublishCounts, ReplayRequestIn, ReplyFraming, RouterSocket,
+    Delivery, PubOptions, PubSocket, PublishContext, PublishCounts, ReplayRequestIn, ReplyFraming,
+    RouterSocket, SubscriberId,
 };
 pub use released::ReleasedPorts;
 pub use replay::{ReplayEnd, ReplayHandle, ReplayHandler};

@@ -114,6 +114,8 @@ pub(crate) struct Desk<'a> {
     /// Connections that need a turn: subscription and token.
     pub(crate) hot: &'a mut VecDeque<(u64, usize)>,
     pub(crate) now: Instant,
+    /// When the thread began: what its connections do together is counted from here.
+    pub(crate) began: Instant,
     tokens: &'a mut Tokens,
     last_connection: &'a mut u64,
     queue: &'a Arc<PollerQueue>,
@@ -154,6 +156,7 @@ pub(crate) struct Poller {
     tokens: Tokens,
     /// Ids of connections are not used again either.
     last_connection: u64,
+    began: Instant,
     hot: VecDeque<(u64, usize)>,
     scratch: Vec<u8>,
 }
@@ -168,6 +171,7 @@ impl Poller {
             subscribers: HashMap::new(),
             tokens: Tokens::default(),
             last_connection: 0,
+            began: kvplane_runtime::now(),
             hot: VecDeque::new(),
             scratch: vec![0; READ_BYTES],
         }
@@ -203,13 +207,22 @@ impl Poller {
             }
             self.turns();
             if now >= next_tick {
-                let ids: Vec<u64> = self.subscribers.keys().copied().collect();
-                for id in ids {
+                for id in self.busy(now) {
                     self.call(id, Subscriber::tick);
                 }
                 next_tick = now + self.tick;
             }
         }
+    }
+
+    /// Subscriptions for which the time that passes means something. Most streams are idle most of the time. One that
+    /// cannot say so without a panic is busy: it ends like one that panics at its tick.
+    fn busy(&self, now: Instant) -> Vec<u64> {
+        let is_busy = |subscriber: &Subscriber| {
+            !catch_unwind(AssertUnwindSafe(|| subscriber.is_idle(now))).unwrap_or(false)
+        };
+        let busy = self.subscribers.iter().filter(|(_, subscriber)| is_busy(subscriber));
+        busy.map(|(&id, _)| id).collect()
     }
 
     /// Does what others asked for; false to stop.
@@ -274,6 +287,7 @@ impl Poller {
             scratch: &mut self.scratch,
             hot: &mut self.hot,
             now: kvplane_runtime::now(),
+            began: self.began,
             tokens: &mut self.tokens,
             last_connection: &mut self.last_connection,
             queue: &self.queue,

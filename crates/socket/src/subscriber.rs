@@ -49,6 +49,15 @@ struct Peer {
     arrived_after: Instant,
 }
 
+impl Peer {
+    /// Whether no PING is due and nothing takes too long.
+    fn is_idle(&self, now: Instant) -> bool {
+        self.established.as_ref().is_some_and(|(_, heart)| {
+            !heart.is_due(now) && heart.silence(self.connection.heard_at, now).is_none()
+        })
+    }
+}
+
 /// A subscription as its poller thread holds it.
 pub(crate) struct Subscriber {
     pub(crate) id: u64,
@@ -157,10 +166,22 @@ impl Subscriber {
         }
     }
 
+    /// Whether a tick at this moment would change nothing.
+    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+        let source = match &self.source {
+            Some(Source::Dial(dialer)) => dialer.due().is_none_or(|due| due > now),
+            Some(Source::Listen { again, .. }) => !again,
+            None => true,
+        };
+        source && self.ear.is_idle(now) && self.peers.values().all(|peer| peer.is_idle(now))
+    }
+
     /// Time passes.
     pub(crate) fn tick(&mut self, desk: &mut Desk<'_>) {
         let Some(handler) = self.ear.open() else { return };
-        handler.tick(desk.now);
+        if !handler.is_idle(desk.now) {
+            handler.tick(desk.now);
+        }
         match &mut self.source {
             Some(Source::Dial(dialer)) if dialer.due().is_some_and(|due| due <= desk.now) => self.dial(desk),
             Some(Source::Listen { again, .. }) if *again => {
@@ -276,7 +297,7 @@ impl Subscriber {
         let Some(peer) = self.peers.get_mut(&token) else { return false };
         let (id, before) = (peer.id, peer.connection.memory());
         let (ear, established) = (&mut self.ear, &mut peer.established);
-        let (greeted_at, now) = (peer.connection.greeted_at, desk.now);
+        let (greeted_at, began, now) = (peer.connection.greeted_at, desk.began, desk.now);
         let pace = Pace {
             interval: self.subscription.heartbeat_interval,
             timeout: self.subscription.heartbeat_timeout,
@@ -286,7 +307,7 @@ impl Subscriber {
             let Some(handler) = ear.about(id) else { return ControlFlow::Break(()) };
             match heard {
                 Heard::Established { .. } => {
-                    *established = Some((now, Heart::new(pace, now)));
+                    *established = Some((now, Heart::new(pace, began, now)));
                     handler.connected();
                     handler.proven(id, greeted_at);
                 }

@@ -35,8 +35,9 @@ impl PublishContext {
         socket: SocketType,
         endpoint: &Endpoint,
         limits: Limits,
+        holds_back: bool,
     ) -> Result<Handle, SocketError> {
-        self.open_with(socket, endpoint, limits, Patience::default())
+        self.open_with(socket, endpoint, limits, holds_back, Patience::default())
     }
 
     /// Opens a socket with other limits for strangers.
@@ -45,12 +46,13 @@ impl PublishContext {
         socket: SocketType,
         endpoint: &Endpoint,
         limits: Limits,
+        holds_back: bool,
         patience: Patience,
     ) -> Result<Handle, SocketError> {
         let source = Source::open(endpoint)?;
         let last_endpoint = source.address(endpoint).to_owned();
         let calls = self.calls()?;
-        let hub = Hub::new(socket, limits, calls.clone());
+        let hub = Hub::new(socket, limits, holds_back, calls.clone());
         calls.add(Outlet::new(hub.clone(), source, last_endpoint.clone(), patience))?;
         Ok(Handle { hub, last_endpoint, calls, _context: self.clone() })
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
+use super::newcomers::Arrival;
 use super::outgoing::{Amount, Limits, Outgoing, Writing};
 use super::thread::Calls;
 use super::topics::Topics;
@@ -35,7 +36,9 @@ pub struct PublishCounts {
 pub(super) struct Hub {
     pub(super) id: u64,
     pub(super) socket: SocketType,
-    limits: Limits,
+    pub(super) limits: Limits,
+    /// New subscribers get nothing before they are admitted, and those that lose a message are held back again.
+    holds_back: bool,
     calls: Arc<Calls>,
     pub(super) state: Mutex<State>,
     /// A subscription or a request came, or the socket ended.
@@ -56,6 +59,10 @@ pub(super) struct State {
     refused: BTreeMap<&'static str, u64>,
     /// Subscriptions that were ever made.
     subscriptions: u64,
+    /// Some subscriber may be new.
+    pub(super) has_newcomers: bool,
+    /// The number of the last line that there was.
+    last_serial: u64,
     /// Lines of a ROUTER by identity.
     pub(super) identities: HashMap<Vec<u8>, usize>,
     /// The last identity that was made up.
@@ -67,11 +74,15 @@ pub(super) struct State {
 /// A peer after its handshake.
 pub(super) struct Line {
     pub(super) token: usize,
-    outgoing: Outgoing,
+    /// No other line of the socket has or had it.
+    pub(super) serial: u64,
+    pub(super) outgoing: Outgoing,
     /// It is among the pending.
     pending: bool,
     /// What the peer of an XPUB wants.
-    topics: Topics,
+    pub(super) topics: Topics,
+    /// How far the owner of an XPUB has taken notice of the peer.
+    pub(super) arrival: Arrival,
     /// Who the peer of a ROUTER is.
     pub(super) identity: Vec<u8>,
     /// What the peer of a ROUTER asked for, and nobody has looked at.
@@ -81,7 +92,7 @@ pub(super) struct Line {
 }
 
 impl Hub {
-    pub(super) fn new(socket: SocketType, limits: Limits, calls: Arc<Calls>) -> Arc<Self> {
+    pub(super) fn new(socket: SocketType, limits: Limits, holds_back: bool, calls: Arc<Calls>) -> Arc<Self> {
         let state = State {
             lines: Vec::new(),
             pending: Vec::new(),
@@ -90,12 +101,15 @@ impl Hub {
             dropped: 0,
             refused: BTreeMap::new(),
             subscriptions: 0,
+            has_newcomers: false,
+            last_serial: 0,
             identities: HashMap::new(),
             last_identity: super::askers::random(),
             turns: VecDeque::new(),
         };
         let id = calls.next_id();
-        Arc::new(Self { id, socket, limits, calls, state: Mutex::new(state), changed: Condvar::new() })
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        Arc::new(Self { id, socket, limits, holds_back, calls, state, changed })
     }
 
     // === the owner's side ===
@@ -109,14 +123,20 @@ impl Hub {
         if state.ended {
             return Err(SocketError::Stopped);
         }
-        let State { lines, pending, dropped, .. } = &mut *state;
-        for line in lines.iter_mut().flatten().filter(|line| line.topics.matches(topic)) {
+        let State { lines, pending, dropped, has_newcomers, .. } = &mut *state;
+        let wanted = |line: &&mut Line| !line.arrival.is_held_back && line.topics.matches(topic);
+        for line in lines.iter_mut().flatten().filter(wanted) {
             if line.outgoing.has_room(size, &self.limits) {
                 let message = encoded.get_or_insert_with(|| encode(frames, size)).clone();
                 line.outgoing.push(message);
                 line.note(pending);
             } else {
                 *dropped += 1;
+                // What follows would be taken for all there is.
+                if self.holds_back {
+                    line.arrival = Arrival { is_new: true, is_held_back: true };
+                    *has_newcomers = true;
+                }
             }
         }
         let call = state.call();
@@ -179,8 +199,11 @@ impl Hub {
             SocketType::Router => state.identify(identity, free)?,
             _ => Vec::new(),
         };
+        state.last_serial += 1;
         let line = Line {
             token,
+            serial: state.last_serial,
+            arrival: Arrival { is_new: false, is_held_back: self.holds_back },
             outgoing: Outgoing::default(),
             pending: false,
             topics: Topics::default(),
@@ -216,6 +239,8 @@ impl Hub {
         let mut state = self.state.lock();
         let Some(Some(found)) = state.lines.get_mut(line) else { return Ok(()) };
         found.topics.subscribe(prefix)?;
+        found.arrival = Arrival { is_new: true, is_held_back: self.holds_back };
+        state.has_newcomers = true;
         state.subscriptions += 1;
         drop(state);
         self.changed.notify_all();

@@ -3,6 +3,7 @@
 //! ```text
 //! hub.rs        what the owner of a socket and the thread share: peers' queues, topics, counts
 //! askers.rs     the part of it that only a ROUTER has: identities and requests
+//! newcomers.rs  the part that only an XPUB has: subscribers that are sent something before the others
 //! outgoing.rs   the queue of one peer
 //! topics.rs     the topics of one subscriber
 //! thread.rs     kvp-pub, the thread that serves all sockets of a context
@@ -16,6 +17,7 @@
 mod askers;
 mod context;
 mod hub;
+mod newcomers;
 mod outgoing;
 mod outlet;
 mod peer;
@@ -34,6 +36,7 @@ use crate::{Endpoint, SocketError};
 
 pub use context::PublishContext;
 pub use hub::PublishCounts;
+pub use newcomers::{Delivery, SubscriberId};
 pub use router::{ReplayRequestIn, ReplyFraming, RouterSocket};
 
 /// What may wait for one subscriber, in bytes. A subscriber that is that far behind has lost the stream: it is better off
@@ -48,12 +51,15 @@ pub struct PubOptions {
     /// Messages held per subscriber; more are dropped for that subscriber. 0 is without limit. In any case at most 64 MiB
     /// are held per subscriber, or one message that is larger.
     pub send_hwm: i32,
+    /// A subscriber gets what is published only after it was [admitted](PubSocket::admit), so that it can be sent something
+    /// else before. One for which a message was dropped is held back again.
+    pub hold_back: bool,
 }
 
 impl PubOptions {
     /// An endpoint with vLLM's usual limit.
     pub fn new(endpoint: Endpoint) -> Self {
-        Self { endpoint, send_hwm: 100_000 }
+        Self { endpoint, send_hwm: 100_000, hold_back: false }
     }
 }
 
@@ -69,7 +75,7 @@ impl PubSocket {
     /// until it is there.
     pub fn open(context: &PublishContext, options: &PubOptions) -> Result<Self, SocketError> {
         let limits = Limits::new(options.send_hwm, SUBSCRIBER_BYTES);
-        context.open(SocketType::XPub, &options.endpoint, limits).map(Self)
+        context.open(SocketType::XPub, &options.endpoint, limits, options.hold_back).map(Self)
     }
 
     /// The address in use; when bound to port 0, with the port that the system chose.
@@ -90,6 +96,32 @@ impl PubSocket {
     /// How many subscriptions were ever made on this socket: one per topic filter and connection.
     pub fn subscriptions(&mut self) -> u64 {
         self.0.hub.subscriptions()
+    }
+
+    /// The subscribers that want a topic and have subscribed since the last call, or are held back again.
+    pub fn newcomers(&mut self, topic: &[u8]) -> Vec<SubscriberId> {
+        self.0.hub.newcomers(topic)
+    }
+
+    /// Sends one batch to one subscriber.
+    pub fn send_to(
+        &mut self,
+        subscriber: SubscriberId,
+        topic: &[u8],
+        sequence: u64,
+        payload: &[u8],
+    ) -> Result<Delivery, SocketError> {
+        self.0.hub.send_to(subscriber, &[topic, &sequence.to_be_bytes(), payload])
+    }
+
+    /// From now on a subscriber gets what is published.
+    pub fn admit(&mut self, subscriber: SubscriberId) {
+        self.0.hub.admit(subscriber);
+    }
+
+    /// Holds every subscriber back: each is a newcomer again.
+    pub fn hold_back(&mut self) {
+        self.0.hub.hold_back();
     }
 
     /// Waits until at least `count` subscriptions were made; false when `timeout` passed before. What is sent afterwards

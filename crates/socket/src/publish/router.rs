@@ -41,7 +41,7 @@ impl RouterSocket {
     /// dropped as ROUTER sockets do; 0 is without limit. In any case at most 256 MiB are held per asker.
     pub fn bind(context: &PublishContext, address: &str, send_hwm: i32) -> Result<Self, SocketError> {
         let limits = Limits::new(send_hwm, ASKER_BYTES);
-        context.open(SocketType::Router, &Endpoint::Bind(address.to_owned()), limits).map(Self)
+        context.open(SocketType::Router, &Endpoint::Bind(address.to_owned()), limits, false).map(Self)
     }
 
     /// The address in use, with the port that the system chose.

@@ -218,7 +218,7 @@ fn commands_between_frames_and_unknown_ones_do_no_harm() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { ProptestConfig::default().cases }))]
 
     /// Cut at every byte boundary, a conversation says the same.
     #[test]
