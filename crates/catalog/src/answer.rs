@@ -1,12 +1,16 @@
 //! What is answered about a prompt.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use kvplane_core::{Continuity, SpecKind, Tier, Trust};
+use kvplane_core::{SpecKind, Tier, Trust};
 use kvplane_index::Depths;
 
 #[cfg(doc)]
 use crate::Roster;
+use crate::ask::{Finds, Listing};
+use crate::bits::{Bits, ones};
+use crate::census::{Census, Class};
 use crate::roster::{Member, Table};
 use crate::view::View;
 
@@ -104,60 +108,161 @@ impl<'a> Match<'a> {
 
     /// Why the stream is not credited, in one word.
     pub fn refusal(&self) -> &'static str {
-        match (self.view.continuity, self.view.reason) {
-            (Continuity::Live, Some(reason)) => reason.as_str(),
-            (Continuity::Live, None) => self.view.trust.as_str(),
-            (elsewhere, _) => elsewhere.as_str(),
-        }
+        self.view.refusal()
     }
+}
+
+/// How many streams could have answered. Every one is counted in `holders`, `empty` or `not_credited`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Credited streams that hold something of the prompt.
+    pub holders: usize,
+    /// Those of them that hold the most.
+    pub best: usize,
+    /// Credited streams that hold nothing of it.
+    pub empty: usize,
+    /// Streams that are not credited.
+    pub not_credited: usize,
 }
 
 /// Every stream of a model, asked for one prompt.
 #[derive(Debug)]
 pub struct Answer<'a> {
     pub(crate) table: &'a Table,
-    pub(crate) credited: &'a [Row],
-    pub(crate) best: usize,
-    pub(crate) passed_over: &'a [Row],
-    pub(crate) lengths: &'a [GroupLength],
+    pub(crate) census: &'a Census,
+    pub(crate) finds: &'a Finds,
+    /// Those that are listed.
+    pub(crate) holders: &'a [Row],
+    /// See `Scratch`.
+    pub(crate) outside: &'a Bits,
     pub(crate) prompt_tokens: Option<u64>,
+    /// The block size that was asked for.
+    pub(crate) block_size: Option<u32>,
+    pub(crate) credit: &'a [Trust],
+    pub(crate) listing: Listing,
+    pub(crate) now: Instant,
+    /// How many streams there are, listed or not.
+    pub counts: Counts,
     /// The weakest of all streams that could have answered, credited or not.
     pub trust: Trust,
 }
 
 impl<'a> Answer<'a> {
-    /// The credited streams: most tokens first, then by engine and rank. Streams that hold nothing are among them.
-    pub fn matches(&self) -> impl ExactSizeIterator<Item = Match<'a>> + use<'a> {
-        let (table, lengths, prompt_tokens) = (self.table, self.lengths, self.prompt_tokens);
-        self.credited.iter().map(move |row| row.as_match(table, lengths, prompt_tokens))
+    /// The credited streams that are listed: most tokens first, then by engine and rank; those that hold nothing last.
+    pub fn matches(&self) -> impl ExactSizeIterator<Item = Match<'_>> {
+        let empty = if self.listing.empty { self.counts.empty } else { 0 };
+        let holders = self.holders.iter().map(|row| row.position);
+        let listed = holders.chain(self.empty().take(empty));
+        let matches = listed.map(|position| self.as_match(position, self.finds.get(position)));
+        Counted { left: self.holders.len() + empty, inner: matches }
     }
 
-    /// The credited streams that hold the most; none when nobody holds anything.
-    pub fn best(&self) -> impl ExactSizeIterator<Item = Match<'a>> + use<'a> {
-        self.matches().take(self.best)
+    /// The credited streams that hold the most, as far as they are listed; none when nobody holds anything.
+    pub fn best(&self) -> impl ExactSizeIterator<Item = Match<'_>> {
+        let most = self.holders.first().map_or(0, |row| row.tokens);
+        let best = if most == 0 { 0 } else { self.holders.partition_point(|row| row.tokens == most) };
+        self.matches().take(best)
     }
 
     /// Whether anybody who is credited holds anything.
     pub fn is_hit(&self) -> bool {
-        self.best > 0
+        self.counts.best > 0
     }
 
-    /// The streams that are not credited, by engine and rank.
-    pub fn not_credited(&self) -> impl ExactSizeIterator<Item = Match<'a>> + use<'a> {
-        let (table, lengths, prompt_tokens) = (self.table, self.lengths, self.prompt_tokens);
-        self.passed_over.iter().map(move |row| row.as_match(table, lengths, prompt_tokens))
+    /// The streams that are not credited, by engine and rank, as far as they are listed.
+    pub fn not_credited(&self) -> impl ExactSizeIterator<Item = Match<'_>> {
+        let left = self.listing.limit.unwrap_or(usize::MAX).min(self.counts.not_credited);
+        let listed = self.positions(false).take(left);
+        Counted { left, inner: listed.map(|position| self.as_match(position, Found::default())) }
+    }
+
+    /// How many streams are not credited, by why; see [`Match::refusal`].
+    pub fn refusals(&self) -> BTreeMap<&'static str, usize> {
+        let mut refusals = BTreeMap::new();
+        for class in self.classes(false) {
+            *refusals.entry(class.view.refusal()).or_default() += class.count;
+        }
+        for position in self.outside.iter() {
+            *refusals.entry(self.census.view(position).refusal()).or_default() += 1;
+        }
+        refusals
+    }
+
+    /// How many credited streams have blocks that the prompt does not fill: [`Note::PromptShorterThanBlock`].
+    pub fn shorter_than_block(&self) -> usize {
+        let Some(tokens) = self.prompt_tokens else { return 0 };
+        let shorter = |class: &&Class| class.block_size.is_some_and(|size| tokens < u64::from(size));
+        self.classes(true).filter(shorter).map(|class| class.count).sum()
+    }
+
+    /// The classes that could answer and are credited, or are not.
+    fn classes(&self, credited: bool) -> impl Iterator<Item = &'a Class> + Clone + use<'a> {
+        let (asked, credit) = (self.block_size, self.credit);
+        let classes = self.census.classes();
+        classes.filter(move |class| class.could_answer(asked) && class.view.is_credited(credit) == credited)
+    }
+
+    /// The streams of those classes, in order.
+    fn positions(&self, credited: bool) -> impl Iterator<Item = u32> + use<'a> {
+        let (classes, outside) = (self.classes(credited), self.outside);
+        (0..self.table.members.len().div_ceil(64)).flat_map(move |at| {
+            let several = if credited { 0 } else { outside.word(at) };
+            ones(at, classes.clone().fold(several, |word, class| word | class.members.word(at)))
+        })
+    }
+
+    /// The credited streams that hold nothing, in order.
+    pub(crate) fn empty(&self) -> impl Iterator<Item = u32> + use<'a> {
+        let held = &self.finds.held;
+        self.positions(true).filter(move |position| !held.contains(*position))
+    }
+
+    fn as_match(&self, position: u32, found: Found) -> Match<'a> {
+        let member: &'a Member = &self.table.members[position as usize];
+        let Found { depths, main, cached, block_size, sides: (first, count) } = found;
+        Match {
+            member,
+            view: self.census.view(position),
+            age: member.freshness.age_at(self.now),
+            block_size: if block_size == 0 { member.block_size() } else { Some(block_size) },
+            depths,
+            main,
+            cached_tokens: self.prompt_tokens.map(|_| cached),
+            prompt_tokens: self.prompt_tokens,
+            sides: &self.finds.lengths[first..first + count],
+        }
     }
 }
 
-/// What an answer says of one stream.
+/// An iterator that knows how much is left.
+struct Counted<I> {
+    left: usize,
+    inner: I,
+}
+
+impl<I: Iterator> Iterator for Counted<I> {
+    type Item = I::Item;
+
+    fn next(&mut self) -> Option<I::Item> {
+        let next = self.inner.next()?;
+        self.left -= 1;
+        Some(next)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<I: Iterator> ExactSizeIterator for Counted<I> {}
+
+/// A stream that holds something.
 #[derive(Debug)]
 pub(crate) struct Row {
     /// Among the table's members.
-    pub(crate) position: usize,
-    pub(crate) view: View,
-    pub(crate) age: Option<Duration>,
-    pub(crate) block_size: Option<u32>,
-    pub(crate) found: Found,
+    pub(crate) position: u32,
+    /// In any local tier.
+    pub(crate) tokens: u64,
 }
 
 /// What the indexes say of one stream.
@@ -174,38 +279,15 @@ pub(crate) struct Found {
 }
 
 impl Found {
+    /// Tokens in any local tier.
+    pub(crate) fn tokens(&self) -> u64 {
+        u64::from(self.depths[LOCAL.index()]) * u64::from(self.block_size)
+    }
+
     /// A stream that has blocks of several sizes is worth what the best of them gives.
     pub(crate) fn worth(&self) -> [u64; 3] {
         let tokens =
             |depths: &Depths, tier: Tier| u64::from(depths[tier.index()]) * u64::from(self.block_size);
         [tokens(&self.depths, LOCAL), tokens(&self.depths, Tier::Remote), tokens(&self.main, Tier::Remote)]
-    }
-}
-
-impl Row {
-    /// Tokens in any local tier.
-    pub(crate) fn tokens(&self) -> u64 {
-        u64::from(self.found.depths[LOCAL.index()]) * u64::from(self.block_size.unwrap_or(0))
-    }
-
-    fn as_match<'t>(
-        &self,
-        table: &'t Table,
-        lengths: &'t [GroupLength],
-        prompt_tokens: Option<u64>,
-    ) -> Match<'t> {
-        let &Self { position, view, age, block_size, found } = self;
-        let Found { depths, main, cached, sides: (first, count), .. } = found;
-        Match {
-            member: &table.members[position],
-            view,
-            age,
-            block_size,
-            depths,
-            main,
-            cached_tokens: prompt_tokens.map(|_| cached),
-            prompt_tokens,
-            sides: &lengths[first..first + count],
-        }
     }
 }

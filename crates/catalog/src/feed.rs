@@ -120,7 +120,7 @@ impl StreamFeed {
         let member = self.member.clone();
         let _gate = (sided && !settled).then(|| member.gate.write());
         if !settled {
-            self.member.cell.unsettle();
+            self.member.unsettle();
         }
         let lacked = self.lacking;
         let mut epoch = self.journal.epoch;
@@ -139,7 +139,7 @@ impl StreamFeed {
         self.need(needs);
         self.journal = view;
         if !settled || self.lacking != lacked {
-            self.member.cell.settle(self.worth());
+            self.member.settle(self.worth());
         }
     }
 
@@ -153,12 +153,12 @@ impl StreamFeed {
 
     /// A whole state takes the place of what was known; it comes in steps.
     pub fn begin_load(&mut self, view: View, needs: &Arc<Resumption>) {
-        self.member.cell.unsettle();
+        self.member.unsettle();
         self.vacate();
         self.need(needs);
         self.loading = true;
         self.journal = view;
-        self.member.cell.settle(self.worth());
+        self.member.settle(self.worth());
     }
 
     /// The next step.
@@ -174,7 +174,7 @@ impl StreamFeed {
     /// All of it is here.
     pub fn end_load(&mut self) {
         self.loading = false;
-        self.member.cell.settle(self.worth());
+        self.member.settle(self.worth());
     }
 
     /// The journal's view, and no better than what the index knows.
@@ -272,7 +272,7 @@ impl StreamFeed {
         };
         if self.lacking.is_none() {
             // Said before anything else is done to the index: what is missing must not be seen as exact.
-            self.member.cell.unsettle();
+            self.member.unsettle();
             self.lacking = Some(reason);
             let StreamId { engine, rank } = &self.member.id;
             warn!(%engine, rank, trust = %Trust::Lower, %reason, "the index does not take all of the stream: {refused}");
@@ -297,7 +297,7 @@ fn shape(block: &VisibleBlock) -> Shape {
 impl Drop for StreamFeed {
     fn drop(&mut self) {
         // Never settled again: whoever has just found blocks of it finds that it is gone.
-        self.member.cell.unsettle();
+        self.member.unsettle();
         self.vacate();
         self.catalog.leave(&self.roster, &self.member);
     }

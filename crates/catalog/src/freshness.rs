@@ -48,6 +48,20 @@ impl Freshness {
         }
     }
 
+    /// Whether the source can fall silent and nothing has been proven yet.
+    pub(crate) fn is_unproven(&self) -> bool {
+        self.max_silence.is_some() && self.proven_at.load(Ordering::Acquire) == NEVER
+    }
+
+    /// The last moment at which the last proof is not too old; `None` where there is no such moment.
+    pub(crate) fn expiry(&self) -> Option<Instant> {
+        let max = self.max_silence?;
+        match self.proven_at.load(Ordering::Acquire) {
+            NEVER => None,
+            at => self.origin.checked_add(Duration::from_micros(at).saturating_add(max)),
+        }
+    }
+
     /// The longest age at which the stream is credited; `None` where the source cannot fall silent.
     pub fn max_silence(&self) -> Option<Duration> {
         self.max_silence

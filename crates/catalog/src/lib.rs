@@ -9,6 +9,9 @@
 
 mod answer;
 mod ask;
+mod bits;
+mod census;
+mod changes;
 mod feed;
 mod freshness;
 mod needs;
@@ -26,11 +29,12 @@ use kvplane_index::{Options, Refused, Stats};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
-pub use answer::{Answer, GroupLength, Match, Note};
+pub use answer::{Answer, Counts, GroupLength, Match, Note};
+pub use ask::Listing;
 pub use feed::StreamFeed;
 pub use freshness::{Freshness, age_ms};
 pub use prompt::{Prompt, PromptKeys};
-pub use question::{Asking, Question, check_length};
+pub use question::{Asking, DEFAULT_LIMIT, Question, check_length};
 pub use roster::{Identity, Member, Roster};
 pub use view::View;
 

@@ -5,11 +5,15 @@ use kvplane_wire::OwnedExtraKey;
 
 use crate::Catalog;
 use crate::answer::Answer;
+use crate::ask::Listing;
 use crate::prompt::{Prompt, PromptKeys};
 
 // What to do about fields that do not go together.
 const LEAVE_IT_OUT: &str = "leave it out";
 const LEAVE_ONE_OUT: &str = "leave out one of the two";
+
+/// Streams that an answer lists where the question does not say how many.
+pub const DEFAULT_LIMIT: usize = 32;
 
 /// A question as it came in. Reused from request to request: lists keep their room.
 #[derive(Debug, Default)]
@@ -36,6 +40,12 @@ pub struct Question {
     pub multimodal: Option<Vec<MultimodalItem>>,
     /// Each group of a cache is asked for.
     pub groups: Option<bool>,
+    /// The greatest number of streams to list; [`DEFAULT_LIMIT`] when absent.
+    pub limit: Option<u32>,
+    /// List only streams that hold at least this number of tokens.
+    pub min_tokens: Option<u64>,
+    /// Every stream is listed, also those that hold nothing.
+    pub all: Option<bool>,
     /// An empty list, kept for the next question.
     pub token_room: Vec<u32>,
     /// An empty list, kept for the next question.
@@ -68,13 +78,29 @@ impl Question {
         let unknown = || PublicError::field("model", "is not known").with_next(known());
         let model = self.model.as_deref().ok_or_else(missing)?;
         let prompt = self.prompt(max_tokens)?;
+        let listing = self.listing()?;
         let roster = catalog.model(model);
         let roster = roster.ok_or_else(|| if model.is_empty() { missing() } else { unknown() })?;
         Ok(if self.groups == Some(true) {
-            roster.ask_by_group(&prompt, credit, read)
+            roster.ask_by_group(&prompt, credit, listing, read)
         } else {
-            roster.ask(&prompt, credit, read)
+            roster.ask_for(&prompt, credit, listing, read)
         })
+    }
+
+    /// Which streams are to be listed.
+    fn listing(&self) -> Result<Listing, PublicError> {
+        if self.all != Some(true) {
+            let limit = self.limit.map_or(DEFAULT_LIMIT, |limit| limit as usize);
+            let min_tokens = self.min_tokens.unwrap_or(0);
+            return Ok(Listing { limit: Some(limit), min_tokens, empty: false });
+        }
+        for (field, given) in [("limit", self.limit.is_some()), ("min_tokens", self.min_tokens.is_some())] {
+            if given {
+                return Err(PublicError::field(field, "and all exclude each other").with_next(LEAVE_ONE_OUT));
+            }
+        }
+        Ok(Listing::ALL)
     }
 
     fn prompt(&self, max_tokens: usize) -> Result<Prompt<'_>, PublicError> {

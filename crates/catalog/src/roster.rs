@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use kvplane_core::StreamId;
 use kvplane_index::{Index, Options, Refused};
 use parking_lot::{Mutex, RwLock};
 
 use crate::ask::Scratch;
+use crate::changes::Changes;
 use crate::freshness::Freshness;
 use crate::needs::NeedCell;
 use crate::view::{View, ViewCell};
@@ -33,6 +34,8 @@ pub struct Member {
     pub identity: Identity,
     pub(crate) seat: u32,
     pub(crate) cell: ViewCell,
+    /// Where changes of its view are told.
+    changes: Arc<Changes>,
     pub(crate) freshness: Arc<Freshness>,
     pub(crate) needs: NeedCell,
     /// Held by the stream's feed while it changes what a stream with sides holds.
@@ -48,7 +51,27 @@ impl Member {
     }
 
     pub(crate) fn set_block_size(&self, size: u32) {
-        self.block_size.store(size, Ordering::Relaxed);
+        if self.block_size.swap(size, Ordering::Relaxed) != size {
+            self.changes.push(self.seat);
+        }
+    }
+
+    /// From here on nobody credits the stream, until [`Self::settle`]. Comes before any change of what it holds that
+    /// belongs to another view.
+    pub(crate) fn unsettle(&self) {
+        if self.cell.unsettle() {
+            // Behind the view: whoever reads of the change finds the stream unsettled. Before the index is changed:
+            // whoever finds that finds the change told.
+            self.changes.push(self.seat);
+            fence(Ordering::Release);
+        }
+    }
+
+    /// The index is as this view says.
+    pub(crate) fn settle(&self, view: View) {
+        self.unsettle();
+        self.cell.settle(view);
+        self.changes.push(self.seat);
     }
 
     /// What an answer would say about it now.
@@ -94,14 +117,19 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    fn with(mut members: Vec<Arc<Member>>, keyspaces: Vec<Arc<Keyspace>>) -> Self {
-        members.sort_by(|one, other| one.id.cmp(&other.id));
+    /// Of members in their order.
+    fn with(members: Vec<Arc<Member>>, keyspaces: Vec<Arc<Keyspace>>) -> Self {
         let seats = members.iter().map(|member| member.seat as usize + 1).max().unwrap_or(0);
         let mut positions = vec![None; seats];
         for (position, member) in members.iter().enumerate() {
             positions[member.seat as usize] = Some(position as u32);
         }
         Self { members, positions, keyspaces, scratch: Mutex::default() }
+    }
+
+    /// Where the member of a seat is.
+    pub(crate) fn position(&self, seat: u32) -> Option<u32> {
+        self.positions.get(seat as usize).copied().flatten()
     }
 }
 
@@ -137,6 +165,8 @@ pub struct Roster {
     table: RwLock<Arc<Table>>,
     /// How many streams are in each index. Also serialises changes of the table.
     users: Mutex<BTreeMap<Shape, usize>>,
+    /// Changes of its streams' views.
+    pub(crate) changes: Arc<Changes>,
     pub(crate) refused: RefusedCounts,
 }
 
@@ -147,6 +177,7 @@ impl Roster {
             options,
             table: RwLock::default(),
             users: Mutex::default(),
+            changes: Arc::default(),
             refused: RefusedCounts::default(),
         }
     }
@@ -158,6 +189,11 @@ impl Roster {
     /// Everybody, in the order of engines and ranks.
     pub fn members(&self) -> Vec<Arc<Member>> {
         self.table().members.clone()
+    }
+
+    /// Whether any stream is like that.
+    pub fn has_member(&self, is_it: impl Fn(&Member) -> bool) -> bool {
+        self.table().members.iter().any(|member| is_it(member))
     }
 
     pub(crate) fn join(
@@ -176,12 +212,15 @@ impl Roster {
             identity,
             seat: seat as u32,
             cell: ViewCell::new(view),
+            changes: self.changes.clone(),
             freshness,
             needs: NeedCell::default(),
             gate: RwLock::default(),
             block_size: AtomicU32::new(block_size.unwrap_or(0)),
         });
-        let members = old.members.iter().chain([&member]).cloned().collect();
+        let mut members = Vec::with_capacity(old.members.len() + 1);
+        members.extend_from_slice(&old.members);
+        members.insert(members.partition_point(|known| known.id <= member.id), member.clone());
         self.replace(Table::with(members, old.keyspaces.clone()));
         member
     }

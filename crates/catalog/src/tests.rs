@@ -11,7 +11,7 @@ use kvplane_index::{Depths, Options};
 use kvplane_stream::{Attributes, Transition, VisibleBlock};
 
 use crate::freshness::Freshness;
-use crate::{Catalog, GroupLength, Identity, Note, Prompt, StreamFeed, View};
+use crate::{Catalog, GroupLength, Identity, Listing, Note, Prompt, StreamFeed, View};
 
 const BLOCK_SIZE: u32 = 4;
 
@@ -86,7 +86,7 @@ fn ask(catalog: &Catalog) -> Vec<(Depths, Depths, Vec<GroupLength>)> {
     let hashes: Vec<u64> = (1..=20).collect();
     let prompt = Prompt::Hashes { hashes: &hashes, chained: false, block_size: Some(BLOCK_SIZE) };
     let roster = catalog.model("m").unwrap();
-    roster.ask_by_group(&prompt, &[Trust::Exact], |answer| {
+    roster.ask_by_group(&prompt, &[Trust::Exact], Listing::ALL, |answer| {
         answer.matches().map(|found| (found.depths, found.main, found.sides().to_vec())).collect()
     })
 }
@@ -199,11 +199,11 @@ fn who_asks_during_a_batch_waits_for_its_end_and_credits_the_stream() {
     let mut rig = Rig::new(8, three_groups(), &all);
     let member = rig.feed.member.clone();
     let gate = member.gate.write();
-    member.cell.unsettle();
+    member.unsettle();
     rig.feed.set_sides(&[(7, Marks::default()), (8, Marks::default())]);
     thread::scope(|scope| {
         let asking = scope.spawn(|| ask(&rig.catalog));
-        member.cell.settle(view());
+        member.settle(view());
         drop(gate);
         let answer = asking.join().unwrap();
         assert_eq!(answer.iter().map(|(depths, ..)| *depths).collect::<Vec<_>>(), [[6; 4]]);
@@ -217,6 +217,6 @@ fn a_stream_that_is_loaded_or_gone_is_not_credited_however_often_it_is_asked() {
     assert!(rig.ask().is_empty());
     rig.feed.end_load();
     assert_eq!(rig.ask().len(), 1);
-    rig.feed.member.cell.unsettle();
+    rig.feed.member.unsettle();
     assert!(rig.ask().is_empty(), "its feed is gone, and nobody waits for it");
 }

@@ -41,6 +41,20 @@ impl View {
         Self { continuity: freshness.judge(self.continuity, age), ..self }
     }
 
+    /// Why a stream with this view is not credited, in one word.
+    pub(crate) fn refusal(&self) -> &'static str {
+        match (self.continuity, self.reason) {
+            (Continuity::Live, Some(reason)) => reason.as_str(),
+            (Continuity::Live, None) => self.trust.as_str(),
+            (elsewhere, _) => elsewhere.as_str(),
+        }
+    }
+
+    /// All of it but the epoch, in 24 bits.
+    pub(crate) fn standing(self) -> u64 {
+        pack(self).1
+    }
+
     /// The view of a stream that is between two others: nothing is credited until it is settled.
     fn unsettled(self) -> Self {
         Self { continuity: Continuity::Recovering, ..self }
@@ -68,12 +82,13 @@ impl ViewCell {
         Self { version: AtomicU64::new(0), epoch: AtomicU64::new(epoch), standing: AtomicU64::new(standing) }
     }
 
-    /// From here on nobody credits the stream, until [`Self::settle`].
-    pub(crate) fn unsettle(&self) {
+    /// From here on nobody credits the stream, until [`Self::settle`]. Says whether it was settled.
+    pub(crate) fn unsettle(&self) -> bool {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version | 1, Ordering::Relaxed);
         // Whoever sees anything that is done after this also sees the odd version.
         fence(Ordering::Release);
+        version.is_multiple_of(2)
     }
 
     /// The index is as this view says.

@@ -1,7 +1,8 @@
 //! Memory for extents and tables: ranges of huge pages.
 //!
 //! The smallest free range that is large enough is taken, at the lowest address; ranges that are given back join their neighbours; a chunk
-//! that is free as a whole goes back to the system. So memory stays flat while sizes come and go.
+//! that is free as a whole goes back to the system. So memory stays flat while sizes come and go. A small arena has one chunk, which
+//! never goes back: there free pages do, so that hundreds of small indexes do not keep what each had at its peak.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +18,13 @@ const CHUNK: usize = if cfg!(miri) { 16 * LARGEST } else { 2 * 1024 * 1024 };
 const LINES: u32 = (CHUNK / LINE) as u32;
 /// Chunks that are free as a whole and are kept all the same.
 const SPARE: usize = 1;
+
+/// What a small page has.
+const PAGE: usize = 4 * 1024;
+/// Bytes given back after which the free pages of a small arena go back to the system: seldom enough for the calls not to matter.
+const TRIM_AFTER: usize = 128 * 1024;
+/// Free ranges below this keep their pages: they are soon used again.
+const TRIM_FROM: u32 = (4 * PAGE / LINE) as u32;
 
 /// A piece of memory.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +53,8 @@ pub(crate) struct Arena {
     by_size: BTreeSet<(u32, Line)>,
     spare: usize,
     in_use: usize,
+    /// Bytes given back since free pages last went back to the system.
+    loose: usize,
 }
 
 // SAFETY: an arena owns its chunks; nothing in it is tied to a thread.
@@ -105,6 +115,22 @@ impl Arena {
             self.spare += 1;
         }
         self.add_free(at, size);
+        self.loose += room.bytes as usize;
+        if self.loose >= TRIM_AFTER {
+            self.trim();
+        }
+    }
+
+    /// Gives the pages of larger free ranges back to the system, where there is one chunk: it has small pages. Larger arenas have
+    /// huge ones, which would be split.
+    fn trim(&mut self) {
+        self.loose = 0;
+        if self.chunks.iter().flatten().count() > 1 {
+            return;
+        }
+        for (&at, &lines) in self.free.iter().filter(|(_, lines)| **lines >= TRIM_FROM) {
+            drop_pages(self.address(at), lines as usize * LINE);
+        }
     }
 
     fn add_free(&mut self, at: Line, lines: u32) {
@@ -165,6 +191,23 @@ fn back(chunk: NonNull<u8>, huge: bool) {
     }
     #[cfg(not(all(target_os = "linux", not(miri))))]
     let _ = (chunk, huge);
+}
+
+/// Gives the whole pages of a free range back to the system. They read as zeros until something is written to them.
+fn drop_pages(start: NonNull<u8>, bytes: usize) {
+    // Miri has no madvise.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    {
+        let skipped = start.as_ptr().align_offset(PAGE);
+        let length = bytes.saturating_sub(skipped) / PAGE * PAGE;
+        if length > 0 {
+            // SAFETY: the range is part of a chunk, which is private memory of the allocator's, and free: nobody relies on what is in
+            // it. The pages lie within the range, so that nothing beside it changes.
+            unsafe { libc::madvise(start.as_ptr().add(skipped).cast(), length, libc::MADV_DONTNEED) };
+        }
+    }
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    let _ = (start, bytes);
 }
 
 fn chunk_layout() -> Layout {
@@ -229,5 +272,35 @@ mod tests {
             (arena.chunks.iter().flatten().count(), arena.free.len(), arena.by_size.len()),
             (SPARE, 1, 1)
         );
+    }
+
+    /// Free pages of a small arena read as zeros once they went back; those in use keep what is in them.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn free_pages_of_a_small_arena_go_back_to_the_system() {
+        let mut arena = Arena::new();
+        let rooms: Vec<Room> = (0..32).map(|_| arena.take(LARGEST)).collect();
+        for room in &rooms {
+            // SAFETY: the room was just taken and has this length.
+            unsafe { room.start.as_ptr().write_bytes(7, LARGEST) };
+        }
+        let (kept, free): (Vec<_>, Vec<_>) = rooms.iter().enumerate().partition(|(at, _)| at % 8 == 0);
+        for (_, room) in &free {
+            // SAFETY: taken above, given back once.
+            unsafe { arena.give_back(**room) };
+        }
+        let bytes_of = |room: &Room, value: u8| {
+            // SAFETY: the chunk of the room is there as long as the arena; nobody writes to it.
+            let bytes = unsafe { std::slice::from_raw_parts(room.start.as_ptr(), LARGEST) };
+            bytes.iter().map(|byte| usize::from(*byte == value)).sum::<usize>()
+        };
+        assert!(kept.iter().all(|(_, room)| bytes_of(room, 7) == LARGEST));
+        let zeros: usize = free.iter().map(|(_, room)| bytes_of(room, 0)).sum();
+        let freed = free.len() * LARGEST;
+        assert!(zeros >= freed - TRIM_AFTER - 4 * PAGE, "{zeros} of {freed}");
+        for (_, room) in kept {
+            // SAFETY: taken above, given back once.
+            unsafe { arena.give_back(*room) };
+        }
     }
 }

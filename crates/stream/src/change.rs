@@ -195,10 +195,12 @@ pub enum Protocol {
     Smg,
     /// The batches of a vLLM, over `ZeroMQ`.
     Vllm,
+    /// The same for listeners that count no copies.
+    VllmPresence,
 }
 
 impl Protocol {
-    const ALL: [Self; 3] = [Self::Kvplane, Self::Smg, Self::Vllm];
+    const ALL: [Self; 4] = [Self::Kvplane, Self::Smg, Self::Vllm, Self::VllmPresence];
 }
 
 /// An entry's wire forms, one per protocol.
@@ -247,6 +249,11 @@ impl Entry {
     /// The entry's wire form for one protocol: encoded by the first who asks, shared by all.
     pub fn encoded(&self, protocol: Protocol, encode: impl FnOnce(&Entry) -> Bytes) -> Bytes {
         self.encodings.0[protocol as usize].get_or_init(|| encode(self)).clone()
+    }
+
+    /// The entry's wire form for one protocol, if anybody has asked for it.
+    pub fn encoding(&self, protocol: Protocol) -> Option<Bytes> {
+        self.encodings.0[protocol as usize].get().cloned()
     }
 
     /// The number after its last transition.

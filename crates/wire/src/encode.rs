@@ -13,19 +13,29 @@ use crate::field::{Field, Kind};
 use crate::msgpack::Writer;
 use crate::owned::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
 
-use self::profile::Declared;
+use self::profile::{Declared, Shape};
 pub use self::profile::{Profile, UnknownProfile};
 
 /// Encodes one batch as the profile's engine does.
 pub fn encode_batch(profile: Profile, timestamp: f64, rank: Option<u32>, events: &[OwnedEvent]) -> Vec<u8> {
+    encode_shaped(profile.shape(), timestamp, rank, events)
+}
+
+/// Encodes one batch as the newest vLLM does, and with each salted store its salt as a field, which vLLM does not send and
+/// its listeners pass over or know from other engines.
+pub fn encode_republished(timestamp: f64, rank: u32, events: &[OwnedEvent]) -> Vec<u8> {
+    encode_shaped(&profile::REPUBLISHED, timestamp, Some(rank), events)
+}
+
+fn encode_shaped(shape: &Shape, timestamp: f64, rank: Option<u32>, events: &[OwnedEvent]) -> Vec<u8> {
     let mut writer = Writer::default();
-    writer.array(if profile.batch_has_rank() { 3 } else { 2 });
+    writer.array(if shape.batch_has_rank { 3 } else { 2 });
     writer.double(timestamp);
     writer.array(events.len());
     for event in events {
-        encode_event(profile, event, &mut writer);
+        write_event(shape, event, &mut writer);
     }
-    if profile.batch_has_rank() {
+    if shape.batch_has_rank {
         match rank {
             Some(rank) => writer.unsigned(u64::from(rank)),
             None => writer.nil(),
@@ -36,7 +46,10 @@ pub fn encode_batch(profile: Profile, timestamp: f64, rank: Option<u32>, events:
 
 /// Appends one event as the profile's engine writes it.
 pub fn encode_event(profile: Profile, event: &OwnedEvent, writer: &mut Writer) {
-    let shape = profile.shape();
+    write_event(profile.shape(), event, writer);
+}
+
+fn write_event(shape: &Shape, event: &OwnedEvent, writer: &mut Writer) {
     let (kind, declared): (_, &[Declared]) = match event {
         OwnedEvent::Stored(_) => (Kind::Stored, shape.stored),
         OwnedEvent::Removed(_) => (Kind::Removed, shape.removed),
@@ -53,7 +66,7 @@ pub fn encode_event(profile: Profile, event: &OwnedEvent, writer: &mut Writer) {
             .map(|declared| (declared, value(declared.field)))
             .filter(|(declared, value)| !(declared.omitted_when_nil && value.is_nil()))
     };
-    if profile.events_are_maps() {
+    if shape.events_are_maps {
         writer.map(1 + sent().count());
         writer.text("type");
         writer.text(kind.tag());

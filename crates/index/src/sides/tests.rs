@@ -38,7 +38,7 @@ fn marks() -> impl Strategy<Value = Vec<Marks>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 2000 }, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 2000 * ProptestConfig::default().cases / 256 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn words_say_what_single_marks_say(

@@ -21,6 +21,7 @@ mod beginning;
 mod damaged;
 mod hold;
 mod interleaved;
+mod quiet;
 mod recovery;
 mod silence;
 mod types;
@@ -38,6 +39,7 @@ use crate::loss::lose;
 use alone::Pending;
 use hold::{Held, Hold, Recent};
 use interleaved::Tracks;
+use quiet::Quiet;
 use recovery::Request;
 use silence::Doubt;
 pub use types::{Action, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
@@ -131,7 +133,7 @@ pub struct Continuity {
     stamp: u64,
     next_id: u64,
     hint: HintState,
-    next_question: Option<Duration>,
+    quiet: Quiet,
     counters: Counters,
 }
 
@@ -167,6 +169,7 @@ impl Continuity {
     /// A stream that has not been reached yet.
     pub fn new(options: Options) -> Self {
         let hold = Hold::new(options.hold_batches, options.hold_bytes);
+        let quiet = Quiet::new(&options);
         Self {
             options,
             phase: Phase::Connecting,
@@ -200,7 +203,7 @@ impl Continuity {
             stamp: 0,
             next_id: 0,
             hint: HintState::default(),
-            next_question: None,
+            quiet,
             counters: Counters::default(),
         }
     }
@@ -267,7 +270,7 @@ impl Continuity {
         if self.phase == Phase::Live {
             self.phase = Phase::Recovering;
         }
-        self.next_question = None;
+        self.quiet.stop();
         self.void_connection();
     }
 
@@ -341,7 +344,7 @@ impl Continuity {
             self.contradictions = 0;
             self.heard_in_order(now);
             self.place(sequence, held);
-            self.schedule_question(now, self.options.quiet_first);
+            self.quiet.begin(now.mono);
             return;
         }
         self.put_on_hold(sequence, held);
@@ -379,10 +382,10 @@ impl Continuity {
         if self.phase == Phase::Live
             && self.options.replay
             && self.request.is_none()
-            && self.next_question.is_some_and(|at| now.mono >= at)
+            && self.quiet.is_due(now.mono)
         {
             self.ask_replay(now, true);
-            self.next_question = Some(now.mono + self.options.quiet_every);
+            self.quiet.asked(now.mono);
         }
     }
 
@@ -393,7 +396,7 @@ impl Continuity {
             && self.unresolved_since.is_none()
             && self.pending.is_none()
             && !self.interleaved;
-        match self.next_question.filter(|_| self.options.replay) {
+        match self.quiet.due().filter(|_| self.options.replay) {
             _ if !is_idle => Duration::ZERO,
             Some(at) => at,
             None => Duration::MAX,
@@ -514,14 +517,10 @@ impl Continuity {
         self.out.push_back(Action::Hint { id: self.next_id });
     }
 
-    fn schedule_question(&mut self, now: Now, after: Duration) {
-        self.next_question = Some(now.mono + after);
-    }
-
     /// Following, as far as anybody can tell.
     fn go_live(&mut self, now: Now) {
         if std::mem::replace(&mut self.phase, Phase::Live) != Phase::Live {
-            self.schedule_question(now, self.options.quiet_first);
+            self.quiet.begin(now.mono);
         }
         self.unresolved_since = None;
         self.down = false;

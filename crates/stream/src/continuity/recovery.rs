@@ -73,7 +73,7 @@ impl Continuity {
     pub(super) fn verify(&mut self, now: Now) {
         self.phase = Phase::Recovering;
         self.pending = None;
-        self.next_question = None;
+        self.quiet.stop();
         self.recent.forget_lost();
         if self.options.replay {
             self.ask_replay(now, false);
@@ -89,7 +89,7 @@ impl Continuity {
     pub(super) fn open_gap(&mut self, now: Now) {
         self.counters.gaps += 1;
         self.phase = Phase::Recovering;
-        self.next_question = None;
+        self.quiet.stop();
         if self.options.replay {
             // A question already under way was asked too early to answer this; its end asks again.
             if self.request.is_none() {

@@ -42,6 +42,7 @@ impl Continuity {
     /// the last batch before the stream is `live` again: what was sent last may have been lost.
     pub fn proven(&mut self, now: Now) {
         self.last_proof = now.mono;
+        self.quiet.proven();
         match self.doubt {
             None | Some(Doubt::Asked) => {}
             Some(_) if self.phase == Phase::Live && self.options.replay => {
@@ -57,6 +58,7 @@ impl Continuity {
         let is_quiet = self.doubt.is_none();
         if is_quiet {
             self.last_proof = now.mono;
+            self.quiet.proven();
         }
         is_quiet
     }
@@ -74,14 +76,15 @@ impl Continuity {
             if self.doubt != Some(Doubt::Silent) {
                 self.end_doubt();
             }
-            self.schedule_question(now, self.options.quiet_every);
+            self.quiet.postpone(now.mono, self.options.quiet_every);
         } else if self.failed_probes == 1 || self.doubt == Some(Doubt::Asked) {
             self.ask_replay(now, true);
         } else {
             if self.doubt.is_none() {
                 self.doubt_that(now, Doubt::Unanswered);
             }
-            self.schedule_question(now, self.options.retry_pause * self.failed_probes.min(LONGEST_PAUSE));
+            let pause = self.options.retry_pause * self.failed_probes.min(LONGEST_PAUSE);
+            self.quiet.postpone(now.mono, pause);
         }
     }
 

@@ -32,8 +32,12 @@ pub struct Options {
     pub down_after: Duration,
     /// The first question after this much silence ...
     pub quiet_first: Duration,
-    /// ... and then one every so often.
+    /// ... and then one every so often. Twice as long after each answer without news, up to four times, while
+    /// the engine is proven to be there by other means.
     pub quiet_every: Duration,
+    /// Shortens pauses between questions by up to a quarter, differently for each value, so that streams that
+    /// fell silent together are not asked together. Zero: pauses are as they are.
+    pub spread: u64,
     /// How often a failed replay is tried before the stream goes on without it.
     pub replay_attempts: u32,
     /// The pause between two tries.
@@ -52,6 +56,7 @@ impl Default for Options {
             down_after: Duration::from_secs(10),
             quiet_first: Duration::from_secs(1),
             quiet_every: Duration::from_secs(30),
+            spread: 0,
             replay_attempts: 3,
             retry_pause: Duration::from_millis(300),
             reorder_wait: Duration::from_millis(200),

@@ -45,6 +45,7 @@ impl Interpreter {
             && !ledger.state().has_other_tiers()
             && ledger.state().copies_in(Tier::Device).saturating_sub(self.evidence.len()) == capacity
         {
+            self.epoch.reports.rule_out_possible();
             self.restore_trust(ledger);
             ledger.tell_trust();
             // Of the device, that is.

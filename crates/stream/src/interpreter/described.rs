@@ -71,6 +71,11 @@ impl Interpreter {
             // Blocks that lost their last certain copy may have one more.
             Reason::Presence => self.epoch.copies.uncounted || self.epoch.reports.has_unsure(),
             Reason::ChunkSize => self.chunks_are_unclear(ledger),
+            // Blocks with a known content that wait for their parent are not counted either, and rightly: no
+            // prompt reaches them while nothing holds what comes before.
+            Reason::UnknownContent => {
+                ledger.state().has_unjoined(|place| !is_device(place) && place.is_main())
+            }
             Reason::UntoldAdapters => self.untold_adapters,
             Reason::Flushing => self.is_fenced(),
             // How an engine looks for windows and states behind its device is not proven.

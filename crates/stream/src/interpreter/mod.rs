@@ -203,11 +203,13 @@ impl Interpreter {
         match &batch.events[at] {
             Event::Stored(stored) => self.apply_stored(ledger, batch, (at, stored), reading, now),
             Event::Removed(removed) => {
+                reading.neighbours.forget_meanings();
                 let watched = self.watched_blocks(ledger);
                 self.apply_removed(ledger, batch, removed, reading, now);
                 note_removal_sign(ledger, watched, reading);
             }
             Event::Cleared { ownership } => {
+                reading.neighbours.forget_meanings();
                 self.apply_cleared(ledger, *ownership, (engine_sequence, at), reading, now);
             }
             Event::Moved(moved) => self.apply_moved(ledger, moved, reading, now),

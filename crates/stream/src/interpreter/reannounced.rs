@@ -97,7 +97,7 @@ impl Interpreter {
         let Some(last) = begun.hashes.last() else { return StoreMeaning::NewCopy };
         let goes_on = neighbours.goes_on(at, last.bits);
         if !begun.is_held(ledger) {
-            let may_be_report = ledger.is_device_in_doubt() && (goes_on || self.epoch.reports.seen);
+            let may_be_report = ledger.may_lack_device_blocks() && (goes_on || self.epoch.reports.seen);
             return if may_be_report { StoreMeaning::Partial } else { StoreMeaning::NewCopy };
         }
         match (could_be_reannounced(ledger, begun.hashes), goes_on) {
@@ -143,6 +143,23 @@ impl Interpreter {
                 reading.doubt(Reason::Presence);
                 return;
             }
+        }
+    }
+
+    /// The same, only for those blocks that are held.
+    pub(super) fn suppose_held_copies(
+        &mut self,
+        ledger: &Ledger,
+        place: PlaceId,
+        hashes: &[Hash],
+        reading: &mut Reading,
+    ) {
+        let is_held = |hash: &Hash| {
+            let slot = ledger.state().find(hash.bits);
+            slot.is_some_and(|slot| ledger.state().copies(slot, place) > 0)
+        };
+        for hash in hashes.iter().filter(|hash| is_held(hash)) {
+            self.suppose_copies(ledger, place, std::slice::from_ref(hash), reading);
         }
     }
 
@@ -231,9 +248,9 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Whether every copy that was counted is one, and none was left out.
+    /// Whether every copy that was counted is one.
     pub(super) fn are_out_of_question(&self) -> bool {
-        !self.seen && self.doubtful.is_empty() && self.possible.is_empty() && !self.overflowed
+        !self.seen && self.doubtful.is_empty() && !self.overflowed
     }
 
     /// Whether blocks may be held that are not said to be.
@@ -294,6 +311,12 @@ impl Reports {
         }
     }
 
+    /// Every copy is counted.
+    pub(super) fn rule_out_possible(&mut self) {
+        self.possible.clear();
+        self.unsure.clear();
+    }
+
     /// Nothing is held any more.
     pub(super) fn forget_all(&mut self) {
         self.doubtful.clear();
@@ -345,6 +368,12 @@ impl Neighbours {
             }
         }
         found
+    }
+
+    /// Blocks are removed. What was found of stores that are still to come depends on what is held, and groups
+    /// of a request store without a removal in between.
+    pub(super) fn forget_meanings(&mut self) {
+        self.meanings.clear();
     }
 
     /// Whether a later store in the place of the `at`th event builds on a block.

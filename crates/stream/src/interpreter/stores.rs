@@ -171,7 +171,10 @@ impl Interpreter {
         match meaning {
             StoreMeaning::NewCopy => return false,
             StoreMeaning::ProbableCopy => self.doubt_copies(place, hashes),
-            StoreMeaning::Partial => reading.uncounted = true,
+            StoreMeaning::Partial => {
+                reading.uncounted = true;
+                self.suppose_held_copies(ledger, place, hashes, reading);
+            }
             StoreMeaning::Reannouncement => {
                 reading.over_counted |= !self.see_report(ledger, reading);
                 if self.epoch.tiers.seen {

@@ -283,12 +283,26 @@ impl Ledger {
         self.trust_changed = true;
     }
 
-    /// Whether blocks may be on the device that are not known.
+    /// Whether the device may serve more than is told of it.
     pub(crate) fn is_device_in_doubt(&self) -> bool {
+        self.is_lower_besides(&[Reason::TierHistory, Reason::ChunkSize, Reason::UnknownContent])
+    }
+
+    /// Whether the device may hold blocks that are not recorded. An unclear layout of groups hides none: it
+    /// only keeps recorded blocks from being told.
+    pub(crate) fn may_lack_device_blocks(&self) -> bool {
+        self.is_lower_besides(&[
+            Reason::TierHistory,
+            Reason::ChunkSize,
+            Reason::UnknownContent,
+            Reason::GroupLayout,
+        ])
+    }
+
+    /// Whether a reason for `lower` is active that is none of these.
+    fn is_lower_besides(&self, others: &[Reason]) -> bool {
         let mut reasons = self.trust.active().iter().map(|active| active.reason);
-        reasons.any(|reason| {
-            reason.trust() == Trust::Lower && !matches!(reason, Reason::TierHistory | Reason::ChunkSize)
-        })
+        reasons.any(|reason| reason.trust() == Trust::Lower && !others.contains(&reason))
     }
 
     // --- history -----------------------------------------------------------------------------------------------

@@ -118,6 +118,9 @@ impl Ledger {
     }
 }
 
+/// Blocks of one store: a reader takes a store whole.
+const CHAIN_MAX: usize = 4096;
+
 impl Snapshot {
     /// Every block that is held, and every hole that one of them builds on; parents before children. The
     /// numbers are places in the image's blocks.
@@ -174,6 +177,59 @@ impl Snapshot {
             }
         }
         log
+    }
+
+    /// The state as stores alone, for consumers that take nothing back: blocks that follow one another are one
+    /// store, parents come before children, and what a hole cuts off on the device is left out.
+    pub fn as_chains(&self) -> Vec<Transition> {
+        let order: Vec<&BlockImage> =
+            self.parents_first().iter().map(|&at| &self.image.blocks[at as usize]).collect();
+        let mut log = Vec::new();
+        for tier in Tier::ALL.into_iter().filter(|&tier| tier != Tier::Unknown) {
+            self.push_chains(&order, tier, &mut log);
+        }
+        log
+    }
+
+    fn push_chains(&self, parents_first: &[&BlockImage], tier: Tier, log: &mut Vec<Transition>) {
+        // Each block that is told, with its parent. Only the device's chains begin at the start of a prompt.
+        let mut told: Vec<(&BlockImage, &Chain)> = Vec::new();
+        let mut at: SeededMap<u64, usize> = SeededMap::default();
+        for block in parents_first {
+            let Some(chain) = self.told_chain(block).filter(|_| self.is_visible(block, tier)) else {
+                continue;
+            };
+            let reached = parent_of(chain).is_none_or(|parent| at.contains_key(&parent));
+            if reached || tier != Tier::Device {
+                at.insert(block.hash, told.len());
+                told.push((block, chain));
+            }
+        }
+        // The only child of each, if it has one child.
+        let mut next: Vec<Option<usize>> = vec![None; told.len()];
+        let mut children = vec![0_u32; told.len()];
+        for (child, (_, chain)) in told.iter().enumerate() {
+            let parent = parent_of(chain).and_then(|parent| at.get(&parent).copied());
+            if let Some(parent) = parent {
+                children[parent] += 1;
+                next[parent] = (children[parent] == 1).then_some(child);
+            }
+        }
+        let follows: SeededSet<usize> = next.iter().flatten().copied().collect();
+        for head in (0..told.len()).filter(|head| !follows.contains(head)) {
+            let mut parent = parent_of(told[head].1);
+            let mut line = std::iter::successors(Some(head), |&at| next[at]).peekable();
+            while line.peek().is_some() {
+                let blocks: Vec<VisibleBlock> = line
+                    .by_ref()
+                    .take(CHAIN_MAX)
+                    .map(|at| VisibleBlock::new(told[at].0.hash, told[at].1))
+                    .collect();
+                let last = blocks.last().map(|block| block.hash);
+                log.push(Transition::Stored { tier, parent, blocks });
+                parent = last;
+            }
+        }
     }
 
     fn is_visible(&self, block: &BlockImage, tier: Tier) -> bool {

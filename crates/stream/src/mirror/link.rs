@@ -54,6 +54,11 @@ impl Mirror {
         }
     }
 
+    /// Where the other plane says that it stands.
+    pub(crate) fn standing_there(&self) -> Option<Standing> {
+        self.told
+    }
+
     /// All that the other plane had when it was asked is here, and what follows is being told.
     pub(crate) fn is_current(&self) -> bool {
         self.link == Link::Up && self.told.is_some()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvplane_core::{Continuity as Standing, Cursor, Epoch};
+use kvplane_core::{Continuity as Standing, Cursor, Epoch, is_caught_up};
 use kvplane_wire::Dialect;
 
 use super::follower::Follower;
@@ -30,6 +30,13 @@ impl Recorder {
     /// Whether another plane records it, and all that it had when it was asked is here.
     pub fn is_current(&self) -> bool {
         matches!(&self.follower, Follower::Mirrored(mirror) if mirror.is_current())
+    }
+
+    /// Whether it is current, and credited here if it is there: see [`is_caught_up`].
+    pub fn is_caught_up(&self) -> bool {
+        let Follower::Mirrored(mirror) = &self.follower else { return false };
+        let there = mirror.standing_there();
+        there.is_some_and(|there| is_caught_up(mirror.is_current(), there, self.standing()))
     }
 
     /// Where the other plane goes on; `None`: with a snapshot.

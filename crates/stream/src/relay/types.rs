@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use kvplane_core::Trouble;
+
 use crate::continuity::OnGap;
 
 /// How a relayed stream is followed.
@@ -47,17 +49,17 @@ pub enum Ended {
 }
 
 impl Ended {
-    /// The word for status, counters and logs.
-    pub fn as_str(self) -> &'static str {
+    /// The trouble of the streams behind the call, for status, counters and logs.
+    pub fn trouble(self) -> Trouble {
         match self {
-            Self::Ok => "ended",
-            Self::OutOfRange => "out_of_range",
-            Self::DataLoss => "data_loss",
-            Self::Unimplemented => "unimplemented",
-            Self::FailedPrecondition => "failed_precondition",
-            Self::Deadline => "timeout",
-            Self::Unreachable => "unreachable",
-            Self::Other => "refused",
+            Self::Ok => Trouble::Ended,
+            Self::OutOfRange => Trouble::OutOfRange,
+            Self::DataLoss => Trouble::DataLoss,
+            Self::Unimplemented => Trouble::Unimplemented,
+            Self::FailedPrecondition => Trouble::FailedPrecondition,
+            Self::Deadline => Trouble::Timeout,
+            Self::Unreachable => Trouble::Unreachable,
+            Self::Other => Trouble::Refused,
         }
     }
 }

@@ -153,6 +153,11 @@ impl State {
         self.places.unjoined()
     }
 
+    /// Whether a place that `these` accepts holds blocks of which nothing but the hash is known.
+    pub(crate) fn has_unjoined(&self, these: impl Fn(&Place) -> bool) -> bool {
+        self.places.iter().any(|(id, place)| self.places.unjoined_in(id) > 0 && these(place))
+    }
+
     /// Whether one more block may be recorded of which nothing but the hash is known.
     pub(crate) fn has_room_unjoined(&self, slot: SlotId) -> bool {
         !self.slots[slot as usize].chains.is_empty() || self.unjoined() < self.limits.max_waiting as u64

@@ -354,6 +354,11 @@ impl Places {
         }
     }
 
+    /// Blocks in a place of which nothing but the hash is known.
+    pub(super) fn unjoined_in(&self, id: PlaceId) -> u64 {
+        self.known[usize::from(id.0)].unjoined
+    }
+
     /// Blocks in a place.
     pub(crate) fn blocks(&self, id: PlaceId) -> u64 {
         self.known[usize::from(id.0)].blocks

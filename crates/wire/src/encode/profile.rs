@@ -80,8 +80,8 @@ pub(crate) struct Shape {
     /// The profile's own name, then those of later releases with the same shape.
     names: &'static [&'static str],
     engine: EngineKind,
-    batch_has_rank: bool,
-    events_are_maps: bool,
+    pub(super) batch_has_rank: bool,
+    pub(super) events_are_maps: bool,
     replay_has_topic: bool,
     /// The fields of a store behind its tag, in the order of declaration.
     pub(crate) stored: &'static [Declared],
@@ -141,6 +141,8 @@ const VLLM_STORED_MAP: &[Declared] = &[
     when_set(Field::Locality),
     when_set(Field::Ownership),
     when_set(Field::SessionId),
+    // No vLLM's own.
+    when_set(Field::CacheSalt),
 ];
 
 const VLLM_REMOVED_MAP: &[Declared] = &[
@@ -216,6 +218,15 @@ const VLLM_0_24: Shape = Shape {
     ..VLLM_0_22
 };
 
+/// What kvplane itself publishes: the newest vLLM's, and salts.
+pub(super) const REPUBLISHED: Shape = Shape {
+    names: &["kvplane"],
+    replay_has_topic: true,
+    stored: VLLM_STORED_MAP,
+    removed: VLLM_REMOVED_MAP,
+    ..VLLM_0_24
+};
+
 const SGLANG_0_4_7: Shape =
     Shape { names: &["sglang-0.4.7"], engine: EngineKind::Sglang, batch_has_rank: true, ..VLLM_0_9 };
 
@@ -260,7 +271,7 @@ static SHAPES: [Shape; Profile::ALL.len()] = [
     Shape {
         names: &["vllm-0.32", "vllm-0.30", "vllm-0.31"],
         replay_has_topic: true,
-        stored: VLLM_STORED_MAP,
+        stored: first(14, VLLM_STORED_MAP),
         removed: VLLM_REMOVED_MAP,
         ..VLLM_0_24
     },
