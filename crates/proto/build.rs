@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const CONTRACTS: [&str; 4] = [
+const CONTRACTS: [&str; 5] = [
     "kvplane/v1/plane.proto",
     "kvplane/v1/admin.proto",
+    "kvplane/v1/routing.proto",
     "inferencecache/v1alpha1/inferencecache.proto",
     "smg/common.proto",
 ];

@@ -19,8 +19,9 @@ mod listener;
 pub mod pem;
 
 pub use auth::{
-    Access, Caller, CertificateKey, Exposed, Gate, Keys, KeysError, Needs, Port, Proof, Refused, Role, Roles,
-    Subject, TokenKey, guard_calls, guard_pages, is_loopback, refused_call, table,
+    Access, Caller, CertificateKey, Exposed, Gate, Keys, KeysError, Needs, Network, NetworkError, Networks,
+    Port, Proof, Refused, Role, Roles, Subject, TokenKey, guard_calls, guard_pages, is_loopback,
+    refused_call, table,
 };
 pub use bounds::{Bound, Bounds, Edge};
 pub use error::ApiError;

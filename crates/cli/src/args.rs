@@ -6,10 +6,14 @@ mod demo;
 mod doctor;
 mod key;
 mod operate;
+mod pick;
 mod query;
 mod report;
 #[cfg(feature = "sim")]
+mod route_sim;
+#[cfg(feature = "sim")]
 mod sim;
+mod status;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,11 +28,17 @@ pub(crate) use config::{ConfigArgs, ConfigCommand};
 pub(crate) use demo::DemoArgs;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use key::KeyArgs;
-pub(crate) use operate::{FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs};
+pub(crate) use operate::{
+    Consent, FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs,
+};
+pub(crate) use pick::{LedgerArgs, PickArgs};
 pub(crate) use query::QueryArgs;
 pub(crate) use report::{ReportArgs, with_two_dashes};
 #[cfg(feature = "sim")]
+pub(crate) use route_sim::RouteSimArgs;
+#[cfg(feature = "sim")]
 pub(crate) use sim::{SimArgs, SimHash, SimHostEvents, SimProfile, SimService, SimWithout};
+pub(crate) use status::{StatusArgs, StatusOutput};
 
 /// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
 /// stands, and gives the state to any router. Every answer is exact, or says how it is not.
@@ -58,6 +68,13 @@ pub(crate) enum Command {
         curl -s 127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d '{\"model\":\"sim\",\"prompt\":[1,2,3,4],\"max_tokens\":64}'\n  \
         curl -s 127.0.0.1:8000/sim/fault -H 'content-type: application/json' -d '{\"drop\":1}'")]
     Sim(SimArgs),
+    /// Show the health of the fleet on one screen
+    #[command(after_help = "Examples:\n  \
+        kvplane status\n  \
+        kvplane status --watch\n  \
+        kvplane status -o wide --server http://10.0.0.5:8090\n  \
+        kvplane status -o json | jq '.healthy, .problems[].code'")]
+    Status(StatusArgs),
     /// Follow streams of a running kvplane, live
     #[command(
         after_help = "Examples:\n  kvplane tail\n  kvplane tail --engine vllm-0 --from snapshot -o json | jq .\n  \
@@ -96,6 +113,18 @@ pub(crate) enum Command {
         kvplane query --model llama --hashes --block-size 16 hashes.txt\n  \
         kvplane query --model llama --tenant default --scheme vllm --block-size 16 prompt.json")]
     Query(QueryArgs),
+    /// Ask where a prompt should go
+    #[command(after_help = "Examples:\n  \
+        echo '[1, 2, 3, 4]' | kvplane pick --model llama\n  \
+        kvplane pick --model llama --policy prefix_hash prompt.json -o json\n  \
+        kvplane pick --model llama --book prompt.json")]
+    Pick(PickArgs),
+    /// Show what was predicted, what was delivered, and where the tokens between them went
+    #[command(after_help = "Examples:\n  \
+        kvplane ledger\n  \
+        kvplane ledger --worst 3 -o json | jq .lost\n  \
+        kvplane ledger 5f2c1a07-1b")]
+    Ledger(LedgerArgs),
     /// Report one engine to an inference-cache server, in place of its subscriber
     #[command(after_help = "Flags may have one dash, as in Go.\n\nExamples:\n  \
         kvplane report --engine-endpoint tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --topic '' \\\n    \
@@ -115,6 +144,13 @@ pub(crate) enum Command {
         kvplane demo --trace conversation_trace.jsonl\n  \
         kvplane demo --seconds 10 -o json | jq '.routed.share, .round_robin.share, .false_hits'")]
     Demo(DemoArgs),
+    #[cfg(feature = "sim")]
+    /// Run routing policies over traces and populations, against simulated engines in virtual time
+    #[command(after_help = "Examples:\n  \
+        kvplane route-sim\n  \
+        kvplane route-sim --populations documents,bursts --policies work,affinity,prefix_hash --scale 0.3\n  \
+        kvplane route-sim conversation_trace.jsonl --speed 2.2 -o json | jq '.policies[] | [.policy, .ttft_mean_s]'")]
+    RouteSim(RouteSimArgs),
     /// Print a completion script for a shell
     #[command(after_help = "Examples:\n  \
         kvplane completions bash > ~/.local/share/bash-completion/completions/kvplane\n  \
@@ -199,7 +235,13 @@ pub(crate) struct PlaneArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ServerArgs {
     /// The kvplane to ask (its HTTP address)
-    #[arg(long, global = true, default_value = "http://127.0.0.1:8090", value_name = "URL")]
+    #[arg(
+        long,
+        global = true,
+        env = "KVPLANE_SERVER",
+        default_value = "http://127.0.0.1:8090",
+        value_name = "URL"
+    )]
     pub(crate) server: String,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
@@ -232,6 +274,7 @@ pub(crate) struct EnginesArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum EnginesCommand {
     /// List engines (also without a command)
+    #[command(visible_alias = "ls")]
     List,
     /// Add an engine; it is gone when kvplane restarts, unless the configuration has it too
     #[command(after_help = "Example:\n  \
@@ -244,7 +287,7 @@ pub(crate) enum EnginesCommand {
         engine: String,
     },
     /// Remove an engine: its subscribers are told, and what it held is forgotten
-    #[command(after_help = "Example:\n  kvplane engines remove vllm-3")]
+    #[command(visible_alias = "rm", after_help = "Example:\n  kvplane engines remove vllm-3")]
     Remove {
         /// Its name
         id: String,

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
             Command::Serve(serve) => commands::serve::run(serve).await,
             #[cfg(feature = "sim")]
             Command::Sim(sim) => commands::sim::run(sim).await,
+            Command::Status(status) => commands::status::run(status).await,
             Command::Tail(tail) => commands::tail::run(tail).await,
             Command::Dump(dump) => commands::dump::run(dump).await,
             Command::Engines(engines) => commands::engines::run(engines).await,
@@ -40,10 +41,14 @@ fn main() -> ExitCode {
             Command::Doctor(doctor) => commands::doctor::run(doctor).await,
             Command::Operate(operation) => commands::operate::run(operation).await,
             Command::Query(query) => commands::query::run(query).await,
+            Command::Pick(pick) => commands::pick::pick(pick).await,
+            Command::Ledger(ledger) => commands::pick::ledger(ledger).await,
             Command::Report(report) => commands::report::run(report).await,
             Command::Config(config) => commands::config::run(&config),
             #[cfg(feature = "sim")]
             Command::Demo(demo) => commands::demo::run(demo).await,
+            #[cfg(feature = "sim")]
+            Command::RouteSim(args) => commands::route_sim::run(&args),
             Command::Completions { shell } => commands::shipped::completions(shell),
             Command::Man { directory } => commands::shipped::manual(&directory),
         }

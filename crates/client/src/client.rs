@@ -6,6 +6,7 @@ use kvplane_proto::Bearer;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::admin_client::AdminClient;
 use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
+use kvplane_proto::kvplane::v1::routing_client::RoutingClient;
 use tonic::Code;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -27,11 +28,15 @@ pub type Calls = PlaneClient<Keyed>;
 /// Operations on a plane's engines, with the token that it wants.
 pub type Operations = AdminClient<Keyed>;
 
+/// Decisions of a plane, and reports of what came of them, with the token that it wants.
+pub type Routes = RoutingClient<Keyed>;
+
 /// A client of one plane. Cheap to clone; all that it starts shares one connection.
 #[derive(Debug, Clone)]
 pub struct Client {
     plane: Calls,
     operations: Operations,
+    routes: Routes,
     options: Options,
 }
 
@@ -57,8 +62,9 @@ impl Client {
         let channel = endpoint(url, &options)?.connect_lazy();
         let keyed = InterceptedService::new(channel, options.bearer.clone());
         let plane = PlaneClient::new(keyed.clone()).max_decoding_message_size(options.message_bytes);
-        let operations = AdminClient::new(keyed).max_decoding_message_size(options.message_bytes);
-        Ok(Self { plane, operations, options })
+        let operations = AdminClient::new(keyed.clone()).max_decoding_message_size(options.message_bytes);
+        let routes = RoutingClient::new(keyed).max_decoding_message_size(options.message_bytes);
+        Ok(Self { plane, operations, routes, options })
     }
 
     /// Calls of one's own, over the same connection.
@@ -69,6 +75,28 @@ impl Client {
     /// Operations on the plane's engines, over the same connection.
     pub fn operations(&self) -> Operations {
         self.operations.clone()
+    }
+
+    /// Decisions and reports, over the same connection.
+    pub fn routes(&self) -> Routes {
+        self.routes.clone()
+    }
+
+    /// Where a prompt should go: books the best endpoint, unless the request says otherwise.
+    pub async fn pick(&self, request: proto::PickRequest) -> Result<proto::PickResponse, tonic::Status> {
+        let mut request = tonic::Request::new(request);
+        request.set_timeout(self.options.answer_within);
+        Ok(self.routes.clone().pick(request).await?.into_inner())
+    }
+
+    /// How far a request is, or what was delivered.
+    pub async fn report(
+        &self,
+        report: proto::DeliveryReport,
+    ) -> Result<proto::DeliveryAccount, tonic::Status> {
+        let mut request = tonic::Request::new(report);
+        request.set_timeout(self.options.answer_within);
+        Ok(self.routes.clone().report(request).await?.into_inner())
     }
 
     /// Follows streams until the result is closed or dropped. Needs a tokio runtime.

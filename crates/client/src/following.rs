@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::Stream;
-use kvplane_core::{Continuity, Cursor, Epoch, StateDigest, StreamId};
+use kvplane_core::{Continuity, Cursor, Epoch, StateDigest, StreamId, is_caught_up};
 use kvplane_proto::kvplane::v1::{Batch, ResetReason};
 use parking_lot::RwLock;
 use tokio::sync::{broadcast, watch};
@@ -137,11 +137,19 @@ pub(crate) struct Slot {
     pub(crate) freshness: Freshness,
 }
 
+impl Slot {
+    pub(crate) fn is_caught_up(&self) -> bool {
+        let replica = self.replica.read();
+        let there = replica.continuity();
+        is_caught_up(replica.is_current(), there, self.freshness.judge(there))
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Health {
     pub(crate) connection: Connection,
-    /// Every stream that is followed is current.
-    pub(crate) current: bool,
+    /// Every stream that is followed is complete, and live here if it is at the plane.
+    pub(crate) caught_up: bool,
 }
 
 #[derive(Debug, Default)]
@@ -156,7 +164,7 @@ pub(crate) struct Tally {
 
 impl Following {
     pub(crate) fn start(plane: Calls, selection: Selection, options: Options) -> Self {
-        let (health, _) = watch::channel(Health { connection: Connection::Connecting, current: false });
+        let (health, _) = watch::channel(Health { connection: Connection::Connecting, caught_up: false });
         let shared = Arc::new(Shared { slots: RwLock::default(), health, tally: Tally::default() });
         let (changes, _) = broadcast::channel(options.changes_kept.clamp(1, MAX_CHANGES));
         let stop = CancellationToken::new();
@@ -200,10 +208,11 @@ impl Following {
         }
     }
 
-    /// Waits until the subscription is up and every stream of it is current. Safe to give up and to ask again.
+    /// Waits until the subscription is up, every stream of it is current, and those that are live at the plane are live
+    /// here: the first proof that their engines are there has arrived. Safe to give up and to ask again.
     pub async fn ready(&self) {
         let mut health = self.shared.health.subscribe();
-        let ready = |health: &Health| health.current && health.connection == Connection::Connected;
+        let ready = |health: &Health| health.caught_up && health.connection == Connection::Connected;
         // It can only fail when the sender is gone, and this holds it.
         let _ = health.wait_for(ready).await;
     }

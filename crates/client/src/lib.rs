@@ -46,7 +46,7 @@ mod replica;
 mod task;
 mod worth;
 
-pub use client::{Calls, Client, Operations, endpoint};
+pub use client::{Calls, Client, Operations, Routes, endpoint};
 pub use error::{ClientError, ReplicaError};
 pub use following::{Change, Changes, Connection, Counters, Following, ReplicaView};
 pub use options::{Options, Selection};

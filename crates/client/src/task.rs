@@ -114,7 +114,10 @@ impl Task {
         let mut ages = std::pin::pin!(Fuse::terminated());
         loop {
             tokio::select! {
-                (asked, told) = &mut ages => prove(&slots, asked, told),
+                (asked, told) = &mut ages => {
+                    prove(&slots, asked, told);
+                    self.health(&slots, Connection::Connected);
+                }
                 _ = pulse.tick(), if ages.is_terminated() => {
                     ages.set(ask_ages(self.plane.clone(), max_silence * 3).fuse());
                 }
@@ -222,10 +225,9 @@ impl Task {
     }
 
     fn health(&self, slots: &Slots, connection: Connection) {
-        let current = connection == Connection::Connected
-            && slots.values().all(|slot| slot.replica.read().is_current());
+        let caught_up = connection == Connection::Connected && slots.values().all(|slot| slot.is_caught_up());
         self.shared.health.send_if_modified(|health| {
-            let now = Health { connection, current };
+            let now = Health { connection, caught_up };
             let changed = *health != now;
             *health = now;
             changed

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kvplane_core::EngineKind;
-use kvplane_ingest::{EngineWord, Events, Refusal};
+use kvplane_discovery::{EngineWord, Refusal};
+use kvplane_ingest::Events;
 use serde_json::Value;
 
 use crate::Heard;

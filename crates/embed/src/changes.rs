@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_core::{Continuity, Cursor, Epoch, Trust};
+use kvplane_core::{Continuity, Cursor, Epoch, LinkTrouble, Trust};
 use kvplane_ingest::{Engines, LinkStatus, News, Stream};
 use kvplane_stream::{Entry, Loss};
 use tokio::sync::{mpsc, watch};
@@ -26,7 +26,7 @@ pub enum Change {
     /// It is not any more; until it is again, nothing is credited.
     Disconnected {
         /// What keeps it from being followed, in one word.
-        trouble: &'static str,
+        trouble: LinkTrouble,
     },
     /// Something happened to a stream.
     Stream {
@@ -128,7 +128,9 @@ async fn follow(
         let change = match now {
             _ if now == told => None,
             (true, _) => Some(Change::Connected),
-            (false, trouble) => Some(Change::Disconnected { trouble: trouble.unwrap_or("unreached") }),
+            (false, trouble) => {
+                Some(Change::Disconnected { trouble: trouble.unwrap_or(LinkTrouble::Unreached) })
+            }
         };
         told = now;
         if let Some(change) = change

@@ -14,8 +14,8 @@ use std::time::Duration;
 use kvplane_catalog::{Answer, Match, Question};
 use kvplane_core::{EngineId, EngineKind, ErrorCode, PublicError, Trust};
 use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Feed, LinkSpec, LinkState, LinkStatus, Origin,
-    Plane, PlaneOptions, Stream,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, LinkSpec, LinkState, LinkStatus, Origin,
+    Plane, PlaneOptions, Source, Stream,
 };
 use kvplane_proto::Bearer;
 use parking_lot::RwLock;
@@ -164,7 +164,8 @@ impl Client {
         Ok(streams.collect())
     }
 
-    /// Whether all that the plane had when it was asked is here, and what follows is being told.
+    /// Whether all that the plane had when it was asked is here, what follows is being told, and every stream that is live
+    /// there is live here.
     pub fn is_ready(&self) -> Result<bool, PublicError> {
         Ok(self.open()?.is_ready())
     }
@@ -224,7 +225,7 @@ impl Open {
 
     fn is_ready(&self) -> bool {
         // The link first: once it is connected, the streams are those that the plane has.
-        self.link.status().connected && self.plane.streams().all(|stream| stream.is_current())
+        self.link.status().connected && self.plane.streams().all(|stream| stream.is_caught_up())
     }
 }
 
@@ -257,8 +258,7 @@ fn linked(spec: LinkSpec) -> EngineSpec {
         model: String::new(),
         routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
         tenant: None,
-        ranks: Vec::new(),
-        feed: Feed::Linked(spec),
+        source: Source::Linked(spec),
         topic: String::new(),
         block_size: None,
         worker_id: 0,

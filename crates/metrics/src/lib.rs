@@ -8,16 +8,20 @@
 
 mod callers;
 mod counted;
+mod detail;
 mod family;
 mod fronts;
 pub mod hint_counters;
 mod hints;
+mod indexer_routes;
 mod indexes;
 mod latencies;
 mod links;
 mod operations;
 mod process;
+mod prompts;
 mod reports;
+mod routes;
 mod sources;
 mod streams;
 
@@ -30,15 +34,19 @@ use prometheus_client::registry::Registry;
 
 pub use callers::Callers;
 pub use counted::{COUNTERS, OfStream, rejected};
+pub use detail::Detail;
 pub use family::Family;
 pub use fronts::Fronts;
 pub use hints::HintRows;
+pub use indexer_routes::{IndexerRoute, IndexerRows};
 pub use indexes::Indexes;
 pub use latencies::{Latencies, LatenciesRead};
 pub use links::Links;
 pub use operations::Operations;
 pub use process::Process;
+pub use prompts::PromptRows;
 pub use reports::ReportRows;
+pub use routes::RouteRows;
 pub use sources::Sources;
 pub use streams::Streams;
 

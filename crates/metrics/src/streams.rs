@@ -1,5 +1,6 @@
 //! The part of `/metrics` about streams.
 
+use std::collections::BTreeMap;
 use std::fmt::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,36 +13,43 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use crate::counted::{COUNTERS, rejected};
+use crate::detail::{Detail, Labels};
 use crate::family::Family;
 use crate::family::list::{stream_counters, streams};
 use crate::gauge;
 
+/// A stream, or several that are told together.
 #[derive(Debug)]
 struct Row {
-    engine: String,
-    rank: String,
-    model: String,
-    status: StreamStatus,
+    labels: Labels,
+    streams: Vec<StreamStatus>,
+}
+
+impl Row {
+    fn sum(&self, value: impl Fn(&StreamStatus) -> u64) -> u64 {
+        self.streams.iter().map(value).fold(0, u64::saturating_add)
+    }
+
+    fn count(&self, is_so: impl Fn(&StreamStatus) -> bool) -> u64 {
+        self.streams.iter().filter(|status| is_so(status)).count() as u64
+    }
 }
 
 /// All streams.
 #[derive(Debug)]
-pub struct Streams(Vec<Row>);
+pub struct Streams {
+    rows: Vec<Row>,
+    detail: Detail,
+}
 
 impl Streams {
     /// Every stream at one moment.
-    pub fn of(engines: &[Arc<Engine>]) -> Self {
-        let rows = engines.iter().flat_map(|engine| engine.streams.iter().map(|stream| row(engine, stream)));
-        Self(rows.collect())
-    }
-}
-
-fn row(engine: &Engine, stream: &Stream) -> Row {
-    Row {
-        engine: engine.spec.id.to_string(),
-        rank: stream.id().rank.to_string(),
-        model: engine.spec.model.clone(),
-        status: stream.glance(),
+    pub fn of(engines: &[Arc<Engine>], detail: Detail) -> Self {
+        let row = |(labels, streams): (Labels, Vec<Arc<Stream>>)| Row {
+            labels,
+            streams: streams.iter().map(|stream| stream.glance()).collect(),
+        };
+        Self { rows: detail.rows(engines).into_iter().map(row).collect(), detail }
     }
 }
 
@@ -56,14 +64,18 @@ impl Collector for Streams {
         self.gauges(encoder)?;
         for (family, value) in COUNTERS {
             let mut metric = family.begin(encoder)?;
-            for row in &self.0 {
-                ConstCounter::new(value(&row.status)).encode(metric.encode_family(&row.labels())?)?;
+            for row in &self.rows {
+                ConstCounter::new(row.sum(value)).encode(metric.encode_family(&row.labels.all())?)?;
             }
         }
         let mut metric = stream_counters::REJECTED_EVENTS.begin(encoder)?;
-        for row in &self.0 {
-            for (reason, count) in rejected(&row.status) {
-                let labels = row.labels_with("reason", &reason);
+        for row in &self.rows {
+            let mut by_reason: BTreeMap<String, u64> = BTreeMap::new();
+            for (reason, count) in row.streams.iter().flat_map(rejected) {
+                *by_reason.entry(reason).or_default() += count;
+            }
+            for (reason, count) in by_reason {
+                let labels = row.labels.with("reason", &reason);
                 ConstCounter::new(count).encode(metric.encode_family(&labels)?)?;
             }
         }
@@ -75,36 +87,43 @@ impl Streams {
     fn gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
         self.gauge(encoder, streams::BLOCKS, |row, metric| {
             for tier in Tier::ALL {
-                let labels = row.labels_with("tier", tier.as_str());
-                gauge(row.status.blocks[tier.index()], metric.encode_family(&labels)?)?;
+                let labels = row.labels.with("tier", tier.as_str());
+                gauge(row.sum(|status| status.blocks[tier.index()]), metric.encode_family(&labels)?)?;
             }
             Ok(())
         })?;
         self.gauge(encoder, streams::CONTINUITY, |row, metric| {
             for standing in Continuity::ALL {
-                let labels = row.labels_with("continuity", standing.as_str());
-                gauge(u64::from(row.status.continuity == standing), metric.encode_family(&labels)?)?;
+                let labels = row.labels.with("continuity", standing.as_str());
+                let count = row.count(|status| status.continuity == standing);
+                gauge(count, metric.encode_family(&labels)?)?;
             }
             Ok(())
         })?;
         self.gauge(encoder, streams::TRUST, |row, metric| {
             for trust in Trust::ALL {
-                let labels = row.labels_with("trust", trust.as_str());
-                gauge(u64::from(row.status.trust.level() == trust), metric.encode_family(&labels)?)?;
+                let labels = row.labels.with("trust", trust.as_str());
+                let count = row.count(|status| status.trust.level() == trust);
+                gauge(count, metric.encode_family(&labels)?)?;
             }
             Ok(())
         })?;
         self.gauge(encoder, streams::DEGRADED, |row, metric| {
-            for degradation in row.status.trust.active() {
-                let labels = row.labels_with("reason", degradation.reason.as_str());
-                gauge(1, metric.encode_family(&labels)?)?;
+            let mut by_reason: BTreeMap<&str, u64> = BTreeMap::new();
+            for degradation in row.streams.iter().flat_map(|status| status.trust.active()) {
+                *by_reason.entry(degradation.reason.as_str()).or_default() += 1;
+            }
+            for (reason, count) in by_reason {
+                gauge(count, metric.encode_family(&row.labels.with("reason", reason))?)?;
             }
             Ok(())
         })?;
-        let plain: [Plain; 9] = [
+        let of_one_stream: [Plain; 3] = [
             (streams::EPOCH, |s| s.epoch.as_u64()),
             (streams::LAST_SEQUENCE, |s| s.engine_sequence.unwrap_or(0)),
             (streams::KNOWN_FROM_SEQUENCE, |s| s.known_from.unwrap_or(0)),
+        ];
+        let summed: [Plain; 6] = [
             (streams::WAITING_BLOCKS, |s| s.waiting as u64),
             (streams::UNJOINED_BLOCKS, |s| s.unjoined),
             (streams::DICTIONARY_BLOCKS, |s| s.dictionary as u64),
@@ -112,9 +131,11 @@ impl Streams {
             (streams::WINDOW_BYTES, |s| s.window_bytes as u64),
             (streams::WINDOW_BATCHES, |s| s.window_entries as u64),
         ];
-        for (family, value) in plain {
+        // Positions of several streams have no sum.
+        let positions = of_one_stream.into_iter().filter(|_| self.detail == Detail::Stream);
+        for (family, value) in positions.chain(summed) {
             self.gauge(encoder, family, |row, metric| {
-                gauge(value(&row.status), metric.encode_family(&row.labels())?)
+                gauge(row.sum(value), metric.encode_family(&row.labels.all())?)
             })?;
         }
         let times: [Time; 4] = [
@@ -124,9 +145,9 @@ impl Streams {
             (streams::READ_BEFORE_SECONDS, |s| s.read_before),
         ];
         for (family, value) in times {
-            self.gauge(encoder, family, |row, metric| match value(&row.status) {
+            self.gauge(encoder, family, |row, metric| match row.streams.iter().filter_map(value).max() {
                 Some(time) => {
-                    ConstGauge::new(time.as_secs_f64()).encode(metric.encode_family(&row.labels())?)
+                    ConstGauge::new(time.as_secs_f64()).encode(metric.encode_family(&row.labels.all())?)
                 }
                 None => Ok(()),
             })?;
@@ -141,19 +162,9 @@ impl Streams {
         mut each: impl FnMut(&Row, &mut MetricEncoder<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut metric = family.begin(encoder)?;
-        for row in &self.0 {
+        for row in &self.rows {
             each(row, &mut metric)?;
         }
         Ok(())
-    }
-}
-
-impl Row {
-    fn labels(&self) -> [(&str, &str); 3] {
-        [("engine", &self.engine), ("rank", &self.rank), ("model", &self.model)]
-    }
-
-    fn labels_with<'r>(&'r self, name: &'r str, value: &'r str) -> [(&'r str, &'r str); 4] {
-        [("engine", &self.engine), ("rank", &self.rank), ("model", &self.model), (name, value)]
     }
 }

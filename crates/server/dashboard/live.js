@@ -112,12 +112,24 @@ function take(event, tell, reached) {
   tell(name);
 }
 
-function takeFleet({ whole, unix_ms, ranks, links }) {
+/** Engines in the order in which they came, each with its ranks in order: a rank may come after others of its engine. */
+function inOrder(ranks) {
+  const engines = new Map();
+  for (const rank of ranks.values()) engines.set(rank.engine, [...(engines.get(rank.engine) ?? []), rank]);
+  const sorted = [...engines.values()].flatMap((all) => all.toSorted((one, two) => one.rank - two.rank));
+  return new Map(sorted.map((rank) => [key(rank), rank]));
+}
+
+function takeFleet({ whole, unix_ms, ranks, gone, links }) {
   known.skew = unix_ms - Date.now();
   if (whole) known.ranks = new Map();
+  const before = known.ranks.size;
   for (const rank of ranks) known.ranks.set(key(rank), rank);
+  const others = whole || gone || known.ranks.size !== before;
+  for (const rank of gone ?? []) known.ranks.delete(key(rank));
+  if (others && !whole) known.ranks = inOrder(known.ranks);
   if (links) known.links = links;
-  if (whole || links) known.members += 1;
-  if (whole) forget((name) => known.ranks.has(name));
+  if (others || links) known.members += 1;
+  if (whole || gone) forget((name) => known.ranks.has(name));
   note(ranks, unix_ms);
 }

@@ -9,7 +9,7 @@ import { make, say, sentence, standing } from "./words.js";
 const COLDEST_FIRST = ["remote", "disk", "host", "device"];
 const LARGEST = 0xffff_ffff;
 const ANSWERED_WITHIN = 20_000;
-const NAMED = 20; // of the ranks that hold nothing; the others are counted
+const NAMED = 20; // of the ranks that are not credited; the others are counted
 let models = "";
 let questions = 0; // asked so far: only the last one's answer is shown
 
@@ -55,13 +55,30 @@ export function tokenIds(text) {
   });
 }
 
+const CHAT_FIELDS = ["messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "cache_salt"];
+
+/** The prompt's part of a question. Text is tokenized by the plane, for models that have a tokenizer there. */
+export function prompt(kind, given) {
+  if (kind === "text") return { prompt: given };
+  if (kind !== "chat") return { token_ids: tokenIds(given) };
+  let chat;
+  try {
+    chat = JSON.parse(given);
+  } catch {
+    throw new Error("The chat is not JSON.");
+  }
+  if (Array.isArray(chat)) return { messages: chat };
+  if (!chat?.messages) throw new Error("The chat has no messages.");
+  return Object.fromEntries(CHAT_FIELDS.filter((name) => name in chat).map((name) => [name, chat[name]]));
+}
+
 /** Asks what the form says; `shown` runs what shows the outcome, unless another question was asked meanwhile. */
 async function ask(shown) {
   fail("");
   const value = (id) => document.getElementById(id).value;
   const question = { model: value("ask-model") };
   try {
-    question.token_ids = tokenIds(value("ask-tokens"));
+    Object.assign(question, prompt(value("ask-kind"), value("ask-tokens")));
   } catch (error) {
     return fail(error.message);
   }
@@ -75,35 +92,34 @@ async function ask(shown) {
     return shown(() => fail(`Not answered: ${why}.`));
   }
   const answer = await response.json();
-  return shown(() => show(answer, question.token_ids.length));
+  return shown(() => show(answer, answer.tokenized?.tokens ?? question.token_ids.length));
 }
 
 function show(answer, tokens) {
+  const { counts } = answer;
   const best = new Set(answer.best.map(key));
-  const matches = answer.matches.toSorted((one, two) => two.tokens - one.tokens);
-  const holders = matches.filter((match) => match.tokens > 0);
-  const summary = `${holders.length} of ${matches.length} ranks hold a part of these ${tokens.toLocaleString()} tokens. The answer is worth: `;
+  const credited = counts.holders + counts.empty;
+  const summary = `${counts.holders.toLocaleString()} of ${credited.toLocaleString()} ranks hold a part of these ${tokens.toLocaleString()} tokens. The answer is worth: `;
   const nodes = [make("p", {}, summary, make("b", {}, answer.trust), "."), ruler(tokens)];
-  for (const match of holders) nodes.push(holder(match, tokens, best.has(key(match))));
-  const others = matches.filter((match) => match.tokens === 0).map(key);
-  if (others.length) nodes.push(make("p", { class: "empty" }, `Nothing of it: ${some(others).join(", ")}`));
-  const short = matches.filter((match) => match.note === "prompt_shorter_than_block");
-  if (short.length) {
-    const names = some(short.map((match) => `${key(match)} (${match.block_size.toLocaleString()} tokens)`));
-    nodes.push(make("p", { class: "empty" }, `The prompt is shorter than one block, so nothing of it can be cached: ${names.join(", ")}`));
+  if (answer.tokenized) nodes.splice(1, 0, make("p", { class: "empty" }, `That engines compute the same token ids for this text is ${answer.tokenized.parity}.`));
+  for (const match of answer.matches) nodes.push(holder(match, tokens, best.has(key(match))));
+  const unlisted = counts.holders - answer.matches.length;
+  if (unlisted) nodes.push(make("p", { class: "empty" }, `and ${unlisted.toLocaleString()} more that hold no more than these`));
+  if (counts.shorter_than_block) {
+    const count = counts.shorter_than_block.toLocaleString();
+    nodes.push(make("p", { class: "empty" }, `The prompt is shorter than one block of ${count} ranks, so nothing of it can be cached there.`));
   }
-  if (!matches.length) nodes.push(make("p", { class: "empty" }, "No rank of this model can be credited right now."));
+  if (!credited) nodes.push(make("p", { class: "empty" }, "No rank of this model can be credited right now."));
   const notCredited = (other) => {
     const rank = known.ranks.get(key(other));
     const why = rank && standing(rank) !== "exact" ? sentence(rank) : other.reason;
     return `${key(other)} is not credited: ${why}`;
   };
-  for (const words of some(answer.not_credited.map(notCredited))) nodes.push(make("p", { class: "empty" }, words));
+  for (const words of answer.not_credited.slice(0, NAMED).map(notCredited)) nodes.push(make("p", { class: "empty" }, words));
+  const unnamed = counts.not_credited - Math.min(NAMED, answer.not_credited.length);
+  if (unnamed) nodes.push(make("p", { class: "empty" }, `and ${unnamed.toLocaleString()} more that are not credited`));
   document.getElementById("ask-answer").replaceChildren(...nodes);
 }
-
-/** The first of many, and how many there are beyond. */
-const some = (all) => (all.length > NAMED ? [...all.slice(0, NAMED), `and ${all.length - NAMED} more`] : all);
 
 function ruler(tokens) {
   const marks = [0, 0.25, 0.5, 0.75, 1].map((part) => make("span", {}, Math.round(tokens * part).toLocaleString()));

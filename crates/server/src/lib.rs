@@ -10,10 +10,12 @@ mod hints;
 mod http;
 mod listeners;
 mod ops;
+mod parity;
 mod plans;
 mod publishers;
 mod questions;
 mod readiness;
+mod routing;
 mod select;
 mod service;
 mod smg;
@@ -30,10 +32,11 @@ pub mod checks {
 }
 
 pub use fleet::{
-    DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, Fleet, FleetError, Registration, Reloaded,
-    RepublishConfig,
+    AnnounceConfig, DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, Fleet, FleetError,
+    Registration, Reloaded, RepublishConfig, WorkerId,
 };
 pub use hints::{AcceptReports, HintsOptions};
+pub use kvplane_metrics::Detail as MetricsDetail;
 pub use service::{Options, Service};
 pub use span::Span;
 

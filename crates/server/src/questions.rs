@@ -1,12 +1,17 @@
 //! How questions about prompts went, whoever asked them in our own words: `/v1/query`, `Query` and `QueryStream`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kvplane_catalog::{Asking, Catalog};
-use kvplane_core::Trust;
+use kvplane_catalog::{Asking, Catalog, Question};
+use kvplane_core::{PublicError, Trust};
 use kvplane_ingest::Plane;
 use kvplane_metrics::{Latencies, LatenciesRead};
+use kvplane_prompt::{PromptInput, Prompts, Tokenized};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::parity;
 
 /// Upper ends of the buckets, in seconds: short prompts take microseconds.
 const BOUNDS: [f64; 13] = [
@@ -76,9 +81,57 @@ pub(crate) struct Asker {
     /// The longest prompt that may be asked for.
     pub(crate) max_tokens: usize,
     pub(crate) questions: Questions,
+    /// Makes ids of prompts that are given as text.
+    pub(crate) prompts: Prompts,
+    /// Held while a prompt is compared with an engine: one at a time.
+    pub(crate) comparing: Arc<AtomicBool>,
+}
+
+/// What an answer says of a prompt that was given as text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+pub(crate) struct TokenizedNote {
+    /// Its tokens.
+    pub(crate) tokens: u64,
+    /// Whether engines compute the same ids: `proven` or `assumed`.
+    pub(crate) parity: &'static str,
 }
 
 impl Asker {
+    /// Puts the ids of a text into the question, and the adapter that it was asked for by.
+    pub(crate) fn tokenize(
+        &self,
+        question: &mut Question,
+        input: &PromptInput,
+    ) -> Result<TokenizedNote, PublicError> {
+        let field = if matches!(input, PromptInput::Text(_)) { "prompt" } else { "messages" };
+        for (other, given) in
+            [("token_ids", question.token_ids.is_some()), ("block_hashes", question.block_hashes.is_some())]
+        {
+            if given {
+                return Err(PublicError::field(field, format!("and {other} exclude each other")));
+            }
+        }
+        for (other, given) in
+            [("multimodal", question.multimodal.is_some()), ("extra_keys", question.extra_keys.is_some())]
+        {
+            if given {
+                return Err(PublicError::field(other, format!("goes with token_ids, not with {field}")));
+            }
+        }
+        let model = question.model.clone().unwrap_or_default();
+        let Tokenized { model, adapter, ids, dimensions, standing } = self.prompts.tokenize(&model, input)?;
+        let note = TokenizedNote { tokens: ids.len() as u64, parity: standing.as_str() };
+        if self.prompts.sample() {
+            parity::compare_one(self, &model, input.clone(), ids.clone(), dimensions);
+        }
+        if question.lora_name.is_none() && question.lora_id.is_none() {
+            question.lora_name = adapter;
+        }
+        question.model = Some(model);
+        question.set_token_ids(ids, true);
+        Ok(note)
+    }
+
     pub(crate) fn catalog(&self) -> &Catalog {
         self.plane.catalog()
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvplane_core::{Continuity, Reason, Trust};
+use kvplane_core::{Continuity, LinkTrouble, Reason, Trust};
 use kvplane_ingest::{Plane, StreamStatus};
 
 /// Ready once every stream has a verdict, or once the start-up deadline has passed; then for good: one engine's
@@ -36,7 +36,7 @@ impl Readiness {
         for engine in engines.iter() {
             let status = engine.link.as_ref().map(|link| link.status());
             if let Some(status) = status.filter(|status| !status.connected) {
-                let trouble = status.trouble.unwrap_or("connecting");
+                let trouble = status.trouble.map_or("connecting", LinkTrouble::as_str);
                 unheard.push(format!("{}: {trouble}", engine.spec.id));
                 inexact.push(format!("{}: {trouble}", engine.spec.id));
             }

@@ -21,8 +21,10 @@ use crate::grpc;
 use crate::hints::{Hints, HintsOptions};
 use crate::http;
 use crate::ops::Operations;
+use crate::parity;
 use crate::questions::{Asker, Questions};
 use crate::readiness::Readiness;
+use crate::routing::Routing;
 use crate::smg::Mergers;
 use crate::watch::Watch;
 
@@ -43,8 +45,14 @@ pub struct Options {
     pub tls: Option<Arc<Tls>>,
     /// Hints for gateways.
     pub hints: HintsOptions,
+    /// Models whose prompts may be given as text.
+    pub prompts: kvplane_prompt::Prompts,
     /// What callers may take.
     pub bounds: Bounds,
+    /// How finely `/metrics` tells streams apart; absent: as finely as fits.
+    pub metrics_detail: Option<kvplane_metrics::Detail>,
+    /// The routes of an indexer are counted under the names of Dynamo's.
+    pub indexer_metrics: bool,
     /// The commit that the program was built from, for `kvplane_build_info`.
     pub commit: &'static str,
 }
@@ -59,7 +67,10 @@ impl Default for Options {
             access: Arc::default(),
             tls: None,
             hints: HintsOptions::default(),
+            prompts: kvplane_prompt::Prompts::default(),
             bounds: Bounds::default(),
+            metrics_detail: None,
+            indexer_metrics: false,
             commit: "unknown",
         }
     }
@@ -80,8 +91,11 @@ pub(crate) struct Shared {
     pub(crate) reports: Arc<Reports>,
     pub(crate) operations: Operations,
     pub(crate) asker: Arc<Asker>,
+    pub(crate) routing: Routing,
     /// Absent where no hints are given.
     pub(crate) hints: Option<Arc<Hints>>,
+    /// Absent where the routes of an indexer are not counted.
+    pub(crate) indexer_counters: Option<Arc<http::IndexerCounters>>,
     /// Other indexers that somebody told us of.
     pub(crate) peers: parking_lot::Mutex<BTreeSet<String>>,
     pub(crate) stop: CancellationToken,
@@ -91,9 +105,15 @@ impl Shared {
     /// Every socket that others connect to.
     pub(crate) fn listeners(&self) -> Vec<Listener> {
         let keys = self.options.access.has_keys();
+        let open = self.options.access.has_open_networks();
         let doors = self.doors.get().into_iter().flatten();
-        let mut all: Vec<Listener> =
-            doors.map(|(name, address)| Listener::new(*name, address.to_string(), keys, false)).collect();
+        let mut all: Vec<Listener> = doors
+            .map(|(name, address)| {
+                // Networks are open on purpose, and asked for no key.
+                let opened = open && *name == "listen.http";
+                Listener::new(*name, address.to_string(), keys && !opened, opened)
+            })
+            .collect();
         all.extend(self.fleet.listeners(keys));
         all
     }
@@ -122,12 +142,16 @@ impl Service {
             credit: options.credit.clone(),
             max_tokens: options.max_tokens,
             questions: Questions::default(),
+            prompts: options.prompts.clone(),
+            comparing: Arc::default(),
         };
         let shared = Arc::new(Shared {
             operations: Operations::new(plane.id().clone()),
             asker: Arc::new(asker),
+            routing: Routing::default(),
             plane,
             hints,
+            indexer_counters: options.indexer_metrics.then(Arc::default),
             edge: Arc::new(Edge::new(options.bounds.clone())),
             options,
             readiness,
@@ -179,6 +203,10 @@ impl Service {
         };
         if let Some(hints) = &shared.hints {
             kvplane_runtime::spawn("forget old hints", hints.clone().forget_old(shared.stop.clone()));
+        }
+        if !shared.options.prompts.is_empty() {
+            let (prompts, plane) = (shared.options.prompts.clone(), shared.plane.clone());
+            kvplane_runtime::spawn("compare tokenizers", parity::watch(prompts, plane, shared.stop.clone()));
         }
         let tls = &shared.options.tls;
         let http = Door::open(http, Port::Http, tls.clone(), shared.edge.http.clone());

@@ -1,5 +1,6 @@
 //! What a simulated engine is.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -299,25 +300,31 @@ impl SimConfig {
     }
 }
 
-/// How often a run of free ports is looked for: somebody may take one of them before it is used.
-const PORT_ATTEMPTS: usize = 20;
+/// How often a run of free ports is looked for.
+const PORT_ATTEMPTS: usize = 100;
 
-/// The first of so many free ports in a row on the loopback interface.
-fn free_ports(count: u16) -> std::io::Result<u16> {
-    let mut attempts = 0;
-    loop {
-        let first = TcpListener::bind("127.0.0.1:0")?;
-        let port = first.local_addr()?.port();
-        let rest = (1..count).map(|offset| {
-            TcpListener::bind(("127.0.0.1", port.checked_add(offset).ok_or(ErrorKind::AddrNotAvailable)?))
-        });
-        attempts += 1;
-        match rest.collect::<std::io::Result<Vec<_>>>() {
-            Ok(_) => return Ok(port),
-            Err(error) if attempts == PORT_ATTEMPTS => return Err(error),
-            Err(_) => {}
+/// Below the ports that systems give to outgoing connections: one of those could take a port between this look and its use.
+const PORTS: std::ops::Range<u16> = 10_000..15_000;
+
+/// The first of so many free ports in a row on the loopback interface, from a place that differs from call to call.
+pub fn free_ports(count: u16) -> std::io::Result<u16> {
+    let mut failed = ErrorKind::AddrNotAvailable.into();
+    for _ in 0..PORT_ATTEMPTS {
+        let random = RandomState::new().build_hasher().finish();
+        let places = u64::from((PORTS.end - PORTS.start).saturating_sub(count).max(1));
+        let first = PORTS.start + (random % places) as u16;
+        let bound = (0..count).map(|offset| TcpListener::bind(("127.0.0.1", first + offset)));
+        match bound.collect::<std::io::Result<Vec<_>>>() {
+            Ok(_) => return Ok(first),
+            Err(error) => failed = error,
         }
     }
+    Err(failed)
+}
+
+/// A free address on the loopback interface.
+pub fn free_address() -> std::io::Result<SocketAddr> {
+    Ok(([127, 0, 0, 1], free_ports(1)?).into())
 }
 
 /// The address of a rank: the port moves by the rank, unless the system chooses it.

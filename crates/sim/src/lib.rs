@@ -32,7 +32,9 @@ mod publisher;
 mod serve;
 
 pub use cache::GroupState;
-pub use config::{HostEvents, HostOptions, SglangOptions, SimConfig, VllmOptions, Without};
+pub use config::{
+    HostEvents, HostOptions, SglangOptions, SimConfig, VllmOptions, Without, free_address, free_ports,
+};
 pub use digest::HashForm;
 pub use engine::{CompletionOptions, CompletionResult, RankState, Running, SimEngine, SimError, SimHandle};
 pub use fault::{Fault, ReplayMode, Restart};

@@ -156,7 +156,7 @@ struct Sockets {
 
 impl Sockets {
     fn open(config: &SimConfig, addresses: &Addresses) -> Result<Self, SocketError> {
-        let options = PubOptions { endpoint: addresses.events.clone(), send_hwm: config.hwm };
+        let options = PubOptions { send_hwm: config.hwm, ..PubOptions::new(addresses.events.clone()) };
         let live = patiently(|| PubSocket::open(&config.context, &options))?;
         let bind = |address: &String| patiently(|| RouterSocket::bind(&config.context, address, config.hwm));
         Ok(Self { live, replay: addresses.replay.as_ref().map(bind).transpose()? })

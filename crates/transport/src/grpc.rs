@@ -15,6 +15,17 @@ const KEEP_ALIVE_WITHIN: Duration = Duration::from_secs(10);
 /// What a server may send before we have read it: enough for a snapshot to flow.
 const WINDOW: u32 = 4 << 20;
 
+/// A gRPC server, and the services to call there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GrpcSpec {
+    /// Its address: `http://host:port` or `https://host:port`.
+    pub url: String,
+    /// Certificates (PEM) to trust instead of the public ones, for `https`.
+    pub ca: Option<Vec<u8>>,
+    /// Full names of the services that may offer a method, tried in this order.
+    pub services: Vec<&'static str>,
+}
+
 /// Why there is no connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoConnection {

@@ -3,12 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use http::header::{AUTHORIZATION, HOST, ORIGIN};
+use http::header::{AUTHORIZATION, HOST, ORIGIN, REFERER};
 use http::{HeaderMap, HeaderValue};
 use kvplane_transport::{host_and_port, is_nobodys_name};
 use parking_lot::RwLock;
 
 use super::keys::{Caller, Keys, KeysError, Proof};
+use super::network::Networks;
 use super::refusals::{Refusals, Refused};
 use super::role::{Needs, Role, Roles};
 use crate::listen::Peer;
@@ -17,6 +18,8 @@ use crate::listen::Peer;
 #[derive(Debug, Default)]
 pub struct Access {
     keys: RwLock<Arc<Keys>>,
+    /// Whose callers need no key on the routes of an indexer.
+    networks: RwLock<Arc<Networks>>,
     /// Listeners may be open to everybody.
     insecure: bool,
     refusals: Refusals,
@@ -62,6 +65,8 @@ impl Port {
 pub struct Gate {
     access: Arc<Access>,
     port: Port,
+    /// What is behind it is open to networks.
+    to_networks: bool,
 }
 
 // === impl Access ===
@@ -70,7 +75,21 @@ impl Access {
     /// With keys it is asked everywhere who calls. `insecure` lets listeners be open to everybody where
     /// nobody is asked.
     pub fn new(keys: Keys, insecure: bool) -> Self {
-        Self { keys: RwLock::new(Arc::new(keys)), insecure, refusals: Refusals::default() }
+        Self { keys: RwLock::new(Arc::new(keys)), insecure, ..Self::default() }
+    }
+
+    /// Opens the routes of an indexer to networks, from the next request on; to no others. Returns whether
+    /// anything changed.
+    pub fn open_to(&self, networks: Networks) -> bool {
+        let mut current = self.networks.write();
+        let changed = **current != networks;
+        *current = Arc::new(networks);
+        changed
+    }
+
+    /// Whether any network may use the routes of an indexer without a key.
+    pub fn has_open_networks(&self) -> bool {
+        !self.networks.read().is_empty()
     }
 
     /// Replaces the keys, from the next request on. Calls that are under way go on. Returns whether anything
@@ -95,9 +114,10 @@ impl Access {
         self.insecure
     }
 
-    /// Whether a server of ours may listen there.
-    pub fn check_listener(&self, what: &str, address: SocketAddr) -> Result<(), Exposed> {
-        if self.insecure || self.has_keys() || address.ip().to_canonical().is_loopback() {
+    /// Whether a server of ours may listen there. Pages may where networks are named: nobody else is served.
+    pub fn check_listener(&self, what: &str, port: Port, address: SocketAddr) -> Result<(), Exposed> {
+        let named = port == Port::Http && self.has_open_networks();
+        if self.insecure || self.has_keys() || named || address.ip().to_canonical().is_loopback() {
             return Ok(());
         }
         Err(Exposed {
@@ -136,7 +156,7 @@ impl Access {
 
     /// What stands before a listener of this kind.
     pub fn gate(self: &Arc<Self>, port: Port) -> Gate {
-        Gate { access: self.clone(), port }
+        Gate { access: self.clone(), port, to_networks: false }
     }
 
     /// Each listener, each reason for refusals, and how often.
@@ -144,11 +164,11 @@ impl Access {
         self.refusals.counted()
     }
 
-    fn recognise(&self, port: Port, headers: &HeaderMap, peer: Option<&Peer>) -> Result<Caller, Refused> {
+    fn recognise(&self, gate: &Gate, headers: &HeaderMap, peer: Option<&Peer>) -> Result<Caller, Refused> {
         let keys = self.keys.read().clone();
         let address = peer.map(|peer| peer.address);
         if keys.is_empty() {
-            return self.by_address(port, headers, address);
+            return self.by_address(gate, headers, address);
         }
         // A token decides alone: whoever sends one wants to be that caller.
         let (found, proof) = match bearer(headers)? {
@@ -158,7 +178,7 @@ impl Access {
                     let found = keys.by_certificate(identity).ok_or(Refused::UnknownCertificate)?;
                     (found, Proof::Certificate)
                 }
-                None => return Err(Refused::NoKey),
+                None => return self.by_network(gate, headers, address).unwrap_or(Err(Refused::NoKey)),
             },
         };
         let (name, role) = found;
@@ -168,7 +188,7 @@ impl Access {
     /// It is the connection's other end that counts: a listener on all addresses has callers from everywhere.
     fn by_address(
         &self,
-        port: Port,
+        gate: &Gate,
         headers: &HeaderMap,
         peer: Option<SocketAddr>,
     ) -> Result<Caller, Refused> {
@@ -177,17 +197,36 @@ impl Access {
             return Err(Refused::ForeignPage);
         }
         // Pages cannot speak gRPC, and its clients call a server by any name.
-        if here && port == Port::Http && has_foreign_host(headers) {
+        if here && gate.port == Port::Http && has_foreign_host(headers) {
             return Err(Refused::ForeignHost);
         }
         if here {
             let roles = Roles::from(Role::Admin);
             return Ok(Caller { name: "loopback".into(), roles, proof: Proof::Loopback, peer });
         }
+        if let Some(found) = self.by_network(gate, headers, peer) {
+            return found;
+        }
         if self.insecure {
             return Ok(Caller::anyone(peer));
         }
         Err(Refused::NotLoopback)
+    }
+
+    /// A caller in a network that this is open to. A browser is none: a page of any site could ask through it,
+    /// and the clients that this is for are no browsers.
+    fn by_network(
+        &self,
+        gate: &Gate,
+        headers: &HeaderMap,
+        peer: Option<SocketAddr>,
+    ) -> Option<Result<Caller, Refused>> {
+        let address = peer.filter(|_| gate.to_networks)?;
+        let (name, role) = self.networks.read().of(address.ip())?;
+        if is_of_a_browser(headers) {
+            return Some(Err(Refused::ForeignPage));
+        }
+        Some(Ok(Caller { name, roles: role.into(), proof: Proof::Network, peer }))
     }
 }
 
@@ -202,7 +241,7 @@ impl Gate {
         headers: &HeaderMap,
         peer: Option<&Peer>,
     ) -> Result<Option<Caller>, Refused> {
-        let recognised = self.access.recognise(self.port, headers, peer);
+        let recognised = self.access.recognise(self, headers, peer);
         let (refused, caller) = match (recognised, needs) {
             (Ok(caller), _) if caller.roles.meet(needs) => return Ok(Some(caller)),
             (Err(_), Needs::Nothing) => return Ok(None),
@@ -217,6 +256,11 @@ impl Gate {
         let name = caller.as_ref().map(|caller| &*caller.name);
         self.access.refusals.count(self.port, refused, peer.map(|peer| peer.address), name);
         Err(refused)
+    }
+
+    /// The same gate, before something that is open to networks or not.
+    pub(super) fn open_to_networks(&self, to_networks: bool) -> Self {
+        Self { to_networks, ..self.clone() }
     }
 
     /// Takes tokens of ours off a request that goes elsewhere. Others are for whoever gets them.
@@ -260,6 +304,11 @@ fn token(value: &HeaderValue) -> Option<&[u8]> {
 /// can, and its reader is on this machine.
 fn is_foreign_page(headers: &HeaderMap) -> bool {
     !headers.get_all(ORIGIN).iter().all(|origin| origin.to_str().is_ok_and(is_local_origin))
+}
+
+/// Whether a browser sends this, for any page.
+fn is_of_a_browser(headers: &HeaderMap) -> bool {
+    headers.contains_key(ORIGIN) || headers.contains_key(REFERER) || headers.contains_key("sec-fetch-site")
 }
 
 /// Whether an `Origin` is a page that this machine serves: `http://` or `https://`, a loopback host, at most

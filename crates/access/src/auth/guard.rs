@@ -22,6 +22,7 @@ use crate::listen::Peer;
 pub async fn guard_pages(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     let needs = table::page(request.method(), path);
+    let gate = gate.open_to_networks(table::may_be_opened(path));
     let peer = request.extensions().get::<ConnectInfo<Peer>>().map(|ConnectInfo(peer)| peer.clone());
     settle_host(&mut request);
     match gate.admit(needs, request.headers(), peer.as_ref()) {

@@ -111,6 +111,8 @@ pub enum Proof {
     Token,
     /// By a client certificate.
     Certificate,
+    /// By the network that the caller is in.
+    Network,
     /// No keys are configured, and the caller is on this machine.
     Loopback,
     /// No keys are configured, and the listener was opened to everybody.
@@ -123,6 +125,7 @@ impl Proof {
         match self {
             Self::Token => "token",
             Self::Certificate => "certificate",
+            Self::Network => "network",
             Self::Loopback => "loopback",
             Self::Nothing => "nothing",
         }

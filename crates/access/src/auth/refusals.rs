@@ -80,7 +80,7 @@ impl Refused {
             Self::WrongRole(role) => forbidden(format!("this needs the role {role}")),
             Self::NotLoopback => {
                 forbidden("this is for callers on this machine, as long as there are no keys".to_owned())
-                    .with_next("connect over loopback, or configure [auth] and send a token")
+                    .with_next("connect over loopback, or configure [auth] and send a token; clients of an indexer may be admitted by [indexer] open")
             }
             Self::ForeignPage => forbidden("this is not for pages of other sites".to_owned())
                 .with_next("ask from a page of this plane, or without a browser"),

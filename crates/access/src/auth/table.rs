@@ -25,6 +25,10 @@ pub const PAGES: &[(&str, &str, Needs)] = &[
     ("GET", "/v1/status", READ),
     ("GET", "/v1/watch", READ),
     ("POST", "/v1/query", READ),
+    ("POST", "/v1/pick", READ),
+    ("GET", "/v1/receipts", READ),
+    ("GET", "/v1/receipts/{id}", READ),
+    ("POST", "/v1/receipts/{id}", READ),
     ("POST", "/query", READ),
     ("POST", "/query_by_hash", READ),
     ("GET", "/kv_recover", READ),
@@ -38,6 +42,7 @@ pub const PAGES: &[(&str, &str, Needs)] = &[
     ("GET", "/peers", READ),
     ("POST", "/register_peer", ADMIN),
     ("POST", "/deregister_peer", ADMIN),
+    ("POST", "/reopen_logs", ADMIN),
     ("GET", "/snapshot", READ),
     ("POST", "/policy", ADMIN),
     ("PUT", "/policy", ADMIN),
@@ -49,6 +54,26 @@ pub const PAGES: &[(&str, &str, Needs)] = &[
     ("POST", "/stop_profile", ADMIN),
 ];
 
+/// The routes of Dynamo's standalone indexer. Its clients can send no key, so that these may be opened to
+/// networks.
+const INDEXER_PAGES: &[&str] = &[
+    "/query",
+    "/query_by_hash",
+    "/dump",
+    "/workers",
+    "/register",
+    "/unregister",
+    "/peers",
+    "/register_peer",
+    "/deregister_peer",
+    "/reopen_logs",
+];
+
+/// Whether a page may be opened to networks.
+pub(super) fn may_be_opened(path: Option<&str>) -> bool {
+    path.is_some_and(|path| INDEXER_PAGES.contains(&path))
+}
+
 /// The methods: service, method, role.
 pub const CALLS: &[(&str, &str, Needs)] = &[
     ("grpc.health.v1.Health", "Check", OPEN),
@@ -58,6 +83,8 @@ pub const CALLS: &[(&str, &str, Needs)] = &[
     ("kvplane.v1.Plane", "Status", READ),
     ("kvplane.v1.Plane", "Query", READ),
     ("kvplane.v1.Plane", "QueryStream", READ),
+    ("kvplane.v1.Routing", "Pick", READ),
+    ("kvplane.v1.Routing", "Report", READ),
     ("kvplane.v1.Admin", "Flush", ADMIN),
     ("kvplane.v1.Admin", "StartProfile", ADMIN),
     ("kvplane.v1.Admin", "StopProfile", ADMIN),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::header::HOST;
 use http::{HeaderMap, HeaderValue, Method};
 
-use super::{Access, Gate, Keys, KeysError, Needs, Port, Proof, Refused, Role, TokenKey, table};
+use super::{Access, Gate, Keys, KeysError, Needs, Networks, Port, Proof, Refused, Role, TokenKey, table};
 use crate::listen::Peer;
 
 fn gate(access: &Arc<Access>) -> Gate {
@@ -76,15 +76,18 @@ fn listeners_beyond_loopback_need_keys() {
     let beyond = ["0.0.0.0:1", "[::]:1", "10.0.0.1:1"];
     let usual = Access::default();
     for address in beyond {
-        let error = usual.check_listener("listen.http", address.parse().unwrap()).unwrap_err().to_string();
+        let error = usual
+            .check_listener("listen.http", Port::Http, address.parse().unwrap())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("listen.http") && error.contains("[auth]"), "{error}");
         assert!(error.contains("--insecure"), "{error}");
         for access in [Access::new(keys(), false), Access::new(Keys::default(), true)] {
-            assert_eq!(access.check_listener("listen.http", address.parse().unwrap()), Ok(()));
+            assert_eq!(access.check_listener("listen.http", Port::Http, address.parse().unwrap()), Ok(()));
         }
     }
     for address in ["127.0.0.1:1", "[::1]:1"] {
-        assert_eq!(usual.check_listener("listen.http", address.parse().unwrap()), Ok(()));
+        assert_eq!(usual.check_listener("listen.http", Port::Http, address.parse().unwrap()), Ok(()));
     }
     // Keys are of no use where nobody is asked.
     let with_keys = Access::new(keys(), false);
@@ -95,6 +98,58 @@ fn listeners_beyond_loopback_need_keys() {
     for address in ["tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1", "ipc:///tmp/x"] {
         assert_eq!(usual.check_open_socket("republish", address, false), Ok(()), "{address}");
     }
+}
+
+/// 10.0.0.0/8 may read, 10.1.0.0/16 may everything.
+fn open(access: Access) -> Arc<Access> {
+    let given = [("10.0.0.0/8", Role::Read), ("10.1.0.0/16", Role::Admin)];
+    access.open_to(Networks::new(given.map(|(text, role)| (text.parse().unwrap(), role)), false).unwrap());
+    Arc::new(access)
+}
+
+#[test]
+fn networks_open_the_routes_of_an_indexer_and_nothing_else() {
+    let token = || TokenKey::new("a", Role::Admin, "secret").unwrap();
+    let keys = Keys::new(vec![token()], Vec::new()).unwrap();
+    let (without, with) = (open(Access::default()), open(Access::new(keys, false)));
+    let admit = |access: &Arc<Access>, path: &str, role, from: &str, header: Option<(&'static str, &str)>| {
+        let mut headers = HeaderMap::new();
+        if let Some((name, value)) = header {
+            headers.insert(name, HeaderValue::from_str(value).unwrap());
+        }
+        let gate = gate(access).open_to_networks(table::may_be_opened(Some(path)));
+        gate.admit(Needs::Role(role), &headers, Some(&peer(from))).map(|caller| caller.unwrap().proof)
+    };
+    for (access, nobody) in [(&without, Refused::NotLoopback), (&with, Refused::NoKey)] {
+        let admit = |path, role, from, header| admit(access, path, role, from, header);
+        assert_eq!(admit("/dump", Role::Read, "10.9.0.1:5", None), Ok(Proof::Network));
+        assert_eq!(admit("/dump", Role::Read, "[::ffff:10.9.0.1]:5", None), Ok(Proof::Network));
+        assert_eq!(admit("/register", Role::Admin, "10.1.0.1:5", None), Ok(Proof::Network));
+        let wrong = Err(Refused::WrongRole(Role::Admin));
+        assert_eq!(admit("/register", Role::Admin, "10.9.0.1:5", None), wrong);
+        assert_eq!(admit("/dump", Role::Read, "11.0.0.1:5", None), Err(nobody));
+        for closed in ["/v1/status", "/v1/engines", "/kv_recover", "/metrics", "/nowhere"] {
+            assert_eq!(admit(closed, Role::Read, "10.1.0.1:5", None), Err(nobody), "{closed}");
+        }
+        for header in [("origin", "http://10.1.0.1"), ("referer", "http://x/"), ("sec-fetch-site", "none")] {
+            let refused = admit("/dump", Role::Read, "10.1.0.1:5", Some(header));
+            assert_eq!(refused, Err(Refused::ForeignPage), "{header:?}");
+        }
+    }
+    // A token decides alone, also where none is needed.
+    let wrong = admit(&with, "/dump", Role::Read, "10.1.0.1:5", Some(("authorization", "Bearer other")));
+    assert_eq!(wrong, Err(Refused::UnknownToken));
+    assert!(with.open_to(Networks::default()) && !with.open_to(Networks::default()));
+    assert_eq!(admit(&with, "/dump", Role::Read, "10.1.0.1:5", None), Err(Refused::NoKey));
+}
+
+#[test]
+fn pages_may_be_beyond_loopback_for_networks_that_are_named() {
+    let access = open(Access::default());
+    let anywhere = "0.0.0.0:1".parse().unwrap();
+    assert_eq!(access.check_listener("listen.http", Port::Http, anywhere), Ok(()));
+    assert!(access.check_listener("listen.grpc", Port::Grpc, anywhere).is_err());
+    assert!(access.check_listener("front", Port::Front, anywhere).is_err());
 }
 
 #[test]
@@ -128,6 +183,7 @@ fn a_route_that_somebody_forgot_is_for_the_strongest_role() {
 
 #[test]
 fn no_row_is_there_twice() {
+    assert!(table::PAGES.iter().filter(|(_, path, _)| table::may_be_opened(Some(path))).count() == 10);
     let pages: BTreeSet<_> = table::PAGES.iter().map(|(method, path, _)| (method, path)).collect();
     let calls: BTreeSet<_> = table::CALLS.iter().map(|(service, method, _)| (service, method)).collect();
     assert_eq!((pages.len(), calls.len()), (table::PAGES.len(), table::CALLS.len()));

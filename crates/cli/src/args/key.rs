@@ -8,7 +8,7 @@ use clap::Args as ClapArgs;
 #[derive(Debug, ClapArgs)]
 pub(crate) struct KeyArgs {
     /// File with the bearer token that the server wants [default: the environment's `KVPLANE_TOKEN`]
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, env = "KVPLANE_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// Certificates (PEM) to trust for an https address, instead of the public ones
     #[arg(long, global = true, value_name = "FILE")]

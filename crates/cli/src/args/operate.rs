@@ -11,7 +11,7 @@ pub(crate) enum OperateCommand {
     #[command(
         after_help = "Ends with 0 only if every rank is proven or done, with 3 if some are, with 1 if none is.\n\n\
         Examples:\n  \
-        kvplane flush\n  \
+        kvplane flush --all\n  \
         kvplane flush --model llama --timeout 30s --nudge\n  \
         kvplane flush --engine vllm-0 --engine vllm-1 --reset-external -o json | jq .summary\n  \
         kvplane flush --kind sglang --dry-run"
@@ -82,6 +82,8 @@ pub(crate) struct OperationArgs {
 pub(crate) struct FlushArgs {
     #[command(flatten)]
     pub(crate) operation: OperationArgs,
+    #[command(flatten)]
+    pub(crate) consent: Consent,
     /// How long to wait for a busy engine; 0s: it is asked once
     #[arg(long, value_name = "DURATION", default_value = "0s")]
     pub(crate) timeout: Span,
@@ -97,6 +99,17 @@ pub(crate) struct FlushArgs {
     /// Flush the tiers behind the device too
     #[arg(long)]
     pub(crate) reset_external: bool,
+}
+
+/// What keeps a flush from happening by mistake.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Consent {
+    /// Every engine of the fleet. Without it, name engines with --engine, --model or --kind
+    #[arg(long, conflicts_with_all = ["engine", "model", "kind"])]
+    pub(crate) all: bool,
+    /// Do not ask for confirmation on a terminal
+    #[arg(long, short)]
+    pub(crate) yes: bool,
 }
 
 #[derive(Debug, ClapArgs)]

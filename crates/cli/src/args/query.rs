@@ -16,14 +16,22 @@ pub(crate) struct QueryArgs {
     pub(crate) server: Option<String>,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
-    /// Token ids: a JSON list, or numbers separated by commas or white space; "-" is standard input
-    #[arg(default_value = "-", value_name = "FILE")]
+    /// A file with token ids: a JSON list, or numbers separated by commas or white space; "-" is standard input. What has white
+    /// space in it and is no file is the prompt as text
+    #[arg(default_value = "-", value_name = "FILE|TEXT")]
     pub(crate) file: PathBuf,
+    /// The prompt as text, for a model with a tokenizer
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["file", "chat", "hashes", "tenant", "multimodal", "extra_keys"])]
+    pub(crate) prompt: Option<String>,
+    /// A file with a chat, for a model with a tokenizer: a JSON list of messages, or a request to /v1/chat/completions, of which the
+    /// fields that decide about tokens are taken; "-" is standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "hashes", "tenant", "multimodal", "extra_keys"])]
+    pub(crate) chat: Option<PathBuf>,
     /// The model
     #[arg(long)]
     pub(crate) model: String,
     /// Ask who should serve the prompt, as gateways do in inference-cache's protocol, for this tenant
-    #[arg(long, value_name = "NAME", requires = "scheme", conflicts_with_all = ["lora_name", "lora_id", "cache_salt", "multimodal", "extra_keys", "groups"])]
+    #[arg(long, value_name = "NAME", requires = "scheme", conflicts_with_all = ["lora_name", "lora_id", "cache_salt", "multimodal", "extra_keys", "groups", "limit", "min_tokens", "all"])]
     pub(crate) tenant: Option<String>,
     /// How replicas hash prefixes, for example vllm or sglang
     #[arg(long, value_name = "NAME", requires = "tenant")]
@@ -58,9 +66,25 @@ pub(crate) struct QueryArgs {
     /// Show also how far each group of a cache could go on
     #[arg(long)]
     pub(crate) groups: bool,
+    #[command(flatten)]
+    pub(crate) listing: ListingArgs,
     /// How to print
     #[arg(long, short, value_enum, default_value_t = TableOutput::Table)]
     pub(crate) output: TableOutput,
+}
+
+/// Which streams an answer lists.
+#[derive(Debug, Default, ClapArgs)]
+pub(crate) struct ListingArgs {
+    /// List at most this many streams that hold something [default: 32]
+    #[arg(long, value_name = "STREAMS")]
+    pub(crate) limit: Option<u32>,
+    /// List only streams that hold at least this many tokens
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) min_tokens: Option<u64>,
+    /// List every stream, also those that hold nothing
+    #[arg(long, conflicts_with_all = ["limit", "min_tokens"])]
+    pub(crate) all: bool,
 }
 
 /// An item in a prompt.

@@ -47,7 +47,7 @@ fn describe(id: &str, flag: &str) -> anyhow::Result<Value> {
 }
 
 /// A part of a path: everything but letters, digits and a few marks as bytes.
-fn escaped(id: &str) -> String {
+pub(super) fn escaped(id: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     id.bytes()
         .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })

@@ -18,6 +18,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::{self, pki_types::ServerName};
 use tokio_util::either::Either;
 
+use super::engines::escaped;
 use super::key::unchecked_connector;
 use super::{Failure, usage};
 use crate::args::KeyArgs;
@@ -35,7 +36,18 @@ pub(crate) async fn ask(
     path: &str,
     body: Option<&Value>,
 ) -> Result<Value, Failure> {
-    let (status, json) = answer(server, key, method, path, body).await?;
+    ask_text(server, key, method, path, body.map(Value::to_string)).await
+}
+
+/// The same with a body that is JSON already: keys keep their order.
+pub(crate) async fn ask_text(
+    server: &str,
+    key: &KeyArgs,
+    method: Method,
+    path: &str,
+    body: Option<String>,
+) -> Result<Value, Failure> {
+    let (status, json) = answer_to_text(server, key, method, path, body).await?;
     if status.is_success() {
         return Ok(json);
     }
@@ -60,6 +72,16 @@ pub(crate) async fn answer(
     method: Method,
     path: &str,
     body: Option<&Value>,
+) -> Result<(StatusCode, Value), Failure> {
+    answer_to_text(server, key, method, path, body.map(Value::to_string)).await
+}
+
+async fn answer_to_text(
+    server: &str,
+    key: &KeyArgs,
+    method: Method,
+    path: &str,
+    body: Option<String>,
 ) -> Result<(StatusCode, Value), Failure> {
     let base = if server.contains("://") { server.to_owned() } else { format!("http://{server}") };
     let not_an_address =
@@ -95,9 +117,9 @@ fn request(
     token: Option<&str>,
     method: Method,
     target: &str,
-    body: Option<&Value>,
+    body: Option<String>,
 ) -> anyhow::Result<Request<Full<Bytes>>> {
-    let text = body.map(Value::to_string).unwrap_or_default();
+    let text = body.unwrap_or_default();
     let mut request = Request::builder()
         .method(method)
         .uri(target)
@@ -168,6 +190,31 @@ async fn exchange(stream: Stream, request: Request<Full<Bytes>>) -> anyhow::Resu
     // The connection moves what is sent and read, and knows best why it ended: a server may refuse a certificate late.
     match tokio::join!(exchange, connection) {
         (Ok(answer), _) => Ok(answer),
+        // A gRPC server answers with HTTP/2 frames.
+        (Err(_), Err(cause)) | (Err(cause), Ok(())) if cause.is_parse() => Err(cause)
+            .context("this is not an HTTP/1 address, perhaps a gRPC one: give the address of listen.http"),
         (Err(_), Err(cause)) | (Err(cause), Ok(())) => Err(cause).context("the answer broke off"),
     }
+}
+
+/// The path of the page that follows this one, where there is one.
+pub(crate) fn next_page(path: &str, page: &Value) -> Option<String> {
+    page["next"].as_str().map(|next| format!("{path}?after={}", escaped(next)))
+}
+
+/// Puts the engines of the next page behind those before it.
+pub(crate) fn append_page(whole: &mut Value, mut page: Value) {
+    whole["next"] = page["next"].take();
+    if let (Some(engines), Some(more)) = (whole["engines"].as_array_mut(), page["engines"].as_array_mut()) {
+        engines.append(more);
+    }
+}
+
+/// All pages of a list of engines, as one.
+pub(crate) async fn ask_all(server: &str, key: &KeyArgs, path: &str) -> Result<Value, Failure> {
+    let mut whole = ask(server, key, Method::GET, path, None).await?;
+    while let Some(next) = next_page(path, &whole) {
+        append_page(&mut whole, ask(server, key, Method::GET, &next, None).await?);
+    }
+    Ok(whole)
 }

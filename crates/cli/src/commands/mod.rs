@@ -11,10 +11,13 @@ mod http_client;
 mod key;
 pub(crate) mod operate;
 pub(crate) mod page;
+pub(crate) mod pick;
 pub(crate) mod query;
 mod query_hints;
 pub(crate) mod ready;
 pub(crate) mod report;
+#[cfg(feature = "sim")]
+pub(crate) mod route_sim;
 pub(crate) mod serve;
 pub(crate) mod shipped;
 #[cfg(feature = "sim")]
@@ -23,6 +26,7 @@ pub(crate) mod sim;
 mod sim_drained;
 #[cfg(feature = "sim")]
 mod sim_subscribed;
+pub(crate) mod status;
 pub(crate) mod tail;
 
 use std::io;
@@ -125,6 +129,11 @@ pub(crate) async fn connect(args: &PlaneArgs) -> Result<Client, Failure> {
     client.map_err(|error| match error {
         ClientError::Address { .. } => usage(anyhow::anyhow!("--plane {error}")),
         ClientError::Refused { .. } => usage(anyhow::anyhow!("{error}")),
+        // An HTTP/1 server answers a call with a page.
+        _ if error.to_string().contains("404 Not Found") => usage(anyhow::anyhow!(
+            "--plane {}: this is an HTTP address and not a gRPC one: give the address of listen.grpc",
+            without_userinfo(&args.plane)
+        )),
         _ => anyhow::anyhow!("{error}; is `kvplane serve` running? Give its gRPC address").into(),
     })
 }

@@ -6,31 +6,29 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use http::Method;
+use kvplane_prompt::Json;
 use serde_json::{Value, json};
 
-use super::http_client::ask;
+use super::http_client::{ask, ask_text};
 use super::page::{aligned, print};
 use super::{Failure, query_hints, usage};
 use crate::args::{QueryArgs, TableOutput};
+use crate::config::usual_server;
 
-/// Where kvplane has its HTTP server unless told otherwise.
-const DEFAULT_SERVER: &str = "http://127.0.0.1:8090";
-
+/// Fields of a chat request that decide about its tokens.
+const CHAT_FIELDS: [&str; 5] =
+    ["messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"];
 pub(crate) async fn run(args: QueryArgs) -> Result<(), Failure> {
     if args.tenant.is_some() {
         return query_hints::run(args).await;
     }
-    let text = read(&args.file)?;
+    let text = text_fields(&args).map_err(usage)?;
+    let ids = if text.is_some() { String::new() } else { read(&args.file)? };
     let keys = args.extra_keys.as_deref().map(read).transpose()?;
-    let question = question(&args, &text, keys.as_deref()).map_err(usage)?;
-    let answer = ask(
-        args.server.as_deref().unwrap_or(DEFAULT_SERVER),
-        &args.key,
-        Method::POST,
-        "/v1/query",
-        Some(&question),
-    )
-    .await?;
+    let question = question(&args, text.is_none().then_some(&ids), keys.as_deref()).map_err(usage)?;
+    let server = &args.server.clone().unwrap_or_else(usual_server);
+    let body = with_text(&question, text.unwrap_or_default());
+    let answer = ask_text(server, &args.key, Method::POST, "/v1/query", Some(body)).await?;
     match args.output {
         TableOutput::Json => print(&format!("{answer}\n")),
         TableOutput::Table => {
@@ -42,12 +40,15 @@ pub(crate) async fn run(args: QueryArgs) -> Result<(), Failure> {
 
 /// A line about a prompt that is too short to be found, where a stream found nothing of it; else nothing.
 async fn short_prompt(args: &QueryArgs, question: &Value, answer: &Value) -> String {
-    let Some(tokens) = question["token_ids"].as_array().map(Vec::len) else { return String::new() };
-    let matches = answer["matches"].as_array().map(Vec::as_slice).unwrap_or_default();
-    if !matches.is_empty() && matches.iter().all(|found| found["blocks"].as_u64() > Some(0)) {
+    let counted = answer["tokenized"]["tokens"].as_u64().map(|tokens| tokens as usize);
+    let Some(tokens) = question["token_ids"].as_array().map(Vec::len).or(counted) else {
+        return String::new();
+    };
+    let count = |name: &str| answer["counts"][name].as_u64().unwrap_or(0);
+    if count("holders") > 0 && count("empty") == 0 {
         return String::new();
     }
-    let server = args.server.as_deref().unwrap_or(DEFAULT_SERVER);
+    let server = &args.server.clone().unwrap_or_else(usual_server);
     // The answer stands without it.
     let status = ask(server, &args.key, Method::GET, "/v1/status", None).await.unwrap_or_default();
     short_prompt_note(tokens, &args.model, &status)
@@ -99,9 +100,43 @@ pub(super) fn read(file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }
 
+/// The fields of a prompt that is given as text; `None` where it is given as ids.
+fn text_fields(args: &QueryArgs) -> anyhow::Result<Option<Vec<(String, Json)>>> {
+    let prompt = |text: &str| Ok(Some(vec![("prompt".to_owned(), Json::from(text))]));
+    if let Some(text) = &args.prompt {
+        return prompt(text);
+    }
+    let Some(file) = &args.chat else {
+        let given = args.file.to_str().filter(|given| given.contains(char::is_whitespace));
+        let is_text = !args.hashes && args.tenant.is_none() && !args.file.exists();
+        return given.filter(|_| is_text).map_or(Ok(None), prompt);
+    };
+    match Json::parse(read(file)?.as_bytes()).context("the chat is not JSON")? {
+        messages @ Json::Array(_) => Ok(Some(vec![("messages".to_owned(), messages)])),
+        Json::Object(pairs) => {
+            let own = |name: &str| {
+                CHAT_FIELDS.contains(&name) || (name == "cache_salt" && args.cache_salt.is_none())
+            };
+            Ok(Some(pairs.into_iter().filter(|(name, _)| own(name)).collect()))
+        }
+        other => bail!("the chat is {}, neither a list of messages nor a request", other.kind()),
+    }
+}
+
+/// The question as JSON, with fields whose keys have an order that counts.
+fn with_text(question: &Value, fields: Vec<(String, Json)>) -> String {
+    let mut body = question.to_string();
+    if !fields.is_empty() {
+        let fields = Json::Object(fields).to_text();
+        body.truncate(body.len() - 1);
+        body = format!("{body},{}", &fields[1..]);
+    }
+    body
+}
+
 /// The question: fields that were not given are not in it.
-fn question(args: &QueryArgs, text: &str, keys: Option<&str>) -> anyhow::Result<Value> {
-    let numbers = numbers(text)?;
+fn question(args: &QueryArgs, ids: Option<&String>, keys: Option<&str>) -> anyhow::Result<Value> {
+    let numbers = ids.map(|text| numbers(text)).transpose()?;
     let mut question = json!({ "model": args.model });
     let mut add = |field: &str, value: Option<Value>| {
         if let Some(value) = value {
@@ -109,11 +144,11 @@ fn question(args: &QueryArgs, text: &str, keys: Option<&str>) -> anyhow::Result<
         }
     };
     if !args.hashes
-        && let Some(at) = numbers.iter().position(|&number| u32::try_from(number).is_err())
+        && let Some(at) = numbers.iter().flatten().position(|&number| u32::try_from(number).is_err())
     {
         bail!("number {at} is not a token id (0 to {}): ask for hashes with --hashes", u32::MAX);
     }
-    add(if args.hashes { "block_hashes" } else { "token_ids" }, Some(json!(numbers)));
+    add(if args.hashes { "block_hashes" } else { "token_ids" }, numbers.map(|numbers| json!(numbers)));
     add("block_size", args.block_size.map(Value::from));
     add("chained", args.chained.then_some(Value::Bool(true)));
     add("lora_name", args.lora_name.clone().map(Value::from));
@@ -123,6 +158,9 @@ fn question(args: &QueryArgs, text: &str, keys: Option<&str>) -> anyhow::Result<
     let keys = keys.map(serde_json::from_str).transpose();
     add("extra_keys", keys.context("the extra keys are not JSON: write a list for each block, or null")?);
     add("groups", args.groups.then_some(Value::Bool(true)));
+    add("limit", args.listing.limit.map(Value::from));
+    add("min_tokens", args.listing.min_tokens.map(Value::from));
+    add("all", args.listing.all.then_some(Value::Bool(true)));
     Ok(question)
 }
 
@@ -188,12 +226,34 @@ fn table(answer: &Value) -> String {
     for passed in list(answer, "not_credited") {
         rows.push(row(text(&passed["engine"]), &passed["rank"], &none, &passed));
     }
+    notes += &unlisted(answer);
     let best: Vec<String> = list(answer, "best")
         .iter()
         .map(|best| format!("{}/{}", text(&best["engine"]), text(&best["rank"])))
         .collect();
     let best = if best.is_empty() { "nobody".to_owned() } else { best.join(", ") };
+    if let Some(tokens) = answer["tokenized"]["tokens"].as_u64() {
+        let parity = text(&answer["tokenized"]["parity"]);
+        notes +=
+            &format!("note: the text has {tokens} tokens; that engines compute the same ids is {parity}\n");
+    }
     format!("{}{notes}best: {best}; trust of the answer: {}\n", aligned(&rows), text(&answer["trust"]))
+}
+
+/// How many streams there are besides those that are listed.
+fn unlisted(answer: &Value) -> String {
+    let count = |name: &str| answer["counts"][name].as_u64().unwrap_or(0);
+    let listed = |name: &str| answer[name].as_array().map_or(0, Vec::len) as u64;
+    let credited = (count("holders") + count("empty")).saturating_sub(listed("matches"));
+    let holders = count("holders").saturating_sub(listed("matches"));
+    let others = [
+        (holders, "more hold something"),
+        (credited - holders, "hold nothing"),
+        (count("not_credited").saturating_sub(listed("not_credited")), "more are not credited"),
+    ];
+    let others = others.iter().filter(|(count, _)| *count > 0);
+    let others: Vec<String> = others.map(|(count, what)| format!("{count} {what}")).collect();
+    if others.is_empty() { String::new() } else { format!("not listed: {}\n", others.join(", ")) }
 }
 
 #[cfg(test)]
@@ -214,6 +274,18 @@ mod tests {
     }
 
     #[test]
+    fn text_keeps_the_order_of_its_keys() {
+        let tools =
+            Json::parse(br#"[{"type":"function","function":{"name":"f","description":"d"}}]"#).unwrap();
+        let body = with_text(&json!({"model": "m"}), vec![("tools".to_owned(), tools)]);
+        assert_eq!(
+            body,
+            r#"{"model":"m","tools":[{"type":"function","function":{"name":"f","description":"d"}}]}"#
+        );
+        assert_eq!(with_text(&json!({"model": "m"}), Vec::new()), r#"{"model":"m"}"#);
+    }
+
+    #[test]
     fn the_table_says_what_it_is_worth() {
         let answer = json!({
             "matches": [{
@@ -223,11 +295,13 @@ mod tests {
             "best": [{ "engine": "a", "rank": 0 }],
             "trust": "lower",
             "not_credited": [{ "engine": "b", "rank": 1, "trust": "exact", "reason": "down" }],
+            "counts": { "holders": 3, "best": 1, "empty": 7, "not_credited": 5 },
         });
         let expected = "ENGINE  RANK  BLOCKS  TOKENS  CACHED  DEVICE  HOST  TRUST  REASON\n\
             a       0     2       32      16      16      32    exact  -\n\
             b       1     -       -       -       -       -     exact  down\n\
             note: the prompt is shorter than one block of a/0 (16 tokens): nothing of it can be cached\n\
+            not listed: 2 more hold something, 7 hold nothing, 4 more are not credited\n\
             best: a/0; trust of the answer: lower\n";
         assert_eq!(table(&answer), expected);
     }

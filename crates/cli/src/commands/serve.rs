@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use kvplane_access::{Access, Tls, TlsError};
+use kvplane_access::{Access, Tls, TlsError, descriptor_limit};
 use kvplane_ingest::{Mood, Origin, Plane, Said, TokenFileError};
 use kvplane_report::Reports;
 use kvplane_server::{EngineConfigError, Fleet, FleetError, Reloaded, Service};
@@ -29,9 +29,12 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let reported = config.reports().map_err(unusable)?;
     logging::start(&args.log).map_err(usage)?;
     use_small_pages();
+    reserve_descriptors();
     let manager = Arc::new(Manager::from_env());
     let access = Arc::new(config.access(args.insecure).map_err(unusable)?);
     let tls = config.tls().map_err(unusable)?;
+    let read = config.clone();
+    let prompts = aside(move || read.prompts()).await.map_err(unusable)?;
     let stop = stop_signal(None)?;
     let hangup = signal(SignalKind::hangup()).context("cannot listen for signals")?;
 
@@ -41,7 +44,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     warn_of_strangers(&config, &access);
     let plane =
         Plane::start(Vec::new(), &config.plane_options()).context("cannot start the socket threads")?;
-    let service = Service::new(plane.clone(), config.server_options(access.clone(), tls.clone()));
+    let service = Service::new(plane.clone(), config.server_options(access.clone(), tls.clone(), prompts));
     let (fleet, reports) = (service.fleet(), service.reports());
     if plans.is_empty() {
         warn!("no engine is configured: add one with `kvplane engines add`, or let engines register");
@@ -128,6 +131,21 @@ fn use_small_pages() {
     }
 }
 
+/// Descriptors for which there is room from the start.
+const DESCRIPTORS: u64 = 16_384;
+
+/// Makes the kernel's table of descriptors large enough at once. It grows by doubling, and in a process with threads
+/// each time waits for all processors to pass by (10 ms and more): a burst of connections would hold up whoever
+/// accepts them.
+fn reserve_descriptors() {
+    let allowed = descriptor_limit().unwrap_or(DESCRIPTORS).min(DESCRIPTORS);
+    let highest = i32::try_from(allowed.saturating_sub(1)).unwrap_or(i32::MAX);
+    // Closed at once: the table keeps its size.
+    if let Err(error) = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), highest) {
+        warn!(%error, highest, "no room reserved for descriptors");
+    }
+}
+
 /// The configuration cannot be used. A mistake in it stays one: 2, and a service manager does not try again. A file that it names, a
 /// certificate or a token, may be there a moment later: 1.
 fn unusable(error: anyhow::Error) -> Failure {
@@ -146,6 +164,13 @@ fn unusable(error: anyhow::Error) -> Failure {
 fn warn_of_strangers(config: &Config, access: &Access) {
     let Listen { http, grpc, tls, .. } = &config.listen;
     for address in [http, grpc].into_iter().filter(|address| !address.ip().is_loopback()) {
+        if access.has_open_networks() && address == http {
+            let (open, read) = (config.indexer.open.join(", "), config.indexer.open_read.join(", "));
+            warn!(%address, open, read, "the routes of an indexer are open to these networks without a key");
+        }
+        if !access.has_keys() && !access.is_insecure() {
+            continue;
+        }
         if !access.has_keys() {
             warn!(%address, "insecure: anyone who reaches this address can read cached prompts");
         } else if tls.is_none() {
@@ -225,7 +250,8 @@ impl Running {
         let config = aside(move || config::load(&args, config::environment()?)).await?;
         let read = config.clone();
         let keys = aside(move || read.keys()).await?;
-        let auth_changed = self.access.replace(keys)?;
+        let networks = config.networks(self.args.insecure)?;
+        let auth_changed = self.access.replace(keys)? | self.access.open_to(networks);
         if auth_changed {
             applied.push("auth");
         }

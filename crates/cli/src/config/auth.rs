@@ -128,6 +128,12 @@ pub(crate) fn client_token() -> Option<String> {
     variable(CLIENT_TOKEN).filter(|token| !token.is_empty())
 }
 
+/// The HTTP address of the kvplane that a client command asks when none is named.
+pub(crate) fn usual_server() -> String {
+    let server = variable("KVPLANE_SERVER").filter(|server| !server.is_empty());
+    server.unwrap_or_else(|| "http://127.0.0.1:8090".to_owned())
+}
+
 fn variable(name: &str) -> Option<String> {
     std::env::vars_os().find(|(key, _)| key == name).and_then(|(_, value)| value.into_string().ok())
 }

@@ -233,7 +233,7 @@ mod tests {
         let engine = plans[0].spec();
         assert_eq!(engine.id.as_str(), "vllm-0");
         assert_eq!(engine.model, "llama");
-        assert_eq!(engine.ranks[0].replay.as_deref(), Some("tcp://127.0.0.1:5558"));
+        assert_eq!(engine.source.ranks()[0].replay.as_deref(), Some("tcp://127.0.0.1:5558"));
         assert_eq!(config.listen.http.to_string(), "127.0.0.1:8090");
     }
 
@@ -241,11 +241,11 @@ mod tests {
     fn an_engine_that_is_asked_where_it_publishes() {
         let config = load_with(&["--engine", "sglang=http://gpu-7:30000,model=m"], &[]).unwrap();
         let plans = config.plans().unwrap();
-        assert!(matches!(plans[0].spec().feed, kvplane_ingest::Feed::Discovered(_)));
+        assert!(matches!(plans[0].spec().source, kvplane_ingest::Source::Discovered(_)));
         let config = load_with(&["--engine", "vllm=tcp://a:1,http=http://a:2"], &[]).unwrap();
-        assert!(matches!(config.plans().unwrap()[0].spec().feed, kvplane_ingest::Feed::Published));
+        assert!(matches!(config.plans().unwrap()[0].spec().source, kvplane_ingest::Source::Published(_)));
         let config = load_with(&["--engine", "vllm=tcp://a:1,http=http://a:2,discover=true"], &[]).unwrap();
-        assert!(matches!(config.plans().unwrap()[0].spec().feed, kvplane_ingest::Feed::Discovered(_)));
+        assert!(matches!(config.plans().unwrap()[0].spec().source, kvplane_ingest::Source::Discovered(_)));
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 mod auth;
 mod hints;
+mod indexer;
 mod layers;
+mod model;
 mod report;
 mod schema;
 mod units;
@@ -12,18 +14,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use kvplane_access::{Access, Keys, Tls, TlsFiles};
+use kvplane_access::{Access, Keys, Networks, Port, Tls, TlsFiles};
 use kvplane_core::Trust;
 use kvplane_ingest::PlaneOptions;
+use kvplane_prompt::Prompts;
 use kvplane_report::ReportSpec;
-use kvplane_server::{EngineConfig, EnginePlan};
+use kvplane_server::{EngineConfig, EnginePlan, MetricsDetail};
 use kvplane_stream::{Limits, OnGap};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use auth::{AuthConfig, client_token};
+pub(crate) use auth::{AuthConfig, client_token, usual_server};
 use hints::HintsConfig;
+use indexer::IndexerConfig;
 pub(crate) use layers::{engine_flag, environment, load, load_file};
+use model::ModelConfig;
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
 pub(crate) use schema::schema;
@@ -48,12 +53,18 @@ pub(crate) struct Config {
     pub(crate) query: QueryConfig,
     /// Which states are credited.
     pub(crate) trust: TrustConfig,
+    /// What `/metrics` tells.
+    pub(crate) metrics: MetricsConfig,
     /// Engines that come while kvplane runs.
     pub(crate) members: MembersConfig,
+    /// In the place of Dynamo's indexer.
+    pub(crate) indexer: IndexerConfig,
     /// Hints for gateways.
     pub(crate) hints: HintsConfig,
     /// The engines.
     pub(crate) engine: Vec<EngineConfig>,
+    /// Models whose prompts may be given as text.
+    pub(crate) model: Vec<ModelConfig>,
     /// What is told to inference-cache servers elsewhere.
     pub(crate) report: Vec<ReportConfig>,
 }
@@ -211,6 +222,25 @@ pub(crate) enum TrustName {
     Unsound,
 }
 
+/// What `/metrics` tells.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct MetricsConfig {
+    /// What has series of its own: every `stream`, every `engine` with its ranks together, or the `fleet`, model by model. `auto` is the
+    /// finest of them that has at most 500 rows. `/metrics?detail=stream` asks for another one.
+    pub(crate) detail: DetailName,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum DetailName {
+    #[default]
+    Auto,
+    Stream,
+    Engine,
+    Fleet,
+}
+
 /// Engines that come while the plane runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -246,9 +276,15 @@ impl Config {
     /// Who may ask, and whether the listeners may be where they are to be.
     pub(crate) fn access(&self, insecure: bool) -> anyhow::Result<Access> {
         let access = Access::new(self.keys()?, insecure);
-        access.check_listener("listen.http", self.listen.http)?;
-        access.check_listener("listen.grpc", self.listen.grpc)?;
+        access.open_to(self.networks(insecure)?);
+        access.check_listener("listen.http", Port::Http, self.listen.http)?;
+        access.check_listener("listen.grpc", Port::Grpc, self.listen.grpc)?;
         Ok(access)
+    }
+
+    /// Networks whose callers need no key on the routes of an indexer.
+    pub(crate) fn networks(&self, insecure: bool) -> anyhow::Result<Networks> {
+        self.indexer.networks(insecure)
     }
 
     /// The keys of those who may ask, read from their files and the environment.
@@ -280,12 +316,18 @@ impl Config {
         let all: BTreeSet<&String> =
             mine.keys().chain(theirs.keys()).filter(|section| fixed(section)).collect();
         for section in all {
+            let is_list = |tree: &toml::Table| tree.get(section).is_some_and(toml::Value::is_array);
+            if is_list(&mine) || is_list(&theirs) {
+                keys.extend((mine.get(section) != theirs.get(section)).then(|| section.clone()));
+                continue;
+            }
             let values = |tree: &toml::Table| tree.get(section).and_then(toml::Value::as_table).cloned();
             let (mine, theirs) = (values(&mine).unwrap_or_default(), values(&theirs).unwrap_or_default());
             let names: BTreeSet<&String> = mine.keys().chain(theirs.keys()).collect();
             let differ = names.into_iter().filter(|name| mine.get(*name) != theirs.get(*name));
             keys.extend(differ.map(|name| format!("{section}.{name}")));
         }
+        keys.retain(|key| !["indexer.open", "indexer.open_read"].contains(&key.as_str()));
         Ok(keys)
     }
 
@@ -311,10 +353,16 @@ impl Config {
         }
     }
 
+    /// Tokenizers and templates. Reads files, and takes seconds for large vocabularies.
+    pub(crate) fn prompts(&self) -> anyhow::Result<Prompts> {
+        model::load(&self.model)
+    }
+
     pub(crate) fn server_options(
         &self,
         access: Arc<Access>,
         tls: Option<Arc<Tls>>,
+        prompts: Prompts,
     ) -> kvplane_server::Options {
         let credit = self.trust.credit.iter().map(|name| match name {
             TrustName::Exact => Trust::Exact,
@@ -328,9 +376,17 @@ impl Config {
             ready_deadline: self.follow.ready_deadline.0,
             drain_timeout: self.listen.drain_timeout.0,
             hints: self.hints.options(),
+            prompts,
             access,
             tls,
             bounds: kvplane_access::Bounds::default(),
+            metrics_detail: match self.metrics.detail {
+                DetailName::Auto => None,
+                DetailName::Stream => Some(MetricsDetail::Stream),
+                DetailName::Engine => Some(MetricsDetail::Engine),
+                DetailName::Fleet => Some(MetricsDetail::Fleet),
+            },
+            indexer_metrics: self.indexer.metrics,
             commit: crate::version::COMMIT,
         }
     }

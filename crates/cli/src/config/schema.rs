@@ -84,6 +84,10 @@ mod tests {
         let tables = schema.as_value()["$defs"].as_object().unwrap();
         for (name, table) in tables {
             for (key, property) in table.get("properties").and_then(Value::as_object).into_iter().flatten() {
+                // A list is in brackets, and read alike under any name.
+                if property["type"] == "array" {
+                    continue;
+                }
                 assert_eq!(has_plain_type(property), is_unquoted(key), "{name}.{key}");
             }
         }

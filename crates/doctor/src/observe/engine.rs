@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::future::join_all;
-use kvplane_ingest::{EngineSpec, Events, Feed, RankSpec};
+use kvplane_ingest::{EngineSpec, Events, RankSpec, Source};
 use kvplane_socket::{Endpoint, Sockets};
 
 use super::ear::{Catch, Ear};
@@ -26,12 +26,12 @@ const ENOUGH_OTHERS: u64 = 64;
 
 /// Looks at one engine.
 pub(super) async fn look(sockets: &Sockets, ears: &Ears, spec: &EngineSpec, listen: Duration) -> EngineSeen {
-    let (way, server) = match &spec.feed {
-        Feed::Discovered(_) => (Way::Discovered, None),
-        Feed::Drained(drain) => (Way::Drained, Some(drain.url.clone())),
-        Feed::Subscribed(grpc) => (Way::Called, Some(grpc.url.clone())),
-        Feed::Linked(link) => (Way::Called, Some(link.url.clone())),
-        Feed::Published | Feed::Mirrored(_) => (Way::Published, None),
+    let (way, server) = match &spec.source {
+        Source::Discovered(_) => (Way::Discovered, None),
+        Source::Drained(drain) => (Way::Drained, Some(drain.url.clone())),
+        Source::Relayed(relay) => (Way::Called, Some(relay.server.url.clone())),
+        Source::Linked(link) => (Way::Called, Some(link.url.clone())),
+        Source::Published(_) | Source::Mirrored(_) => (Way::Published, None),
     };
     let greeted = async {
         match server {
@@ -55,16 +55,18 @@ pub(super) async fn look(sockets: &Sockets, ears: &Ears, spec: &EngineSpec, list
     // Where the ranks are is known before, or only once the engine has said so.
     if way == Way::Discovered {
         seen.said = word::ask(spec).await;
-        let (mut ranks, mut topic) = (spec.ranks.clone(), spec.topic.clone());
+        let (mut ranks, mut topic) = (spec.source.ranks(), spec.topic.clone());
         if let Some(word) = seen.word() {
-            (ranks, topic) = (word.followed.clone(), word.followed_topic.clone());
+            ranks = word.followed.iter().cloned().map(RankSpec::from).collect();
+            topic = word.followed_topic.clone();
         }
         seen.ranks = look_at_ranks(sockets, ears, &ranks, &topic, listen).await;
         seen.topic = topic;
     } else {
+        let ranks = spec.source.ranks();
         (seen.said, seen.ranks, seen.server) = futures::join!(
             word::ask(spec),
-            look_at_ranks(sockets, ears, &spec.ranks, &spec.topic, listen),
+            look_at_ranks(sockets, ears, &ranks, &spec.topic, listen),
             greeted
         );
     }

@@ -47,7 +47,8 @@ pub struct Examination {
 impl Examination {
     /// How many engines can be looked at together.
     fn at_once(&self) -> usize {
-        let ranks = self.engines.iter().map(|engine| engine.ranks.len()).max().unwrap_or(0).max(1) as u64;
+        let ranks =
+            self.engines.iter().map(|engine| engine.source.ranks().len()).max().unwrap_or(0).max(1) as u64;
         let spare = self.descriptors.unwrap_or(u64::MAX).saturating_sub(BESIDES);
         usize::try_from((spare / (ranks * PER_RANK)).clamp(1, AT_ONCE)).unwrap_or(1)
     }
@@ -89,9 +90,9 @@ pub(crate) type Ears = HashMap<String, Ear>;
 fn bound_ears(sockets: &Sockets, engines: &[EngineSpec]) -> Ears {
     let mut wanted: HashMap<String, Vec<String>> = HashMap::new();
     for engine in engines {
-        for rank in &engine.ranks {
-            if let Events::Bind(address) = &rank.events {
-                wanted.entry(address.clone()).or_default().push(engine.topic.clone());
+        for rank in engine.source.ranks() {
+            if let Events::Bind(address) = rank.events {
+                wanted.entry(address).or_default().push(engine.topic.clone());
             }
         }
     }

@@ -5,9 +5,10 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::HeaderValue;
 use kvplane_core::EngineKind;
-use kvplane_ingest::{
-    DiscoverySpec, EngineSpec, Feed, SGLANG_PAGES, TOKENSPEED_PAGES, Told, ask_engine, samples,
+use kvplane_discovery::{
+    DiscoverySpec, EngineWord, Overrides, Refusal, SGLANG_PAGES, TOKENSPEED_PAGES, ask_engine,
 };
+use kvplane_ingest::{EngineSpec, Source, samples};
 use kvplane_transport::{HttpClient, HttpQuestion, MAX_PAGE, NoAnswer, Sent};
 use serde_json::Value;
 
@@ -25,13 +26,17 @@ pub(super) async fn ask(spec: &EngineSpec) -> Said {
 }
 
 /// Where the engine publishes, where it is of a kind that can tell.
-async fn ask_sources(
-    spec: &EngineSpec,
-) -> Option<Result<kvplane_ingest::EngineWord, kvplane_ingest::Refusal>> {
-    let discovery = match &spec.feed {
-        Feed::Discovered(discovery) => discovery.clone(),
-        Feed::Published if can_tell(spec.kind) && (spec.http.is_some() || spec.control.grpc.is_some()) => {
-            DiscoverySpec { http: spec.http.clone(), grpc: spec.control.grpc.clone(), told: Told::default() }
+async fn ask_sources(spec: &EngineSpec) -> Option<Result<EngineWord, Refusal>> {
+    let discovery = match &spec.source {
+        Source::Discovered(source) => source.spec.clone(),
+        Source::Published(_)
+            if can_tell(spec.kind) && (spec.http.is_some() || spec.control.grpc.is_some()) =>
+        {
+            DiscoverySpec {
+                http: spec.http.clone(),
+                grpc: spec.control.grpc.clone(),
+                overrides: Overrides::default(),
+            }
         }
         _ => return None,
     };
@@ -52,8 +57,8 @@ struct Pages<'e> {
 
 impl<'e> Pages<'e> {
     fn new(spec: &'e EngineSpec) -> Self {
-        let drained = match &spec.feed {
-            Feed::Drained(drain) => Some(drain.url.as_str()),
+        let drained = match &spec.source {
+            Source::Drained(drain) => Some(drain.url.as_str()),
             _ => None,
         };
         // A key that cannot be read is not sent: pages that want it are then not seen.

@@ -119,8 +119,13 @@ fn wrong_peer(seen: &EngineSeen, rank: &RankSeen, subject: String, address: &str
 fn publisher_at(seen: &EngineSeen, rank: &RankSeen, address: &str) -> Option<u32> {
     let configured =
         seen.ranks.iter().find(|other| other.events.address() == address).map(|other| other.rank);
-    let said =
-        || seen.word()?.says.iter().find(|other| other.events.address() == address).map(|other| other.rank);
+    let said = || {
+        seen.word()?
+            .says
+            .iter()
+            .find(|other| other.events.as_deref() == Some(address))
+            .map(|other| other.rank)
+    };
     let counted = || {
         let (host, port) = port_of(address)?;
         let (events_host, events_port) = port_of(rank.events.address())?;

@@ -1,6 +1,6 @@
 //! What an engine says of itself, held against what is configured.
 
-use kvplane_ingest::Refusal;
+use kvplane_discovery::Refusal;
 
 use super::reach::is_published;
 use super::versions;

@@ -119,6 +119,17 @@ families! {
             "How long a thread was about each of them";
     }
 
+    /// Prompts that are given as text.
+    prompts {
+        counter TOKENIZED "kvplane_prompts_tokenized" [] "Prompts that were given as text and became token ids";
+        counter REFUSED "kvplane_prompts_refused" [] "Prompts that were given as text and did not";
+        counter TOKENS "kvplane_prompt_tokens" [] "Token ids that were computed";
+        counter SECONDS_SPENT "kvplane_prompt_tokenize_seconds" [] "Time that threads were about it";
+        counter CONTRADICTIONS "kvplane_prompt_contradictions" [] "Engines that were found to compute other ids, once for each new finding";
+        gauge PARITY "kvplane_prompt_parity" [model engine state] "Dimensions of prompts that are proven, assumed or contradicted for an engine";
+        counter COMPARED "kvplane_prompt_comparisons" [model engine outcome] "Prompts that were compared with an engine: equal or different";
+    }
+
     /// The process itself.
     process {
         gauge BUILD_INFO "kvplane_build_info" [version commit] "1, with the version of this kvplane and the commit that it was built from";
@@ -146,6 +157,29 @@ families! {
         counter ENDED "kvplane_operations" [verb outcome] "Operations that ended, by how. Absent until there is one";
         counter RANKS "kvplane_operation_ranks" [verb verdict] "Ranks of operations, by verdict";
         gauge IN_FLIGHT "kvplane_operations_in_flight" [] "Operations under way, and those whose streams are still watched";
+    }
+
+    /// Decisions, and what came of them.
+    routes {
+        counter DECISIONS "kvplane_route_decisions" [why] "Decisions of /v1/pick and Pick, by why the first endpoint is the first";
+        histogram DECISION_SECONDS "kvplane_route_decision_seconds" [] "How long a thread was about each of them, hashing and look-up included";
+        counter PROMPT_TOKENS "kvplane_route_prompt_tokens" [] "Tokens of prompts whose receipts are settled, as all tokens that follow";
+        counter CEILING_TOKENS "kvplane_route_seen_before_tokens" [] "Of those, in prefixes that were asked for before: what an endless cache would hold";
+        counter FLEET_TOKENS "kvplane_route_fleet_cached_tokens" [] "The most that any engine held";
+        counter ELIGIBLE_TOKENS "kvplane_route_eligible_cached_tokens" [] "The most among the engines that could be picked";
+        counter PREDICTED_TOKENS "kvplane_route_predicted_tokens" [] "Predicted for the engine that was picked";
+        counter DELIVERED_TOKENS "kvplane_route_delivered_tokens" [] "Reported as cached by the engine that served";
+        counter GAINED_TOKENS "kvplane_route_gained_tokens" [] "Delivered beyond the prediction: stored after the decision";
+        counter LOST_TOKENS "kvplane_route_lost_tokens" [cause] "Cached before and not delivered, by cause";
+        counter UNLEDGERED "kvplane_route_unledgered" [reason] "Requests without an account: nobody reported what was delivered, or the request was given up";
+        counter SETTLED "kvplane_route_receipts_settled" [] "Receipts for which somebody reported what was delivered";
+        counter EQUAL "kvplane_route_receipts_equal" [] "Of those, with as much delivered as predicted";
+        counter DRIFTS "kvplane_route_drifts" [] "Exact predictions that differ from what was delivered, without any event of the engine that says why: a defect of kvplane or of the engine";
+        gauge BOOKINGS "kvplane_route_bookings" [] "Requests that were sent and are not over";
+        counter EXPIRED "kvplane_route_bookings_expired" [] "Bookings that nobody ended within 300 s";
+        counter REFUSED "kvplane_route_bookings_refused" [] "Bookings that there was no room for: the decision was made without";
+        counter UNPREDICTED "kvplane_route_flights_refused" [] "Prompts in flight that there was no room for: they did not count as held";
+        gauge RECEIPT_BYTES "kvplane_route_receipt_bytes" [] "What the kept receipts take (estimated)";
     }
 
     /// Fronts of engines.
@@ -246,5 +280,16 @@ families! {
         counter SNAPSHOT_AUTH "inferencecache_snapshot_auth" [result] "Calls of /snapshot by callers who may";
         counter POLICY_AUTH "inferencecache_policy_auth" [result] "Calls of /policy by callers who may";
         counter PROBE_AUTH "inferencecache_probe_auth" [result] "Calls of /probe by callers who may";
+    }
+
+    /// The routes of an indexer, under the names of Dynamo's.
+    indexer_routes {
+        counter REQUESTS "dynamo_kvindexer_requests" [endpoint method] "Requests on the routes of an indexer";
+        counter ERRORS "dynamo_kvindexer_errors" [endpoint status_class] "Responses of 400 and above, by class";
+        histogram DURATION_SECONDS "dynamo_kvindexer_request_duration_seconds" [endpoint]
+            "How long requests took, from their head to the head of the response";
+        gauge MODELS "dynamo_kvindexer_models" [] "Models, counted once per routing group";
+        gauge WORKERS "dynamo_kvindexer_workers" [] "Engines";
+        gauge LISTENERS "dynamo_kvindexer_listeners" [status] "Streams, by where they stand in the words of /workers";
     }
 }

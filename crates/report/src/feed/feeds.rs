@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kvplane_core::{EngineId, EngineKind};
-use kvplane_ingest::{Engine, Engines, Feed, Plane, Stream, follow_ranks};
+use kvplane_ingest::{Engine, Engines, Plane, Source, Stream, follow_ranks};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -122,7 +122,7 @@ impl<F: Fn(&Engine) -> Option<Told> + Send + 'static> Supervisor<F> {
         }
         let streams = || now.iter().flat_map(|engine| &engine.streams);
         self.progress.retain(|known| streams().any(|stream| stream.id() == known));
-        for engine in now.iter().filter(|engine| !matches!(engine.spec.feed, Feed::Linked(_))) {
+        for engine in now.iter().filter(|engine| !matches!(engine.spec.source, Source::Linked(_))) {
             let id = engine.spec.id.clone();
             let fed = self.engines.entry(id).or_insert_with(|| {
                 let common = (self.told)(engine).map(|Told { rules, sink }| Common {

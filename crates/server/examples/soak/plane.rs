@@ -170,7 +170,7 @@ impl Asker {
     /// Asks for a prompt; also when the question was sent.
     pub fn ask(&mut self, prompt: &[u32]) -> (Instant, Said) {
         let asked = Instant::now();
-        let body = json!({"model": self.model, "token_ids": prompt}).to_string();
+        let body = json!({"model": self.model, "token_ids": prompt, "all": true}).to_string();
         match self.post("/v1/query", &body) {
             Ok(answer) => (asked, said(&answer)),
             Err(error) => {

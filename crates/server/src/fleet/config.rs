@@ -7,6 +7,7 @@ mod files;
 mod link;
 mod republish;
 mod schema;
+mod worker;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,14 +16,17 @@ use std::time::Duration;
 use http::Uri;
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
 use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, DrainSpec, EngineSpec, Events, Feed, GrpcSpec, RankSpec,
+    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Drained, Endpoint, EngineSpec, Published, Relayed,
+    SharedRanks, Source,
 };
 use kvplane_stream::Duplicates;
+use kvplane_transport::grpc::GrpcSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub(super) use files::ReadOnce;
-pub use republish::RepublishConfig;
+pub use republish::{AnnounceConfig, RepublishConfig};
+pub use worker::WorkerId;
 
 use super::error::EngineConfigError;
 use crate::span::Span;
@@ -72,9 +76,10 @@ pub struct EngineConfig {
     /// another size when it is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
-    /// The `worker_id` in Dynamo-shaped JSON, as of `/kv_recover`; a stable 53-bit hash of `id` when absent.
+    /// The `worker_id` in Dynamo-shaped JSON, as of `/kv_recover`: 0 to 2^64-1, as text where it does not fit into 63 bits. A stable
+    /// 53-bit hash of `id` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub worker_id: Option<u64>,
+    pub worker_id: Option<WorkerId>,
     /// Whose prompts it serves, where hints are asked for by tenant; `hints.default_tenant` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
@@ -183,8 +188,10 @@ impl EngineConfig {
         let files = ReadOnce::of(&self);
         let spec = self.spec()?;
         let front = self.front()?;
-        let republish = self.republish.clone().map(|RepublishConfig { events, replay, topic, .. }| {
-            RepublishSpec { engine: self.id.clone(), ranks: self.rank_count(), events, replay, topic }
+        let republish = self.republish.clone().map(|config| {
+            let RepublishConfig { events, replay, topic, copies, announce, open: _ } = config;
+            let (engine, ranks) = (self.id.clone(), self.rank_count());
+            RepublishSpec { engine, ranks, events, replay, topic, copies, announce: announce.into() }
         });
         if let Some(republish) = &republish {
             republish.check()?;
@@ -228,17 +235,16 @@ impl EngineConfig {
             }
         }
         let id = EngineId::new(&self.id);
-        let (feed, ranks) = self.source()?;
+        let source = self.source()?;
         let control = if self.kind == EngineKind::Kvplane { ControlSpec::default() } else { self.control()? };
         Ok(EngineSpec {
-            worker_id: self.worker_id.unwrap_or_else(|| default_worker_id(&id)),
+            worker_id: self.worker_id.map_or_else(|| default_worker_id(&id), |id| id.0),
             id,
             kind: self.kind,
             model: self.model.clone(),
             routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
             tenant: self.tenant.clone(),
-            ranks,
-            feed,
+            source,
             topic: self.topic.clone(),
             block_size: self.block_size,
             cache: CacheSpec {
@@ -262,10 +268,10 @@ impl EngineConfig {
     }
 
     /// How the events come, and where each rank is.
-    fn source(&self) -> Result<(Feed, Vec<RankSpec>), EngineConfigError> {
+    fn source(&self) -> Result<Source, EngineConfigError> {
         let wrong = |key, message: String| Err(EngineConfigError::Value { key, message });
         if self.kind == EngineKind::Kvplane {
-            return Ok((Feed::Linked(self.link()?), Vec::new()));
+            return Ok(Source::Linked(self.link()?));
         }
         if self.token_file.is_some() {
             return wrong("token_file", format!("is for another kvplane, not for kind {}", self.kind));
@@ -273,14 +279,13 @@ impl EngineConfig {
         if self.upstream.is_some() {
             return wrong("upstream", format!("is for another kvplane, not for kind {}", self.kind));
         }
-        let shared =
-            |address: &str| (0..self.rank_count()).map(|rank| RankSpec::shared(rank, address)).collect();
+        let ranks = SharedRanks::first(self.rank_count());
         if self.is_asked() {
-            return self.asked();
+            return self.asked().map(Source::Discovered);
         }
         if let Some((key, url)) = self.subscribed_to() {
-            let grpc = self.subscription(key, &url)?;
-            return Ok((Feed::Subscribed(grpc), shared(&url)));
+            let server = self.subscription(key, &url)?;
+            return Ok(Source::Relayed(Relayed { server, ranks }));
         }
         if self.service.is_some() {
             return wrong("service", "is for kind grpc, and for events = \"grpc://…\"".to_owned());
@@ -312,8 +317,8 @@ impl EngineConfig {
             if self.replay.is_some() {
                 return wrong("replay", "a drain has none: leave it out".to_owned());
             }
-            let drain = DrainSpec { url: events.clone(), buffer: self.event_buffer };
-            return Ok((Feed::Drained(drain), shared(events)));
+            let (url, buffer) = (events.clone(), self.event_buffer);
+            return Ok(Source::Drained(Drained { url, buffer, ranks }));
         }
         if self.event_buffer.is_some() {
             return wrong("event_buffer", "is for events that are drained: events = \"http://…\"".to_owned());
@@ -322,10 +327,11 @@ impl EngineConfig {
             return wrong("events_open", "is for events = \"bind:…\": leave it out".to_owned());
         }
         let events = match events.strip_prefix("bind:") {
-            Some(address) => Events::Bind(address.to_owned()),
-            None => Events::Connect(events.clone()),
+            Some(address) => Endpoint::Bind(address.to_owned()),
+            None => Endpoint::Connect(events.clone()),
         };
-        Ok((Feed::Published, RankSpec::at_ports(&events, self.replay.as_deref(), self.rank_count())?))
+        let published = Published::at_ports(&events, self.replay.as_deref(), self.rank_count())?;
+        Ok(Source::Published(published))
     }
 
     /// The server that events are subscribed to, if they are, and the key that names it.

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 
 use kvplane_access::Exposed;
 use kvplane_core::{ErrorCode, PublicError};
+use kvplane_discovery::AddressError;
 use kvplane_front::FrontError;
-use kvplane_ingest::{AddError, AddressError, UnknownMember};
+use kvplane_ingest::{AddError, UnknownMember};
 use kvplane_republish::RepublishError;
 
 /// What is wrong with an engine's description.

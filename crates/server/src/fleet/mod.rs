@@ -22,7 +22,7 @@ use kvplane_ingest::{Engine, Origin};
 use parking_lot::Mutex;
 use tracing::info;
 
-pub use config::{DuplicatesName, EngineConfig, EnginePlan, RepublishConfig};
+pub use config::{AnnounceConfig, DuplicatesName, EngineConfig, EnginePlan, RepublishConfig, WorkerId};
 pub use error::{EngineConfigError, FleetError};
 pub(crate) use fronts::Fronts;
 pub use register::Registration;
@@ -171,7 +171,7 @@ impl Fleet {
         for EnginePlan { config, front, .. } in plans {
             let id = &config.id;
             if let Some((address, _)) = front.as_ref().filter(|_| !config.front_open) {
-                access.check_listener(&format!("front of {id:?}"), *address)?;
+                access.check_listener(&format!("front of {id:?}"), Port::Front, *address)?;
             }
             if let Some(address) = config.bound_events() {
                 access.check_writable_socket(&format!("events of {id:?}"), address, config.events_open)?;
@@ -187,7 +187,7 @@ impl Fleet {
 
     async fn remove_locked(&self, id: &str) -> Result<(), FleetError> {
         let engine = self.engine(id);
-        if let Some(spec) = engine.as_ref().and_then(|engine| engine.spec.feed.mirrored()) {
+        if let Some(spec) = engine.as_ref().and_then(|engine| engine.spec.source.mirrored()) {
             return Err(FleetError::Conflict(format!("engine {id} comes over {}: remove that", spec.link)));
         }
         let name = id.to_owned();

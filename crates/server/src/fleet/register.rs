@@ -3,7 +3,10 @@
 //! An instance is an engine; each of its ranks has an address of its own, and comes and goes by itself.
 
 use kvplane_core::{EngineId, EngineKind};
-use kvplane_ingest::{CacheSpec, ControlSpec, Engine, EngineSpec, Events, Origin, RankSpec, UnknownMember};
+use kvplane_ingest::{
+    CacheSpec, ControlSpec, Endpoint, Engine, EngineSpec, Origin, Published, PublishedRank, Source,
+    UnknownMember,
+};
 use tracing::info;
 
 use super::{Fleet, FleetError};
@@ -15,6 +18,8 @@ pub struct Registration {
     pub instance_id: u64,
     /// The rank.
     pub rank: u32,
+    /// Its software.
+    pub kind: EngineKind,
     /// The model that the instance serves.
     pub model: String,
     /// Among which instances prompts are routed.
@@ -61,21 +66,20 @@ impl Fleet {
     }
 
     async fn register_locked(&self, registration: Registration) -> Result<(), FleetError> {
-        let Registration { instance_id, rank, model, routing_group, block_size, events, replay } =
+        let Registration { instance_id, rank, kind, model, routing_group, block_size, events, replay } =
             registration;
         if block_size == 0 {
             return Err(FleetError::Invalid("block_size must not be 0"));
         }
-        let at = RankSpec::at(rank, &Events::Connect(events), replay.as_deref())?;
+        let at = PublishedRank::at(rank, &Endpoint::Connect(events), replay.as_deref())?;
         let id = engine_id(instance_id);
         let spec = EngineSpec {
             id: EngineId::new(&id),
-            kind: EngineKind::Vllm,
+            kind,
             model,
             routing_group,
             tenant: None,
-            ranks: vec![at.clone()],
-            feed: kvplane_ingest::Feed::Published,
+            source: Source::Published(Published { ranks: vec![at.clone()] }),
             topic: String::new(),
             block_size: Some(block_size),
             worker_id: instance_id,

@@ -93,7 +93,7 @@ async fn a_rotated_token_is_no_change_because_it_is_read_with_every_connection()
     let engine = fleet.engine("keyed").unwrap();
     assert_eq!(engine.spec.control.api_key().unwrap().as_deref(), Some("two"));
     let engine = fleet.engine("linked").unwrap();
-    let kvplane_ingest::Feed::Linked(link) = &engine.spec.feed else { panic!("{:?}", engine.spec) };
+    let kvplane_ingest::Source::Linked(link) = &engine.spec.source else { panic!("{:?}", engine.spec) };
     assert_eq!(link.token().unwrap(), kvplane_proto::Bearer::new("two").unwrap());
     end(plane).await;
 }

@@ -15,7 +15,7 @@ use kvplane_stream::{
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
 
-use crate::plans::Plans;
+use crate::plans::{Plans, Recent};
 
 /// Blocks in one snapshot message ...
 const CHUNK_BLOCKS: usize = 2_048;
@@ -231,18 +231,36 @@ pub(super) fn trust(state: &TrustState) -> proto::Trust {
 pub(super) struct SnapshotChunks {
     id: StreamId,
     snapshot: Arc<Snapshot>,
-    order: Arc<Vec<u32>>,
+    plan: Arc<ChunkPlan>,
     at: usize,
     index: u32,
     done: bool,
 }
 
+/// What subscribers that are sent one snapshot share.
+#[derive(Debug)]
+struct ChunkPlan {
+    /// Blocks, parents first.
+    order: Vec<u32>,
+    recent: Recent<EncodedChunk>,
+}
+
+/// A message, and how many blocks of the order were sent with it and before it.
+#[derive(Debug, Clone)]
+struct EncodedChunk {
+    message: Bytes,
+    sent: usize,
+}
+
 impl SnapshotChunks {
     /// Orders the blocks. Takes its time.
     pub(super) fn new(id: StreamId, snapshot: Arc<Snapshot>) -> Self {
-        static ORDERS: Plans<Vec<u32>> = Plans::new();
-        let order = ORDERS.of(&snapshot, 0, Snapshot::parents_first);
-        Self { id, snapshot, order, at: 0, index: 0, done: false }
+        static PLANS: Plans<ChunkPlan> = Plans::new();
+        let plan = PLANS.of(&snapshot, 0, |snapshot| ChunkPlan {
+            order: snapshot.parents_first(),
+            recent: Recent::new(),
+        });
+        Self { id, snapshot, plan, at: 0, index: 0, done: false }
     }
 
     pub(super) fn cursor(&self) -> Cursor {
@@ -254,14 +272,28 @@ impl SnapshotChunks {
         if self.done {
             return None;
         }
+        // Nothing is kept for a single subscriber.
+        let is_shared = Arc::strong_count(&self.plan) > 1;
+        let EncodedChunk { message, sent } = if is_shared {
+            self.plan.recent.get_or_encode(self.index as usize, || self.encode())
+        } else {
+            self.encode()
+        };
+        self.at = sent;
+        self.done = sent == self.plan.order.len();
+        self.index += 1;
+        Some(message)
+    }
+
+    fn encode(&self) -> EncodedChunk {
+        let order = &self.plan.order;
+        let mut sent = self.at;
         let mut groups = Groups::default();
-        while self.at < self.order.len() && !groups.full() {
-            let block = &self.snapshot.image.blocks[self.order[self.at] as usize];
-            groups.add(&self.snapshot, block);
-            self.at += 1;
+        while sent < order.len() && !groups.full() {
+            groups.add(&self.snapshot, &self.snapshot.image.blocks[order[sent] as usize]);
+            sent += 1;
         }
-        let last = self.at == self.order.len();
-        self.done = last;
+        let last = sent == order.len();
         let mut chunk =
             proto::SnapshotChunk { index: self.index, last, stored: groups.stored, ..Default::default() };
         if last {
@@ -279,8 +311,8 @@ impl SnapshotChunks {
             chunk.drops_last = self.snapshot.resumption.drops_last;
             chunk.whole_prompt = self.snapshot.resumption.whole_prompt;
         }
-        self.index += 1;
-        Some(response(&self.id, self.snapshot.cursor, Item::Snapshot(chunk)))
+        let message = response(&self.id, self.snapshot.cursor, Item::Snapshot(chunk));
+        EncodedChunk { message, sent }
     }
 }
 

@@ -7,7 +7,9 @@ mod follow;
 mod intake;
 mod plane;
 mod query;
+mod routing;
 mod scan;
+mod text;
 
 use std::sync::Arc;
 
@@ -22,6 +24,7 @@ use kvplane_proto::engines::vllm::server::vllm_engine_server::VllmEngineServer;
 use kvplane_proto::inferencecache::server::inference_cache_server::InferenceCacheServer;
 use kvplane_proto::kvplane::v1::server::admin_server::AdminServer;
 use kvplane_proto::kvplane::v1::server::plane_server::PlaneServer;
+use kvplane_proto::kvplane::v1::server::routing_server::RoutingServer;
 use tonic::Status;
 use tonic::server::NamedService as _;
 use tonic::service::Routes;
@@ -48,6 +51,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     kvplane_runtime::spawn("gRPC health", async move {
         health.set_serving::<PlaneServer<plane::PlaneService>>().await;
         health.set_serving::<AdminServer<admin::AdminService>>().await;
+        health.set_serving::<RoutingServer<routing::RoutingService>>().await;
         if gives_hints {
             health.set_serving::<InferenceCacheServer<HintsService>>().await;
         }
@@ -57,6 +61,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
             "",
             PlaneServer::<plane::PlaneService>::NAME,
             AdminServer::<admin::AdminService>::NAME,
+            RoutingServer::<routing::RoutingService>::NAME,
             InferenceCacheServer::<HintsService>::NAME,
         ];
         for name in named {
@@ -82,7 +87,9 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         routes = routes.add_service(hints);
     }
     let plane = PlaneServer::new(plane::PlaneService::new(shared.asker.clone(), shared.stop.clone()));
+    let routing = RoutingServer::new(routing::RoutingService(shared.clone()));
     let routes = routes
+        .add_service(routing.max_decoding_message_size(MAX_MESSAGE))
         .add_service(plane.max_decoding_message_size(MAX_MESSAGE))
         .add_service(AdminServer::new(admin::AdminService::new(shared.clone())))
         .add_service(VllmEngineServer::new(smg.clone()))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _};
 use kvplane_access::ApiError;
-use kvplane_catalog::{Answer, GroupLength, Match, Question, age_ms};
+use kvplane_catalog::{Answer, Counts, GroupLength, Match, Question, age_ms};
 use kvplane_core::{ErrorCode, MultimodalItem, PublicError, Tier, Trust};
 use kvplane_ingest::told_keys;
 use kvplane_proto::kvplane::v1 as proto;
@@ -13,11 +13,19 @@ use kvplane_proto::kvplane::v1::query_result::Outcome;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
-use super::encode;
-use crate::questions::Asker;
+use super::{encode, text};
+use crate::questions::{Asker, TokenizedNote};
 
 /// Tokens of one message that are hashed at once: some hundred microseconds. More is done where it delays nobody.
 const AT_ONCE: usize = 128 << 10;
+
+/// Bytes of text that are tokenized at once.
+const TEXT_AT_ONCE: usize = 32 << 10;
+
+pub(super) fn text_length(request: &proto::QueryRequest) -> usize {
+    let texts = [&request.prompt, &request.messages, &request.tools, &request.chat_template_kwargs];
+    texts.into_iter().flatten().map(String::len).sum()
+}
 
 /// The answers of a stream.
 pub(super) type Answers = Pin<Box<dyn FutureStream<Item = Result<proto::QueryBatchResponse, Status>> + Send>>;
@@ -27,7 +35,7 @@ pub(super) async fn query(
     asker: &Arc<Asker>,
     request: proto::QueryRequest,
 ) -> Result<proto::QueryResponse, Status> {
-    if request.token_ids.len() <= AT_ONCE {
+    if request.token_ids.len() <= AT_ONCE && text_length(&request) <= TEXT_AT_ONCE {
         return Ok(answer(asker, request).map_err(ApiError)?);
     }
     let asker = asker.clone();
@@ -54,7 +62,8 @@ async fn answer_batch(
     asker: &Arc<Asker>,
     batch: proto::QueryBatch,
 ) -> Result<proto::QueryBatchResponse, Status> {
-    let tokens: usize = batch.queries.iter().map(|query| query.token_ids.len()).sum();
+    let tokens: usize =
+        batch.queries.iter().map(|query| query.token_ids.len() + 4 * text_length(query)).sum();
     let answer_all = |asker: &Asker| {
         let results = batch.queries.into_iter().map(|request| {
             let id = request.id;
@@ -85,6 +94,24 @@ fn answer(asker: &Asker, request: proto::QueryRequest) -> Result<proto::QueryRes
 
 /// The answer, and whether anybody was found.
 fn ask(asker: &Asker, request: proto::QueryRequest) -> Result<(proto::QueryResponse, bool), PublicError> {
+    let groups = request.groups;
+    let (question, tokenized) = question(asker, request)?;
+    question.ask(asker.catalog(), asker.asking(), |answer| {
+        let mut response = response(answer, groups);
+        response.tokenized = tokenized.map(tokenized_note);
+        (response, answer.is_hit())
+    })
+}
+
+pub(super) fn tokenized_note(TokenizedNote { tokens, parity }: TokenizedNote) -> proto::Tokenized {
+    proto::Tokenized { tokens, parity: parity.to_owned() }
+}
+
+/// The question of a message, with the ids of its text.
+pub(super) fn question(
+    asker: &Asker,
+    request: proto::QueryRequest,
+) -> Result<(Question, Option<TokenizedNote>), PublicError> {
     let proto::QueryRequest {
         model,
         token_ids,
@@ -97,8 +124,25 @@ fn ask(asker: &Asker, request: proto::QueryRequest) -> Result<(proto::QueryRespo
         extra_keys,
         multimodal,
         groups,
+        limit,
+        min_tokens,
+        all,
         id: _,
+        prompt,
+        messages,
+        tools,
+        chat_template_kwargs,
+        add_generation_prompt,
+        continue_final_message,
     } = request;
+    let text = text::input(text::Given {
+        prompt,
+        messages,
+        tools,
+        kwargs: chat_template_kwargs,
+        generation: add_generation_prompt,
+        go_on: continue_final_message,
+    })?;
     if extra_keys.iter().flat_map(|block| &block.keys).any(|key| key.key.is_none()) {
         return Err(PublicError::field("extra_keys", "has a key of a kind that is not known here"));
     }
@@ -115,13 +159,17 @@ fn ask(asker: &Asker, request: proto::QueryRequest) -> Result<(proto::QueryRespo
         extra_keys: (!extra_keys.is_empty()).then(|| extra_keys.into_iter().map(keys).collect()),
         multimodal: (!multimodal.is_empty()).then(|| multimodal.into_iter().map(item).collect()),
         groups: Some(groups),
+        limit,
+        min_tokens,
+        all: Some(all),
         ..Question::default()
     };
     // On the wire an empty list is no list.
     let (tokens_given, hashes_given) = (!token_ids.is_empty(), !block_hashes.is_empty());
     question.set_token_ids(token_ids, tokens_given);
     question.set_block_hashes(block_hashes, hashes_given);
-    question.ask(asker.catalog(), asker.asking(), |answer| (response(answer, groups), answer.is_hit()))
+    let tokenized = text.map(|text| asker.tokenize(&mut question, &text)).transpose()?;
+    Ok((question, tokenized))
 }
 
 fn response(answer: &Answer<'_>, groups: bool) -> proto::QueryResponse {
@@ -130,6 +178,21 @@ fn response(answer: &Answer<'_>, groups: bool) -> proto::QueryResponse {
         best: answer.best().map(|found| name(&found)).collect(),
         trust: level(answer.trust),
         not_credited: answer.not_credited().map(|found| passed_over(&found)).collect(),
+        counts: Some(counts(answer)),
+        tokenized: None,
+    }
+}
+
+fn counts(answer: &Answer<'_>) -> proto::QueryCounts {
+    let Counts { holders, best, empty, not_credited } = answer.counts;
+    let by_reason = answer.refusals().into_iter();
+    proto::QueryCounts {
+        holders: holders as u64,
+        best: best as u64,
+        empty: empty as u64,
+        not_credited: not_credited as u64,
+        not_credited_by_reason: by_reason.map(|(why, count)| (why.to_owned(), count as u64)).collect(),
+        shorter_than_block: answer.shorter_than_block() as u64,
     }
 }
 

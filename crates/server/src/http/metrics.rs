@@ -6,7 +6,8 @@ use std::fmt::Error;
 use kvplane_access::{descriptor_limit, open_descriptors};
 use kvplane_ingest::Engine;
 use kvplane_metrics::{
-    Callers, Fronts, HintRows, Indexes, Links, Operations, Page, Process, ReportRows, Sources, Streams,
+    Callers, Detail, Fronts, HintRows, Indexes, Links, Operations, Page, Process, PromptRows, ReportRows,
+    Sources, Streams,
 };
 use kvplane_report::Withheld;
 
@@ -14,23 +15,31 @@ use crate::hints::Hints;
 use crate::publishers::Count;
 use crate::service::Shared;
 
-/// The whole page.
-pub(super) fn page(shared: &Shared) -> Result<String, Error> {
+/// The whole page, as finely as is wanted or fits.
+pub(super) fn page(shared: &Shared, wanted: Option<Detail>) -> Result<String, Error> {
     let (plane, options) = (&shared.plane, &shared.options);
     let engines = plane.engines();
+    let detail = wanted.or(options.metrics_detail).unwrap_or_else(|| Detail::fitting(&engines));
     let fronts = shared.fleet.fronts.counters();
     let (watchers, tls) = (shared.watch.watchers(), options.tls.as_deref());
     let callers = Callers::of(watchers, &options.access, tls, &shared.edge, &fronts);
     let mut page = Page::default();
-    page.add(Streams::of(&engines));
-    page.add(Sources::of(&engines, publishers));
+    page.add(Streams::of(&engines, detail));
+    page.add(Sources::of(&engines, publishers, detail));
     page.add(Fronts(fronts));
     page.add(Links::of(&engines));
     page.add(process(shared));
     page.add(callers);
     page.add(operations(&shared.operations));
+    page.add(shared.routing.rows());
     page.add(Indexes { stats: plane.catalog().stats(), refused: plane.catalog().refused() });
     page.add(ReportRows::of(&shared.reports));
+    if let Some(counters) = &shared.indexer_counters {
+        page.add(counters.rows(plane));
+    }
+    if !options.prompts.is_empty() {
+        page.add(PromptRows(options.prompts.clone()));
+    }
     if let Some(hints) = &shared.hints {
         page.add(hint_rows(hints, tls.is_some()));
     }

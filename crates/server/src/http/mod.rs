@@ -4,6 +4,7 @@ mod dashboard;
 mod fields;
 mod hints;
 mod indexer;
+mod indexer_counters;
 mod intake;
 mod keys;
 mod members;
@@ -11,13 +12,16 @@ mod metrics;
 mod openapi;
 mod operations;
 mod parameters;
+mod peer_dump;
 mod peer_query;
+mod pick;
 mod policy;
 mod probe;
 mod query;
 mod recover;
 mod short_numbers;
 mod status;
+mod text;
 mod watch;
 
 use std::sync::Arc;
@@ -31,10 +35,13 @@ use axum::{Json, Router};
 use kvplane_access::ApiError;
 use kvplane_access::{Caller, Port, Role, guard_pages, table};
 use kvplane_core::{ErrorCode, PublicError};
+use kvplane_metrics::Detail;
 use parameters::{Pairs, Parameters};
 use serde_json::json;
 
 use crate::publishers::Publishers;
+pub(crate) use indexer_counters::IndexerCounters;
+
 use crate::service::Shared;
 
 /// What there is, where everything is served.
@@ -42,18 +49,21 @@ const OPENAPI_LISTS: &str = "GET /openapi.json lists every path, and its methods
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     let dumps = recover::Dumps { asker: shared.asker.clone(), edge: shared.edge.clone() };
+    let of_an_indexer = indexer::routes()
+        .route("/query", post(peer_query::query).with_state(shared.asker.clone()))
+        .route("/query_by_hash", post(peer_query::query_by_hash).with_state(shared.asker.clone()))
+        .route("/dump", get(peer_dump::dump).with_state(dumps.clone()))
+        .route_layer(from_fn_with_state(shared.indexer_counters.clone(), indexer_counters::count));
     let more = Router::new()
         .route("/openapi.json", get(openapi::page))
         .route("/v1/query", post(query::query).with_state(shared.asker.clone()))
-        .route("/query", post(peer_query::query).with_state(shared.asker.clone()))
-        .route("/query_by_hash", post(peer_query::query_by_hash).with_state(shared.asker.clone()))
-        .route("/kv_recover", get(recover::kv_recover).with_state(dumps.clone()))
-        .route("/dump", get(peer_query::dump).with_state(dumps))
+        .route("/kv_recover", get(recover::kv_recover).with_state(dumps))
         .route("/v1/watch", get(watch::watch))
         .merge(dashboard::routes())
         .merge(members::routes())
+        .merge(pick::routes())
         .merge(operations::routes())
-        .merge(indexer::routes())
+        .merge(of_an_indexer)
         .merge(shared.hints.clone().map(hints::routes).unwrap_or_default());
     serving(more, OPENAPI_LISTS, shared)
 }
@@ -119,16 +129,31 @@ async fn readyz(
     Ok((code, Json(body)).into_response())
 }
 
-async fn metrics_page(State(shared): State<Arc<Shared>>) -> Result<Response, ApiError> {
-    let page = off_the_workers(move || metrics::page(&shared)).await?.map_err(|error| {
+async fn metrics_page(State(shared): State<Arc<Shared>>, query: Pairs) -> Result<Response, ApiError> {
+    let mut given = Parameters::read(query, &[])?;
+    let detail = given.text("detail", &[])?.map(|name| detail(&name)).transpose()?;
+    given.finish()?;
+    let page = off_the_workers(move || metrics::page(&shared, detail)).await?.map_err(|error| {
         ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
     })?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], page).into_response())
 }
 
-async fn status_page(State(shared): State<Arc<Shared>>) -> Result<Json<status::PlaneStatus>, ApiError> {
-    off_the_workers(move || status::plane(&shared)).await.map(Json)
+fn detail(name: &str) -> Result<Detail, PublicError> {
+    let known = Detail::ALL.into_iter().find(|detail| detail.as_str() == name);
+    known.ok_or_else(|| PublicError::field("detail", "must be stream, engine or fleet"))
+}
+
+async fn status_page(
+    State(shared): State<Arc<Shared>>,
+    query: Pairs,
+) -> Result<Json<status::PlaneStatus>, ApiError> {
+    let mut given = Parameters::read(query, &[])?;
+    let after = given.text("after", &[])?;
+    let limit = given.text("limit", &[])?.map(|text| status::limit(&text)).transpose()?;
+    given.finish()?;
+    off_the_workers(move || status::plane(&shared, after.as_deref(), limit)).await.map(Json)
 }
 
 /// Reads what may have to wait for a stream: not on a thread that serves others.

@@ -23,10 +23,11 @@ use crate::watch::{Cell, Link};
 const COMMON: &str = include_str!("../../openapi/common.json");
 
 /// Groups of routes, each `{"paths", "schemas", "responses", …}`: paths, and parts of `components`.
-const GROUPS: [&str; 6] = [
+const GROUPS: [&str; 7] = [
     include_str!("../../openapi/process.json"),
     include_str!("../../openapi/engines.json"),
     include_str!("../../openapi/questions.json"),
+    include_str!("../../openapi/routing.json"),
     include_str!("../../openapi/indexer.json"),
     include_str!("../../openapi/operations.json"),
     include_str!("../../openapi/hints.json"),
@@ -119,6 +120,7 @@ fn schemas() -> Value {
     written.subschema_for::<query::StreamJson<'_>>();
     written.subschema_for::<query::MatchJson<'_>>();
     written.subschema_for::<query::NotCreditedJson<'_>>();
+    written.subschema_for::<query::CountsJson>();
     written.subschema_for::<Plan>();
     written.subschema_for::<RankReport>();
     written.subschema_for::<Summary>();

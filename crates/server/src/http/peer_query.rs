@@ -1,46 +1,54 @@
-//! The questions of Dynamo's and Mooncake's indexer: `/query`, `/query_by_hash` and `/dump`, in their JSON.
+//! The questions of Dynamo's and Mooncake's indexer: `/query` and `/query_by_hash`, in their JSON.
 //!
 //! Their answers have no room for trust: only streams that are credited are in them. What these routes do not know they
 //! pass over, as the peers do. Counts are tokens; those of colder tiers include the warmer ones.
+
+mod form;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::{Body, Bytes};
-use axum::extract::{ConnectInfo, Extension, Request, State};
-use axum::http::{StatusCode, header};
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures::{StreamExt as _, stream};
-use kvplane_access::Peer;
-use kvplane_catalog::{Answer, Prompt, Question, Roster};
+use http_body::Body as _;
+use kvplane_catalog::{Answer, Listing, Prompt, Question, Roster};
 use kvplane_core::{PublicError, Tier};
-use kvplane_ingest::{DEFAULT_ROUTING_GROUP, Stream};
-use kvplane_stream::{Transition, Worker};
-use kvplane_transport::edge::Share;
+use kvplane_ingest::DEFAULT_ROUTING_GROUP;
 use serde::Serialize;
 use serde_json::json;
 
-use super::fields::{Fields, Malformed};
-use super::query::{on_a_fitting_thread, read_block_hashes, read_body, read_token_ids, with_question};
-use super::recover::Dumps;
-use super::recover::{not_worth_crediting, too_many_dumps};
-use crate::held::Held;
+use super::fields::Fields;
+use super::query::{body_limit, on_a_fitting_thread, read_block_hashes, read_token_ids, with_question};
 use crate::questions::Asker;
 
-/// A refusal in the peers' form.
+/// A refusal in the peers' form: text where a request cannot be read, and JSON everywhere else.
 #[derive(Debug)]
-struct Refusal(StatusCode, String);
+pub(super) enum Refusal {
+    Json(StatusCode, String),
+    Text(StatusCode, String),
+}
 
-impl From<PublicError> for Refusal {
-    fn from(error: PublicError) -> Self {
-        Self(StatusCode::BAD_REQUEST, error.in_full())
+impl Refusal {
+    /// A defect of ours.
+    pub(super) fn failed(message: String) -> Self {
+        Self::Json(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    fn too_large() -> Self {
+        let message = "Failed to buffer the request body: length limit exceeded";
+        Self::Text(StatusCode::PAYLOAD_TOO_LARGE, message.to_owned())
     }
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        (self.0, Json(json!({ "error": self.1 }))).into_response()
+        match self {
+            Self::Json(status, message) => (status, Json(json!({ "error": message }))).into_response(),
+            Self::Text(status, message) => (status, message).into_response(),
+        }
     }
 }
 
@@ -59,12 +67,33 @@ async fn answer(
 ) -> Response {
     let body = match read_body(&asker, request).await {
         Ok(body) => body,
-        Err(error) => return Refusal::from(error).into_response(),
+        Err(refusal) => return refusal.into_response(),
     };
-    match on_a_fitting_thread(asker, body, respond).await {
+    let here = asker.clone();
+    match on_a_fitting_thread(&asker, body, move |body| respond(&here, body)).await {
         Ok(responded) => responded.into_response(),
         Err(error) => error.into_response(),
     }
+}
+
+/// The whole body. One that says itself that it is too large is refused before it is read.
+async fn read_body(asker: &Asker, request: Request) -> Result<Bytes, Refusal> {
+    if !is_json(request.headers()) {
+        let message = "Expected request with `Content-Type: application/json`";
+        return Err(Refusal::Text(StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned()));
+    }
+    let (limit, body) = (body_limit(asker.max_tokens), request.into_body());
+    if body.size_hint().lower() > limit as u64 {
+        return Err(Refusal::too_large());
+    }
+    axum::body::to_bytes(body, limit).await.map_err(|_| Refusal::too_large())
+}
+
+/// Whether a body is said to be JSON: `application/json`, or `application/…+json`.
+fn is_json(headers: &HeaderMap) -> bool {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    kind.strip_prefix("application/").is_some_and(|kind| kind == "json" || kind.ends_with("+json"))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,54 +105,74 @@ enum By {
 fn respond(asker: &Asker, body: &[u8], by: By) -> Result<Response, Refusal> {
     with_question(|question| {
         let group = read(body, by, asker.max_tokens, question)?;
-        let Some(model) = question.model.as_deref() else {
-            return Err(Refusal(StatusCode::BAD_REQUEST, "model_name is missing".to_owned()));
-        };
-        let in_group = |roster: &Arc<Roster>| {
-            roster.members().iter().any(|member| member.identity.routing_group == group)
-        };
-        let roster = asker.catalog().model(model).filter(in_group);
-        let Some(roster) = roster else {
-            let message = format!("no indexer for model={model} routing_group={group}");
-            return Err(Refusal(StatusCode::NOT_FOUND, message));
-        };
+        let unreadable = || form::unreadable(body, by == By::Tokens);
+        let model = question.model.as_deref().ok_or_else(unreadable)?;
         let prompt = match (by, &question.token_ids, &question.block_hashes) {
             (By::Tokens, Some(ids), _) => Prompt::Tokens { ids, namespace: question.names().namespace() },
             (By::Hashes, _, Some(hashes)) => Prompt::Hashes { hashes, chained: false, block_size: None },
-            (By::Tokens, None, _) => {
-                return Err(Refusal(StatusCode::BAD_REQUEST, "token_ids is missing".to_owned()));
-            }
-            (By::Hashes, _, None) => {
-                return Err(Refusal(StatusCode::BAD_REQUEST, "block_hashes is missing".to_owned()));
-            }
+            (By::Tokens, None, _) | (By::Hashes, _, None) => return Err(unreadable()),
         };
-        Ok(Json(roster.ask(&prompt, &asker.credit, |answer| Overlap::of(answer, &group))).into_response())
+        if by == By::Hashes && question.cache_salt.is_some() {
+            let message = "cache_salt is not taken here: block_hashes carry it already";
+            return Err(Refusal::Json(StatusCode::BAD_REQUEST, message.to_owned()));
+        }
+        let in_group =
+            |roster: &Arc<Roster>| roster.has_member(|member| member.identity.routing_group == group);
+        let Some(roster) = asker.catalog().model(model).filter(in_group) else {
+            let message = format!("no indexer for model={model} routing_group={group}");
+            return Err(Refusal::Json(StatusCode::NOT_FOUND, message));
+        };
+        let overlap = |answer: &Answer<'_>| Overlap::of(answer, &group);
+        Ok(Json(roster.ask_for(&prompt, &asker.credit, Listing::HOLDERS, overlap)).into_response())
     })
 }
 
-/// Reads a peer's question and gives its routing group.
+/// Reads a peer's question and gives its routing group. What these routes do not know they pass over.
 fn read(body: &[u8], by: By, max_tokens: usize, question: &mut Question) -> Result<String, Refusal> {
-    let malformed = |Malformed(reason)| Refusal(StatusCode::BAD_REQUEST, format!("body {reason}"));
-    let not_text = |name: &str| Refusal(StatusCode::BAD_REQUEST, format!("{name} is not text"));
+    let unreadable = || form::unreadable(body, by == By::Tokens);
     let mut group = None;
-    let mut fields = Fields::open(body).map_err(malformed)?;
-    while let Some(name) = fields.next().map_err(malformed)? {
-        match (&*name, by) {
-            ("token_ids", By::Tokens) => read_token_ids(question, &mut fields, max_tokens)?,
-            ("block_hashes", By::Hashes) => read_block_hashes(question, &mut fields, max_tokens)?,
-            ("model_name", _) => question.model = fields.value().map_err(|_| not_text(&name))?,
-            ("routing_group", _) => group = Some(fields.value().map_err(|_| not_text(&name))?),
-            ("lora_name", By::Tokens) => question.lora_name = fields.value().map_err(|_| not_text(&name))?,
-            ("cache_salt", _) => question.cache_salt = fields.value().map_err(|_| not_text(&name))?,
-            _ => fields.skip().map_err(malformed)?,
+    let mut seen: Vec<&'static str> = Vec::with_capacity(FIELDS.len());
+    let mut fields = Fields::open(body).map_err(|_| unreadable())?;
+    while let Some(name) = fields.next().map_err(|_| unreadable())? {
+        let known =
+            FIELDS.into_iter().find(|(field, only)| *field == name && only.is_none_or(|only| only == by));
+        let Some((field, _)) = known else {
+            fields.skip().map_err(|_| unreadable())?;
+            continue;
+        };
+        if seen.contains(&field) {
+            return Err(unreadable());
         }
-    }
-    if by == By::Hashes && question.cache_salt.is_some() {
-        let message = "cache_salt is not taken here: block_hashes carry it already";
-        return Err(Refusal(StatusCode::BAD_REQUEST, message.to_owned()));
+        seen.push(field);
+        // A list that the peers would read is longer than may be asked for.
+        let length = |error: PublicError| {
+            let too_long = || Refusal::Json(StatusCode::PAYLOAD_TOO_LARGE, error.in_full());
+            form::check(body, by == By::Tokens).unwrap_or_else(too_long)
+        };
+        match field {
+            "token_ids" => read_token_ids(question, &mut fields, max_tokens).map_err(length)?,
+            "block_hashes" => read_block_hashes(question, &mut fields, max_tokens).map_err(length)?,
+            "model_name" => question.model = fields.value().map_err(|_| unreadable())?,
+            "routing_group" => group = Some(fields.value().map_err(|_| unreadable())?),
+            "lora_name" => question.lora_name = fields.value().map_err(|_| unreadable())?,
+            "cache_salt" => question.cache_salt = fields.value().map_err(|_| unreadable())?,
+            // A text that nobody reads.
+            _ => drop(fields.value::<String>().map_err(|_| unreadable())?),
+        }
     }
     Ok(group.unwrap_or_else(|| DEFAULT_ROUTING_GROUP.to_owned()))
 }
+
+/// The fields of both questions, and of which alone.
+const FIELDS: [(&str, Option<By>); 7] = [
+    ("token_ids", Some(By::Tokens)),
+    ("block_hashes", Some(By::Hashes)),
+    ("model_name", None),
+    ("routing_group", None),
+    ("lora_name", Some(By::Tokens)),
+    ("cache_salt", None),
+    ("tenant_id", None),
+];
 
 /// Tokens by instance, then by rank.
 #[derive(Debug, Default, Serialize)]
@@ -173,180 +222,4 @@ impl Overlap {
 fn raise(tokens: &mut BTreeMap<String, u64>, rank: String, at_least: u64) {
     let known = tokens.entry(rank).or_default();
     *known = at_least.max(*known);
-}
-
-type Sources = Vec<(Worker, Arc<Stream>)>;
-
-/// A part of the dump.
-enum Part {
-    Text(String),
-    Events(Worker, Arc<Stream>),
-    #[cfg(test)]
-    Panics,
-}
-
-/// Every credited stream's state as events, parents first. It is written stream by stream: a whole fleet's state is
-/// never in memory as JSON.
-pub(super) async fn dump(State(dumps): State<Dumps>, peer: Option<Extension<ConnectInfo<Peer>>>) -> Response {
-    let peer = peer.as_ref().map(|Extension(ConnectInfo(peer))| peer);
-    let Some(place) = dumps.edge.dump(peer).await else { return too_many_dumps() };
-    let mut by_key: BTreeMap<(String, String, u32), Sources> = BTreeMap::new();
-    for engine in dumps.asker.plane.engines().iter() {
-        for stream in &engine.streams {
-            let Some(block_size) = stream.glance().block_size else { continue };
-            if not_worth_crediting(&dumps.asker.credit, stream).is_some() {
-                continue;
-            }
-            let worker = Worker { id: engine.spec.worker_id, rank: stream.id().rank };
-            let key = (engine.spec.model.clone(), engine.spec.routing_group.clone(), block_size);
-            by_key.entry(key).or_default().push((worker, stream.clone()));
-        }
-    }
-    let sizes =
-        |model: &str, group: &str| by_key.keys().filter(|key| key.0 == model && key.1 == group).count();
-    let names: Vec<String> = by_key
-        .keys()
-        .map(|(model, group, block_size)| match sizes(model, group) {
-            1 => format!("{model}:{group}"),
-            // The peers have one block size per key.
-            _ => format!("{model}:{group}-{block_size}"),
-        })
-        .collect();
-    let mut parts = Vec::new();
-    let mut opening = "{";
-    for (name, ((_, _, block_size), streams)) in names.iter().zip(by_key) {
-        parts
-            .push(Part::Text(format!("{opening}{}:{{\"block_size\":{block_size},\"events\":[", json!(name))));
-        parts.extend(streams.into_iter().map(|(worker, stream)| Part::Events(worker, stream)));
-        parts.push(Part::Text("]}".to_owned()));
-        opening = ",";
-    }
-    parts.push(Part::Text(if names.is_empty() { "{}" } else { "}" }.to_owned()));
-    send(parts, place).await
-}
-
-async fn send(parts: Vec<Part>, place: Share) -> Response {
-    let mut dump = Dump { parts: parts.into_iter(), events: None, after_events: false };
-    // What fails before anything was sent is an error that the caller can read: so the first events are written first.
-    let mut first = Vec::new();
-    while let Some(piece) = dump.next().await {
-        match piece {
-            Ok(piece) => first.push(Ok(piece)),
-            Err(error) => return error.into_response(),
-        }
-        if dump.events.is_some() {
-            break;
-        }
-    }
-    let rest = stream::unfold(dump, async |mut dump| Some((dump.next().await?, dump)));
-    // Later failures break the response off: half a state is never a whole answer.
-    let body = stream::iter(first).chain(rest).map(|piece| piece.map_err(|_| DumpFailed));
-    let body = Held::new(Body::from_stream(body.boxed()), place);
-    ([(header::CONTENT_TYPE, "application/json")], Body::new(body)).into_response()
-}
-
-/// The dump of a stream failed: a defect.
-#[derive(Debug, thiserror::Error)]
-#[error("the state could not be dumped")]
-struct DumpFailed;
-
-impl IntoResponse for DumpFailed {
-    fn into_response(self) -> Response {
-        Refusal(StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
-    }
-}
-
-/// The dump, piece by piece: no more than a piece of it is in memory as JSON, however slowly it is read.
-struct Dump {
-    parts: std::vec::IntoIter<Part>,
-    /// The stream that is being written.
-    events: Option<(Worker, Arc<[Transition]>, usize)>,
-    /// Whether a comma comes before the next event.
-    after_events: bool,
-}
-
-impl Dump {
-    async fn next(&mut self) -> Option<Result<Bytes, DumpFailed>> {
-        loop {
-            if let Some((worker, events, at)) = self.events.take() {
-                if at == events.len() {
-                    continue;
-                }
-                let (comma, shared) = (self.after_events, events.clone());
-                let Ok(Ok((text, next))) =
-                    tokio::task::spawn_blocking(move || write_events(worker, &shared, at, comma)).await
-                else {
-                    return Some(Err(DumpFailed));
-                };
-                self.after_events = true;
-                self.events = Some((worker, events, next));
-                return Some(Ok(text));
-            }
-            match self.parts.next()? {
-                Part::Text(text) => {
-                    self.after_events = false;
-                    return Some(Ok(text.into()));
-                }
-                Part::Events(worker, stream) => {
-                    let snapshot = stream.snapshot().await;
-                    let events = tokio::task::spawn_blocking(move || snapshot.as_transitions().into()).await;
-                    let Ok(events) = events else { return Some(Err(DumpFailed)) };
-                    self.events = Some((worker, events, 0));
-                }
-                #[cfg(test)]
-                Part::Panics => {
-                    let panicked = tokio::task::spawn_blocking(|| panic!("a defect")).await;
-                    return panicked.is_err().then_some(Err(DumpFailed));
-                }
-            }
-        }
-    }
-}
-
-/// Bytes of one piece, about.
-const PIECE: usize = 256 << 10;
-
-/// Writes events from one on, up to a piece. Gives the number of the next one.
-fn write_events(
-    worker: Worker,
-    events: &[Transition],
-    from: usize,
-    mut comma: bool,
-) -> Result<(Bytes, usize), serde_json::Error> {
-    let mut text = Vec::with_capacity(PIECE);
-    let mut at = from;
-    while at < events.len() && text.len() < PIECE {
-        if std::mem::replace(&mut comma, true) {
-            text.push(b',');
-        }
-        serde_json::to_writer(&mut text, &worker.event(at as u64, &events[at]))?;
-        at += 1;
-    }
-    Ok((text.into(), at))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::IpAddr;
-
-    use kvplane_transport::edge::{PeerKey, Shares};
-
-    use super::*;
-
-    fn place() -> Share {
-        Shares::new(1, 1).take(PeerKey::of(IpAddr::from([127, 0, 0, 1])), 1).unwrap()
-    }
-
-    #[tokio::test]
-    async fn a_stream_that_cannot_be_dumped_is_not_left_out() {
-        let response = send(vec![Part::Text("{".to_owned()), Part::Panics], place()).await;
-        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    }
-
-    #[tokio::test]
-    async fn an_empty_dump_is_one() {
-        let response = send(vec![Part::Text("{}".to_owned())], place()).await;
-        assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(axum::body::to_bytes(response.into_body(), 9).await.unwrap(), "{}");
-    }
 }

@@ -1,6 +1,7 @@
 //! `POST /v1/query`: who holds how much of a prompt.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Bytes;
@@ -9,15 +10,17 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use http_body::Body as _;
 use kvplane_access::ApiError;
-use kvplane_catalog::{Answer, GroupLength, Match, Note, Question, age_ms, check_length};
+use kvplane_catalog::{Answer, Counts, GroupLength, Match, Note, Question, age_ms, check_length};
 use kvplane_core::{ErrorCode, PublicError, Tier};
+use kvplane_prompt::PromptInput;
 use schemars::JsonSchema;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
 use super::fields::{Fields, ListError, Malformed};
 use super::keys::{ItemJson, KeyLists};
-use crate::questions::Asker;
+use super::text::TextFields;
+use crate::questions::{Asker, TokenizedNote};
 
 /// A token id and its comma in the widest form that people write.
 const BYTES_PER_TOKEN: usize = 12;
@@ -27,17 +30,20 @@ const BYTES_BESIDE: usize = 64 << 10;
 const LEAST_LIMIT: usize = 8 << 20;
 /// A body that takes longer than some hundred microseconds is not read on a thread that serves others.
 const LARGE: usize = 512 << 10;
+/// The same for text, which has to be tokenized.
+const LARGE_TEXT: usize = 32 << 10;
 /// What a thread keeps for the next question.
 const KEEP_TOKENS: usize = 64 << 10;
 
 /// How large the body of a question may be.
-fn body_limit(max_tokens: usize) -> usize {
+pub(super) fn body_limit(max_tokens: usize) -> usize {
     max_tokens.saturating_mul(BYTES_PER_TOKEN).saturating_add(BYTES_BESIDE).max(LEAST_LIMIT)
 }
 
 pub(super) async fn query(State(asker): State<Arc<Asker>>, request: Request) -> Result<Response, ApiError> {
     let body = read_body(&asker, request).await?;
-    on_a_fitting_thread(asker, body, respond).await?
+    let here = asker.clone();
+    on_a_fitting_thread(&asker, body, move |body| respond(&here, body)).await?
 }
 
 /// What helps where a body is too long.
@@ -56,15 +62,24 @@ pub(super) async fn read_body(asker: &Asker, request: Request) -> Result<Bytes, 
 
 /// Runs at once what is short, and elsewhere what is not.
 pub(super) async fn on_a_fitting_thread<R: Send + 'static>(
-    asker: Arc<Asker>,
+    asker: &Asker,
     body: Bytes,
-    run: fn(&Asker, &[u8]) -> R,
+    run: impl FnOnce(&[u8]) -> R + Send + 'static,
 ) -> Result<R, ApiError> {
-    if body.len() < LARGE {
-        return Ok(run(&asker, &body));
+    if body.len() < if is_text(asker, &body) { LARGE_TEXT } else { LARGE } {
+        return Ok(run(&body));
     }
-    let ran = tokio::task::spawn_blocking(move || run(&asker, &body)).await;
+    let ran = tokio::task::spawn_blocking(move || run(&body)).await;
     ran.map_err(|_| ApiError(PublicError::new(ErrorCode::Internal, "the question could not be read")))
+}
+
+/// Whether a long body seems to have text in it. A wrong guess costs time, and nothing else.
+fn is_text(asker: &Asker, body: &[u8]) -> bool {
+    /// Bytes of a body that are searched for the names of its fields.
+    const HEAD: usize = 4 << 10;
+    let head = &body[..body.len().min(HEAD)];
+    let names = |name: &[u8]| head.windows(name.len()).any(|window| window == name);
+    body.len() >= LARGE_TEXT && !asker.prompts.is_empty() && (names(b"\"messages\"") || names(b"\"prompt\""))
 }
 
 thread_local! {
@@ -84,10 +99,11 @@ pub(super) fn with_question<R>(run: impl FnOnce(&mut Question) -> R) -> R {
 
 fn respond(asker: &Asker, body: &[u8]) -> Result<Response, ApiError> {
     let ask = |question: &mut Question| {
-        read(body, asker.max_tokens, question)?;
+        let text = read(body, asker.max_tokens, question)?;
+        let tokenized = text.map(|text| asker.tokenize(question, &text)).transpose()?;
         let groups = question.groups == Some(true);
         let (json, found) = question.ask(asker.catalog(), asker.asking(), |answer| {
-            (serde_json::to_vec(&AnswerJson { answer, groups }), answer.is_hit())
+            (serde_json::to_vec(&AnswerJson { answer, groups, tokenized }), answer.is_hit())
         })?;
         let json = json.map_err(|_| PublicError::new(ErrorCode::Internal, "the answer cannot be written"))?;
         Ok::<_, PublicError>((json, found))
@@ -97,22 +113,43 @@ fn respond(asker: &Asker, body: &[u8]) -> Result<Response, ApiError> {
 }
 
 /// Reads a question of ours: what it does not know it refuses.
-pub(super) fn read(body: &[u8], max_tokens: usize, question: &mut Question) -> Result<(), PublicError> {
+/// Text is given back: it is not ids yet.
+pub(super) fn read(
+    body: &[u8],
+    max_tokens: usize,
+    question: &mut Question,
+) -> Result<Option<PromptInput>, PublicError> {
+    read_and(body, max_tokens, question, &[], |_, _| Ok(()))
+}
+
+/// Reads a question, and other fields beside it.
+pub(super) fn read_and(
+    body: &[u8],
+    max_tokens: usize,
+    question: &mut Question,
+    others: &'static [&'static str],
+    mut other: impl FnMut(&'static str, &mut Fields<'_>) -> Result<(), PublicError>,
+) -> Result<Option<PromptInput>, PublicError> {
     let malformed = |Malformed(reason)| PublicError::field("body", reason);
     let mut fields = Fields::open(body).map_err(malformed)?;
     let mut seen: Vec<&'static str> = Vec::with_capacity(FIELDS.len());
+    let mut text = TextFields::default();
     while let Some(name) = fields.next().map_err(malformed)? {
-        let Some(field) = FIELDS.into_iter().find(|known| *known == name) else {
+        let known = || FIELDS.into_iter().chain(others.iter().copied());
+        let Some(field) = known().find(|known| *known == name) else {
             let name: String = name.chars().take(64).collect();
             return Err(PublicError::field(
                 "body",
-                format!("has an unknown field {name:?}; known: {}", FIELDS.join(", ")),
+                format!("has an unknown field {name:?}; known: {}", known().collect::<Vec<_>>().join(", ")),
             ));
         };
         if seen.contains(&field) {
             return Err(PublicError::field(field, "is given twice").with_next("give it once"));
         }
         seen.push(field);
+        if text.read(field, &mut fields)? {
+            continue;
+        }
         match field {
             "token_ids" => read_token_ids(question, &mut fields, max_tokens)?,
             "block_hashes" => read_block_hashes(question, &mut fields, max_tokens)?,
@@ -137,13 +174,18 @@ pub(super) fn read(body: &[u8], max_tokens: usize, question: &mut Question) -> R
                 question.multimodal = items.map(|items| items.into_iter().map(Into::into).collect());
             }
             "groups" => question.groups = fields.value().map_err(|_| not("groups", "true or false"))?,
-            other => return Err(PublicError::field(other, "cannot be read")),
+            "limit" => question.limit = fields.value().map_err(|_| not("limit", "a whole number"))?,
+            "min_tokens" => {
+                question.min_tokens = fields.value().map_err(|_| not("min_tokens", "a whole number"))?;
+            }
+            "all" => question.all = fields.value().map_err(|_| not("all", "true or false"))?,
+            beside => other(beside, &mut fields)?,
         }
     }
-    Ok(())
+    text.finish()
 }
 
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 20] = [
     "model",
     "token_ids",
     "lora_name",
@@ -155,6 +197,15 @@ const FIELDS: [&str; 11] = [
     "block_size",
     "chained",
     "groups",
+    "limit",
+    "min_tokens",
+    "all",
+    "prompt",
+    "messages",
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
 ];
 
 fn not(field: &'static str, what: &str) -> PublicError {
@@ -213,12 +264,14 @@ struct AnswerJson<'a> {
     answer: &'a Answer<'a>,
     /// Groups were asked for.
     groups: bool,
+    /// Text was asked for.
+    tokenized: Option<TokenizedNote>,
 }
 
 impl Serialize for AnswerJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { answer, groups } = *self;
-        let mut out = serializer.serialize_struct("Answer", 4)?;
+        let Self { answer, groups, tokenized } = *self;
+        let mut out = serializer.serialize_struct("Answer", 5 + usize::from(tokenized.is_some()))?;
         out.serialize_field(
             "matches",
             &List(|| answer.matches().map(|found| MatchJson::new(&found, groups))),
@@ -226,7 +279,42 @@ impl Serialize for AnswerJson<'_> {
         out.serialize_field("best", &List(|| answer.best().map(|best| StreamJson::new(&best))))?;
         out.serialize_field("trust", answer.trust.as_str())?;
         out.serialize_field("not_credited", &List(|| answer.not_credited().map(NotCreditedJson::new)))?;
+        out.serialize_field("counts", &CountsJson::new(answer))?;
+        if let Some(tokenized) = tokenized {
+            out.serialize_field("tokenized", &tokenized)?;
+        }
         out.end()
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "QueryCounts")]
+pub(super) struct CountsJson {
+    /// Credited streams that hold something of the prompt, listed or not.
+    holders: usize,
+    /// Those of them that hold the most.
+    best: usize,
+    /// Credited streams that hold nothing of it.
+    empty: usize,
+    /// Streams that are not credited, listed or not.
+    not_credited: usize,
+    /// The same, by why.
+    not_credited_by_reason: BTreeMap<&'static str, usize>,
+    /// Credited streams whose blocks the prompt does not fill.
+    shorter_than_block: usize,
+}
+
+impl CountsJson {
+    fn new(answer: &Answer<'_>) -> Self {
+        let Counts { holders, best, empty, not_credited } = answer.counts;
+        Self {
+            holders,
+            best,
+            empty,
+            not_credited,
+            not_credited_by_reason: answer.refusals(),
+            shorter_than_block: answer.shorter_than_block(),
+        }
     }
 }
 

@@ -5,7 +5,6 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{ConnectInfo, Extension, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -17,7 +16,7 @@ use kvplane_wire::dynamo::WorkerKvQueryResponse as Answer;
 use serde::Deserialize;
 
 use super::intake::again_later;
-use crate::held::Held;
+use crate::held::held_until_sent;
 use crate::questions::Asker;
 use crate::select;
 
@@ -54,7 +53,7 @@ pub(super) async fn kv_recover(
             let Some(place) = dumps.edge.dump(peer).await else { return too_many_dumps() };
             let response = write(answer(&dumps.asker.credit, &engine, &stream, &question).await).await;
             // The place is taken until the answer has been sent: it is as large as the state.
-            response.map(|body| Body::new(Held::new(body, place)))
+            response.map(|body| held_until_sent(body, place))
         }
         Err(error) => {
             let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::BAD_REQUEST);

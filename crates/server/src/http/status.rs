@@ -1,12 +1,13 @@
 //! `/v1/status` and `/v1/engines`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kvplane_access::Listener;
 use kvplane_access::{descriptor_limit, open_descriptors};
 use kvplane_catalog::age_ms;
-use kvplane_core::Tier;
-use kvplane_ingest::{Engine, Events, Feed, RankSpec, Stream};
+use kvplane_core::{LinkTrouble, PublicError, Tier, Trouble};
+use kvplane_ingest::{Engine, Engines, Events, RankSpec, Source, Stream};
 use kvplane_metrics::{COUNTERS, rejected};
 use kvplane_report::ReplicaReport;
 use kvplane_stream::Group;
@@ -21,6 +22,11 @@ pub(crate) struct PlaneStatus {
     /// This plane's identity; another run has another.
     plane: String,
     engines: Vec<EngineStatus>,
+    /// How many engines there are, on this page or not.
+    engines_total: usize,
+    /// There are more: the next page is `?after=` this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
     /// What is reported to others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reports: Vec<ReportStatus>,
@@ -171,11 +177,41 @@ struct CounterStatus {
     troubles: BTreeMap<&'static str, u64>,
 }
 
-pub(super) fn plane(shared: &Shared) -> PlaneStatus {
+/// Engines on a page where nobody says how many: some 3 KiB for each of their streams.
+const PAGE: usize = 1_000;
+/// The longest page.
+const MAX_PAGE: usize = 10_000;
+
+/// How many engines a page is to have.
+pub(super) fn limit(text: &str) -> Result<usize, PublicError> {
+    let limit = text.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
+    limit.ok_or_else(|| PublicError::field("limit", format!("must be a whole number from 1 to {MAX_PAGE}")))
+}
+
+/// The engines of one page, and whether more follow. All of them in the order of the plane, if they fit; else by name.
+fn on_page(engines: &Engines, after: Option<&str>, limit: usize) -> (Vec<Arc<Engine>>, bool) {
+    if after.is_none() && engines.len() <= limit {
+        return (engines.to_vec(), false);
+    }
+    let name = |engine: &Arc<Engine>| engine.spec.id.as_str().to_owned();
+    let follows = |engine: &&Arc<Engine>| after.is_none_or(|after| engine.spec.id.as_str() > after);
+    let mut page: Vec<Arc<Engine>> = engines.iter().filter(follows).cloned().collect();
+    page.sort_by_cached_key(name);
+    let more = page.len() > limit;
+    page.truncate(limit);
+    (page, more)
+}
+
+/// A page of engines, from behind the one that is named on, and what is to be said of the whole.
+pub(super) fn plane(shared: &Shared, after: Option<&str>, limit: Option<usize>) -> PlaneStatus {
     let Shared { plane, reports, .. } = shared;
+    let engines = plane.engines();
+    let (page, more) = on_page(&engines, after, limit.unwrap_or(PAGE));
     PlaneStatus {
         plane: plane.id().to_string(),
-        engines: plane.engines().iter().map(|member| engine(member)).collect(),
+        engines_total: engines.len(),
+        next: page.last().filter(|_| more).map(|last| last.spec.id.to_string()),
+        engines: page.iter().map(|member| engine(member)).collect(),
         reports: reports.replicas().iter().map(|replica| report(replica)).collect(),
         listeners: shared.listeners(),
         insecure: shared.options.access.is_insecure(),
@@ -205,7 +241,7 @@ fn engine(engine: &Engine) -> EngineStatus {
         id: engine.spec.id.to_string(),
         kind: engine.spec.kind.as_str(),
         model: engine.spec.model.clone(),
-        from: engine.spec.feed.mirrored().map(|spec| OriginStatus {
+        from: engine.spec.source.mirrored().map(|spec| OriginStatus {
             link: spec.link.to_string(),
             engine: spec.engine.clone(),
             via: engine.streams.first().map(|stream| via(stream)).unwrap_or_default(),
@@ -223,7 +259,7 @@ fn link(status: kvplane_ingest::LinkStatus) -> LinkStatus {
     LinkStatus {
         connected: status.connected,
         plane: status.plane.map(|plane| plane.to_string()),
-        trouble: status.trouble,
+        trouble: status.trouble.map(LinkTrouble::as_str),
         refused: status.refused.into_iter().collect(),
         connects: status.connects,
         loops: status.loops,
@@ -249,7 +285,7 @@ fn rank(stream: &Stream) -> RankStatus {
             .iter()
             .map(|d| ReasonSince { reason: d.reason.as_str(), since_ms: d.since_ms })
             .collect(),
-        trouble: status.trouble,
+        trouble: status.trouble.map(Trouble::as_str),
         index_reason: status.index_lacking.map(kvplane_core::Reason::as_str),
         epoch: status.epoch.as_u64(),
         last_sequence: status.engine_sequence,
@@ -270,7 +306,7 @@ fn rank(stream: &Stream) -> RankStatus {
         counters: CounterStatus {
             plain: COUNTERS.iter().map(|(family, value)| (family.name_in_status(), value(&status))).collect(),
             rejected: rejected(&status),
-            troubles: status.troubles.iter().copied().collect(),
+            troubles: status.troubles.iter().map(|(trouble, count)| (trouble.as_str(), *count)).collect(),
         },
     }
 }
@@ -289,8 +325,8 @@ fn group(group: &Group) -> GroupStatus {
 /// An engine as it was described, and by whom.
 pub(super) fn described(engine: &Engine) -> serde_json::Value {
     let spec = &engine.spec;
-    let ranks = spec.ranks.iter().map(|RankSpec { rank, events, replay }| {
-        let events = (*events != Events::Awaited).then(|| events.to_string());
+    let ranks = spec.source.ranks().into_iter().map(|RankSpec { rank, events, replay }| {
+        let events = (events != Events::Awaited).then(|| events.to_string());
         serde_json::json!({"rank": rank, "events": events, "replay": replay})
     });
     serde_json::json!({
@@ -303,7 +339,10 @@ pub(super) fn described(engine: &Engine) -> serde_json::Value {
         "worker_id": spec.worker_id,
         "tenant": spec.tenant,
         "http": spec.http,
-        "grpc": match &spec.feed { Feed::Linked(link) => Some(&link.url), _ => None },
+        "grpc": match &spec.source { Source::Linked(link) => Some(&link.url), _ => None },
         "added_by": engine.origin.as_str(),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 use kvplane_core::EngineKind;
-use kvplane_ingest::{Engine, Feed, Stream};
+use kvplane_ingest::{Engine, Source, Stream};
 use kvplane_ops::{Backend, GrpcServer, Verb, dry_run, normal_address};
 
 use super::report::{PlannedRank, RankName};
@@ -108,7 +108,7 @@ impl Bystanders {
 
 fn addresses(engine: &Engine) -> impl Iterator<Item = String> {
     let spec = &engine.spec;
-    let here = !matches!(spec.feed, Feed::Mirrored(_));
+    let here = !matches!(spec.source, Source::Mirrored(_));
     let grpc = spec.control.grpc.iter().map(|grpc| &grpc.url);
     spec.http.iter().chain(grpc).filter(move |_| here).map(|url| normal_address(url))
 }
@@ -116,7 +116,7 @@ fn addresses(engine: &Engine) -> impl Iterator<Item = String> {
 /// The server of an engine. Reads the key that it wants.
 fn backend(engine: &Engine) -> Result<Backend, String> {
     let spec = &engine.spec;
-    if matches!(spec.feed, Feed::Mirrored(_)) {
+    if matches!(spec.source, Source::Mirrored(_)) {
         // Whatever it is there: here it is an engine of another plane.
         let kind = EngineKind::Kvplane;
         return Ok(Backend { kind, http: None, grpc: None, version: None, authorization: None });

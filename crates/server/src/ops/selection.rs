@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::Uri;
 use kvplane_core::{EngineKind, ErrorCode, PublicError};
-use kvplane_ingest::{Engine, Engines, Feed};
+use kvplane_ingest::{Engine, Engines, Source};
 use kvplane_ops::normal_address;
 
 /// Names of one list are alternatives, lists are conditions that all hold; an empty one holds for every engine.
@@ -64,7 +64,7 @@ impl Selection {
     fn means(&self, engine: &Engine) -> bool {
         let spec = &engine.spec;
         let kind = |kind: &EngineKind| {
-            let elsewhere = matches!(spec.feed, Feed::Mirrored(_)) && *kind == EngineKind::Kvplane;
+            let elsewhere = matches!(spec.source, Source::Mirrored(_)) && *kind == EngineKind::Kvplane;
             *kind == spec.kind || elsewhere
         };
         let at = |url: &String| {

@@ -10,6 +10,8 @@ use kvplane_stream::{Entry, Protocol, Snapshot, Transition, VisibleBlock};
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
 
+use crate::plans::Recent;
+
 /// Blocks in one snapshot chunk ...
 const CHUNK_BLOCKS: usize = 2_048;
 /// ... and tokens: well below the 4 MiB that older clients accept, at five bytes a token.
@@ -126,6 +128,7 @@ pub(super) struct Plan {
     cut: u64,
     blocks: u64,
     unknown_before: u64,
+    recent: Recent<Bytes>,
 }
 
 impl Plan {
@@ -149,7 +152,37 @@ impl Plan {
         }
         // An empty state is told too: by one chunk with nothing but the clear.
         chunks.push(start..pieces.len());
-        Self { transitions: pieces, ranges: chunks, cut, blocks: total, unknown_before }
+        Self {
+            transitions: pieces,
+            ranges: chunks,
+            cut,
+            blocks: total,
+            unknown_before,
+            recent: Recent::new(),
+        }
+    }
+
+    /// The message of one chunk.
+    fn encode(&self, index: usize) -> Bytes {
+        let count = self.ranges.len();
+        let range = self.ranges[index].clone();
+        let mut events = Vec::with_capacity(range.len() + 1);
+        if index == 0 {
+            events.push(event(0, &Transition::Cleared));
+        }
+        events.extend(self.transitions[range].iter().map(|transition| event(0, transition)));
+        let batch = smg::KvEventBatch {
+            sequence_number: self.cut - (count - 1 - index) as u64,
+            events,
+            snapshot: Some(smg::KvSnapshotChunk {
+                index: index as u32,
+                count: count as u32,
+                blocks: self.blocks,
+                unknown_before: self.unknown_before,
+            }),
+            ..smg::KvEventBatch::default()
+        };
+        batch.encode_to_vec().into()
     }
 }
 
@@ -167,27 +200,18 @@ impl Chunks {
 
     /// The next message; `None` after the last.
     pub(super) fn next(&mut self) -> Option<Bytes> {
-        let plan = &*self.plan;
-        let range = plan.ranges.get(self.next)?.clone();
-        let count = plan.ranges.len();
-        let mut events = Vec::with_capacity(range.len() + 1);
-        if self.next == 0 {
-            events.push(event(0, &Transition::Cleared));
+        if self.next == self.plan.ranges.len() {
+            return None;
         }
-        events.extend(plan.transitions[range].iter().map(|transition| event(0, transition)));
-        let batch = smg::KvEventBatch {
-            sequence_number: plan.cut - (count - 1 - self.next) as u64,
-            events,
-            snapshot: Some(smg::KvSnapshotChunk {
-                index: self.next as u32,
-                count: count as u32,
-                blocks: plan.blocks,
-                unknown_before: plan.unknown_before,
-            }),
-            ..smg::KvEventBatch::default()
-        };
+        let index = self.next;
         self.next += 1;
-        Some(batch.encode_to_vec().into())
+        // Nothing is kept for a single subscriber.
+        let is_shared = Arc::strong_count(&self.plan) > 1;
+        Some(if is_shared {
+            self.plan.recent.get_or_encode(index, || self.plan.encode(index))
+        } else {
+            self.plan.encode(index)
+        })
     }
 }
 

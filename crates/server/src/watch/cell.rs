@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_core::{Reason, Tier};
-use kvplane_ingest::{Engine, Stream, link_trouble_words, trouble_words};
+use kvplane_core::{LinkTrouble, Reason, Tier, Trouble};
+use kvplane_ingest::{Engine, Stream};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -75,8 +75,8 @@ impl Link {
             kind: engine.spec.kind.as_str(),
             model: engine.spec.model.clone(),
             connected: status.connected,
-            trouble: status.trouble,
-            trouble_words: status.trouble.map(link_trouble_words),
+            trouble: status.trouble.map(LinkTrouble::as_str),
+            trouble_words: status.trouble.map(LinkTrouble::words),
         })
     }
 }
@@ -108,8 +108,8 @@ impl Cell {
             trust: status.trust.level().as_str(),
             reason: worst.map(Reason::as_str),
             words: worst.map(Reason::words),
-            trouble: status.trouble,
-            trouble_words: status.trouble.map(trouble_words),
+            trouble: status.trouble.map(Trouble::as_str),
+            trouble_words: status.trouble.map(Trouble::words),
             epoch: status.epoch.as_u64(),
             sequence: status.engine_sequence,
             block_size: status.block_size,

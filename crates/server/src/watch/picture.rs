@@ -1,20 +1,39 @@
 //! All ranks at one moment.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use kvplane_core::StreamId;
 use kvplane_ingest::{Engines, Plane};
+use serde::Serialize;
 
 use super::cell::{Cell, Counted, Link};
+
+/// Ranks that went and are remembered. Whoever missed more is told everything.
+const GONE_KEPT: usize = 1_024;
+
+/// A rank that is there no more.
+#[derive(Debug, Serialize)]
+struct GoneJson<'s> {
+    engine: &'s str,
+    rank: u32,
+}
+
+impl<'s> GoneJson<'s> {
+    fn new(stream: &'s StreamId) -> Self {
+        Self { engine: stream.engine.as_str(), rank: stream.rank }
+    }
+}
 
 /// All ranks at one moment.
 #[derive(Debug)]
 pub(crate) struct Picture {
     number: u64,
     unix_ms: u64,
-    /// The picture from which on the same ranks are there.
-    members_since: u64,
+    /// The picture from which on ranks that went are known: whoever saw an older one is told everything.
+    gone_since: u64,
+    /// Ranks that went, and the picture that first was without them, oldest first.
+    gone: VecDeque<(u64, StreamId)>,
     engines: Engines,
     links: Vec<Link>,
     /// The picture from which on they are as they are.
@@ -53,7 +72,8 @@ impl Picture {
             unix_ms,
             links_since: same_links.map_or(number, |last| last.links_since),
             links,
-            members_since: last.filter(|_| same).map_or(number, |last| last.members_since),
+            gone_since: last.map_or(number, |last| last.gone_since),
+            gone: last.map(|last| last.gone.clone()).unwrap_or_default(),
             engines: engines.clone(),
             cells: Vec::new(),
             by_stream: HashMap::new(),
@@ -72,7 +92,24 @@ impl Picture {
                 picture.cells.push(shown);
             }
         }
+        if let Some(last) = last.filter(|_| !same) {
+            picture.note_gone(last);
+        }
         picture
+    }
+
+    /// Ranks that the last picture had, and this one has not.
+    fn note_gone(&mut self, last: &Self) {
+        let mut gone: Vec<StreamId> = last.by_stream.keys().cloned().collect();
+        gone.retain(|stream| !self.by_stream.contains_key(stream));
+        gone.sort();
+        let number = self.number;
+        self.gone.extend(gone.into_iter().map(|stream| (number, stream)));
+        while self.gone.len() > GONE_KEPT {
+            if let Some((forgotten, _)) = self.gone.pop_front() {
+                self.gone_since = forgotten;
+            }
+        }
     }
 
     fn shown(&self, stream: &StreamId) -> Option<&Shown> {
@@ -84,10 +121,10 @@ impl Picture {
         self.number
     }
 
-    /// What a watcher is told that last saw the picture `seen` (0: none): everything if other ranks are there since, else the cells that
-    /// changed, and the links if one of them did. `None` if nothing did.
+    /// What a watcher is told that last saw the picture `seen` (0: none): the cells that are new or changed, the ranks that went, and
+    /// the links if one of them changed; everything if it is too far behind. `None` if nothing did.
     pub(crate) fn since(&self, seen: u64) -> Option<String> {
-        let whole = seen < self.members_since;
+        let whole = seen < self.gone_since;
         let cells: Vec<&str> = self
             .cells
             .iter()
@@ -95,13 +132,18 @@ impl Picture {
             .map(|shown| &*shown.json)
             .collect();
         let links = (whole || seen < self.links_since).then_some(&self.links);
-        if cells.is_empty() && links.is_none() {
+        let back = |stream: &StreamId| self.by_stream.contains_key(stream);
+        let gone = self.gone.iter().filter(|(number, stream)| !whole && *number > seen && !back(stream));
+        let gone: Vec<GoneJson<'_>> = gone.map(|(_, stream)| GoneJson::new(stream)).collect();
+        if cells.is_empty() && links.is_none() && gone.is_empty() {
             return None;
         }
+        let gone = (!gone.is_empty()).then(|| serde_json::to_string(&gone).ok()).flatten();
+        let gone = gone.map(|gone| format!(",\"gone\":{gone}")).unwrap_or_default();
         let links = links.and_then(|links| serde_json::to_string(links).ok());
         let links = links.map(|links| format!(",\"links\":{links}")).unwrap_or_default();
         let (unix_ms, ranks) = (self.unix_ms, cells.join(","));
-        Some(format!("{{\"whole\":{whole},\"unix_ms\":{unix_ms},\"ranks\":[{ranks}]{links}}}"))
+        Some(format!("{{\"whole\":{whole},\"unix_ms\":{unix_ms},\"ranks\":[{ranks}]{gone}{links}}}"))
     }
 }
 

@@ -134,7 +134,7 @@ impl ServedPlane {
 
     /// What each engine holds of a prompt, as `POST /v1/query` says it. Engines that are not credited are not among them.
     pub(super) async fn ask(&self, prompt: &[u32]) -> Result<BTreeMap<String, Prediction>, Halt> {
-        let question = json!({ "model": MODEL, "token_ids": prompt });
+        let question = json!({ "model": MODEL, "token_ids": prompt, "all": true });
         let answer = self.call(Method::POST, "/v1/query", &question).await?;
         let Answer { matches } =
             serde_json::from_value(answer).map_err(|error| failed("/v1/query", error.into()))?;

@@ -2,7 +2,7 @@
 
 use kvplane_access::descriptor_limit;
 use kvplane_doctor::{Code, Examination, Finding, PlaneSeen, examine};
-use kvplane_ingest::{EngineSpec, Events, Feed, RankSpec};
+use kvplane_ingest::{Endpoint, EngineSpec, Published, PublishedRank, Source};
 use kvplane_server::EngineConfig;
 use serde::Deserialize as _;
 use serde_json::{Map, Value};
@@ -52,29 +52,33 @@ fn described(listed: &Value) -> Option<EngineSpec> {
     for key in ["id", "kind", "model", "topic", "block_size", "http", "grpc"] {
         config.insert(key.to_owned(), listed[key].clone());
     }
-    for key in ["events", "replay"] {
-        config.insert(key.to_owned(), ranks.first().map(|rank| rank[key].clone()).unwrap_or_default());
+    // The plane may know where some ranks are and not yet where others are: those that it knows are what it listens to.
+    if let Some(known) = ranks.iter().find(|rank| rank["events"].is_string()) {
+        for key in ["events", "replay"] {
+            config.insert(key.to_owned(), known[key].clone());
+        }
     }
     config.retain(|_, value| !value.is_null());
     let config = EngineConfig::deserialize(Value::Object(config)).ok()?;
     let mut spec = config.plan().ok()?.spec().clone();
     // Ranks are where the plane says, and not only where counting ports up leads.
-    if matches!(spec.feed, Feed::Published) {
-        spec.ranks = ranks.iter().map(rank).collect::<Option<_>>()?;
+    if let Source::Published(Published { ranks: known }) = &mut spec.source {
+        // The plane does not know the addresses of the others.
+        let placed = ranks.iter().filter(|rank| !rank["events"].is_null());
+        *known = placed.map(rank).collect::<Option<_>>()?;
     }
     Some(spec)
 }
 
-fn rank(listed: &Value) -> Option<RankSpec> {
-    let events = match listed["events"].as_str() {
-        None => Events::Awaited,
-        Some(address) => match address.strip_prefix("bind:") {
-            Some(address) => Events::Bind(address.to_owned()),
-            None => Events::Connect(address.to_owned()),
-        },
+fn rank(listed: &Value) -> Option<PublishedRank> {
+    let rank = listed["rank"].as_u64()?.try_into().ok()?;
+    let address = listed["events"].as_str()?;
+    let events = match address.strip_prefix("bind:") {
+        Some(address) => Endpoint::Bind(address.to_owned()),
+        None => Endpoint::Connect(address.to_owned()),
     };
     let replay = listed["replay"].as_str().map(str::to_owned);
-    Some(RankSpec { rank: listed["rank"].as_u64()?.try_into().ok()?, events, replay })
+    Some(PublishedRank { rank, events, replay })
 }
 
 #[cfg(test)]
@@ -92,14 +96,25 @@ mod tests {
                 {"rank": 4, "events": "tcp://127.0.0.1:7000", "replay": "tcp://127.0.0.1:7001"}],
         });
         let spec = described(&published).unwrap();
-        assert_eq!(spec.ranks[0].events, Events::Bind("tcp://127.0.0.1:5557".to_owned()));
-        assert_eq!((spec.ranks[1].rank, spec.ranks[1].events.address()), (4, "tcp://127.0.0.1:7000"));
+        let ranks = spec.source.ranks();
+        assert_eq!(ranks[0].events, kvplane_ingest::Events::Bind("tcp://127.0.0.1:5557".to_owned()));
+        assert_eq!((ranks[1].rank, ranks[1].events.address()), (4, "tcp://127.0.0.1:7000"));
         assert_eq!((spec.topic.as_str(), spec.block_size), ("t", Some(16)));
         let drained = json!({
             "id": "e", "kind": "trtllm", "model": "m", "topic": "",
             "ranks": [{"rank": 0, "events": "http://127.0.0.1:8000", "replay": null}],
         });
-        assert!(matches!(described(&drained).unwrap().feed, Feed::Drained(_)));
+        assert!(matches!(described(&drained).unwrap().source, Source::Drained(_)));
+        let half_known = json!({
+            "id": "e", "kind": "vllm", "model": "m", "topic": "", "http": "http://127.0.0.1:8000",
+            "ranks": [{"rank": 0, "events": null, "replay": null},
+                {"rank": 1, "events": "tcp://127.0.0.1:7000", "replay": null}],
+        });
+        let spec = described(&half_known).unwrap();
+        let Source::Published(Published { ranks }) = spec.source else {
+            panic!("it is looked at where the plane listens")
+        };
+        assert_eq!((ranks.len(), ranks[0].rank), (1, 1));
         assert!(described(&json!({"id": "e", "kind": "of a newer release", "ranks": []})).is_none());
     }
 

@@ -14,8 +14,6 @@ use super::page::{print, print_as_it_is};
 use super::{Failure, usage};
 use crate::args::{DoctorArgs, TableOutput};
 
-/// The plane that is looked at if nothing else is.
-const USUAL_SERVER: &str = "http://127.0.0.1:8090";
 /// Nobody waits longer for an engine to speak.
 const LONGEST_LISTEN: std::time::Duration = std::time::Duration::from_mins(10);
 

@@ -6,18 +6,19 @@ use kvplane_access::is_loopback;
 use kvplane_doctor::{Code, Finding, PlaneSeen, Severity, judge_plane, place_of, without_userinfo};
 use serde_json::Value;
 
-use super::{Looked, USUAL_SERVER, listed};
+use super::{Looked, listed};
 use crate::args::DoctorArgs;
-use crate::commands::http_client::{answer, refusal};
+use crate::commands::http_client::{answer, append_page, next_page, refusal};
 use crate::commands::{Failure, usage};
+use crate::config::usual_server;
 
 /// Looks at a running plane.
 pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), Failure> {
-    let server = args.server.as_deref().unwrap_or(USUAL_SERVER);
+    let server = &args.server.clone().unwrap_or_else(usual_server);
     looked.plane = Some(without_userinfo(server));
     let mut seen = PlaneSeen::looked_at_now(without_userinfo(server));
     for (page, path) in [(&mut seen.status, "/v1/status"), (&mut seen.engines, "/v1/engines")] {
-        match read(args, server, path).await? {
+        match read_all(args, server, path).await? {
             Ok(answer) => *page = answer,
             Err(finding) => {
                 looked.findings.push(*finding);
@@ -30,7 +31,7 @@ pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), F
     if seen.needs_a_second_look() {
         let began = kvplane_runtime::now();
         tokio::time::sleep(args.listen.0).await;
-        if let Ok(later) = read(args, server, "/v1/status").await? {
+        if let Ok(later) = read_all(args, server, "/v1/status").await? {
             seen.later = Some((later, began.elapsed()));
         }
     }
@@ -46,6 +47,25 @@ pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), F
     let new: Vec<String> = engines.filter(|engine| !looked.engines.contains(engine)).collect();
     looked.engines.extend(new);
     Ok(())
+}
+
+/// All pages of a list of engines, as one.
+async fn read_all(
+    args: &DoctorArgs,
+    server: &str,
+    path: &str,
+) -> Result<Result<Value, Box<Finding>>, Failure> {
+    let mut whole = match read(args, server, path).await? {
+        Ok(first) => first,
+        Err(finding) => return Ok(Err(finding)),
+    };
+    while let Some(next) = next_page(path, &whole) {
+        match read(args, server, &next).await? {
+            Ok(page) => append_page(&mut whole, page),
+            Err(finding) => return Ok(Err(finding)),
+        }
+    }
+    Ok(Ok(whole))
 }
 
 /// A page of the plane, or why it cannot be had. An address that is none is wrong usage.

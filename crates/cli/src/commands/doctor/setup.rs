@@ -1,10 +1,11 @@
 //! A configuration, and the engines in it.
 
 use kvplane_access::{Listener, descriptor_limit};
+use kvplane_discovery::AddressError;
 use kvplane_doctor::{
     Code, Examination, Finding, OpenSocket, SetUp, Severity, Window, examine, hide_userinfo, judge_set_up,
 };
-use kvplane_ingest::{AddressError, EngineSpec, check_engines};
+use kvplane_ingest::{EngineSpec, check_engines};
 use kvplane_server::{EngineConfig, EngineConfigError};
 
 use super::Looked;
@@ -33,7 +34,7 @@ pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), F
     looked.engines = engines.iter().map(|engine| engine.id.to_string()).collect();
     looked.findings.extend(judge_set_up(&SetUp {
         open: open_sockets(&config),
-        streams: engines.iter().map(|engine| engine.ranks.len()).sum(),
+        streams: engines.iter().map(|engine| engine.source.ranks().len()).sum(),
         descriptors: descriptor_limit(),
     }));
     let options = config.plane_options();
@@ -91,6 +92,7 @@ fn whole(config: &Config) -> anyhow::Result<()> {
     check_engines(&engines, config.plane_options().max_engines)?;
     config.reports()?;
     config.keys()?;
+    config.networks(true)?;
     config.tls()?;
     Ok(())
 }
@@ -104,7 +106,11 @@ fn invalid(subject: &str, error: &anyhow::Error) -> Finding {
 fn open_sockets(config: &Config) -> Vec<OpenSocket> {
     let has_keys = config.keys().is_ok_and(|keys| !keys.is_empty());
     let listen = [("listen.http", config.listen.http), ("listen.grpc", config.listen.grpc)];
-    let own = listen.map(|(key, address)| Listener::new(key, address.to_string(), has_keys, false));
+    let has_networks = config.networks(true).is_ok_and(|networks| !networks.is_empty());
+    let own = listen.map(|(key, address)| {
+        let opened = has_networks && key == "listen.http";
+        Listener::new(key, address.to_string(), has_keys && !opened, opened)
+    });
     let engines = config.engine.iter().flat_map(|engine| engine.listeners(has_keys));
     let open = own.into_iter().chain(engines).filter(|listener| !listener.loopback && !listener.keys);
     open.map(|Listener { name, address, opened, .. }| OpenSocket { key: name, address, on_purpose: opened })

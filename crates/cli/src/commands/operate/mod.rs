@@ -4,9 +4,10 @@ mod course;
 mod result;
 mod view;
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
+use anyhow::{Context as _, anyhow};
 use kvplane_client::Operations;
 use kvplane_proto::kvplane::v1::{
     EngineSelection, FlushRequest, OperationRequest, Progress, StartProfileRequest,
@@ -17,9 +18,11 @@ use tonic::{Response, Status, Streaming};
 use self::course::Course;
 use self::result::{Ending, document, table, verdict};
 use self::view::View;
-use super::page::print;
-use super::{Failure, connect, refused, stop_signal};
-use crate::args::{FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs, TableOutput};
+use super::page::{harmless, print};
+use super::{Failure, connect, refused, stop_signal, usage};
+use crate::args::{
+    Consent, FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs, TableOutput,
+};
 use crate::config::Span;
 
 /// How often the live table is drawn.
@@ -36,6 +39,9 @@ enum Call {
 }
 
 pub(crate) async fn run(command: OperateCommand) -> Result<(), Failure> {
+    if let OperateCommand::Flush(args) = &command {
+        allow_flush(args)?;
+    }
     let (call, args) = call(command);
     let stop = stop_signal(None)?;
     let began = kvplane_runtime::now();
@@ -56,6 +62,31 @@ pub(crate) async fn run(command: OperateCommand) -> Result<(), Failure> {
         TableOutput::Table => table(&course, &ending, began.elapsed()),
     })?;
     verdict(&course, &ending)
+}
+
+/// Refuses a flush that names no engines, and asks for confirmation on a terminal.
+fn allow_flush(args: &FlushArgs) -> Result<(), Failure> {
+    let OperationArgs { engine, model, kind, dry_run, .. } = &args.operation;
+    let Consent { all, yes } = args.consent;
+    let named: Vec<&str> = engine.iter().chain(model).chain(kind).map(String::as_str).collect();
+    if named.is_empty() && !all && !dry_run {
+        return Err(usage(anyhow!(
+            "flush empties caches: name engines with --engine, --model or --kind, or flush the fleet with --all"
+        )));
+    }
+    if yes || *dry_run || !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+        return Ok(());
+    }
+    let target = if all { "every engine".to_owned() } else { named.join(", ") };
+    let mut stderr = std::io::stderr();
+    write!(stderr, "Empty the KV cache of {}? [y/N] ", harmless(&target)).context("cannot ask")?;
+    stderr.flush().context("cannot ask")?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).context("cannot read the answer")?;
+    match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(anyhow!("not confirmed: nothing was flushed (--yes skips the question)").into()),
+    }
 }
 
 /// What to ask, and what every operation takes.

@@ -280,7 +280,7 @@ impl Pair {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 400 * ProptestConfig::default().cases / 256, ..ProptestConfig::default() })]
 
     #[test]
     fn any_history_is_answered_as_the_plain_book_does(

@@ -307,7 +307,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600 * ProptestConfig::default().cases / 256, ..ProptestConfig::default() })]
 
     #[test]
     fn the_server_holds_what_the_replica_holds_when_calls_succeed_again(

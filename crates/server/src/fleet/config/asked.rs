@@ -1,7 +1,9 @@
 //! Engines that are asked where they publish.
 
 use kvplane_core::EngineKind;
-use kvplane_ingest::{DiscoverySpec, Events, Feed, GrpcSpec, RankSpec, Told};
+use kvplane_discovery::{DiscoverySpec, FoundRank, Overrides};
+use kvplane_ingest::{Discovered, Endpoint, Published};
+use kvplane_transport::grpc::GrpcSpec;
 
 use super::{EngineConfig, EngineConfigError};
 
@@ -22,7 +24,7 @@ impl EngineConfig {
     }
 
     /// An engine that is asked, and where its ranks are as far as that is configured. Reads certificates.
-    pub(super) fn asked(&self) -> Result<(Feed, Vec<RankSpec>), EngineConfigError> {
+    pub(super) fn asked(&self) -> Result<Discovered, EngineConfigError> {
         let wrong = |key, message: &str| Err(EngineConfigError::Value { key, message: message.to_owned() });
         if !self.can_be_reached() {
             return wrong("discover", "needs http or grpc, where the engine can be asked");
@@ -37,17 +39,18 @@ impl EngineConfig {
             );
         }
         if let Some(replay) = &self.replay {
-            RankSpec::at_ports(&Events::Connect(replay.clone()), None, self.rank_count())?;
+            Published::at_ports(&Endpoint::Connect(replay.clone()), None, self.rank_count())?;
         }
         let ranks = match &self.events {
-            None => (0..self.rank_count()).map(RankSpec::awaited).collect(),
+            None => (0..self.rank_count()).map(FoundRank::unknown).collect(),
             Some(events) if events.starts_with("tcp://") || events.starts_with("ipc://") => {
-                let events = Events::Connect(events.clone());
-                RankSpec::at_ports(&events, self.replay.as_deref(), self.rank_count())?
+                let events = Endpoint::Connect(events.clone());
+                let known = Published::at_ports(&events, self.replay.as_deref(), self.rank_count())?;
+                known.ranks.into_iter().map(FoundRank::from).collect()
             }
             Some(_) => return wrong("discover", "is for events at tcp://… or ipc://…, or for none"),
         };
-        let told = Told {
+        let overrides = Overrides {
             events: self.events.clone(),
             replay: self.replay.clone(),
             topic: (!self.topic.is_empty()).then(|| self.topic.clone()),
@@ -61,7 +64,7 @@ impl EngineConfig {
             }
             None => None,
         };
-        let spec = DiscoverySpec { http: self.http.clone(), grpc, told };
-        Ok((Feed::Discovered(spec), ranks))
+        let spec = DiscoverySpec { http: self.http.clone(), grpc, overrides };
+        Ok(Discovered { spec, ranks })
     }
 }

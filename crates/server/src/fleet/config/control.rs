@@ -1,7 +1,8 @@
 //! How operations reach an engine.
 
-use kvplane_ingest::{ControlSpec, GrpcSpec, read_token};
+use kvplane_ingest::{ControlSpec, read_token};
 use kvplane_ops::Service;
+use kvplane_transport::grpc::GrpcSpec;
 
 use super::{EngineConfig, EngineConfigError};
 

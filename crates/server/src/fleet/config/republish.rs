@@ -1,5 +1,6 @@
 //! Where an engine's events are published again, as people describe it.
 
+use kvplane_republish::Announce;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,39 @@ pub struct RepublishConfig {
     /// Topic of every message.
     #[serde(default)]
     pub topic: String,
+    /// Announces every copy of a block, with its place and group. Without, the first copy in a tier is announced as stored and
+    /// the last one as removed, which is what listeners need that do not count.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub copies: bool,
+    /// What a new subscriber is sent before the rest.
+    #[serde(default, skip_serializing_if = "is_batch")]
+    pub announce: AnnounceConfig,
     /// Whoever reaches the addresses may read: `ZeroMQ` asks nobody. Needed beyond loopback.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub open: bool,
+}
+
+/// What a new subscriber is sent before the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AnnounceConfig {
+    /// The newest batch once more: a listener that asks for what it misses asks at once.
+    #[default]
+    Batch,
+    /// A clear and the whole state, for listeners that cannot ask.
+    State,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_batch(announce: &AnnounceConfig) -> bool {
+    *announce == AnnounceConfig::Batch
+}
+
+impl From<AnnounceConfig> for Announce {
+    fn from(config: AnnounceConfig) -> Self {
+        match config {
+            AnnounceConfig::Batch => Self::Batch,
+            AnnounceConfig::State => Self::State,
+        }
+    }
 }

@@ -28,6 +28,7 @@ async fn register(fleet: &Fleet, instance_id: u64) {
     let registration = Registration {
         instance_id,
         rank: 0,
+        kind: kvplane_core::EngineKind::Vllm,
         model: "m".to_owned(),
         routing_group: "g".to_owned(),
         block_size: 16,
@@ -96,8 +97,12 @@ async fn a_watcher_is_told_everything_and_then_what_changes() {
     assert!(news[0].get("engine").is_none(), "it is about the plane");
 
     register(&fleet, 2).await;
-    let both = reader.until("fleet", |fleet| engines(fleet).len() == 2).await;
-    assert_eq!((both["whole"].as_bool(), engines(&both)), (Some(true), vec!["instance-1", "instance-2"]));
+    let more = reader.until("fleet", |fleet| engines(fleet).contains(&"instance-2")).await;
+    assert_eq!((more["whole"].as_bool(), more.get("gone")), (Some(false), None), "only what is new");
+    fleet.remove("instance-1").await.unwrap();
+    let less = reader.until("fleet", |fleet| fleet.get("gone").is_some()).await;
+    let gone = serde_json::json!([{"engine": "instance-1", "rank": 0}]);
+    assert_eq!((less["whole"].as_bool(), &less["gone"]), (Some(false), &gone));
 }
 
 #[tokio::test]
@@ -128,8 +133,8 @@ async fn one_who_does_not_read_holds_up_nobody_and_misses_nothing() {
     let (mut slow, mut quick) = (Reader::begin(&shared).await, Reader::begin(&shared).await);
     for instance in 2..6 {
         register(&fleet, instance).await;
-        let count = instance as usize;
-        quick.until("fleet", |fleet| engines(fleet).len() == count).await;
+        let name = format!("instance-{instance}");
+        quick.until("fleet", |fleet| engines(fleet).contains(&name.as_str())).await;
     }
     // All that happened meanwhile, at once.
     assert_eq!(slow.next().await.unwrap().0, "plane");

@@ -1,0 +1,45 @@
+//! The arguments of `kvplane route-sim`.
+
+use std::path::PathBuf;
+
+use clap::Args as ClapArgs;
+use kvplane_route::Policy;
+
+use super::Output;
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct RouteSimArgs {
+    /// Mooncake traces (JSON lines) to run instead of the synthetic populations
+    #[arg(value_name = "TRACE")]
+    pub(crate) traces: Vec<PathBuf>,
+    /// Only these policies [default: all]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) policies: Vec<Policy>,
+    /// Only these populations, by the beginning of their names [default: all]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) populations: Vec<String>,
+    /// Chance begins here
+    #[arg(long, default_value_t = 7)]
+    pub(crate) seed: u64,
+    /// How long populations last: 1 is two minutes
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) scale: f64,
+    /// Requests of a trace come this much faster
+    #[arg(long, default_value_t = 1.5)]
+    pub(crate) speed: f64,
+    /// Engines that serve a trace
+    #[arg(long, default_value_t = 8)]
+    pub(crate) engines: usize,
+    /// KV tokens of each engine that serves a trace
+    #[arg(long, default_value_t = 400_000)]
+    pub(crate) capacity: u64,
+    /// Requests of a trace at most
+    #[arg(long, value_name = "REQUESTS")]
+    pub(crate) limit: Option<usize>,
+    /// The price of prefilling what is cached elsewhere, in `work` [default: the router's]
+    #[arg(long)]
+    pub(crate) alpha: Option<f64>,
+    /// How the tables are printed
+    #[arg(short, long, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+}

@@ -1,0 +1,135 @@
+//! Where prompts go, and what came of it: the decisions of `kvplane-route` over the catalog, and their receipts.
+
+mod books;
+mod pick;
+mod replay;
+mod report;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use kvplane_core::{ErrorCode, PublicError};
+use kvplane_metrics::{Latencies, LatenciesRead, RouteRows};
+use kvplane_receipts::{Cause, History, Ledger, LedgerTotals, ReceiptId, Unledgered};
+use kvplane_route::{Options, Why};
+use parking_lot::Mutex;
+
+use books::Books;
+pub(crate) use pick::{Endpoint, MAX_ENDPOINTS, Passed, Picked, Wish};
+pub(crate) use report::{Report, State};
+
+/// Receipts that are kept.
+const RECEIPT_BYTES: usize = 32 << 20;
+/// Prefixes that are remembered as asked for.
+const HISTORY: usize = 1 << 20;
+/// Upper ends of the buckets, in seconds.
+const BOUNDS: [f64; 11] =
+    [0.000_005, 0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01];
+
+/// All of it. One per plane: routers that ask the same plane share their bookings.
+#[derive(Debug)]
+pub(crate) struct Routing {
+    books: Mutex<Books>,
+    receipts: Mutex<Receipts>,
+    origin: Instant,
+    /// Tells receipts of this process from those of the one before it.
+    salt: u32,
+    whys: [AtomicU64; Why::ALL.len()],
+    took: Latencies,
+}
+
+#[derive(Debug)]
+struct Receipts {
+    ledger: Ledger,
+    history: History,
+}
+
+impl Default for Routing {
+    fn default() -> Self {
+        Self {
+            books: Mutex::new(Books::new(Options::default())),
+            receipts: Mutex::new(Receipts {
+                ledger: Ledger::new(RECEIPT_BYTES),
+                history: History::new(HISTORY),
+            }),
+            origin: kvplane_runtime::now(),
+            salt: kvplane_runtime::unix_time().as_micros() as u32,
+            whys: Default::default(),
+            took: Latencies::new(&BOUNDS),
+        }
+    }
+}
+
+impl Routing {
+    fn now(&self) -> f64 {
+        kvplane_runtime::now().duration_since(self.origin).as_secs_f64()
+    }
+
+    /// The name of a receipt, for others.
+    fn name(&self, ReceiptId(number): ReceiptId) -> String {
+        format!("{:08x}-{number:x}", self.salt)
+    }
+
+    /// The receipt of a name.
+    fn receipt_id(&self, name: &str) -> Result<ReceiptId, PublicError> {
+        let parse = |text: &str| {
+            let (salt, number) = text.split_once('-')?;
+            let ours = salt.len() == 8 && u32::from_str_radix(salt, 16) == Ok(self.salt);
+            u64::from_str_radix(number, 16).ok().filter(|_| ours)
+        };
+        parse(name).map(ReceiptId).ok_or_else(|| no_such_receipt(name))
+    }
+
+    /// What all receipts came to.
+    pub(crate) fn totals(&self) -> LedgerTotals {
+        self.receipts.lock().ledger.totals()
+    }
+
+    fn count(&self, why: Why, took: std::time::Duration) {
+        let at = Why::ALL.iter().position(|known| *known == why).unwrap_or(0);
+        self.whys[at].fetch_add(1, Ordering::Relaxed);
+        self.took.record(took);
+    }
+
+    fn took(&self) -> LatenciesRead {
+        self.took.read()
+    }
+
+    /// For `/metrics`.
+    pub(crate) fn rows(&self) -> RouteRows {
+        let (books, totals) = (self.books.lock().router.totals(), self.totals());
+        let whys = Why::ALL.iter().zip(&self.whys);
+        RouteRows {
+            decisions: whys.map(|(why, count)| (why.as_str(), count.load(Ordering::Relaxed))).collect(),
+            took: self.took(),
+            tokens: [
+                totals.prompt,
+                totals.ceiling,
+                totals.fleet,
+                totals.eligible,
+                totals.predicted,
+                totals.delivered,
+                totals.gained,
+            ],
+            lost: Cause::ALL.iter().map(|cause| (cause.as_str(), totals.losses.of(*cause))).collect(),
+            unledgered: Unledgered::ALL
+                .iter()
+                .zip(totals.unledgered)
+                .map(|(why, n)| (why.as_str(), n))
+                .collect(),
+            receipts: [totals.settled, totals.equal],
+            drifts: totals.drifts,
+            bookings: books.bookings as u64,
+            expired: books.expired,
+            refused: books.refused,
+            unpredicted: books.unpredicted,
+            receipt_bytes: self.receipts.lock().ledger.bytes() as u64,
+        }
+    }
+}
+
+fn no_such_receipt(name: &str) -> PublicError {
+    let shown: String = name.chars().take(40).collect();
+    PublicError::new(ErrorCode::NotFound, format!("no receipt {shown:?}"))
+        .with_next("use the id of an answer of /v1/pick; receipts are kept until newer ones need their room, or a restart")
+}

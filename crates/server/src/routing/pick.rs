@@ -1,0 +1,383 @@
+//! One decision over the catalog.
+
+use kvplane_catalog::{Answer, Match, Question, age_ms};
+use kvplane_core::{ErrorCode, PublicError, StreamId, Trust, hash_blocks};
+use kvplane_receipts::{CandidateNote, Decided};
+use kvplane_route::{Ask, Candidate, Choice, Decision, Outline, Policy, Role, Skip, Slot, Terms, Why};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::Routing;
+use super::books::{Books, candidate};
+use crate::questions::{Asker, TokenizedNote};
+
+/// Entries of a stream before the decision that count as after it: the answer is read a little earlier than the cursor.
+const MARGIN: u64 = 8;
+/// Endpoints that may be asked for, and excluded; receipts that may be asked for.
+pub(crate) const MAX_ENDPOINTS: usize = 64;
+/// Bytes of a session's name.
+const MAX_SESSION: usize = 1_024;
+/// Endpoints in a receipt.
+const NOTED: usize = 4;
+
+/// What is wanted beside the prompt.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Wish {
+    pub(crate) session: Option<u64>,
+    pub(crate) policy: Option<Policy>,
+    /// Endpoints in the answer; 0 is the default.
+    pub(crate) limit: usize,
+    /// Do not book: the caller only wants to know.
+    pub(crate) dry_run: bool,
+    /// Tokens that are expected to be generated.
+    pub(crate) output: u64,
+    /// Endpoints that were tried already.
+    pub(crate) exclude: Vec<StreamId>,
+}
+
+impl Wish {
+    pub(crate) fn set_limit(&mut self, limit: u32) -> Result<(), PublicError> {
+        self.limit = limit as usize;
+        if !(1..=MAX_ENDPOINTS).contains(&self.limit) {
+            return Err(PublicError::field("limit", format!("is not 1 to {MAX_ENDPOINTS}")));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_session(&mut self, name: Option<&str>) -> Result<(), PublicError> {
+        if name.is_some_and(|name| name.len() > MAX_SESSION) {
+            return Err(PublicError::field("session", format!("has more than {MAX_SESSION} bytes")));
+        }
+        self.session = name.map(|name| xxh3_64(name.as_bytes()));
+        Ok(())
+    }
+
+    pub(crate) fn set_policy(&mut self, name: Option<&str>) -> Result<(), PublicError> {
+        let parsed = name.map(|name| name.chars().take(64).collect::<String>().parse()).transpose();
+        self.policy = parsed.map_err(|error| PublicError::field("policy", error))?;
+        Ok(())
+    }
+
+    pub(crate) fn set_exclude(
+        &mut self,
+        ids: impl ExactSizeIterator<Item = StreamId>,
+    ) -> Result<(), PublicError> {
+        if ids.len() > MAX_ENDPOINTS {
+            return Err(PublicError::field("exclude", format!("has more than {MAX_ENDPOINTS} elements")));
+        }
+        self.exclude = ids.collect();
+        Ok(())
+    }
+}
+
+/// An endpoint in the answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Endpoint {
+    pub(crate) id: StreamId,
+    pub(crate) cached: u64,
+    pub(crate) in_flight: u64,
+    pub(crate) trust: Trust,
+    pub(crate) age_ms: Option<u64>,
+    pub(crate) cost: f64,
+    pub(crate) terms: Terms,
+}
+
+/// An endpoint that could not be picked.
+#[derive(Debug, Clone)]
+pub(crate) struct Passed {
+    pub(crate) id: StreamId,
+    pub(crate) why: Skip,
+}
+
+/// The answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Picked {
+    /// The receipt's name.
+    pub(crate) id: Option<String>,
+    pub(crate) endpoints: Vec<Endpoint>,
+    pub(crate) skipped: Vec<Passed>,
+    pub(crate) why: Why,
+    pub(crate) policy: Policy,
+    pub(crate) prompt: u64,
+    pub(crate) fleet: u64,
+    pub(crate) eligible: u64,
+    pub(crate) booked: bool,
+    pub(crate) trust: Trust,
+    /// Of a prompt that was given as text.
+    pub(crate) tokenized: Option<TokenizedNote>,
+}
+
+impl Picked {
+    /// Why the first is the first, in a sentence.
+    pub(crate) fn because(&self) -> String {
+        let Some(first) = self.endpoints.first() else { return "nobody may be picked".to_owned() };
+        let (prompt, cached, in_flight) = (self.prompt, first.cached, first.in_flight);
+        let held = match self.why {
+            Why::Cached => format!("holds {cached} of {prompt} tokens, the most"),
+            Why::InFlight => {
+                format!(
+                    "will hold about {in_flight} of {prompt} tokens: a prompt with the same prefix is on its way there"
+                )
+            }
+            Why::Load => {
+                format!("holds {cached} of {prompt} tokens; another holds {}, and costs more", self.eligible)
+            }
+            Why::NotHeld => format!("holds none of {prompt} tokens; nobody does"),
+            Why::NoTokens | Why::Nobody => "has the least work; the prompt's tokens are not known".to_owned(),
+        };
+        format!("{} {held}", first.id)
+    }
+}
+
+/// All that a decision goes by, collected while the answer is there.
+struct Scene {
+    candidates: Vec<Candidate>,
+    /// Who each candidate is, and how old the proof of it.
+    ids: Vec<(StreamId, Option<u64>)>,
+    block_sizes: Vec<u32>,
+    trust: Trust,
+}
+
+impl Scene {
+    fn with_capacity(count: usize) -> Self {
+        let (candidates, ids) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        Self { candidates, ids, block_sizes: Vec::with_capacity(count), trust: Trust::Exact }
+    }
+
+    fn add(&mut self, books: &mut Books, found: &Match<'_>, credited: bool) {
+        let id = &found.member.id;
+        let Some(slot) = books.slot(id, found.view.epoch) else { return };
+        self.candidates.push(candidate(slot, found, credited));
+        self.ids.push((id.clone(), found.age.map(age_ms)));
+        self.block_sizes.push(found.block_size.unwrap_or(0));
+    }
+
+    fn at(&self, slot: Slot) -> Option<usize> {
+        self.candidates.iter().position(|candidate| candidate.worker == slot)
+    }
+}
+
+impl Routing {
+    /// Decides where a prompt goes.
+    pub(crate) fn pick(
+        &self,
+        asker: &Asker,
+        question: &mut Question,
+        wish: &Wish,
+    ) -> Result<Picked, PublicError> {
+        // Every stream is a candidate, also those that hold nothing.
+        (question.all, question.limit, question.min_tokens) = (Some(true), None, None);
+        let question = &*question;
+        let begun = kvplane_runtime::now();
+        let outline = outline(question);
+        let known = question.token_ids.is_some() || question.block_hashes.is_some();
+        let prompt = prompt_tokens(question);
+        let (scene, decision) = if known {
+            question.ask(asker.catalog(), asker.asking(), |answer| {
+                let mut books = self.books.lock();
+                books.tidy(&asker.plane);
+                let scene = scene(&mut books, answer);
+                let decision = self.decide(&mut books, &scene, wish, &outline, prompt);
+                (scene, decision)
+            })?
+        } else {
+            self.pick_blind(asker, question, wish)?
+        };
+        let mut picked = picked(&scene, &decision, prompt);
+        if picked.endpoints.is_empty() {
+            self.count(Why::Nobody, begun.elapsed());
+            return Err(nobody(&picked));
+        }
+        let took = begun.elapsed();
+        self.count(decision.why, took);
+        if !wish.dry_run {
+            let model = question.model.as_deref().unwrap_or_default();
+            let mut decided = decided(&scene, &decision, &picked, model);
+            decided.decide_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+            stand(asker, &mut decided, &picked.endpoints[0].id);
+            decided.contents = contents(question, decided.block_size);
+            let mut receipts = self.receipts.lock();
+            decided.ceiling = receipts.history.meet(outline.prefixes());
+            let id = receipts.ledger.open(decided);
+            picked.id = Some(self.name(id));
+        }
+        Ok(picked)
+    }
+
+    /// Without tokens the load decides, and the answer says so.
+    fn pick_blind(
+        &self,
+        asker: &Asker,
+        question: &Question,
+        wish: &Wish,
+    ) -> Result<(Scene, Decision), PublicError> {
+        // A prompt of no tokens, for who is there and where they stand.
+        let nothing = Question {
+            model: question.model.clone(),
+            token_ids: Some(Vec::new()),
+            all: Some(true),
+            ..Question::default()
+        };
+        nothing.ask(asker.catalog(), asker.asking(), |answer| {
+            let mut books = self.books.lock();
+            let scene = scene(&mut books, answer);
+            let decision = self.decide(&mut books, &scene, wish, &Outline::default(), 0);
+            (scene, decision)
+        })
+    }
+
+    fn decide(
+        &self,
+        books: &mut Books,
+        scene: &Scene,
+        wish: &Wish,
+        outline: &Outline,
+        prompt: u64,
+    ) -> Decision {
+        const USUAL_LIMIT: usize = 3;
+        let exclude: Vec<Slot> = wish.exclude.iter().filter_map(|id| books.find(id)).collect();
+        let ask = Ask {
+            prompt,
+            outline,
+            session: wish.session,
+            role: Role::Both,
+            output: wish.output,
+            limit: if wish.limit == 0 { USUAL_LIMIT } else { wish.limit },
+            book: !wish.dry_run,
+            policy: wish.policy,
+            exclude: &exclude,
+        };
+        books.router.pick(&ask, &scene.candidates, self.now())
+    }
+}
+
+fn scene(books: &mut Books, answer: &Answer<'_>) -> Scene {
+    let mut scene = Scene::with_capacity(answer.matches().len() + answer.not_credited().len());
+    scene.trust = answer.trust;
+    for found in answer.matches() {
+        scene.add(books, &found, true);
+    }
+    for found in answer.not_credited() {
+        scene.add(books, &found, false);
+    }
+    scene
+}
+
+fn picked(scene: &Scene, decision: &Decision, prompt: u64) -> Picked {
+    let endpoint = |choice: &Choice| {
+        let (id, age_ms) = scene.ids[scene.at(choice.worker)?].clone();
+        let &Choice { cached, in_flight, trust, terms, cost, .. } = choice;
+        Some(Endpoint { id, cached, in_flight, trust, age_ms, cost, terms })
+    };
+    let passed = |skipped: &kvplane_route::Skipped| {
+        let id = scene.ids[scene.at(skipped.worker)?].0.clone();
+        Some(Passed { id, why: skipped.why })
+    };
+    Picked {
+        id: None,
+        endpoints: decision.order.iter().filter_map(endpoint).collect(),
+        skipped: decision.skipped.iter().filter_map(passed).collect(),
+        why: decision.why,
+        policy: decision.policy,
+        prompt,
+        fleet: decision.best_fleet,
+        eligible: decision.best_eligible,
+        booked: decision.booking.is_some(),
+        trust: scene.trust,
+        tokenized: None,
+    }
+}
+
+fn decided(scene: &Scene, decision: &Decision, picked: &Picked, model: &str) -> Decided {
+    let note = |endpoint: &Endpoint| CandidateNote {
+        engine: endpoint.id.engine.as_str().into(),
+        rank: endpoint.id.rank,
+        cached: endpoint.cached,
+        in_flight: endpoint.in_flight,
+        trust: endpoint.trust,
+        cost: endpoint.cost,
+    };
+    let first = &picked.endpoints[0];
+    let at = decision.order.first().and_then(|choice| scene.at(choice.worker));
+    Decided {
+        at_ms: kvplane_runtime::unix_ms(),
+        model: model.into(),
+        prompt: picked.prompt,
+        ceiling: 0,
+        fleet_main: decision.best_main,
+        fleet: decision.best_fleet,
+        eligible: decision.best_eligible,
+        random: decision.eligible_sum / u64::from(decision.eligible.max(1)),
+        predicted: first.cached,
+        in_flight: first.in_flight,
+        trust: first.trust,
+        candidates: picked.endpoints.iter().take(NOTED).map(note).collect(),
+        why: decision.why.as_str(),
+        policy: decision.policy.as_str(),
+        decide_us: 0,
+        epoch: 0,
+        sequence: 0,
+        block_size: at.map_or(0, |at| scene.block_sizes[at]),
+        contents: Box::default(),
+        booking: decision.booking.map(|booking| booking.0),
+    }
+}
+
+/// Where the chosen one's stream stands, so that what it shows from here on can be replayed.
+fn stand(asker: &Asker, decided: &mut Decided, id: &StreamId) {
+    let engine = asker.plane.engine(id.engine.as_str());
+    if let Some(stream) = engine.as_ref().and_then(|engine| engine.stream(id.rank)) {
+        let cursor = stream.cursor();
+        decided.epoch = cursor.epoch.as_u64();
+        decided.sequence = cursor.sequence.saturating_sub(MARGIN);
+    }
+}
+
+fn prompt_tokens(question: &Question) -> u64 {
+    match (&question.token_ids, &question.block_hashes) {
+        (Some(ids), _) => ids.len() as u64,
+        (None, Some(hashes)) => hashes.len() as u64 * u64::from(question.block_size.unwrap_or(0)),
+        (None, None) => 0,
+    }
+}
+
+/// Prefixes of the prompt. Images are not in its tokens: nothing is said of prompts with some.
+fn outline(question: &Question) -> Outline {
+    if question.extra_keys.is_some() || question.multimodal.is_some() {
+        return Outline::default();
+    }
+    match (&question.token_ids, &question.block_hashes) {
+        (Some(ids), _) => Outline::of_tokens(ids, question.names().namespace()),
+        (None, Some(hashes)) => {
+            Outline::of_units(hashes.iter().copied(), u64::from(question.block_size.unwrap_or(0)))
+        }
+        (None, None) => Outline::default(),
+    }
+}
+
+/// What the blocks of the prompt are, to find them in the engine's stream.
+fn contents(question: &Question, block_size: u32) -> Box<[u64]> {
+    if block_size == 0 || question.extra_keys.is_some() || question.multimodal.is_some() {
+        return Box::default();
+    }
+    match (&question.token_ids, &question.block_hashes) {
+        (Some(ids), _) => {
+            let mut contents = Vec::with_capacity(ids.len() / block_size as usize);
+            hash_blocks(ids, block_size as usize, question.names().namespace(), &mut contents);
+            contents.into()
+        }
+        (None, Some(hashes)) if question.chained != Some(true) => hashes[..].into(),
+        _ => Box::default(),
+    }
+}
+
+fn nobody(picked: &Picked) -> PublicError {
+    const SHOWN: usize = 5;
+    let named: Vec<String> =
+        picked.skipped.iter().take(SHOWN).map(|one| format!("{} ({})", one.id, one.why.as_str())).collect();
+    let busy = !picked.skipped.is_empty() && picked.skipped.iter().all(|one| one.why == Skip::OverCap);
+    let code = if busy { ErrorCode::LimitReached } else { ErrorCode::Unavailable };
+    let more = picked.skipped.len().saturating_sub(SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    PublicError::new(code, format!("nobody may be picked: {}{more}", named.join(", ")))
+        .with_next("retry later; GET /v1/status says how the engines are")
+}

@@ -1,0 +1,124 @@
+//! What came of a decision, as whoever routes says.
+
+use kvplane_core::{ErrorCode, PublicError};
+use kvplane_ingest::Plane;
+use kvplane_receipts::{Account, Decided, Delivered, Drift, Receipt, ReceiptId, Replay, SettleError};
+use kvplane_route::BookingId;
+use tracing::error;
+
+use super::replay::replay;
+use super::{Routing, no_such_receipt};
+
+/// How far a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Its first token came.
+    FirstToken,
+    /// It is over.
+    Finish,
+    /// It was given up.
+    Abort,
+}
+
+/// What is reported of one request.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Report {
+    pub(crate) state: Option<State>,
+    pub(crate) delivered: Option<Delivered>,
+}
+
+impl Routing {
+    /// Takes a report. Waits for nobody, but may read thousands of entries: not for a thread that serves others.
+    pub(crate) fn report(&self, plane: &Plane, name: &str, report: Report) -> Result<Receipt, PublicError> {
+        let id = self.receipt_id(name)?;
+        let mut receipt =
+            self.receipts.lock().ledger.get(id).cloned().ok_or_else(|| no_such_receipt(name))?;
+        if let (Some(state), Some(booking)) = (report.state, receipt.decided.booking.map(BookingId)) {
+            let now = self.now();
+            let mut books = self.books.lock();
+            match state {
+                State::FirstToken => {
+                    books.router.first_token(booking, now);
+                }
+                State::Finish => {
+                    books.router.finish(booking);
+                }
+                State::Abort => {
+                    books.router.abort(booking);
+                }
+            }
+        }
+        if let Some(delivered) = report.delivered {
+            let needed = receipt.settled.is_none() && receipt.decided.predicted != delivered.cached;
+            let replay = if needed { replay(plane, &receipt.decided) } else { Replay::Expired };
+            receipt = self.settle(id, name, delivered, &replay)?;
+        } else if report.state == Some(State::Abort) {
+            self.receipts.lock().ledger.abort(id);
+            receipt.aborted = true;
+        }
+        Ok(receipt)
+    }
+
+    fn settle(
+        &self,
+        id: ReceiptId,
+        name: &str,
+        delivered: Delivered,
+        replay: &Replay,
+    ) -> Result<Receipt, PublicError> {
+        let cached = delivered.cached;
+        let mut receipts = self.receipts.lock();
+        let account = receipts.ledger.settle(id, delivered, replay).map_err(|error| match error {
+            SettleError::NoSuchReceipt => no_such_receipt(name),
+            SettleError::Settled => {
+                PublicError::new(ErrorCode::Conflict, format!("receipt {name} is settled already"))
+                    .with_next("report what was delivered once")
+            }
+            SettleError::MoreThanPrompt => {
+                PublicError::field("cached_tokens", format!("{cached} is more than the prompt has"))
+            }
+        })?;
+        let receipt = receipts.ledger.get(id).cloned().ok_or_else(|| no_such_receipt(name))?;
+        drop(receipts);
+        if let Account { drift: Some(drift), .. } = account {
+            say_drift(name, &receipt.decided, cached, drift);
+        }
+        Ok(receipt)
+    }
+
+    /// A receipt, while it is kept.
+    pub(crate) fn receipt(&self, name: &str) -> Result<Receipt, PublicError> {
+        let id = self.receipt_id(name)?;
+        self.receipts.lock().ledger.get(id).cloned().ok_or_else(|| no_such_receipt(name))
+    }
+
+    /// Receipts that lost the most, with their names.
+    pub(crate) fn worst(&self, count: usize) -> Vec<(String, Receipt)> {
+        let receipts = self.receipts.lock();
+        receipts
+            .ledger
+            .worst(count)
+            .into_iter()
+            .map(|receipt| (self.name(receipt.id), receipt.clone()))
+            .collect()
+    }
+}
+
+/// All that is needed to look into it: no text, no tokens.
+fn say_drift(name: &str, decided: &Decided, cached: u64, drift: Drift) {
+    let Some(chosen) = decided.candidates.first() else { return };
+    error!(
+        receipt = name,
+        engine = &*chosen.engine,
+        rank = chosen.rank,
+        epoch = decided.epoch,
+        sequence = decided.sequence,
+        block_size = decided.block_size,
+        prompt_tokens = decided.prompt,
+        predicted = decided.predicted,
+        delivered = cached,
+        first_block = drift.block(),
+        drift = drift.as_str(),
+        "an exact prediction and what was delivered disagree, and the engine's events do not say why: a defect of kvplane or of the engine",
+    );
+}
