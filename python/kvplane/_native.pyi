@@ -162,6 +162,9 @@ class QueryDetails(TypedDict, total=False):
     chained: Optional[bool]
     block_size: Optional[int]
     groups: Optional[bool]
+    limit: Optional[int]
+    min_tokens: Optional[int]
+    all: Optional[bool]
 
 class Match:
     """A stream that is credited, and how much of the prompt it holds."""
@@ -222,7 +225,7 @@ class Answer:
 
     @property
     def matches(self) -> tuple[Match, ...]:
-        """The credited streams, most tokens first. Streams that hold nothing are among them."""
+        """The credited streams that hold something, most tokens first, at most ``limit`` (32). With ``all``, every credited stream."""
 
     @property
     def best(self) -> tuple[Match, ...]:
@@ -233,7 +236,13 @@ class Answer:
         """The weakest of all streams that could have answered, credited or not."""
 
     @property
-    def not_credited(self) -> tuple[NotCredited, ...]: ...
+    def not_credited(self) -> tuple[NotCredited, ...]:
+        """The streams that are not credited, at most ``limit``."""
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """How many streams could have answered, listed or not: ``holders``, ``best``, ``empty``, ``not_credited`` and so on."""
+
     def as_dict(self) -> dict[str, Any]:
         """The same as ``POST /v1/query`` would answer."""
 

@@ -81,7 +81,7 @@ impl Change {
     #[getter]
     fn trouble(&self) -> Option<&'static str> {
         match self.0 {
-            Told::Disconnected { trouble } => Some(trouble),
+            Told::Disconnected { trouble } => Some(trouble.as_str()),
             _ => None,
         }
     }

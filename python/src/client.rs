@@ -79,7 +79,7 @@ impl Client {
         dict.set_item("connected", link.connected)?;
         dict.set_item("ready", ready)?;
         dict.set_item("plane", link.plane.as_ref().map(ToString::to_string))?;
-        dict.set_item("trouble", link.trouble)?;
+        dict.set_item("trouble", link.trouble.map(kvplane_core::LinkTrouble::as_str))?;
         dict.set_item("connects", link.connects)?;
         let voids = PyDict::new(py);
         for (reason, count) in link.voids {

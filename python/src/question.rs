@@ -1,5 +1,7 @@
 //! Questions and answers: who holds how much of a prompt.
 
+use std::collections::BTreeMap;
+
 use kvplane_catalog::{Answer as Found, GroupLength, Match as FoundMatch, Question, age_ms};
 use kvplane_core::{MultimodalItem, Tier};
 use kvplane_wire::OwnedHash;
@@ -9,7 +11,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use crate::arguments::{self, Fields};
 use crate::errors::{Argument, bad_type, bad_value};
 
-const DETAILS: [&str; 9] = [
+const DETAILS: [&str; 12] = [
     "lora_name",
     "lora_id",
     "cache_salt",
@@ -19,6 +21,9 @@ const DETAILS: [&str; 9] = [
     "chained",
     "block_size",
     "groups",
+    "limit",
+    "min_tokens",
+    "all",
 ];
 
 /// The question in the arguments of `query`.
@@ -38,6 +43,9 @@ pub(crate) fn question(
         multimodal: fields.get("multimodal", items)?,
         chained: fields.get("chained", arguments::truth)?,
         groups: fields.get("groups", arguments::truth)?,
+        limit: fields.unsigned_32("limit")?,
+        min_tokens: fields.get("min_tokens", arguments::unsigned_64)?,
+        all: fields.get("all", arguments::truth)?,
         ..Question::default()
     };
     let keys = fields.get("extra_keys", arguments::extra_keys)?;
@@ -172,6 +180,35 @@ pub(crate) struct Read {
     best: usize,
     trust: &'static str,
     not_credited: Vec<NotCredited>,
+    counts: Counts,
+}
+
+/// How many streams could have answered, listed or not.
+struct Counts {
+    streams: kvplane_catalog::Counts,
+    not_credited_by_reason: BTreeMap<&'static str, usize>,
+    shorter_than_block: usize,
+}
+
+impl Counts {
+    fn of(found: &Found<'_>) -> Self {
+        Self {
+            streams: found.counts,
+            not_credited_by_reason: found.refusals(),
+            shorter_than_block: found.shorter_than_block(),
+        }
+    }
+
+    fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("holders", self.streams.holders)?;
+        dict.set_item("best", self.streams.best)?;
+        dict.set_item("empty", self.streams.empty)?;
+        dict.set_item("not_credited", self.streams.not_credited)?;
+        dict.set_item("not_credited_by_reason", &self.not_credited_by_reason)?;
+        dict.set_item("shorter_than_block", self.shorter_than_block)?;
+        Ok(dict)
+    }
 }
 
 /// Who holds how much of a prompt, and what that is worth.
@@ -181,6 +218,7 @@ pub(crate) struct Answer {
     best: Py<PyTuple>,
     trust: &'static str,
     not_credited: Py<PyTuple>,
+    counts: Py<PyDict>,
 }
 
 /// Reads an answer. `name` gives the name of a match's engine.
@@ -218,6 +256,7 @@ pub(crate) fn read(found: &Found<'_>, groups: bool, name: impl Fn(&FoundMatch<'_
         best: found.best().len(),
         trust: found.trust.as_str(),
         not_credited: not_credited.collect(),
+        counts: Counts::of(found),
     }
 }
 
@@ -232,6 +271,7 @@ impl Answer {
             matches: PyTuple::new(py, matches)?.unbind(),
             trust: read.trust,
             not_credited: PyTuple::new(py, not_credited)?.unbind(),
+            counts: read.counts.as_dict(py)?.unbind(),
         })
     }
 }
@@ -255,12 +295,13 @@ impl Answer {
         dict.set_item("best", best)?;
         dict.set_item("trust", self.trust)?;
         dict.set_item("not_credited", not_credited)?;
+        dict.set_item("counts", &self.counts)?;
         Ok(dict)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let best = self.best.bind(py).repr()?;
-        let others = self.not_credited.bind(py).len();
+        let others = self.counts.bind(py).as_any().get_item("not_credited")?;
         Ok(format!("<kvplane.Answer {}, best {best}, {others} not credited>", self.trust))
     }
 }

@@ -79,8 +79,10 @@ def caught_up(client, plane):
 )
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_an_answer_is_what_the_plane_answers(client, steady, seed, details):
-    answer = same(client, steady, token_ids=prompt(seed, 6), **details)
+    answer = same(client, steady, token_ids=prompt(seed, 6), all=True, **details)
     assert len(answer["matches"]) == 2 and answer["not_credited"] == []
+    listed = same(client, steady, token_ids=prompt(seed, 6), limit=1, min_tokens=1, **details)
+    assert len(listed["matches"]) == min(1, listed["counts"]["holders"]) and listed["counts"] == answer["counts"]
 
 
 def test_an_answer_has_its_fields(client, steady):
@@ -91,6 +93,9 @@ def test_an_answer_has_its_fields(client, steady):
     assert best.tiers == {"device": 32, "host": 32, "disk": 32, "remote": 32}
     assert best is answer.matches[0] and [found.engine for found in answer.matches] == ["e1", "e0"]
     assert (answer.trust, answer.not_credited) == ("exact", ())
+    assert answer.counts == {
+        "holders": 2, "best": 1, "empty": 0, "not_credited": 0, "not_credited_by_reason": {}, "shorter_than_block": 0,
+    }
     assert "e1/0, 32 tokens" in repr(best) and "exact" in repr(answer)
 
 

@@ -29,7 +29,7 @@ def recorder(name, **options):
 
 
 def held(index, prompt, blocks=8, **details):
-    answer = index.query("m", [*tokens(prompt, blocks), 9], **details)
+    answer = index.query("m", [*tokens(prompt, blocks), 9], all=True, **details)
     return {(found.engine, found.rank): found.tokens for found in answer.matches}
 
 
@@ -172,5 +172,5 @@ def test_a_recorder_that_is_forgotten_leaves_also_if_a_snapshot_of_it_is_kept():
     taken = one.snapshot()
     del one
     gc.collect()
-    assert [found.engine for found in index.query("m", [1, 1, 1]).matches] == ["f"]
+    assert [found.engine for found in index.query("m", [1, 1, 1], all=True).matches] == ["f"]
     assert len(taken) == 1 and "TreeDump" in taken.to_json()

@@ -12,6 +12,7 @@ FRAMES_A_SECOND = 30
 PATIENCE = 60
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(raise_descriptors() < 4096, reason="fewer than 4,096 descriptors may be had: raise the hard limit (ulimit -Hn)")
 def test_two_hundred_engines_go_smoothly(binary, chromium):
     with ExitStack() as stack:

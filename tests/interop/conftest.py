@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from harness import hostile
+from harness.dynamo import DynamoIndexer, DynamoPublisher
 from harness.engine import Engine
 from harness.inference_cache.server import Server
 from harness.inference_cache.subscriber import Subscriber
@@ -137,6 +138,30 @@ def metrics():
 
 
 @pytest.fixture
+def dynamo_indexer():
+    """Makes running indexers of Dynamo's. Mark what uses it `needs_dynamo`."""
+    made = _Closing(lambda indexer: indexer.close())
+
+    def make(*words, **options):
+        return made.add(DynamoIndexer(*words, **options))
+
+    yield make
+    made.close()
+
+
+@pytest.fixture
+def dynamo_publisher():
+    """Makes running `KvEventPublisher`s. Mark what uses it `needs_dynamo`."""
+    made = _Closing(lambda publisher: publisher.close())
+
+    def make(*words, **options):
+        return made.add(DynamoPublisher(*words, **options))
+
+    yield make
+    made.close()
+
+
+@pytest.fixture
 def reporter(binary):
     """Makes running `kvplane report`s: an engine, a server, and further words."""
     made = _Closing(lambda report: report.close())
@@ -179,6 +204,17 @@ _reports = []
 def report():
     """Says what software that we did not write does; printed at the end, and asserted nowhere."""
     return _reports.append
+
+
+def pytest_sessionfinish(session):
+    """A worker hands what it observed to the session that prints it."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["observed"] = _reports
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    _reports.extend(getattr(node, "workeroutput", {}).get("observed", []))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -21,6 +21,8 @@ from harness.hostile import MIB, Good, Http2, grpc_message, health, new_connecti
 from harness.plane import Plane, free_ports
 from harness.wire import NEWEST as V
 
+pytestmark = pytest.mark.alone
+
 PROMPT = list(range(65))
 MEASURED = 1.0  # seconds without the attack, and at least with it
 SLOW = 2.0  # what the good client's p99 may be at a busy moment of the machine, whatever it was before
@@ -250,7 +252,7 @@ def test_a5_http_readers_that_never_read(arena, closing, path):
         time.sleep(2)
         return "40 requests"
 
-    arena.attack(f"A5 readers that never read ({path.split('?')[0]})", act, growth=448)
+    arena.attack(f"A5 readers that never read ({path.split('?')[0]})", act, growth=192)
 
 
 CALLS = {

@@ -296,6 +296,23 @@ def test_nobody_there(binary):
             refused(done, 1, f"127.0.0.1:{port}", "kvplane serve")
 
 
+def test_status_puts_trouble_first(binary, engine, plane):
+    served = plane(engine(), args=["--engine", "vllm=tcp://127.0.0.1:1,id=gone"])
+    served.wait_live("e0")
+    document = json.loads(run(binary, "status", "--server", served.http, "-o", "json").stdout)
+    assert [stream["engine"] for stream in document["streams"]][0] == "gone"
+    assert document["engines"] == 2 and document["healthy"] is False
+    assert "endpoint_unreachable" in [problem["code"] for problem in document["problems"]]
+    page = run(binary, "status", "--server", served.http).stdout
+    assert page.startswith("Fleet") and "do:" in page
+
+
+def test_a_mixed_up_port_is_named(binary, engine, plane):
+    served = plane(engine())
+    refused(run(binary, "status", "--server", f"http://{served.grpc}"), 1, "listen.http")
+    refused(run(binary, "dump", "--plane", served.http), 2, "listen.grpc")
+
+
 def test_tail_ends_with_its_plane_and_with_its_reader(engine, plane, tail):
     one = engine()
     p = plane(one)

@@ -8,7 +8,9 @@ import pytest
 from harness.hashing import chain, contents
 from harness.plane import http
 
-VECTORS = json.loads((Path(__file__).resolve().parents[2] / "crates/core/tests/vectors.json").read_text())
+ROOT = Path(__file__).resolve().parents[2]
+VECTORS = json.loads((ROOT / "crates/core/tests/vectors.json").read_text())
+DYNAMO = json.loads((ROOT / "tests/dynamo-vectors/vectors.json").read_text())
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
@@ -18,6 +20,19 @@ def test_the_vectors(vector):
     expected = [[int(hash) for hash in vector.pop(name)] for name in ("contents", "chain")]
     computed = list(contents(**vector))
     assert [computed, list(chain(computed))] == expected
+
+
+@pytest.mark.parametrize("vector", DYNAMO, ids=lambda vector: vector["name"])
+def test_what_dynamo_marks_hashes_as_in_dynamo(vector):
+    """Vectors of Dynamo's own crate: tests/dynamo-vectors."""
+    tokens = [token for store in vector["stores"] for token in store["token_ids"]]
+    keys = [block for store in vector["stores"] for block in store.get("extra_keys") or [None] * len(store["block_hashes"])]
+    lora_name = vector["stores"][0].get("lora_name")
+    computed = list(contents(tokens, vector["block_size"], lora_name=lora_name, extra_keys=keys))
+    assert computed == [int(hash) for hash in vector["tokens_hashes"]]
+    assert list(chain(computed)) == [int(hash) for hash in vector["sequence_hashes"]]
+    asked = list(contents(tokens, vector["block_size"], **vector["asked"]))
+    assert asked == [int(hash) for hash in vector["asked_hashes"]]
 
 
 def test_prompts_are_found_by_hash_as_by_what_they_are(sim, plane):

@@ -136,7 +136,7 @@ def test_instances_register_and_show_up_everywhere(engine, plane):
     assert post(p, "/unregister", **rank)[0] == 404
     (status,) = p.get("/v1/status")[1]["engines"]
     assert [rank["rank"] for rank in status["ranks"]] == [0]
-    answer = post(p, "/v1/query", model="llama", **prompt)[1]
+    answer = post(p, "/v1/query", model="llama", all=True, **prompt)[1]
     assert [(found["rank"], found["blocks"]) for found in answer["matches"]] == [(0, 0)]
     assert post(p, "/unregister", instance_id=7, model_name="llama")[0] == 200
     assert p.get("/workers")[1] == [] and ids(p) == []

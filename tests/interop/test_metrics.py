@@ -14,8 +14,17 @@ from harness.wire import NEWEST
 ROW = re.compile(r"^\| `(\w+)` \| (counter|gauge|histogram) \| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
 SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"')
-# Without TLS there is nothing to say of handshakes.
-ABSENT = {"kvplane_tls_handshakes_failed_total"}
+# Without TLS there is nothing to say of handshakes, and without a [[model]] nothing of text.
+ABSENT = {
+    "kvplane_tls_handshakes_failed_total",
+    "kvplane_prompt_comparisons_total",
+    "kvplane_prompt_contradictions_total",
+    "kvplane_prompt_parity",
+    "kvplane_prompt_tokenize_seconds_total",
+    "kvplane_prompt_tokens_total",
+    "kvplane_prompts_refused_total",
+    "kvplane_prompts_tokenized_total",
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +43,8 @@ def page(pb, plane, sim, engine, tmp_path):
     good, bad = sim("--grpc", "127.0.0.1:0"), engine(NEWEST, synchronised=True)
     config = tmp_path / "kvplane.toml"
     config.write_text(f'''
+        [indexer]
+        metrics = true
         [[report]]
         server = "{other.grpc}"
         [[engine]]

@@ -154,6 +154,10 @@ def test_every_page_answers_as_it_is_described(contract):
     ask("GET", "/get_loads")
     ask("GET", "/get_loads", dry_run="true")
     ask("GET", "/get_loads", engine="nobody", expect=400)
+    picked = ask("POST", "/v1/pick", {"model": "llama", "token_ids": PROMPT})
+    assert ask("GET", "/v1/receipts/{id}", id=picked["id"])
+    ask("GET", "/v1/receipts/{id}", id="00000000-1", expect=404)
+    assert ask("GET", "/v1/receipts", worst=1)
     with urllib.request.urlopen(contract.plane.http + "/v1/watch", timeout=10) as stream:
         assert stream.headers["content-type"] == "text/event-stream"
         assert stream.readline().startswith(b"event: ")
@@ -171,6 +175,15 @@ def test_every_call_answers_as_it_is_described(contract):
     ask("POST", "/query", {"model_name": "llama", "token_ids": PROMPT})
     ask("POST", "/query", {"model_name": "nobody", "token_ids": PROMPT}, expect=404)
     ask("POST", "/query_by_hash", {"model_name": "llama", "block_hashes": [1, 2]})
+    picked = ask("POST", "/v1/pick", {"model": "llama", "token_ids": PROMPT, "output_tokens": 4})
+    assert picked["endpoints"][0]["engine"] == "e0" and picked["booked"]
+    ask("POST", "/v1/pick", {"model": "llama", "dry_run": True})
+    ask("POST", "/v1/pick", {"model": "llama", "token_ids": PROMPT, "policy": "unheard_of"}, expect=400)
+    ask("POST", "/v1/receipts/{id}", {"state": "first_token"}, id=picked["id"])
+    delivered = {"state": "finish", "cached_tokens": picked["endpoints"][0]["cached_tokens"], "prompt_tokens": len(PROMPT)}
+    ask("POST", "/v1/receipts/{id}", delivered, id=picked["id"])
+    assert ask("GET", "/v1/receipts/{id}", id=picked["id"])
+    ask("POST", "/v1/receipts/{id}", {}, id=picked["id"], expect=400)
     described = {"id": "e1", "kind": "vllm", "model": "llama", "events": "tcp://127.0.0.1:1"}
     ask("POST", "/v1/engines", described, expect=201)
     ask("POST", "/v1/engines", described, expect=409)
@@ -188,6 +201,7 @@ def test_every_call_answers_as_it_is_described(contract):
     ask("POST", "/unregister", {"instance_id": 7, "model_name": "llama"}, expect=404)
     ask("POST", "/register_peer", {"url": "http://a:1"}, expect=201)
     ask("POST", "/deregister_peer", {"url": "http://a:1"})
+    ask("POST", "/reopen_logs")
     # The host tier keeps what it has, unless it is told.
     ask("POST", "/flush_cache", {"nudge": True, "proof_timeout_s": 20}, expect=502)
     ask("POST", "/flush_cache", {"nudge": True, "proof_timeout_s": 20, "reset_external": True})

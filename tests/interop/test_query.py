@@ -26,7 +26,7 @@ def predict(engine, plane, capture):
         if published:
             p.wait_at(published - 1)
         prompt = request["prompt_token_ids"]
-        question = {"model": "m", "token_ids": prompt, "cache_salt": request["cache_salt"]}
+        question = {"model": "m", "token_ids": prompt, "cache_salt": request["cache_salt"], "all": True}
         status, answer = http("POST", f"{p.http}/v1/query", question)
         assert (status, answer["trust"], answer["not_credited"]) == (200, "exact", [])
         (match,) = answer["matches"]
@@ -82,7 +82,13 @@ def test_grpc_one_by_one_and_in_a_stream(two, stubs):
         batches = [stubs.QueryBatch(queries=[plain, salted]), stubs.QueryBatch(queries=[unknown])]
         first, second = plane.QueryStream(iter(batches), timeout=10)
         assert [result.id for result in first.results] == [1, 2]
-        assert [(m.engine, m.tokens) for m in first.results[1].response.matches] == [("e1", 64), ("e0", 0)]
+        assert [(m.engine, m.tokens) for m in first.results[1].response.matches] == [("e1", 64)]
+        counts = first.results[1].response.counts
+        assert (counts.holders, counts.best, counts.empty, counts.not_credited) == (1, 1, 1, 0)
+        answer = plane.Query(stubs.QueryRequest(model="m", token_ids=prompt, cache_salt="tenant", all=True), timeout=10)
+        assert [(m.engine, m.tokens) for m in answer.matches] == [("e1", 64), ("e0", 0)]
+        answer = plane.Query(stubs.QueryRequest(model="m", token_ids=prompt, limit=1), timeout=10)
+        assert ([m.engine for m in answer.matches], answer.counts.holders) == (["e0"], 2)
         (refused,) = second.results
         assert (refused.id, refused.refusal.field, refused.refusal.code) == (3, "model", "invalid_argument")
         with pytest.raises(grpc.RpcError) as error:
@@ -127,6 +133,10 @@ def test_the_command_line(two, tmp_path):
     written = tmp_path / "prompt"
     written.write_text(" ".join(map(str, prompt)))
     done = command(p, "--model", "m", "--cache-salt", "tenant", "-o", "json", str(written), given="")
+    assert [match["tokens"] for match in json.loads(done.stdout)["matches"]] == [64]
+    done = command(p, "--model", "m", "--cache-salt", "tenant", str(written), given="")
+    assert "not listed: 1 hold nothing" in done.stdout.splitlines()
+    done = command(p, "--model", "m", "--cache-salt", "tenant", "--all", "-o", "json", str(written), given="")
     assert [match["tokens"] for match in json.loads(done.stdout)["matches"]] == [64, 0]
     for words, given, reason in [
         (["--model", "x"], "1 2", "model: is not known; known models: m"),

@@ -130,7 +130,7 @@ def republishing(binary, sim, context, tmp_path):
         config.write_text(
             (f"[journal]\nmax_batches = {window}\n" if window else "")
             + f'[[engine]]\nid = "e"\nkind = "vllm"\nevents = "{s.events[0]}"\nreplay = "{s.replay[0]}"\nranks = {ranks}\n'
-            + f'republish = {{ events = "tcp://127.0.0.1:0", replay = "tcp://127.0.0.1:0", topic = "{TOPIC}" }}\n'
+            + f'republish = {{ events = "tcp://127.0.0.1:0", replay = "tcp://127.0.0.1:0", topic = "{TOPIC}", copies = true }}\n'
         )
         p = Plane(binary, "--config", config)
         planes.append(p)

@@ -20,6 +20,8 @@ from harness.plane import Process
 from harness.silence import ASK_EVERY, DOCUMENTS, FOLLOWER, MODEL, Answer, Engine, Plane, Watch, prompt, wrong
 from harness.wait import eventually
 
+pytestmark = pytest.mark.alone
+
 MAX_SILENCE = 2.0  # the default
 SLACK = 0.2
 BOUND = MAX_SILENCE + SLACK

@@ -92,8 +92,8 @@ class Shell:
             process.wait()
 
 
-def environment(scratch: Path, target: Path) -> dict[str, str]:
-    """That of somebody who has just logged in, but for where builds are kept."""
+def environment(scratch: Path, target: Path, built: Path | None) -> dict[str, str]:
+    """That of somebody who has just logged in, but for where builds are kept, and what was built already."""
     dropped = ("MAKE", "MFLAGS", "KVPLANE", "CARGO_TARGET_DIR", "PYTEST", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     configured = scratch / "gitconfig"
@@ -104,6 +104,7 @@ def environment(scratch: Path, target: Path) -> dict[str, str]:
         "PATH": f"{STAND_INS}:{kept['PATH']}",
         "CARGO": str(STAND_INS / "cargo"),
         "NEWCOMER_CARGO": os.environ.get("NEWCOMER_CARGO", "cargo"),
+        "NEWCOMER_BUILT": str(built or ""),
         "CARGO_TARGET_DIR": str(target),
         "GIT_CONFIG_GLOBAL": str(configured),
         "no_proxy": "127.0.0.1,localhost",

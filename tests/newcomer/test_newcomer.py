@@ -1,15 +1,18 @@
 """Somebody who has never heard of kvplane: a fresh clone, the README's commands, and the page of five minutes, word for word.
 
-The clone has what is committed. Its builds are kept in a directory of their own, which is gone afterwards: what this checkout has built
-of others' crates is in it, so that only kvplane's own are built again. What else is different is told on the page itself.
+The clone has what is committed. Where this checkout has nothing else, the program that it has built is what the clone would build, and is
+taken for it. Otherwise the clone's builds are kept in a directory of their own, which is gone afterwards: what this checkout has built of
+others' crates is in it, so that only kvplane's own are built again. What else is different is told on the page itself.
 """
 
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from harness.plane import find_binary
 from page import Step, steps
 from shell import STAND_INS, Shell, environment
 
@@ -21,26 +24,47 @@ def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("newcomer")
 
 
+def git(*words):
+    done = subprocess.run(["git", "-c", "safe.directory=*", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
 @pytest.fixture(scope="module")
-def target():
+def built():
+    """This checkout's program, if a clone would build the same: it names the last commit, and no file differs from that."""
+    binary = find_binary()
+    version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    (commit,) = re.findall(r"\((\w+)\)", version)
+    last = git("rev-parse", "HEAD")
+    is_last = last is not None and last.startswith(commit) and git("status", "--porcelain", "--untracked-files=no") == ""
+    return binary if is_last else None
+
+
+@pytest.fixture(scope="module")
+def target(built):
     """Where the clone's builds are kept. What comes from others is linked, what is kvplane's left out: cargo cannot tell one checkout's
     from another's, and would take the clone's for this one's."""
-    built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
-    ours = built / "newcomer"
+    kept = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+    ours = kept / "newcomer"
     shutil.rmtree(ours, ignore_errors=True)
+    if built is not None:
+        (ours / "debug").mkdir(parents=True)
+        yield ours
+        shutil.rmtree(ours, ignore_errors=True)
+        return
     for part in ("deps", "build", ".fingerprint"):
-        if (source := built / "debug" / part).is_dir():
+        if (source := kept / "debug" / part).is_dir():
             shutil.copytree(source, ours / "debug" / part, copy_function=os.link, symlinks=True, ignore=shutil.ignore_patterns("*kvplane*"))
     yield ours
     shutil.rmtree(ours, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
-def clone(scratch, target):
+def clone(scratch, target, built):
     """A fresh clone. Where a release would be, there is what was built, at free ports."""
     # `cargo` by name is the stand-in from here on.
     os.environ.setdefault("NEWCOMER_CARGO", shutil.which(os.environ.get("CARGO", "cargo")) or "cargo")
-    shell = Shell(scratch, environment(scratch, target), scratch)
+    shell = Shell(scratch, environment(scratch, target, built), scratch)
     directory = scratch / "clone"
     if (ROOT / ".git").exists():
         shell.run(f"git clone --quiet '{ROOT}' clone")

@@ -57,6 +57,20 @@ def clean_environment(**more):
     return {**kept, **more}
 
 
+# Every port that `free_ports` has returned: binding a port does not show that an earlier caller still means to use it,
+# and Linux lets two sockets with SO_REUSEADDR bind the same port as long as neither listens.
+_GIVEN = set()
+
+
+def _range_of_ports():
+    """KVPLANE_TEST_PORTS (`low-high`), or all that the system does not hand out by itself; of several workers, each has a part."""
+    low, high = map(int, os.environ.get("KVPLANE_TEST_PORTS", "15000-32000").split("-"))
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    share = (high - low) // workers
+    first = low + int(worker.removeprefix("gw")) * share
+    return range(first, first + share)
+
+
 def free_ports(count, together=False):
     """Ports that nobody has now: together, they follow each other.
 
@@ -67,7 +81,9 @@ def free_ports(count, together=False):
         with ExitStack() as held:
             ports = []
             for at in range(count):
-                port = ports[0] + at if together and ports else random.randrange(15_000, 32_000)
+                port = ports[0] + at if together and ports else random.choice(_range_of_ports())
+                if port in _GIVEN or port in ports or port not in _range_of_ports():
+                    break
                 one = held.enter_context(socket.socket())
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
@@ -76,6 +92,7 @@ def free_ports(count, together=False):
                     break
                 ports.append(port)
             if len(ports) == count:
+                _GIVEN.update(ports)
                 return ports
 
 

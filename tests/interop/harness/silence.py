@@ -159,7 +159,7 @@ class Watch:
 
     def _ask(self, caller, document):
         asked = time.monotonic()
-        status, answer = caller.call("POST", "/v1/query", {"model": MODEL, "token_ids": prompt(document)})
+        status, answer = caller.call("POST", "/v1/query", {"model": MODEL, "token_ids": prompt(document), "all": True})
         answered = time.monotonic()
         assert status == 200, answer
         for match in answer["matches"]:
