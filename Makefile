@@ -9,12 +9,12 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint fmt clippy rooms docs reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-python bench-dashboard bench-peers soak heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
+.PHONY: help demo test lint quick-lint fmt clippy rooms shared-builds docs build environments reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-scale bench-python bench-dashboard bench-peers dynamo-vectors soak heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
 	@echo "make test    everything that CI runs"
-	@echo "make test-long  what takes longer: miri over the index, advisories of dependencies"
+	@echo "make test-long  what takes longer: ten times the property cases, miri over the index, advisories of dependencies"
 	@echo "make fuzz    every fuzz target for a minute each (SECONDS=60)"
 	@echo "make lint    formatting, lints, the direction of dependencies, their licences, and where the documentation points"
 	@echo "make wheel   the Python package, as one wheel in dist/"
@@ -22,6 +22,7 @@ help:
 	@echo "make install the same, into PREFIX (default: /usr/local); make uninstall takes it away"
 	@echo "make reference  write the parts of docs/reference that are made from the code"
 	@echo "make bench   measurements"
+	@echo "make bench-scale  what a plane costs by the size of its fleet (ENGINES=\"50 5000\")"
 	@echo "make bench-peers  the index beside its peers"
 	@echo "make soak    random faults against a running plane, every answer checked (SOAK_SECONDS=, SOAK_FAULTS=)"
 	@echo "make attacks hostile clients against a running plane, with a good one beside them"
@@ -33,10 +34,14 @@ demo: compilers
 	$(CARGO) build --release -p kvplane
 	$(CARGO) run --quiet --release -p kvplane -- demo $(DEMO)
 
-# What is quick comes first, and what builds everything once more comes last.
-test: lint alerts unit interop python browser loom newcomer
+# The parts, in an order that uses the machine well; each of them is a target too.
+test:
+	@scripts/parts.sh
 
-lint: rust-tools test-compilers interpreter fmt clippy rooms deny docs
+lint: quick-lint clippy
+
+# All of it but clippy, which `make test` runs as it compiles.
+quick-lint: rust-tools test-compilers interpreter fmt rooms shared-builds deny docs
 
 fmt:
 	$(CARGO) fmt --all -- --check
@@ -46,6 +51,11 @@ clippy:
 
 rooms: interpreter
 	$(PYTHON) scripts/check-rooms.py
+
+# Features of libraries are the same for the program, its tests and the Python package: each library is built once.
+shared-builds: interpreter
+	@scripts/fetch.sh
+	$(PYTHON) scripts/shared-builds.py
 
 # Licences, sources and second versions of dependencies, by deny.toml; advisories where cargo-deny and its database are there.
 deny: interpreter
@@ -61,15 +71,32 @@ reference: compilers interpreter
 	$(CARGO) run --quiet -p kvplane -- config schema | $(PYTHON) scripts/config-page.py
 	$(PYTHON) scripts/messages-page.py
 
+# Everything that tests run. The Python package is built as pip does it, by `make python`.
+TESTED := --workspace --exclude kvplane-python
+build: test-compilers
+	@scripts/fetch.sh
+	$(CARGO) test $(TESTED) --no-run
+
+# Tests wait most of the time: more of them run at once than there are processors.
 unit: test-compilers
-	$(CARGO) test --workspace
+	@scripts/unit-tests.sh $(TESTED)
+
+# All that the other parts install, so that they need no network afterwards.
+environments: python-env
+	@scripts/netns-env.sh
+	@scripts/newcomer-env.sh
+	@scripts/dynamo-env.sh || echo "environments: the tests against Dynamo are skipped" >&2
+	@scripts/promtool.sh >/dev/null
+	@scripts/browser-env.sh
+	@scripts/python-tests.sh --environment
 
 # Interleavings of the index's readers and writer, as many as loom's bounds allow. In a directory of its own: the flag is every crate's.
 loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --release --target-dir target/loom -p kvplane-index --lib loom
+	RUSTFLAGS="--cfg loom" $(CARGO) test --profile loom --target-dir target/loom -p kvplane-index --lib loom
 
 # What CI does not wait for. Where miri is missing, AddressSanitizer or valgrind takes its place.
 test-long: test-compilers interpreter
+	PROPTEST_CASES=2560 scripts/unit-tests.sh $(TESTED)
 	scripts/memory-checks.sh any
 	scripts/deny.sh --install
 
@@ -90,8 +117,9 @@ alerts: python-env
 # PYTEST takes arguments: make interop PYTEST="-k grpc -x"
 interop: compilers python-env
 	@scripts/netns-env.sh
+	@scripts/dynamo-env.sh || echo "interop: the tests against Dynamo are skipped" >&2
 	$(CARGO) build -p kvplane
-	.venv/bin/python -m pytest tests/interop $(PYTEST)
+	scripts/pytest-parallel.sh .venv/bin/python 4 tests/interop $(PYTEST)
 
 python-env: interpreter
 	@scripts/python-env.sh
@@ -103,13 +131,14 @@ python: compilers interpreter
 # What the README and the page of five minutes say, done in a fresh clone.
 newcomer: compilers python-env
 	@scripts/newcomer-env.sh
+	$(CARGO) build -p kvplane
 	.venv/bin/python -m pytest tests/newcomer $(PYTEST)
 
 # The dashboard in Debian's chromium. PYTEST takes arguments here too.
 browser: compilers interpreter
 	@scripts/browser-env.sh
 	$(CARGO) build -p kvplane
-	.venv-browser/bin/python -m pytest tests/browser $(PYTEST)
+	scripts/pytest-parallel.sh .venv-browser/bin/python 2 tests/browser $(PYTEST)
 
 # The pictures of docs/images. Look at them before you commit them.
 screenshots: compilers interpreter
@@ -166,14 +195,22 @@ heartbeats flap: compilers python-env
 	$(CARGO) build --release -p kvplane
 	KVPLANE_BIN="$${KVPLANE_BIN:-$${CARGO_TARGET_DIR:-target}/release/kvplane}" PYTHONPATH=tests/interop .venv/bin/python scripts/streams.py $@
 
+bench-scale: compilers
+	scripts/bench-scale.sh $(ENGINES)
+
 # TRACE=FILE adds the workload conv8. PEERS takes arguments: make bench-peers PEERS="--quick"
 bench-peers:
 	$(CARGO) run --release --locked --manifest-path benches/peers/Cargo.toml -- $(if $(TRACE),--trace "$(TRACE)") $(PEERS)
 
+# Hashes of Dynamo's own crate, which tests compare with: needed again when its version in tests/dynamo-vectors changes.
+dynamo-vectors:
+	$(CARGO) run --quiet --locked --manifest-path tests/dynamo-vectors/Cargo.toml >target/dynamo-vectors.json
+	mv target/dynamo-vectors.json tests/dynamo-vectors/vectors.json
+
 clean:
 	$(CARGO) clean
-	rm -rf benches/peers/target fuzz/target
-	rm -rf .venv .venv-build .venv-python .venv-browser .tools .pytest_cache dist
+	rm -rf benches/peers/target fuzz/target tests/dynamo-vectors/target
+	rm -rf .venv .venv-build .venv-python .venv-browser .venv-dynamo .venv-prompt .tools .pytest_cache dist
 	find tests scripts python -name __pycache__ -type d -prune -exec rm -rf {} +
 
 rust-tools:

@@ -19,7 +19,7 @@ command -v chromedriver >/dev/null || missing+=(chromium-driver)
 if ((${#missing[@]})); then
     if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
         echo "browser-env: installing ${missing[*]}" >&2
-        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >&2 ||
+        scripts/retry.sh bash -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"' - "${missing[@]}" >&2 ||
             fail "${missing[*]} could not be installed: run 'apt-get install ${missing[*]}' and look at what it says"
     else
         fail "${missing[*]} missing: as root, run 'apt-get install ${missing[*]}' (or your system's equivalent), then try again"

@@ -23,8 +23,9 @@ ROOMS = {
     "kvplane-socket": {"kvplane-runtime", "kvplane-wire"},
     "kvplane-index": {"kvplane-core"},
     "kvplane-catalog": {"kvplane-core", "kvplane-index", "kvplane-runtime", "kvplane-stream", "kvplane-wire"},
+    "kvplane-discovery": {"kvplane-core", "kvplane-transport", "kvplane-wire"},
     "kvplane-ingest": {
-        "kvplane-catalog", "kvplane-core", "kvplane-index", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-stream",
+        "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-index", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-stream",
         "kvplane-transport", "kvplane-wire",
     },
     "kvplane-transport": set(),
@@ -32,6 +33,10 @@ ROOMS = {
     "kvplane-ops": {"kvplane-core", "kvplane-proto", "kvplane-transport"},
     "kvplane-proto": {"kvplane-core"},
     "kvplane-hints": set(),
+    "kvplane-route": {"kvplane-core"},
+    "kvplane-receipts": {"kvplane-core"},
+    "kvplane-lab": {"kvplane-core", "kvplane-route"},
+    "kvplane-prompt": {"kvplane-core", "kvplane-runtime", "kvplane-transport"},
     "kvplane-report": {
         "kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-runtime", "kvplane-stream",
         "kvplane-transport",
@@ -42,19 +47,19 @@ ROOMS = {
     },
     "kvplane-metrics": {
         "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-front", "kvplane-hints", "kvplane-index",
-        "kvplane-ingest", "kvplane-report", "kvplane-transport",
+        "kvplane-ingest", "kvplane-prompt", "kvplane-report", "kvplane-transport",
     },
     "kvplane-republish": {
         "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-server": {
-        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-proto", "kvplane-report",
-        "kvplane-republish", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
+        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-prompt", "kvplane-proto", "kvplane-receipts", "kvplane-report",
+        "kvplane-republish", "kvplane-route", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-wire"},
     "kvplane-doctor": {
-        "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-transport", "kvplane-wire",
+        "kvplane-core", "kvplane-discovery", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-embed": {
         "kvplane-catalog", "kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-runtime", "kvplane-stream", "kvplane-transport",
@@ -95,7 +100,7 @@ ONLY_IN_TESTS = {
 
 # A library, the rooms that may not use it (in tests neither), and why.
 NEVER = {
-    "tokio": ({"kvplane-core", "kvplane-wire", "kvplane-stream", "kvplane-hints"}, "these rooms are free of IO: time and bytes are passed in"),
+    "tokio": ({"kvplane-core", "kvplane-wire", "kvplane-stream", "kvplane-hints", "kvplane-receipts", "kvplane-route"}, "these rooms are free of IO: time and bytes are passed in"),
 }
 
 LINES_MAX = 600

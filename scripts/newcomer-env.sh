@@ -9,7 +9,7 @@ done
 [[ ${#missing[@]} == 0 ]] && exit 0
 if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
     echo "newcomer-env: installing ${missing[*]}" >&2
-    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"; } >&2 && exit 0
+    "$(dirname "$0")/retry.sh" bash -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@"' - "${missing[@]}" >&2 && exit 0
 fi
 echo "newcomer-env: missing: as root, run 'apt-get install ${missing[*]}' (or your system's equivalent), then try again" >&2
 exit 1

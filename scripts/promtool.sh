@@ -24,7 +24,7 @@ if [[ ! -x $tool ]]; then
     if ! fetch 2>/dev/null; then
         # Lists of packages are missing or old; only root may renew them.
         [[ $(id -u) == 0 ]] || fail "it is not installed: as root, run 'apt-get install prometheus' (or 'apt-get update', then try again)"
-        apt-get update -qq >&2 || fail "'apt-get update' failed: look at what it says"
+        scripts/retry.sh apt-get update -qq >&2 || fail "'apt-get update' failed: look at what it says"
         fetch || fail "Debian's package prometheus could not be fetched: run 'apt-get download prometheus' and look at what it says"
     fi
     mkdir -p "$unpacked"

@@ -28,7 +28,7 @@ scripts/venv.sh "$venv" "$requirements"
 wheels=$(mktemp -d)
 trap 'rm -rf "$wheels"' EXIT
 grep -v '^#' "$engines" | while read -r release file; do
-    "$venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+    scripts/retry.sh "$venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
         --python-version 3.11 --platform manylinux_2_34_x86_64 --dest "$wheels" "$release" ||
         fail "cannot fetch $release, see pip's words above (is a Python package index reachable?)"
     name=${release/==/-}

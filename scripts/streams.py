@@ -4,8 +4,8 @@
     KVPLANE_BIN=target/release/kvplane PYTHONPATH=tests/interop .venv/bin/python scripts/streams.py heartbeats
     KVPLANE_BIN=target/release/kvplane PYTHONPATH=tests/interop .venv/bin/python scripts/streams.py flap
 
-`heartbeats` prints the processor time of a plane over idle streams (STREAMS, default 300; DURATION in seconds, default 30): at most 1 %
-of a core. `flap` keeps the machine busy (LOAD busy processes, default 15) and looks for streams that are not live (DURATION,
+`heartbeats` prints the processor time of a plane over idle streams (STREAMS, default 300; DURATION in seconds, default 120; after
+SETTLE seconds, default 100, when questions to replay sockets come at their longest interval): at most 1 % of a core. `flap` keeps the machine busy (LOAD busy processes, default 15) and looks for streams that are not live (DURATION,
 default 3600); half of the engines are idle, half are under load.
 """
 
@@ -21,6 +21,7 @@ from harness.wait import eventually
 
 RANKS = 50  # of a simulated engine: a process each is too many
 STREAMS = int(os.environ.get("STREAMS", "300"))
+SETTLE = int(os.environ.get("SETTLE", "100"))
 # Counted for healthy streams too: they are no sign of trouble.
 HARMLESS = ("batches", "events", "blocks", "bytes", "probes", "pings", "pongs", "replays", "heartbeats", "stored", "removed")
 
@@ -66,7 +67,7 @@ def heartbeats(seconds):
     shares = {}
     for streams in (0, STREAMS):
         fleet = Fleet(streams)
-        time.sleep(5)  # what is done once after the start is over
+        time.sleep(SETTLE if streams else 5)  # what is done once after the start is over
         before, begun = processor_seconds(fleet.pid), time.monotonic()
         time.sleep(seconds)
         took = time.monotonic() - begun
@@ -118,7 +119,7 @@ def flap(seconds):
 
 if __name__ == "__main__":
     mode = sys.argv[1] if len(sys.argv) == 2 else ""
-    modes = {"heartbeats": (heartbeats, 30), "flap": (flap, 3600)}
+    modes = {"heartbeats": (heartbeats, 120), "flap": (flap, 3600)}
     if mode not in modes:
         raise SystemExit(__doc__)
     run, default = modes[mode]

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with exactly what a file of requirements names: scripts/venv.sh DIRECTORY REQUIREMENTS.
+# Makes a virtual environment with exactly what a file of requirements names: scripts/venv.sh DIRECTORY REQUIREMENTS
+# [PIP-OPTION...].
 # What is in the directory already is removed. PYTHON chooses the interpreter (default: python3).
 set -euo pipefail
 
 venv=$1
 requirements=$2
+pip_options=("${@:3}")
 python=${PYTHON:-python3}
+retry=$(dirname "$0")/retry.sh
 
 fail() {
     echo "venv: $*" >&2
@@ -20,7 +23,7 @@ command -v "$python" >/dev/null || fail "$python is not installed: install Pytho
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
         echo "venv: installing python3-venv" >&2
-        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; } >&2 ||
+        "$retry" bash -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv' >&2 ||
             fail "python3-venv could not be installed: run 'apt-get install python3-venv' and look at what it says"
         "$python" -c 'import ensurepip, venv' 2>/dev/null ||
             fail "$python still has no ensurepip after installing python3-venv: PYTHON=/usr/bin/python3 chooses the system's"
@@ -31,5 +34,5 @@ fi
 
 echo "venv: making $venv" >&2
 "$python" -m venv --clear "$venv" || fail "cannot make $venv with $python"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$requirements" ||
+"$retry" "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${pip_options[@]}" --requirement "$requirements" ||
     fail "cannot install $requirements, see pip's words above (is a Python package index reachable?)"

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-#[path = "../../crates/stream/tests/model/copy.rs"]
+#[path = "../../crates/stream/tests/it/copy.rs"]
 #[allow(dead_code, reason = "shared with the models")]
 mod copy;
 
