@@ -96,7 +96,7 @@ loom:
 
 # What CI does not wait for. Where miri is missing, AddressSanitizer or valgrind takes its place.
 test-long: test-compilers interpreter
-	PROPTEST_CASES=2560 scripts/unit-tests.sh $(TESTED)
+	PROPTEST_CASES=2560 PROPTEST_RNG_SEED=random scripts/unit-tests.sh $(TESTED)
 	scripts/memory-checks.sh any
 	scripts/deny.sh --install
 

@@ -45,7 +45,8 @@ fn blocks() -> impl Strategy<Value = OwnedStored> {
     let full = (vec(hash(), 0..6), 1..8u32, 0..20usize).prop_flat_map(move |(hashes, size, more)| {
         let blocks = hashes.len();
         let positions = blocks * size as usize + more;
-        let keys = option::of(vec(option::of(vec(extra_key(), 1..4)), blocks));
+        let lists = vec(option::of(vec(extra_key(), 1..4)), blocks);
+        let keys = option::of(prop_oneof![8 => lists, 1 => Just(Vec::new())]);
         (vec(token.clone(), 2 * positions), any::<bool>(), keys).prop_map(
             move |(mut token_ids, paired, extra_keys)| {
                 let bigrams = paired && positions > 0;

@@ -99,6 +99,11 @@ pub(super) fn add_keys<'f>(
 ) -> Result<(), RejectReason> {
     let blocks = stored.hashes.len();
     let size = stored.block_size as usize;
+    if texts.is_empty() && items.as_ref().is_some_and(Range::is_empty) && stored.extra_keys.is_none() {
+        // An empty list names no keys, as `extra_keys` does when it is empty.
+        stored.extra_keys = items;
+        return Ok(());
+    }
     let (own, items) = (stored.extra_keys.take().unwrap_or_default(), items.unwrap_or_default());
     if [&own, &items].into_iter().any(|list| !list.is_empty() && list.len() != blocks) {
         return Err(RejectReason::BadType);
