@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint quick-lint fmt clippy rooms shared-builds docs build environments reference unit loom alerts interop python python-env newcomer browser screenshots wheel bench bench-scale bench-python bench-dashboard bench-peers dynamo-vectors soak heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
+.PHONY: help demo test lint quick-lint fmt clippy rooms shared-builds docs build environments reference unit loom alerts interop python python-env newcomer browser terminal packages deb image screenshots recording wheel bench bench-scale bench-python bench-dashboard bench-peers dynamo-vectors soak heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
@@ -88,6 +88,7 @@ environments: python-env
 	@scripts/dynamo-env.sh || echo "environments: the tests against Dynamo are skipped" >&2
 	@scripts/promtool.sh >/dev/null
 	@scripts/browser-env.sh
+	@scripts/terminal-env.sh
 	@scripts/python-tests.sh --environment
 
 # Interleavings of the index's readers and writer, as many as loom's bounds allow. In a directory of its own: the flag is every crate's.
@@ -140,6 +141,23 @@ browser: compilers interpreter
 	$(CARGO) build -p kvplane
 	scripts/pytest-parallel.sh .venv-browser/bin/python 2 tests/browser $(PYTEST)
 
+# Screens of status, top and demo on terminals of two sizes, in tmux.
+terminal: compilers python-env
+	@scripts/terminal-env.sh
+	$(CARGO) build -p kvplane
+	.venv/bin/python -m pytest tests/terminal $(PYTEST)
+
+# Archive, package and image, installed and run in a root of their own.
+packages: compilers python-env
+	$(CARGO) build -p kvplane
+	.venv/bin/python -m pytest tests/packages $(PYTEST)
+
+# The animation of docs/images: an asciicast and an SVG. Look at it before you commit it.
+recording: compilers
+	@scripts/terminal-env.sh
+	$(CARGO) build -p kvplane
+	scripts/record-demo.py "$${CARGO_TARGET_DIR:-target}/debug/kvplane" docs/images
+
 # The pictures of docs/images. Look at them before you commit them.
 screenshots: compilers interpreter
 	@scripts/browser-env.sh
@@ -161,6 +179,16 @@ DIST ?= dist
 
 dist: $(if $(BINARY),,compilers)
 	scripts/dist.sh "$(PROFILE)" "$(DIST)"
+
+# The same for Debian, and as an OCI image archive that needs no daemon.
+deb: $(if $(BINARY),,compilers)
+	scripts/deb.sh "$(PROFILE)" "$(DIST)"
+
+image: $(if $(BINARY),,compilers) interpreter
+	@mkdir -p "$(DIST)"
+	rm -rf "$(DIST)/staged" && scripts/stage.sh "$(PROFILE)" "$(DIST)/staged" /usr
+	scripts/oci-image.py "$(DIST)/staged" "$(DIST)/kvplane.oci.tar"
+	rm -rf "$(DIST)/staged"
 
 install: $(if $(BINARY),,compilers)
 	scripts/stage.sh "$(PROFILE)" "$(DESTDIR)$(PREFIX)" "$(PREFIX)"

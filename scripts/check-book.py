@@ -5,7 +5,8 @@
 - every link with an anchor leads to a heading;
 - every test that a page names as "`test` in `file`" is a function of that file;
 - every row of the pages that say what is shown by a test names one, with a link to its file, or says that there is none;
-- docs/reference/messages.md is what the contract says.
+- docs/reference/messages.md is what the contract says;
+- the README has at most 700 words.
 """
 
 import re
@@ -23,12 +24,14 @@ SHOWN_BY = re.compile(r"((?:`[a-z0-9_]+`(?:, )?)+) in \[?`([\w/.-]+\.(?:rs|py))`
 SHOWING = ["docs/reference/failures.md", "docs/reference/compatibility.md"]
 # A form to copy, and no page to read.
 UNLISTED = {"SUMMARY.md", "adr/000-template.md"}
+# Words of the README, as `wc -w` counts them.
+README_WORDS = 700
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 
 
 def main() -> int:
     pages = [*ROOT.glob("*.md"), *DOCS.glob("**/*.md")]
-    errors = [*check_summary(), *check_anchors(pages), *check_tests(pages), *check_rows()]
+    errors = [*check_summary(), *check_anchors(pages), *check_tests(pages), *check_rows(), *check_length()]
     for line in errors:
         print(line, file=sys.stderr)
     written = subprocess.run([sys.executable, ROOT / "scripts/messages-page.py", "--check"], check=False)
@@ -41,6 +44,11 @@ def check_summary() -> list[str]:
     errors = [f"docs/SUMMARY.md: {page} is not listed" for page in sorted(there - listed.keys())]
     errors += [f"docs/SUMMARY.md: {page} does not exist" for page in sorted(listed.keys() - there)]
     return errors + [f"docs/SUMMARY.md: {page} is listed {times} times" for page, times in listed.items() if times > 1]
+
+
+def check_length() -> list[str]:
+    words = len((ROOT / "README.md").read_text().split())
+    return [f"README.md: has {words} words, and may have {README_WORDS}"] if words > README_WORDS else []
 
 
 def check_anchors(pages: list[Path]) -> list[str]:

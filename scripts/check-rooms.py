@@ -53,7 +53,7 @@ ROOMS = {
         "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-server": {
-        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-prompt", "kvplane-proto", "kvplane-receipts", "kvplane-report",
+        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-doctor", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-prompt", "kvplane-proto", "kvplane-receipts", "kvplane-report",
         "kvplane-republish", "kvplane-route", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime"},

@@ -16,7 +16,7 @@ def test_a_page_recovers_when_the_plane_comes_back(fleet, page):
     assert first >= 2
     there.plane.stop()
     stopped = time.time() * 1000
-    seen.shows("The plane is not heard", "#banner")
+    seen.shows("Can't reach kvplane", "#banner")
     seen.shows("not connected", "#link")
     there.start()
     seen.live()
@@ -37,14 +37,14 @@ def test_a_plot_has_a_hole_where_the_plane_was_not_heard(fleet, page):
     seen.until("return document.querySelector('.rank')?.hasAttribute('data-seen')")
     # The share of columns in which the plot has any colour, from the first to the last that has.
     filled = """
-        const canvas = document.querySelectorAll("canvas")[1];
+        const canvas = document.querySelectorAll(".rank canvas")[1];
         const {data, width, height} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         const columns = [...Array(width).keys()].filter((x) => [...Array(height).keys()].some((y) => data[4 * (y * width + x) + 3]));
         return columns.length > 10 && columns.length / (1 + columns.at(-1) - columns[0]);
     """
     seen.until(f"return (() => {{ {filled} }})() > 0.99", what="a whole plot")
     seen.hide()
-    seen.shows("resting", "#link")
+    seen.shows("paused", "#link")
     age = "parseInt(document.querySelector('.axis').innerText)"
     before = seen.run(f"return {age}")
     seen.until(f"return {age} >= arguments[0]", min(before + 6, 50), what="time that passes")
@@ -113,7 +113,7 @@ def test_a_plane_with_roles_asks_for_a_token(guarded, page):
 
     seen.shows("a bearer token or a client certificate with a role is needed", "#token-form")
     give("a\u2019token")
-    seen.shows("no request can carry", "#token-form")
+    seen.shows("a request cannot carry", "#token-form")
     assert seen.run("return sessionStorage.length") == 0
     give("nobody-s-token")
     seen.shows("the token is not known; compare it with", "#token-form")

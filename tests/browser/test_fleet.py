@@ -23,10 +23,10 @@ def test_cells_show_every_rank_and_go_on_changing(fleet, page):
     before = seen.run("return document.getElementById('fleet').innerText")
     seen.until("return document.getElementById('fleet').innerText !== arguments[0]", before, what="other numbers")
     title = seen.find('.cell[data-engine="e0"]').get_attribute("title")
-    for word in ("live, exact", "what the engine holds", "blocks: device", "events/s", "lag", "epoch"):
+    for word in ("live, exact", "in sync with the engine", "blocks: device", "events/s", "lag", "epoch"):
         assert word in title, title
     spoken = seen.find('.cell[data-engine="e0"]').get_attribute("aria-label")
-    for word in ("e0 rank 0", "live, exact", "what the engine holds", "blocks device", "events a second", "lag", "epoch"):
+    for word in ("e0 rank 0", "live, exact", "in sync with the engine", "blocks device", "events a second", "lag", "epoch"):
         assert word in spoken, spoken
     seen.shows("2 engines · 4 ranks · 4 exact", "#totals")
     seen.shows("the plane began", "#timeline")
@@ -56,11 +56,11 @@ def test_what_keeps_a_source_from_being_heard_is_said(fleet, page):
     seen.shows(words, "#timeline")
     seen.until("return document.querySelector('#timeline li[data-mood=\"bad\"][data-topic=\"source\"]')")
     # Another plane has no ranks of its own.
-    seen.shows("not followed: the other plane does not answer", "#fleet")
-    seen.shows("1 plane not followed", "#totals")
+    seen.shows("not connected: the other plane does not answer", "#fleet")
+    seen.shows("1 plane not connected", "#totals")
     seen.shows("elsewhere is not followed", "#timeline")
     seen.go("#/engine/elsewhere")
-    seen.shows("Another plane, not followed", "#engine-facts")
+    seen.shows("Another kvplane, not connected", "#engine-facts")
     seen.go("#/engine/e0")
     seen.shows(words, ".rank")
     seen.check_clean()
@@ -91,7 +91,7 @@ def restart(there, seen):
     """Restarts e0. Returns how many milliseconds after that its cell has another epoch and the timeline says why."""
     seen.run("""
         const epoch = () => document.querySelector('.cell[data-engine="e0"]').dataset.epoch;
-        const told = () => document.querySelectorAll('#timeline li[data-topic="epoch"]').length;
+        const told = () => [...document.querySelectorAll('#timeline li[data-topic="epoch"]')].map((line) => line.textContent).join();
         const [before, remarks] = [epoch(), told()];
         window.seenAt = null;
         const observer = new MutationObserver(() => {

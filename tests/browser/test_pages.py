@@ -67,7 +67,7 @@ def test_an_engine_has_plots_that_move(fleet, page):
             seen.until(f"{drawn} !== arguments[2]", card, plot, before, what="a plot that moves")
     assert seen.driver.title == "e0 · kvplane"
     seen.go("#/engine/nobody")
-    seen.shows("This plane has no such engine.", "#engine-facts")
+    seen.shows("No such engine.", "#engine-facts")
     seen.go("#/engine/100%")
     seen.shows("100%", "#engine-name")
     seen.check_clean()

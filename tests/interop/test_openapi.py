@@ -158,6 +158,8 @@ def test_every_page_answers_as_it_is_described(contract):
     assert ask("GET", "/v1/receipts/{id}", id=picked["id"])
     ask("GET", "/v1/receipts/{id}", id="00000000-1", expect=404)
     assert ask("GET", "/v1/receipts", worst=1)
+    assert ask("GET", "/v1/history", engine="e0")["every_ms"] == 15000
+    ask("GET", "/v1/history", engin="e0", expect=400)
     with urllib.request.urlopen(contract.plane.http + "/v1/watch", timeout=10) as stream:
         assert stream.headers["content-type"] == "text/event-stream"
         assert stream.readline().startswith(b"event: ")

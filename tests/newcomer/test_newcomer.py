@@ -98,7 +98,7 @@ def test_the_readme_has_two_commands(shell):
 def test_the_first_command(shell):
     (first, _) = commands_of_the_readme()
     shown = shell.run(first)
-    assert re.search(r"^false hits +0$", shown, re.MULTILINE), shown
+    assert re.search(r"^false hits +kvplane 0,", shown, re.MULTILINE), shown
 
 
 def test_the_second_command_is_what_ci_runs(shell):

@@ -136,6 +136,8 @@ pub struct Answer<'a> {
     /// See `Scratch`.
     pub(crate) outside: &'a Bits,
     pub(crate) prompt_tokens: Option<u64>,
+    /// Hashes that were given in place of tokens.
+    pub(crate) hashes: usize,
     /// The block size that was asked for.
     pub(crate) block_size: Option<u32>,
     pub(crate) credit: &'a [Trust],
@@ -143,6 +145,8 @@ pub struct Answer<'a> {
     pub(crate) now: Instant,
     /// How many streams there are, listed or not.
     pub counts: Counts,
+    /// Tokens that the credited streams with the longest match hold, listed or not.
+    pub most_tokens: u64,
     /// The weakest of all streams that could have answered, credited or not.
     pub trust: Trust,
 }
@@ -162,6 +166,19 @@ impl<'a> Answer<'a> {
         let most = self.holders.first().map_or(0, |row| row.tokens);
         let best = if most == 0 { 0 } else { self.holders.partition_point(|row| row.tokens == most) };
         self.matches().take(best)
+    }
+
+    /// Tokens that were asked for. Hashes count with the block size of the question, or else of the first stream that
+    /// has one.
+    pub fn asked_tokens(&self) -> u64 {
+        self.prompt_tokens.unwrap_or_else(|| (self.hashes as u64).saturating_mul(self.blocks_size()))
+    }
+
+    /// Tokens of a block where hashes are asked for; 0 while no stream has said.
+    pub fn blocks_size(&self) -> u64 {
+        let best = self.holders.first().map(|row| self.finds.get(row.position).block_size);
+        let any = || self.table.members.iter().find_map(|member| member.block_size());
+        u64::from(self.block_size.or(best).or_else(any).unwrap_or(0))
     }
 
     /// Whether anybody who is credited holds anything.

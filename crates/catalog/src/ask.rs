@@ -394,7 +394,7 @@ impl Scratch {
         }
         list_best(&mut self.holders, listing);
         if listing.empty && question.by_group {
-            let answer = self.assemble(table, question, now, counts, trust);
+            let answer = self.assemble(table, question, now, (counts, most), trust);
             let sided: Vec<u32> =
                 answer.empty().filter(|position| self.census.needs(*position).needs.is_some()).collect();
             for position in sided {
@@ -403,7 +403,7 @@ impl Scratch {
                 }
             }
         }
-        self.assemble(table, question, now, counts, trust)
+        self.assemble(table, question, now, (counts, most), trust)
     }
 
     fn assemble<'a>(
@@ -411,7 +411,7 @@ impl Scratch {
         table: &'a Table,
         question: &Question<'a>,
         now: Instant,
-        counts: Counts,
+        (counts, most_tokens): (Counts, u64),
         trust: Trust,
     ) -> Answer<'a> {
         Answer {
@@ -421,11 +421,16 @@ impl Scratch {
             holders: &self.holders,
             outside: &self.outside,
             prompt_tokens: question.prompt.tokens(),
+            hashes: match question.prompt {
+                Prompt::Hashes { hashes, .. } => hashes.len(),
+                Prompt::Tokens { .. } | Prompt::Keyed { .. } => 0,
+            },
             block_size: question.prompt.block_size(),
             credit: question.credit,
             listing: question.listing,
             now,
             counts,
+            most_tokens,
             trust,
         }
     }

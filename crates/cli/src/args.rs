@@ -38,10 +38,13 @@ pub(crate) use report::{ReportArgs, with_two_dashes};
 pub(crate) use route_sim::RouteSimArgs;
 #[cfg(feature = "sim")]
 pub(crate) use sim::{SimArgs, SimHash, SimHostEvents, SimProfile, SimService, SimWithout};
-pub(crate) use status::{StatusArgs, StatusOutput};
+pub(crate) use status::{StatusArgs, StatusOutput, TopArgs, TopSort};
 
-/// The KV-cache event plane for LLM fleets: hears every engine's KV-cache events, knows exactly where each stream
-/// stands, and gives the state to any router. Every answer is exact, or says how it is not.
+/// Heading of the flags that say where kvplane is and how to sign in.
+const CONNECTION: &str = "Connection";
+
+/// The KV-cache event plane for LLM fleets: tells any router which engine holds which prompt prefix, and how sure it
+/// is. Every answer is exact, or says how it is not.
 #[derive(Debug, Parser)]
 #[command(name = "kvplane", version = crate::version::VERSION, about, propagate_version = true, arg_required_else_help = true)]
 pub(crate) struct Args {
@@ -75,6 +78,12 @@ pub(crate) enum Command {
         kvplane status -o wide --server http://10.0.0.5:8090\n  \
         kvplane status -o json | jq '.healthy, .problems[].code'")]
     Status(StatusArgs),
+    /// Watch the fleet live in the terminal: sort, filter, scroll
+    #[command(
+        after_help = "Keys: q quit, s sort, r reverse, / filter, Esc clear the filter, p pause, arrows and PgUp/PgDn scroll\n\n\
+        Examples:\n  kvplane top\n  kvplane top --sort rate --filter llama\n  kvplane top --server http://10.0.0.5:8090 --interval 1s"
+    )]
+    Top(TopArgs),
     /// Follow streams of a running kvplane, live
     #[command(
         after_help = "Examples:\n  kvplane tail\n  kvplane tail --engine vllm-0 --from snapshot -o json | jq .\n  \
@@ -186,9 +195,10 @@ pub(crate) enum LogFormat {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Output {
-    /// Lines for people
+    /// A table, or lines, for people
+    #[value(name = "table", alias = "text")]
     Text,
-    /// One JSON object a line
+    /// JSON, one object per line
     Json,
 }
 
@@ -225,8 +235,8 @@ pub(crate) struct ServeArgs {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct PlaneArgs {
-    /// The kvplane to ask (its gRPC address)
-    #[arg(long, default_value = "http://127.0.0.1:50090", value_name = "URL")]
+    /// gRPC address of kvplane
+    #[arg(help_heading = CONNECTION, long, default_value = "http://127.0.0.1:50090", value_name = "URL")]
     pub(crate) plane: String,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
@@ -234,8 +244,9 @@ pub(crate) struct PlaneArgs {
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct ServerArgs {
-    /// The kvplane to ask (its HTTP address)
+    /// HTTP address of kvplane
     #[arg(
+        help_heading = CONNECTION,
         long,
         global = true,
         env = "KVPLANE_SERVER",
@@ -266,7 +277,7 @@ pub(crate) struct EnginesArgs {
     pub(crate) command: Option<EnginesCommand>,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// How to print
+    /// Output format
     #[arg(long, short, global = true, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
 }
@@ -314,10 +325,10 @@ pub(crate) struct TailArgs {
     /// Show token values: they are prompts
     #[arg(long)]
     pub(crate) tokens: bool,
-    /// How to print
+    /// Output format
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
-    /// Stop after so many seconds
+    /// Stop after this number of seconds
     #[arg(long, value_name = "N")]
     pub(crate) seconds: Option<u64>,
 }
@@ -341,7 +352,7 @@ pub(crate) struct DumpArgs {
     /// Show token values: they are prompts
     #[arg(long)]
     pub(crate) tokens: bool,
-    /// How to print
+    /// Output format
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
 }

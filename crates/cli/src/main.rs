@@ -5,6 +5,7 @@ mod commands;
 mod config;
 mod logging;
 mod output;
+mod suggest;
 mod systemd;
 mod version;
 
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
             #[cfg(feature = "sim")]
             Command::Sim(sim) => commands::sim::run(sim).await,
             Command::Status(status) => commands::status::run(status).await,
+            Command::Top(top) => commands::top::run(top).await,
             Command::Tail(tail) => commands::tail::run(tail).await,
             Command::Dump(dump) => commands::dump::run(dump).await,
             Command::Engines(engines) => commands::engines::run(engines).await,

@@ -147,6 +147,9 @@ pub struct Stats {
     pub streams: usize,
     /// (stream, block) pairs.
     pub blocks: usize,
+    /// Different blocks, once each however many streams hold them. A block that is missing between two others of its
+    /// prefix counts too.
+    pub distinct: usize,
     /// Blocks that wait for a parent.
     pub waiting: usize,
     /// Bytes in use (what the index asked of the allocator).

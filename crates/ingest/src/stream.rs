@@ -60,6 +60,10 @@ pub struct StreamStatus {
     pub known_from: Option<u64>,
     /// Blocks by tier.
     pub blocks: [u64; Tier::ALL.len()],
+    /// Device blocks in use: every copy, in all groups.
+    pub used_blocks: u64,
+    /// Device blocks that the engine has, where it says so.
+    pub capacity_blocks: Option<u64>,
     /// Digest of the resident state at the cursor.
     pub digest: StateDigest,
     /// Stores that wait for their parent.
@@ -447,6 +451,8 @@ impl Stream {
             engine_sequence: journal.engine_sequence(),
             known_from: journal.known_from(),
             blocks: journal.state().blocks_by_tier(),
+            used_blocks: journal.state().copies_in(Tier::Device),
+            capacity_blocks: inner.recorder.capacity(),
             digest: journal.state().digest(),
             waiting: journal.state().waiting(),
             unjoined: journal.state().unjoined(),

@@ -26,9 +26,10 @@ type OfIndex = (Family, fn(&Stats) -> usize);
 
 impl Collector for Indexes {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-        let gauges: [OfIndex; 5] = [
+        let gauges: [OfIndex; 6] = [
             (indexes::STREAMS, |stats| stats.streams),
             (indexes::BLOCKS, |stats| stats.blocks),
+            (indexes::DISTINCT_BLOCKS, |stats| stats.distinct),
             (indexes::INDEX_BYTES, |stats| stats.bytes),
             (indexes::WAITING_BLOCKS, |stats| stats.waiting),
             (indexes::UNRECLAIMED_BLOCKS, |stats| stats.unreclaimed),

@@ -24,6 +24,7 @@ mod reports;
 mod routes;
 mod sources;
 mod streams;
+mod value;
 
 use std::fmt::Error;
 
@@ -49,6 +50,7 @@ pub use reports::ReportRows;
 pub use routes::RouteRows;
 pub use sources::Sources;
 pub use streams::Streams;
+pub use value::{PrefixRow, ValueRows};
 
 /// A page of metrics, part by part.
 #[derive(Debug, Default)]

@@ -92,6 +92,17 @@ impl Streams {
             }
             Ok(())
         })?;
+        self.gauge(encoder, streams::USED_BLOCKS, |row, metric| {
+            gauge(row.sum(|status| status.used_blocks), metric.encode_family(&row.labels.all())?)
+        })?;
+        self.gauge(encoder, streams::CAPACITY_BLOCKS, |row, metric| {
+            // A sum without one of its parts would make the others look fuller than they are.
+            let capacity: Option<u64> = row.streams.iter().map(|status| status.capacity_blocks).sum();
+            match capacity {
+                Some(capacity) => gauge(capacity, metric.encode_family(&row.labels.all())?),
+                None => Ok(()),
+            }
+        })?;
         self.gauge(encoder, streams::CONTINUITY, |row, metric| {
             for standing in Continuity::ALL {
                 let labels = row.labels.with("continuity", standing.as_str());

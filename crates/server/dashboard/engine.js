@@ -1,11 +1,11 @@
 // One engine: its ranks, with plots that move.
 
-import { look, samples } from "./history.js";
+import { look, recall, samples } from "./history.js";
 import { known, now } from "./known.js";
 import { plot, sizeOf } from "./plot.js";
 import { MARKS, TIERS, bytes, counted, lag, linkWords, make, mark, rate, remedy, say, sentence, short, since, standing, tierNames } from "./words.js";
 
-const SPAN = 120_000; // across a plot, once it has been looked at for so long
+const SPAN = 3_600_000; // across a plot, once so much is known
 const LEAST_SPAN = 20_000;
 let built = ""; // which engine and ranks the page shows
 const parts = new Map(); // rank -> what changes on its card
@@ -29,6 +29,7 @@ export function draw(engine) {
   if (built !== wanted) {
     built = wanted;
     build(engine, ranks);
+    if (ranks.length) recall(engine);
   }
   const inSight = ranks.filter((rank) => parts.get(rank.rank)?.card.hasAttribute("data-seen"));
   // All at once: what is written between two questions would be laid out for each.
@@ -50,8 +51,8 @@ function build(engine, ranks) {
 
 function facts(engine, ranks) {
   const link = known.links.find((link) => link.engine === engine);
-  if (link) return `Another plane, ${linkWords(link)}.`;
-  if (!ranks.length) return "This plane has no such engine.";
+  if (link) return `Another kvplane, ${linkWords(link)}.`;
+  if (!ranks.length) return "No such engine.";
   const [{ kind, model }] = ranks;
   return `${kind}, ${model ? `model ${model}` : "no model"}, ${counted(ranks.length, "rank")}`;
 }
@@ -105,7 +106,7 @@ function drawRank(rank, inSight) {
   say(part.remedy, remedy(rank));
   part.remedy.hidden = !part.remedy.textContent;
   const values = {
-    epoch: `${rank.epoch} (life ${rank.life} since it is followed)`,
+    epoch: `${rank.epoch} (epoch ${rank.life} since kvplane started)`,
     sequence: rank.sequence === null ? "none yet" : String(rank.sequence),
     "last event": rank.last_event_ms === null ? "unknown" : `${since(rank.last_event_ms, now())} ago`,
     lag: lag(rank),

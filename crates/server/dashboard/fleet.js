@@ -1,11 +1,19 @@
 // The fleet at a glance: a card for each engine, a cell for each rank.
 
 import { key, known } from "./known.js";
-import { LEGEND, MARKS, TIERS, lag, linkWords, make, mark, modelOf, rate, say, sentence, short, standing, tierNames } from "./words.js";
+import { arrange } from "./order.js";
+import { SHOWS, welcome } from "./shows.js";
+import { LEGEND, MARKS, TIERS, lag, linkWords, make, mark, middle, modelOf, rate, say, sentence, severity, short, standing, tierNames } from "./words.js";
 
 const cards = new Map(); // engine -> {card, cells: Map(rank -> parts)}
 let members = -1;
 let wanted = "";
+let show = "";
+
+/** Which ranks a link asks for: sick, exact, less, away, or all. */
+export function only(which) {
+  show = which in SHOWS ? which : "";
+}
 
 export function begin() {
   const legend = document.getElementById("legend");
@@ -29,6 +37,7 @@ export function draw() {
     build();
   }
   for (const rank of known.ranks.values()) drawCell(rank);
+  arrange(document.getElementById("fleet"), cards, document.getElementById("sort").value);
   hideOthers();
 }
 
@@ -44,7 +53,7 @@ function build() {
     entry.list.append(parts.cell);
   }
   for (const link of known.links) {
-    const { card, list } = buildCard({ ...link, model: "another plane" });
+    const { card, list } = buildCard({ ...link, model: "another kvplane" });
     card.dataset.standing = link.connected ? "exact" : "away";
     list.append(make("p", { class: "why" }, make("span", { class: "mark" }, link.connected ? MARKS.exact : MARKS.away), ` ${linkWords(link)}`));
   }
@@ -58,10 +67,10 @@ const page = (engine) => `#/engine/${encodeURIComponent(engine)}`;
 
 function buildCard(rank) {
   // The cells lead there too: by keyboard an engine is reached once.
-  const link = make("a", { href: page(rank.engine), title: rank.engine, tabindex: "-1" }, rank.engine);
+  const link = make("a", { class: "middle", href: page(rank.engine), title: rank.engine, tabindex: "-1" }, ...middle(rank.engine));
   const list = make("div", { class: "cells" });
   const title = make("h2", {}, link, make("span", {}, rank.kind));
-  const model = make("p", { class: "model", title: rank.model }, modelOf(rank));
+  const model = make("p", { class: "model middle", title: rank.model }, ...middle(modelOf(rank)));
   const entry = { card: make("article", { class: "engine" }, title, model, list), list, cells: new Map() };
   cards.set(rank.engine, entry);
   return entry;
@@ -103,7 +112,7 @@ function drawCell(rank) {
     parts.cell,
     "title",
     `${key(rank)}: ${rank.continuity}, ${rank.trust}\n${sentence(rank)}\nblocks: ${tiers}\n` +
-      `${rate(rank)} events/s, lag ${lag(rank)}\nepoch ${rank.epoch}, life ${rank.life} since it is followed`,
+      `${rate(rank)} events/s, lag ${lag(rank)}\nepoch ${rank.epoch}, number ${rank.life} since kvplane started`,
   );
   mark(
     parts.cell,
@@ -117,8 +126,10 @@ function drawCell(rank) {
 function hideOthers() {
   const shown = new Set();
   const words = wanted.split(/\s+/);
+  const fits = show ? SHOWS[show][1] : () => true;
   const text = (one) => [one.rank === undefined ? one.engine : key(one), one.model, one.kind, one.trust, one.continuity, one.reason, one.trouble].join(" ");
   for (const one of [...known.ranks.values(), ...known.links]) {
+    if (show && (one.rank === undefined ? one.connected || show !== "sick" : !fits(one))) continue;
     if (!wanted || words.every((word) => text(one).toLowerCase().includes(word))) shown.add(one.engine);
   }
   for (const [engine, entry] of cards) entry.card.hidden = !shown.has(engine);
@@ -128,7 +139,12 @@ function hideOthers() {
     reached?.setAttribute("tabindex", "-1");
     fleet.querySelector(".engine:not([hidden]) .cell")?.setAttribute("tabindex", "0");
   }
+  const chip = document.getElementById("show");
+  chip.hidden = !show;
+  if (show) say(chip, `${SHOWS[show][0]} ✕`);
   const empty = document.getElementById("fleet-empty");
   empty.hidden = shown.size > 0 || known.members === 0;
-  say(empty, cards.size ? "No engine matches." : "No engine yet. Add one: kvplane engines add NAME --engine vllm=tcp://HOST:5557,model=NAME");
+  const state = cards.size ? "none" : "empty";
+  if (!empty.hidden && empty.dataset.state !== state) empty.replaceChildren(...(cards.size ? ["No engine matches."] : welcome()));
+  empty.dataset.state = empty.hidden ? "" : state;
 }

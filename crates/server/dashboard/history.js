@@ -1,8 +1,9 @@
 // How ranks were before, for plots: a sample whenever one changed, and a hole where the plane was not heard.
 
+import { headers } from "./kept.js";
 import { key, known } from "./known.js";
 
-const KEPT = 250; // samples of a rank: two a second, as wide as a plot
+const KEPT = 490; // samples of a rank: the server's last hour, and two a second since the page was opened
 const ALL = 200_000; // samples of all ranks: of a large fleet less is kept of each, but not of the engine that is looked at
 const LEAST = 20;
 
@@ -14,6 +15,24 @@ export const samples = (rank) => history.get(key(rank)) ?? [];
 /** The engine that is looked at. */
 export function look(engine) {
   looked = engine;
+}
+
+/** The last hour of the engine, as the server kept it. Without it plots begin now. */
+export function recall(engine) {
+  fetch(`v1/history?engine=${encodeURIComponent(engine)}`, { headers: headers(), cache: "no-store" })
+    .then((response) => (response.ok ? response.json() : { ranks: [] }))
+    .then((past) => seed(engine, past.ranks))
+    .catch(() => {});
+}
+
+/** Puts the server's samples of an engine before what this page saw itself. */
+function seed(engine, ranks) {
+  for (const { rank, samples: past } of ranks) {
+    const seen = samples({ engine, rank });
+    const begun = seen[0]?.at ?? Infinity;
+    const older = past.filter((sample) => sample.unix_ms < begun).map((sample) => ({ at: sample.unix_ms, rate: sample.events_per_s, blocks: sample.blocks }));
+    history.set(key({ engine, rank }), [...older, ...seen]);
+  }
 }
 
 /** Notes the ranks that the plane told at a time. */

@@ -15,7 +15,7 @@ export async function refusal(response) {
 }
 
 /**
- * Follows the plane while the page is seen. `tell` gets "plane", "fleet" and "remarks" when there is news, and ("live"), ("lost", why),
+ * Follows the plane while the page is seen. `tell` gets "plane", "fleet", "remarks" and "overview" when there is news, and ("live"), ("lost", why),
  * ("locked", why) or ("resting") when the connection changes. Returns a function that connects again at once.
  */
 export function follow(tell) {
@@ -109,6 +109,7 @@ function take(event, tell, reached) {
   }
   if (name === "fleet") takeFleet(said);
   if (name === "remarks") takeRemarks(said);
+  if (name === "overview") Object.assign(known, { queries: said.queries, duplication: said.duplication, problems: said.problems });
   tell(name);
 }
 

@@ -2,12 +2,14 @@
 
 import * as engine from "./engine.js";
 import * as fleet from "./fleet.js";
+import * as health from "./health.js";
 import * as query from "./query.js";
 import * as timeline from "./timeline.js";
 import { arrows, shortcuts } from "./keys.js";
 import * as kept from "./kept.js";
 import { follow } from "./live.js";
-import { totals } from "./totals.js";
+import * as totals from "./totals.js";
+import * as value from "./value.js";
 import { say } from "./words.js";
 
 const by = (id) => document.getElementById(id);
@@ -18,12 +20,12 @@ function route() {
   const [, name, id] = location.hash.split("/");
   if (name === "engine" && id) page = { name, engine: named(id) };
   else page = { name: name === "ask" ? "ask" : "fleet" };
+  fleet.only(name === "show" ? id : "");
   for (const section of document.querySelectorAll("section[data-page]")) section.hidden = section.dataset.page !== page.name;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.page === page.name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = page.engine ? `${page.engine} · kvplane` : "kvplane";
   window.scrollTo(0, 0);
   redraw();
 }
@@ -42,8 +44,14 @@ function redraw() {
   due = true;
   requestAnimationFrame(() => {
     due = false;
-    say(by("totals"), totals());
-    if (page.name === "fleet") fleet.draw();
+    totals.draw(by("totals"));
+    const title = health.title(page.engine);
+    if (document.title !== title) document.title = title;
+    if (page.name === "fleet") {
+      health.draw();
+      value.draw();
+      fleet.draw();
+    }
     if (page.name === "engine") engine.draw(page.engine);
     if (page.name === "ask") query.draw();
     timeline.draw(page.engine);
@@ -62,7 +70,7 @@ function theme(change) {
   redraw();
 }
 
-const LINK = { live: "live", lost: "not connected", locked: "not let in", resting: "resting while hidden" };
+const LINK = { live: "live", lost: "not connected", locked: "signed out", resting: "paused while hidden" };
 
 /** Says how the connection is: in the corner always, and across the page when what is shown is old. */
 function connection(state, why) {
@@ -70,10 +78,10 @@ function connection(state, why) {
   say(by("link"), LINK[state]);
   document.documentElement.dataset.link = state;
   by("banner").hidden = state !== "lost";
-  if (state === "lost") say(by("banner-words"), `The plane is not heard: ${why}. What is shown is what was last heard of it; it is tried again all the time.`);
+  if (state === "lost") say(by("banner-words"), `Can't reach kvplane: ${why}. Showing the last known data; retrying…`);
   by("token-form").hidden = state !== "locked";
   if (state !== "locked") return;
-  const asked = kept.hasToken() ? "This plane does not let this token in" : "This plane does not let everybody in";
+  const asked = kept.hasToken() ? "kvplane rejected this token" : "kvplane requires a token";
   say(by("token-why"), `${asked}: ${why}.`);
   by("token").focus();
 }
@@ -91,6 +99,7 @@ by("skip").addEventListener("click", (event) => {
 });
 window.addEventListener("hashchange", route);
 window.addEventListener("resize", redraw);
+by("sort").addEventListener("change", redraw);
 arrows(by("fleet"));
 shortcuts({
   f: () => (location.hash = "#/"),
@@ -113,7 +122,7 @@ by("token-form").addEventListener("submit", (event) => {
   const taken = kept.setToken(by("token").value.trim());
   by("token").value = "";
   if (taken) again();
-  else say(by("token-why"), "This is no token: it has characters that no request can carry, such as a curly quote or an invisible space. Copy it again.");
+  else say(by("token-why"), "Invalid token: it contains characters that a request cannot carry, such as a curly quote or an invisible space. Copy it again.");
 });
 // Plots go on, and "2 min ago" grows, also while nothing happens.
 setInterval(() => page.name === "engine" && redraw(), 1000);

@@ -1,10 +1,12 @@
-// The whole fleet in one line.
+// The whole fleet in one line. Ranks that are not followed count as ranks, and what they held counts for nothing.
 
 import { known } from "./known.js";
-import { counted, short, standing } from "./words.js";
+import { counted, make, short, standing } from "./words.js";
 
-export function totals() {
-  if (known.members === 0) return "";
+let drawn = "";
+
+export function draw(element) {
+  if (known.members === 0) return;
   const states = { exact: 0, away: 0, other: 0 };
   let blocks = 0;
   let events = 0;
@@ -13,14 +15,18 @@ export function totals() {
     engines.add(rank.engine);
     const state = standing(rank);
     states[state in states ? state : "other"] += 1;
-    blocks += rank.blocks.device;
+    if (state !== "away") blocks += rank.blocks.device;
     events += rank.events_per_s ?? 0;
   }
-  const parts = [counted(engines.size, "engine"), counted(known.ranks.size, "rank"), `${states.exact} exact`];
-  if (states.other) parts.push(`${states.other} less than exact`);
-  if (states.away) parts.push(`${states.away} not followed`);
   const lost = known.links.filter((link) => !link.connected).length;
-  if (lost) parts.push(`${counted(lost, "plane")} not followed`);
-  parts.push(`${short(blocks)} blocks on devices`, `${short(events)} events/s`);
-  return parts.join(" · ");
+  const parts = [[`${counted(engines.size, "engine")} · ${counted(known.ranks.size, "rank")}`, "#/"], [`${states.exact} exact`, "#/show/exact"]];
+  if (states.other) parts.push([`${states.other} less than exact`, "#/show/less"]);
+  if (states.away) parts.push([`${states.away} away`, "#/show/away"]);
+  if (lost) parts.push([`${counted(lost, "plane")} not connected`, "#/show/sick"]);
+  parts.push([`${short(blocks)} blocks on devices · ${short(events)} events/s`]);
+  const wanted = JSON.stringify(parts);
+  if (wanted === drawn) return;
+  drawn = wanted;
+  const nodes = parts.flatMap(([text, href], at) => [at ? " · " : "", href ? make("a", { href }, text) : text]);
+  element.replaceChildren(...nodes);
 }

@@ -11,11 +11,11 @@ export function standing(rank) {
 export const MARKS = { exact: "✓", lower: "▾", unverified: "?", unsound: "✗", away: "…" };
 
 export const LEGEND = [
-  ["exact", "exact: what is shown is what the engine holds"],
-  ["lower", "lower: no phantoms, blocks may be missing"],
-  ["unverified", "unverified: something unknown was skipped"],
-  ["unsound", "unsound: may hold phantoms"],
-  ["away", "not followed right now, not credited"],
+  ["exact", "exact: in sync with the engine"],
+  ["lower", "lower: no phantoms, some blocks may be missing"],
+  ["unverified", "unverified: unknown data was skipped"],
+  ["unsound", "unsound: may show blocks that are gone"],
+  ["away", "away: not connected or recovering; not credited"],
 ];
 
 export function short(number) {
@@ -73,19 +73,36 @@ export function remedy(rank) {
 }
 
 function worth(rank) {
-  if (rank.continuity === "connecting") return "not reached yet";
-  if (rank.continuity === "down") return "out of reach: what it held is kept for its return and not credited";
-  if (rank.continuity === "recovering") return "a question is open: not credited until it is answered";
-  if (rank.trust === "exact") return "what is shown is what the engine holds";
+  if (rank.continuity === "connecting") return "connecting";
+  if (rank.continuity === "down") return "unreachable: its state is kept for its return and not credited";
+  if (rank.continuity === "recovering") return "recovering: not credited until the engine answers";
+  if (rank.trust === "exact") return "in sync with the engine";
   return rank.words ?? rank.reason ?? "";
 }
 
 /** How the way to another plane is. */
 export function linkWords(link) {
-  return link.connected ? "followed: its engines are shown as engines" : `not followed: ${link.trouble_words ?? "not reached yet"}`;
+  return link.connected ? "connected: its engines are listed here" : `not connected: ${link.trouble_words ?? "not reached yet"}`;
 }
 
-/** So many of something. */
+/** How much attention a rank needs: 2 is broken, 1 is degraded, 0 is none. A flush that somebody ordered is no trouble. */
+export function severity(rank) {
+  const state = standing(rank);
+  if (state === "exact" && !rank.trouble) return 0;
+  if (rank.continuity === "live" && rank.reason === "flushing") return 0;
+  return state === "away" || state === "unsound" || rank.trouble ? 2 : 1;
+}
+
+/** A name in two parts: where there is no room the middle is left out, and the end stays. */
+export function middle(name, tail = 8) {
+  const at = Math.max(0, name.length - tail);
+  return [make("span", { class: "head" }, name.slice(0, at)), make("span", { class: "tail" }, name.slice(at))];
+}
+
+/** A share in percent. */
+export const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
+
+/** A count with its noun. */
 export const counted = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
 
 /** Makes an element: attributes by name, children as nodes or text. */

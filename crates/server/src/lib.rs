@@ -20,6 +20,7 @@ mod select;
 mod service;
 mod smg;
 mod span;
+mod value;
 mod watch;
 
 /// What fuzz targets call.

@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::parity;
+use crate::value::Value;
 
 /// Upper ends of the buckets, in seconds: short prompts take microseconds.
 const BOUNDS: [f64; 13] = [
@@ -81,6 +82,8 @@ pub(crate) struct Asker {
     /// The longest prompt that may be asked for.
     pub(crate) max_tokens: usize,
     pub(crate) questions: Questions,
+    /// Tokens asked for and found, over all protocols.
+    pub(crate) value: Arc<Value>,
     /// Makes ids of prompts that are given as text.
     pub(crate) prompts: Prompts,
     /// Held while a prompt is compared with an engine: one at a time.

@@ -26,7 +26,8 @@ use crate::questions::{Asker, Questions};
 use crate::readiness::Readiness;
 use crate::routing::Routing;
 use crate::smg::Mergers;
-use crate::watch::Watch;
+use crate::value::Value;
+use crate::watch::{History, Watch};
 
 /// How the servers behave.
 #[derive(Debug, Clone)]
@@ -85,6 +86,8 @@ pub(crate) struct Shared {
     pub(crate) readiness: Readiness,
     pub(crate) mergers: Mergers,
     pub(crate) watch: Watch,
+    pub(crate) history: Arc<History>,
+    pub(crate) overviews: http::Overviews,
     pub(crate) fleet: Parts,
     /// Where the servers listen, once they do: the key that configures it, and the address.
     doors: OnceLock<Vec<(&'static str, SocketAddr)>>,
@@ -136,12 +139,15 @@ impl Service {
     pub fn new(plane: Arc<Plane>, options: Options) -> Self {
         let readiness = Readiness::new(options.ready_deadline);
         let stop = CancellationToken::new();
-        let hints = options.hints.enabled.then(|| Arc::new(Hints::new(plane.clone(), options.hints.clone())));
+        let value = Arc::new(Value::new(&plane.id().to_string()));
+        let new_hints = || Arc::new(Hints::new(plane.clone(), options.hints.clone(), value.clone()));
+        let hints = options.hints.enabled.then(new_hints);
         let asker = Asker {
             plane: plane.clone(),
             credit: options.credit.clone(),
             max_tokens: options.max_tokens,
             questions: Questions::default(),
+            value,
             prompts: options.prompts.clone(),
             comparing: Arc::default(),
         };
@@ -157,6 +163,8 @@ impl Service {
             readiness,
             mergers: Mergers::default(),
             watch: Watch::default(),
+            history: Arc::default(),
+            overviews: http::Overviews::default(),
             fleet: Parts::default(),
             doors: OnceLock::new(),
             reports: Arc::default(),
@@ -201,6 +209,9 @@ impl Service {
             stop.cancelled().await;
             ends.cancel();
         };
+        let (plane, value) = (shared.plane.clone(), shared.asker.value.clone());
+        let sampling = shared.history.clone().run(plane, value, shared.stop.clone());
+        kvplane_runtime::spawn("sample history", sampling);
         if let Some(hints) = &shared.hints {
             kvplane_runtime::spawn("forget old hints", hints.clone().forget_old(shared.stop.clone()));
         }

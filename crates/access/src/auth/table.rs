@@ -24,6 +24,7 @@ pub const PAGES: &[(&str, &str, Needs)] = &[
     ("GET", "/openapi.json", READ),
     ("GET", "/v1/status", READ),
     ("GET", "/v1/watch", READ),
+    ("GET", "/v1/history", READ),
     ("POST", "/v1/query", READ),
     ("POST", "/v1/pick", READ),
     ("GET", "/v1/receipts", READ),

@@ -8,7 +8,7 @@ use super::Output;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DemoArgs {
-    /// About how long the tour takes; its steps are taken in any case
+    /// Approximate length of the tour in seconds; every step runs in any case
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = value_parser!(u64).range(..=86_400))]
     pub(crate) seconds: u64,
     /// Recorded requests instead of made-up conversations: a Mooncake trace (JSON lines with timestamp, `input_length`, `output_length`
@@ -18,10 +18,10 @@ pub(crate) struct DemoArgs {
     /// Wait for Enter before each step
     #[arg(long)]
     pub(crate) pause: bool,
-    /// Keep plane, engines and load running at the end, until Ctrl-C
+    /// Keep kvplane, the engines and the load running at the end, until Ctrl-C
     #[arg(long)]
     pub(crate) stay: bool,
-    /// Plain lines, without colours and a line that moves (also when output is not a terminal)
+    /// Print plain lines instead of the full-screen view (also when the output is not a terminal)
     #[arg(long)]
     pub(crate) plain: bool,
     /// Seed of the made-up conversations

@@ -4,19 +4,21 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
+use super::CONNECTION;
+
 /// Who asks, and who is believed to answer.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct KeyArgs {
-    /// File with the bearer token that the server wants [default: the environment's `KVPLANE_TOKEN`]
-    #[arg(long, global = true, env = "KVPLANE_TOKEN_FILE", value_name = "FILE")]
+    /// File with the bearer token [default: the value of `KVPLANE_TOKEN`]
+    #[arg(help_heading = CONNECTION, long, global = true, env = "KVPLANE_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// Certificates (PEM) to trust for an https address, instead of the public ones
-    #[arg(long, global = true, value_name = "FILE")]
+    /// CA certificates (PEM) to trust for https, instead of the public ones
+    #[arg(help_heading = CONNECTION, long, global = true, value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
-    /// A certificate (PEM) to show at an https address
-    #[arg(long, global = true, value_name = "FILE", requires = "key")]
+    /// Client certificate (PEM) for https
+    #[arg(help_heading = CONNECTION, long, global = true, value_name = "FILE", requires = "key")]
     pub(crate) cert: Option<PathBuf>,
-    /// Its private key (PEM)
-    #[arg(long, global = true, value_name = "FILE", requires = "cert")]
+    /// Private key (PEM) of the client certificate
+    #[arg(help_heading = CONNECTION, long, global = true, value_name = "FILE", requires = "cert")]
     pub(crate) key: Option<PathBuf>,
 }

@@ -12,6 +12,7 @@ mod key;
 pub(crate) mod operate;
 pub(crate) mod page;
 pub(crate) mod pick;
+mod progress;
 pub(crate) mod query;
 mod query_hints;
 pub(crate) mod ready;
@@ -28,6 +29,7 @@ mod sim_drained;
 mod sim_subscribed;
 pub(crate) mod status;
 pub(crate) mod tail;
+pub(crate) mod top;
 
 use std::io;
 use std::net::SocketAddr;

@@ -186,25 +186,21 @@ fn table(answer: &Value) -> String {
         other => other.to_string(),
     };
     let list = |of: &Value, name: &str| of[name].as_array().cloned().unwrap_or_default();
+    let tiers = existing_tiers(answer);
     // A stream, or a group of it: what it is called, its length, and what that is worth.
     let row = |name: String, rank: &Value, length: &Value, worth: &Value| {
-        let tiers = &length["tiers"];
-        let [rank, blocks, tokens, cached, device, host, trust, reason] = [
-            rank,
-            &length["blocks"],
-            &length["tokens"],
-            &length["cached_tokens"],
-            &tiers["device"],
-            &tiers["host"],
-            &worth["trust"],
-            &worth["reason"],
-        ]
-        .map(text);
-        [name, rank, blocks, tokens, cached, device, host, trust, reason]
+        let mut row = vec![name, text(rank)];
+        row.extend(["blocks", "tokens", "cached_tokens"].map(|field| text(&length[field])));
+        row.extend(tiers.iter().map(|tier| tokens_in(length, tier)));
+        row.extend([text(&worth["trust"]), text(&worth["reason"])]);
+        row
     };
     let none = Value::Null;
-    let titles = ["ENGINE", "RANK", "BLOCKS", "TOKENS", "CACHED", "DEVICE", "HOST", "TRUST", "REASON"];
-    let mut rows = vec![titles.map(str::to_owned)];
+    let mut titles: Vec<String> =
+        ["ENGINE", "RANK", "BLOCKS", "TOKENS", "CACHED"].map(str::to_owned).to_vec();
+    titles.extend(tiers.iter().map(|tier| tier.to_uppercase()));
+    titles.extend(["TRUST", "REASON"].map(str::to_owned));
+    let mut rows = vec![titles];
     let mut notes = String::new();
     for found in list(answer, "matches") {
         if found["note"] == "prompt_shorter_than_block" {
@@ -238,6 +234,30 @@ fn table(answer: &Value) -> String {
             &format!("note: the text has {tokens} tokens; that engines compute the same ids is {parity}\n");
     }
     format!("{}{notes}best: {best}; trust of the answer: {}\n", aligned(&rows), text(&answer["trust"]))
+}
+
+/// Tiers, warmest first.
+const TIERS: [&str; 4] = ["device", "host", "disk", "remote"];
+
+/// The device, and the tiers behind it that hold something of the prompt.
+fn existing_tiers(answer: &Value) -> Vec<&'static str> {
+    let matches = answer["matches"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let groups = matches.iter().flat_map(|found| found["groups"].as_array().into_iter().flatten());
+    let lengths: Vec<&Value> =
+        matches.iter().chain(matches.iter().map(|found| &found["main"])).chain(groups).collect();
+    let exists = |tier: &&str| {
+        *tier == "device"
+            || lengths.iter().any(|length| !matches!(tokens_in(length, tier).as_str(), "-" | "0"))
+    };
+    TIERS.into_iter().filter(exists).collect()
+}
+
+/// Tokens in a tier itself: answers have each tier with everything warmer.
+fn tokens_in(length: &Value, tier: &str) -> String {
+    let at = TIERS.iter().position(|known| *known == tier).unwrap_or(0);
+    let Some(up_to) = length["tiers"][tier].as_u64() else { return "-".to_owned() };
+    let warmer = at.checked_sub(1).and_then(|at| length["tiers"][TIERS[at]].as_u64()).unwrap_or(0);
+    up_to.saturating_sub(warmer).to_string()
 }
 
 /// How many streams there are besides those that are listed.
@@ -298,7 +318,7 @@ mod tests {
             "counts": { "holders": 3, "best": 1, "empty": 7, "not_credited": 5 },
         });
         let expected = "ENGINE  RANK  BLOCKS  TOKENS  CACHED  DEVICE  HOST  TRUST  REASON\n\
-            a       0     2       32      16      16      32    exact  -\n\
+            a       0     2       32      16      16      16    exact  -\n\
             b       1     -       -       -       -       -     exact  down\n\
             note: the prompt is shorter than one block of a/0 (16 tokens): nothing of it can be cached\n\
             not listed: 2 more hold something, 7 hold nothing, 4 more are not credited\n\
@@ -335,10 +355,10 @@ mod tests {
         found["groups"][0]["group"] = json!(1);
         found["groups"][0]["kind"] = json!("sliding");
         let answer = json!({ "matches": [found], "best": [], "trust": "exact", "not_credited": [] });
-        let expected = "ENGINE               RANK  BLOCKS  TOKENS  CACHED  DEVICE  HOST  TRUST  REASON\n\
-            a                    0     2       32      -       32      32    exact  -\n  \
-            main group         -     4       64      -       64      64    -      -\n  \
-            group 1 (sliding)  -     2       32      -       32      32    -      -\n\
+        let expected = "ENGINE               RANK  BLOCKS  TOKENS  CACHED  DEVICE  TRUST  REASON\n\
+            a                    0     2       32      -       32      exact  -\n  \
+            main group         -     4       64      -       64      -      -\n  \
+            group 1 (sliding)  -     2       32      -       32      -      -\n\
             best: nobody; trust of the answer: exact\n";
         assert_eq!(table(&answer), expected);
     }

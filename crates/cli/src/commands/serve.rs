@@ -1,5 +1,6 @@
 //! `kvplane serve`.
 
+use std::io::IsTerminal as _;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -66,6 +67,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         streams = plane.streams().count(),
         "serving"
     );
+    addresses.show(config.listen.tls.is_some());
     manager.ready(&addresses.status(&plane)).await;
     let running = Running {
         args: Arc::new(args),
@@ -207,6 +209,26 @@ struct Addresses {
 }
 
 impl Addresses {
+    /// On a terminal, where to look: addresses that can be opened by a click.
+    fn show(&self, tls: bool) {
+        if !std::io::stderr().is_terminal() {
+            return;
+        }
+        let scheme = if tls { "https" } else { "http" };
+        // Nobody can open "any address".
+        let reachable = |address: SocketAddr| {
+            let mut shown = address;
+            if address.ip().is_unspecified() {
+                shown.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+            }
+            format!("{scheme}://{shown}")
+        };
+        let (http, grpc) = (reachable(self.http), reachable(self.grpc));
+        eprintln!(
+            "dashboard  {http}/\nmetrics    {http}/metrics\ngRPC       {grpc}\nstatus     kvplane status --server {http}"
+        );
+    }
+
     /// A line for whoever looks at the service.
     fn status(&self, plane: &Plane) -> String {
         let (engines, streams) = (plane.engines().len(), plane.streams().count());

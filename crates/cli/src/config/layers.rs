@@ -10,6 +10,7 @@ use toml::{Table, Value};
 use super::Config;
 use super::schema::is_unquoted;
 use crate::args::ServeArgs;
+use crate::suggest::with_suggestion;
 
 const PREFIX: &str = "KVPLANE__";
 /// The next step after a mistake.
@@ -101,7 +102,7 @@ fn read_file(path: &Path) -> anyhow::Result<Table> {
     let at = |error: &toml::de::Error| {
         let line =
             error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-        anyhow!("{name}:{line}: {}{SEE_KEYS}", in_plain_words(error.message()))
+        anyhow!("{name}:{line}: {}{SEE_KEYS}", with_suggestion(&in_plain_words(error.message())))
     };
     // Once as what it must be, for errors that know their line; once as a tree, to lay the others over it.
     toml::from_str::<Config>(&text).map_err(|error| at(&error))?;
@@ -111,7 +112,7 @@ fn read_file(path: &Path) -> anyhow::Result<Table> {
 fn check(tree: &Table) -> anyhow::Result<Config> {
     serde_path_to_error::deserialize(Value::Table(tree.clone())).map_err(|error| {
         let path = error.path().to_string();
-        let message = in_plain_words(error.into_inner().message());
+        let message = with_suggestion(&in_plain_words(error.into_inner().message()));
         if path == "." {
             return anyhow!("{message}{SEE_KEYS}");
         }

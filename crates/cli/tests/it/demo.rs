@@ -62,6 +62,7 @@ fn conversations_are_found_again_where_the_plane_said() {
     check(&summary);
     let cached = |way: &str| summary[way]["cached_tokens"].as_u64().unwrap();
     assert!(cached("routed") > cached("round_robin"), "{summary:#}");
+    assert!(cached("plain") > 0 && summary["plain_false_hits"].is_u64(), "{summary:#}");
     let said = |step: usize| summary["steps"][step]["kvplane"].to_string();
     for step in [0, 1] {
         assert!(said(step).contains("came from the engine's replay"), "{}", said(step));
@@ -155,7 +156,7 @@ fn whoever_has_seen_enough_gets_the_summary_so_far() {
     let mut rest = String::new();
     lines.read_to_string(&mut rest).unwrap();
     assert_eq!(tour.wait().unwrap().code(), Some(0), "{rest}");
-    assert!(rest.contains("not to its end") && rest.contains("a late join"), "{rest}");
+    assert!(rest.contains("not completed") && rest.contains("a late join"), "{rest}");
     assert!(rest.contains("vllm-0") && rest.contains("equal") && !rest.contains('\x1b'), "{rest}");
 }
 

@@ -305,6 +305,8 @@ fn reasons(rank: &Stream, subject: &str, now_ms: u64) -> Vec<Finding> {
             rank.trouble.is_none()
                 || !matches!(reason, Reason::Unheard | Reason::EventsDisabled | Reason::BlockSize)
         })
+        // A flush that somebody ordered is under way.
+        .filter(|(reason, age)| *reason != Reason::Flushing || *age >= LONG)
         .map(|(reason, age)| {
             if is_missing_history(reason) && age >= LONG {
                 return missing_history(reason, age, subject);

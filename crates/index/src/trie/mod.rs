@@ -438,6 +438,12 @@ impl Trie {
         Some(above.extent)
     }
 
+    /// Blocks of all extents.
+    pub(crate) fn blocks(&self) -> usize {
+        let used = (1..self.cold.len()).filter(|&id| self.cold[id].is_some());
+        used.map(|id| self.extent(id as u32).len() as usize).sum()
+    }
+
     /// Bytes in use, the arena's included.
     pub(crate) fn bytes(&self) -> usize {
         self.arena.bytes()

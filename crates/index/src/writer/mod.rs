@@ -249,6 +249,7 @@ impl Writer {
         Stats {
             streams: streams.clone().count(),
             blocks: streams.clone().map(|stream| stream.map.len()).sum(),
+            distinct: self.trie.blocks(),
             waiting: streams.map(|stream| stream.waiting.len()).sum(),
             bytes: self.bytes(),
             mark_bytes: self.shared.sides.bytes(),

@@ -64,7 +64,10 @@ impl Said {
             }
             Happening::Trust(trust, reason) => {
                 let why = reason.map_or("", kvplane_core::Reason::words);
-                Self::new("trust", Mood::Bad, format!("{trust}: {why}"))
+                // Somebody ordered it.
+                let mood =
+                    if *reason == Some(kvplane_core::Reason::Flushing) { Mood::Plain } else { Mood::Bad };
+                Self::new("trust", mood, format!("{trust}: {why}"))
             }
             Happening::Epoch(epoch, cause) => {
                 let verdict = if cause.proven() { "restart proven" } else { "a new life is assumed" };

@@ -23,13 +23,26 @@ macro_rules! families {
 }
 
 families! {
+    /// Value: what was asked for, and what of it the fleet holds.
+    value {
+        counter PROMPTS "kvplane_prompts" [protocol] "Prompts that were looked up, by protocol: http, grpc, pick, indexer, hints";
+        counter TOKENS_ASKED "kvplane_prompt_tokens_asked" [protocol] "Tokens of these prompts";
+        counter TOKENS_FOUND "kvplane_prompt_tokens_found" [protocol]
+            "Tokens of these prompts that the engine with the longest credited match holds. Divided by tokens asked: the hit rate that routing can reach";
+        gauge TOP_PREFIX_TOKENS "kvplane_top_prefix_tokens" [prefix model length]
+            "Tokens found through the ten prefixes that saved the most, by keyed hash. At most ten series at a time; the set changes";
+    }
+
     /// Where a stream stands and what it holds.
     streams {
         gauge BLOCKS "kvplane_stream_blocks" [engine rank model tier] "Blocks resident, by tier";
-        gauge CONTINUITY "kvplane_stream_continuity" [engine rank model continuity] "1 for where the stream stands, 0 for the others";
-        gauge TRUST "kvplane_stream_trust" [engine rank model trust] "1 for what answers are worth, 0 for the others";
-        gauge DEGRADED "kvplane_stream_degraded" [engine rank model reason] "1 for each reason that holds; absent for the others";
-        gauge EPOCH "kvplane_stream_epoch" [engine rank model] "The publisher's life, unix milliseconds";
+        gauge USED_BLOCKS "kvplane_stream_used_blocks" [engine rank model] "Device blocks in use: every copy, in all groups of the cache";
+        gauge CAPACITY_BLOCKS "kvplane_stream_capacity_blocks" [engine rank model]
+            "Device blocks that the engine has; absent where it does not say. Used blocks divided by this is how full the cache is";
+        gauge CONTINUITY "kvplane_stream_continuity" [engine rank model continuity] "1 for the current continuity, 0 for the others";
+        gauge TRUST "kvplane_stream_trust" [engine rank model trust] "1 for the current trust level, 0 for the others";
+        gauge DEGRADED "kvplane_stream_degraded" [engine rank model reason] "1 for each active reason; absent for the others";
+        gauge EPOCH "kvplane_stream_epoch" [engine rank model] "Start of the current epoch, unix milliseconds";
         gauge LAST_SEQUENCE "kvplane_stream_last_sequence" [engine rank model] "The engine's number of the last batch; 0 also before the first";
         gauge KNOWN_FROM_SEQUENCE "kvplane_stream_known_from_sequence" [engine rank model]
             "Everything is known from this number of the engine on; 0 also when nothing is known";
@@ -68,7 +81,7 @@ families! {
         counter DUPLICATES "kvplane_stream_duplicates" [engine rank model] "Duplicates dropped, batches that came both live and replayed included";
         counter REFUSED "kvplane_stream_refused" [engine rank model]
             "Late batches of a range that was given up; frames under the number that ends a replay";
-        counter HOLD_OVERFLOWS "kvplane_stream_hold_overflows" [engine rank model] "Times that too many batches waited for a verdict";
+        counter HOLD_OVERFLOWS "kvplane_stream_hold_overflows" [engine rank model] "Times that the hold buffer overflowed while a verdict was pending";
         counter UNDECODABLE_BATCHES "kvplane_stream_undecodable_batches" [engine rank model] "Batches that could not be decoded";
         counter FOREIGN_REPLAYS "kvplane_stream_foreign_replays" [engine rank model]
             "Times that the replay address turned out to be another publisher's";
@@ -79,7 +92,7 @@ families! {
         counter MISDIRECTED_INPUTS "kvplane_stream_misdirected_inputs" [engine rank model]
             "Inputs ignored because only another kind of source has them: a defect of kvplane";
         counter MALFORMED_FRAMES "kvplane_stream_malformed_frames" [engine rank model]
-            "Messages that are no batch: wrong number of frames, or no sequence";
+            "Malformed messages: wrong number of frames, or no sequence";
         counter UNKNOWN_EVENTS "kvplane_stream_unknown_events" [engine rank model] "Events of an unknown kind, skipped";
         counter UNKNOWN_FIELDS "kvplane_stream_unknown_fields" [engine rank model] "Unknown fields, passed over";
         counter UNKNOWN_REMOVALS "kvplane_stream_unknown_removals" [engine rank model]
@@ -89,7 +102,7 @@ families! {
         counter PROVEN_BLOCKS "kvplane_stream_proven_blocks" [engine rank model] "Blocks that a later store proved to be held";
         counter REANNOUNCED_BLOCKS "kvplane_stream_reannounced_blocks" [engine rank model]
             "Blocks that were announced again without another copy (vLLM's kv_cache_report_mode)";
-        counter OVER_COUNTS "kvplane_stream_over_counts" [engine rank model] "Lives in which more copies were told than the engine has blocks";
+        counter OVER_COUNTS "kvplane_stream_over_counts" [engine rank model] "Epochs in which more copies were announced than the engine has blocks";
         counter FLUSHES_PROVEN "kvplane_stream_flushes_proven" [engine rank model] "Flushes that the stream showed";
         counter FLUSHES_UNPROVEN "kvplane_stream_flushes_unproven" [engine rank model]
             "Flushes that the stream did not show in time; residency was dropped";
@@ -108,43 +121,43 @@ families! {
     sources {
         gauge PUBLISHERS_EXPECTED "kvplane_publishers_expected" [engine] "Ranks that are configured, or that the engine says it has";
         gauge PUBLISHERS_HEARD "kvplane_publishers_heard" [engine] "Ranks that are connected and have a verdict";
-        gauge TROUBLE "kvplane_source_trouble" [engine rank trouble] "1 for what keeps the source from being heard; absent without trouble";
-        counter TROUBLES "kvplane_source_troubles" [engine rank trouble] "Times that a kind of trouble began; absent until there is one";
+        gauge TROUBLE "kvplane_source_trouble" [engine rank trouble] "1 for the current trouble of the source; absent without trouble";
+        counter TROUBLES "kvplane_source_troubles" [engine rank trouble] "Times that a kind of trouble began; absent until the first";
     }
 
     /// Questions about prompts.
     queries {
-        counter QUERIES "kvplane_queries" [outcome] "Questions that were received at /v1/query, Query and QueryStream, by how they ended";
+        counter QUERIES "kvplane_queries" [outcome] "Questions to /v1/query, Query and QueryStream, by outcome";
         histogram DURATION_SECONDS "kvplane_query_duration_seconds" []
-            "How long a thread was about each of them";
+            "Query duration";
     }
 
     /// Prompts that are given as text.
     prompts {
-        counter TOKENIZED "kvplane_prompts_tokenized" [] "Prompts that were given as text and became token ids";
-        counter REFUSED "kvplane_prompts_refused" [] "Prompts that were given as text and did not";
-        counter TOKENS "kvplane_prompt_tokens" [] "Token ids that were computed";
-        counter SECONDS_SPENT "kvplane_prompt_tokenize_seconds" [] "Time that threads were about it";
-        counter CONTRADICTIONS "kvplane_prompt_contradictions" [] "Engines that were found to compute other ids, once for each new finding";
+        counter TOKENIZED "kvplane_prompts_tokenized" [] "Text prompts tokenized";
+        counter REFUSED "kvplane_prompts_refused" [] "Text prompts rejected";
+        counter TOKENS "kvplane_prompt_tokens" [] "Token ids computed from text prompts";
+        counter SECONDS_SPENT "kvplane_prompt_tokenize_seconds" [] "Time spent tokenizing";
+        counter CONTRADICTIONS "kvplane_prompt_contradictions" [] "Engines found to compute different ids, once per finding";
         gauge PARITY "kvplane_prompt_parity" [model engine state] "Dimensions of prompts that are proven, assumed or contradicted for an engine";
-        counter COMPARED "kvplane_prompt_comparisons" [model engine outcome] "Prompts that were compared with an engine: equal or different";
+        counter COMPARED "kvplane_prompt_comparisons" [model engine outcome] "Text prompts compared with an engine, by outcome: equal or different";
     }
 
     /// The process itself.
     process {
-        gauge BUILD_INFO "kvplane_build_info" [version commit] "1, with the version of this kvplane and the commit that it was built from";
-        gauge OPEN_FILES "kvplane_open_files" [] "Descriptors that are open; absent where the system does not say";
-        gauge OPEN_FILES_LIMIT "kvplane_open_files_limit" [] "Descriptors that may be open; absent where the system does not say";
+        gauge BUILD_INFO "kvplane_build_info" [version commit] "Always 1, labelled with version and commit";
+        gauge OPEN_FILES "kvplane_open_files" [] "Open file descriptors; absent if the system does not report them";
+        gauge OPEN_FILES_LIMIT "kvplane_open_files_limit" [] "File descriptor limit; absent if the system does not report it";
         gauge SOCKET_ROUND_SECONDS "kvplane_socket_round_seconds" []
-            "Longest time that a socket thread has been about one round; a second at most, far above it is stuck";
+            "Longest current round of a socket thread; more than a few seconds means that it is stalled";
     }
 
     /// Who looks, and who was turned away.
     callers {
         gauge WATCHERS "kvplane_watchers" [] "Readers of `/v1/watch`: dashboards that are open";
-        counter AUTH_REFUSED "kvplane_auth_refused" [listener why] "Requests that were refused, by why";
+        counter AUTH_REFUSED "kvplane_auth_refused" [listener why] "Requests rejected by authentication or authorisation, by reason";
         counter TLS_HANDSHAKES_FAILED "kvplane_tls_handshakes_failed" [listener why]
-            "Connections that did not become any, by why. Absent without TLS";
+            "Failed TLS handshakes, by reason. Absent without TLS";
         gauge CONNECTIONS "kvplane_connections" [listener] "Open connections of clients";
         counter CONNECTIONS_CLOSED "kvplane_connections_closed" [listener reason]
             "Connections refused or closed at a bound, by reason";
@@ -154,17 +167,17 @@ families! {
 
     /// Operations on the fleet.
     operations {
-        counter ENDED "kvplane_operations" [verb outcome] "Operations that ended, by how. Absent until there is one";
+        counter ENDED "kvplane_operations" [verb outcome] "Finished operations, by outcome. Absent until there is one";
         counter RANKS "kvplane_operation_ranks" [verb verdict] "Ranks of operations, by verdict";
-        gauge IN_FLIGHT "kvplane_operations_in_flight" [] "Operations under way, and those whose streams are still watched";
+        gauge IN_FLIGHT "kvplane_operations_in_flight" [] "Operations in progress, including those whose streams are still watched";
     }
 
     /// Decisions, and what came of them.
     routes {
-        counter DECISIONS "kvplane_route_decisions" [why] "Decisions of /v1/pick and Pick, by why the first endpoint is the first";
-        histogram DECISION_SECONDS "kvplane_route_decision_seconds" [] "How long a thread was about each of them, hashing and look-up included";
-        counter PROMPT_TOKENS "kvplane_route_prompt_tokens" [] "Tokens of prompts whose receipts are settled, as all tokens that follow";
-        counter CEILING_TOKENS "kvplane_route_seen_before_tokens" [] "Of those, in prefixes that were asked for before: what an endless cache would hold";
+        counter DECISIONS "kvplane_route_decisions" [why] "Decisions of /v1/pick and Pick, by reason for the first choice";
+        histogram DECISION_SECONDS "kvplane_route_decision_seconds" [] "Decision duration, hashing and lookup included";
+        counter PROMPT_TOKENS "kvplane_route_prompt_tokens" [] "Prompt tokens of settled receipts; the following token counts are of the same receipts";
+        counter CEILING_TOKENS "kvplane_route_seen_before_tokens" [] "Prompt tokens in prefixes seen before: what an unlimited cache would hold";
         counter FLEET_TOKENS "kvplane_route_fleet_cached_tokens" [] "The most that any engine held";
         counter ELIGIBLE_TOKENS "kvplane_route_eligible_cached_tokens" [] "The most among the engines that could be picked";
         counter PREDICTED_TOKENS "kvplane_route_predicted_tokens" [] "Predicted for the engine that was picked";
@@ -175,18 +188,18 @@ families! {
         counter SETTLED "kvplane_route_receipts_settled" [] "Receipts for which somebody reported what was delivered";
         counter EQUAL "kvplane_route_receipts_equal" [] "Of those, with as much delivered as predicted";
         counter DRIFTS "kvplane_route_drifts" [] "Exact predictions that differ from what was delivered, without any event of the engine that says why: a defect of kvplane or of the engine";
-        gauge BOOKINGS "kvplane_route_bookings" [] "Requests that were sent and are not over";
-        counter EXPIRED "kvplane_route_bookings_expired" [] "Bookings that nobody ended within 300 s";
-        counter REFUSED "kvplane_route_bookings_refused" [] "Bookings that there was no room for: the decision was made without";
-        counter UNPREDICTED "kvplane_route_flights_refused" [] "Prompts in flight that there was no room for: they did not count as held";
-        gauge RECEIPT_BYTES "kvplane_route_receipt_bytes" [] "What the kept receipts take (estimated)";
+        gauge BOOKINGS "kvplane_route_bookings" [] "Requests in flight";
+        counter EXPIRED "kvplane_route_bookings_expired" [] "Bookings that expired after 300 s";
+        counter REFUSED "kvplane_route_bookings_refused" [] "Bookings rejected because the table was full; the decision was made without one";
+        counter UNPREDICTED "kvplane_route_flights_refused" [] "Prompts in flight not recorded because the table was full; they did not count as held";
+        gauge RECEIPT_BYTES "kvplane_route_receipt_bytes" [] "Bytes of kept receipts (estimated)";
     }
 
     /// Fronts of engines.
     fronts {
         counter FORWARDED_CALLS "kvplane_front_forwarded_calls" [engine] "Calls passed to the engine";
         counter OWN_CALLS "kvplane_front_own_calls" [engine] "Calls that kvplane answered itself";
-        counter UNAVAILABLE_CALLS "kvplane_front_unavailable_calls" [engine] "Calls that found no engine";
+        counter UNAVAILABLE_CALLS "kvplane_front_unavailable_calls" [engine] "Calls that failed because the engine was unreachable";
         counter REFUSED_CALLS "kvplane_front_refused_calls" [engine reason] "Calls refused because too many were under way, by reason";
         counter CONNECTS "kvplane_front_connects" [engine] "Connections made to the engine";
         counter CONNECT_FAILURES "kvplane_front_connect_failures" [engine] "Dials that failed";
@@ -205,59 +218,61 @@ families! {
             "Engines of the other plane that came through this one: following them would be a loop";
         counter CONNECTS "kvplane_link_connects" [engine] "Subscriptions that came up";
         counter LOOPS "kvplane_link_loops" [engine] "Times that a loop was refused";
-        counter VOIDS "kvplane_link_voids" [engine reason] "Streams that became void because what was told did not fit";
+        counter VOIDS "kvplane_link_voids" [engine reason] "Streams invalidated because a message did not match their state";
     }
 
     /// What is reported to servers elsewhere.
     reports {
         gauge CONNECTED "kvplane_report_connected" [server engine tenant model replica] "1 while there is a connection to the server";
-        gauge FAILING "kvplane_report_failing" [server engine tenant model replica] "1 while the last call was not taken";
+        gauge FAILING "kvplane_report_failing" [server engine tenant model replica] "1 while the last call was rejected";
         gauge BLOCKS "kvplane_report_blocks" [server engine tenant model replica] "Blocks that the server may hold";
-        gauge PENDING_ADDS "kvplane_report_pending_adds" [server engine tenant model replica] "Blocks that are to be told";
-        gauge PENDING_EVICTIONS "kvplane_report_pending_evictions" [server engine tenant model replica] "Evictions that are to be told";
+        gauge PENDING_ADDS "kvplane_report_pending_adds" [server engine tenant model replica] "Blocks waiting to be reported";
+        gauge PENDING_EVICTIONS "kvplane_report_pending_evictions" [server engine tenant model replica] "Evictions waiting to be reported";
         gauge PENDING_CLEAR "kvplane_report_pending_clear" [server engine tenant model replica]
             "1 while everything has to be cleared first";
         gauge STATS_STALE "kvplane_report_stats_stale" [server engine tenant model replica] "1 while the engine's load cannot be read";
         gauge SINCE_LAST_TAKEN_SECONDS "kvplane_report_since_last_taken_seconds" [server engine tenant model replica]
-            "Time since the server last took something";
+            "Time since the server last accepted a report";
         counter TOLD_BLOCKS "kvplane_report_told_blocks" [server engine tenant model replica]
-            "Blocks that the server took, repeated ones too";
-        counter EVICTED_BLOCKS "kvplane_report_evicted_blocks" [server engine tenant model replica] "Evictions that the server took";
+            "Blocks accepted by the server, including repeats";
+        counter EVICTED_BLOCKS "kvplane_report_evicted_blocks" [server engine tenant model replica] "Evictions accepted by the server";
         counter REFRESHED_BLOCKS "kvplane_report_refreshed_blocks" [server engine tenant model replica]
-            "Blocks that were told again so that they are not forgotten";
+            "Blocks reported again so that the server does not expire them";
         counter REFUSED_BLOCKS "kvplane_report_refused_blocks" [server engine tenant model replica]
-            "Blocks that the server will not take; they are tried again when they would be refreshed";
+            "Blocks rejected by the server; retried at the next refresh";
         counter CLEARS "kvplane_report_clears" [server engine tenant model replica] "Times that everything was cleared";
         counter RESYNCS "kvplane_report_resyncs" [server engine tenant model replica]
-            "Times that everything was told again, because the connection was new";
+            "Times that everything was reported again after a reconnect";
         counter COLLAPSES "kvplane_report_collapses" [server engine tenant model replica]
-            "Times that so many evictions waited that everything was cleared and told again";
+            "Times that everything was cleared and reported again because too many evictions were waiting";
         counter RETRIES "kvplane_report_retries" [server engine tenant model replica]
-            "Calls that failed, and whose content is told again";
+            "Calls that failed and are retried";
         counter CALLS "kvplane_report_calls" [server engine tenant model replica call outcome]
-            "Calls, by what they say and how they ended";
-        counter WITHHELD_BLOCKS "kvplane_report_withheld_blocks" [server reason] "Blocks that are not told, by reason";
+            "Calls, by kind and outcome";
+        counter WITHHELD_BLOCKS "kvplane_report_withheld_blocks" [server reason] "Blocks not reported, by reason";
     }
 
     /// What is held, by content.
     indexes {
         gauge STREAMS "kvplane_index_streams" [model block_size bigrams] "Streams in the index";
         gauge BLOCKS "kvplane_index_blocks" [model block_size bigrams] "Blocks, once per stream that holds them";
+        gauge DISTINCT_BLOCKS "kvplane_index_distinct_blocks" [model block_size bigrams]
+            "Different blocks in the index. Blocks divided by this is the number of engines that hold a block, on average";
         gauge INDEX_BYTES "kvplane_index_bytes" [model block_size bigrams] "Bytes that the index takes";
         gauge WAITING_BLOCKS "kvplane_index_waiting_blocks" [model block_size bigrams]
             "Blocks whose parent nobody holds: not credited until it comes";
         gauge UNRECLAIMED_BLOCKS "kvplane_index_unreclaimed_blocks" [model block_size bigrams]
-            "Blocks of lives that are over, in no answer, to be given back";
-        counter REFUSED "kvplane_index_refused" [model reason] "Stores that were not taken whole, by reason";
+            "Blocks of past epochs waiting to be freed; in no answer";
+        counter REFUSED "kvplane_index_refused" [model reason] "Stores that were not recorded completely, by reason";
     }
 
     /// Hints for gateways.
     hints {
         gauge ENTRIES "kvplane_hints_entries" [] "Prefixes, once per replica that holds them";
-        gauge BOOK_BYTES "kvplane_hints_bytes" [] "Bytes that what is known takes (estimated)";
+        gauge BOOK_BYTES "kvplane_hints_bytes" [] "Bytes of the hint tables (estimated)";
         gauge REPLICAS "kvplane_hints_replicas" [from] "Replicas that something is known of: reported, or engines that are heard here";
         gauge LISTENERS "kvplane_hints_listeners" [] "Subscribers of StreamCacheEvents";
-        counter DROPPED "kvplane_hints_dropped" [reason] "Parts of reports, and events, that changed nothing";
+        counter DROPPED "kvplane_hints_dropped" [reason] "Parts of reports and events that changed nothing, by reason";
         counter UNUSABLE_LOOKUPS "kvplane_hints_unusable_lookups" [reason]
             "Lookups that were answered with no hint because they could not be used; the response says so too, in the metadata kvplane-reason";
         counter REFUSED "kvplane_hints_refused" [reason] "Calls that were refused, and listeners that were ended";

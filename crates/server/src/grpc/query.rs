@@ -15,6 +15,7 @@ use tonic::{Status, Streaming};
 
 use super::{encode, text};
 use crate::questions::{Asker, TokenizedNote};
+use crate::value::Protocol;
 
 /// Tokens of one message that are hashed at once: some hundred microseconds. More is done where it delays nobody.
 const AT_ONCE: usize = 128 << 10;
@@ -97,6 +98,7 @@ fn ask(asker: &Asker, request: proto::QueryRequest) -> Result<(proto::QueryRespo
     let groups = request.groups;
     let (question, tokenized) = question(asker, request)?;
     question.ask(asker.catalog(), asker.asking(), |answer| {
+        asker.value.answered(Protocol::Grpc, &question, answer);
         let mut response = response(answer, groups);
         response.tokenized = tokenized.map(tokenized_note);
         (response, answer.is_hit())

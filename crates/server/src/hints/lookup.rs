@@ -11,6 +11,7 @@ use kvplane_proto::inferencecache as proto;
 use kvplane_report::unix_us;
 
 use super::Hints;
+use crate::value::Protocol;
 
 /// The longest prompt that is hashed here.
 const MAX_TOKENS: usize = 1 << 20;
@@ -53,6 +54,11 @@ pub(super) async fn route(
     };
     let took = started.elapsed();
     hints.counters.lookups.record(&request.model_id, verdict.reason, took);
+    let found = match verdict.reason {
+        ReasonCode::PrefixMatch => verdict.scores.iter().map(|score| score.matched_tokens).max().unwrap_or(0),
+        _ => 0,
+    };
+    hints.value.count(Protocol::Hints, asked_tokens(&request), u64::from(found));
     if let Some(reason) = unusable {
         hints.counters.unusable.count(reason);
     }
@@ -64,6 +70,16 @@ pub(super) async fn route(
         adapter_id: request.adapter_id.clone(),
     };
     Answer { response, unusable }
+}
+
+/// Tokens of the prompt, in the form that counts first.
+fn asked_tokens(request: &proto::LookupRouteRequest) -> u64 {
+    let counts = request.block_token_counts.iter().map(|count| u64::try_from(*count).unwrap_or(0));
+    match (request.block_token_counts.is_empty(), request.prefix_hash.is_empty()) {
+        (false, _) => counts.fold(0, u64::saturating_add),
+        (true, false) => u64::try_from(request.prefix_token_count).unwrap_or(0),
+        (true, true) => request.token_ids.len() as u64,
+    }
 }
 
 /// A long lookup, on a thread that serves nobody. Few at a time: what else needs such threads is not shut out by a flood.

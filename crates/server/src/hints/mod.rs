@@ -39,6 +39,7 @@ pub use options::{AcceptReports, HintsOptions};
 pub(crate) use reports::take_update;
 pub(crate) use service::HintsService;
 
+use crate::value::Value;
 use events::Events;
 use heard::Heard;
 use kvplane_access::{Caller, Proof};
@@ -60,6 +61,8 @@ pub(crate) struct Hints {
     pub(crate) book: Arc<Book>,
     pub(crate) options: HintsOptions,
     pub(crate) counters: Arc<Counters>,
+    /// Tokens asked for and found, over all protocols.
+    pub(crate) value: Arc<Value>,
     plane: Arc<Plane>,
     heard: Heard,
     events: Arc<Events>,
@@ -69,13 +72,14 @@ pub(crate) struct Hints {
 
 impl Hints {
     /// Nothing is known yet.
-    pub(crate) fn new(plane: Arc<Plane>, options: HintsOptions) -> Self {
+    pub(crate) fn new(plane: Arc<Plane>, options: HintsOptions, value: Arc<Value>) -> Self {
         let events = Arc::new(Events::default());
         let book = Book::new(options.limits.clone(), options.policies.clone(), Some(events.clone()));
         Self {
             book: Arc::new(book),
             options,
             counters: Arc::default(),
+            value,
             plane,
             heard: Heard::default(),
             events,
@@ -135,7 +139,8 @@ mod tests {
     use kvplane_access::Role;
 
     fn hints(options: HintsOptions) -> Hints {
-        Hints::new(Plane::start(Vec::new(), &PlaneOptions::default()).unwrap(), options)
+        let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
+        Hints::new(plane, options, Arc::new(Value::new("test")))
     }
 
     #[tokio::test]

@@ -24,6 +24,7 @@ pub(super) fn page(shared: &Shared, wanted: Option<Detail>) -> Result<String, Er
     let (watchers, tls) = (shared.watch.watchers(), options.tls.as_deref());
     let callers = Callers::of(watchers, &options.access, tls, &shared.edge, &fronts);
     let mut page = Page::default();
+    page.add(shared.asker.value.rows());
     page.add(Streams::of(&engines, detail));
     page.add(Sources::of(&engines, publishers, detail));
     page.add(Fronts(fronts));

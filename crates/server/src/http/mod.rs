@@ -11,6 +11,7 @@ mod members;
 mod metrics;
 mod openapi;
 mod operations;
+mod overview;
 mod parameters;
 mod peer_dump;
 mod peer_query;
@@ -41,6 +42,7 @@ use serde_json::json;
 
 use crate::publishers::Publishers;
 pub(crate) use indexer_counters::IndexerCounters;
+pub(crate) use overview::Overviews;
 
 use crate::service::Shared;
 
@@ -59,6 +61,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/query", post(query::query).with_state(shared.asker.clone()))
         .route("/kv_recover", get(recover::kv_recover).with_state(dumps))
         .route("/v1/watch", get(watch::watch))
+        .route("/v1/history", get(watch::history))
         .merge(dashboard::routes())
         .merge(members::routes())
         .merge(pick::routes())

@@ -18,7 +18,7 @@ use super::{hints, indexer, policy, probe, query, status, watch};
 use crate::fleet::EngineConfig;
 use crate::ops::{Plan, RankReport, Summary};
 use crate::publishers::Publishers;
-use crate::watch::{Cell, Link};
+use crate::watch::{Cell, Link, Past};
 
 const COMMON: &str = include_str!("../../openapi/common.json");
 
@@ -129,6 +129,8 @@ fn schemas() -> Value {
     written.subschema_for::<probe::ProbeResult>();
     written.subschema_for::<watch::PlaneJson>();
     written.subschema_for::<Cell>();
+    written.subschema_for::<super::overview::Overview>();
+    written.subschema_for::<Past>();
     written.subschema_for::<Link>();
     written.subschema_for::<watch::RemarkJson<'_>>();
     let mut schemas = read.take_definitions(true);

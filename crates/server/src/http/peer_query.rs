@@ -23,6 +23,7 @@ use serde_json::json;
 use super::fields::Fields;
 use super::query::{body_limit, on_a_fitting_thread, read_block_hashes, read_token_ids, with_question};
 use crate::questions::Asker;
+use crate::value::Protocol;
 
 /// A refusal in the peers' form: text where a request cannot be read, and JSON everywhere else.
 #[derive(Debug)]
@@ -122,7 +123,10 @@ fn respond(asker: &Asker, body: &[u8], by: By) -> Result<Response, Refusal> {
             let message = format!("no indexer for model={model} routing_group={group}");
             return Err(Refusal::Json(StatusCode::NOT_FOUND, message));
         };
-        let overlap = |answer: &Answer<'_>| Overlap::of(answer, &group);
+        let overlap = |answer: &Answer<'_>| {
+            asker.value.answered(Protocol::Indexer, question, answer);
+            Overlap::of(answer, &group)
+        };
         Ok(Json(roster.ask_for(&prompt, &asker.credit, Listing::HOLDERS, overlap)).into_response())
     })
 }

@@ -21,6 +21,7 @@ use super::fields::{Fields, ListError, Malformed};
 use super::keys::{ItemJson, KeyLists};
 use super::text::TextFields;
 use crate::questions::{Asker, TokenizedNote};
+use crate::value::Protocol;
 
 /// A token id and its comma in the widest form that people write.
 const BYTES_PER_TOKEN: usize = 12;
@@ -103,6 +104,7 @@ fn respond(asker: &Asker, body: &[u8]) -> Result<Response, ApiError> {
         let tokenized = text.map(|text| asker.tokenize(question, &text)).transpose()?;
         let groups = question.groups == Some(true);
         let (json, found) = question.ask(asker.catalog(), asker.asking(), |answer| {
+            asker.value.answered(Protocol::Http, question, answer);
             (serde_json::to_vec(&AnswerJson { answer, groups, tokenized }), answer.is_hit())
         })?;
         let json = json.map_err(|_| PublicError::new(ErrorCode::Internal, "the answer cannot be written"))?;

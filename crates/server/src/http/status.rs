@@ -7,7 +7,7 @@ use kvplane_access::Listener;
 use kvplane_access::{descriptor_limit, open_descriptors};
 use kvplane_catalog::age_ms;
 use kvplane_core::{LinkTrouble, PublicError, Tier, Trouble};
-use kvplane_ingest::{Engine, Engines, Events, RankSpec, Source, Stream};
+use kvplane_ingest::{Engine, Engines, Events, Plane, RankSpec, Source, Stream};
 use kvplane_metrics::{COUNTERS, rejected};
 use kvplane_report::ReplicaReport;
 use kvplane_stream::Group;
@@ -15,12 +15,17 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::service::Shared;
+use crate::value::ValueStatus;
 
 /// Everything, at one moment per stream.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct PlaneStatus {
     /// This plane's identity; another run has another.
     plane: String,
+    /// What was asked for, and what of it the fleet holds.
+    queries: ValueStatus,
+    /// How often the fleet holds the same blocks.
+    duplication: Duplication,
     engines: Vec<EngineStatus>,
     /// How many engines there are, on this page or not.
     engines_total: usize,
@@ -35,6 +40,24 @@ pub(crate) struct PlaneStatus {
     /// Listeners beyond loopback may be without keys (`--insecure`).
     insecure: bool,
     process: ProcessStatus,
+}
+
+/// Blocks that several engines hold. All models together.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+pub(crate) struct Duplication {
+    /// Blocks, once per stream that holds them.
+    blocks: usize,
+    /// Different blocks.
+    distinct_blocks: usize,
+}
+
+impl Duplication {
+    pub(crate) fn of(plane: &Plane) -> Self {
+        plane.catalog().stats().iter().fold(Self::default(), |sum, index| Self {
+            blocks: sum.blocks + index.stats.blocks,
+            distinct_blocks: sum.distinct_blocks + index.stats.distinct,
+        })
+    }
 }
 
 /// What the system allows the process, and what it uses; null where the system does not say.
@@ -126,6 +149,10 @@ struct RankStatus {
     /// Order-independent digest of what is resident at the cursor.
     digest: String,
     blocks: BTreeMap<&'static str, u64>,
+    /// Device blocks in use: every copy, in all groups.
+    used_blocks: u64,
+    /// Device blocks that the engine has; null where it does not say.
+    capacity_blocks: Option<u64>,
     block_size: Option<u32>,
     groups: Vec<GroupStatus>,
     /// Since it was applied, or since the engine's stamp if a replay brought it; null where that is no time of day.
@@ -209,6 +236,8 @@ pub(super) fn plane(shared: &Shared, after: Option<&str>, limit: Option<usize>) 
     let (page, more) = on_page(&engines, after, limit.unwrap_or(PAGE));
     PlaneStatus {
         plane: plane.id().to_string(),
+        queries: shared.asker.value.status(),
+        duplication: Duplication::of(plane),
         engines_total: engines.len(),
         next: page.last().filter(|_| more).map(|last| last.spec.id.to_string()),
         engines: page.iter().map(|member| engine(member)).collect(),
@@ -293,6 +322,8 @@ fn rank(stream: &Stream) -> RankStatus {
         cursor: status.cursor.sequence.to_string(),
         digest: status.digest.to_string(),
         blocks: Tier::ALL.iter().map(|tier| (tier.as_str(), status.blocks[tier.index()])).collect(),
+        used_blocks: status.used_blocks,
+        capacity_blocks: status.capacity_blocks,
         block_size: status.block_size,
         groups: status.groups.iter().map(group).collect(),
         seconds_since_last_event: status.since_last_event.map(|since| since.as_secs_f64()),

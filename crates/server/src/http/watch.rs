@@ -1,26 +1,30 @@
 //! `/v1/watch`: the fleet and what happens to it, as server-sent events.
 //!
 //! `plane` comes first and says which plane it is. `fleet` has ranks: all of them (`whole`) when the stream begins and when others are
-//! there, else those that changed, and links when one of them changed. `remarks` has what happened, oldest first; the first one all that is still known. Both come with
-//! a picture, however much happens between two.
+//! there, else those that changed, and links when one of them changed. `remarks` has what happened, oldest first; the
+//! first one all that is still known. `overview` has open problems, tokens asked for and tokens found. All come with a
+//! picture, however much happens between two.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Json;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use http::{HeaderName, HeaderValue, header};
+use kvplane_access::ApiError;
 use kvplane_ingest::{Plane, Remark};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::parameters::{Pairs, Parameters};
 use crate::service::Shared;
-use crate::watch::{Looking, Picture};
+use crate::watch::{Looking, Past, Picture};
 
 /// So that proxies do not end a quiet stream, and whoever reads knows soon that nobody is there any more.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
@@ -61,14 +65,16 @@ pub(super) struct RemarkJson<'r> {
 }
 
 /// One who looks.
-#[derive(Debug)]
 struct Watcher {
+    shared: Arc<Shared>,
     plane: Arc<Plane>,
     _looking: Arc<Looking>,
     pictures: watch::Receiver<Arc<Picture>>,
     seen: u64,
     /// The last remark that it was told.
     heard: u64,
+    /// The overview that it was sent last.
+    overview: Option<Arc<str>>,
     ready: VecDeque<Event>,
     stop: CancellationToken,
 }
@@ -82,15 +88,17 @@ pub(super) async fn watch(State(shared): State<Arc<Shared>>) -> impl IntoRespons
 }
 
 impl Watcher {
-    fn new(shared: &Shared) -> Self {
+    fn new(shared: &Arc<Shared>) -> Self {
         let looking = shared.watch.look(&shared.plane);
         let hello = PlaneJson { id: shared.plane.id().to_string(), version: env!("CARGO_PKG_VERSION") };
         Self {
+            shared: shared.clone(),
             plane: shared.plane.clone(),
             pictures: looking.pictures(),
             _looking: looking,
             seen: 0,
             heard: 0,
+            overview: None,
             ready: Event::default().event("plane").json_data(hello).into_iter().collect(),
             stop: shared.stop.clone(),
         }
@@ -114,8 +122,23 @@ impl Watcher {
                 self.heard = last.number;
                 self.ready.extend(told(&remarks));
             }
+            let shared = self.shared.clone();
+            // Streams may be busy: not on a thread that serves others.
+            let read = tokio::task::spawn_blocking(move || shared.overviews.read(&shared)).await.ok();
+            if let Some(overview) = read.filter(|read| self.overview.as_ref() != Some(read)) {
+                self.ready.push_back(Event::default().event("overview").data(&*overview));
+                self.overview = Some(overview);
+            }
         }
     }
+}
+
+/// `GET /v1/history`: the last hour of the fleet, and of one engine's ranks.
+pub(super) async fn history(State(shared): State<Arc<Shared>>, query: Pairs) -> Result<Json<Past>, ApiError> {
+    let mut given = Parameters::read(query, &[])?;
+    let engine = given.text("engine", &[])?;
+    given.finish()?;
+    Ok(Json(shared.history.past(engine.as_deref())))
 }
 
 fn told(remarks: &[Arc<Remark>]) -> Option<Event> {

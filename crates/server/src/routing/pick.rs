@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Routing;
 use super::books::{Books, candidate};
 use crate::questions::{Asker, TokenizedNote};
+use crate::value::Protocol;
 
 /// Entries of a stream before the decision that count as after it: the answer is read a little earlier than the cursor.
 const MARGIN: u64 = 8;
@@ -173,6 +174,7 @@ impl Routing {
         let prompt = prompt_tokens(question);
         let (scene, decision) = if known {
             question.ask(asker.catalog(), asker.asking(), |answer| {
+                asker.value.answered(Protocol::Pick, question, answer);
                 let mut books = self.books.lock();
                 books.tidy(&asker.plane);
                 let scene = scene(&mut books, answer);

@@ -33,6 +33,10 @@ pub(crate) struct Cell {
     block_size: Option<u32>,
     /// Blocks by tier: those that hold something, the device always.
     blocks: BTreeMap<&'static str, u64>,
+    /// Device blocks in use: every copy, in all groups.
+    used_blocks: u64,
+    /// Device blocks that the engine has; null where it does not say.
+    capacity_blocks: Option<u64>,
     /// Null until there are two pictures to compare.
     events_per_s: Option<u64>,
     /// When the last event was applied, in unix milliseconds, to the second; for one that came after the fact, the engine's stamp.
@@ -114,6 +118,8 @@ impl Cell {
             sequence: status.engine_sequence,
             block_size: status.block_size,
             blocks: held(&status.blocks),
+            used_blocks: status.used_blocks,
+            capacity_blocks: status.capacity_blocks,
             events_per_s: before.map(|before| counted.rate_since(before)),
             last_event_ms: status
                 .since_last_event
@@ -139,7 +145,7 @@ impl Counted {
 }
 
 /// The tiers that hold something; the device always.
-fn held(blocks: &[u64; Tier::ALL.len()]) -> BTreeMap<&'static str, u64> {
+pub(super) fn held(blocks: &[u64; Tier::ALL.len()]) -> BTreeMap<&'static str, u64> {
     let tiers = Tier::ALL.iter().map(|tier| (tier, blocks[tier.index()]));
     tiers
         .filter(|(tier, blocks)| **tier == Tier::Device || *blocks > 0)

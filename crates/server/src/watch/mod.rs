@@ -7,6 +7,7 @@
 //! A cell carries the number of the picture in which it last changed, so that a watcher that skipped some misses nothing.
 
 mod cell;
+mod history;
 mod picture;
 
 use std::sync::{Arc, Weak};
@@ -19,6 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) use cell::{Cell, Link};
+pub(crate) use history::{History, Past};
 pub(crate) use picture::Picture;
 
 /// How often a picture is made.

@@ -16,3 +16,4 @@ mod hints;
 mod operations;
 mod rig;
 mod routing;
+mod value;

@@ -24,6 +24,11 @@ impl Interpreter {
         self.epoch.copies.capacity = blocks;
     }
 
+    /// The engine's device blocks, where it says so.
+    pub fn capacity(&self) -> Option<u64> {
+        self.epoch.copies.capacity
+    }
+
     /// Where a block is held once, a second store is another block, and a removal may mean either: neither
     /// counts after it. Where copies were counted too often, they are not counted any more.
     pub(super) fn duplicates(&self) -> Duplicates {

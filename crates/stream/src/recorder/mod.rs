@@ -153,6 +153,11 @@ impl Recorder {
         &self.ledger
     }
 
+    /// The engine's device blocks, where it says so.
+    pub fn capacity(&self) -> Option<u64> {
+        self.interpreter.capacity()
+    }
+
     /// The ledger, to cut snapshots.
     pub fn ledger_mut(&mut self) -> &mut Ledger {
         &mut self.ledger

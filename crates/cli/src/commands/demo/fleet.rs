@@ -23,7 +23,7 @@ const ROOM: usize = 12 << 10;
 /// The same for recorded requests, of which one may have over a hundred thousand tokens.
 pub(super) const ROOM_FOR_TRACES: usize = 1 << 20;
 /// Tokens per block; TensorRT-LLM has its own.
-const BLOCK_SIZE: usize = 16;
+pub(super) const BLOCK_SIZE: usize = 16;
 const TRTLLM_BLOCK_SIZE: usize = 32;
 
 /// One simulated engine.

@@ -1,12 +1,14 @@
 //! `kvplane demo`: the tour.
 //!
-//! Simulated engines of every kind and one plane, with real sockets between them. Conversations are routed by asking the plane
-//! (`POST /v1/query`); a second fleet gets the same requests in turn. In between things go wrong, one after the other.
+//! Simulated engines of every kind and one plane, with real sockets between them. Conversations are routed by asking
+//! the plane (`POST /v1/query`). A second fleet gets the same requests round robin, and a third by a plain consumer of
+//! events. In between things go wrong, one after the other.
 //!
 //! ```text
 //!  workload ──┬─> tour ── query ──> plane <── events ── fleet     ledger: predicted = delivered?
 //!             │     └── request ────────────────────────> │
-//!             └──────── request, in turn ─────────────> second fleet
+//!             ├──────── request, round robin ─────────> second fleet
+//!             └─> router ── request ─────────────────> third fleet
 //!  story ── fault ──────────────────────────────────────> │       plain consumer: what does one believe who asks nothing?
 //! ```
 //!
@@ -14,14 +16,16 @@
 //! - `workload` is what is asked of them;
 //! - `plane` serves, asks and compares;
 //! - `routing` says where a request goes, and keeps the ledger;
-//! - `plain` is a consumer that applies what it hears;
+//! - `plain` is a consumer that applies what it hears, and `router` goes by it;
 //! - `tour` brings these together, and `story` has the steps;
-//! - `view` and `summary` show it.
+//! - `view`, `screen` and `summary` show it.
 
 mod fleet;
 mod plain;
 mod plane;
+mod router;
 mod routing;
+mod screen;
 mod story;
 mod summary;
 mod tour;
@@ -35,10 +39,11 @@ use tokio::time::Instant;
 
 use self::fleet::Fleet;
 use self::plane::ServedPlane;
+use self::router::PlainRouter;
 use self::story::{Act, Story};
 use self::summary::{EngineSummary, Summary};
 use self::tour::Tour;
-use self::view::View;
+use self::view::{Style, View};
 use self::workload::Workload;
 use super::page::print;
 use super::{Failure, stop_signal, usage};
@@ -78,38 +83,42 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), Failure> {
     };
     let stop = stop_signal(None)?;
     let silent = args.output == Output::Json;
-    let mut view = View::new(silent, args.plain);
     let plane = ServedPlane::start(stop.clone()).await?;
+    let style = Style::of(silent, args.plain, args.pause);
+    let mut view = View::new(style, &stop)?;
     greet(&mut view, &plane, silent);
     let trace = args.trace.clone();
     let fleets = tokio::task::spawn_blocking(move || {
-        anyhow::Ok([Fleet::start(trace.as_deref())?, Fleet::start(trace.as_deref())?])
+        let fleets = [Fleet::start(trace.as_deref())?, Fleet::start(trace.as_deref())?];
+        anyhow::Ok((fleets, PlainRouter::new(Fleet::start(trace.as_deref())?)?))
     });
-    let fleets = fleets.await.context("the simulator")??;
-    let mut tour = Tour::new(plane, fleets, workload, view, stop);
+    let (fleets, plain) = fleets.await.context("the simulator")??;
+    let mut tour = Tour::new(plane, fleets, plain, workload, view, stop);
     let mut story = Story::new()?;
     let halted = go(&args, &mut tour, &mut story).await.err();
 
     let summary = summarise(&mut tour, halted).await;
+    tour.view.close();
     print(&if silent {
         format!("{}\n", serde_json::to_string(&summary).context("cannot print the summary")?)
     } else {
-        format!("\n{}", summary.text())
+        format!("\n{}", summary.text(style == Style::Lines))
     })?;
     let mut verdict = summary.verdict();
     if args.stay && summary.complete && verdict.is_ok() {
-        eprintln!("the plane stays at {} until Ctrl-C", summary.dashboard);
+        eprintln!("kvplane keeps running at {} until Ctrl-C", summary.dashboard);
         verdict = match tour.stay().await {
             Err(Halt::Failed(error)) => Err(error),
             Ok(()) | Err(Halt::Stopped) => tour.ledger.verdict(),
         };
     }
-    let Tour { plane, fleet, in_turn, .. } = tour;
+    let Tour { plane, fleet, in_turn, plain, .. } = tour;
     plane.shutdown().await?;
     let end = move || {
         story.end();
         fleet.stop();
         in_turn.stop();
+        plain.end();
     };
     tokio::task::spawn_blocking(end).await.context("the simulator")?;
     Ok(verdict?)
@@ -122,7 +131,8 @@ fn greet(view: &mut View, plane: &ServedPlane, silent: bool) {
         eprintln!("{dashboard}");
         return;
     }
-    view.line("kvplane demo: one simulated engine of each kind, one plane, real sockets. Ctrl-C ends it.");
+    view.dashboard(&format!("{}/", plane.url()));
+    view.line("kvplane demo: one simulated engine of each kind, real sockets, three fleets. Ctrl-C ends it.");
     view.line(&dashboard);
     view.line(&format!("follow     kvplane tail --plane http://{}", plane.grpc));
 }

@@ -1,15 +1,16 @@
 //! A plain consumer: what somebody believes who subscribes to an engine's events and applies them as they come, without asking
 //! what came before, whether one is missing, or whose they are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
+use kvplane_core::{Namespace, chain_hash, hash_blocks};
 use kvplane_socket::{Endpoint, SocketError, Sockets, SubscriberHandler, Subscription, SubscriptionHandle};
 use kvplane_wire::trtllm::encode::{TrtData, TrtEvent};
-use kvplane_wire::{Decoder, Event};
+use kvplane_wire::{Decoder, Event, Hash, Tokens};
 use parking_lot::Mutex;
 
 use super::fleet::{Held, bits};
@@ -23,7 +24,45 @@ pub(super) struct PlainConsumer {
 #[derive(Default)]
 struct Believes {
     blocks: Mutex<BTreeSet<u64>>,
+    prefixes: Mutex<Prefixes>,
+    /// The number of the last batch, plus one; 0 before the first.
+    next_sequence: AtomicU64,
     connected: AtomicBool,
+}
+
+/// Which prefixes are believed to be held.
+#[derive(Default)]
+struct Prefixes {
+    /// The prefix that ends with a block of the engine.
+    by_block: HashMap<u64, u64>,
+    held: HashSet<u64>,
+}
+
+impl Prefixes {
+    fn store(&mut self, hashes: &[Hash], parent: Option<u64>, tokens: &[u32], size: usize) {
+        let mut previous = match parent {
+            None => None,
+            Some(parent) => match self.by_block.get(&parent) {
+                Some(prefix) => Some(*prefix),
+                // A beginning that was never heard of.
+                None => return,
+            },
+        };
+        let mut contents = Vec::new();
+        hash_blocks(tokens, size.max(1), Namespace::PLAIN, &mut contents);
+        for (hash, content) in hashes.iter().zip(contents) {
+            let prefix = chain_hash(previous, content);
+            self.by_block.insert(hash.bits, prefix);
+            self.held.insert(prefix);
+            previous = Some(prefix);
+        }
+    }
+
+    fn remove(&mut self, block: u64) {
+        if let Some(prefix) = self.by_block.remove(&block) {
+            self.held.remove(&prefix);
+        }
+    }
 }
 
 /// What a plain consumer believes, beside the truth.
@@ -49,6 +88,17 @@ impl PlainConsumer {
     /// Whether it was ever connected.
     pub(super) fn is_connected(&self) -> bool {
         self.believes.connected.load(Ordering::Acquire)
+    }
+
+    /// The number of the last batch that it heard.
+    pub(super) fn last_sequence(&self) -> Option<u64> {
+        self.believes.next_sequence.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// How many blocks of a prompt it believes to be held, given the prompt's prefixes.
+    pub(super) fn holds(&self, chain: &[u64]) -> usize {
+        let prefixes = self.believes.prefixes.lock();
+        chain.iter().take_while(|prefix| prefixes.held.contains(prefix)).count()
     }
 
     /// What it believes of an engine that holds this.
@@ -86,11 +136,9 @@ impl Belief {
     pub(super) fn words(&self, engine: &str, before: Option<&Self>) -> String {
         let Self { blocks, phantoms, unknown } = self;
         let before = before.map_or_else(String::new, |before| {
-            format!(" (before: {} and {})", before.phantoms, before.unknown)
+            format!(" (before: {} phantom, {} missing)", before.phantoms, before.unknown)
         });
-        format!(
-            "believes that {engine} holds {blocks} blocks: {phantoms} of them are not there, and {unknown} that are there it does not know{before}"
-        )
+        format!("sees {blocks} blocks on {engine}: {phantoms} phantom, {unknown} missing{before}")
     }
 }
 
@@ -106,23 +154,34 @@ impl SubscriberHandler for Handler {
 
     fn disconnected(&mut self) {}
 
-    fn message(&mut self, _topic: &[u8], _sequence: u64, payload: Bytes) {
+    fn message(&mut self, _topic: &[u8], sequence: u64, payload: Bytes) {
         let Ok(batch) = self.decoder.decode(&payload) else { return };
         let mut blocks = self.believes.blocks.lock();
+        let mut prefixes = self.believes.prefixes.lock();
         for event in &batch.events {
             match event {
                 Event::Stored(stored) => {
-                    blocks.extend(batch.stored_hashes(stored).iter().map(|hash| hash.bits));
+                    let hashes = batch.stored_hashes(stored);
+                    blocks.extend(hashes.iter().map(|hash| hash.bits));
+                    if let Tokens::Flat(tokens) = batch.tokens(stored) {
+                        let parent = stored.parent.map(|parent| parent.bits);
+                        prefixes.store(hashes, parent, tokens, stored.block_size as usize);
+                    }
                 }
                 Event::Removed(removed) => {
                     for hash in batch.removed_hashes(removed) {
                         blocks.remove(&hash.bits);
+                        prefixes.remove(hash.bits);
                     }
                 }
-                Event::Cleared { .. } => blocks.clear(),
+                Event::Cleared { .. } => {
+                    blocks.clear();
+                    *prefixes = Prefixes::default();
+                }
                 _ => {}
             }
         }
+        self.believes.next_sequence.store(sequence + 1, Ordering::Release);
     }
 
     fn malformed(&mut self, _reason: &'static str) {}

@@ -26,6 +26,10 @@ pub(super) struct Ledger {
     pub(super) routed: Reuse,
     /// The same requests in turn, on a second fleet.
     pub(super) round_robin: Reuse,
+    /// The same requests on a third fleet, by a plain consumer of events.
+    pub(super) plain: Reuse,
+    /// Requests of which the plain consumer promised more than was found.
+    pub(super) plain_false_hits: u64,
     /// Predictions that were called exact.
     pub(super) exact: Predictions,
     /// Predictions that were said to be less than that.
@@ -61,10 +65,16 @@ pub(super) struct Delivered {
 impl Ledger {
     pub(super) fn new(engines: usize) -> Self {
         let reuse = Reuse { requests: vec![0; engines], ..Reuse::default() };
-        Self { routed: reuse.clone(), round_robin: reuse, ..Self::default() }
+        Self { routed: reuse.clone(), plain: reuse.clone(), round_robin: reuse, ..Self::default() }
     }
 
-    /// Enters a request that both fleets have served.
+    /// Enters a request that the plain consumer has routed. It counts with the next one that is entered.
+    pub(super) fn enter_plain(&mut self, prompt: u64, predicted: u64, delivered: Delivered) {
+        self.plain.enter(delivered, self.prompt_tokens + prompt);
+        self.plain_false_hits += u64::from(predicted > delivered.tokens);
+    }
+
+    /// Enters a request that the other fleets have served.
     pub(super) fn enter(
         &mut self,
         prompt: u64,

@@ -90,7 +90,7 @@ impl Story {
         tour.tell(
             Voice::Done,
             format!(
-                "{engines} engines serve {} requests; only then kvplane and a plain consumer of vllm-0 come",
+                "{engines} engines serve {} requests before kvplane and a plain event consumer connect",
                 EARLIER * engines
             ),
         );
@@ -105,9 +105,9 @@ impl Story {
         for engine in &tour.fleet.engines {
             tour.plane.until_heard(engine).await?;
         }
-        tour.plane
-            .until(&tour.fleet.engines[vllm], "a plain consumer is connected", |_| consumer.is_connected())
-            .await?;
+        tour.plain.join()?;
+        let connected = |_: &StreamStatus| consumer.is_connected() && tour.plain.is_connected();
+        tour.plane.until(&tour.fleet.engines[vllm], "the plain consumers are connected", connected).await?;
         self.consumer = Some(consumer);
         self.tell_belief(tour, vllm, None);
         for engine in 0..engines {
@@ -123,11 +123,11 @@ impl Story {
         let gaps = status(tour, vllm).await?.counters.gaps;
         let (before, believed) = (tour.plane.last_remark(), self.belief(tour, vllm));
         published(tour, vllm)?.fault(None, Fault::Drop(LOST_FRAMES));
+        if let Sim::Published(other) = &tour.plain.fleet.engines[vllm].sim {
+            other.fault(None, Fault::Drop(LOST_FRAMES));
+        }
         tour.send_to(vllm, REQUESTS)?;
-        tour.tell(
-            Voice::Done,
-            format!("{LOST_FRAMES} frames of vllm-0 are lost on the way, with what they said was stored and evicted"),
-        );
+        tour.tell(Voice::Done, format!("the network drops {LOST_FRAMES} event frames of vllm-0"));
         let engine = &tour.fleet.engines[vllm];
         let noticed = |status: &StreamStatus| status.counters.gaps > gaps;
         tour.plane.until(engine, "the gap is noticed", noticed).await?;
@@ -146,7 +146,7 @@ impl Story {
 
     /// A restart that no number gives away.
     async fn overtaken(&mut self, tour: &mut Tour) -> Result<(), Halt> {
-        tour.begin("overtaken", "a crash and a restart that overtakes the sequence");
+        tour.begin("overtaken", "a crash that no sequence number shows");
         let vllm = tour.fleet.position(EngineKind::Vllm);
         let old = status(tour, vllm).await?;
         let (before, believed) = (tour.plane.last_remark(), self.belief(tour, vllm));
@@ -155,14 +155,16 @@ impl Story {
         let restart = Fault::Restart(Restart { first_sequence, same_content: false });
         published(tour, vllm)?.fault(None, restart);
         tour.restarts[vllm] += 1;
-        if let Sim::Published(other) = &tour.in_turn.engines[vllm].sim {
-            other.fault(None, restart);
+        for other in [&tour.in_turn, &tour.plain.fleet] {
+            if let Sim::Published(other) = &other.engines[vllm].sim {
+                other.fault(None, restart);
+            }
         }
         tour.send_to(vllm, REQUESTS)?;
         tour.tell(
             Voice::Done,
             format!(
-                "vllm-0 is killed and restarted with an empty cache; it is at {first_sequence} when it is heard again, after {last}: no number went back"
+                "vllm-0 crashes and restarts with an empty cache; its next sequence is {first_sequence} after {last}, so no number goes back"
             ),
         );
         let engine = &tour.fleet.engines[vllm];
@@ -209,11 +211,14 @@ async fn stolen_drain(tour: &mut Tour) -> Result<(), Halt> {
     }
     tour.tell(
         Voice::Done,
-        format!("a router polls trtllm-0 too, and gets {} events that are gone then", stolen.len()),
+        format!(
+            "a second reader drains {} events of trtllm-0; they are gone for everybody else",
+            stolen.len()
+        ),
     );
     let engine = &tour.fleet.engines[trtllm];
     let believed = Belief::of_drained(&stolen, &engine.held()).words(engine.name, None);
-    tour.tell(Voice::Plain, format!("the router {believed}"));
+    tour.tell(Voice::Plain, format!("the second reader {believed}"));
     tour.send_to(trtllm, REQUESTS)?;
     let engine = &tour.fleet.engines[trtllm];
     let noticed = |status: &StreamStatus| status.counters.gaps_unfilled > lost;
@@ -235,17 +240,17 @@ async fn flush(tour: &mut Tour) -> Result<(), Halt> {
     let told = asked_to_flush(tour, sglang).await?;
     tour.tell(
         Voice::Done,
-        format!("POST /flush_cache for all engines; {liar} answers that it did it, and keeps everything"),
+        format!("POST /flush_cache to all engines; {liar} answers OK and keeps everything"),
     );
     let kept = tour.fleet.engines[sglang].held().len();
-    tour.tell(Voice::Plain, format!("asks {liar} itself, and is told {told}; it still holds {kept} blocks"));
+    tour.tell(Voice::Plain, format!("asks {liar} itself: {told}; it still holds {kept} blocks"));
     let names = tour.fleet.engines.iter().map(|engine| engine.name);
     let honest: Vec<&str> = names.filter(|name| *name != liar).collect();
     let mut verdicts = tour.plane.flush(&honest, PROOF_S).await?;
     verdicts.extend(tour.plane.flush(&[liar], LIAR_PROOF_S).await?);
     verdicts.sort_by(|one, two| one.engine.cmp(&two.engine));
     published(tour, sglang)?.conduct(Conduct::default());
-    for engine in &tour.in_turn.engines {
+    for engine in tour.in_turn.engines.iter().chain(&tour.plain.fleet.engines) {
         engine.flush();
     }
     tell_verdicts(tour, &verdicts);
@@ -259,7 +264,7 @@ async fn flush(tour: &mut Tour) -> Result<(), Halt> {
         expect_verdict(&verdicts, engine.name, expected)?;
     }
     tour.tell_remarks(before, sglang, "flush").await?;
-    tour.tell(Voice::Done, format!("{liar} is flushed again, and does it"));
+    tour.tell(Voice::Done, format!("{liar} is flushed again, and obeys"));
     let again = tour.plane.flush(&[liar], PROOF_S).await?;
     tell_verdicts(tour, &again);
     expect_verdict(&again, liar, "proven")?;

@@ -5,7 +5,7 @@ use kvplane_core::EngineKind;
 use serde::Serialize;
 
 use super::plane::{Agreement, Comparison};
-use super::routing::Ledger;
+use super::routing::{Ledger, Reuse};
 use super::view::Voice;
 use crate::commands::page::aligned;
 
@@ -102,7 +102,9 @@ impl Summary {
         }
         let (routed, in_turn) = (routed.cached_tokens, round_robin.cached_tokens);
         if self.made_up && routed <= in_turn {
-            bail!("routed by kvplane {routed} tokens were cached, and {in_turn} in turn: nothing was gained");
+            bail!(
+                "routed by kvplane {routed} tokens were cached, and {in_turn} round robin: nothing was gained"
+            );
         }
         let miscounted = |engine: &&EngineSummary| engine.compared.restarts != engine.restarted;
         if let Some(EngineSummary { compared, restarted, .. }) = self.engines.iter().find(miscounted) {
@@ -112,34 +114,44 @@ impl Summary {
         Ok(())
     }
 
-    /// For people.
-    pub(super) fn text(&self) -> String {
-        let Ledger { requests, prompt_tokens, routed, round_robin, exact, not_exact, false_hits } =
-            &self.ledger;
-        let share = |share: f64| format!("{:.1} %", share * 100.0);
-        let mut rows = vec![
-            ["requests".to_owned(), format!("{requests}, of {prompt_tokens} prompt tokens")],
-            [
-                "cached, routed by kvplane".to_owned(),
-                format!("{} tokens, {}", routed.cached_tokens, share(routed.share)),
-            ],
-            [
-                "cached, in turn".to_owned(),
-                format!("{} tokens, {}", round_robin.cached_tokens, share(round_robin.share)),
-            ],
-            [
-                "predicted = delivered".to_owned(),
+    /// For people: ten lines, and the engines one by one where they are wanted.
+    pub(super) fn text(&self, with_engines: bool) -> String {
+        let Ledger {
+            requests,
+            prompt_tokens,
+            routed,
+            round_robin,
+            plain,
+            plain_false_hits,
+            exact,
+            not_exact,
+            false_hits,
+        } = &self.ledger;
+        let share = |reuse: &Reuse| format!("{:.1} %  ({} tokens)", reuse.share * 100.0, reuse.cached_tokens);
+        let equal =
+            self.engines.iter().filter(|engine| engine.compared.agreement == Agreement::Equal).count();
+        let ended = if self.complete { "completed" } else { "not completed" };
+        let row = |name: &str, words: String| [name.to_owned(), words];
+        let rows = [
+            row("tour", ended.to_owned()),
+            row("requests", format!("{requests}, {prompt_tokens} prompt tokens")),
+            row("cached, round robin", share(round_robin)),
+            row("cached, plain consumer", share(plain)),
+            row("cached, kvplane", share(routed)),
+            row(
+                "predicted = delivered",
                 format!(
-                    "{} of {} exact answers; {} of {} not called exact",
+                    "{} of {} exact answers; {} of {} answers marked as less than exact",
                     exact.equal, exact.answers, not_exact.equal, not_exact.answers
                 ),
-            ],
-            ["false hits".to_owned(), false_hits.to_string()],
-            ["survived".to_owned(), self.survived()],
+            ),
+            row("false hits", format!("kvplane {false_hits}, plain consumer {plain_false_hits}")),
+            row("survived", self.survived()),
+            row("engines", format!("{equal} of {} equal block by block", self.engines.len())),
+            row("dashboard", self.dashboard.clone()),
         ];
-        let ended = if self.complete { "to its end" } else { "not to its end" };
-        rows.push(["the tour went".to_owned(), ended.to_owned()]);
-        format!("{}\n{}", aligned(&rows), aligned(&self.table()))
+        let table = if with_engines { format!("\n{}", aligned(&self.table())) } else { String::new() };
+        format!("{}{table}", aligned(&rows))
     }
 
     /// The steps that came out as they should.

@@ -1,4 +1,5 @@
-//! Two fleets under one workload: the first is routed to by asking the plane, the second in turn.
+//! Three fleets under one workload: the first is routed to by asking the plane, the second round robin, the third by a
+//! plain consumer of events.
 
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::Halt;
 use super::fleet::Fleet;
 use super::plane::{Agreement, Prediction, ServedPlane};
+use super::router::{Believed, PlainRouter};
 use super::routing::{Delivered, Ledger, choose};
 use super::summary::Step;
 use super::view::{View, Voice};
@@ -19,6 +21,8 @@ pub(super) struct Tour {
     pub(super) fleet: Fleet,
     /// The same engines again, with as much room, which no plane hears.
     pub(super) in_turn: Fleet,
+    /// And once more, for somebody who goes by events as they come.
+    pub(super) plain: PlainRouter,
     pub(super) ledger: Ledger,
     pub(super) steps: Vec<Step>,
     pub(super) view: View,
@@ -42,6 +46,7 @@ impl Tour {
     pub(super) fn new(
         plane: ServedPlane,
         [fleet, in_turn]: [Fleet; 2],
+        plain: PlainRouter,
         workload: Workload,
         view: View,
         stop: CancellationToken,
@@ -54,6 +59,7 @@ impl Tour {
             restarts: vec![0; engines],
             fleet,
             in_turn,
+            plain,
             steps: Vec::new(),
             view,
             workload,
@@ -79,7 +85,7 @@ impl Tour {
                 () = tokio::time::sleep_until(arrival) => {}
             }
             self.route(&request).await?;
-            self.view.progress(&self.ledger);
+            self.view.progress(&self.ledger, || self.plain.phantoms());
             served += 1;
         }
         self.view.load(&self.ledger);
@@ -99,15 +105,20 @@ impl Tour {
         let held: Vec<u64> = said.iter().map(|said| said.map_or(0, |said| said.tokens)).collect();
         let at = choose(prompt, &held, &self.computed);
         let predicted = said[at].cloned().unwrap_or(Prediction { tokens: 0, exact: false });
+        let Request { prompt: ids, max_tokens, .. } = request;
+        let Believed { predicted: believed, delivered: plain } = self.plain.route(ids, *max_tokens).await?;
         let (delivered, in_turn) = self.serve(at, request)?;
+        self.ledger.enter_plain(prompt, believed, plain);
         self.ledger.enter(prompt, &predicted, delivered, in_turn);
         Ok(())
     }
 
-    /// Runs made-up requests on one engine without asking anybody, and on the second fleet in turn. They are not entered.
+    /// Runs made-up requests on one engine without asking anybody, on the same one of the third fleet, and on the second
+    /// fleet round robin. They are not entered.
     pub(super) fn send_to(&mut self, engine: usize, requests: usize) -> anyhow::Result<()> {
         for _ in 0..requests {
             let request = self.workload.next_made_up();
+            self.plain.serve(engine, &request.prompt, request.max_tokens)?;
             self.serve(engine, &request)?;
         }
         Ok(())
@@ -131,7 +142,7 @@ impl Tour {
     /// Begins a step.
     pub(super) fn begin(&mut self, name: &'static str, title: &str) {
         let number = self.steps.len() + 1;
-        self.view.title(&format!("Step {number}: {title}"));
+        self.view.title(number, title);
         self.steps.push(Step::new(name, title));
     }
 
@@ -167,7 +178,7 @@ impl Tour {
             match compared.agreement {
                 Agreement::Equal => equal += 1,
                 Agreement::Lower if self.known_in_part == Some(compared.engine) => lower.push(format!(
-                    "{}: {} of its {} blocks, as it says ({}), and no other",
+                    "{}: {} of its {} blocks, no phantoms, reported as {}",
                     compared.engine, compared.blocks, compared.engine_blocks, compared.trust
                 )),
                 Agreement::Lower | Agreement::Different => {
@@ -184,13 +195,14 @@ impl Tour {
         let engines = self.fleet.engines.len();
         self.tell(
             Voice::Checked,
-            format!("{equal} of {engines} engines: what kvplane holds is what they hold, block by block ({blocks} blocks in all)"),
+            format!("{equal} of {engines} engines equal block by block ({blocks} blocks)"),
         );
         for words in lower {
             self.tell(Voice::Checked, words);
         }
         if let Some(step) = self.steps.last_mut() {
             step.met = true;
+            self.view.survived();
         }
         Ok(())
     }
@@ -202,7 +214,7 @@ impl Tour {
 
     /// Waits for Enter, or until it is enough.
     pub(super) async fn pause(&mut self) -> Result<(), Halt> {
-        eprintln!("\n  Enter goes on.");
+        eprintln!("\n  Press Enter to continue.");
         let mut line = String::new();
         let read = tokio::task::spawn_blocking(move || std::io::stdin().read_line(&mut line));
         tokio::select! {

@@ -11,6 +11,7 @@ use anyhow::anyhow;
 use kvplane_doctor::{Finding, Severity};
 
 use super::page::{print, print_as_it_is};
+use super::progress::while_waiting;
 use super::{Failure, usage};
 use crate::args::{DoctorArgs, TableOutput};
 
@@ -32,10 +33,10 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<(), Failure> {
     let mut looked = Looked::default();
     let has_set_up = args.config.is_some() || !args.engine.is_empty();
     if has_set_up {
-        setup::look(&args, &mut looked).await?;
+        while_waiting("looking at engines", setup::look(&args, &mut looked)).await?;
     }
     if args.server.is_some() || !has_set_up {
-        plane::look(&args, &mut looked).await?;
+        while_waiting("looking at kvplane and its engines", plane::look(&args, &mut looked)).await?;
     }
     looked.findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     match args.output {

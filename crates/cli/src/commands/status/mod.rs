@@ -1,7 +1,7 @@
 //! `kvplane status`: the fleet on one screen.
 
-mod fleet;
-mod view;
+pub(super) mod fleet;
+pub(super) mod view;
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -61,7 +61,7 @@ async fn show(args: &StatusArgs, before: &str) -> Result<(), Failure> {
     print_as_it_is(&format!("{before}{page}"))
 }
 
-fn is_coloured() -> bool {
+pub(super) fn is_coloured() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 

@@ -70,7 +70,7 @@ fn summary(fleet: &Fleet, problems: &[Finding], coloured: bool) -> String {
         text.push_str(&format!(": {}; {}", listed(continuity), listed(trust)));
     }
     let blocks: u64 = fleet.streams.iter().map(|stream| stream.blocks).sum();
-    text.push_str(&format!("\nBlocks     {}\n", grouped(blocks)));
+    text.push_str(&format!("\nBlocks     {}{}\n", grouped(blocks), cache(fleet)));
     if let Some(asked) = fleet.value.as_ref().filter(|asked| asked.questions > 0) {
         let share = asked.tokens_found as f64 / asked.tokens_asked.max(1) as f64 * 100.0;
         text.push_str(&format!(
@@ -78,8 +78,30 @@ fn summary(fleet: &Fleet, problems: &[Finding], coloured: bool) -> String {
             grouped(asked.questions),
             grouped(asked.tokens_asked)
         ));
+        if let Some(top) = asked.top_prefixes.first() {
+            text.push_str(&format!(
+                "Top prefix {} ({} tokens): {} tokens found\n",
+                harmless(&top.prefix),
+                grouped(top.tokens),
+                grouped(top.tokens_found)
+            ));
+        }
     }
     text.push('\n');
+    text
+}
+
+/// How full the caches are, and how often engines hold the same block.
+fn cache(fleet: &Fleet) -> String {
+    let mut text = String::new();
+    if let Some((used, capacity)) = fleet.fullness().filter(|(_, capacity)| *capacity > 0) {
+        let share = used as f64 / capacity as f64 * 100.0;
+        text.push_str(&format!("; device caches {share:.0} % full"));
+    }
+    if let Some(held) = fleet.duplication.as_ref().filter(|held| held.distinct_blocks > 0) {
+        let copies = held.blocks as f64 / held.distinct_blocks as f64;
+        text.push_str(&format!("; {copies:.2} copies of a block on average"));
+    }
     text
 }
 
@@ -104,7 +126,8 @@ fn table(fleet: &Fleet, wide: bool, room: usize) -> String {
     if fleet.streams.is_empty() {
         return String::new();
     }
-    let mut heading = vec!["ENGINE", "RANK", "MODEL", "STATE", "TRUST", "AGE", "BLOCKS", "LAST EVENT"];
+    let mut heading =
+        vec!["ENGINE", "RANK", "MODEL", "STATE", "TRUST", "AGE", "FULL", "BLOCKS", "LAST EVENT"];
     if wide {
         heading.extend(["KIND", "TIERS", "SEQUENCE", "GAPS", "RESTARTS"]);
     }
@@ -125,6 +148,7 @@ fn row(stream: &Stream, wide: bool) -> Vec<String> {
         stream.continuity.clone(),
         trust,
         stream.age_ms.map_or_else(|| "-".to_owned(), |age| seconds(age as f64 / 1000.0)),
+        stream.full_percent().map_or_else(|| "-".to_owned(), |full| format!("{full:.0}%")),
         grouped(stream.blocks),
         stream.idle_seconds.map_or_else(|| "-".to_owned(), |idle| format!("{} ago", seconds(idle))),
     ];
@@ -147,7 +171,7 @@ fn or_dash(text: &str) -> String {
 }
 
 /// A duration in the unit in which people say it.
-fn seconds(seconds: f64) -> String {
+pub(crate) fn seconds(seconds: f64) -> String {
     match seconds {
         s if s < 10.0 => format!("{s:.1}s"),
         s if s < 120.0 => format!("{s:.0}s"),
@@ -157,7 +181,7 @@ fn seconds(seconds: f64) -> String {
 }
 
 /// A number with its thousands apart.
-fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (at, digit) in digits.chars().enumerate() {
@@ -202,18 +226,25 @@ mod tests {
         let fleet = Fleet {
             engines: 1,
             streams: vec![stream("a", "live")],
-            value: Some(Queries { questions: 10, tokens_asked: 1_000, tokens_found: 887 }),
+            value: Some(Queries {
+                questions: 10,
+                tokens_asked: 1_000,
+                tokens_found: 887,
+                ..Queries::default()
+            }),
+            ..Fleet::default()
         };
         let page = page(&fleet, &[], false, 24, false);
         assert!(page.starts_with("Fleet      healthy"), "{page}");
         assert!(page.contains("Queries    10: 88.7 % of 1,000 tokens"), "{page}");
-        assert!(page.contains("a       0     -      live   exact  0.2s  1,234   -"), "{page}");
+        assert!(page.contains("a       0     -      live   exact  0.2s  -     1,234   -"), "{page}");
         assert_eq!(json(&fleet, &[])["healthy"], true);
     }
 
     #[test]
     fn problems_come_with_their_remedy_and_obey_no_engine() {
-        let fleet = Fleet { engines: 1, streams: vec![stream("a\u{1b}]0;x\u{7}", "down")], value: None };
+        let fleet =
+            Fleet { engines: 1, streams: vec![stream("a\u{1b}]0;x\u{7}", "down")], ..Fleet::default() };
         let page = page(&fleet, &[problem()], false, 24, false);
         assert!(page.contains("1 of 1 streams need attention"), "{page}");
         assert!(page.contains("silent") && page.contains("do: send a prompt"), "{page}");
@@ -224,7 +255,7 @@ mod tests {
     #[test]
     fn a_screen_is_no_longer_than_the_terminal() {
         let streams = (0..500).map(|at| stream(&format!("e{at}"), "live")).collect();
-        let fleet = Fleet { engines: 500, streams, value: None };
+        let fleet = Fleet { engines: 500, streams, ..Fleet::default() };
         let page = page(&fleet, &[], false, 24, false);
         assert!(page.lines().count() < 24 && page.contains("more: kvplane status -o wide"), "{page}");
         let all = super::page(&fleet, &[], true, usize::MAX, false);

@@ -1,0 +1,111 @@
+"""What `make dist`, `make deb` and `make image` make, installed and run in a root that has nothing else."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from harness.plane import find_binary
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
+
+
+def run(*words, **options):
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Every form, from the program that the tests have built."""
+    out = tmp_path_factory.mktemp("packages")
+    environment = {**os.environ, "BINARY": str(find_binary()), "SOURCE_DATE_EPOCH": "1700000000"}
+    forms = {"archive": Path(run("scripts/dist.sh", "dev", out, cwd=ROOT, env=environment))}
+    run("scripts/stage.sh", "dev", out / "staged", "/usr", cwd=ROOT, env=environment)
+    forms["image"] = Path(run("scripts/oci-image.py", out / "staged", out / "kvplane.oci.tar", cwd=ROOT, env=environment))
+    if shutil.which("dpkg-deb"):
+        forms["deb"] = Path(run("scripts/deb.sh", "dev", out, cwd=ROOT, env=environment))
+    return forms
+
+
+def unpacked(image, directory):
+    """The root of an image: every layer, each blob compared with its name."""
+    with tarfile.open(image) as archive:
+        def blob(digest):
+            data = archive.extractfile("blobs/" + digest.replace(":", "/")).read()
+            assert digest == "sha256:" + hashlib.sha256(data).hexdigest()
+            return data
+
+        index = json.load(archive.extractfile("index.json"))
+        manifest = json.loads(blob(index["manifests"][0]["digest"]))
+        config = json.loads(blob(manifest["config"]["digest"]))
+        for layer in manifest["layers"]:
+            path = directory / "layer.tar.gz"
+            path.write_bytes(blob(layer["digest"]))
+            with tarfile.open(path) as files:
+                files.extractall(directory / "root", filter="tar")
+    return directory / "root", config["config"]
+
+
+@NEEDS_ROOT
+def test_the_image_runs_in_its_own_root(made, tmp_path):
+    root, config = unpacked(made["image"], tmp_path)
+    assert config["Entrypoint"] == ["/usr/bin/kvplane"] and config["User"] == "65532:65532"
+    assert run("chroot", "--userspec=65532:65532", root, *config["Entrypoint"], "--version").startswith("kvplane ")
+    shown = run("chroot", "--userspec=65532:65532", root, "/usr/bin/kvplane", "serve", "--config", "/etc/kvplane/kvplane.toml", "--dump-config")
+    assert "listen" in shown
+    assert not (root / "bin/sh").exists()
+
+
+@NEEDS_ROOT
+def test_the_package_installs_program_and_unit(made, tmp_path):
+    if "deb" not in made:
+        pytest.skip("dpkg-deb is missing")
+    # A root with the libraries alone.
+    root, _ = unpacked(made["image"], tmp_path)
+    (root / "usr/bin/kvplane").unlink()
+    for part in ("updates", "info", "triggers"):
+        (root / "var/lib/dpkg" / part).mkdir(parents=True)
+    (root / "var/lib/dpkg/status").touch()
+    run("dpkg", f"--root={root}", "--force-depends", "--force-not-root", "--install", made["deb"])
+    assert run("chroot", root, "/usr/bin/kvplane", "--version").startswith("kvplane ")
+    unit = (root / "usr/lib/systemd/system/kvplane.service").read_text()
+    assert "ExecStart=/usr/bin/kvplane serve --config /etc/kvplane/kvplane.toml" in unit
+    assert (root / "etc/kvplane/kvplane.toml").is_file()
+    run("dpkg", f"--root={root}", "--force-not-root", "--purge", "kvplane")
+    assert not (root / "usr/bin/kvplane").exists()
+    assert re.search(r"^Depends: libc6 \(>= 2\.\d+\)", run("dpkg-deb", "--info", made["deb"]).replace("\n ", "\n"), re.MULTILINE)
+
+
+def test_install_sh_installs_what_was_checked_and_says_so(made, tmp_path):
+    prefix = tmp_path / "opt"
+    said = run(ROOT / "install.sh", made["archive"], "--prefix", prefix)
+    assert f"{prefix}/bin/kvplane" in said and "next: kvplane demo" in said
+    assert run(prefix / "bin/kvplane", "--version").startswith("kvplane ")
+    assert f"ExecStart={prefix}/bin/kvplane" in (prefix / "lib/systemd/system/kvplane.service").read_text()
+    for line in (prefix / "share/kvplane/manifest").read_text().splitlines():
+        assert (prefix / line).is_file(), line
+
+
+@pytest.mark.parametrize("words, reason", [
+    ((), "give an archive"),
+    (("nowhere.tar.gz",), "no such file"),
+    (("--prefix", "relative", "x.tar.gz"), "absolute path"),
+    (("--colour",), "unknown option"),
+])
+def test_install_sh_names_a_mistake(words, reason):
+    done = subprocess.run([ROOT / "install.sh", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and reason in done.stderr, done
+
+
+def test_install_sh_refuses_what_does_not_match_its_checksum(made, tmp_path):
+    done = subprocess.run([ROOT / "install.sh", made["archive"], "--sha256", "0" * 64, "--prefix", tmp_path / "opt"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "checksum mismatch" in done.stderr, done
+    assert not (tmp_path / "opt").exists()
