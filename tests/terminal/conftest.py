@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from harness.plane import Plane, Sim, find_binary, free_ports, http
+from harness.wait import eventually
 from terminal import Terminal
 
 SIZES = [(80, 24), (140, 40)]
@@ -43,5 +44,8 @@ def fleet(binary):
             words += ["--engine", f"vllm={sim.events[0]},replay={sim.replay[0]},id=engine-{at},http={sim.http},model=sim"]
         words += ["--engine", f"vllm=tcp://127.0.0.1:{free_ports(1)[0]},id=zz-sick,model=sim"]
         plane = stack.enter_context(closing(Plane(binary, *words)))
+        # Both are live before anybody looks.
+        heard = lambda: [rank["continuity"] for engine in plane.get("/v1/status")[1]["engines"] for rank in engine["ranks"]].count("live") == 2
+        eventually(heard, "two live engines", 60.0)
         http("POST", f"{plane.http}/v1/query", {"model": "sim", "token_ids": list(range(64))})
         yield plane
