@@ -50,7 +50,8 @@ async fn every_protocol_counts_what_was_asked_and_what_was_found() {
     let filtered = json!({"model": MODEL, "token_ids": ids, "min_tokens": 1_000_000});
     assert_eq!(call(rig.http, "POST", "/v1/query", &filtered).await.1["matches"], json!([]));
     assert_eq!(call(rig.http, "POST", "/v1/query", &json!({"model": MODEL})).await.0, 400);
-    let request = proto::QueryRequest { model: MODEL.to_owned(), token_ids: ids.clone(), ..Default::default() };
+    let request =
+        proto::QueryRequest { model: MODEL.to_owned(), token_ids: ids.clone(), ..Default::default() };
     rig.grpc_query(request).await.unwrap();
     assert_eq!(call(rig.http, "POST", "/v1/pick", &question).await.0, 200);
     let peer = json!({"model_name": MODEL, "token_ids": ids, "routing_group": "default"});
@@ -74,7 +75,11 @@ async fn every_protocol_counts_what_was_asked_and_what_was_found() {
 
     // Both engines hold the same blocks, and say how many they could hold.
     let held = &now["duplication"];
-    assert_eq!(held["blocks"].as_u64(), held["distinct_blocks"].as_u64().map(|distinct| distinct * 2), "{held}");
+    assert_eq!(
+        held["blocks"].as_u64(),
+        held["distinct_blocks"].as_u64().map(|distinct| distinct * 2),
+        "{held}"
+    );
     let rank = &now["engines"][0]["ranks"][0];
     let (used, capacity) = (rank["used_blocks"].as_u64().unwrap(), rank["capacity_blocks"].as_u64().unwrap());
     assert!(used >= 12 && used <= capacity, "{used} of {capacity}");
