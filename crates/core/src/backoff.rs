@@ -15,7 +15,7 @@ pub struct Backoff {
 impl Backoff {
     /// Waits from the shortest on.
     pub fn new(shortest: Duration, longest: Duration) -> Self {
-        Self { shortest, longest, next: shortest }
+        Self { shortest, longest: longest.max(shortest), next: shortest }
     }
 
     /// The last attempt went well.
@@ -27,10 +27,20 @@ impl Backoff {
     pub fn wait(&mut self) -> Duration {
         let wait = self.next.min(self.longest);
         self.next = wait.saturating_mul(2);
-        // Hashers are seeded at random: all the randomness that is needed here.
-        let random = RandomState::new().hash_one(0) as u32;
-        wait.mul_f64(1.0 - f64::from(random) / f64::from(u32::MAX) / 2.0)
+        wait / 2 + jitter(wait / 2)
     }
+
+    /// The longest wait.
+    pub fn longest(&self) -> Duration {
+        self.longest
+    }
+}
+
+/// Any duration up to `most`, at random.
+pub fn jitter(most: Duration) -> Duration {
+    // Hashers are seeded at random: all the randomness that is needed here.
+    let random = RandomState::new().hash_one(0);
+    most.mul_f64(random as f64 / u64::MAX as f64)
 }
 
 #[cfg(test)]
@@ -47,5 +57,6 @@ mod tests {
         }
         backoff.reset();
         assert!(backoff.wait() <= millis(100));
+        assert_eq!(Backoff::new(millis(100), millis(10)).longest(), millis(100), "never below the shortest");
     }
 }

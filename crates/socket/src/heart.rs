@@ -1,21 +1,22 @@
 //! Heartbeats of one connection: when to PING, and what an answer proves.
 //!
-//! A PONG that brings back the context of PING n proves that the peer was there after PING n was **sent**: so that moment
-//! is what counts, however late the answer is read. Some peers answer without a context (libzmq before 4.3): their
-//! answers are matched in order, with one PING under way at a time.
+//! A PONG that brings back the context of PING n proves that the peer was there after PING n was **sent**: so
+//! that moment is what counts, however late the answer is read. Some peers answer without a context (libzmq
+//! before 4.3): their answers are matched in order, with one PING under way at a time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::dial::jitter;
+use kvplane_core::jitter;
+
 use crate::zmtp::command::PingContext;
 use crate::zmtp::session::Session;
 
 /// PINGs under way. A peer that answers none of them is not asked more often.
 const UNANSWERED_MAX: usize = 16;
 
-/// Moments of an interval at which PINGs are sent. Connections of a thread share them, so that their answers come together
-/// and are read in few turns: each wake-up costs more than the PONG that it is for.
+/// Moments of an interval at which PINGs are sent. Connections of a thread share them, so that their answers
+/// come together and are read in few turns: each wake-up costs more than the PONG that it is for.
 const MOMENTS: u32 = 2;
 
 /// How often to PING and how long to wait; see [`Subscription`](crate::Subscription).

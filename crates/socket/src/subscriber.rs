@@ -6,12 +6,13 @@ use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use kvplane_core::Backoff;
 use kvplane_wire::replay::parse_live;
 
 use crate::SocketError;
 use crate::address::Address;
 use crate::connection::{Closed, Connection, Heard, Turn};
-use crate::dial::{Backoff, Dialer, Todo};
+use crate::dial::{Dialer, Todo};
 use crate::handler::Ear;
 use crate::heart::{Heart, Pace};
 use crate::listen::Listener;
@@ -394,7 +395,7 @@ impl Subscriber {
     fn count_broken(&mut self, why: impl std::fmt::Display) {
         self.broken += 1;
         if self.broken.is_power_of_two() {
-            tracing::warn!(address = self.last_endpoint, %why, count = self.broken, "connection dropped");
+            tracing::warn!(address = self.last_endpoint, reason = %why, count = self.broken, "connection dropped");
         }
     }
 }

@@ -6,12 +6,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane_core::Backoff;
+
 use super::hub::Hub;
 use super::peer::Peer;
 use super::thread::Desk;
 use crate::address::Address;
 use crate::connection::{Closed, Refusal};
-use crate::dial::{Backoff, Dialer, Todo};
+use crate::dial::{Dialer, Todo};
 use crate::listen::Listener;
 use crate::options::Endpoint;
 use crate::reason::word_of;
@@ -283,8 +285,8 @@ impl Outlet {
         }
     }
 
-    /// Counts a connection that was closed for a fault of the peer's, and says so at the 1st, 2nd, 4th, ... time: anybody
-    /// can make us say it. False when nobody was at fault.
+    /// Counts a connection that was closed for a fault of the peer's, and says so at the 1st, 2nd, 4th, ...
+    /// time: anybody can make us say it. False when nobody was at fault.
     fn count_refused(&self, closed: &Closed) -> bool {
         let Some(reason) = word_of(closed) else {
             tracing::debug!(address = self.address, %closed, "connection closed");
