@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvplane_core::{EngineId, EngineKind};
+use kvplane_core::{EngineId, EngineKind, default_worker_id};
 use kvplane_stream::{Duplicates, Limits, OnGap};
 use kvplane_transport::grpc::GrpcSpec;
 
@@ -45,10 +45,30 @@ pub struct EngineSpec {
 }
 
 impl EngineSpec {
+    /// An engine of which nothing but this is configured.
+    pub fn new(id: EngineId, kind: EngineKind, model: &str, source: Source) -> Self {
+        Self {
+            worker_id: default_worker_id(&id),
+            id,
+            kind,
+            model: model.to_owned(),
+            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            tenant: None,
+            source,
+            topic: String::new(),
+            block_size: None,
+            cache: CacheSpec::default(),
+            max_silence: None,
+            http: None,
+            control: ControlSpec::default(),
+        }
+    }
+
     /// Whether what the engine reports about requests can prove that it holds a prefix.
     ///
-    /// Of vLLM alone: it counts what it finds when a request is first scheduled. `SGLang` and `TokenSpeed` add up what they find each time
-    /// that they prefill, so that a request which was retracted may report more than is held; TensorRT-LLM reuses parts of blocks.
+    /// Of vLLM alone: it counts what it finds when a request is first scheduled. `SGLang` and `TokenSpeed`
+    /// add up what they find each time that they prefill, so that a request which was retracted may report
+    /// more than is held; TensorRT-LLM reuses parts of blocks.
     pub fn takes_evidence(&self) -> bool {
         self.control.fronted
             && self.kind == EngineKind::Vllm
@@ -125,8 +145,8 @@ pub struct PlaneOptions {
     pub index: kvplane_index::Options,
     /// What an unfilled gap does.
     pub on_gap: OnGap,
-    /// A stream whose engine has not been proven to be there for longer than this is `recovering`, unless its engine has
-    /// another bound.
+    /// A stream whose engine has not been proven to be there for longer than this is `recovering`, unless its
+    /// engine has another bound.
     pub max_silence: Duration,
     /// Disconnected for longer than this is `down`.
     pub down_after: Duration,

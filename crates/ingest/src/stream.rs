@@ -92,10 +92,11 @@ pub struct StreamStatus {
     pub troubles: Vec<(Trouble, u64)>,
     /// Time since the last event: since it was applied, or since the engine's stamp if it came after the fact.
     pub since_last_event: Option<Duration>,
-    /// From the engine's stamp of the last batch until it was applied here, where it stamps with the time of day and the batch
-    /// was heard as it happened. What their clocks differ by is in it.
+    /// From the engine's stamp of the last batch until it was applied here, where it stamps with the time of
+    /// day and the batch was heard as it happened. What their clocks differ by is in it.
     pub lag: Option<Duration>,
-    /// How old the proof is that the engine is there; `None` before the first. Zero where the source cannot fall silent.
+    /// How old the proof is that the engine is there; `None` before the first. Zero where the source cannot
+    /// fall silent.
     pub age: Option<Duration>,
     /// Why the index knows less of the stream than its journal does.
     pub index_lacking: Option<Reason>,
@@ -143,7 +144,7 @@ pub struct Stream {
     changed: Notify,
     /// Something is in the window that nobody has been woken for.
     unannounced: AtomicBool,
-    /// The snapshot that was taken last and when it was begun, while somebody still uses it. Whoever takes
+    /// The snapshot that was taken last and when it was begun, while somebody still uses it. A caller that takes
     /// one, on a task or on a thread, holds this: two at once would end each other's for ever.
     snapshot: tokio::sync::Mutex<(Duration, Weak<Snapshot>)>,
     removed: CancellationToken,
@@ -266,7 +267,7 @@ impl Stream {
 
     /// What is recorded may be half done: none of it is said any more, and nothing is recorded.
     fn give_up(&self, mut inner: MutexGuard<'_, Inner>, now: Now) -> Outcome {
-        error!(stream = %self.id, "a defect: the stream is not recorded any more");
+        error!(stream = %self.id, "internal error: the stream is no longer recorded");
         inner.troubles.set(Reporter::Source, Some(Trouble::Defect));
         inner.closed = true;
         let left = inner.index.take();
@@ -277,7 +278,7 @@ impl Stream {
         outcome
     }
 
-    /// Takes the stream off the plane. Whoever follows it is told by [`Self::removed`] first; then what it holds is let
+    /// Takes the stream off the plane. Followers learn of it by [`Self::removed`] first; then what it holds is let
     /// go of, and nothing is recorded any more.
     pub(crate) fn remove(&self) -> Outcome {
         self.removed.cancel();
@@ -325,7 +326,7 @@ impl Stream {
         self.idle_until.store(idle_until.try_into().unwrap_or(u64::MAX), Ordering::Release);
     }
 
-    /// Wakes whoever waits for news, if there are any.
+    /// Wakes readers that wait for news, if there is any.
     pub fn announce(&self) {
         if self.unannounced.swap(false, Ordering::AcqRel) {
             self.changed.notify_waiters();
@@ -356,8 +357,8 @@ impl Stream {
         self.window.read_after(cursor, max)
     }
 
-    /// Makes sure that there is an entry behind a cursor, if need be one that says nothing. Numbers that another plane gives
-    /// out are left alone.
+    /// Makes sure that there is an entry behind a cursor, if need be one that says nothing. Numbers that
+    /// another plane gives out are left alone.
     pub fn go_beyond(&self, cursor: Cursor) {
         self.feed(|recorder, _| {
             if recorder.ledger().cursor() == cursor && !recorder.is_mirror() {
@@ -386,8 +387,8 @@ impl Stream {
         self.inner.try_lock_for(GLANCE).is_none()
     }
 
-    /// What the stream looks like, for people and pages: now if that can be said at once, else as it was last seen. A batch
-    /// that takes long holds up nobody who only looks.
+    /// What the stream looks like, for people and pages: now if that can be said at once, else as it was last
+    /// seen. A batch that takes long holds up nobody who only looks.
     pub fn glance(&self) -> StreamStatus {
         if let Some(inner) = self.inner.try_lock_for(GLANCE) {
             let status = self.status_of(&inner, self.clock.now());
@@ -470,7 +471,7 @@ impl Stream {
     }
 }
 
-/// What whoever follows a stream is woken for.
+/// What followers of a stream are woken for.
 #[derive(PartialEq)]
 struct Looks {
     cursor: Cursor,

@@ -1,8 +1,8 @@
 //! The task that asks one engine, as long as the engine is there.
 //!
 //! It asks at once, then again whenever something is missing, and after every reconnect and restart: an engine may come
-//! back with other ranks. An unusable answer becomes a trouble of the streams that wait for a better one; it never touches
-//! a stream that is followed.
+//! back with other ranks. An unusable answer becomes a trouble of the streams that wait for a better one; it
+//! never touches a stream that is followed.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use crate::check::AddError;
 use crate::feeder::Feeder;
 use crate::plane::{Engine, Plane};
-use crate::published::{PublishedRank, subscribed};
+use crate::source::published::{PublishedRank, subscribed};
 use crate::source::{Events, Opening, RankSpec, SourceKind};
 use crate::spec::PlaneOptions;
 
@@ -89,7 +89,7 @@ impl From<FoundRank> for RankSpec {
     }
 }
 
-/// Asks the engine until it is told to stop (by whoever drops this).
+/// Asks the engine until this is dropped.
 pub(crate) async fn run(engine: EngineId, asker: Asker, plane: Weak<Plane>, every: Duration) {
     let mut said = None;
     let mut lives = Lives::default();
@@ -115,7 +115,7 @@ pub(crate) async fn run(engine: EngineId, asker: Asker, plane: Weak<Plane>, ever
             due = missing.then(|| Instant::now() + pause);
             if said != refusal {
                 if let Some(refusal) = &refusal {
-                    warn!(%engine, trouble = %refusal.trouble(), "not known where the engine publishes: {refusal}");
+                    warn!(%engine, trouble = %refusal.trouble(), "discovery failed: {refusal}");
                 }
                 said = refusal;
             }
@@ -143,7 +143,7 @@ async fn ask(engine: &EngineId, asker: &Asker, plane: &Weak<Plane>) -> Result<()
     match given {
         Ok(Ok(changed)) => {
             if changed {
-                info!(%engine, "the engine was asked where it publishes");
+                info!(%engine, "discovery succeeded");
                 for complaint in complaints {
                     warn!(%engine, "{complaint}");
                 }
@@ -170,7 +170,7 @@ fn all_heard(engine: &EngineId, plane: &Weak<Plane>) -> bool {
     })
 }
 
-/// What changes when a rank's publisher goes away, comes back, or is another one.
+/// What changes when a rank's publisher goes away, comes back, or is replaced.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Lives(Vec<(u64, Epoch)>);
 

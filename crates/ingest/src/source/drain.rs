@@ -9,7 +9,7 @@ use http_body_util::{BodyExt as _, Empty, LengthLimitError, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use kvplane_core::Trouble;
+use kvplane_core::{Backoff, Trouble};
 use kvplane_stream::{DrainFailure, DrainOptions, DrainedPart, JournalOptions, Now, Recorder};
 use kvplane_wire::trtllm::{self, SplitError};
 use tracing::{info, warn};
@@ -28,7 +28,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// An answer with this many events means that we come too seldom.
 const MANY_EVENTS: usize = 64;
-/// After failures the pause grows up to this.
+/// After failures the pause grows from the first to the second.
+const SHORTEST_BACKOFF: Duration = Duration::from_millis(20);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 /// An answer of this size is read off the runtime's threads.
 const LARGE_ANSWER: usize = 64 << 10;
@@ -52,13 +53,12 @@ impl SourceKind for Drained {
         self.ranks.at(&self.url)
     }
 
-    fn add_rank(&mut self, rank: u32) -> bool {
-        self.ranks.add(rank);
-        true
+    fn server(&self) -> Option<&str> {
+        Some(&self.url)
     }
 
-    fn remove_rank(&mut self, rank: u32) {
-        self.ranks.remove(rank);
+    fn shared_ranks(&mut self) -> Option<&mut SharedRanks> {
+        Some(&mut self.ranks)
     }
 
     /// At least the time that one drain may take.
@@ -128,7 +128,7 @@ struct Poller {
     client: Client<HttpConnector, Empty<Bytes>>,
     uri: Option<Uri>,
     pause: Duration,
-    backoff: Duration,
+    backoff: Backoff,
     trouble: Option<Trouble>,
 }
 
@@ -138,7 +138,13 @@ impl Poller {
         let client =
             Client::builder(TokioExecutor::new()).pool_idle_timeout(Duration::from_secs(4)).build_http();
         let uri = format!("{}/kv_cache_events", url.trim_end_matches('/')).parse().ok();
-        Self { client, uri, pause: SHORTEST_PAUSE, backoff: SHORTEST_PAUSE, trouble: None }
+        Self {
+            client,
+            uri,
+            pause: SHORTEST_PAUSE,
+            backoff: Backoff::new(SHORTEST_BACKOFF, LONGEST_BACKOFF),
+            trouble: None,
+        }
     }
 
     async fn ask(&self) -> Result<Bytes, Failure> {
@@ -174,11 +180,11 @@ impl Poller {
         Ok(body.to_bytes())
     }
 
-    /// The engine answered with so many events: when to ask again.
+    /// The engine answered with this many events: when to ask again.
     fn answered(&mut self, ranks: &Ranks, events: usize) -> Duration {
-        self.backoff = SHORTEST_PAUSE;
+        self.backoff.reset();
         if let Some(over) = self.trouble.take() {
-            info!(engine = %ranks.engine(), %over, "the engine can be drained again");
+            info!(engine = %ranks.engine(), %over, "drain recovered");
             for feeder in ranks.all() {
                 feeder.stream().set_trouble(None);
             }
@@ -193,7 +199,7 @@ impl Poller {
 
     fn failed(&mut self, ranks: &Ranks, Failure { trouble, effect }: Failure) -> Duration {
         if self.trouble.replace(trouble) != Some(trouble) {
-            warn!(engine = %ranks.engine(), %trouble, "the engine cannot be drained");
+            warn!(engine = %ranks.engine(), %trouble, "drain failed");
         }
         for feeder in ranks.all() {
             // In this order: who sees the trouble sees the continuity that it made.
@@ -201,8 +207,7 @@ impl Poller {
             feeder.stream().set_trouble(Some(trouble));
             feeder.tell(Recorder::tick);
         }
-        self.backoff = (self.backoff * 2).min(LONGEST_BACKOFF);
-        self.backoff
+        self.backoff.wait()
     }
 }
 
@@ -215,7 +220,7 @@ fn read(body: &Bytes, ranks: &Ranks, asked: Instant) -> Result<usize, Failure> {
     known.sort_unstable();
     known.dedup();
     for rank in known {
-        // A rank that is one too many was told of where it was refused.
+        // A rank beyond the limit was logged where it was rejected.
         let Some(feeder) = ranks.feeder(rank) else { continue };
         let own = || parts.iter().filter(|part| part.rank == rank);
         let own_events = own().map(|part| part.count).sum();

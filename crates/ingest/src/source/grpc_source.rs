@@ -1,7 +1,7 @@
 //! `SubscribeKvEvents` of an engine, or of a relay before one: one subscription per engine, for all of its ranks.
 //!
-//! What messages mean is decided by the ranks' recorders, and when to subscribe again by [`Link`]. Here calls are made, each
-//! with a deadline on its set-up, and messages are carried to the ranks that they are about.
+//! What messages mean is decided by the ranks' recorders, and when to subscribe again by [`Link`]. Here calls
+//! are made, each with a deadline on its set-up, and messages are carried to the ranks that they are about.
 
 mod call;
 mod carrier;
@@ -25,7 +25,7 @@ use crate::spec::PlaneOptions;
 use call::Caller;
 use carrier::{Carried, Carrier};
 
-/// How often the ranks are told that time passes.
+/// How often the ranks get a tick.
 const TICK: Duration = Duration::from_millis(100);
 /// Messages that are carried at a time ...
 const BURST_MESSAGES: usize = 256;
@@ -48,13 +48,12 @@ impl SourceKind for Relayed {
         self.ranks.at(&self.server.url)
     }
 
-    fn add_rank(&mut self, rank: u32) -> bool {
-        self.ranks.add(rank);
-        true
+    fn server(&self) -> Option<&str> {
+        Some(&self.server.url)
     }
 
-    fn remove_rank(&mut self, rank: u32) {
-        self.ranks.remove(rank);
+    fn shared_ranks(&mut self) -> Option<&mut SharedRanks> {
+        Some(&mut self.ranks)
     }
 
     fn recorder(&self, options: &PlaneOptions, keep: JournalOptions, rank: u32, now: Now) -> Recorder {
@@ -193,7 +192,7 @@ impl Source {
         self.prove(kvplane_runtime::now());
         self.link.taken();
         if let Some(over) = self.trouble.take() {
-            info!(engine = %self.ranks.engine(), %over, "the engine's events can be followed again");
+            info!(engine = %self.ranks.engine(), %over, "event subscription recovered");
         }
         for feeder in self.ranks.all() {
             feeder.stream().set_trouble(None);
@@ -206,7 +205,7 @@ impl Source {
         let trouble = (!after.is_zero()).then_some(how.trouble());
         if let Some(trouble) = trouble.filter(|trouble| self.trouble != Some(*trouble)) {
             self.trouble = Some(trouble);
-            warn!(engine = %self.ranks.engine(), %trouble, "the engine's events cannot be followed");
+            warn!(engine = %self.ranks.engine(), %trouble, "event subscription failed");
         }
         for feeder in self.ranks.all() {
             // In this order: who sees the trouble sees the continuity that it made.

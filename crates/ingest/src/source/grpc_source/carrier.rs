@@ -16,7 +16,7 @@ pub(super) struct Carried {
     pub(super) advanced: bool,
     /// A rank wants another subscription: what this one still brings is void.
     pub(super) again: bool,
-    /// A message was none: whoever sends it is not to be listened to.
+    /// A message failed to parse; drop this connection.
     pub(super) nonsense: bool,
 }
 
@@ -56,7 +56,7 @@ impl Carrier {
             if outline.load_only {
                 continue;
             }
-            // A rank that is one too many was told of where it was refused.
+            // A rank beyond the limit was logged where it was rejected.
             let Some(feeder) = self.feeder(&outline) else { continue };
             let asks = feeder.feed(|recorder, now| {
                 carried.advanced |= recorder.relayed(now, &outline, message);

@@ -1,4 +1,4 @@
-//! From kvplane.v1 messages to what a recorder is told.
+//! From kvplane.v1 messages to inputs of a recorder.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,11 +5,11 @@
 //!                                 └─────> Status ─────┴─> engines come and go (roster)
 //! ```
 //!
-//! A link has a thread and a runtime of its own: what it is told is decoded and applied there, and a snapshot of a million
-//! blocks holds up nobody else.
+//! A link has a thread and a runtime of its own: messages are decoded and applied there, and a snapshot
+//! of a million blocks holds up nobody else.
 //!
-//! **Loops.** Every plane has an identity, and every stream says through which planes it came. A stream that came through
-//! this plane is not followed, and neither is this plane itself.
+//! **Loops.** Every plane has an identity, and every stream says through which planes it came. A stream that
+//! came through this plane is not followed, and neither is this plane itself.
 
 mod convert;
 mod member;

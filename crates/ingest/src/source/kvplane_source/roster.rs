@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_core::{Continuity, Cursor, EngineId, EngineKind, Epoch, PlaneId, StreamId, default_worker_id};
+use kvplane_core::{Continuity, Cursor, EngineId, EngineKind, Epoch, PlaneId, StreamId};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_stream::Semantics;
 use tracing::{error, info, warn};
@@ -15,7 +15,7 @@ use super::status::LinkState;
 use crate::feeder::Feeder;
 use crate::plane::{Engine, Plane};
 use crate::source::{SharedRanks, Source};
-use crate::spec::{CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Origin};
+use crate::spec::{EngineSpec, Origin};
 
 /// A stream that came through more planes than this goes round in circles.
 const MAX_PLANES: usize = 32;
@@ -102,7 +102,7 @@ impl Roster {
         let Some(member) = self.members.remove(stream) else { return };
         let StreamId { engine, rank } = member.id();
         if plane.remove_rank(engine.as_str(), *rank).is_ok() {
-            info!(%engine, rank, "rank removed, as it was at the plane that it came from");
+            info!(%engine, rank, "rank removed: the upstream plane removed it");
         }
     }
 
@@ -111,7 +111,7 @@ impl Roster {
         self.state.change(|status| {
             for engine in refused.difference(&status.refused) {
                 status.loops += 1;
-                error!(%link, engine, "the engine came through this plane: following it would be a loop");
+                error!(%link, engine, "engine ignored: it already came through this plane, following it would be a loop");
             }
             status.refused = refused;
         });
@@ -145,7 +145,7 @@ impl Roster {
                 self.unwelcome.remove(&told.id);
             }
             Err(error) if self.unwelcome.insert(told.id.clone()) => {
-                warn!(engine = %id, %error, "an engine of the other plane cannot be added");
+                warn!(engine = %id, %error, "cannot add an engine of the upstream plane");
             }
             Err(_) => {}
         }
@@ -153,28 +153,16 @@ impl Roster {
 
     fn described(&self, told: &proto::EngineStatus) -> EngineSpec {
         let id = EngineId::new(&format!("{}/{}", self.link, told.id));
-        EngineSpec {
-            worker_id: default_worker_id(&id),
-            id,
-            // A kind that this build does not know means no more than what its plane makes of it.
-            kind: told.kind.parse().unwrap_or(EngineKind::Kvplane),
-            model: told.model.clone(),
-            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-            tenant: None,
-            source: Source::Mirrored(Mirrored {
-                link: self.link.clone(),
-                url: self.spec.url.clone(),
-                engine: told.id.clone(),
-                via: via(told),
-                ranks: told.ranks.iter().map(|rank| rank.rank).collect::<SharedRanks>(),
-            }),
-            topic: String::new(),
-            block_size: None,
-            cache: CacheSpec::default(),
-            max_silence: self.spec.max_silence,
-            http: None,
-            control: ControlSpec::default(),
-        }
+        // A kind that this build does not know means no more than what its plane makes of it.
+        let kind = told.kind.parse().unwrap_or(EngineKind::Kvplane);
+        let source = Source::Mirrored(Mirrored {
+            link: self.link.clone(),
+            url: self.spec.url.clone(),
+            engine: told.id.clone(),
+            via: via(told),
+            ranks: told.ranks.iter().map(|rank| rank.rank).collect::<SharedRanks>(),
+        });
+        EngineSpec { max_silence: self.spec.max_silence, ..EngineSpec::new(id, kind, &told.model, source) }
     }
 
     /// Has a member for every stream that comes over this link, and no other.
@@ -199,7 +187,7 @@ impl Roster {
 
 fn remove(plane: &Plane, id: &EngineId) {
     if plane.remove(id.as_str()).is_ok() {
-        info!(engine = %id, "engine removed, as it was at the plane that it came from");
+        info!(engine = %id, "engine removed: the upstream plane removed it");
     }
 }
 
@@ -208,13 +196,13 @@ fn match_ranks(plane: &Plane, known: &Engine, wanted: &BTreeSet<u32>) {
     let id = known.spec.id.as_str();
     for &rank in wanted.iter().filter(|rank| known.stream(**rank).is_none()) {
         if let Err(error) = plane.add_shared_rank(id, rank) {
-            warn!(engine = id, rank, %error, "a rank of the other plane cannot be added");
+            warn!(engine = id, rank, %error, "cannot add a rank of the upstream plane");
         }
     }
     for stream in &known.streams {
         let rank = stream.id().rank;
         if !wanted.contains(&rank) && plane.remove_rank(id, rank).is_ok() {
-            info!(engine = id, rank, "rank removed, as it was at the plane that it came from");
+            info!(engine = id, rank, "rank removed: the upstream plane removed it");
         }
     }
 }

@@ -32,7 +32,8 @@ use crate::token_file::TokenFileError;
 
 /// How long the other plane may take to accept a connection, and to answer a question.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// How often a quiet connection is tested, and how long the answer may take: a plane whose machine vanished says nothing.
+/// How often a quiet connection is tested, and how long the answer may take: a plane whose machine vanished
+/// says nothing.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_WITHIN: Duration = Duration::from_secs(5);
 /// Waits between attempts: the first, and the longest. A session that lasted longer than that counts as sound.
@@ -42,8 +43,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 const SLOW_WAIT: Duration = Duration::from_secs(30);
 /// How often the other plane is asked for its engines while it is followed. What it sends tells most of it sooner.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
-/// How often the other plane is asked for the ages of its proofs within `max_silence`: the age here is at most that of the
-/// other plane and the time between two questions, so that planes in a row stay within the bound.
+/// How often the other plane is asked for the ages of its proofs within `max_silence`: the age here is at
+/// most that of the other plane and the time between two questions, so that planes in a row stay within the
+/// bound.
 const PULSES: u32 = 8;
 const SHORTEST_PULSE: Duration = Duration::from_millis(20);
 /// How often streams look at the time.
@@ -111,7 +113,7 @@ pub(super) struct Session {
     ignored: HashSet<StreamId>,
     /// Why it was not followed when it was last tried; nothing once it is.
     failing: Option<String>,
-    /// Who is told the time.
+    /// Receives ticks.
     timed: Arc<Mutex<Vec<Feeder>>>,
 }
 
@@ -230,7 +232,7 @@ impl Session {
             status.connects += 1;
         });
         let connects = self.state.status().connects;
-        info!(link = %self.link, plane = told.plane, connects, "following the other plane");
+        info!(link = %self.link, plane = told.plane, connects, "following the upstream plane");
         self.follow(&mut messages).await
     }
 
@@ -362,7 +364,7 @@ impl Session {
             self.state.count_void(misfit.as_str());
         }
         self.subscribed = false;
-        // First: whoever sees that the way is gone sees that its streams are not credited.
+        // First: a reader that sees the link down must also see that its streams are not credited.
         for member in self.roster.members.values_mut() {
             member.lost();
         }
@@ -374,14 +376,14 @@ impl Session {
         // One line for a state, however often it is tried.
         let why = end.to_string();
         if end.trouble() == LinkTrouble::Resubscribing || self.failing.as_ref() == Some(&why) {
-            debug!(link = %self.link, %end, "the other plane is asked again");
+            debug!(link = %self.link, %end, "reconnecting to the upstream plane");
             return;
         }
         self.remark(Mood::Bad, &format!("is not followed: {}", end.trouble().words()));
         if matches!(end, End::Itself) {
             error!(link = %self.link, "the address is this plane's own: following it would be a loop");
         } else {
-            warn!(link = %self.link, %end, "the other plane is not followed");
+            warn!(link = %self.link, %end, "upstream plane lost");
         }
         self.failing = Some(why);
     }
@@ -398,8 +400,8 @@ impl Session {
     }
 }
 
-/// Asks how old the other plane's proof of every stream is. The moment of the question is what the ages count from: that is
-/// never later than the moment at which the other plane looked.
+/// Asks how old the other plane's proof of every stream is. The moment of the question is what the ages count
+/// from: that is never later than the moment at which the other plane looked.
 async fn ask_ages(
     mut client: Client,
     within: Duration,

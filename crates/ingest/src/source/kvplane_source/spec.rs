@@ -58,7 +58,9 @@ impl SourceKind for LinkSpec {
         Vec::new()
     }
 
-    fn remove_rank(&mut self, _rank: u32) {}
+    fn server(&self) -> Option<&str> {
+        Some(&self.url)
+    }
 
     fn recorder(&self, options: &PlaneOptions, keep: JournalOptions, rank: u32, now: Now) -> Recorder {
         Recorder::of_mirror(options.down_after, keep, rank, now)
@@ -89,13 +91,8 @@ impl SourceKind for Mirrored {
         self.ranks.at(&self.url)
     }
 
-    fn add_rank(&mut self, rank: u32) -> bool {
-        self.ranks.add(rank);
-        true
-    }
-
-    fn remove_rank(&mut self, rank: u32) {
-        self.ranks.remove(rank);
+    fn shared_ranks(&mut self) -> Option<&mut SharedRanks> {
+        Some(&mut self.ranks)
     }
 
     fn recorder(&self, options: &PlaneOptions, keep: JournalOptions, rank: u32, now: Now) -> Recorder {

@@ -20,7 +20,7 @@ pub struct LinkStatus {
     pub connects: u64,
     /// Times that something was refused because it would be a loop.
     pub loops: u64,
-    /// Streams that became void because what was told did not fit, by reason.
+    /// Streams that became void because a message did not fit, by reason.
     pub voids: Vec<(&'static str, u64)>,
 }
 
