@@ -20,7 +20,7 @@ ROOMS = {
     "kvplane-core": set(),
     "kvplane-wire": {"kvplane-core"},
     "kvplane-stream": {"kvplane-core", "kvplane-wire"},
-    "kvplane-socket": {"kvplane-runtime", "kvplane-wire"},
+    "kvplane-socket": {"kvplane-core", "kvplane-runtime", "kvplane-wire"},
     "kvplane-index": {"kvplane-core"},
     "kvplane-catalog": {"kvplane-core", "kvplane-index", "kvplane-runtime", "kvplane-stream", "kvplane-wire"},
     "kvplane-discovery": {"kvplane-core", "kvplane-transport", "kvplane-wire"},
@@ -66,6 +66,10 @@ ROOMS = {
         "kvplane-wire",
     },
     "kvplane-python": {"kvplane-catalog", "kvplane-core", "kvplane-embed", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
+    # For tests of other rooms alone.
+    "kvplane-testkit": {
+        "kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-server", "kvplane-sim", "kvplane-transport", "kvplane-wire",
+    },
     "kvplane": "*",
 }
 
@@ -73,10 +77,10 @@ ROOMS = {
 ROOMS_IN_TESTS = {
     "kvplane-wire": {"kvplane-proto"},
     "kvplane-stream": {"kvplane-proto"},
-    "kvplane-ingest": {"kvplane-sim"},
+    "kvplane-ingest": {"kvplane-sim", "kvplane-testkit"},
     "kvplane-ops": {"kvplane-sim", "kvplane-wire"},
     "kvplane-report": {"kvplane-sim"},
-    "kvplane-server": {"kvplane-sim", "kvplane-socket"},
+    "kvplane-server": {"kvplane-sim", "kvplane-socket", "kvplane-testkit"},
     "kvplane-doctor": {"kvplane-sim"},
     "kvplane-client": "*",
 }

@@ -137,7 +137,7 @@ reasons! {
         "block_size", Unverified, Past, ByLevel,
         "blocks contradict the configured block size"
     }
-    /// The engine gave one hash to two different blocks: what it removes cannot be told.
+    /// The engine gave one hash to two different blocks: what it removes is unknown.
     AmbiguousHash {
         "ambiguous_hash", Unsound, Past, ByLevel,
         "the engine gave one hash to two blocks: what it removes cannot be told"
@@ -211,7 +211,7 @@ reasons! {
         "unknown_content", Lower, Standing, ByLevel,
         "a colder tier holds blocks whose tokens were never announced, so they are not counted"
     }
-    /// More copies were told than the engine has blocks: some were announced again. Residency was dropped,
+    /// More copies were announced than the engine has blocks: some were announced again. Residency was dropped,
     /// and copies are no longer counted.
     OverCount {
         "over_count", Lower, Loss, ByLevel,
@@ -251,7 +251,7 @@ reasons! {
         "unproven_flush", Lower, Loss, ByLevel,
         "the engine may have flushed, and its stream did not show it in time; what was held is forgotten until it is seen again"
     }
-    /// Two publishers take turns under one topic: whose blocks are held cannot be told. Never credited.
+    /// Two publishers take turns under one topic: whose blocks are held is unknown. Never credited.
     Interleaved {
         "interleaved", Unsound, Source, Never,
         "two publishers send under one topic, so nothing is credited; give each engine its own topic or address"

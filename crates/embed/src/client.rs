@@ -14,8 +14,7 @@ use std::time::Duration;
 use kvplane_catalog::{Answer, Match, Question};
 use kvplane_core::{EngineId, EngineKind, ErrorCode, PublicError, Trust};
 use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, LinkSpec, LinkState, LinkStatus, Origin,
-    Plane, PlaneOptions, Source, Stream,
+    EngineSpec, LinkSpec, LinkState, LinkStatus, Origin, Plane, PlaneOptions, Source, Stream,
 };
 use kvplane_proto::Bearer;
 use parking_lot::RwLock;
@@ -252,21 +251,7 @@ pub(crate) fn name_there(engine: &str) -> &str {
 }
 
 fn linked(spec: LinkSpec) -> EngineSpec {
-    EngineSpec {
-        id: EngineId::new(LINK),
-        kind: EngineKind::Kvplane,
-        model: String::new(),
-        routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-        tenant: None,
-        source: Source::Linked(spec),
-        topic: String::new(),
-        block_size: None,
-        worker_id: 0,
-        cache: CacheSpec::default(),
-        max_silence: None,
-        http: None,
-        control: ControlSpec::default(),
-    }
+    EngineSpec::new(EngineId::new(LINK), EngineKind::Kvplane, "", Source::Linked(spec))
 }
 
 fn url(address: &str) -> Result<String, PublicError> {

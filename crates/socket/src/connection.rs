@@ -131,8 +131,8 @@ impl Connection {
         self.session.memory()
     }
 
-    /// Sends what is there to send, as far as the kernel takes it. False when that fails: a turn is due, which reads what
-    /// the peer sent before and then ends the connection.
+    /// Sends what is there to send, as far as the kernel takes it. False when that fails: a turn is due,
+    /// which reads what the peer sent before and then ends the connection.
     pub(crate) fn flush(&mut self) -> bool {
         while self.broken.is_none() && !self.session.out().is_empty() {
             match self.stream.write(self.session.out()) {
@@ -146,8 +146,8 @@ impl Connection {
         self.broken.is_none()
     }
 
-    /// Sends bytes for which the caller has a queue, behind what [`Self::flush`] sends: how many the kernel took, `None`
-    /// when it takes nothing for now.
+    /// Sends bytes for which the caller has a queue, behind what [`Self::flush`] sends: how many the kernel
+    /// took, `None` when it takes nothing for now.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
         loop {
             return match self.stream.write(bytes) {

@@ -8,12 +8,13 @@ use bytes::Bytes;
 
 use crate::poller::PollerQueue;
 
-/// What a subscription's owner hears, all on one poller thread. A handler must not block: the other subscriptions of its
-/// thread wait for it.
+/// What a subscription's owner hears, all on one poller thread. A handler must not block: the other
+/// subscriptions of its thread wait for it.
 ///
-/// Everything about one connection is told in the order in which it happened on the wire: `connected`, then messages and
-/// proofs, then `disconnected`; what was read before the end of a connection is told before `disconnected`. Connections of
-/// a bound socket take turns; [`connection`](Self::connection) says whose turn it is.
+/// Everything about one connection is reported in the order in which it happened on the wire: `connected`, then
+/// messages and proofs, then `disconnected`; what was read before the end of a connection is reported before
+/// `disconnected`. Connections of a bound socket take turns; [`connection`](Self::connection) says whose turn
+/// it is.
 pub trait SubscriberHandler: Send {
     /// The calls that follow are about this connection, until the next call of this. Ids are never used again. With an
     /// address that is connected to, there is one connection at a time.
@@ -32,15 +33,16 @@ pub trait SubscriberHandler: Send {
     /// `sequence_length`.
     fn malformed(&mut self, reason: &'static str);
 
-    /// The publisher of this connection was there at `at`, and everything that it sent before has been told. `at` is when
-    /// the PING was sent that it answered, or our greeting; for publishers that have not answered a PING yet, a moment
-    /// before the last frames arrived. It is never later than the truth, and not always later than at the call before.
+    /// The publisher of this connection was there at `at`, and everything that it sent before has been delivered.
+    /// `at` is when the PING was sent that it answered, or our greeting; for publishers that have not
+    /// answered a PING yet, a moment before the last frames arrived. It is never later than the truth, and
+    /// not always later than at the call before.
     fn proven(&mut self, _connection: u64, _at: Instant) {}
 
     /// A connection was closed because the peer broke the protocol or a limit. `reason` is a stable word.
     fn protocol_error(&mut self, _reason: &'static str) {}
 
-    /// Everything that could be read for now has been told: the moment to wake others, once for a whole burst.
+    /// Everything that could be read for now has been delivered: the moment to wake others, once for a whole burst.
     fn drained(&mut self) {}
 
     /// Time passes: called about every 100 ms, unless [`Self::is_idle`].

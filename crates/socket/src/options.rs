@@ -45,18 +45,19 @@ pub struct Subscription {
     pub endpoint: Endpoint,
     /// Topic prefixes to receive. An empty prefix receives everything; no prefix at all receives nothing.
     pub topics: Vec<Vec<u8>>,
-    /// A message with more bytes in all its frames ends the connection instead of being allocated; the stream is dialled
-    /// again.
+    /// A message with more bytes in all its frames ends the connection instead of being allocated; the stream
+    /// is dialled again.
     pub max_message_bytes: i64,
-    /// Connections of a bound socket. One more takes the place of the oldest that has not completed its handshake; when all
-    /// have, it is closed.
+    /// Connections of a bound socket. One more takes the place of the oldest that has not completed its
+    /// handshake; when all have, it is closed.
     pub max_connections: usize,
     /// First pause before a lost connection is dialled again; doubles up to `reconnect_max`.
     pub reconnect_min: Duration,
     /// Longest pause between two attempts.
     pub reconnect_max: Duration,
-    /// How often the peer is asked for a sign of life: see [`SubscriberHandler::proven`](crate::SubscriberHandler::proven).
-    /// Looked at every tick, so not more often than that; zero asks never.
+    /// How often the peer is asked for a sign of life: see
+    /// [`SubscriberHandler::proven`](crate::SubscriberHandler::proven). Looked at every tick, so not more
+    /// often than that; zero asks never.
     pub heartbeat_interval: Duration,
     /// A connection on which nothing arrived for this long is lost. Peers are asked to do likewise.
     pub heartbeat_timeout: Duration,

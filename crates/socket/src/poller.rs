@@ -1,8 +1,8 @@
 //! A thread that serves many subscriptions.
 //!
-//! It sleeps in epoll until a connection has news, edge-triggered: so a connection that was not read to its end stays in
-//! the queue `hot` and gets another turn, after the others had theirs. Deadlines (pauses between attempts, handshakes,
-//! heartbeats) are looked at every tick.
+//! It sleeps in epoll until a connection has news, edge-triggered: so a connection that was not read to its
+//! end stays in the queue `hot` and gets another turn, after the others had theirs. Deadlines (pauses between
+//! attempts, handshakes, heartbeats) are looked at every tick.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

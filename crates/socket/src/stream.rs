@@ -10,9 +10,10 @@ use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 use socket2::{SockRef, TcpKeepalive};
 
-/// Silence after which the kernel probes a TCP connection, how often, and how many probes may go unanswered: an idle peer
-/// that died without a word is gone after a minute. A subscription's own PINGs notice it much earlier; this is for
-/// connections that wait for their handshake, and for the publishing side, which sends no PINGs.
+/// Silence after which the kernel probes a TCP connection, how often, and how many probes may go unanswered:
+/// an idle peer that died without a word is gone after a minute. A subscription's own PINGs notice it much
+/// earlier; this is for connections that wait for their handshake, and for the publishing side, which sends
+/// no PINGs.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;

@@ -155,8 +155,8 @@ impl VisibleBlock {
         }
     }
 
-    /// Whether it is more than its tokens, its adapter and its salt: an image or a prompt embedding is part of it, or a key that
-    /// has no name.
+    /// Whether it is more than its tokens, its adapter and its salt: an image or a prompt embedding is part
+    /// of it, or a key that has no name.
     pub fn has_further_keys(&self) -> bool {
         let keys = self.extra_keys.iter().flat_map(|keys| keys.iter().map(OwnedExtraKey::as_block_key));
         self.attributes.names().further_keys(keys).next().is_some()
@@ -236,8 +236,8 @@ pub struct Entry {
     pub transitions: Vec<Transition>,
     /// What the stream needs to go on from a boundary, where that changed. It goes before `marks`.
     pub resumption: Option<Arc<Resumption>>,
-    /// Which other groups hold main blocks after all transitions: each block's marks as they are now. A block that no tier holds any
-    /// more has none, and is not named.
+    /// Which other groups hold main blocks after all transitions: each block's marks as they are now. A block
+    /// that no tier holds any more has none, and is not named.
     pub marks: Vec<(u64, Marks)>,
     /// From here on the main group holds blocks whose tokens are not known: a peer's protocol cannot carry them.
     pub untranslatable: bool,

@@ -74,8 +74,8 @@ impl RankMerge {
         }
     }
 
-    /// Everything, as transitions from nothing, parents first. A hole is stored and then removed, so that what builds on it
-    /// can be placed. A block whose ancestors were never told is left out.
+    /// Everything, as transitions from nothing, parents first. A hole is stored and then removed, so that
+    /// what builds on it can be placed. A block whose ancestors were never told is left out.
     pub fn as_transitions(&self) -> Vec<Transition> {
         let mut out = Vec::new();
         let mut holes = Vec::new();

@@ -65,7 +65,7 @@ pub struct HttpQuestion<'q> {
     pub json: Option<Bytes>,
     /// Who asks, for a server that wants to know. To be marked as sensitive, so that nothing prints it.
     pub authorization: Option<HeaderValue>,
-    /// What the server is told besides.
+    /// Additional headers of the request.
     pub header: Option<(HeaderName, HeaderValue)>,
 }
 
@@ -146,7 +146,7 @@ impl HttpClient {
             })?;
             Ok((status, body.to_bytes()))
         };
-        // The connection lives in here and not in a task: whoever drops the question closes it.
+        // The connection lives in here and not in a task: dropping the request closes it.
         match future::select(pin!(exchange), pin!(connection)).await {
             Either::Left((answer, _)) => answer,
             Either::Right((_, exchange)) => exchange.await,

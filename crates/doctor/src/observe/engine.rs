@@ -26,12 +26,12 @@ const ENOUGH_OTHERS: u64 = 64;
 
 /// Looks at one engine.
 pub(super) async fn look(sockets: &Sockets, ears: &Ears, spec: &EngineSpec, listen: Duration) -> EngineSeen {
-    let (way, server) = match &spec.source {
-        Source::Discovered(_) => (Way::Discovered, None),
-        Source::Drained(drain) => (Way::Drained, Some(drain.url.clone())),
-        Source::Relayed(relay) => (Way::Called, Some(relay.server.url.clone())),
-        Source::Linked(link) => (Way::Called, Some(link.url.clone())),
-        Source::Published(_) | Source::Mirrored(_) => (Way::Published, None),
+    let server = spec.source.server().map(str::to_owned);
+    let way = match &spec.source {
+        Source::Discovered(_) => Way::Discovered,
+        Source::Drained(_) => Way::Drained,
+        _ if server.is_some() => Way::Called,
+        _ => Way::Published,
     };
     let greeted = async {
         match server {

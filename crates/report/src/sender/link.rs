@@ -69,7 +69,7 @@ async fn keep(address: ServerAddress, tell: watch::Sender<Option<Connection>>, c
         match address.connect().await {
             Ok(connection) => {
                 connects.fetch_add(1, Ordering::Relaxed);
-                info!(server = address.url(), "connected to the server that is reported to");
+                info!(server = address.url(), "connected to the report server");
                 said_away = false;
                 let since = tokio::time::Instant::now();
                 tell.send_replace(Some(connection.clone()));
@@ -80,17 +80,14 @@ async fn keep(address: ServerAddress, tell: watch::Sender<Option<Connection>>, c
                 // Calls that are under way over it end now.
                 connection.broken.cancel();
                 tell.send_replace(None);
-                warn!(
-                    server = address.url(),
-                    "the server that is reported to is gone: it is told everything when it is back"
-                );
+                warn!(server = address.url(), "report server lost; resending everything when it is back");
                 if since.elapsed() >= GOOD {
                     backoff.reset();
                 }
             }
             Err(error) => {
                 if !std::mem::replace(&mut said_away, true) {
-                    warn!(server = address.url(), %error, "no connection to the server that is reported to: trying on");
+                    warn!(server = address.url(), %error, "cannot connect to the report server; retrying");
                 }
             }
         }

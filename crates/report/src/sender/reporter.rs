@@ -199,7 +199,7 @@ impl Reporter {
         }
         let (server, engine) = (report.link.address().url(), report.engine.as_str());
         if outcome == Outcome::Taken {
-            info!(server, engine, "reports are taken");
+            info!(server, engine, "reports accepted");
             return;
         }
         let status = status.unwrap_or_else(|| Status::unavailable("no connection"));

@@ -117,9 +117,9 @@ pub async fn follow_stats(source: StatsSource, options: StatsOptions, mut tell: 
                 event = "load_signal_stale",
                 engine = source.engine,
                 url = source.url,
-                "the engine's load cannot be read: what was told of it is old"
+                "cannot read the engine's load; reported values are stale"
             ),
-            (true, false) => info!(engine = source.engine, "the engine's load is read again"),
+            (true, false) => info!(engine = source.engine, "engine load readable again"),
             _ => {}
         }
     }

@@ -16,3 +16,5 @@ mod hints;
 mod operations;
 mod rig;
 mod routing;
+
+use kvplane_testkit::every_engine;

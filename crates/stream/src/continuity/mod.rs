@@ -44,7 +44,7 @@ use recovery::Request;
 use silence::Doubt;
 pub use types::{Action, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
 
-/// Damaged frames contradict the ring too, but not so many in a row.
+/// Damaged frames contradict the ring too, but not this often in a row.
 const MAX_CONTRADICTIONS: u32 = 16;
 
 /// The last batch that was put in order.
@@ -477,8 +477,8 @@ impl Continuity {
             return Arrival::Late;
         }
         if self.last.is_some_and(|last| sequence <= last.sequence) {
-            // Older than what is remembered: not provably a duplicate. Unless it is in its turn on this connection: then an
-            // answer of the ring was only faster, and began above it.
+            // Older than what is remembered: not provably a duplicate. Unless it is in its turn on this
+            // connection: then an answer of the ring was only faster, and began above it.
             return if rises { Arrival::Late } else { Arrival::Contradicts };
         }
         match self.hold.get(sequence) {
@@ -498,7 +498,7 @@ impl Continuity {
         }
     }
 
-    /// Counts a live batch that the ring contradicts. True once there were so many in a row that the ring cannot be this
+    /// Counts a live batch that the ring contradicts. True once there were enough in a row that the ring cannot be this
     /// publisher's: the replay address is somebody else's, and is asked no more.
     fn contradicted(&mut self) -> bool {
         self.contradictions += 1;
@@ -539,7 +539,8 @@ impl Continuity {
             self.counters.unproven += 1;
         }
         self.out.push_back(Action::NewEpoch(cause));
-        // How many blocks this life has is asked anew. When it began was asked before the verdict, and is not waited for.
+        // How many blocks this life has is asked anew. When it began was asked before the verdict, and is not
+        // waited for.
         self.next_id += 1;
         self.out.push_back(Action::Hint { id: self.next_id });
         self.last = None;

@@ -135,7 +135,7 @@ impl Interpreter {
         reading.forget_others = true;
     }
 
-    /// A place has got so many chunks that end with a block.
+    /// A place has got this many chunks that end with a block.
     pub(super) fn count_chunks(
         &mut self,
         ledger: &mut Ledger,
@@ -208,7 +208,7 @@ impl Interpreter {
         let before =
             if within.is_some() { ledger.state().ancestors(slot, block_size, wanted) } else { Vec::new() };
         if before.len() < wanted {
-            // A chunk that ends so early is smaller; and no engine stores so many at once.
+            // A chunk that ends so early is smaller; and no engine stores this many at once.
             self.contradict_chunks(reading);
             return;
         }

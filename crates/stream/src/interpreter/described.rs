@@ -10,7 +10,7 @@ use crate::ledger::Ledger;
 use crate::state::Place;
 
 impl Interpreter {
-    /// The engine says that its blocks have so many tokens. True if that contradicts the configured number,
+    /// The engine says that its blocks have this many tokens. True if that contradicts the configured number,
     /// and did not before.
     pub fn describe_block_size(&mut self, ledger: &mut Ledger, block_size: u32, now: Now) -> bool {
         let contradicts = self.options.block_size.is_some_and(|configured| configured != block_size);

@@ -146,7 +146,7 @@ fn is_known_to_be_empty(ledger: &Ledger) -> bool {
         && ledger.state().nothing_but(|_| false)
 }
 
-/// Blocks were removed. The device held so many before that.
+/// Blocks were removed; `before` is how many the device held before that.
 pub(super) fn note_removal_sign(ledger: &Ledger, before: Option<u64>, reading: &mut Reading) {
     if before.is_none_or(|before| before == 0) {
         return;

@@ -94,7 +94,7 @@ impl Interpreter {
         self.note_created(ledger, created, reading);
     }
 
-    /// A pool is there, with nothing in it. Whoever follows is told by a store of no blocks.
+    /// A pool is there, with nothing in it. Followers learn of it by a store of no blocks.
     fn note_created(&mut self, ledger: &mut Ledger, created: Created, reading: &mut Reading) {
         let (group, spec_kind) = (created.group, self.kind_of_group(created.group));
         let told = ToldGroup {

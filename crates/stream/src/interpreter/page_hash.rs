@@ -1,8 +1,9 @@
 //! What `SGLang`'s hashes tell beyond its events.
 //!
-//! Since 0.5.6 a page's hash is a chain over its tokens, and can be computed again. The event of a page names its salt and, since
-//! 0.5.22, its adapter; but a request may have been kept apart by a key of its own (`extra_key`), which is in the hash and in no
-//! field. Two prompts with equal tokens then have different pages, and only the hash says so.
+//! Since 0.5.6 a page's hash is a chain over its tokens, and can be computed again. The event of a page names
+//! its salt and, since 0.5.22, its adapter; but a request may have been kept apart by a key of its own
+//! (`extra_key`), which is in the hash and in no field. Two prompts with equal tokens then have different
+//! pages, and only the hash says so.
 
 use std::sync::Arc;
 

@@ -219,7 +219,7 @@ impl Interpreter {
             // It was held before anybody knew what it is.
             ledger.tell_attached((slot, stored.block_size), &mut reading.draft);
         } else if parent.is_none() && !was_held {
-            // A hash that is known from before: whoever follows need not know it any more.
+            // A hash that is known from before: followers need not know it any more.
             for size in ledger.state().attached_sizes(slot) {
                 ledger.tell_attached((slot, size), &mut reading.draft);
             }

@@ -229,7 +229,7 @@ impl Groups {
     pub(crate) fn learn(&mut self, told: ToldGroup<'_>, one_full: bool) -> bool {
         let found = self.known.iter().position(|group| group.group == told.group);
         if found.is_none() && self.known.len() >= MAX_GROUPS {
-            // Nothing is counted of so many.
+            // More groups than are counted.
             return false;
         }
         let at = found.unwrap_or_else(|| {

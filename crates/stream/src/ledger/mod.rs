@@ -1,14 +1,14 @@
 //! What a stream's engine holds, what that is worth, and the window of recent entries.
 //!
-//! The ledger knows no dialect. Whoever feeds it (the [interpreter](crate::interpreter) of an engine's
+//! The ledger knows no dialect. What feeds it (the [interpreter](crate::interpreter) of an engine's
 //! events, or [another plane](told)) writes a [`Draft`] with a small set of operations and commits it as one
 //! entry:
 //!
 //! | operation | meaning |
 //! |---|---|
 //! | [`define`](Ledger::define) | what a block is: its parent, tokens and keys |
-//! | [`hold`](Ledger::hold) | a place holds so many copies of a block |
-//! | [`release`](Ledger::release) | a place has only so many copies left |
+//! | [`hold`](Ledger::hold) | a place holds this number of copies of a block |
+//! | [`release`](Ledger::release) | a place has only this number of copies left |
 //! | [`clear`](Ledger::clear) | places hold nothing any more |
 //! | [`drop_residency`](Ledger::drop_residency) | events were lost: nothing is known to be held |
 //! | [`degrade`](Ledger::degrade), [`resolve`](Ledger::resolve) | answers are worth less for a reason, or no longer |
@@ -299,7 +299,7 @@ impl Ledger {
         ])
     }
 
-    /// Whether a reason for `lower` is active that is none of these.
+    /// Whether a reason for `lower` is active that is not in this list.
     fn is_lower_besides(&self, others: &[Reason]) -> bool {
         let mut reasons = self.trust.active().iter().map(|active| active.reason);
         reasons.any(|reason| reason.trust() == Trust::Lower && !others.contains(&reason))

@@ -70,7 +70,7 @@ impl Ledger {
         self.state.release(slot);
     }
 
-    /// A place holds so many copies of a block. True if some place held it before.
+    /// A place holds this number of copies of a block. True if some place held it before.
     pub(crate) fn hold(
         &mut self,
         slot: SlotId,
@@ -106,12 +106,12 @@ impl Ledger {
         }
     }
 
-    /// Each copy of a block in a place counts for so many blocks.
+    /// Each copy of a block in a place counts for this many blocks.
     pub(crate) fn set_covers(&mut self, slot: SlotId, place: PlaceId, blocks: u16) {
         self.state.set_covers(slot, place, blocks);
     }
 
-    /// A place has only so many copies of a block left.
+    /// A place has only this number of copies of a block left.
     pub(crate) fn release(
         &mut self,
         slot: SlotId,
@@ -160,7 +160,7 @@ impl Ledger {
     }
 
     /// Drops what places hold, and tells what that takes out of sight. What blocks are stays known where
-    /// others hold any; or where that is wanted, but for blocks that waited: whoever follows would have to
+    /// others hold any; or where that is wanted, but for blocks that waited: followers would have to
     /// know that they did.
     pub(super) fn empty(
         &mut self,
@@ -247,7 +247,7 @@ impl Ledger {
         }
     }
 
-    /// A block that is known up to the start of its prompt, with so many copies in a place.
+    /// A block that is known up to the start of its prompt, with this number of copies in a place.
     pub(crate) fn known_block(&self, slot: SlotId, chain: &Chain, copies: u32) -> StoredBlock {
         let hash = self.state.hash_of(slot);
         StoredBlock {

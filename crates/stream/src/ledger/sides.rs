@@ -62,7 +62,7 @@ impl Sides {
         Self { groups, stale: true, ..Self::of(resumption) }
     }
 
-    /// So many main blocks each tier gives back at once.
+    /// The number of main blocks that each tier gives back at once.
     pub(crate) fn set_units(&mut self, units: [u32; LEVELS]) {
         if self.resumption.units != units {
             Arc::make_mut(&mut self.resumption).units = units;
@@ -163,7 +163,7 @@ impl Sides {
         main_unknown || groups.has_stray() || sides.any(unsure)
     }
 
-    /// Works out what every side needs besides main blocks of so many tokens. `one_size`: all groups have
+    /// Works out what every side needs besides main blocks of this many tokens. `one_size`: all groups have
     /// blocks of that size.
     fn make_resumption(&mut self, main_size: u32, one_size: bool) {
         let before = self.numbered.clone();

@@ -1,8 +1,9 @@
 //! A stream that another plane records: what that plane says of it, and a copy that is checked at every step.
 //!
-//! Every entry of the other plane becomes one entry here, with its epoch and its numbers. So a subscriber's cursor is good at
-//! both planes. Nothing is concluded here: the copy sets what it is told, and compares the digest of the result and the
-//! number of its last transition with what it is told of them. What does not fit voids the copy; then it needs a snapshot.
+//! Every entry of the other plane becomes one entry here, with its epoch and its numbers. So a subscriber's
+//! cursor is good at both planes. Nothing is concluded here: the copy sets what it is told, and compares the
+//! digest of the result and the number of its last transition with what it is told of them. What does not fit
+//! voids the copy; then it needs a snapshot.
 //!
 //! ```text
 //!             chunk, chunk, …, last                     entry
@@ -118,11 +119,11 @@ pub enum Misfit {
     /// It is not the next.
     #[error("a message that does not follow")]
     Order,
-    /// The state after it is another one.
-    #[error("the digest of the state is another one")]
+    /// The state after it differs.
+    #[error("state digest mismatch")]
     Digest,
     /// It brought other transitions here than there.
-    #[error("the number of its last transition is another one")]
+    #[error("number of the last transition mismatch")]
     EventIds,
     /// It cannot be.
     #[error("malformed: {0}")]

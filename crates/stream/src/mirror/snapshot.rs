@@ -13,7 +13,8 @@ use crate::state::{Image, Limits, Parent, State};
 /// A cut of its own: no journal counts as far.
 const CUT: u32 = u32::MAX;
 
-/// No plane counts as far: its numbers begin at unix milliseconds, shifted by 20 bits. Above it there is no room for the next ones.
+/// No plane counts as far: its numbers begin at unix milliseconds, shifted by 20 bits. Above it there is no
+/// room for the next ones.
 const HIGHEST: u64 = 1 << 62;
 
 /// A snapshot on its way.
@@ -38,7 +39,7 @@ pub struct MirroredState {
 }
 
 impl MirroredState {
-    /// Takes out the state as transitions from nothing, for whoever has to begin anew with it.
+    /// Takes out the state as transitions from nothing, for a reader that has to start over with it.
     pub fn split(mut self) -> (Self, Vec<Transition>) {
         let transitions = std::mem::take(&mut self.transitions);
         (self, transitions)

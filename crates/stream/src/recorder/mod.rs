@@ -1,8 +1,9 @@
-//! A stream's recorder: what puts batches in order, what they mean, and the ledger that keeps it, behind one set of inputs.
+//! A stream's recorder: what puts batches in order, what they mean, and the ledger that keeps it, behind one
+//! set of inputs.
 //!
-//! The inputs depend on the kind of source: [`published`] is a socket that engines publish on, [`drained`] a buffer that is
-//! emptied by whoever reads it, [`relayed`] a server that keeps a stream of numbered batches, [`mirrored`] another plane,
-//! [`handed`] the engine's own process.
+//! The inputs depend on the kind of source: [`published`] is a socket that engines publish on, [`drained`] a
+//! buffer that is emptied by reading it, [`relayed`] a server that keeps a stream of numbered batches,
+//! [`mirrored`] another plane, [`handed`] the engine's own process.
 
 mod drained;
 mod evidence;
@@ -200,7 +201,8 @@ impl Recorder {
         std::mem::take(&mut self.happenings)
     }
 
-    /// The engine says that its blocks have so many tokens. True if that contradicts the configured number, and did not before.
+    /// The engine says that its blocks have this many tokens. True if that contradicts the configured number,
+    /// and did not before.
     pub fn describe_block_size(&mut self, block_size: u32, now: Now) -> bool {
         let news = self.interpreter.describe_block_size(&mut self.ledger, block_size, now);
         self.settle(now);

@@ -33,7 +33,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// A connection to a server that may offer its events under so many names.
+    /// A connection to a server that may offer its events under this many names.
     pub fn new(names: usize) -> Self {
         Self { names, name: 0, unknown: 0, pause: SHORTEST_PAUSE, start: 0 }
     }
@@ -79,8 +79,8 @@ impl Link {
         }
     }
 
-    /// A rank wants another subscription: at once, unless this one was from the beginning. What ends again and again behind
-    /// its beginning would be asked for without a pause.
+    /// A rank wants another subscription: at once, unless this one was from the beginning. What ends again
+    /// and again behind its beginning would be asked for without a pause.
     pub fn again(&mut self) -> Duration {
         if self.start == 0 { self.back_off() } else { Duration::ZERO }
     }

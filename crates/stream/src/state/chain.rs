@@ -170,8 +170,9 @@ impl State {
         Ok(())
     }
 
-    /// Records what a block is, as another plane says: whether it is attached, and to what content, is taken from there,
-    /// since that plane may know ancestors that are not known here. Blocks that waited for it are attached.
+    /// Records what a block is, as another plane says: whether it is attached, and to what content, is taken
+    /// from there, since that plane may know ancestors that are not known here. Blocks that waited for it are
+    /// attached.
     pub(crate) fn define_as_told(
         &mut self,
         slot: SlotId,
@@ -300,7 +301,8 @@ impl State {
         self.note_changed(slot);
     }
 
-    /// The blocks before a block, nearest first, as far as `wanted`; fewer where its prompt begins earlier, or where they are not known.
+    /// The blocks before a block, nearest first, as far as `wanted`; fewer where its prompt begins earlier,
+    /// or where they are not known.
     pub(crate) fn ancestors(&self, slot: SlotId, block_size: u32, wanted: usize) -> Vec<SlotId> {
         let mut found = Vec::new();
         let mut at = slot;
@@ -315,8 +317,8 @@ impl State {
         found
     }
 
-    /// Forgets what waits for blocks that are not known, where nothing is held any more. What is known up to the start of its
-    /// prompt stays.
+    /// Forgets what waits for blocks that are not known, where nothing is held any more. What is known up to
+    /// the start of its prompt stays.
     pub(crate) fn stop_waiting_at_all(&mut self) {
         for (slot, _) in self.waiting.take_all() {
             self.touch(slot);

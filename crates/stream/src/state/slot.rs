@@ -12,7 +12,8 @@ use super::place::PlaceId;
 pub(super) struct Holding {
     pub(super) place: PlaceId,
     pub(super) copies: u32,
-    /// A copy stands for a chunk that ends with this block: so many of the chunk's blocks are counted with it. 0 where it is just a block.
+    /// A copy stands for a chunk that ends with this block: this many of the chunk's blocks are counted with
+    /// it. 0 where it is just a block.
     pub(super) covers: u16,
     /// The place's generation when it was recorded; void once the place has moved on.
     pub(super) generation: u32,
