@@ -56,7 +56,7 @@ ROOMS = {
         "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-prompt", "kvplane-proto", "kvplane-receipts", "kvplane-report",
         "kvplane-republish", "kvplane-route", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
-    "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime"},
+    "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime", "kvplane-transport"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-wire"},
     "kvplane-doctor": {
         "kvplane-core", "kvplane-discovery", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-transport", "kvplane-wire",

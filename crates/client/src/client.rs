@@ -9,7 +9,7 @@ use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::routing_client::RoutingClient;
 use tonic::Code;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::error::ClientError;
 use crate::following::Following;
@@ -124,10 +124,7 @@ pub fn endpoint(url: &str, options: &Options) -> Result<Endpoint, ClientError> {
 }
 
 fn tls(options: &Options) -> ClientTlsConfig {
-    let config = match &options.ca {
-        Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
-        None => ClientTlsConfig::new().with_webpki_roots(),
-    };
+    let config = kvplane_transport::grpc::tls(options.ca.as_deref());
     match &options.certificate {
         Some((certificate, key)) => config.identity(Identity::from_pem(certificate, key)),
         None => config,

@@ -1,7 +1,7 @@
 //! What a batch did to the state, in full: what subscribers are sent.
 //!
 //! A change says what the engine announced **and** what that made of the state (`copies` after it). So a replica sets
-//! what it is told; it never counts, heals or guesses by itself.
+//! what it receives; it never counts, heals or guesses by itself.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -222,7 +222,7 @@ pub struct Entry {
     pub changes: Vec<Change>,
     /// The trust after it, where it changed.
     pub trust: Option<TrustState>,
-    /// From where on everything is known, told with the trust.
+    /// From where on everything is known, sent with the trust.
     pub known_from: Option<u64>,
     /// Where the stream stands after it, where that changed.
     pub standing: Option<Continuity>,

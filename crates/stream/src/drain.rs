@@ -152,7 +152,7 @@ impl Drain {
     }
 
     /// The engine answered with `events` events of this stream; their parts follow. There may be others in
-    /// the answer that cannot be told apart, `unreadable` ones: behind the parts [`Self::unreadable`] says
+    /// the answer that cannot be separated, `unreadable` ones: behind the parts [`Self::unreadable`] says
     /// what that means.
     pub fn answered(&mut self, now: Now, events: usize, unreadable: usize) {
         self.answered_before = true;
@@ -227,7 +227,7 @@ impl Drain {
         self.beginning_lost |= self.unreached;
     }
 
-    /// Events of the answer could not be told apart. Any of them may have been a removal, and their numbers
+    /// Events of the answer could not be separated. Any of them may have been a removal, and their numbers
     /// are missing from what follows.
     pub fn unreadable(&mut self) {
         self.counters.undecodable += 1;

@@ -33,7 +33,7 @@ pub enum FlushError {
 /// What showed that a cache was flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlushSign {
-    /// The engine told that it cleared the cache.
+    /// The engine announced that it cleared the cache.
     Clear,
     /// The engine removed everything that its device was known to hold.
     Removals,
@@ -138,7 +138,7 @@ impl Flush {
 
 /// The flushes of one stream that somebody watches.
 ///
-/// Every flush is told by a clear of its own, and nothing says which clear is whose. So flushes at the same
+/// Every flush is announced by a clear of its own, and nothing says which clear is whose. So flushes at the same
 /// time are proven together, by as many clears as there are flushes that may have been done: also those that
 /// are not answered yet, and those that nobody waits for any more.
 #[derive(Debug, Default)]
@@ -232,7 +232,7 @@ impl Fence {
     /// Another epoch of the publisher began. `reach` is what a restart leaves.
     pub(crate) fn begin_epoch(&mut self, cause: EpochCause, reach: &FlushReach) {
         if cause.proven() {
-            // What the old life told, or was to tell, shows nothing of the new one.
+            // What the old epoch announced, or would have, shows nothing of the new one.
             (self.clears, self.owed) = (0, 0);
         } else {
             self.note_loss();

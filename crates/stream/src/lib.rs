@@ -3,7 +3,7 @@
 //! ```text
 //!   inputs of a source ──> sequencer ──> batches ──> Interpreter ──> operations ──> Ledger ──> entries
 //!                          (Continuity, Drain, Relay, Handed)                         ^
-//!   another plane ──> Mirror ──> entries as told ─────────────────────────────────────┘
+//!   another plane ──> Mirror ──> entries as sent ─────────────────────────────────────┘
 //! ```
 //!
 //! A sequencer puts batches in order and says when an epoch of the publisher is over. The [`Interpreter`] knows what an

@@ -1,6 +1,6 @@
-//! What a Dynamo router is told of a stream when it recovers (`WorkerKvQueryResponse`).
+//! What a Dynamo router gets of a stream when it recovers (`WorkerKvQueryResponse`).
 //!
-//! Its reader counts no copies, knows no groups and cannot be told of trust: it is given residency
+//! Its reader counts no copies, knows no groups and has no field for trust: it is given residency
 //! transitions, and nothing at all while the stream's state is not worth crediting.
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub enum Numbering {
     /// Each transition has its own, and none is left out.
     Transitions,
     /// Those that batches were handed over with. All that a batch did has its number, and a batch that did
-    /// nothing is told as a removal of no block: no number is left out but those that were never handed over.
+    /// nothing is sent as a removal of no block: no number is left out but those that were never handed over.
     Batches,
 }
 
@@ -49,7 +49,7 @@ impl Recovery {
         (end_id < start_id).then_some(Answer::InvalidRange { start_id, end_id })
     }
 
-    /// The answer from the window alone; `None` where the whole state must be told.
+    /// The answer from the window alone; `None` where the whole state must be sent.
     pub fn from_window(self, worker: Worker, numbering: Numbering, window: &Window) -> Option<Answer> {
         let start = self.start?;
         let range = match numbering {

@@ -11,6 +11,7 @@ pub mod grpc;
 mod http_client;
 mod sent;
 mod small_file;
+pub mod tls;
 
 pub use address::{host_and_port, is_nobodys_name, normal_address};
 pub use http_client::{HttpClient, HttpQuestion, MAX_PAGE, NoAnswer};

@@ -531,7 +531,7 @@ impl Continuity {
         }
     }
 
-    /// Another life, or one that cannot be told from another.
+    /// Another epoch, or one that may be another.
     fn begin_epoch(&mut self, cause: EpochCause) {
         if cause.proven() {
             self.counters.restarts += 1;

@@ -101,7 +101,7 @@ impl Interpreter {
             ledger.serve_whole_prompts(true);
         }
         let blocks = if is_placeholder { 1 } else { batch.stored_hashes(stored).len() as u32 };
-        // Stores that name keys are told block by block.
+        // Stores that name keys are announced block by block.
         let shown = blocks.saturating_mul(stored.block_size);
         if shown > 0 && !stored.names_keys() {
             // What stood for one block so far may have stood for more.

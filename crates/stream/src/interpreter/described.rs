@@ -86,13 +86,13 @@ impl Interpreter {
         }
     }
 
-    /// Whether what leaves a place is told: the engine is known to, or has done so.
+    /// Whether what leaves a place is announced: the engine is known to, or has done so.
     fn tells_removals(&self, place: &Place) -> bool {
         Tier::tells_removals(place.medium.as_deref())
             || self.epoch.removed_from.iter().any(|told| told.is_beside(place))
     }
 
-    /// The engine tells what leaves a place.
+    /// The engine announces what leaves a place.
     pub(super) fn note_removal_from(&mut self, place: &Place) {
         if !self.tells_removals(place) {
             self.epoch.removed_from.push(place.clone());

@@ -211,7 +211,7 @@ impl Interpreter {
             if let Some(held) = self.evidence.held.get_mut(&hash) {
                 held.report = report;
             } else {
-                // A block of the engine has this hash: whose it is could not be told.
+                // A block of the engine has this hash: whose it is is unknown.
                 if ledger.state().find(hash).is_some_and(|slot| ledger.state().held_where(slot, |_| true)) {
                     break;
                 }

@@ -123,14 +123,14 @@ impl Interpreter {
         }
     }
 
-    /// Takes the fence away, if no flush needs it any more, and tells so.
+    /// Takes the fence away, if no flush needs it any more, and says so.
     fn lower_fence(&self, ledger: &mut Ledger) {
         if !self.fence.is_up() {
             ledger.resolve_source(Reason::Flushing);
         }
     }
 
-    /// The same, told by the entry that is being written.
+    /// The same, as part of the entry that is being written.
     fn resolve_fence(&self, ledger: &mut Ledger) {
         if !self.fence.is_up() {
             ledger.resolve(Reason::Flushing);

@@ -9,7 +9,7 @@ use crate::continuity::EpochCause;
 use crate::ledger::{Draft, Ledger};
 
 impl Interpreter {
-    /// Another epoch of the publisher, or one that cannot be told from another.
+    /// Another epoch of the publisher, or one that may be another.
     pub fn begin_epoch(&mut self, ledger: &mut Ledger, cause: EpochCause, now: Now) {
         self.begin_epoch_of_flushes(ledger, cause);
         ledger.begin_epoch(now);

@@ -128,7 +128,7 @@ impl Interpreter {
         }
     }
 
-    /// A group shows its window. The largest is the main one: should a larger one turn up, what was told as
+    /// A group shows its window. The largest is the main one: should a larger one turn up, what was announced as
     /// whole prefixes may not be.
     pub(super) fn learn_window(
         &mut self,
@@ -164,7 +164,7 @@ impl Interpreter {
         }
     }
 
-    /// What the blocks of a group are, where groups are told by their windows.
+    /// What the blocks of a group are, where groups are named by their windows.
     pub(super) fn kind_of_group(&self, group: Option<u32>) -> Option<&'static str> {
         let main = self.epoch.main_window?;
         Some(if main.group == group { "full_attention" } else { "sliding_window" })

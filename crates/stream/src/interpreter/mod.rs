@@ -87,7 +87,7 @@ struct EpochMemory {
     reports: Reports,
     chunks: Chunks,
     page_hashes: PageHashes,
-    /// Where groups are told by their windows.
+    /// Where groups are named by their windows.
     main_window: Option<MainWindow>,
 }
 

@@ -80,7 +80,7 @@ impl Interpreter {
         }
         match meaning {
             _ if !reported => StoreMeaning::NewCopy,
-            // A report tells windows whole, also where nothing is held; an engine that computes a prompt keeps the
+            // A report announces windows whole, also where nothing is held; an engine that computes a prompt keeps the
             // end of it.
             StoreMeaning::ProbableCopy if begun.is_partly_held(ledger) => StoreMeaning::Ambiguous,
             meaning => meaning,
@@ -186,7 +186,7 @@ impl Interpreter {
     }
 }
 
-/// The main group's store of the same prompt. The groups of a request are told in their order.
+/// The main group's store of the same prompt. The groups of a request are announced in their order.
 fn main_beside<'b, 'f>(
     ledger: &Ledger,
     batch: &'b Batch<'_, 'f>,
@@ -330,7 +330,7 @@ impl Reports {
 enum Beside<'b, 'f> {
     Main(usize, Beginning<'b, 'f>),
     None,
-    /// Perhaps somewhere in a batch that has more beginnings than any engine tells at once.
+    /// Perhaps somewhere in a batch that has more beginnings than any engine announces at once.
     OutOfReach,
 }
 

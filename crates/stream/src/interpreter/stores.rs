@@ -149,7 +149,7 @@ impl Interpreter {
 
     /// Whether blocks may be made of more than their store says. vLLM's stores of colder tiers have tokens
     /// and no keys, whatever the request had: then only the hash tells what a block is, by the device's store
-    /// of it. A tier that never tells a removal is never believed wholly, and is taken at its word.
+    /// of it. A tier that never announces a removal is never believed wholly, and is taken at its word.
     fn withholds_keys(&self, stored: &Stored<'_>) -> bool {
         let cold = Tier::of(stored.medium, stored.locality) != Tier::Device;
         let names_keys = self.options.semantics.cold_stores_name_keys || stored.names_keys();
@@ -224,7 +224,7 @@ impl Interpreter {
                 ledger.tell_attached((slot, size), &mut reading.draft);
             }
         }
-        // Blocks that waited for this one can be told of now.
+        // Blocks that waited for this one can be sent now.
         ledger.tell_waiting(&mut reading.draft);
         if parent.is_none() && ledger.state().places.get(place).proves_ancestors() {
             reading.draft.unresolved.push(hash.bits);

@@ -24,7 +24,7 @@ impl Ledger {
         self.commit(Draft::default());
     }
 
-    /// The stream stands elsewhere: subscribers are told by an entry.
+    /// The continuity changed: subscribers get an entry.
     pub fn note_standing(&mut self, standing: Standing) {
         self.standing = standing;
         self.standing_changed = true;

@@ -256,7 +256,7 @@ impl Ledger {
         self.trust_changed |= self.trust.resolve(reason);
     }
 
-    /// Something about the source makes answers worth less: subscribers are told by an entry.
+    /// Something about the source makes answers worth less: subscribers get an entry.
     pub fn degrade_source(&mut self, reason: Reason, now: Now) {
         if self.trust.degrade(reason, now.unix_ms) {
             self.commit_trust();
@@ -278,18 +278,18 @@ impl Ledger {
         }
     }
 
-    /// The next entry tells the trust, changed or not.
+    /// The next entry carries the trust, changed or not.
     pub(crate) fn tell_trust(&mut self) {
         self.trust_changed = true;
     }
 
-    /// Whether the device may serve more than is told of it.
+    /// Whether the device may serve more than is announced of it.
     pub(crate) fn is_device_in_doubt(&self) -> bool {
         self.is_lower_besides(&[Reason::TierHistory, Reason::ChunkSize, Reason::UnknownContent])
     }
 
     /// Whether the device may hold blocks that are not recorded. An unclear layout of groups hides none: it
-    /// only keeps recorded blocks from being told.
+    /// only keeps recorded blocks from being sent.
     pub(crate) fn may_lack_device_blocks(&self) -> bool {
         self.is_lower_besides(&[
             Reason::TierHistory,
@@ -322,7 +322,7 @@ impl Ledger {
         self.commit_trust();
     }
 
-    /// Nothing was heard and nothing can be asked: the history is unknown until the first batch tells.
+    /// Nothing was heard and nothing can be asked: the history is unknown until the first batch.
     pub fn lack_history(&mut self, now: Now) {
         if self.trust.resolve(Reason::Unheard) {
             self.trust.degrade(Reason::History, now.unix_ms);
@@ -339,7 +339,7 @@ impl Ledger {
         }
     }
 
-    /// Ends the epoch: the state is dropped, and subscribers are told by an entry of the new epoch that the
+    /// Ends the epoch: the state is dropped, and an entry of the new epoch tells subscribers that the
     /// caller commits. Which reasons outlive the epoch, the caller says with [`Self::restore_trust`].
     pub(crate) fn begin_epoch(&mut self, now: Now) {
         self.epoch = Epoch::mint(now.unix_ms, Some(self.epoch), self.window.highest());

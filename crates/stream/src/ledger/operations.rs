@@ -1,4 +1,4 @@
-//! The operations that change a ledger's state. Each also writes what subscribers are to be told of it.
+//! The operations that change a ledger's state. Each also writes what subscribers receive.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::transitions::push_removed;
 pub(crate) struct Before {
     /// It was known up to the start of its prompt.
     pub(crate) known: bool,
-    /// Consumers that know one block size could be told of it.
+    /// It could be sent to consumers that know one block size.
     pub(crate) tellable: bool,
 }
 
@@ -87,7 +87,7 @@ impl Ledger {
             self.became_visible(slot, tier, &mut draft.transitions);
         }
         if !before.tellable && was_held {
-            // It was held before anybody could be told of it.
+            // It was held before it could be sent.
             draft.joined.push(slot);
             for other in Tier::ALL.into_iter().filter(|&other| other != tier) {
                 self.became_visible(slot, other, &mut draft.transitions);
@@ -133,7 +133,7 @@ impl Ledger {
     }
 
     /// Lets go of blocks that nothing holds any more, at the end of an entry: what other tiers have got is
-    /// told behind what the device lost, perhaps by the hash alone.
+    /// announced behind what the device lost, perhaps by the hash alone.
     pub(crate) fn release_left(&mut self, draft: &mut Draft) {
         for hash in std::mem::take(&mut draft.left) {
             if let Some(slot) = self.state.find(hash) {
@@ -142,7 +142,7 @@ impl Ledger {
         }
     }
 
-    /// Places hold nothing any more, and subscribers are told.
+    /// Places hold nothing any more; subscribers are notified.
     pub(crate) fn clear(
         &mut self,
         places: Vec<Arc<Place>>,
@@ -159,7 +159,7 @@ impl Ledger {
         cleared
     }
 
-    /// Drops what places hold, and tells what that takes out of sight. What blocks are stays known where
+    /// Drops what places hold, and sends what that takes out of sight. What blocks are stays known where
     /// others hold any; or where that is wanted, but for blocks that waited: followers would have to
     /// know that they did.
     pub(super) fn empty(
@@ -202,7 +202,7 @@ impl Ledger {
         }
     }
 
-    /// What blocks are was misunderstood: the whole state is dropped, and subscribers are told.
+    /// What blocks are was misunderstood: the whole state is dropped, and subscribers are notified.
     pub(crate) fn drop_state(&mut self, reason: Reason, draft: &mut Draft) {
         let elsewhere = self.state.held_elsewhere();
         self.replace_state();
@@ -217,7 +217,7 @@ impl Ledger {
         self.fit_state();
     }
 
-    // --- what subscribers are told of blocks that were held all along -----------------------------------------------
+    // --- what subscribers get of blocks that were held all along -----------------------------------------------
 
     /// Tells of a block that waited to be known, at a block size, in every place that holds it.
     pub(crate) fn tell_attached(&self, (slot, size): Attached, draft: &mut Draft) {
@@ -281,7 +281,7 @@ impl Ledger {
         self.untranslatable |= draft.unresolved.iter().any(|&hash| self.lacks_tokens(hash));
     }
 
-    /// Whether a block without tokens is still one at the end of its entry, which may have told what it is,
+    /// Whether a block without tokens is still one at the end of its entry, which may have said what it is,
     /// or removed it.
     fn lacks_tokens(&self, hash: u64) -> bool {
         let slot = self.state.find(hash).filter(|&slot| self.state.attached_chain(slot).is_none());

@@ -1,4 +1,4 @@
-//! Snapshots: a whole state at one moment, taken a few blocks at a time, and what can be told from it without
+//! Snapshots: a whole state at one moment, taken a few blocks at a time, and what follows from it without
 //! the ledger's lock.
 
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub struct Snapshot {
     pub untranslatable: bool,
     /// Tokens per block, configured or learned.
     pub block_size: Option<u32>,
-    /// Blocks may be smaller than that: those are not told to consumers that know one block size.
+    /// Blocks may be smaller than that: those are not sent to consumers that know one block size.
     pub partial_blocks: bool,
     /// The groups of the engine's cache, in the order in which they were first heard of.
     pub groups: Vec<Group>,
@@ -192,7 +192,7 @@ impl Snapshot {
     }
 
     fn push_chains(&self, parents_first: &[&BlockImage], tier: Tier, log: &mut Vec<Transition>) {
-        // Each block that is told, with its parent. Only the device's chains begin at the start of a prompt.
+        // Each block that is sent, with its parent. Only the device's chains begin at the start of a prompt.
         let mut told: Vec<(&BlockImage, &Chain)> = Vec::new();
         let mut at: SeededMap<u64, usize> = SeededMap::default();
         for block in parents_first {
@@ -247,7 +247,7 @@ impl Snapshot {
         (told, block.chains.iter().filter(|chain| !is_told(chain)).collect())
     }
 
-    /// What those who know one block size are told that a block is.
+    /// What a block is, for consumers that know one block size.
     fn told_chain<'s>(&self, block: &'s BlockImage) -> Option<&'s Chain> {
         if !self.partial_blocks {
             return block.attached_chain();

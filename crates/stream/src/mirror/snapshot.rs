@@ -1,4 +1,4 @@
-//! A whole state, gathered from what another plane tells of it, apart from the stream until it is complete.
+//! A whole state, gathered from what another plane sends of it, apart from the stream until it is complete.
 
 use std::sync::Arc;
 

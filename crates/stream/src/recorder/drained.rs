@@ -7,7 +7,7 @@ use crate::drain::{Drain, DrainFailure, DrainedPart};
 
 impl Recorder {
     /// The engine answered; `events` of this rank were in the answer, and their parts follow. `unreadable`
-    /// others could not be read, of which [`Self::drain_unreadable`] is told behind the parts.
+    /// others could not be read, which [`Self::drain_unreadable`] reports behind the parts.
     pub fn drain_answered(&mut self, now: Now, events: usize, unreadable: usize) {
         self.drain(now, |drain| drain.answered(now, events, unreadable));
     }

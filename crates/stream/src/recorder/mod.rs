@@ -71,7 +71,7 @@ pub enum Happening {
     Lost(Reason),
     /// The stream did not show a flush in time; what it held was dropped.
     UnprovenFlush,
-    /// A batch could not be decoded: told for the first, then for ever fewer.
+    /// A batch could not be decoded: reported for the first, then less and less often.
     Undecodable {
         /// Its number.
         sequence: u64,

@@ -14,7 +14,7 @@ const SLOW_PAUSE: Duration = Duration::from_secs(30);
 /// What to do after a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Next {
-    /// The ranks are told how the call ended. Not while other names are still to be tried.
+    /// Report to the ranks how the call ended. Not while other names are still to be tried.
     pub tell: bool,
     /// When to subscribe again.
     pub after: Duration,

@@ -102,7 +102,7 @@ pub(crate) fn keys_cost(keys: &[OwnedExtraKey]) -> usize {
     allocation(16 + std::mem::size_of_val(keys)) + texts.sum::<usize>()
 }
 
-/// Which blocks are told to those who know one block size.
+/// Which blocks are sent to consumers that know one block size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToldSize {
     /// All: there is one size.
@@ -115,7 +115,7 @@ pub(crate) enum ToldSize {
 pub(crate) type Attached = (SlotId, u32);
 
 impl State {
-    /// The chain of a block that is told to those who know one block size: it reaches the start of its prompt.
+    /// The chain of a block that is sent to consumers that know one block size: it reaches the start of its prompt.
     pub(crate) fn told_chain(&self, slot: SlotId, size: ToldSize) -> Option<&Chain> {
         match size {
             ToldSize::Any => self.attached_chain(slot),
@@ -373,7 +373,7 @@ impl State {
     }
 }
 
-/// A block has the salt of what it builds on: vLLM tells it with a prompt's first block alone.
+/// A block has the salt of what it builds on: vLLM sends it with a prompt's first block alone.
 fn inherit_salt(own: &mut Arc<Attributes>, parents: &Arc<Attributes>) {
     if own.cache_salt.is_some() || parents.cache_salt.is_none() {
         return;
