@@ -76,7 +76,7 @@ pub enum Change {
         /// The stream.
         stream: StreamId,
     },
-    /// The reader was too slow: so many changes were left out. The replicas have them all.
+    /// The reader was too slow: this many changes were left out. The replicas have them all.
     Lagged {
         /// How many.
         missed: u64,

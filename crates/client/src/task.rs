@@ -245,7 +245,7 @@ impl Task {
         warn!(%end, "subscribing again");
     }
 
-    /// Tells readers, if there are any. Whoever is slow will find that some is missing.
+    /// Tells readers, if there are any. A slow reader finds that some are missing.
     fn tell(&self, change: impl FnOnce() -> Change) {
         if self.changes.receiver_count() > 0 {
             // Fails when the last reader has just gone.
@@ -254,8 +254,8 @@ impl Task {
     }
 }
 
-/// Asks how old the plane's proof of every stream is. Ages count from the moment of the question, which is never later than
-/// the moment at which the plane looked.
+/// Asks how old the plane's proof of every stream is. Ages count from the moment of the question, which is
+/// never later than the moment at which the plane looked.
 async fn ask_ages(mut plane: Calls, within: Duration) -> (std::time::Instant, Option<proto::StatusResponse>) {
     let asked = kvplane_runtime::now();
     let request = proto::StatusRequest { brief: true, ..proto::StatusRequest::default() };

@@ -5,8 +5,9 @@
 //!                                                             └─> news ───> Changes (thread kvp-client)
 //! ```
 //!
-//! The copy is a plane of its own that follows the other one: what is checked, what is credited and how a prompt is looked up
-//! is what a plane does. While the other plane is out of reach its streams are not credited.
+//! The copy is a plane of its own that follows the other one: what is checked, what is credited and how a
+//! prompt is looked up is what a plane does. While the other plane is out of reach its streams are not
+//! credited.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +28,8 @@ use crate::index::asking;
 /// The name of the other plane here. Its engines are called `plane/NAME` behind the scenes.
 const LINK: &str = "plane";
 
-/// How often it is looked whether everything is here, by somebody who waits for that. It depends on the link and on every
-/// stream, and none of them says when it was the last.
+/// How often it is looked whether everything is here, by somebody who waits for that. It depends on the link
+/// and on every stream, and none of them says when it was the last.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How long tasks may take to end when the client is closed.
@@ -129,8 +130,8 @@ impl Client {
         Ok(Self { open: RwLock::new(Some(Arc::new(open))) })
     }
 
-    /// Asks every stream of the question's model, and hands the answer to `read`. Nothing is waited for: the answer is of what
-    /// is here, and a stream that may not be as it is at the plane is not credited.
+    /// Asks every stream of the question's model, and hands the answer to `read`. Nothing is waited for: the
+    /// answer is of what is here, and a stream that may not be as it is at the plane is not credited.
     pub fn ask<R>(&self, question: &Question, read: impl FnOnce(&Answer<'_>) -> R) -> Result<R, PublicError> {
         let open = self.open()?;
         let catalog = open.plane.catalog();
@@ -163,8 +164,8 @@ impl Client {
         Ok(streams.collect())
     }
 
-    /// Whether all that the plane had when it was asked is here, what follows is being told, and every stream that is live
-    /// there is live here.
+    /// Whether all that the plane had when it was asked is here, what follows is being told, and every stream
+    /// that is live there is live here.
     pub fn is_ready(&self) -> Result<bool, PublicError> {
         Ok(self.open()?.is_ready())
     }
@@ -189,7 +190,8 @@ impl Client {
         Ok(Changes::start(&self.open()?, streams))
     }
 
-    /// Follows nothing any more; whoever waits for changes is told that there will be none. A second time changes nothing.
+    /// Follows nothing any more; whoever waits for changes is told that there will be none. A second time
+    /// changes nothing.
     pub fn close(&self) {
         let Some(open) = self.open.write().take() else { return };
         if open.is_here() {

@@ -114,7 +114,8 @@ fn cause(decided: &Decided, delivered: &Delivered, replay: &Replay) -> (Cause, O
     if traced.went(missing) {
         return (Cause::EvictedBetween, None);
     }
-    // An engine that computes a block announces it. Where it did not, its blocks are not told apart here, and nothing is proven.
+    // An engine that computes a block announces it. Where it did not, its blocks are not told apart here, and
+    // nothing is proven.
     let drift = traced.came(missing).then_some(Drift::LostUnannounced { block });
     (Cause::Unknown, drift)
 }

@@ -79,7 +79,7 @@ impl Decided {
     }
 }
 
-/// What came of it, as whoever routes says.
+/// What came of it, as the router reports it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Delivered {
     /// D: cached tokens that the engine reported.

@@ -1,9 +1,10 @@
 //! What listeners hold that count no copies, and what they are sent so that they hold what the engine does.
 //!
 //! To such a listener a block is there or it is not: the first copy in a tier is announced as stored, the last one as
-//! removed. That is what transitions are. But some listeners (Dynamo's indexers among them) let go of whatever follows a
-//! block when that is removed, or drop a store whose parent they do not hold. So when a hole is filled, everything behind
-//! it that the tier holds is announced again. Announcing a block twice changes nothing.
+//! removed. That is what transitions are. But some listeners (Dynamo's indexers among them) let go of
+//! whatever follows a block when that is removed, or drop a store whose parent they do not hold. So when a
+//! hole is filled, everything behind it that the tier holds is announced again. Announcing a block twice
+//! changes nothing.
 //!
 //! For that the blocks that are held are kept here with their children. Tokens, names and keys are shared with the
 //! stream's own state. A block that is not held is kept only while some held block follows it, so there are never more
@@ -212,8 +213,8 @@ impl Presence {
         }
     }
 
-    /// Announces what follows blocks that fill a hole, as far as their tier holds it: parents before children, each block
-    /// once.
+    /// Announces what follows blocks that fill a hole, as far as their tier holds it: parents before
+    /// children, each block once.
     fn announce_again(&self, filled: &[(Tier, u64)], events: &mut Vec<OwnedEvent>) {
         for tier in Tier::ALL {
             let holds = |at: &u32| self.nodes[*at as usize].held & bit(tier) != 0;

@@ -1,7 +1,8 @@
 //! How much of the traffic a prefix is: whether it is worth another copy.
 //!
-//! A prompt belongs to the class of its prefix at a power of two, half its length at most. A class with half of the traffic
-//! deserves half of the engines; until so many hold it, a further copy is an investment and not a waste.
+//! A prompt belongs to the class of its prefix at a power of two, half its length at most. A class with half
+//! of the traffic deserves half of the engines; until this many hold it, a further copy is an investment and
+//! not a waste.
 
 use rustc_hash::FxHashMap;
 
@@ -39,7 +40,7 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    /// Counts a prompt. Says how many of so many engines its class deserves.
+    /// Counts a prompt. Says how many of this many engines its class deserves.
     pub(crate) fn arrive(&mut self, outline: &Outline, engines: usize, now: f64) -> f64 {
         let all = self.all.add(now);
         let Some(class) = class(outline) else { return 0.0 };

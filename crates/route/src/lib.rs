@@ -8,8 +8,9 @@
 //! rate       (learned seconds per token) ────────────┘
 //! ```
 //!
-//! No IO and no clock: time is passed in as seconds since any origin, and chance comes from a seed, so that every decision
-//! can be repeated. What is in flight is a prediction: it counts in the cost, and is never part of `cached`.
+//! No IO and no clock: time is passed in as seconds since any origin, and chance comes from a seed, so that
+//! every decision can be repeated. What is in flight is a prediction: it counts in the cost, and is never
+//! part of `cached`.
 
 mod booking;
 mod candidate;

@@ -11,8 +11,8 @@ pub(crate) use work::terms;
 /// The constants of `work`, all in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
-    /// The price of prefilling what is cached elsewhere: 1 looks at this request alone; more also prices what it evicts and
-    /// duplicates.
+    /// The price of prefilling what is cached elsewhere: 1 looks at this request alone; more also prices what
+    /// it evicts and duplicates.
     pub alpha: f64,
     /// What a prefill takes from each request that decodes beside it.
     pub g: f64,

@@ -51,8 +51,8 @@ impl Worker {
         }
     }
 
-    /// Uncached tokens in front of a new prompt: booked ones, less what the engine has done since the last sign, and those of
-    /// requests that others sent there.
+    /// Uncached tokens in front of a new prompt: booked ones, less what the engine has done since the last
+    /// sign, and those of requests that others sent there.
     pub(crate) fn queue(&self, now: f64, seconds_per_token: f64) -> f64 {
         let booked = self.pending_tokens as f64;
         let head = booked / f64::from(self.pending.max(1));

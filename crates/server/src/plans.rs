@@ -47,8 +47,8 @@ impl<T> Plans<T> {
     }
 }
 
-/// Messages of a snapshot that were encoded lately. Subscribers that begin together are sent the same message at about the
-/// same time, and encoding it takes far longer than copying it.
+/// Messages of a snapshot that were encoded lately. Subscribers that begin together are sent the same message
+/// at about the same time, and encoding it takes far longer than copying it.
 #[derive(Debug)]
 pub(crate) struct Recent<M>(Mutex<VecDeque<(usize, M)>>);
 

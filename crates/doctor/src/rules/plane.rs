@@ -264,8 +264,8 @@ fn trouble(rank: &Stream, subject: &str) -> Option<Finding> {
     ))
 }
 
-/// A stream that the plane does not hear, before it has a word for the trouble: an engine that was killed a second ago. One that
-/// is live again at the second look was only catching up.
+/// A stream that the plane does not hear, before it has a word for the trouble: an engine that was killed a
+/// second ago. One that is live again at the second look was only catching up.
 fn unheard(rank: &Stream, again: Option<(&Stream, Duration)>, subject: &str) -> Option<Finding> {
     if !rank.is_unheard() || again.is_some_and(|(later, _)| later.continuity == "live") {
         return None;

@@ -102,8 +102,9 @@ fn what_nothing_explains_is_drift() {
 }
 
 proptest! {
-    /// An engine with a cache as a set: others store and evict between decision and delivery, then the request is served.
-    /// Whatever happens, the tokens sum up, and an honest engine leaves nothing unexplained.
+    /// An engine with a cache as a set: others store and evict between decision and delivery, then the
+    /// request is served. Whatever happens, the tokens sum up, and an honest engine leaves nothing
+    /// unexplained.
     #[test]
     fn an_honest_engine_leaves_nothing_unexplained(
         held in 0u64..10,

@@ -95,10 +95,10 @@ async fn keep(address: ServerAddress, tell: watch::Sender<Option<Connection>>, c
     }
 }
 
-/// Returns when the server says no more how it is: behind a proxy the connection stays when the server does not. A proxy also ends
-/// streams on which nothing is said, so a stream that ends is asked for once more, and the server is gone only if there is none.
-/// One that is back before it is asked is not found out here: what it lacks comes with the refresh. Without a health service this
-/// never ends.
+/// Returns when the server says no more how it is: behind a proxy the connection stays when the server does
+/// not. A proxy also ends streams on which nothing is said, so a stream that ends is asked for once more, and
+/// the server is gone only if there is none. One that is back before it is asked is not found out here: what
+/// it lacks comes with the refresh. Without a health service this never ends.
 async fn health_ends(connection: &Connection) {
     let Some(mut states) = watch_health(connection).await else { return std::future::pending().await };
     let mut backoff = Backoff::new(SHORTEST_WAIT, LONGEST_WAIT);

@@ -50,7 +50,8 @@ impl Router {
         Some(id)
     }
 
-    /// The first token came: its prefill is done, and its blocks are where the engine's events say. Says after how many seconds.
+    /// The first token came: its prefill is done, and its blocks are where the engine's events say. Says
+    /// after how many seconds.
     pub fn first_token(&mut self, id: BookingId, now: f64) -> Option<f64> {
         let weights = self.options.weights;
         let booking = self.bookings.get_mut(id).filter(|booking| !booking.started)?;

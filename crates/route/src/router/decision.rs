@@ -232,7 +232,8 @@ impl Router {
         }
     }
 
-    /// What prefilling elsewhere is charged with: less while fewer hold the prompt's prefix than its share of the traffic deserves.
+    /// What prefilling elsewhere is charged with: less while fewer hold the prompt's prefix than its share of
+    /// the traffic deserves.
     fn price_of_a_copy(&self, deserved: f64) -> f64 {
         const INVESTMENT: f64 = 0.25;
         let most = self.views.iter().map(|view| view.held).fold(0.0, f64::max);

@@ -137,8 +137,8 @@ impl Follower {
         }
     }
 
-    /// What the stream does next. Whoever comes back with a cursor is told first where a stream of another plane stands:
-    /// no entry may say so.
+    /// What the stream does next. Whoever comes back with a cursor is told first where a stream of another
+    /// plane stands: no entry may say so.
     async fn news(&self, cursor: Cursor) -> Result<News, Loss> {
         match self.told {
             Some(told) => self.stream.news_after(cursor, told, READ).await,

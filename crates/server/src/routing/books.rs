@@ -7,7 +7,7 @@ use kvplane_core::{Continuity, Epoch, StreamId, Tier};
 use kvplane_ingest::Plane;
 use kvplane_route::{Candidate, Options, Role, Router, Slot, Standing};
 
-/// Endpoints that are gone are looked for after so many decisions.
+/// Endpoints that are gone are looked for after this many decisions.
 const TIDY_EVERY: u64 = 1_024;
 
 #[derive(Debug)]

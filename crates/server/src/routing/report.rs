@@ -1,4 +1,4 @@
-//! What came of a decision, as whoever routes says.
+//! What came of a decision, as the router reports it.
 
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::Plane;

@@ -50,8 +50,8 @@ pub(super) struct Follower {
     withheld: bool,
     /// Where the stream stood when it was last looked at.
     standing: Option<Continuity>,
-    /// The engine was proven to be there when the stream was last looked at. Once it is not, a gateway that cannot hear of
-    /// trust must start over.
+    /// The engine was proven to be there when the stream was last looked at. Once it is not, a gateway that
+    /// cannot hear of trust must start over.
     fresh: bool,
 }
 

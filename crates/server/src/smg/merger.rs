@@ -1,7 +1,8 @@
 //! Several ranks as one stream: one gapless sequence for consumers that route to an engine.
 //!
-//! Started by the first subscriber. It follows every rank that the engine has until the engine is removed, or until it has had no
-//! subscriber for a minute. Numbers begin at the moment it started, so that cursors of an earlier process are never inside its window.
+//! Started by the first subscriber. It follows every rank that the engine has until the engine is removed, or
+//! until it has had no subscriber for a minute. Numbers begin at the moment it started, so that cursors of an
+//! earlier process are never inside its window.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Deref;
@@ -23,8 +24,8 @@ use super::encode;
 const WINDOW_ENTRIES: usize = 10_000;
 const WINDOW_BYTES: usize = 64 << 20;
 
-/// How long a merger goes on without a subscriber, so that a gateway that reconnects can resume. Then its copy of the state is
-/// freed.
+/// How long a merger goes on without a subscriber, so that a gateway that reconnects can resume. Then its
+/// copy of the state is freed.
 const IDLE: Duration = Duration::from_mins(1);
 
 /// The mergers of a plane's engines.
@@ -37,7 +38,8 @@ pub(crate) struct Mergers {
 #[derive(Debug, Default)]
 struct Running {
     by_engine: HashMap<EngineId, Arc<Merger>>,
-    /// The epoch and the last number of the merger that ended last. The next epoch is above both, whatever the clock says.
+    /// The epoch and the last number of the merger that ended last. The next epoch is above both, whatever
+    /// the clock says.
     last: Option<(Epoch, u64)>,
 }
 
@@ -88,8 +90,8 @@ impl Mergers {
     }
 }
 
-/// Takes a merger out of the table when its task ends, also by a panic or with its runtime: its subscribers start over, and
-/// the next one starts a new merger.
+/// Takes a merger out of the table when its task ends, also by a panic or with its runtime: its subscribers
+/// start over, and the next one starts a new merger.
 struct End {
     running: Arc<Mutex<Running>>,
     engine: EngineId,

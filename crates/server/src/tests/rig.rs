@@ -248,7 +248,7 @@ impl Served {
         connector.connect("localhost".try_into().unwrap(), stream).await.unwrap()
     }
 
-    /// Waits until so many connections have failed so.
+    /// Waits until this many connections have failed so.
     pub(super) async fn until_failed(&self, port: &str, why: &str, times: u64) {
         let deadline = kvplane_runtime::now() + DEADLINE;
         loop {
