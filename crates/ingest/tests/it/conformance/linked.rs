@@ -19,6 +19,7 @@ struct Upstream {
 
 impl Subject for Upstream {
     const STREAM: &str = "e0/e0";
+    const NUMBERS_ARE_FOREIGN: bool = true;
 
     async fn start() -> Self {
         let engine = Engine::plain();
