@@ -51,7 +51,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 
 #[test]
 fn strangers_lose_their_place_and_subscribers_keep_theirs() {
-    let patience = Patience { places: Places { connections: 3, per_host: 3 }, ..Patience::default() };
+    let patience = Patience { places: Places { connections: 3, ..Places::default() }, ..Patience::default() };
     let handle = open(Limits::new(0, 1 << 20), patience);
     let mut silent: Vec<_> = (0..3).map(|_| stranger(&handle)).collect();
     for stranger in &mut silent {
