@@ -3,6 +3,7 @@
 //! Servers take listeners that somebody else bound, so that a taken port is known before anything starts. They never
 //! see an engine's bytes.
 
+mod encoding;
 mod fleet;
 mod grpc;
 mod held;

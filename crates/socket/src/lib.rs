@@ -30,6 +30,7 @@ mod handler;
 mod heart;
 mod listen;
 mod options;
+mod places;
 mod poller;
 mod publish;
 mod pulse;

@@ -1,7 +1,7 @@
 //! A connected byte stream, whatever carries it.
 
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::net::SocketAddr as UnixAddr;
 use std::time::Duration;
 
@@ -54,6 +54,16 @@ impl Stream {
             }
             Self::Unix(_) => Ok(true),
         }
+    }
+
+    /// The host at the other end: an IPv4 address, or the /64 of an IPv6 address, which is what one host is given. `None`
+    /// for a UNIX socket, and for a peer that has gone.
+    pub(crate) fn host(&self) -> Option<IpAddr> {
+        let Self::Tcp(stream) = self else { return None };
+        Some(match stream.peer_addr().ok()?.ip().to_canonical() {
+            IpAddr::V6(six) => Ipv6Addr::from_bits(six.to_bits() & (u128::MAX << 64)).into(),
+            four @ IpAddr::V4(_) => four,
+        })
     }
 
     /// Sets the options of a connection that is there.

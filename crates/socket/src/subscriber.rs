@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use crate::handler::Ear;
 use crate::heart::{Heart, Pace};
 use crate::listen::Listener;
 use crate::options::{Endpoint, Subscription};
+use crate::places::{Places, Room};
 use crate::poller::Desk;
 use crate::reason::word_of;
 use crate::stream::Stream;
@@ -255,7 +256,7 @@ impl Subscriber {
                     return false;
                 }
             };
-            if self.peers.len() >= self.subscription.max_connections && !self.make_room(desk) {
+            if !self.make_room(stream.host(), desk) {
                 continue;
             }
             let token = desk.token(self.id);
@@ -270,15 +271,22 @@ impl Subscriber {
         true
     }
 
-    /// Closes the oldest connection without a handshake; false when all have one.
-    fn make_room(&mut self, desk: &mut Desk<'_>) -> bool {
-        let waiting = self.peers.iter().filter(|(_, peer)| peer.established.is_none());
-        let oldest = waiting.min_by_key(|(_, peer)| peer.connection.greeted_at).map(|(&token, _)| token);
-        let Some(token) = oldest else {
-            self.count_broken("the listener has as many publishers as it may have");
-            return false;
+    /// Finds a place for one more connection, or counts why there is none.
+    fn make_room(&mut self, host: Option<IpAddr>, desk: &mut Desk<'_>) -> bool {
+        let places = Places {
+            connections: self.subscription.max_connections,
+            per_host: self.subscription.max_connections_per_host,
         };
-        self.close(token, &Closed::HandshakeTimeout, desk);
+        let peers =
+            self.peers.iter().map(|(&token, peer)| (token, &peer.connection, peer.established.is_some()));
+        match places.room(host, &peers) {
+            Room::Free => {}
+            Room::Instead(token) => self.close(token, &Closed::HandshakeTimeout, desk),
+            Room::None(refusal) => {
+                self.count_broken(refusal);
+                return false;
+            }
+        }
         true
     }
 

@@ -256,6 +256,11 @@ impl Entry {
         self.encodings.0[protocol as usize].get().cloned()
     }
 
+    /// About how many bytes it takes.
+    pub fn cost(&self) -> usize {
+        self.cost
+    }
+
     /// The number after its last transition.
     pub fn next_event_id(&self) -> u64 {
         self.first_event_id + self.transitions.len() as u64

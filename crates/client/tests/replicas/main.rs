@@ -13,7 +13,7 @@ mod drain;
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
@@ -62,6 +62,29 @@ async fn ready_waits_for_the_first_proof_that_engines_are_there() {
     let current = || following.replica(&stream(0)).is_some_and(|view| view.is_current());
     until_async("current", async || current()).await;
     assert!(timeout(Duration::from_millis(200), following.ready()).await.is_err());
+}
+
+/// Once ready is not ready for ever: without proofs a later caller waits, although nothing has arrived that says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn ready_waits_again_once_the_proofs_are_too_old() {
+    let mut engine = Engine::start(1);
+    engine.work(3);
+    let rig = Rig::over(&[&engine]).await;
+    rig.heard(0, &engine).await;
+    let mute = Arc::new(AtomicBool::new(false));
+    let address = Liar::mute(rig.url(), mute.clone()).await;
+    let following =
+        Client::connect(&format!("http://{address}"), hasty()).await.unwrap().follow(Selection::All);
+    let standing = || following.replica(&stream(0)).map(|view| view.continuity());
+    until("live", async || standing() == Some(Continuity::Live)).await;
+    ready(&following).await;
+    mute.store(true, Ordering::Relaxed);
+    until("too old", async || standing() == Some(Continuity::Recovering)).await;
+    assert_eq!(following.connection(), Connection::Connected);
+    assert!(following.ready().now_or_never().is_none());
+    mute.store(false, Ordering::Relaxed);
+    ready(&following).await;
+    assert_eq!(standing(), Some(Continuity::Live));
 }
 
 #[tokio::test(flavor = "multi_thread")]
