@@ -36,10 +36,12 @@ impl Backoff {
         Self { min, max: max.max(min), next: min }
     }
 
-    /// The pause before the next attempt.
-    pub(crate) fn pause(&mut self) -> Duration {
-        let pause = self.next;
-        self.next = (pause * 2).min(self.max);
+    /// The pause before the next attempt. Where many are away they share what dialling may cost: no pause is longer than
+    /// the usual maximum, or than `crowded` where that is more.
+    pub(crate) fn pause(&mut self, crowded: Duration) -> Duration {
+        let longest = self.max.max(crowded);
+        let pause = self.next.min(longest);
+        self.next = (pause * 2).min(longest);
         pause / 2 + jitter(pause / 2)
     }
 
@@ -48,7 +50,7 @@ impl Backoff {
         self.next = self.min;
     }
 
-    /// The longest pause.
+    /// The longest pause, unless many are away.
     pub(crate) fn max(&self) -> Duration {
         self.max
     }
@@ -88,13 +90,33 @@ pub(crate) struct Dialer {
     left: VecDeque<SocketAddr>,
     /// What was last said about it: a failure is a warning once, and not at each attempt.
     said: String,
+    /// How long pauses may become because many others are away too.
+    crowded: Duration,
 }
 
 impl Dialer {
     /// The first attempt is due at once.
     pub(crate) fn new(address: Address, token: usize, backoff: Backoff, now: Instant) -> Self {
         let state = State::Waiting { until: now };
-        Self { address, token, backoff, state, left: VecDeque::new(), said: String::new() }
+        Self {
+            address,
+            token,
+            backoff,
+            state,
+            left: VecDeque::new(),
+            said: String::new(),
+            crowded: Duration::ZERO,
+        }
+    }
+
+    /// From now on pauses may become as long as this, if that is longer than usual.
+    pub(crate) fn share_with_others(&mut self, crowded: Duration) {
+        self.crowded = crowded;
+    }
+
+    /// Whether there is no connection.
+    pub(crate) fn is_absent(&self) -> bool {
+        !matches!(self.state, State::Connected { .. })
     }
 
     /// When [`Self::advance`] is due, unless something happens before.
@@ -230,7 +252,7 @@ impl Dialer {
 
     fn wait(&mut self, now: Instant, why: &(impl std::fmt::Display + ?Sized)) {
         let why = why.to_string();
-        let pause = self.backoff.pause();
+        let pause = self.backoff.pause(self.crowded);
         let pause_ms = pause.as_millis() as u64;
         if self.said == why {
             tracing::trace!(address = ?self.address, why, pause_ms, "not connected");
@@ -279,10 +301,15 @@ mod tests {
         let (min, max) = (Duration::from_millis(100), Duration::from_secs(5));
         let mut backoff = Backoff::new(min, max);
         for wanted in [100, 200, 400, 800, 1600, 3200, 5000, 5000] {
-            let (pause, wanted) = (backoff.pause(), Duration::from_millis(wanted));
+            let (pause, wanted) = (backoff.pause(Duration::ZERO), Duration::from_millis(wanted));
             assert!(pause >= wanted / 2 && pause <= wanted, "{pause:?} of {wanted:?}");
         }
+        for (crowded, wanted) in [(25, 5), (25, 10), (25, 20), (25, 25), (7, 7), (1, 5)] {
+            let (crowded, wanted) = (Duration::from_secs(crowded), Duration::from_secs(wanted));
+            let pause = backoff.pause(crowded);
+            assert!(pause >= wanted / 2 && pause <= wanted, "{pause:?} of {wanted:?} with {crowded:?}");
+        }
         backoff.reset();
-        assert!(backoff.pause() <= min);
+        assert!(backoff.pause(Duration::ZERO) <= min);
     }
 }
