@@ -183,7 +183,8 @@ pub(crate) struct Poller {
     poll: Poll,
     resolver: Resolver,
     timers: Timers,
-    subscribers: HashMap<u64, Subscriber>,
+    /// In boxes: a map that has room for more must not take much more memory.
+    subscribers: HashMap<u64, Box<Subscriber>>,
     /// How many of them dial a publisher that is not there.
     absent: u32,
     tokens: Tokens,
@@ -249,7 +250,8 @@ impl Poller {
     fn tick(&mut self, now: Instant) {
         while let Some((slot, waiting)) = self.timers.come(now) {
             for id in waiting {
-                let waits = |subscriber: &mut Subscriber| subscriber.slot.take_if(|waits| *waits == slot);
+                let waits =
+                    |subscriber: &mut Box<Subscriber>| subscriber.slot.take_if(|waits| *waits == slot);
                 if self.subscribers.get_mut(&id).and_then(waits).is_some() {
                     self.call(id, Subscriber::tick);
                 }
@@ -269,7 +271,7 @@ impl Poller {
         }
         for subscriber in added {
             let id = subscriber.id;
-            self.subscribers.insert(id, subscriber);
+            self.subscribers.insert(id, Box::new(subscriber));
             let started = self.call(id, Subscriber::start);
             if let Some(Err(error)) = started {
                 tracing::error!(%error, "cannot watch a socket; the subscription ends");

@@ -69,7 +69,8 @@ pub(crate) struct Subscriber {
     listening: Option<Listener>,
     address: Option<Address>,
     last_endpoint: String,
-    peers: HashMap<usize, Peer>,
+    /// By token. In boxes: nearly always there is one, and a map has room for more.
+    peers: HashMap<usize, Box<Peer>>,
     ear: Ear,
     /// Memory of all connections.
     memory: usize,
@@ -177,7 +178,7 @@ impl Subscriber {
     /// When the next tick is due. A listener's connections are looked at by every tick.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         let Some(Source::Dial(dialer)) = &self.source else { return Some(now) };
-        let peers = self.peers.values().filter_map(Peer::due);
+        let peers = self.peers.values().filter_map(|peer| peer.due());
         peers.chain(dialer.due()).chain(self.ear.next_tick(now)).min()
     }
 
@@ -301,7 +302,7 @@ impl Subscriber {
         desk.hot.push_back((self.id, token));
         self.memory += connection.memory();
         let peer = Peer { id: desk.connection(), connection, established: None, arrived_after: desk.now };
-        self.peers.insert(token, peer);
+        self.peers.insert(token, Box::new(peer));
     }
 
     fn read(&mut self, token: usize, desk: &mut Desk<'_>) -> bool {
@@ -372,7 +373,7 @@ impl Subscriber {
     }
 
     fn close(&mut self, token: usize, closed: &Closed, desk: &mut Desk<'_>) {
-        let Some(peer) = self.peers.remove(&token) else { return };
+        let Some(peer) = self.peers.remove(&token).map(|peer| *peer) else { return };
         self.memory = self.memory.saturating_sub(peer.connection.memory());
         let established = peer.established.map(|(since, _)| since);
         // The socket goes first: it must not be readable any more.
