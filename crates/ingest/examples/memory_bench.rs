@@ -23,8 +23,11 @@ fn main() {
     let number = |at: usize, usual: u64| words.get(at).map_or(usual, |word| word.parse().unwrap());
     if words.first().is_some_and(|word| word == "blocks") {
         let window = number(3, JournalOptions::default().max_batches as u64);
-        let taken = fill::fill(number(1, 16), number(2, 62_500), window as usize);
-        println!("bytes a block, with a window of {window} batches: {taken:.0?}");
+        let fill::Taken { process, state, window: kept, index } =
+            fill::fill(number(1, 16), number(2, 62_500), window as usize);
+        println!("| window | bytes a block | counted: state | window | index |");
+        println!("|---|---|---|---|---|");
+        println!("| {window} batches | {process:.0} | {state:.0} | {kept:.0} | {index:.0} |");
     } else {
         measure_streams(number(1, 5_000));
     }

@@ -19,15 +19,15 @@ const PROMPT: u64 = 8;
 
 /// Bytes a block: of the process, and as the plane counts them.
 #[derive(Debug)]
-pub struct Taken {
-    pub process: f64,
-    pub state: f64,
-    pub window: f64,
-    pub index: f64,
+pub(crate) struct Taken {
+    pub(crate) process: f64,
+    pub(crate) state: f64,
+    pub(crate) window: f64,
+    pub(crate) index: f64,
 }
 
 /// Fills streams, all of one model, with so many blocks each. A window keeps `max_batches` of their batches.
-pub fn fill(engines: u64, blocks: u64, max_batches: usize) -> Taken {
+pub(crate) fn fill(engines: u64, blocks: u64, max_batches: usize) -> Taken {
     let catalog = Catalog::new(kvplane_index::Options::default());
     let options = JournalOptions { max_batches, ..JournalOptions::default() };
     let before = resident();
@@ -55,7 +55,7 @@ pub fn fill(engines: u64, blocks: u64, max_batches: usize) -> Taken {
 }
 
 /// A stream of its own engine, connected and in the index.
-pub fn stream(catalog: &Arc<Catalog>, number: u64, keep: JournalOptions) -> Arc<Stream> {
+pub(crate) fn stream(catalog: &Arc<Catalog>, number: u64, keep: JournalOptions) -> Arc<Stream> {
     let follow = Options { replay: false, ..Options::default() };
     let id = StreamId::new(EngineId::new(&format!("engine-{number:05}")), 0);
     let stream = Stream::in_process(id, follow, keep);
@@ -65,7 +65,7 @@ pub fn stream(catalog: &Arc<Catalog>, number: u64, keep: JournalOptions) -> Arc<
     Arc::new(stream)
 }
 
-pub fn feed(stream: &Stream, sequence: u64, payload: Bytes) {
+pub(crate) fn feed(stream: &Stream, sequence: u64, payload: Bytes) {
     stream.feed(|recorder, now| recorder.live(now, sequence, payload));
 }
 
@@ -74,7 +74,7 @@ fn hash(block: u64) -> u64 {
 }
 
 /// A batch that stores blocks in a row.
-pub fn batch(first: u64, parent: Option<u64>, blocks: u64) -> Bytes {
+pub(crate) fn batch(first: u64, parent: Option<u64>, blocks: u64) -> Bytes {
     let token = |at| (first.wrapping_mul(7).wrapping_add(at * 31) % 128_000) as u32;
     let stored = OwnedStored {
         block_hashes: (0..blocks).map(|at| OwnedHash::Unsigned(hash(first + at))).collect(),
@@ -90,7 +90,7 @@ pub fn batch(first: u64, parent: Option<u64>, blocks: u64) -> Bytes {
 }
 
 /// Bytes of memory that the process has.
-pub fn resident() -> u64 {
+pub(crate) fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
