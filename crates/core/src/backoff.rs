@@ -25,8 +25,14 @@ impl Backoff {
 
     /// How long to wait now; the next wait is longer.
     pub fn wait(&mut self) -> Duration {
-        let wait = self.next.min(self.longest);
-        self.next = wait.saturating_mul(2);
+        self.wait_up_to(self.longest)
+    }
+
+    /// The same with another limit, where that is longer than the usual one.
+    pub fn wait_up_to(&mut self, limit: Duration) -> Duration {
+        let longest = self.longest.max(limit);
+        let wait = self.next.min(longest);
+        self.next = wait.saturating_mul(2).min(longest);
         wait / 2 + jitter(wait / 2)
     }
 
@@ -54,6 +60,10 @@ mod tests {
         for full in [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000] {
             let wait = backoff.wait();
             assert!((millis(full) / 2..=millis(full)).contains(&wait), "{wait:?} of {full} ms");
+        }
+        for (limit, full) in [(25, 5), (25, 10), (25, 20), (25, 25), (7, 7), (1, 5)] {
+            let wait = backoff.wait_up_to(Duration::from_secs(limit));
+            assert!((millis(full * 500)..=millis(full * 1_000)).contains(&wait), "{wait:?} of {full} s");
         }
         backoff.reset();
         assert!(backoff.wait() <= millis(100));

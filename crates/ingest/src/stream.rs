@@ -8,10 +8,11 @@ mod late;
 mod mirrored;
 mod news;
 mod taken;
+mod ticks;
 mod troubled;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,7 @@ use kvplane_catalog::Freshness;
 use kvplane_catalog::{Catalog, Identity, StreamFeed, View};
 pub use late::NotIndexed;
 pub use news::News;
+use ticks::Ticks;
 
 /// How long a glance waits for a batch that is being applied.
 const GLANCE: Duration = Duration::from_millis(10);
@@ -133,8 +135,7 @@ pub struct Stream {
     id: StreamId,
     clock: Clock,
     freshness: Arc<Freshness>,
-    /// Until when a tick changes nothing, in microseconds on the plane's monotonic clock.
-    idle_until: AtomicU64,
+    ticks: Ticks,
     chronicle: Arc<Chronicle>,
     inner: Mutex<Inner>,
     /// The status that was read last, and when.
@@ -180,7 +181,7 @@ impl Stream {
             id,
             clock,
             freshness: Arc::new(Freshness::new(clock.origin(), max_silence)),
-            idle_until: AtomicU64::new(0),
+            ticks: Ticks::default(),
             chronicle,
             mirrored: recorder.is_mirror(),
             via: Mutex::new(Arc::from([])),
@@ -240,11 +241,6 @@ impl Stream {
             }
         }
         self.feed(|recorder, now| recorder.prove(now, at))
-    }
-
-    /// Whether a tick at this moment may change anything. Most streams are idle most of the time: asking costs no lock.
-    pub(crate) fn needs_tick(&self, now: Instant) -> bool {
-        self.clock.mono(now).as_micros() >= u128::from(self.idle_until.load(Ordering::Acquire))
     }
 
     /// Which stream.
@@ -322,8 +318,7 @@ impl Stream {
     /// What is read of the recorder without its lock.
     fn note_liveness(&self, recorder: &Recorder) {
         self.freshness.set(recorder.proven_at());
-        let idle_until = recorder.idle_until().as_micros();
-        self.idle_until.store(idle_until.try_into().unwrap_or(u64::MAX), Ordering::Release);
+        self.ticks.set(recorder.idle_until());
     }
 
     /// Wakes readers that wait for news, if there is any.

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvplane_core::{StreamId, Trouble};
-use kvplane_socket::{ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler};
+use kvplane_socket::{
+    Alarm, ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler,
+};
 use kvplane_stream::{Ask, Now, Recorder};
 use parking_lot::{Mutex, RwLock};
 use tracing::warn;
@@ -203,6 +205,11 @@ impl Silence {
         self.since = None;
     }
 
+    /// When it has lasted for too long.
+    fn due(&self) -> Option<Instant> {
+        self.since.map(|since| since + UNREACHED_AFTER)
+    }
+
     /// True once, when it has lasted for too long.
     fn is_too_long(&mut self, now: Instant) -> bool {
         let since = self.since.take_if(|since| now.saturating_duration_since(*since) >= UNREACHED_AFTER);
@@ -255,8 +262,12 @@ impl SubscriberHandler for ConnectedHandler {
         self.driver.tick(now);
     }
 
-    fn is_idle(&self, now: Instant) -> bool {
-        self.silence.since.is_none() && !self.driver.stream().needs_tick(now)
+    fn begun(&mut self, alarm: Alarm) {
+        self.driver.stream().set_alarm(alarm);
+    }
+
+    fn next_tick(&self, _now: Instant) -> Option<Instant> {
+        self.driver.stream().next_tick().into_iter().chain(self.silence.due()).min()
     }
 }
 

@@ -51,13 +51,33 @@ pub(crate) struct Dialer {
     left: VecDeque<SocketAddr>,
     /// What was last said about it: a failure is a warning once, and not at each attempt.
     said: String,
+    /// How long pauses may become because many others are away too.
+    crowded: Duration,
 }
 
 impl Dialer {
     /// The first attempt is due at once.
     pub(crate) fn new(address: Address, token: usize, backoff: Backoff, now: Instant) -> Self {
         let state = State::Waiting { until: now };
-        Self { address, token, backoff, state, left: VecDeque::new(), said: String::new() }
+        Self {
+            address,
+            token,
+            backoff,
+            state,
+            left: VecDeque::new(),
+            said: String::new(),
+            crowded: Duration::ZERO,
+        }
+    }
+
+    /// From now on pauses may become as long as this, if that is longer than usual.
+    pub(crate) fn share_with_others(&mut self, crowded: Duration) {
+        self.crowded = crowded;
+    }
+
+    /// Whether there is no connection.
+    pub(crate) fn is_absent(&self) -> bool {
+        !matches!(self.state, State::Connected { .. })
     }
 
     /// When [`Self::advance`] is due, unless something happens before.
@@ -193,7 +213,7 @@ impl Dialer {
 
     fn wait(&mut self, now: Instant, why: &(impl std::fmt::Display + ?Sized)) {
         let why = why.to_string();
-        let pause = self.backoff.wait();
+        let pause = self.backoff.wait_up_to(self.crowded);
         let pause_ms = pause.as_millis() as u64;
         if self.said == why {
             tracing::trace!(address = ?self.address, reason = why, pause_ms, "not connected");

@@ -41,11 +41,12 @@ mod resolve;
 mod service;
 mod stream;
 mod subscriber;
+mod timers;
 mod tokens;
 mod zmtp;
 
 pub use error::{EndpointCause, SocketError};
-pub use handler::{SubscriberHandler, SubscriptionHandle};
+pub use handler::{Alarm, SubscriberHandler, SubscriptionHandle};
 pub use options::{Endpoint, Options, ReplayRequest, Subscription};
 pub use publish::{
     Delivery, PubOptions, PubSocket, PublishContext, PublishCounts, ReplayRequestIn, ReplyFraming,

@@ -52,11 +52,12 @@ struct Peer {
 }
 
 impl Peer {
-    /// Whether no PING is due and nothing takes too long.
-    fn is_idle(&self, now: Instant) -> bool {
-        self.established.as_ref().is_some_and(|(_, heart)| {
-            !heart.is_due(now) && heart.silence(self.connection.heard_at, now).is_none()
-        })
+    /// When a PING is due, or something takes too long.
+    fn due(&self) -> Option<Instant> {
+        match &self.established {
+            Some((_, heart)) => heart.due(self.connection.heard_at),
+            None => Some(self.connection.greeted_at + HANDSHAKE_TIMEOUT),
+        }
     }
 }
 
@@ -70,12 +71,15 @@ pub(crate) struct Subscriber {
     listening: Option<Listener>,
     address: Option<Address>,
     last_endpoint: String,
-    peers: HashMap<usize, Peer>,
+    /// By token. In boxes: nearly always there is one, and a map has room for more.
+    peers: HashMap<usize, Box<Peer>>,
     ear: Ear,
     /// Memory of all connections.
     memory: usize,
     /// Peers that broke the protocol.
     broken: u64,
+    /// The slot of its thread's clock that it waits for.
+    pub(crate) slot: Option<u64>,
 }
 
 impl Subscriber {
@@ -106,6 +110,7 @@ impl Subscriber {
             ear,
             memory: 0,
             broken: 0,
+            slot: None,
         })
     }
 
@@ -117,6 +122,9 @@ impl Subscriber {
     /// Begins, on the poller's thread.
     pub(crate) fn start(&mut self, desk: &mut Desk<'_>) -> io::Result<()> {
         self.token = desk.token(self.id);
+        if let Some(handler) = self.ear.open() {
+            handler.begun(desk.alarm(self.id));
+        }
         if let Some(mut listener) = self.listening.take() {
             listener.register(desk.registry, self.token)?;
             self.source = Some(Source::Listen { listener, again: false });
@@ -163,25 +171,28 @@ impl Subscriber {
     /// The answer to a name that was looked up.
     pub(crate) fn resolved(&mut self, answer: io::Result<Vec<SocketAddr>>, desk: &mut Desk<'_>) {
         if let Some(Source::Dial(dialer)) = &mut self.source {
+            dialer.share_with_others(desk.crowded);
             let todo = dialer.resolved(answer, desk.registry, desk.now);
             self.follow(todo, desk);
         }
     }
 
-    /// Whether a tick at this moment would change nothing.
-    pub(crate) fn is_idle(&self, now: Instant) -> bool {
-        let source = match &self.source {
-            Some(Source::Dial(dialer)) => dialer.due().is_none_or(|due| due > now),
-            Some(Source::Listen { again, .. }) => !again,
-            None => true,
-        };
-        source && self.ear.is_idle(now) && self.peers.values().all(|peer| peer.is_idle(now))
+    /// When the next tick is due. A listener's connections are looked at by every tick.
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+        let Some(Source::Dial(dialer)) = &self.source else { return Some(now) };
+        let peers = self.peers.values().filter_map(|peer| peer.due());
+        peers.chain(dialer.due()).chain(self.ear.next_tick(now)).min()
+    }
+
+    /// Whether it dials a publisher that is not there.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(&self.source, Some(Source::Dial(dialer)) if dialer.is_absent())
     }
 
     /// Time passes.
     pub(crate) fn tick(&mut self, desk: &mut Desk<'_>) {
         let Some(handler) = self.ear.open() else { return };
-        if !handler.is_idle(desk.now) {
+        if handler.next_tick(desk.now).is_some_and(|due| due <= desk.now) {
             handler.tick(desk.now);
         }
         match &mut self.source {
@@ -223,6 +234,7 @@ impl Subscriber {
 
     fn dial(&mut self, desk: &mut Desk<'_>) {
         if let Some(Source::Dial(dialer)) = &mut self.source {
+            dialer.share_with_others(desk.crowded);
             let todo = dialer.advance(desk.registry, desk.now);
             self.follow(todo, desk);
         }
@@ -299,7 +311,7 @@ impl Subscriber {
         desk.hot.push_back((self.id, token));
         self.memory += connection.memory();
         let peer = Peer { id: desk.connection(), connection, established: None, arrived_after: desk.now };
-        self.peers.insert(token, peer);
+        self.peers.insert(token, Box::new(peer));
     }
 
     fn read(&mut self, token: usize, desk: &mut Desk<'_>) -> bool {
@@ -370,7 +382,7 @@ impl Subscriber {
     }
 
     fn close(&mut self, token: usize, closed: &Closed, desk: &mut Desk<'_>) {
-        let Some(peer) = self.peers.remove(&token) else { return };
+        let Some(peer) = self.peers.remove(&token).map(|peer| *peer) else { return };
         self.memory = self.memory.saturating_sub(peer.connection.memory());
         let established = peer.established.map(|(since, _)| since);
         // The socket goes first: it must not be readable any more.
@@ -388,6 +400,7 @@ impl Subscriber {
         }
         if let Some(Source::Dial(dialer)) = &mut self.source {
             let at_fault = reason.is_some();
+            dialer.share_with_others(desk.crowded);
             dialer.lost(desk.now, established, at_fault, &closed.to_string());
         } else {
             desk.release(token);

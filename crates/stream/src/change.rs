@@ -84,6 +84,13 @@ pub struct StoredChange {
     pub session_id: Option<Box<str>>,
 }
 
+/// Gives back what a list has room for beyond what is in it, where that is much: entries are kept for long.
+pub(crate) fn fit<T>(list: &mut Vec<T>) {
+    if list.capacity() - list.len() > list.len() / 4 {
+        list.shrink_to_fit();
+    }
+}
+
 /// One block of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemovedBlock {
@@ -203,9 +210,9 @@ impl Protocol {
     const ALL: [Self; 4] = [Self::Kvplane, Self::Smg, Self::Vllm, Self::VllmPresence];
 }
 
-/// An entry's wire forms, one per protocol.
+/// An entry's wire forms, one per protocol. Most entries are asked for none: then it takes next to nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Encodings([OnceLock<Bytes>; Protocol::ALL.len()]);
+pub(crate) struct Encodings(OnceLock<Box<[OnceLock<Bytes>; Protocol::ALL.len()]>>);
 
 /// One item of the journal: a batch, or something that kvplane itself did to the state.
 #[derive(Debug)]
@@ -248,12 +255,13 @@ pub struct Entry {
 impl Entry {
     /// The entry's wire form for one protocol: encoded by the first who asks, shared by all.
     pub fn encoded(&self, protocol: Protocol, encode: impl FnOnce(&Entry) -> Bytes) -> Bytes {
-        self.encodings.0[protocol as usize].get_or_init(|| encode(self)).clone()
+        let forms = self.encodings.0.get_or_init(Box::default);
+        forms[protocol as usize].get_or_init(|| encode(self)).clone()
     }
 
     /// The entry's wire form for one protocol, if anybody has asked for it.
     pub fn encoding(&self, protocol: Protocol) -> Option<Bytes> {
-        self.encodings.0[protocol as usize].get().cloned()
+        self.encodings.0.get()?[protocol as usize].get().cloned()
     }
 
     /// About how many bytes it takes.
@@ -294,7 +302,6 @@ impl Entry {
         let transitions: usize = transitions
             .iter()
             .map(|transition| match transition {
-                // There is room for a few more blocks from the beginning.
                 Transition::Stored { blocks, .. } => {
                     64 + blocks.capacity() * std::mem::size_of::<VisibleBlock>()
                 }

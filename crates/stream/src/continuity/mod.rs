@@ -391,16 +391,14 @@ impl Continuity {
 
     /// The moment until which [`Self::tick`] changes nothing, unless something else happens before.
     pub fn idle_until(&self) -> Duration {
-        let is_idle = self.phase == Phase::Live
-            && self.doubt.is_none()
-            && self.unresolved_since.is_none()
-            && self.pending.is_none()
-            && !self.interleaved;
-        match self.quiet.due().filter(|_| self.options.replay) {
-            _ if !is_idle => Duration::ZERO,
-            Some(at) => at,
-            None => Duration::MAX,
-        }
+        let unsettled = [self.unresolved_since, self.doubt_since].into_iter().flatten();
+        let down =
+            unsettled.filter(|_| !self.down).map(|since| since.saturating_add(self.options.down_after));
+        let asks = self.phase == Phase::Live && self.options.replay && self.request.is_none();
+        let question = self.quiet.due().filter(|_| asks);
+        let calm = self.interleaved.then(|| self.tracks.calm_at());
+        let pending = self.pending.and_then(Pending::due);
+        down.chain(question).chain(calm).chain(pending).min().unwrap_or(Duration::MAX)
     }
 
     // --- placing batches ---------------------------------------------------------------------------------

@@ -55,6 +55,9 @@ use removals::Departed;
 /// cost one step, so only the first stores after a loss come near it.
 const ANCESTOR_STEPS: u32 = 4096;
 
+/// Events for which an entry has room from the beginning.
+const USUAL_EVENTS: usize = 16;
+
 /// How many blocks the chunks of one batch may cover: those of a prompt of a million tokens.
 const CHUNK_STEPS: u32 = 65_536;
 
@@ -164,6 +167,10 @@ impl Interpreter {
     pub fn apply(&mut self, ledger: &mut Ledger, engine_sequence: u64, batch: &Batch<'_, '_>, now: Now) {
         let mut reading =
             Reading { ancestor_steps: ANCESTOR_STEPS, chunk_steps: CHUNK_STEPS, ..Reading::default() };
+        // Nearly always one of each for an event: no more room is kept than that.
+        let events = batch.events.len().min(USUAL_EVENTS);
+        reading.draft.changes.reserve_exact(events);
+        reading.draft.transitions.reserve_exact(events);
         if !self.options.semantics.held_once {
             reading.neighbours = Neighbours::of(batch);
         }

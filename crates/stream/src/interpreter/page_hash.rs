@@ -5,8 +5,6 @@
 //! (`extra_key`), which is in the hash and in no field. Two prompts with equal tokens then have different
 //! pages, and only the hash says so.
 
-use std::sync::Arc;
-
 use kvplane_core::{
     Reason, sglang_event_hash, sglang_namespaced_hash, sglang_page_digest, sglang_salt_digest,
 };
@@ -78,5 +76,5 @@ impl Interpreter {
 
 /// What stands for a namespace that is not named: nothing else has it, so the block matches no question.
 pub(super) fn hidden_namespace(hash: Hash) -> ExtraKeys {
-    Arc::from([OwnedExtraKey::Text(format!("unnamed namespace of {:016x}", hash.bits))])
+    std::iter::once(OwnedExtraKey::Text(format!("unnamed namespace of {:016x}", hash.bits))).collect()
 }

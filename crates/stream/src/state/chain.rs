@@ -21,8 +21,23 @@ pub enum Parent {
     Block(u64),
 }
 
-/// A block's extra keys, as sent.
-pub type ExtraKeys = Arc<[OwnedExtraKey]>;
+/// A block's extra keys, as sent. Behind a thin pointer: nearly no block has any, and every block has room for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExtraKeys(Arc<Box<[OwnedExtraKey]>>);
+
+impl std::ops::Deref for ExtraKeys {
+    type Target = [OwnedExtraKey];
+
+    fn deref(&self) -> &[OwnedExtraKey] {
+        &self.0
+    }
+}
+
+impl FromIterator<OwnedExtraKey> for ExtraKeys {
+    fn from_iter<I: IntoIterator<Item = OwnedExtraKey>>(keys: I) -> Self {
+        Self(Arc::new(keys.into_iter().collect()))
+    }
+}
 
 /// What blocks of one store have in common. Shared, since most blocks of a stream have the same.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
@@ -99,7 +114,7 @@ pub(crate) fn keys_cost(keys: &[OwnedExtraKey]) -> usize {
         OwnedExtraKey::Bytes(bytes) => allocation(bytes.len()),
         OwnedExtraKey::Integer(_) => 0,
     });
-    allocation(16 + std::mem::size_of_val(keys)) + texts.sum::<usize>()
+    allocation(32) + allocation(std::mem::size_of_val(keys)) + texts.sum::<usize>()
 }
 
 /// Which blocks are sent to consumers that know one block size.
