@@ -73,6 +73,8 @@ impl Why {
 pub struct Choice {
     /// Who.
     pub worker: Slot,
+    /// Where it is among the candidates.
+    pub at: usize,
     /// What it is expected to report as cached, by its exact state.
     pub cached: u64,
     /// Tokens of a prefix that is on its way there: a prediction.
@@ -90,6 +92,8 @@ pub struct Choice {
 pub struct Skipped {
     /// Who.
     pub worker: Slot,
+    /// Where it is among the candidates.
+    pub at: usize,
     /// Why not.
     pub why: Skip,
 }
@@ -167,7 +171,7 @@ impl Router {
             let candidate = &candidates[view.at];
             let &Candidate { worker, cached, trust, standing, .. } = candidate;
             let cached = if standing == Standing::Credited { cached } else { 0 };
-            Choice { worker, cached, in_flight: view.flight, trust, terms: view.terms, cost }
+            Choice { worker, at: view.at, cached, in_flight: view.flight, trust, terms: view.terms, cost }
         };
         decision.order.extend(self.order.iter().map(choice));
         if let Some(&(_, _, first)) = self.order.first() {
@@ -203,7 +207,7 @@ impl Router {
             }
             let caps = (self.options.max_waiting, self.options.max_in_flight);
             if let Some(why) = skip(ask, candidate, worker, caps, silent) {
-                decision.skipped.push(Skipped { worker: candidate.worker, why });
+                decision.skipped.push(Skipped { worker: candidate.worker, at, why });
                 continue;
             }
             if known {

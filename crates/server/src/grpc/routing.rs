@@ -99,6 +99,7 @@ fn response(picked: Picked) -> proto::PickResponse {
         eligible_cached_tokens: picked.eligible,
         booked: picked.booked,
         skipped: picked.skipped.iter().map(skipped).collect(),
+        skipped_count: picked.skipped_count,
         id: picked.id.unwrap_or_default(),
         tokenized: picked.tokenized.map(tokenized_note),
     }

@@ -127,6 +127,7 @@ struct PickedJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tokenized: Option<TokenizedNote>,
     skipped: Vec<PassedJson<'a>>,
+    skipped_count: u64,
 }
 
 #[derive(Serialize)]
@@ -194,6 +195,7 @@ impl<'a> From<&'a Picked> for PickedJson<'a> {
             trust: picked.trust.as_str(),
             tokenized: picked.tokenized,
             skipped: picked.skipped.iter().map(passed).collect(),
+            skipped_count: picked.skipped_count,
         }
     }
 }

@@ -4,6 +4,7 @@ mod books;
 mod pick;
 mod replay;
 mod report;
+mod scene;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
