@@ -26,7 +26,9 @@ const ROUNDS: usize = 7;
 
 fn main() {
     let picks: usize = std::env::args().nth(1).map_or(20_000, |word| word.parse().expect("a number"));
-    println!("us per decision for prompts of {TOKENS} tokens, {IN_FLIGHT} bookings, median (least-most) of {ROUNDS} rounds of {picks}");
+    println!(
+        "us per decision for prompts of {TOKENS} tokens, {IN_FLIGHT} bookings, median (least-most) of {ROUNDS} rounds of {picks}"
+    );
     println!("{:>8} {:>10} {:>20} {:>20}", "ranks", "holders", "decision", "with its booking");
     for (ranks, holders) in [(8, 8), (64, 8), (64, 64), (512, 8), (512, 512)] {
         let rounds: Vec<(f64, f64)> = (0..ROUNDS).map(|_| round(ranks, holders, picks)).collect();
@@ -40,7 +42,7 @@ fn round(ranks: u32, holders: u32, picks: usize) -> (f64, f64) {
     let mut router = Router::new(Options::default());
     for at in 0..ranks {
         let slot = router.worker(&format!("engine-{at}/0")).unwrap();
-        router.report_load(slot, Load { running: at % 7, waiting: at % 3, ..Load::default() });
+        router.report_load(slot, Load { running: at % 7, waiting: at % 3, ..Load::default() }, 1e9);
     }
     let outlines: Vec<Outline> = (0..PROMPTS)
         .map(|prompt| {
@@ -50,14 +52,25 @@ fn round(ranks: u32, holders: u32, picks: usize) -> (f64, f64) {
         .collect();
     let fleets: Vec<Vec<Candidate>> = (0..PROMPTS)
         .map(|prompt| {
-            let held = |at: u32| if (at + prompt) % ranks < holders { u64::from(TOKENS / (at % 8 + 1)) } else { 0 };
+            let held =
+                |at: u32| if (at + prompt) % ranks < holders { u64::from(TOKENS / (at % 8 + 1)) } else { 0 };
             (0..ranks).map(|at| candidate(at, held(at))).collect()
         })
         .collect();
     let mut booked = std::collections::VecDeque::new();
     let mut pick = |at: usize, book: bool| {
         let outline = &outlines[at % outlines.len()];
-        let ask = Ask { prompt: outline.tokens(), outline, session: None, role: Role::Both, output: 100, limit: 3, book, policy: Some(Policy::Work), exclude: &[] };
+        let ask = Ask {
+            prompt: outline.tokens(),
+            outline,
+            session: None,
+            role: Role::Both,
+            output: 100,
+            limit: 3,
+            book,
+            policy: Some(Policy::Work),
+            exclude: &[],
+        };
         let decision = router.pick(&ask, &fleets[at % fleets.len()], at as f64 * 1e-4);
         if let Some(id) = decision.booking {
             booked.push_back(id);

@@ -138,6 +138,7 @@ struct EndpointJson<'a> {
     in_flight_tokens: u64,
     trust: &'static str,
     age_ms: Option<u64>,
+    load: &'static str,
     cost: f64,
     terms: TermsJson,
 }
@@ -168,6 +169,7 @@ impl<'a> From<&'a Picked> for PickedJson<'a> {
             in_flight_tokens: one.in_flight,
             trust: one.trust.as_str(),
             age_ms: one.age_ms,
+            load: one.load.as_str(),
             cost: one.cost,
             terms: TermsJson {
                 queue_s: one.terms.queue,

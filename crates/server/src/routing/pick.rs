@@ -3,7 +3,7 @@
 use kvplane_catalog::{Answer, Question};
 use kvplane_core::{ErrorCode, PublicError, StreamId, Trust, hash_blocks};
 use kvplane_receipts::Decided;
-use kvplane_route::{Ask, Decision, Outline, Policy, Role, Skip, Slot, Terms, Why};
+use kvplane_route::{Ask, Decision, LoadSource, Outline, Policy, Role, Skip, Slot, Terms, Why};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Routing;
@@ -76,6 +76,8 @@ pub(crate) struct Endpoint {
     pub(crate) in_flight: u64,
     pub(crate) trust: Trust,
     pub(crate) age_ms: Option<u64>,
+    /// What its load is known from.
+    pub(crate) load: LoadSource,
     pub(crate) cost: f64,
     pub(crate) terms: Terms,
 }

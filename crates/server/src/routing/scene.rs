@@ -65,9 +65,9 @@ impl<'a> Scene<'a> {
     fn picked(&self, decision: &Decision, prompt: u64) -> Picked {
         let endpoint = |choice: &Choice| {
             let who = &self.who[choice.at];
-            let &Choice { cached, in_flight, trust, terms, cost, .. } = choice;
+            let &Choice { cached, in_flight, trust, load, terms, cost, .. } = choice;
             let (id, age_ms) = (who.member.id.clone(), who.age.map(age_ms));
-            Endpoint { id, cached, in_flight, trust, age_ms, cost, terms }
+            Endpoint { id, cached, in_flight, trust, age_ms, load, cost, terms }
         };
         let passed = |skipped: &kvplane_route::Skipped| Passed {
             id: self.who[skipped.at].member.id.clone(),
