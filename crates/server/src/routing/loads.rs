@@ -76,13 +76,12 @@ pub(crate) async fn poll(shared: Arc<Shared>, stop: CancellationToken) {
         let round = EVERY.max(PER_ENGINE * engines.len() as u32);
         let valid = 3.0 * round.as_secs_f64() + DEADLINE.as_secs_f64();
         failing.retain(|name| engines.iter().any(|engine| engine.spec.id.as_str() == name));
-        let client = &client;
-        let asked =
-            futures::stream::iter(&engines).map(|engine| async move { (engine, ask(client, engine).await) });
+        let asked = engines.iter().map(|engine| ask_one(client.clone(), engine.clone()));
+        let asked = futures::stream::iter(asked.collect::<Vec<_>>());
         let mut answers = asked.buffer_unordered(AT_ONCE);
         let read = async {
             while let Some((engine, answer)) = answers.next().await {
-                take(&shared.routing, &mut failing, engine, answer, valid);
+                take(&shared.routing, &mut failing, &engine, answer, valid);
             }
         };
         if stop.run_until_cancelled(read).await.is_none() {
@@ -101,6 +100,11 @@ fn tells_loads(engine: &Engine) -> bool {
 }
 
 type Answer = Result<BTreeMap<u32, Load>, Outcome>;
+
+async fn ask_one(client: HttpClient, engine: Arc<Engine>) -> (Arc<Engine>, Answer) {
+    let answer = ask(&client, &engine).await;
+    (engine, answer)
+}
 
 async fn ask(client: &HttpClient, engine: &Engine) -> Answer {
     let base = engine.spec.http.as_deref().ok_or(Outcome::NoAnswer)?;
