@@ -87,9 +87,7 @@ pub(crate) async fn poll(shared: Arc<Shared>, stop: CancellationToken) {
         if stop.run_until_cancelled(read).await.is_none() {
             return;
         }
-        if round > EVERY {
-            stop.run_until_cancelled(tokio::time::sleep(round - EVERY)).await;
-        }
+        stop.run_until_cancelled(tokio::time::sleep(round.saturating_sub(EVERY))).await;
     }
 }
 
