@@ -86,6 +86,7 @@ environments: python-env
 	@scripts/netns-env.sh
 	@scripts/newcomer-env.sh
 	@scripts/dynamo-env.sh || echo "environments: the tests against Dynamo are skipped" >&2
+	@scripts/prompt-env.sh || echo "environments: the tests of prompts against transformers are skipped" >&2
 	@scripts/promtool.sh >/dev/null
 	@scripts/browser-env.sh
 	@scripts/python-tests.sh --environment
@@ -118,6 +119,7 @@ alerts: python-env
 interop: compilers python-env
 	@scripts/netns-env.sh
 	@scripts/dynamo-env.sh || echo "interop: the tests against Dynamo are skipped" >&2
+	@scripts/prompt-env.sh || echo "interop: the tests of prompts against transformers are skipped" >&2
 	$(CARGO) build -p kvplane
 	scripts/pytest-parallel.sh .venv/bin/python 4 tests/interop $(PYTEST)
 

@@ -119,6 +119,8 @@ codes! {
     PlaneUnreachable "plane_unreachable" "nothing could be asked"
     PlaneUnauthorised "plane_unauthorised" "nothing could be seen of the plane"
     HistoryMissing "history_missing" "what was cached before the stream was followed without a gap stays invisible while nothing stores it again, and the prompts that are asked for most are stored again last"
+    TokenizerContradicted "tokenizer_contradicted" "prompts that are given as text are cut into other tokens than the engine's: what it holds of them would not be found, so they are refused"
+    PredictionDrift "prediction_drift" "an exact prediction that no event explains is a defect of kvplane or of the engine: other answers about the engine may be wrong too"
     StreamNotExact "stream_not_exact" "answers about this stream are less than exact, and say so"
 }
 

@@ -21,9 +21,11 @@ use kvplane_proto::Bearer;
 use parking_lot::RwLock;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
+use tonic::service::interceptor::InterceptedService;
 
 use crate::changes::Changes;
 use crate::index::asking;
+use crate::picks::Routes;
 
 /// The name of the other plane here. Its engines are called `plane/NAME` behind the scenes.
 const LINK: &str = "plane";
@@ -81,6 +83,7 @@ pub(crate) struct Open {
     pub(crate) handle: Handle,
     /// Taken when it ends.
     runtime: Option<Runtime>,
+    pub(crate) routes: Routes,
     address: String,
     credit: Vec<Trust>,
     /// The process whose threads follow the plane.
@@ -100,7 +103,9 @@ impl Client {
         if !spec.trusts_somebody() {
             return Err(unusable());
         }
-        spec.endpoint().map_err(|_| if spec.ca.is_some() { unusable() } else { not_an_address() })?;
+        let endpoint =
+            spec.endpoint().map_err(|_| if spec.ca.is_some() { unusable() } else { not_an_address() })?;
+        let bearer = spec.bearer.clone();
         let defect = |error: &dyn std::fmt::Display| {
             PublicError::new(ErrorCode::Internal, format!("the client cannot run: {error}"))
         };
@@ -114,12 +119,14 @@ impl Client {
         let options = PlaneOptions { down_after, ..PlaneOptions::default() };
         let plane = Plane::start(Vec::new(), &options).map_err(|error| defect(&error))?;
         plane.add(vec![linked(spec)], Origin::Config).map_err(|error| defect(&error))?;
+        let routes = Routes::new(InterceptedService::new(endpoint.connect_lazy(), bearer));
         drop(entered);
         let link = plane.engine(LINK).and_then(|engine| engine.link.clone());
         let link = link.ok_or_else(|| defect(&"it has no link"))?;
         let open = Open {
             plane,
             link,
+            routes,
             stop: CancellationToken::new(),
             handle: runtime.handle().clone(),
             runtime: Some(runtime),
@@ -205,7 +212,7 @@ impl Client {
         self.open.read().is_none()
     }
 
-    fn open(&self) -> Result<Arc<Open>, PublicError> {
+    pub(crate) fn open(&self) -> Result<Arc<Open>, PublicError> {
         let open = self.open.read().clone();
         let open = open.ok_or_else(|| gone("the client was closed"))?;
         // Threads do not come along into a fork: what is here would never change again, and look well.

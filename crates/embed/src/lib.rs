@@ -12,6 +12,7 @@ mod changes;
 mod client;
 mod index;
 mod moment;
+mod picks;
 mod recorder;
 mod serve;
 
@@ -20,6 +21,8 @@ pub use client::{Client, ClientSettings, Followed, engine_of};
 pub use index::{DEFAULT_CREDIT, Index};
 /// The token that a plane wants.
 pub use kvplane_proto::Bearer;
+/// The messages of decisions.
+pub use kvplane_proto::kvplane::v1 as proto;
 pub use moment::Moment;
 pub use recorder::{NotAnswered, Recorder, Settings};
 pub use serve::{ListenError, RecoveryServer};

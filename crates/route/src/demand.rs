@@ -13,7 +13,7 @@ const MAX_CLASSES: usize = 8_192;
 /// Seconds after which an arrival counts half.
 const HALF_LIFE: f64 = 10.0;
 /// Arrivals of other classes that are assumed per engine before any were seen.
-const PRIOR: f64 = 4.0;
+const PRIOR: f64 = 2.0;
 
 /// A count that fades.
 #[derive(Debug, Clone, Copy, Default)]
@@ -89,7 +89,7 @@ mod tests {
         }
         assert!((3.4..4.1).contains(&last), "{last}");
         assert!(demand.arrive(&prompt(100, 0), 8, 50.0) < 0.1);
-        assert!(demand.arrive(&prompt(1, 0), 8, 500.0) < 0.3, "what was popular is forgotten");
+        assert!(demand.arrive(&prompt(1, 0), 8, 500.0) < 1.0, "what was popular is forgotten");
     }
 
     #[test]

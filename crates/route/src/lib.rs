@@ -26,7 +26,7 @@ mod worker;
 
 pub use booking::{Booking, BookingId};
 pub use candidate::{Candidate, Role, Skip, Standing};
-pub use load::Load;
+pub use load::{Load, LoadSource};
 pub use outline::Outline;
 pub use policy::{ParsePolicyError, Policy, Terms, Weights};
 pub use router::{Ask, Choice, Decision, Options, Router, Skipped, Totals, Why};

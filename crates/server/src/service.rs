@@ -208,6 +208,10 @@ impl Service {
             let (prompts, plane) = (shared.options.prompts.clone(), shared.plane.clone());
             kvplane_runtime::spawn("compare tokenizers", parity::watch(prompts, plane, shared.stop.clone()));
         }
+        kvplane_runtime::spawn(
+            "read loads",
+            crate::routing::loads::poll(shared.clone(), shared.stop.clone()),
+        );
         let tls = &shared.options.tls;
         let http = Door::open(http, Port::Http, tls.clone(), shared.edge.http.clone());
         let grpc = Door::open(grpc, Port::Grpc, tls.clone(), shared.edge.grpc.clone());

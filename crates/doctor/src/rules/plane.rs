@@ -23,6 +23,33 @@ struct Status {
     engines: Vec<Engine>,
     listeners: Vec<Listener>,
     process: Process,
+    routing: Routing,
+    contradicted_tokenizers: Vec<ContradictedTokenizer>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Routing {
+    settled: u64,
+    drifts: u64,
+    last_drift: Option<LastDrift>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct LastDrift {
+    receipt: String,
+    engine: String,
+    rank: u32,
+    kind: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ContradictedTokenizer {
+    model: String,
+    engine: String,
+    dimensions: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -163,6 +190,8 @@ pub fn judge_plane(seen: &PlaneSeen) -> Vec<Finding> {
         ));
     }
     found.extend(descriptors(&now, &seen.address));
+    found.extend(drift(&now.routing, &seen.address));
+    found.extend(now.contradicted_tokenizers.iter().map(tokenizer));
     let listed: Listed = Listed::deserialize(&seen.engines).unwrap_or_default();
     let later = seen.later.as_ref().map(|(later, elapsed)| (status(later), *elapsed));
     for engine in &now.engines {
@@ -217,6 +246,38 @@ fn descriptors(status: &Status, address: &str) -> Option<Finding> {
             needed.max(open.saturating_mul(2))
         ),
     ))
+}
+
+/// Exact predictions that nothing explains.
+fn drift(routing: &Routing, address: &str) -> Option<Finding> {
+    let Routing { settled, drifts, last_drift } = routing;
+    if *drifts == 0 {
+        return None;
+    }
+    let (subject, last) = match last_drift {
+        Some(LastDrift { receipt, engine, rank, kind }) => {
+            (format!("{engine}/{rank}"), format!(", the last of them {kind} (receipt {receipt})"))
+        }
+        None => (address.to_owned(), String::new()),
+    };
+    Some(Finding::new(
+        Code::PredictionDrift,
+        Severity::Error,
+        subject,
+        format!("{drifts} of {settled} settled receipts contradict an exact prediction{last}"),
+        "GET /v1/receipts/{id} has the account, and the plane's log the stream's position: report both, with the engine's version",
+    ))
+}
+
+/// An engine that cuts text into other tokens.
+fn tokenizer(ContradictedTokenizer { model, engine, dimensions }: &ContradictedTokenizer) -> Finding {
+    Finding::new(
+        Code::TokenizerContradicted,
+        Severity::Error,
+        engine,
+        format!("it computes other token ids for {model}: {}", dimensions.join(", ")),
+        "give [[model]] the tokenizer and the chat template that the engine has, and its chat options; until then send token_ids",
+    )
 }
 
 fn find<'s>(status: &'s Status, engine: &Engine, rank: &Stream) -> Option<&'s Stream> {

@@ -175,6 +175,8 @@ families! {
         counter SETTLED "kvplane_route_receipts_settled" [] "Receipts for which somebody reported what was delivered";
         counter EQUAL "kvplane_route_receipts_equal" [] "Of those, with as much delivered as predicted";
         counter DRIFTS "kvplane_route_drifts" [] "Exact predictions that differ from what was delivered, without any event of the engine that says why: a defect of kvplane or of the engine";
+        gauge LOADS "kvplane_route_loads" [source] "Endpoints by what their load is known from: bookings alone, a fresh report of the engine, or bookings because the last report is stale";
+        counter LOAD_POLLS "kvplane_route_load_polls" [outcome] "Questions to engines' /metrics for their load, by how they ended";
         gauge BOOKINGS "kvplane_route_bookings" [] "Requests that were sent and are not over";
         counter EXPIRED "kvplane_route_bookings_expired" [] "Bookings that nobody ended within 300 s";
         counter REFUSED "kvplane_route_bookings_refused" [] "Bookings that there was no room for: the decision was made without";

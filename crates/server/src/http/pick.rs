@@ -127,6 +127,7 @@ struct PickedJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tokenized: Option<TokenizedNote>,
     skipped: Vec<PassedJson<'a>>,
+    skipped_count: u64,
 }
 
 #[derive(Serialize)]
@@ -137,6 +138,7 @@ struct EndpointJson<'a> {
     in_flight_tokens: u64,
     trust: &'static str,
     age_ms: Option<u64>,
+    load: &'static str,
     cost: f64,
     terms: TermsJson,
 }
@@ -167,6 +169,7 @@ impl<'a> From<&'a Picked> for PickedJson<'a> {
             in_flight_tokens: one.in_flight,
             trust: one.trust.as_str(),
             age_ms: one.age_ms,
+            load: one.load.as_str(),
             cost: one.cost,
             terms: TermsJson {
                 queue_s: one.terms.queue,
@@ -194,6 +197,7 @@ impl<'a> From<&'a Picked> for PickedJson<'a> {
             trust: picked.trust.as_str(),
             tokenized: picked.tokenized,
             skipped: picked.skipped.iter().map(passed).collect(),
+            skipped_count: picked.skipped_count,
         }
     }
 }
