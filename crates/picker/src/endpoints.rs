@@ -50,7 +50,7 @@ enum Number {
 }
 
 /// Reads a file: a list of endpoints, or an object with one under `endpoints`.
-pub(crate) fn read(text: &str) -> Result<Pool, EndpointsError> {
+pub fn read(text: &str) -> Result<Pool, EndpointsError> {
     let shape = |reason: &str| EndpointsError::Shape(reason.to_owned());
     let list = match yaml::parse(text).map_err(EndpointsError::Shape)? {
         Value::Array(list) => list,

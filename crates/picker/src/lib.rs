@@ -42,7 +42,7 @@ pub mod checks {
     }
 }
 
-pub use endpoints::EndpointsError;
+pub use endpoints::{EndpointsError, read as read_endpoints};
 pub use envoy_config::{Bootstrap, bootstrap};
 pub use llmd::{LlmdConfig, LlmdError, read as read_llmd_config};
 pub use options::Options;

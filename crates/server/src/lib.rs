@@ -11,6 +11,7 @@ mod http;
 mod listeners;
 mod ops;
 mod parity;
+mod picker;
 mod plans;
 mod publishers;
 mod questions;
@@ -37,6 +38,7 @@ pub use fleet::{
 };
 pub use hints::{AcceptReports, HintsOptions};
 pub use kvplane_metrics::Detail as MetricsDetail;
+pub use picker::PickerSetup;
 pub use service::{Options, Service};
 pub use span::Span;
 

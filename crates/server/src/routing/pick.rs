@@ -32,7 +32,12 @@ pub(crate) struct Wish {
     pub(crate) output: u64,
     /// Endpoints that were tried already.
     pub(crate) exclude: Vec<StreamId>,
+    /// Why the prompt's tokens are not known, where they are not.
+    pub(crate) without_tokens: Option<&'static str>,
 }
+
+/// Whether a stream may be picked.
+pub(crate) type Among<'a> = &'a dyn Fn(&StreamId) -> bool;
 
 impl Wish {
     pub(crate) fn set_limit(&mut self, limit: u32) -> Result<(), PublicError> {
@@ -143,10 +148,10 @@ impl Scene {
         Self { candidates, ids, block_sizes: Vec::with_capacity(count), trust: Trust::Exact }
     }
 
-    fn add(&mut self, books: &mut Books, found: &Match<'_>, credited: bool) {
+    fn add(&mut self, books: &mut Books, found: &Match<'_>, credited: bool, among: Among<'_>) {
         let id = &found.member.id;
         let Some(slot) = books.slot(id, found.view.epoch) else { return };
-        self.candidates.push(candidate(slot, found, credited));
+        self.candidates.push(Candidate { ready: among(id), ..candidate(slot, found, credited) });
         self.ids.push((id.clone(), found.age.map(age_ms)));
         self.block_sizes.push(found.block_size.unwrap_or(0));
     }
@@ -164,6 +169,17 @@ impl Routing {
         question: &mut Question,
         wish: &Wish,
     ) -> Result<Picked, PublicError> {
+        self.pick_among(asker, question, wish, &|_| true)
+    }
+
+    /// The same, where only some may be picked: the others count as not ready.
+    pub(crate) fn pick_among(
+        &self,
+        asker: &Asker,
+        question: &mut Question,
+        wish: &Wish,
+        among: Among<'_>,
+    ) -> Result<Picked, PublicError> {
         // Every stream is a candidate, also those that hold nothing.
         (question.all, question.limit, question.min_tokens) = (Some(true), None, None);
         let question = &*question;
@@ -175,12 +191,12 @@ impl Routing {
             question.ask(asker.catalog(), asker.asking(), |answer| {
                 let mut books = self.books.lock();
                 books.tidy(&asker.plane);
-                let scene = scene(&mut books, answer);
+                let scene = scene(&mut books, answer, among);
                 let decision = self.decide(&mut books, &scene, wish, &outline, prompt);
                 (scene, decision)
             })?
         } else {
-            self.pick_blind(asker, question, wish)?
+            self.pick_blind(asker, question, wish, among)?
         };
         let mut picked = picked(&scene, &decision, prompt);
         if picked.endpoints.is_empty() {
@@ -193,6 +209,7 @@ impl Routing {
             let model = question.model.as_deref().unwrap_or_default();
             let mut decided = decided(&scene, &decision, &picked, model);
             decided.decide_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+            decided.without_tokens = wish.without_tokens;
             stand(asker, &mut decided, &picked.endpoints[0].id);
             decided.contents = contents(question, decided.block_size);
             let mut receipts = self.receipts.lock();
@@ -209,6 +226,7 @@ impl Routing {
         asker: &Asker,
         question: &Question,
         wish: &Wish,
+        among: Among<'_>,
     ) -> Result<(Scene, Decision), PublicError> {
         // A prompt of no tokens, for who is there and where they stand.
         let nothing = Question {
@@ -219,7 +237,7 @@ impl Routing {
         };
         nothing.ask(asker.catalog(), asker.asking(), |answer| {
             let mut books = self.books.lock();
-            let scene = scene(&mut books, answer);
+            let scene = scene(&mut books, answer, among);
             let decision = self.decide(&mut books, &scene, wish, &Outline::default(), 0);
             (scene, decision)
         })
@@ -250,14 +268,14 @@ impl Routing {
     }
 }
 
-fn scene(books: &mut Books, answer: &Answer<'_>) -> Scene {
+fn scene(books: &mut Books, answer: &Answer<'_>, among: Among<'_>) -> Scene {
     let mut scene = Scene::with_capacity(answer.matches().len() + answer.not_credited().len());
     scene.trust = answer.trust;
     for found in answer.matches() {
-        scene.add(books, &found, true);
+        scene.add(books, &found, true, among);
     }
     for found in answer.not_credited() {
-        scene.add(books, &found, false);
+        scene.add(books, &found, false, among);
     }
     scene
 }
@@ -313,6 +331,7 @@ fn decided(scene: &Scene, decision: &Decision, picked: &Picked, model: &str) -> 
         candidates: picked.endpoints.iter().take(NOTED).map(note).collect(),
         why: decision.why.as_str(),
         policy: decision.policy.as_str(),
+        without_tokens: None,
         decide_us: 0,
         epoch: 0,
         sequence: 0,
