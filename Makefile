@@ -86,6 +86,7 @@ environments: python-env
 	@scripts/netns-env.sh
 	@scripts/newcomer-env.sh
 	@scripts/dynamo-env.sh || echo "environments: the tests against Dynamo are skipped" >&2
+	@scripts/envoy-env.sh || echo "environments: the tests with Envoy are skipped" >&2
 	@scripts/promtool.sh >/dev/null
 	@scripts/browser-env.sh
 	@scripts/python-tests.sh --environment
@@ -118,6 +119,7 @@ alerts: python-env
 interop: compilers python-env
 	@scripts/netns-env.sh
 	@scripts/dynamo-env.sh || echo "interop: the tests against Dynamo are skipped" >&2
+	@scripts/envoy-env.sh || echo "interop: the tests with Envoy are skipped" >&2
 	$(CARGO) build -p kvplane
 	scripts/pytest-parallel.sh .venv/bin/python 4 tests/interop $(PYTEST)
 
@@ -210,7 +212,7 @@ dynamo-vectors:
 clean:
 	$(CARGO) clean
 	rm -rf benches/peers/target fuzz/target tests/dynamo-vectors/target
-	rm -rf .venv .venv-build .venv-python .venv-browser .venv-dynamo .venv-prompt .tools .pytest_cache dist
+	rm -rf .venv .venv-build .venv-python .venv-browser .venv-dynamo .venv-envoy .venv-prompt .tools .pytest_cache dist
 	find tests scripts python -name __pycache__ -type d -prune -exec rm -rf {} +
 
 rust-tools:
