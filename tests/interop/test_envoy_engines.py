@@ -320,7 +320,7 @@ def test_the_bootstrap_that_is_shipped(binary, tmp_path):
     """It is what `envoy-config` prints for the configuration beside it, and Envoy takes it as it stands."""
     envoy = find_envoy()
     directory = ROOT / "deploy" / "envoy"
-    done = run(binary, "picker", "envoy-config", "--config", directory / "kvplane.toml", "--listen", "0.0.0.0:8080")
+    done = run(binary, "picker", "envoy-config", "--config", directory / "kvplane.toml")
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout) == yaml.safe_load((directory / "envoy.yaml").read_text())
     words = [envoy, "--mode", "validate", "-c", directory / "envoy.yaml"]

@@ -32,7 +32,7 @@ class PickerPlane(Process):
     def __init__(self, binary, config):
         self.directory = tempfile.TemporaryDirectory(prefix="kvplane-picker-")
         self.config = Path(self.directory.name) / "kvplane.toml"
-        self.config.write_text(config)
+        self.config.write_text(config.replace("[picker]\n", "[picker]\nopen = true\n"))
         self.binary = binary
         self.start()
 

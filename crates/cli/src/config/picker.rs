@@ -170,10 +170,13 @@ impl PickerConfig {
                  [[picker.endpoint]], or in a file with picker.endpoints_file"
             );
         }
-        for (key, address) in
-            std::iter::once(("picker.listen", listen)).chain(self.health.map(|at| ("picker.health", at)))
-        {
-            access.check_open_socket(key, &address.to_string(), self.open).with_context(|| key.to_owned())?;
+        for (key, address) in [("listen", Some(listen)), ("health", self.health)] {
+            let closed = address.is_none_or(|address| address.ip().to_canonical().is_loopback());
+            ensure!(
+                closed || self.open || access.is_insecure(),
+                "picker.{key}: is beyond loopback, and whoever reaches it can send requests to the picker: say picker.open = true \
+                 where the network is trusted"
+            );
         }
         ensure!(
             !self.endpoint.is_empty() || self.endpoints_file.is_some(),
