@@ -7,16 +7,13 @@ import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from concurrent import futures
 
 import grpc
 import pytest
 
 from harness.echo import Echo
-from harness.envoy import Envoy, PickerPlane, SUBSET_HEADER, chat, ext_proc, fetch, find_envoy, manager, modes, variant, with_subsets
+from harness.envoy import Envoy, PickerPlane, SUBSET_HEADER, chat, ext_proc, fetch, find_envoy, modes, variant, with_subsets
 from harness.wait import eventually
-
-DUPLEX = "FULL_DUPLEX_STREAMED"
 
 
 def endpoints(echoes):
@@ -222,7 +219,7 @@ def test_h2_trailers(plane, binary):
         return request[::-1]
 
     method = grpc.unary_unary_rpc_method_handler(handler)
-    server = grpc.server(futures.ThreadPoolExecutor(2))
+    server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("echo.Echo", {"Turn": method}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from harness.echo import Echo
-from harness.envoy import Envoy, PickerPlane, chat, fetch, find_envoy
+from harness.envoy import Envoy, PickerPlane, chat, fetch, find_envoy, live
 from harness.plane import ROOT, free_ports, run
 from harness.wait import eventually
 
@@ -57,9 +57,9 @@ def fleet(binary, sim, vocabulary):
     find_envoy()
     made = []
 
-    def make(count=2, picker="", extra="", ranks=1, clusters=None, change=None):
+    def make(count=2, picker="", ranks=1, change=None):
         sims = [sim("--model", "m", ranks=ranks) for _ in range(count)]
-        config = f'[picker]\nlisten = "127.0.0.1:0"\n{picker}\n{extra}\n'
+        config = f'[picker]\nlisten = "127.0.0.1:0"\n{picker}\n'
         for at, one in enumerate(sims):
             config += f'[[engine]]\nid = "e{at}"\nkind = "vllm"\nmodel = "m"\nevents = "{one.events[0]}"\nreplay = "{one.replay[0]}"\nranks = {ranks}\nhttp = "{one.http}"\n'
             config += f'[[picker.endpoint]]\naddress = "{one.http.removeprefix("http://")}"\n'
@@ -72,17 +72,12 @@ def fleet(binary, sim, vocabulary):
         envoy = Envoy(find_envoy(), bootstrap)
         made.append(envoy)
         envoy.wait_healthy()
-        eventually(lambda: plane.metric("kvplane_streams", continuity="live") != 0 or live(plane, count * ranks), "all engines are live", 30)
+        eventually(lambda: live(plane, count * ranks), "all engines are live", 30)
         return sims, plane, envoy
 
     yield make
     for one in reversed(made):
         one.close()
-
-
-def live(plane, count):
-    engines = json.loads(fetch(plane.http.removeprefix("http://"), "GET", "/v1/status")[1])["engines"]
-    return sum(rank["continuity"] == "live" for engine in engines for rank in engine["ranks"]) >= count
 
 
 def ask(envoy, content, headers=None, **more):
@@ -93,12 +88,6 @@ def ask(envoy, content, headers=None, **more):
 
 def settled(plane, name):
     return eventually(lambda: (found := plane.receipt(name))["state"] == "settled" and found, f"receipt {name}")
-
-
-def held(plane, tokens):
-    """Waits until as much is held as a prompt of so many tokens leaves."""
-    want = tokens // BLOCK
-    eventually(lambda: plane.metric("kvplane_blocks") >= want or plane.metric("kvplane_stream_blocks") >= want, "events are applied", 30)
 
 
 def test_what_is_predicted_is_delivered(fleet):

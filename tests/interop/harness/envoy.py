@@ -5,7 +5,6 @@ import http.client
 import json
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ class PickerPlane(Process):
     def __init__(self, binary, config):
         self.directory = tempfile.TemporaryDirectory(prefix="kvplane-picker-")
         self.config = Path(self.directory.name) / "kvplane.toml"
-        self.config.write_text(config.replace("[picker]\n", "[picker]\nopen = true\n"))
+        self.config.write_text(config)
         self.binary = binary
         self.start()
 
@@ -190,5 +189,7 @@ def chat(address, content="hi", headers=None, model="m", **more):
     return status, json.loads(text), got
 
 
-def elapsed_since(moment):
-    return time.monotonic() - moment
+def live(plane, count):
+    """Whether so many streams of a plane are live."""
+    engines = json.loads(fetch(plane.http.removeprefix("http://"), "GET", "/v1/status")[1])["engines"]
+    return sum(rank["continuity"] == "live" for engine in engines for rank in engine["ranks"]) >= count
