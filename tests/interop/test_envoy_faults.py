@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from harness.echo import Echo
-from harness.envoy import Envoy, PickerPlane, chat, fetch, find_envoy
+from harness.envoy import Envoy, PickerPlane, chat, find_envoy
 from harness.plane import free_ports
 from harness.wait import eventually
 
@@ -103,25 +103,6 @@ def test_killed_requests_go_on_in_turn_and_are_picked_again_after_a_restart(plan
     # Those that were under way when it was killed, and those until the health check saw it.
     assert set(statuses) <= {200, 500, 503, 504, CUT_OFF}, set(statuses)
     assert [chat(at)[0] for _ in range(10)] == [200] * 10
-
-
-def test_without_a_health_check_requests_fail_with_the_picker(planes, envoys, echoes):
-    """Why the bootstrap has one: `failure_mode_allow` alone does not help a request with a body."""
-    plane = planes(echoes)
-    bootstrap = plane.bootstrap()
-    envoy = envoys(bootstrap)
-    picker = bootstrap["static_resources"]["clusters"][1]
-    del picker["health_checks"]
-    without = Envoy(find_envoy(), bootstrap)
-    try:
-        eventually(lambda: chat(without.address["inference"])[0] == 200, "the first pick", 60)
-        plane.process.kill()
-        plane.process.wait()
-        envoy.wait_healthy(False)
-        assert chat(envoy.address["inference"])[0] == 200
-        assert fetch(without.address["inference"], "POST", "/v1/chat/completions", b"{}")[0] == 500
-    finally:
-        without.close()
 
 
 def test_hung_requests_go_on_in_turn_and_those_under_way_end_when_it_wakes(planes, envoys, echoes):
