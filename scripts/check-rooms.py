@@ -37,6 +37,7 @@ ROOMS = {
     "kvplane-receipts": {"kvplane-core"},
     "kvplane-lab": {"kvplane-core", "kvplane-route"},
     "kvplane-prompt": {"kvplane-core", "kvplane-runtime", "kvplane-transport"},
+    "kvplane-picker": {"kvplane-core", "kvplane-prompt", "kvplane-proto", "kvplane-runtime"},
     "kvplane-report": {
         "kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-runtime", "kvplane-stream",
         "kvplane-transport",
@@ -53,7 +54,7 @@ ROOMS = {
         "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-server": {
-        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-prompt", "kvplane-proto", "kvplane-receipts", "kvplane-report",
+        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-picker", "kvplane-prompt", "kvplane-proto", "kvplane-receipts", "kvplane-report",
         "kvplane-republish", "kvplane-route", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime", "kvplane-transport"},

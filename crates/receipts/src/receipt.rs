@@ -56,6 +56,8 @@ pub struct Decided {
     pub why: &'static str,
     /// The policy that decided.
     pub policy: &'static str,
+    /// Why the prompt's tokens were not known, where the load decided.
+    pub without_tokens: Option<&'static str>,
     /// How long the decision took.
     pub decide_us: u32,
     /// Where the chosen one's stream stood: its life, and its last entry.

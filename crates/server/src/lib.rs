@@ -12,6 +12,7 @@ mod http;
 mod listeners;
 mod ops;
 mod parity;
+mod picker;
 mod plans;
 mod publishers;
 mod questions;
@@ -38,6 +39,7 @@ pub use fleet::{
 };
 pub use hints::{AcceptReports, HintsOptions};
 pub use kvplane_metrics::Detail as MetricsDetail;
+pub use picker::PickerSetup;
 pub use service::{Options, Service};
 pub use span::Span;
 

@@ -12,6 +12,7 @@ mod key;
 pub(crate) mod operate;
 pub(crate) mod page;
 pub(crate) mod pick;
+pub(crate) mod picker;
 pub(crate) mod query;
 mod query_hints;
 pub(crate) mod ready;

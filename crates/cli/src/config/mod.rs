@@ -5,6 +5,7 @@ mod hints;
 mod indexer;
 mod layers;
 mod model;
+mod picker;
 mod report;
 mod schema;
 mod units;
@@ -29,6 +30,8 @@ use hints::HintsConfig;
 use indexer::IndexerConfig;
 pub(crate) use layers::{engine_flag, environment, load, load_file};
 use model::ModelConfig;
+use picker::PickerConfig;
+pub(crate) use picker::PickerPlan;
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
 pub(crate) use schema::schema;
@@ -61,6 +64,8 @@ pub(crate) struct Config {
     pub(crate) indexer: IndexerConfig,
     /// Hints for gateways.
     pub(crate) hints: HintsConfig,
+    /// The endpoint picker of a gateway.
+    pub(crate) picker: PickerConfig,
     /// The engines.
     pub(crate) engine: Vec<EngineConfig>,
     /// Models whose prompts may be given as text.

@@ -184,6 +184,17 @@ families! {
         gauge RECEIPT_BYTES "kvplane_route_receipt_bytes" [] "What the kept receipts take (estimated)";
     }
 
+    /// The endpoint picker. Absent without one.
+    picker {
+        counter REQUESTS "kvplane_picker_requests" [outcome] "Requests that gateways asked about, by what became of them";
+        counter WITHOUT_TOKENS "kvplane_picker_without_tokens" [reason] "Requests that were picked by load, by why their tokens were not known";
+        counter ENDED "kvplane_picker_ended" [how] "Picked requests that are over, by how they ended";
+        counter WRONG_ENDPOINTS "kvplane_picker_wrong_endpoints" [] "Answers of another endpoint than the one that was picked";
+        gauge STREAMS "kvplane_picker_streams" [] "Streams that are open: requests under way";
+        gauge HELD_BYTES "kvplane_picker_held_bytes" [] "Bytes of requests' bodies that are held";
+        gauge ENDPOINTS "kvplane_picker_endpoints" [] "Endpoints of the pool";
+    }
+
     /// Fronts of engines.
     fronts {
         counter FORWARDED_CALLS "kvplane_front_forwarded_calls" [engine] "Calls passed to the engine";

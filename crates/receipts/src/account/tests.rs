@@ -32,6 +32,7 @@ fn decided(predicted_blocks: u64) -> Decided {
         candidates: vec![note],
         why: "cached",
         policy: "work",
+        without_tokens: None,
         decide_us: 0,
         epoch: 1,
         sequence: 1,

@@ -339,7 +339,7 @@ fn receipt_json(id: &str, receipt: &Receipt) -> Value {
     };
     json!({
         "id": id, "state": state, "at_ms": decided.at_ms, "model": &*decided.model, "policy": decided.policy,
-        "why": decided.why, "decide_us": decided.decide_us, "trust": decided.trust.as_str(),
+        "why": decided.why, "without_tokens": decided.without_tokens, "decide_us": decided.decide_us, "trust": decided.trust.as_str(),
         "prompt_tokens": decided.prompt, "seen_before_tokens": decided.ceiling, "fleet_tokens": decided.fleet,
         "eligible_tokens": decided.eligible, "predicted_tokens": decided.predicted,
         "in_flight_tokens": decided.in_flight, "random_tokens": decided.random, "candidates": candidates,

@@ -100,6 +100,11 @@ impl Routing {
         parse(name).map(ReceiptId).ok_or_else(|| no_such_receipt(name))
     }
 
+    /// Whether a report needs the stream to be replayed: that takes long.
+    pub(crate) fn needs_replay(&self, name: &str, cached: u64) -> bool {
+        self.receipt_id(name).is_ok_and(|id| self.receipts.lock().ledger.needs_replay(id, cached))
+    }
+
     /// What all receipts came to.
     pub(crate) fn totals(&self) -> LedgerTotals {
         self.receipts.lock().ledger.totals()

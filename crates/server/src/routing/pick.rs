@@ -31,7 +31,12 @@ pub(crate) struct Wish {
     pub(crate) output: u64,
     /// Endpoints that were tried already.
     pub(crate) exclude: Vec<StreamId>,
+    /// Why the prompt's tokens are not known, where they are not.
+    pub(crate) without_tokens: Option<&'static str>,
 }
+
+/// Whether a stream may be picked.
+pub(crate) type Among<'a> = &'a dyn Fn(&StreamId) -> bool;
 
 impl Wish {
     pub(crate) fn set_limit(&mut self, limit: u32) -> Result<(), PublicError> {
@@ -140,6 +145,17 @@ impl Routing {
         question: &mut Question,
         wish: &Wish,
     ) -> Result<Picked, PublicError> {
+        self.pick_among(asker, question, wish, &|_| true)
+    }
+
+    /// The same, where only some may be picked: the others count as not ready.
+    pub(crate) fn pick_among(
+        &self,
+        asker: &Asker,
+        question: &mut Question,
+        wish: &Wish,
+        among: Among<'_>,
+    ) -> Result<Picked, PublicError> {
         // Every stream is a candidate, also those that hold nothing.
         (question.all, question.limit, question.min_tokens) = (Some(true), None, None);
         let question = &*question;
@@ -149,10 +165,10 @@ impl Routing {
         let prompt = prompt_tokens(question);
         let outcome = if known {
             question.ask(asker.catalog(), asker.asking(), |answer| {
-                self.decide_over(asker, answer, wish, &outline, prompt)
+                self.decide_over(asker, answer, wish, among, &outline, prompt)
             })?
         } else {
-            self.pick_blind(asker, question, wish)?
+            self.pick_blind(asker, question, wish, among)?
         };
         let Outcome { mut picked, mut decided } = outcome;
         if picked.endpoints.is_empty() {
@@ -164,6 +180,7 @@ impl Routing {
         if !wish.dry_run {
             decided.model = question.model.as_deref().unwrap_or_default().into();
             decided.decide_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+            decided.without_tokens = wish.without_tokens;
             stand(asker, &mut decided, &picked.endpoints[0].id);
             decided.contents = contents(question, decided.block_size);
             let mut receipts = self.receipts.lock();
@@ -175,7 +192,13 @@ impl Routing {
     }
 
     /// Without tokens the load decides, and the answer says so.
-    fn pick_blind(&self, asker: &Asker, question: &Question, wish: &Wish) -> Result<Outcome, PublicError> {
+    fn pick_blind(
+        &self,
+        asker: &Asker,
+        question: &Question,
+        wish: &Wish,
+        among: Among<'_>,
+    ) -> Result<Outcome, PublicError> {
         // A prompt of no tokens, for who is there and where they stand.
         let nothing = Question {
             model: question.model.clone(),
@@ -184,7 +207,7 @@ impl Routing {
             ..Question::default()
         };
         nothing.ask(asker.catalog(), asker.asking(), |answer| {
-            self.decide_over(asker, answer, wish, &Outline::default(), 0)
+            self.decide_over(asker, answer, wish, among, &Outline::default(), 0)
         })
     }
 
@@ -193,12 +216,13 @@ impl Routing {
         asker: &Asker,
         answer: &Answer<'_>,
         wish: &Wish,
+        among: Among<'_>,
         outline: &Outline,
         prompt: u64,
     ) -> Outcome {
         let mut books = self.books.lock();
         books.tidy(&asker.plane);
-        let scene = Scene::of(&mut books, answer);
+        let scene = Scene::of(&mut books, answer, among);
         let decision = self.decide(&mut books, &scene, wish, outline, prompt);
         // The next one may decide while this one is put into words.
         drop(books);

@@ -11,7 +11,7 @@ use kvplane_receipts::{CandidateNote, Decided};
 use kvplane_route::{Candidate, Choice, Decision};
 
 use super::books::{Books, candidate};
-use super::pick::{Endpoint, MAX_ENDPOINTS, Passed, Picked};
+use super::pick::{Among, Endpoint, MAX_ENDPOINTS, Passed, Picked};
 
 /// Endpoints in a receipt.
 const NOTED: usize = 4;
@@ -37,22 +37,22 @@ pub(super) struct Outcome {
 }
 
 impl<'a> Scene<'a> {
-    pub(super) fn of(books: &mut Books, answer: &'a Answer<'_>) -> Self {
+    pub(super) fn of(books: &mut Books, answer: &'a Answer<'_>, among: Among<'_>) -> Self {
         let count = answer.matches().len() + answer.not_credited().len();
         let (candidates, who) = (Vec::with_capacity(count), Vec::with_capacity(count));
         let mut scene = Self { candidates, who, trust: answer.trust };
         for found in answer.matches() {
-            scene.add(books, &found, true);
+            scene.add(books, &found, true, among);
         }
         for found in answer.not_credited() {
-            scene.add(books, &found, false);
+            scene.add(books, &found, false, among);
         }
         scene
     }
 
-    fn add(&mut self, books: &mut Books, found: &Match<'a>, credited: bool) {
+    fn add(&mut self, books: &mut Books, found: &Match<'a>, credited: bool, among: Among<'_>) {
         let Some(slot) = books.slot(found.member, found.view.epoch) else { return };
-        self.candidates.push(candidate(slot, found, credited));
+        self.candidates.push(Candidate { ready: among(&found.member.id), ..candidate(slot, found, credited) });
         self.who.push(Who { member: found.member, age: found.age, block_size: found.block_size });
     }
 
