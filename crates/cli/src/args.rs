@@ -212,6 +212,10 @@ pub(crate) struct ServeArgs {
     /// Any other key, as in the file: `--set journal.max_batches=5000`
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
+    /// Other indexers (Dynamo's, or kvplanes): where a stream's past is not known, their dumps are taken, the first that knows
+    /// the worker
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub(crate) peers: Vec<String>,
     /// HTTP address [default: 127.0.0.1:8090]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) http: Option<SocketAddr>,

@@ -206,10 +206,11 @@ reasons! {
         "chunk_size", Lower, Standing, ByLevel,
         "how much a colder tier gives back at once is not known, so less is counted"
     }
-    /// A tier behind the device holds blocks that are known by their hash alone: they are not counted.
+    /// A tier behind the device holds blocks that are known by their hash alone, or whose parent is not known: they are
+    /// not counted.
     UnknownContent {
         "unknown_content", Lower, Standing, ByLevel,
-        "a colder tier holds blocks whose tokens were never announced, so they are not counted"
+        "a colder tier holds blocks whose tokens or parents were never announced, so they are not counted"
     }
     /// More copies were announced than the engine has blocks: some were announced again. Residency was dropped,
     /// and copies are no longer counted.
@@ -227,6 +228,11 @@ reasons! {
     Reannounced {
         "reannounced", Unverified, Past, ByLevel,
         "blocks were announced again that were perhaps never held"
+    }
+    /// Blocks came from a peer that does not say how old its dump is: some may have gone before they came.
+    PeerDump {
+        "peer_dump", Unverified, Past, ByLevel,
+        "blocks came from a peer that does not say how old its dump is: some may be gone"
     }
     /// A block left the device that had left it before, in a life that is known whole: the earlier removal
     /// was meant for another tier, and others may have been too.

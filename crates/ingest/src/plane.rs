@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::check::{AddError, UnknownMember, check};
 use crate::chronicle::{Chronicle, Mood, Said};
 use crate::clock::Clock;
+use crate::peers::{self, Peers};
 use crate::source::kvplane_source::LinkState;
 use crate::source::published::PublishedRank;
 use crate::source::{Events, Opening, Source};
@@ -75,6 +76,7 @@ pub struct Plane {
     /// Started for the first engine that has one; set under the lock of `members`.
     sockets: OnceLock<Sockets>,
     http: HttpClient,
+    peers: Arc<Peers>,
     runtime: Handle,
     me: Weak<Self>,
 }
@@ -102,10 +104,13 @@ impl Plane {
             catalog: Catalog::new(options.index.clone()),
             sockets: OnceLock::new(),
             http: HttpClient::new(),
+            peers: Arc::new(Peers::new(options.peers.clone())),
             runtime: Handle::current(),
             me: me.clone(),
         });
         kvplane_runtime::spawn_on(&plane.runtime, "reclaim index memory", plane.catalog.reclaim());
+        let recovery = peers::recover(plane.peers.clone(), Arc::downgrade(&plane));
+        kvplane_runtime::spawn_on(&plane.runtime, "recover from peers", recovery);
         plane.remark(Said::new("plane", Mood::Plain, "the plane began: it knows what happens from here on"));
         plane.add(specs, Origin::Config)?;
         Ok(plane)
@@ -119,6 +124,11 @@ impl Plane {
     /// Where what outlives its caller runs.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
+    }
+
+    /// Other indexers, whose dumps are taken where a stream's past is not known.
+    pub fn peers(&self) -> &Arc<Peers> {
+        &self.peers
     }
 
     /// What happened lately, in words.

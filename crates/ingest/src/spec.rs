@@ -7,6 +7,7 @@ use kvplane_core::{EngineId, EngineKind, default_worker_id};
 use kvplane_stream::{Duplicates, Limits, OnGap};
 use kvplane_transport::grpc::GrpcSpec;
 
+use crate::peers::PeerOptions;
 use crate::source::Source;
 use crate::token_file::{TokenFileError, read_token};
 
@@ -158,6 +159,8 @@ pub struct PlaneOptions {
     pub max_engines: usize,
     /// How often an engine is asked where it publishes while something of it is missing.
     pub discover_every: Duration,
+    /// Other indexers, whose dumps are taken where a stream's past is not known.
+    pub peers: PeerOptions,
 }
 
 impl PlaneOptions {
@@ -182,6 +185,7 @@ impl Default for PlaneOptions {
             replay_deadline: Duration::from_secs(30),
             max_engines: 8192,
             discover_every: Duration::from_secs(30),
+            peers: PeerOptions::default(),
         }
     }
 }

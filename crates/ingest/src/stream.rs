@@ -1,5 +1,6 @@
 //! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
 
+mod dumped;
 mod evidence;
 mod flush;
 mod handed;

@@ -66,13 +66,15 @@ impl Presence {
                 Transition::Stored { tier: Tier::Unknown, .. }
                 | Transition::Removed { tier: Tier::Unknown, .. } => {}
                 Transition::Stored { tier, parent, blocks } => {
-                    push_stored(*tier, *parent, blocks, &mut events);
-                    let mut before = *parent;
-                    for block in blocks {
-                        if self.hold(*tier, before, block) {
-                            filled.push((*tier, block.hash));
+                    for (parent, blocks) in with_tokens(*parent, blocks) {
+                        push_stored(*tier, parent, blocks, &mut events);
+                        let mut before = parent;
+                        for block in blocks {
+                            if self.hold(*tier, before, block) {
+                                filled.push((*tier, block.hash));
+                            }
+                            before = Some(block.hash);
                         }
-                        before = Some(block.hash);
                     }
                 }
                 Transition::Removed { tier, hashes } => {
@@ -297,12 +299,30 @@ pub(crate) fn state_events(transitions: &[Transition]) -> Vec<OwnedEvent> {
     let mut events = Vec::new();
     for transition in transitions {
         match transition {
-            Transition::Stored { tier, parent, blocks } => push_stored(*tier, *parent, blocks, &mut events),
+            Transition::Stored { tier, parent, blocks } => {
+                for (parent, blocks) in with_tokens(*parent, blocks) {
+                    push_stored(*tier, parent, blocks, &mut events);
+                }
+            }
             Transition::Removed { tier, hashes } => push_removed(*tier, hashes, &mut events),
             Transition::Cleared => events.push(OwnedEvent::Cleared),
         }
     }
     events
+}
+
+/// The blocks of a store whose tokens are known, as runs with the block before each. Of the others listeners cannot be
+/// told: a peer named them by their content.
+fn with_tokens(
+    parent: Option<u64>,
+    blocks: &[VisibleBlock],
+) -> impl Iterator<Item = (Option<u64>, &[VisibleBlock])> {
+    let mut before = parent;
+    let runs = blocks.chunk_by(|a, b| a.tokens.is_empty() == b.tokens.is_empty());
+    runs.filter_map(move |run| {
+        let parent = std::mem::replace(&mut before, run.last().map(|block| block.hash));
+        run.first().filter(|block| !block.tokens.is_empty()).map(|_| (parent, run))
+    })
 }
 
 fn push_stored(tier: Tier, parent: Option<u64>, blocks: &[VisibleBlock], events: &mut Vec<OwnedEvent>) {

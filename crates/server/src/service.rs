@@ -1,6 +1,5 @@
 //! Both servers, started and stopped together.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -97,8 +96,6 @@ pub(crate) struct Shared {
     pub(crate) hints: Option<Arc<Hints>>,
     /// Absent where the routes of an indexer are not counted.
     pub(crate) indexer_counters: Option<Arc<http::IndexerCounters>>,
-    /// Other indexers that somebody told us of.
-    pub(crate) peers: parking_lot::Mutex<BTreeSet<String>>,
     pub(crate) stop: CancellationToken,
     /// Absent where no endpoint picker is served.
     pub(crate) picker: OnceLock<kvplane_picker::Picker>,
@@ -164,7 +161,6 @@ impl Service {
             fleet: Parts::default(),
             doors: OnceLock::new(),
             reports: Arc::default(),
-            peers: parking_lot::Mutex::default(),
             picker: OnceLock::new(),
             stop,
         });

@@ -17,7 +17,7 @@ use crate::state::{Attributes, Chain, ExtraKeys, Parent, Place, keys_cost};
 pub enum StoreCause {
     /// The engine announced them.
     Announced,
-    /// A store that builds on them proves it.
+    /// A store that builds on them proves it, or somebody else who heard the engine: a request's report, a peer's dump.
     Proven,
     /// They were held before, or are announced next by their hashes alone; what comes before them is known, and so is
     /// their content.

@@ -14,6 +14,6 @@ mod small_file;
 pub mod tls;
 
 pub use address::{host_and_port, is_nobodys_name, normal_address};
-pub use http_client::{HttpClient, HttpQuestion, MAX_PAGE, NoAnswer};
+pub use http_client::{HttpClient, HttpQuestion, MAX_PAGE, NoAnswer, TlsUnusable};
 pub use sent::Sent;
 pub use small_file::read_small_file;

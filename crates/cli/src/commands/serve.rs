@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use kvplane_access::{Access, Tls, TlsError, descriptor_limit};
-use kvplane_ingest::{Mood, Origin, Plane, Said, TokenFileError};
+use kvplane_ingest::{Mood, Origin, Plane, PlaneOptions, Said, TokenFileError};
 use kvplane_report::Reports;
 use kvplane_server::{EngineConfigError, Fleet, FleetError, PickerSetup, Reloaded, Service};
 use tokio::net::TcpListener;
@@ -29,6 +29,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     }
     let plans = config.plans().map_err(unusable)?;
     let reported = config.reports().map_err(unusable)?;
+    let peers = config.peers().map_err(unusable)?;
     logging::start(&args.log).map_err(usage)?;
     use_small_pages();
     reserve_descriptors();
@@ -45,8 +46,8 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let http = bind("listen.http", config.listen.http).await?;
     let grpc = bind("listen.grpc", config.listen.grpc).await?;
     warn_of_strangers(&config, &access);
-    let plane =
-        Plane::start(Vec::new(), &config.plane_options()).context("cannot start the socket threads")?;
+    let options = PlaneOptions { peers, ..config.plane_options() };
+    let plane = Plane::start(Vec::new(), &options).context("cannot start the socket threads")?;
     let service = Service::new(plane.clone(), config.server_options(access.clone(), tls.clone(), prompts));
     let (fleet, reports) = (service.fleet(), service.reports());
     let service = match picker {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use kvplane_access::{Access, Keys, Networks, Port, Tls, TlsFiles};
 use kvplane_core::Trust;
-use kvplane_ingest::PlaneOptions;
+use kvplane_ingest::{PeerOptions, PlaneOptions};
 use kvplane_prompt::Prompts;
 use kvplane_report::ReportSpec;
 use kvplane_server::{EngineConfig, EnginePlan, MetricsDetail};
@@ -292,6 +292,11 @@ impl Config {
         self.indexer.networks(insecure)
     }
 
+    /// Other indexers, and how they are asked.
+    pub(crate) fn peers(&self) -> anyhow::Result<PeerOptions> {
+        self.indexer.peers()
+    }
+
     /// The keys of those who may ask, read from their files and the environment.
     pub(crate) fn keys(&self) -> anyhow::Result<Keys> {
         let shown = self.listen.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
@@ -355,6 +360,7 @@ impl Config {
             replay_deadline: self.follow.replay_deadline.0,
             max_engines: self.members.max_engines,
             discover_every: self.follow.discover_every.0,
+            peers: PeerOptions::default(),
         }
     }
 

@@ -221,6 +221,17 @@ families! {
         counter VOIDS "kvplane_link_voids" [engine reason] "Streams that became void because what was told did not fit";
     }
 
+    /// Other indexers whose dumps are taken where a stream's past is not known.
+    peers {
+        gauge PEERS "kvplane_peers" [] "Peers that are configured or were registered";
+        counter DUMPS "kvplane_peer_dumps" [] "Dumps of peers that were read";
+        counter FAILURES "kvplane_peer_dump_failures" [] "Dumps of peers that could not be had or read";
+        counter UNFIT "kvplane_peer_dumps_unfit" []
+            "Dumps that a stream could not take: older than what it had heard, ahead of it for too long, or of another life of its engine";
+        counter RECOVERIES "kvplane_peer_recoveries" [] "Streams that took a dump";
+        counter BLOCKS "kvplane_peer_blocks" [] "Blocks that these brought";
+    }
+
     /// What is reported to servers elsewhere.
     reports {
         gauge CONNECTED "kvplane_report_connected" [server engine tenant model replica] "1 while there is a connection to the server";

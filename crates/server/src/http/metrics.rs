@@ -6,8 +6,8 @@ use std::fmt::Error;
 use kvplane_access::{descriptor_limit, open_descriptors};
 use kvplane_ingest::Engine;
 use kvplane_metrics::{
-    Callers, Detail, Fronts, HintRows, Indexes, Links, Operations, Page, PickerRows, Process, PromptRows,
-    ReportRows, Sources, Streams,
+    Callers, Detail, Fronts, HintRows, Indexes, Links, Operations, Page, PeerRows, PickerRows, Process,
+    PromptRows, ReportRows, Sources, Streams,
 };
 use kvplane_report::Withheld;
 
@@ -28,6 +28,7 @@ pub(super) fn page(shared: &Shared, wanted: Option<Detail>) -> Result<String, Er
     page.add(Sources::of(&engines, publishers, detail));
     page.add(Fronts(fronts));
     page.add(Links::of(&engines));
+    page.add(PeerRows(plane.peers().counts()));
     page.add(process(shared));
     page.add(callers);
     page.add(operations(&shared.operations));

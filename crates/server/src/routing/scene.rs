@@ -52,7 +52,8 @@ impl<'a> Scene<'a> {
 
     fn add(&mut self, books: &mut Books, found: &Match<'a>, credited: bool, among: Among<'_>) {
         let Some(slot) = books.slot(found.member, found.view.epoch) else { return };
-        self.candidates.push(Candidate { ready: among(&found.member.id), ..candidate(slot, found, credited) });
+        self.candidates
+            .push(Candidate { ready: among(&found.member.id), ..candidate(slot, found, credited) });
         self.who.push(Who { member: found.member, age: found.age, block_size: found.block_size });
     }
 

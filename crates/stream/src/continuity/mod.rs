@@ -228,6 +228,11 @@ impl Continuity {
         self.last.map(|last| last.sequence)
     }
 
+    /// The digest of a batch that was put in order, if it was among the last ones of this life.
+    pub(crate) fn digest_of(&self, sequence: u64) -> Option<u128> {
+        self.recent.get(sequence)
+    }
+
     /// Whether there is a replay socket to ask, from the next question on.
     pub fn offer_replay(&mut self, offered: bool) {
         self.options.replay = offered;

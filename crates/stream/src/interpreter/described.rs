@@ -1,7 +1,7 @@
 //! What the engine says of itself, held against what is configured, and reasons that hold as long as
 //! something is so.
 
-use kvplane_core::{Reason, Tier};
+use kvplane_core::{Reason, Tier, Trust};
 
 use super::Interpreter;
 use super::clears::is_device;
@@ -71,10 +71,12 @@ impl Interpreter {
             // Blocks that lost their last certain copy may have one more.
             Reason::Presence => self.epoch.copies.uncounted || self.epoch.reports.has_unsure(),
             Reason::ChunkSize => self.chunks_are_unclear(ledger),
-            // Blocks with a known content that wait for their parent are not counted either, and rightly: no
-            // prompt reaches them while nothing holds what comes before.
             Reason::UnknownContent => {
-                ledger.state().has_unjoined(|place| !is_device(place) && place.is_main())
+                let cold = |place: &Place| !is_device(place) && place.is_main();
+                // While the past is unknown, any number of blocks may wait, and the stream is `lower` anyway.
+                let mut active = ledger.trust().active().iter().map(|active| active.reason);
+                let lacks_past = active.any(|other| other.trust() == Trust::Lower && !other.is_standing());
+                ledger.state().has_unjoined(cold) || !lacks_past && ledger.state().has_waiting(cold)
             }
             Reason::UntoldAdapters => self.untold_adapters,
             Reason::Flushing => self.is_fenced(),

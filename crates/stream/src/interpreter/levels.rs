@@ -12,7 +12,7 @@ use super::{Interpreter, Reading};
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
 use crate::clock::Now;
 use crate::ledger::{Ledger, ToldGroup};
-use crate::state::{Parent, Place, PlaceId, PlaceName, Refusal, SlotId};
+use crate::state::{Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId};
 
 /// What the engine's device is called.
 const DEVICE: &str = "GPU";
@@ -182,7 +182,7 @@ fn moved_change(ledger: &Ledger, slot: SlotId, place: &Arc<Place>) -> StoredChan
             wide: ledger.state().wide(hash).cloned(),
             copies: 1,
             parent: chain.map(|chain| chain.parent),
-            tokens: chain.map(|chain| chain.tokens.clone()),
+            tokens: chain.and_then(Chain::known_tokens),
             first_position: None,
             content: chain.map(|chain| chain.content),
             extra_keys: chain.and_then(|chain| chain.extra_keys.clone()),

@@ -13,6 +13,7 @@
 //! | `chunks.rs` | which blocks leave an offloading tier together? |
 //! | `page_hash.rs`, `identity.rs` | does a hash stand for the same block as before? |
 //! | `sizes.rs`, `described.rs`, `copies.rs` | does what the engine says of itself fit its events? |
+//! | `dumped.rs` | which blocks of a peer's dump are still held? |
 //! | `flushes.rs` | has the stream shown a flush that somebody waits for? |
 
 mod ancestors;
@@ -20,6 +21,7 @@ mod chunks;
 mod clears;
 mod copies;
 mod described;
+mod dumped;
 mod evidence;
 mod flushes;
 mod history;
@@ -43,6 +45,7 @@ use crate::options::JournalOptions;
 use crate::state::{Attributes, Place};
 use chunks::Chunks;
 use copies::Copies;
+use dumped::RemovalLog;
 use evidence::Evidence;
 pub use evidence::RequestMark;
 use flushes::note_removal_sign;
@@ -73,6 +76,10 @@ pub struct Interpreter {
     fence: Fence,
     evidence: Evidence,
     departed: Departed,
+    /// While a peer's dump is wanted.
+    removals: Option<RemovalLog>,
+    /// All of one was taken since something was lost.
+    dump_taken: bool,
     epoch: EpochMemory,
     passed_over: Vec<PassedOver>,
 }
@@ -157,6 +164,8 @@ impl Interpreter {
             fence: Fence::default(),
             evidence: Evidence::default(),
             departed: Departed::default(),
+            removals: None,
+            dump_taken: false,
             epoch: EpochMemory::new(&options),
             passed_over: Vec::new(),
             options,
@@ -176,6 +185,7 @@ impl Interpreter {
         }
         let counted = evidence::count(ledger);
         ledger.begin_batch(engine_sequence);
+        self.begin_removals(engine_sequence);
         ledger.counters.unknown_fields += u64::from(batch.unknown_fields);
         for at in 0..batch.events.len() {
             self.apply_event(ledger, (engine_sequence, batch, at), &mut reading, now);
@@ -212,6 +222,9 @@ impl Interpreter {
             Event::Removed(removed) => {
                 reading.neighbours.forget_meanings();
                 let watched = self.watched_blocks(ledger);
+                for hash in batch.removed_hashes(removed) {
+                    self.note_removal(hash.bits, engine_sequence);
+                }
                 self.apply_removed(ledger, batch, removed, reading, now);
                 note_removal_sign(ledger, watched, reading);
             }
@@ -219,7 +232,10 @@ impl Interpreter {
                 reading.neighbours.forget_meanings();
                 self.apply_cleared(ledger, *ownership, (engine_sequence, at), reading, now);
             }
-            Event::Moved(moved) => self.apply_moved(ledger, moved, reading, now),
+            Event::Moved(moved) => {
+                self.note_removal(moved.hash.bits, engine_sequence);
+                self.apply_moved(ledger, moved, reading, now);
+            }
             Event::Created(created) => self.apply_created(ledger, *created, reading, now),
             Event::Unknown { .. } => {
                 ledger.counters.unknown_events += 1;

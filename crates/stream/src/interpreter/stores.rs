@@ -13,7 +13,9 @@ use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
 use crate::clock::Now;
 use crate::ledger::{Ledger, ToldGroup, is_full};
 use crate::options::Duplicates;
-use crate::state::{Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys};
+use crate::state::{
+    Attributes, Chain, ExtraKeys, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys,
+};
 
 /// One block of a store.
 #[derive(Debug, Clone, Copy)]
@@ -244,7 +246,7 @@ impl Interpreter {
             wide: wide.and_then(|_| ledger.state().wide(hash.bits).cloned()),
             copies,
             parent: chain.map(|chain| chain.parent),
-            tokens: chain.map(|chain| chain.tokens.clone()),
+            tokens: chain.and_then(Chain::known_tokens),
             first_position: parent.is_some().then(|| at as u32 * stored.block_size),
             content: chain.filter(|chain| chain.attached).map(|chain| chain.content),
             extra_keys: match chain {
@@ -269,6 +271,14 @@ impl Interpreter {
         let keys = batch.extra_keys(stored, block.at);
         let hidden = block.hidden;
         if let Some(known) = ledger.state().chain(slot, stored.block_size) {
+            if known.tokens.is_empty() && !tokens.is_empty() {
+                let keys = if hidden { Some(hidden_namespace(block.hash)) } else { own_keys(keys) };
+                let said = Said { parent, tokens, attributes, keys: &[], hidden };
+                if !fill_block(ledger, (slot, stored.block_size), &said, keys) {
+                    reading.doubt(Reason::AmbiguousHash);
+                }
+                return Ok(());
+            }
             let said = Said { parent, tokens, attributes, keys, hidden };
             if !self.is_same(ledger, known, &said, stored) {
                 reading.doubt(Reason::AmbiguousHash);
@@ -323,6 +333,26 @@ impl Interpreter {
             ledger.degrade(Reason::TierHistory, now);
         }
     }
+}
+
+/// A store tells the tokens of a block of which a peer told the content. False if they do not fit it. Within a prompt that
+/// says nothing: its salt may not be known.
+fn fill_block(
+    ledger: &mut Ledger,
+    (slot, block_size): (SlotId, u32),
+    said: &Said<'_, '_>,
+    extra_keys: Option<ExtraKeys>,
+) -> bool {
+    let chain = Chain {
+        block_size,
+        parent: said.parent,
+        tokens: Arc::from(said.tokens),
+        attributes: said.attributes.clone(),
+        extra_keys,
+        attached: false,
+        content: 0,
+    };
+    ledger.fill(slot, chain) || said.parent != Parent::Root
 }
 
 /// The size of the blocks that one of such a size builds on: the same, unless it is not full.

@@ -39,6 +39,7 @@ use kvplane_core::{Continuity as Standing, Cursor, Epoch, Reason, Trust, TrustSt
 use crate::change::Entry;
 use crate::clock::Now;
 use crate::options::JournalOptions;
+use crate::peer_dump::Position;
 use crate::state::{Attributes, State};
 pub use counters::{JournalCounters, PassedOver};
 pub(crate) use draft::Draft;
@@ -65,12 +66,16 @@ pub struct Ledger {
     /// How old the proof is that the engine is there, as of the last input.
     age: Option<Duration>,
     engine_sequence: Option<u64>,
+    /// That batch, where its payload was read here.
+    position: Option<Position>,
     /// The engine's stamp of that batch, in seconds.
     last_timestamp: Option<f64>,
     /// Most stores have the same: shared.
     pub(crate) last_attributes: Arc<Attributes>,
     /// In the place of tokens that are not kept.
     no_tokens: Arc<[u32]>,
+    /// Of blocks of which only the content is known.
+    no_attributes: Arc<Attributes>,
     learned_block_size: Option<u32>,
     /// The main group holds blocks whose tokens are not known.
     untranslatable: bool,
@@ -132,9 +137,11 @@ impl Ledger {
             known_from: KnownFrom::Never,
             age: None,
             engine_sequence: None,
+            position: None,
             last_timestamp: None,
             last_attributes: Arc::default(),
             no_tokens: Arc::default(),
+            no_attributes: Arc::default(),
             learned_block_size: None,
             untranslatable: false,
             counters: JournalCounters::default(),
@@ -177,6 +184,11 @@ impl Ledger {
     /// The engine's number of the last batch.
     pub fn engine_sequence(&self) -> Option<u64> {
         self.engine_sequence
+    }
+
+    /// Which batch the last one was, told by its payload.
+    pub(crate) fn set_position(&mut self, position: Position) {
+        self.position = Some(position);
     }
 
     /// The engine's stamp of the last batch, in seconds.
@@ -348,6 +360,7 @@ impl Ledger {
         self.replace_state();
         self.known_from = KnownFrom::Never;
         self.engine_sequence = None;
+        self.position = None;
         self.last_timestamp = None;
         self.learned_block_size = None;
         self.untranslatable = false;

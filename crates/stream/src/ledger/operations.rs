@@ -8,7 +8,7 @@ use super::{Draft, KnownFrom, Ledger};
 use crate::change::{Change, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition};
 use crate::clock::Now;
 use crate::seeded::SeededSet;
-use crate::state::{Attached, Attributes, Chain, Place, PlaceId, PlaceName, Refusal, SlotId, State};
+use crate::state::{Attached, Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, State};
 use crate::transitions::push_removed;
 
 /// What was known of a block before an operation on it.
@@ -58,6 +58,31 @@ impl Ledger {
     /// Says what a block is. Blocks that waited for it are collected in the draft.
     pub(crate) fn define(&mut self, slot: SlotId, chain: Chain, draft: &mut Draft) -> Result<(), Refusal> {
         self.state.define(slot, chain, &mut draft.attached).inspect_err(|_| self.state.release(slot))
+    }
+
+    /// Says what a block is by its content alone, whose tokens are not known. What comes before it is known.
+    pub(crate) fn define_by_content(
+        &mut self,
+        slot: SlotId,
+        (parent, content, block_size): (Parent, u64, u32),
+        draft: &mut Draft,
+    ) -> Result<(), Refusal> {
+        let chain = Chain {
+            block_size,
+            parent,
+            tokens: self.no_tokens.clone(),
+            attributes: self.no_attributes.clone(),
+            extra_keys: None,
+            attached: true,
+            content,
+        };
+        self.untranslatable = true;
+        self.state.define_as_told(slot, chain, &mut draft.attached).inspect_err(|_| self.state.release(slot))
+    }
+
+    /// Says the tokens of a block of which only the content was known. False if they do not fit it.
+    pub(crate) fn fill(&mut self, slot: SlotId, chain: Chain) -> bool {
+        self.state.fill(slot, chain)
     }
 
     /// Notes the whole digest of a hash that was sent as bytes.
@@ -255,7 +280,7 @@ impl Ledger {
             wide: self.state.wide(hash).cloned(),
             copies,
             parent: Some(chain.parent),
-            tokens: Some(chain.tokens.clone()),
+            tokens: chain.known_tokens(),
             first_position: None,
             content: Some(chain.content),
             extra_keys: chain.extra_keys.clone(),

@@ -8,6 +8,7 @@ use kvplane_core::{Continuity as Standing, Cursor, Resumption, StateDigest, Tier
 
 use super::{Group, Ledger};
 use crate::change::{Transition, VisibleBlock};
+use crate::peer_dump::Position;
 use crate::seeded::{SeededMap, SeededSet};
 use crate::state::{BlockImage, Chain, CutAborted, Image, Parent, ToldSize};
 use crate::transitions::{push_removed, push_stored};
@@ -19,6 +20,8 @@ pub struct Snapshot {
     pub cursor: Cursor,
     /// The engine's own number at that point.
     pub engine_sequence: Option<u64>,
+    /// The batch of that number, where its payload was read here.
+    pub position: Option<Position>,
     /// Where the history begins.
     pub known_from: Option<u64>,
     /// How old the proof was that the engine is there; `None` before the first proof.
@@ -82,6 +85,7 @@ impl Ledger {
             snapshot: Snapshot {
                 cursor: self.cursor(),
                 engine_sequence: self.engine_sequence,
+                position: self.position,
                 known_from: self.known_from(),
                 age: self.age,
                 trust: self.trust.clone(),

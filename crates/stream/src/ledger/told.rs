@@ -221,13 +221,9 @@ impl Ledger {
             let slot = self.slot(block.hash)?;
             let before = self.before(slot);
             self.define_told(slot, block, stored.block_size, &stored.attributes, &mut told.draft)?;
-            if announced {
-                self.attach_first(slot, place, block, told)?;
-            }
+            self.attach_first(slot, place, block, told)?;
             self.hold(slot, place, block.copies, before, &mut told.draft);
-            if announced {
-                self.tell_attached_as_told(told)?;
-            }
+            self.tell_attached_as_told(told)?;
             told.draft.attached.clear();
             if announced && proves && stored.layout != Layout::Dense {
                 told.draft.unresolved.push(block.hash);
@@ -249,6 +245,7 @@ impl Ledger {
         }
         let Some(chain) = chain_as_told(block, block_size, attributes) else { return Ok(()) };
         check(block)?;
+        self.untranslatable |= chain.tokens.is_empty();
         Ok(self.state.define_as_told(slot, chain, &mut draft.attached)?)
     }
 

@@ -99,7 +99,8 @@ impl MirrorSnapshot {
                 None => {}
             }
             let proves = told.place.as_ref().is_some_and(|place| place.proves_ancestors());
-            self.untranslatable |= proves && block.parent.is_none();
+            let lacks_tokens = block.tokens.as_ref().is_none_or(|tokens| tokens.is_empty());
+            self.untranslatable |= proves && (block.parent.is_none() || lacks_tokens);
         }
         Ok(())
     }
@@ -117,6 +118,7 @@ impl MirrorSnapshot {
         let snapshot = Snapshot {
             cursor: self.cursor,
             engine_sequence: end.engine_sequence,
+            position: None,
             known_from: end.known_from,
             age: end.age,
             trust: end.trust.clone(),

@@ -6,6 +6,7 @@
 //! [`mirrored`] another plane, [`handed`] the engine's own process.
 
 mod drained;
+mod dumped;
 mod evidence;
 mod flushes;
 mod follower;
@@ -28,6 +29,7 @@ use crate::interpreter::Interpreter;
 use crate::ledger::{Ledger, PassedOver};
 use crate::mirror::Misfit;
 use crate::options::JournalOptions;
+use crate::peer_dump::Position;
 use crate::relay::{Relay, RelayOptions};
 use follower::Follower;
 use liveness::{Liveness, Turn};
@@ -253,6 +255,8 @@ impl Recorder {
                         Ok(decoded) => {
                             if decoded.broken.is_none() {
                                 self.interpreter.apply(&mut self.ledger, batch.sequence, &decoded, now);
+                                let (sequence, digest) = (batch.sequence, batch.digest);
+                                self.ledger.set_position(Position { sequence, digest });
                             }
                             decoded.broken
                         }
@@ -308,6 +312,10 @@ impl Recorder {
             }
             self.happenings.push(Happening::Standing(standing));
         }
+        self.note_trust();
+    }
+
+    fn note_trust(&mut self) {
         let trust = trust_of(&self.ledger);
         if trust != self.last_trust {
             self.last_trust = trust;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::Names;
+use kvplane_core::{ContentHasher, Names};
 use kvplane_wire::{ExtraKey, OwnedExtraKey};
 use smallvec::SmallVec;
 
@@ -87,7 +87,7 @@ pub struct Chain {
     pub block_size: u32,
     /// What comes before.
     pub parent: Parent,
-    /// The block's tokens.
+    /// The block's tokens; none where only its content is known.
     pub tokens: Arc<[u32]>,
     /// Adapter and salt.
     pub attributes: Arc<Attributes>,
@@ -104,6 +104,23 @@ impl Chain {
     pub(super) fn cost(&self) -> usize {
         let keys = self.extra_keys.as_deref().map_or(0, keys_cost);
         allocation(16 + std::mem::size_of_val(&self.tokens[..])) + keys
+    }
+
+    /// Its tokens; `None` where only the content is known.
+    pub(crate) fn known_tokens(&self) -> Option<Arc<[u32]>> {
+        (!self.tokens.is_empty()).then(|| self.tokens.clone())
+    }
+
+    /// The hash of what its tokens, names and keys say.
+    pub(super) fn hash_with(&self, hasher: &mut ContentHasher) -> u64 {
+        let names = self.attributes.names();
+        match &self.extra_keys {
+            None => hasher.plain(&self.tokens, names.namespace()),
+            Some(keys) => {
+                let further = names.further_keys(keys.iter().map(OwnedExtraKey::as_block_key));
+                hasher.keyed(&self.tokens, further, names.namespace())
+            }
+        }
     }
 }
 
@@ -196,7 +213,10 @@ impl State {
     ) -> Result<(), Refusal> {
         let chains = &self.slots[slot as usize].chains;
         let known = chains.iter().position(|chain| chain.block_size == told.block_size);
-        if known.is_some_and(|at| chains[at].attached || !told.attached) {
+        if let Some(at) = known.filter(|&at| chains[at].attached || !told.attached) {
+            if chains[at].tokens.is_empty() && !told.tokens.is_empty() {
+                self.fill(slot, told);
+            }
             return Ok(());
         }
         if known.is_none() && chains.len() >= MAX_CHAINS {
@@ -284,14 +304,7 @@ impl State {
     fn attach_one(&mut self, slot: SlotId, at: usize, parent: Option<SlotId>) {
         self.link(slot, at, parent);
         let chain = &mut self.slots[slot as usize].chains[at];
-        let names = chain.attributes.names();
-        chain.content = match &chain.extra_keys {
-            None => self.hasher.plain(&chain.tokens, names.namespace()),
-            Some(keys) => {
-                let further = names.further_keys(keys.iter().map(OwnedExtraKey::as_block_key));
-                self.hasher.keyed(&chain.tokens, further, names.namespace())
-            }
-        };
+        chain.content = chain.hash_with(&mut self.hasher);
     }
 
     /// Marks a chain as attached to its parent, and lets it inherit.
@@ -389,7 +402,7 @@ impl State {
 }
 
 /// A block has the salt of what it builds on: vLLM sends it with a prompt's first block alone.
-fn inherit_salt(own: &mut Arc<Attributes>, parents: &Arc<Attributes>) {
+pub(super) fn inherit_salt(own: &mut Arc<Attributes>, parents: &Arc<Attributes>) {
     if own.cache_salt.is_some() || parents.cache_salt.is_none() {
         return;
     }

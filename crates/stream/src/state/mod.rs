@@ -12,6 +12,7 @@
 
 mod chain;
 mod cut;
+mod fill;
 mod memory;
 mod place;
 mod slot;
@@ -156,6 +157,13 @@ impl State {
     /// Whether a place that `these` accepts holds blocks of which nothing but the hash is known.
     pub(crate) fn has_unjoined(&self, these: impl Fn(&Place) -> bool) -> bool {
         self.places.iter().any(|(id, place)| self.places.unjoined_in(id) > 0 && these(place))
+    }
+
+    /// Whether a place that `these` accepts holds blocks that wait for their parent.
+    pub(crate) fn has_waiting(&self, these: impl Fn(&Place) -> bool) -> bool {
+        self.waiting.len() > 0
+            && self.places.iter().any(|(id, place)| self.places.blocks(id) > 0 && these(place))
+            && self.waiting.slots().any(|slot| self.held_where(slot, &these))
     }
 
     /// Whether one more block may be recorded of which nothing but the hash is known.
