@@ -34,32 +34,38 @@ class Booking:
     @property
     def id(self) -> Optional[str]:
         """The receipt; None of a dry run."""
-        return self.picked["id"]
+        found: Optional[str] = self.picked["id"]
+        return found
 
     @property
     def endpoints(self) -> list[dict[str, Any]]:
         """The best first."""
-        return self.picked["endpoints"]
+        found: list[dict[str, Any]] = self.picked["endpoints"]
+        return found
 
     @property
     def engine(self) -> str:
         """The engine of the best endpoint."""
-        return self.endpoints[0]["engine"]
+        found: str = self.endpoints[0]["engine"]
+        return found
 
     @property
     def rank(self) -> int:
         """Its rank."""
-        return self.endpoints[0]["rank"]
+        found: int = self.endpoints[0]["rank"]
+        return found
 
     @property
     def cached_tokens(self) -> int:
         """What it is expected to report as cached."""
-        return self.endpoints[0]["cached_tokens"]
+        found: int = self.endpoints[0]["cached_tokens"]
+        return found
 
     @property
     def why(self) -> str:
         """Why the first is the first, in a word."""
-        return self.picked["why"]
+        found: str = self.picked["why"]
+        return found
 
     @property
     def over(self) -> bool:
