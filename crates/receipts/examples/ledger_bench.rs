@@ -74,6 +74,7 @@ fn decided() -> Decided {
         candidates: (0..3).map(note).collect(),
         why: "cached",
         policy: "work",
+        without_tokens: None,
         decide_us: 10,
         epoch: 1,
         sequence: 1,

@@ -67,19 +67,19 @@ async fn ready_waits_for_the_first_proof_that_engines_are_there() {
 /// Once ready is not ready for ever: without proofs a later caller waits, although nothing has arrived that says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn ready_waits_again_once_the_proofs_are_too_old() {
-    let mut engine = Engine::start(1);
+    let mut engine = seeded(1);
     engine.work(3);
     let rig = Rig::over(&[&engine]).await;
-    rig.heard(0, &engine).await;
+    heard(&rig, 0, &engine).await;
     let mute = Arc::new(AtomicBool::new(false));
     let address = Liar::mute(rig.url(), mute.clone()).await;
     let following =
         Client::connect(&format!("http://{address}"), hasty()).await.unwrap().follow(Selection::All);
     let standing = || following.replica(&stream(0)).map(|view| view.continuity());
-    until("live", async || standing() == Some(Continuity::Live)).await;
+    until_async("live", async || standing() == Some(Continuity::Live)).await;
     ready(&following).await;
     mute.store(true, Ordering::Relaxed);
-    until("too old", async || standing() == Some(Continuity::Recovering)).await;
+    until_async("too old", async || standing() == Some(Continuity::Recovering)).await;
     assert_eq!(following.connection(), Connection::Connected);
     assert!(following.ready().now_or_never().is_none());
     mute.store(false, Ordering::Relaxed);

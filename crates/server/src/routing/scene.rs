@@ -115,6 +115,7 @@ impl<'a> Scene<'a> {
             candidates: picked.endpoints.iter().take(NOTED).map(note).collect(),
             why: decision.why.as_str(),
             policy: decision.policy.as_str(),
+            without_tokens: None,
             decide_us: 0,
             epoch: 0,
             sequence: 0,
