@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint quick-lint fmt clippy rooms shared-builds docs build environments reference unit loom alerts interop python python-env newcomer browser terminal packages deb image screenshots recording wheel bench bench-scale bench-python bench-dashboard bench-peers dynamo-vectors soak heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
+.PHONY: help demo test lint quick-lint fmt clippy rooms shared-builds docs build environments reference unit loom alerts interop python python-env newcomer browser terminal packages deb image screenshots recording wheel bench bench-scale bench-python bench-dashboard bench-picker bench-peers dynamo-vectors soak heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
@@ -23,6 +23,7 @@ help:
 	@echo "make reference  write the parts of docs/reference that are made from the code"
 	@echo "make bench   measurements"
 	@echo "make bench-scale  what a plane costs by the size of its fleet (ENGINES=\"50 5000\")"
+	@echo "make bench-picker  the endpoint picker behind a real Envoy, beside one that decides nothing"
 	@echo "make bench-peers  the index beside its peers"
 	@echo "make soak    random faults against a running plane, every answer checked (SOAK_SECONDS=, SOAK_FAULTS=)"
 	@echo "make attacks hostile clients against a running plane, with a good one beside them"
@@ -86,6 +87,8 @@ environments: python-env
 	@scripts/netns-env.sh
 	@scripts/newcomer-env.sh
 	@scripts/dynamo-env.sh || echo "environments: the tests against Dynamo are skipped" >&2
+	@scripts/prompt-env.sh || echo "environments: the tests of prompts against transformers are skipped" >&2
+	@scripts/envoy-env.sh || echo "environments: the tests with Envoy are skipped" >&2
 	@scripts/promtool.sh >/dev/null
 	@scripts/browser-env.sh
 	@scripts/terminal-env.sh
@@ -119,6 +122,8 @@ alerts: python-env
 interop: compilers python-env
 	@scripts/netns-env.sh
 	@scripts/dynamo-env.sh || echo "interop: the tests against Dynamo are skipped" >&2
+	@scripts/prompt-env.sh || echo "interop: the tests of prompts against transformers are skipped" >&2
+	@scripts/envoy-env.sh || echo "interop: the tests with Envoy are skipped" >&2
 	$(CARGO) build -p kvplane
 	scripts/pytest-parallel.sh .venv/bin/python 4 tests/interop $(PYTEST)
 
@@ -202,6 +207,10 @@ bench: compilers
 bench-python: compilers interpreter
 	scripts/bench-python.sh
 
+# BENCH takes arguments: make bench-picker BENCH=--quick
+bench-picker: compilers interpreter
+	scripts/bench-picker.sh $(BENCH)
+
 bench-dashboard: compilers interpreter
 	@scripts/browser-env.sh
 	$(CARGO) build --release -p kvplane
@@ -238,7 +247,7 @@ dynamo-vectors:
 clean:
 	$(CARGO) clean
 	rm -rf benches/peers/target fuzz/target tests/dynamo-vectors/target
-	rm -rf .venv .venv-build .venv-python .venv-browser .venv-dynamo .venv-prompt .tools .pytest_cache dist
+	rm -rf .venv .venv-build .venv-python .venv-browser .venv-dynamo .venv-envoy .venv-prompt .tools .pytest_cache dist
 	find tests scripts python -name __pycache__ -type d -prune -exec rm -rf {} +
 
 rust-tools:

@@ -8,6 +8,9 @@ cargo build --release -p kvplane
 cargo build --release -p kvplane-wire --example decode_bench --example drain_bench
 cargo build --release -p kvplane-ingest --example recorder_bench
 cargo build --release -p kvplane-hints --example hints_bench
+cargo build --release -p kvplane-route --example decide_bench
+cargo build --release -p kvplane-receipts --example ledger_bench
+cargo build --release -p kvplane-prompt --example tokenize_bench
 cargo build --release -p kvplane-server --example relay_bench --example drain_fleet_bench --example front_bench --example query_bench --example report_bench --example fleet_flush_bench
 
 echo "# $(nproc) cores, $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), load $(cut -d' ' -f1-3 /proc/loadavg)"
@@ -29,6 +32,14 @@ target/release/examples/front_bench
 echo
 target/release/examples/query_bench target/release/kvplane
 echo
+target/release/examples/decide_bench
+echo
+target/release/examples/ledger_bench
+echo
+if scripts/prompt-env.sh; then
+    target/release/examples/tokenize_bench .venv-prompt/models/qwen
+    echo
+fi
 # Pages that were freed would count as used for a while otherwise.
 MIMALLOC_PURGE_DELAY=0 target/release/examples/hints_bench memory
 for part in lookup removal beside; do

@@ -3,7 +3,8 @@
 
 - every relative link of a page leads to a file;
 - ARCHITECTURE.md stays short, and what it names is there;
-- every test that docs/reference/engines.md names is a function of the file beside it.
+- every test that docs/reference/engines.md names is a function of the file beside it;
+- every test that docs/internals/regressions.md names is there.
 """
 
 import re
@@ -25,6 +26,7 @@ def main() -> int:
             if "://" not in target and not (page.parent / target).exists():
                 errors.append(f"{page.relative_to(ROOT)}: {target} does not exist")
     errors += check_engines(ROOT / "docs/reference/engines.md")
+    errors += check_regressions(ROOT / "docs/internals/regressions.md")
     errors += check_architecture(ROOT / "ARCHITECTURE.md")
     for line in errors:
         print(line, file=sys.stderr)
@@ -68,6 +70,20 @@ def check_engines(page: Path) -> list[str]:
         for letter in group.split(", "):
             if len(letter) == 1 and letter not in letters:
                 errors.append(f"engines.md: ({letter}) is not in the list of tests")
+    return errors
+
+
+def check_regressions(page: Path) -> list[str]:
+    """`path::test` names a function in the file, or in the folder. `…::test` is in the file named before it."""
+    errors, where = [], page
+    for path, test in re.findall(r"`([^`\s]+?)::(\w+)`", page.read_text()):
+        if path == "test_attacks.py":
+            path = "tests/interop/test_attacks.py"
+        if path != "…":
+            where = ROOT / path if path.startswith(("tests/", "python/", "fuzz/")) else ROOT / "crates" / path
+        sources = where.rglob("*.rs") if where.is_dir() else [where]
+        if not any(file.is_file() and re.search(rf"\b(fn|def) {test}\b", file.read_text()) for file in sources):
+            errors.append(f"regressions.md: {where.relative_to(ROOT)} has no test {test}")
     return errors
 
 

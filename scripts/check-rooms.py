@@ -20,7 +20,7 @@ ROOMS = {
     "kvplane-core": set(),
     "kvplane-wire": {"kvplane-core"},
     "kvplane-stream": {"kvplane-core", "kvplane-wire"},
-    "kvplane-socket": {"kvplane-runtime", "kvplane-wire"},
+    "kvplane-socket": {"kvplane-core", "kvplane-runtime", "kvplane-wire"},
     "kvplane-index": {"kvplane-core"},
     "kvplane-catalog": {"kvplane-core", "kvplane-index", "kvplane-runtime", "kvplane-stream", "kvplane-wire"},
     "kvplane-discovery": {"kvplane-core", "kvplane-transport", "kvplane-wire"},
@@ -37,6 +37,7 @@ ROOMS = {
     "kvplane-receipts": {"kvplane-core"},
     "kvplane-lab": {"kvplane-core", "kvplane-route"},
     "kvplane-prompt": {"kvplane-core", "kvplane-runtime", "kvplane-transport"},
+    "kvplane-picker": {"kvplane-core", "kvplane-prompt", "kvplane-proto", "kvplane-runtime"},
     "kvplane-report": {
         "kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-runtime", "kvplane-stream",
         "kvplane-transport",
@@ -53,10 +54,10 @@ ROOMS = {
         "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-server": {
-        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-doctor", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-prompt", "kvplane-proto", "kvplane-receipts", "kvplane-report",
+        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-doctor", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-picker", "kvplane-prompt", "kvplane-proto", "kvplane-receipts", "kvplane-report",
         "kvplane-republish", "kvplane-route", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
-    "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime"},
+    "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime", "kvplane-transport"},
     "kvplane-sim": {"kvplane-core", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-wire"},
     "kvplane-doctor": {
         "kvplane-core", "kvplane-discovery", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-transport", "kvplane-wire",
@@ -66,6 +67,10 @@ ROOMS = {
         "kvplane-wire",
     },
     "kvplane-python": {"kvplane-catalog", "kvplane-core", "kvplane-embed", "kvplane-ingest", "kvplane-stream", "kvplane-wire"},
+    # For tests of other rooms alone.
+    "kvplane-testkit": {
+        "kvplane-core", "kvplane-ingest", "kvplane-proto", "kvplane-server", "kvplane-sim", "kvplane-transport", "kvplane-wire",
+    },
     "kvplane": "*",
 }
 
@@ -73,10 +78,10 @@ ROOMS = {
 ROOMS_IN_TESTS = {
     "kvplane-wire": {"kvplane-proto"},
     "kvplane-stream": {"kvplane-proto"},
-    "kvplane-ingest": {"kvplane-sim"},
+    "kvplane-ingest": {"kvplane-sim", "kvplane-testkit"},
     "kvplane-ops": {"kvplane-sim", "kvplane-wire"},
     "kvplane-report": {"kvplane-sim"},
-    "kvplane-server": {"kvplane-sim", "kvplane-socket"},
+    "kvplane-server": {"kvplane-sim", "kvplane-socket", "kvplane-testkit"},
     "kvplane-doctor": {"kvplane-sim"},
     "kvplane-client": "*",
 }

@@ -115,6 +115,8 @@ def type_of(value: dict, definitions: dict) -> str:
     if name == "array":
         inner = type_of(found["items"], definitions)
         return "tables" if inner == "table" else f"list of {inner}"
+    if name == "object":
+        return f"{type_of(found['additionalProperties'], definitions)} by name"
     return NAMES[name]
 
 

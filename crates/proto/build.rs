@@ -12,6 +12,9 @@ const CONTRACTS: [&str; 5] = [
     "smg/common.proto",
 ];
 
+/// What gateways ask an endpoint picker: on a port of its own, and not in reflection.
+const GATEWAYS: [&str; 1] = ["envoy/ext_proc.proto"];
+
 /// The engines' own services.
 const ENGINES: [&str; 5] = [
     "engines/vllm.proto",
@@ -44,6 +47,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".")
         .out_dir(&client)
         .compile_fds(protox::compile(["smg/common.proto"], [&root])?)?;
+    tonic_prost_build::configure()
+        .build_server(false)
+        .bytes(".")
+        .out_dir(&client)
+        .compile_fds(protox::compile(GATEWAYS, [&root])?)?;
 
     // The server's side: streamed responses are bytes that were encoded once, for all subscribers.
     let server = out.join("server");
@@ -56,6 +64,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .extern_path(".smg.grpc.common", "crate::smg")
         .out_dir(&server)
         .compile_fds(protox::compile(CONTRACTS, [&root])?)?;
+    tonic_prost_build::configure()
+        .build_client(false)
+        .extern_path(".envoy.service.ext_proc.v3", "crate::envoy")
+        .out_dir(&server)
+        .compile_fds(protox::compile(GATEWAYS, [&root])?)?;
     // Nobody answers all that an engine does: what is left out is UNIMPLEMENTED.
     tonic_prost_build::configure()
         .build_client(false)

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-#[path = "../../crates/ingest/src/kvplane_source/convert.rs"]
+#[path = "../../crates/ingest/src/source/kvplane_source/convert.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the whole of what a link does with messages")]
 mod convert;
 #[path = "../../crates/client/src/error.rs"]

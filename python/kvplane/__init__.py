@@ -14,6 +14,7 @@ from ._native import (
     encode,
     serve_recovery,
 )
+from .booking import Booking
 from .client import AsyncClient, Client
 from .errors import (
     ArgumentError,
@@ -31,6 +32,7 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "AsyncClient",
+    "Booking",
     "Change",
     "Client",
     "ClosedError",

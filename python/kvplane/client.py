@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import inspect
 import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _native
+from .booking import Booking, details_of_prompt
 from .errors import ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -84,6 +86,23 @@ class Client:
     def query(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[_native.QueryDetails]) -> _native.Answer:
         """Who holds how much of a prompt, from the copy: nothing is waited for."""
         return self._native.query(model, token_ids, **details)
+
+    def pick(
+        self,
+        model: str,
+        token_ids: Optional[Iterable[int]] = None,
+        *,
+        prompt: Optional[str] = None,
+        messages: Optional[Sequence[Mapping[str, Any]]] = None,
+        tools: Optional[Sequence[Mapping[str, Any]]] = None,
+        chat_template_kwargs: Optional[Mapping[str, Any]] = None,
+        **details: Any,
+    ) -> Booking:
+        """Where a prompt should go, as the plane decides: waits for its answer, ``timeout`` seconds at most (10). The prompt is given as
+        ``token_ids``, ``block_hashes`` with ``block_size``, text or messages; without any of them the load decides. Takes also ``session``,
+        ``policy``, ``limit``, ``output_tokens``, ``exclude`` (pairs of engine and rank), ``dry_run``, ``lora_name``, ``cache_salt``."""
+        text = details_of_prompt(prompt, messages, tools, chat_template_kwargs)
+        return Booking(self._native, self._native.pick(model, token_ids, **text, **details))
 
     def on_change(self, callback: Callable[[_native.Change], object]) -> Callable[[_native.Change], object]:
         """Calls back with every change from now on, from a thread for this callback alone. Begins with where the plane and each
@@ -183,6 +202,12 @@ class AsyncClient:
     async def query(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[_native.QueryDetails]) -> _native.Answer:
         """Who holds how much of a prompt, from the copy."""
         return self._client.query(model, token_ids, **details)
+
+    async def pick(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Any) -> Booking:
+        """Where a prompt should go: see :meth:`Client.pick`. The booking's own calls are short and wait for the plane: run them in an
+        executor where that matters."""
+        pick = functools.partial(self._client.pick, model, token_ids, **details)
+        return await asyncio.get_running_loop().run_in_executor(None, pick)
 
     def on_change(self, callback: Callable[[_native.Change], object]) -> Callable[[_native.Change], object]:
         """Calls back within the running loop with every change from now on, one after the other; awaits what the callback returns

@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use crate::arguments;
 use crate::changes::Changes;
 use crate::errors::{Argument, bad_type, bad_value, detached, public};
+use crate::pick;
 use crate::process::Own;
 use crate::question::{Answer, credit, question, read};
 
@@ -69,6 +70,35 @@ impl Client {
         let embedded = self.embedded.get()?;
         let found = detached(py, || embedded.ask(&question, |answer| read(answer, groups, name)))?;
         Answer::new(py, found.map_err(public)?)
+    }
+
+    /// Where a prompt should go, as the plane decides.
+    #[pyo3(signature = (model, token_ids=None, **details))]
+    fn pick<'py>(
+        &self,
+        py: Python<'py>,
+        model: &Bound<'_, PyAny>,
+        token_ids: Option<&Bound<'_, PyAny>>,
+        details: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let (request, within) = pick::request(model, token_ids, details)?;
+        let embedded = self.embedded.get()?;
+        let answer = detached(py, || embedded.pick(request, within))?.map_err(public)?;
+        pick::picked(py, &answer)
+    }
+
+    /// How far a request is, or what was delivered.
+    #[pyo3(signature = (id, **details))]
+    fn report<'py>(
+        &self,
+        py: Python<'py>,
+        id: &Bound<'_, PyAny>,
+        details: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let (report, within) = pick::report(id, details)?;
+        let embedded = self.embedded.get()?;
+        let account = detached(py, || embedded.report(report, within))?.map_err(public)?;
+        pick::account(py, &account)
     }
 
     /// How the way to the plane is.

@@ -11,6 +11,7 @@ mod events;
 mod frames;
 mod index;
 mod log;
+mod pick;
 mod process;
 mod question;
 mod recorder;

@@ -18,7 +18,7 @@ pub(crate) fn tell(py: Python<'_>, stream: &StreamId, number: u64, happening: Ha
         }
         Happening::Lost(reason) => ("warning", format!("events before this one are missing: {reason}")),
         Happening::PassedOver(PassedOver { kind, reason, count }) => {
-            ("warning", format!("event passed over: {kind}, {reason}, {count} so far"))
+            ("warning", format!("event skipped: {kind}, {reason}, {count} so far"))
         }
         Happening::ForeignRank(rank) => (
             "warning",

@@ -58,7 +58,7 @@ pub(crate) fn question(
     Ok(question)
 }
 
-fn tokens(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+pub(crate) fn tokens(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let mut ids = Vec::new();
     arguments::elements(argument, value, "a sequence of ints", |at, element| {
         ids.push(arguments::unsigned_32(argument.element(at), element)?);
@@ -67,7 +67,7 @@ fn tokens(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>
     Ok(ids)
 }
 
-fn hashes(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+pub(crate) fn hashes(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     let hashes = arguments::hashes(argument, value)?.into_iter().enumerate();
     let bits = hashes.map(|(at, hash)| match hash {
         OwnedHash::Unsigned(bits) => Ok(bits),

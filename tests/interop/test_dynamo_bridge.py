@@ -6,7 +6,7 @@ import pytest
 
 from harness.dynamo import needs_dynamo
 from harness.dynamo_runtime import Frontend, Space
-from harness.plane import Plane, free_ports, run
+from harness.plane import Plane, free_ports
 from harness.wait import eventually
 from test_dynamo import Cache, Prompts
 
@@ -78,8 +78,6 @@ class Fed:
 
 @pytest.fixture
 def fed(space, engine, binary, tmp_path):
-    if '"announce"' not in run(binary, "config", "schema").stdout:
-        pytest.skip("this kvplane has no republish.announce")
     return Fed(space, engine, binary, tmp_path)
 
 

@@ -241,6 +241,20 @@ impl Bounds {
             refused,
         );
         row(
+            "event sockets",
+            "each `bind:` address",
+            "1024 connections, 512 per peer; 5 s for a handshake; 64 MiB for a message, 256 MiB for all that are unfinished".to_owned(),
+            "the oldest connection without a handshake makes room, else the new one is closed; so is the one that exceeds the memory. Logged",
+            "",
+        );
+        row(
+            "republished sockets",
+            "each socket of `republish`",
+            "1024 connections, 512 per peer; 10 s for a handshake; 1024 topics and 64 MiB of unsent messages per listener, 256 MiB per replay".to_owned(),
+            "as above; what a listener does not take is dropped for it, and it asks for what it misses",
+            "",
+        );
+        row(
             "copied calls",
             "all fronts together",
             "32 MiB, of one call 8 MiB of request and 1 MiB of response".to_owned(),

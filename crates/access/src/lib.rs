@@ -8,7 +8,7 @@
 //! | `error` | a public error as HTTP and as gRPC have it |
 //!
 //! This crate knows no engine, no stream and no handler. It reads certificates from files, and no
-//! configuration: whoever starts a listener passes in the keys, the certificates and the bounds.
+//! configuration: the caller that starts a listener passes in the keys, the certificates and the bounds.
 
 mod auth;
 pub mod bounds;

@@ -24,7 +24,8 @@ pub struct Match<'a> {
     pub member: &'a Member,
     /// Where it stands and what its word is worth.
     pub view: View,
-    /// How old the proof is that its engine is there; `None` before the first. Zero where the source cannot fall silent.
+    /// How old the proof is that its engine is there; `None` before the first. Zero where the source cannot
+    /// fall silent.
     pub age: Option<Duration>,
     /// Tokens per block; `None` while the stream has not said.
     pub block_size: Option<u32>,
@@ -32,8 +33,8 @@ pub struct Match<'a> {
     pub depths: Depths,
     /// Blocks that the main group holds, whatever the others do: as much as `depths`, or more.
     pub main: Depths,
-    /// What the engine is expected to report as cached tokens for exactly this prompt; `None` where its length is not known, because
-    /// hashes were given.
+    /// What the engine is expected to report as cached tokens for exactly this prompt; `None` where its
+    /// length is not known, because hashes were given.
     pub cached_tokens: Option<u64>,
     prompt_tokens: Option<u64>,
     sides: &'a [GroupLength],
@@ -67,7 +68,8 @@ pub struct GroupLength {
 }
 
 impl<'a> Match<'a> {
-    /// The groups beside the main one, where they were asked for ([`Roster::ask_by_group`]). None for a stream that has one group.
+    /// The groups beside the main one, where they were asked for ([`Roster::ask_by_group`]). None for a
+    /// stream that has one group.
     pub fn sides(&self) -> &'a [GroupLength] {
         self.sides
     }

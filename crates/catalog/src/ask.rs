@@ -15,8 +15,8 @@ use crate::roster::{Roster, Table};
 #[cfg(doc)]
 use crate::Match;
 
-/// How often a look-up is repeated because a stream moved on meanwhile. A stream that still does is not credited. Streams with
-/// sides are not counted: see [`Scratch::look_again`].
+/// How often a look-up is repeated because a stream moved on meanwhile. A stream that still does is not
+/// credited. Streams with sides are not counted: see [`Scratch::look_again`].
 const ATTEMPTS: usize = 4;
 
 /// Which streams an answer lists. It counts all of them in any case.
@@ -186,7 +186,8 @@ impl Table {
     }
 }
 
-/// A prompt's positions as engines with EAGLE see them: each token with the one that follows it. The last token has none.
+/// A prompt's positions as engines with EAGLE see them: each token with the one that follows it. The last
+/// token has none.
 fn pairs<'p>(ids: &[u32], out: &'p mut Vec<u32>) -> &'p [u32] {
     if out.is_empty() {
         out.extend(ids.array_windows::<2>().flatten());
@@ -334,8 +335,9 @@ impl Scratch {
         }
     }
 
-    /// Streams with sides are between two views during every batch, and a busy one would rarely be caught in a view. Those that were not are asked once more, each while its
-    /// feed stands still. That may have to wait for the end of one batch, and lets the next one wait for one look-up.
+    /// Streams with sides are between two views during every batch, and a busy one would rarely be caught in
+    /// a view. Those that were not are asked once more, each while its feed stands still. That may have to
+    /// wait for the end of one batch, and lets the next one wait for one look-up.
     fn look_again(&mut self, table: &Table, question: &Question<'_>) {
         for position in self.census.unsettled_with_sides() {
             let member = &table.members[position as usize];

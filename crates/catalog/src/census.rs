@@ -1,9 +1,10 @@
 //! Where all streams of a table stand, kept from question to question.
 //!
-//! Streams that stand alike are one *class*: a view without its epoch, a block size, and the set of streams. There are few
-//! classes, however many streams there are, so whatever an answer says of streams that hold nothing is said of classes. What
-//! changes a stream's class is its view (see `changes`), and that time passes without a proof: a stream that would be
-//! silent for too long is looked at when that moment has come, and not before.
+//! Streams that stand alike are one *class*: a view without its epoch, a block size, and the set of streams.
+//! There are few classes, however many streams there are, so whatever an answer says of streams that hold
+//! nothing is said of classes. What changes a stream's class is its view (see `changes`), and that time
+//! passes without a proof: a stream that would be silent for too long is looked at when that moment has come,
+//! and not before.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -43,8 +44,8 @@ impl Class {
         block_size.zip(self.block_size).is_none_or(|(asked, size)| asked == size)
     }
 
-    /// What an answer that depends on its streams is worth at most. Of those that are not credited, blocks may be missing
-    /// at the least.
+    /// What an answer that depends on its streams is worth at most. Of those that are not credited, blocks
+    /// may be missing at the least.
     pub(crate) fn worth(&self, credit: &[Trust]) -> Trust {
         self.view.trust.max(if self.view.is_credited(credit) { Trust::Exact } else { Trust::Lower })
     }
@@ -122,8 +123,9 @@ impl Census {
         }
     }
 
-    /// Takes in the changes during a look-up. Every stream that changed is unsettled until the next question. Says whether
-    /// another look-up may do better: a stream moved on that was settled before, and is not asked once more anyway.
+    /// Takes in the changes during a look-up. Every stream that changed is unsettled until the next question.
+    /// Says whether another look-up may do better: a stream moved on that was settled before, and is not
+    /// asked once more anyway.
     pub(crate) fn confirm(&mut self, table: &Table, changes: &Changes) -> bool {
         let upto = self.upto.unwrap_or(0);
         let count = changes.count();

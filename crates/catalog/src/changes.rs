@@ -1,8 +1,9 @@
 //! Which streams of a model changed their view lately.
 //!
-//! A question must not look at streams that hold nothing of its prompt, and must not miss that one of them moved on while
-//! the indexes were read. So every change of a view leaves its seat here. A question reads what it has not seen yet, before
-//! the look-up and after it: the cost is that of the changes, whatever the number of streams.
+//! A question must not look at streams that hold nothing of its prompt, and must not miss that one of them
+//! moved on while the indexes were read. So every change of a view leaves its seat here. A question reads
+//! what it has not seen yet, before the look-up and after it: the cost is that of the changes, whatever the
+//! number of streams.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -39,8 +40,8 @@ impl Changes {
         self.count.load(Ordering::Acquire)
     }
 
-    /// The seats that changed after the first `from` changes, added to `seats`. Gives the number of changes up to there;
-    /// `None` if they are not all kept.
+    /// The seats that changed after the first `from` changes, added to `seats`. Gives the number of changes
+    /// up to there; `None` if they are not all kept.
     pub(crate) fn since(&self, from: u64, seats: &mut Vec<u32>) -> Option<u64> {
         let kept = self.seats.lock();
         let count = self.count.load(Ordering::Relaxed);

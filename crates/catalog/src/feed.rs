@@ -19,8 +19,8 @@ struct Seat {
     slot: Slot,
 }
 
-/// Keeps one stream's part of the index as its journal says. Lives under the stream's lock and is told of every entry in
-/// order, so no answer is behind the journal. Dropping it takes the stream out of the index.
+/// Keeps one stream's part of the index as its journal says. Lives under the stream's lock and is told of
+/// every entry in order, so no answer is behind the journal. Dropping it takes the stream out of the index.
 #[derive(Debug)]
 pub struct StreamFeed {
     catalog: Arc<Catalog>,
@@ -275,7 +275,7 @@ impl StreamFeed {
             self.member.unsettle();
             self.lacking = Some(reason);
             let StreamId { engine, rank } = &self.member.id;
-            warn!(%engine, rank, trust = %Trust::Lower, %reason, "the index does not take all of the stream: {refused}");
+            warn!(%engine, rank, trust = %Trust::Lower, %reason, "index incomplete for the stream: {refused}");
         }
     }
 

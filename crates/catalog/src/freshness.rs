@@ -20,7 +20,8 @@ pub struct Freshness {
 }
 
 impl Freshness {
-    /// Nothing has been proven. Times of proof count from `origin`; without `max_silence` the source cannot fall silent.
+    /// Nothing has been proven. Times of proof count from `origin`; without `max_silence` the source cannot
+    /// fall silent.
     pub fn new(origin: Instant, max_silence: Option<Duration>) -> Self {
         Self { origin, max_silence, proven_at: AtomicU64::new(NEVER) }
     }

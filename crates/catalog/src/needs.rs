@@ -1,7 +1,8 @@
 //! What a stream needs besides its main blocks, as questions see it.
 //!
-//! It changes a few times in a life, and most streams need nothing. So whoever asks keeps what it knows and looks at a number to see whether that is still so. The stream's view is unsettled
-//! while it changes (see `view`), so that no answer takes what is needed from one moment and what is held from another.
+//! It changes a few times in a life, and most streams need nothing. So whoever asks keeps what it knows and
+//! looks at a number to see whether that is still so. The stream's view is unsettled while it changes (see
+//! `view`), so that no answer takes what is needed from one moment and what is held from another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -42,7 +42,8 @@ pub enum Prompt<'a> {
 pub enum PromptKeys<'a> {
     /// Items at positions of the prompt: in order, without overlap. They are keys of blocks of any size.
     Items(&'a [MultimodalItem]),
-    /// The keys of each block, as vLLM tells them: adapter and salt may be among them. Streams of another block size cannot answer.
+    /// The keys of each block, as vLLM tells them: adapter and salt may be among them. Streams of another
+    /// block size cannot answer.
     Blocks {
         /// Tokens per block.
         block_size: u32,

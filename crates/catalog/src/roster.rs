@@ -14,6 +14,8 @@ use crate::freshness::Freshness;
 use crate::needs::NeedCell;
 use crate::view::{View, ViewCell};
 
+static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
+
 /// Who a stream is in answers.
 #[derive(Debug, Clone)]
 pub struct Identity {
@@ -32,6 +34,8 @@ pub struct Member {
     pub id: StreamId,
     /// Who it is in answers.
     pub identity: Identity,
+    /// Its number in this process, never used twice: for whoever keeps something beside each stream.
+    pub serial: u64,
     pub(crate) seat: u32,
     pub(crate) cell: ViewCell,
     /// Where changes of its view are told.
@@ -210,6 +214,7 @@ impl Roster {
         let member = Arc::new(Member {
             id,
             identity,
+            serial: NEXT_SERIAL.fetch_add(1, Ordering::Relaxed),
             seat: seat as u32,
             cell: ViewCell::new(view),
             changes: self.changes.clone(),

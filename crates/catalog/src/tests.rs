@@ -58,7 +58,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// A stream that holds so many blocks, whose contents are their hashes.
+    /// A stream that holds this many blocks, whose contents are their hashes.
     fn new(blocks: u64, needs: Resumption, marks: &[(u64, Marks)]) -> Self {
         let contents: Vec<u64> = (1..=blocks).collect();
         Self::of(&contents, needs, marks)

@@ -1,8 +1,9 @@
 //! What an answer says about a stream, readable without the stream's lock.
 //!
-//! A stream changes its view rarely and is asked for it with every question. So the view lies in a cell beside the index:
-//! a few words under a version. The version is odd while the stream is between two views. Whoever asks reads the
-//! version before and after the look-up; if it is the same even number, the blocks that were found are those of the view.
+//! A stream changes its view rarely and is asked for it with every question. So the view lies in a cell
+//! beside the index: a few words under a version. The version is odd while the stream is between two views.
+//! Whoever asks reads the version before and after the look-up; if it is the same even number, the blocks
+//! that were found are those of the view.
 //!
 //! ```text
 //! stream   even ──> odd ── index is changed ── view is written ──> even

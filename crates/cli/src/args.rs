@@ -7,6 +7,7 @@ mod doctor;
 mod key;
 mod operate;
 mod pick;
+mod picker;
 mod query;
 mod report;
 #[cfg(feature = "sim")]
@@ -32,6 +33,7 @@ pub(crate) use operate::{
     Consent, FlushArgs, OperateCommand, OperationArgs, ProfileCommand, StartProfileArgs,
 };
 pub(crate) use pick::{LedgerArgs, PickArgs};
+pub(crate) use picker::{EnvoyConfigArgs, PickerArgs, PickerCommand};
 pub(crate) use query::QueryArgs;
 pub(crate) use report::{ReportArgs, with_two_dashes};
 #[cfg(feature = "sim")]
@@ -128,6 +130,12 @@ pub(crate) enum Command {
         kvplane pick --model llama --policy prefix_hash prompt.json -o json\n  \
         kvplane pick --model llama --book prompt.json")]
     Pick(PickArgs),
+    /// Serve, with an endpoint picker for Envoy and Gateway API gateways
+    #[command(after_help = "Examples:\n  \
+        kvplane picker --engine vllm=http://10.0.0.1:8000,id=vllm-0,model=llama --endpoint 10.0.0.1:8000=vllm-0\n  \
+        kvplane picker --config kvplane.toml --endpoints-file endpoints.yaml --config-file epp.yaml\n  \
+        kvplane picker envoy-config --config kvplane.toml > envoy.yaml")]
+    Picker(PickerArgs),
     /// Show what was predicted, what was delivered, and where the tokens between them went
     #[command(after_help = "Examples:\n  \
         kvplane ledger\n  \
@@ -214,6 +222,10 @@ pub(crate) struct ServeArgs {
     /// Any other key, as in the file: `--set journal.max_batches=5000`
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
+    /// Other indexers (Dynamo's, or kvplanes): where a stream's past is not known, their dumps are taken, the first that knows
+    /// the worker
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub(crate) peers: Vec<String>,
     /// HTTP address [default: 127.0.0.1:8090]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) http: Option<SocketAddr>,

@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     };
     let outcome = runtime.block_on(async {
         match args.command {
-            Command::Serve(serve) => commands::serve::run(serve).await,
+            Command::Serve(serve) => Box::pin(commands::serve::run(serve)).await,
             #[cfg(feature = "sim")]
             Command::Sim(sim) => commands::sim::run(sim).await,
             Command::Status(status) => commands::status::run(status).await,
@@ -44,6 +44,7 @@ fn main() -> ExitCode {
             Command::Operate(operation) => commands::operate::run(operation).await,
             Command::Query(query) => commands::query::run(query).await,
             Command::Pick(pick) => commands::pick::pick(pick).await,
+            Command::Picker(picker) => commands::picker::run(picker).await,
             Command::Ledger(ledger) => commands::pick::ledger(ledger).await,
             Command::Report(report) => commands::report::run(report).await,
             Command::Config(config) => commands::config::run(&config),

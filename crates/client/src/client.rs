@@ -9,13 +9,14 @@ use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::routing_client::RoutingClient;
 use tonic::Code;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::error::ClientError;
 use crate::following::Following;
 use crate::options::{Options, Selection};
 
-/// How often a quiet connection is tested, and how long the answer may take: a plane whose machine vanished says nothing.
+/// How often a quiet connection is tested, and how long the answer may take: a plane whose machine vanished
+/// says nothing.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -41,8 +42,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to a plane's gRPC address (`http://host:port` or `https://host:port`), and asks it something: an error says that nobody, or
-    /// somebody else, answers there.
+    /// Connects to a plane's gRPC address (`http://host:port` or `https://host:port`), and asks it something:
+    /// an error says that nobody, or somebody else, answers there.
     pub async fn connect(url: &str, options: Options) -> Result<Self, ClientError> {
         let client = Self::lazy(url, options)?;
         let mut request = tonic::Request::new(proto::StatusRequest::default());
@@ -124,10 +125,7 @@ pub fn endpoint(url: &str, options: &Options) -> Result<Endpoint, ClientError> {
 }
 
 fn tls(options: &Options) -> ClientTlsConfig {
-    let config = match &options.ca {
-        Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
-        None => ClientTlsConfig::new().with_webpki_roots(),
-    };
+    let config = kvplane_transport::grpc::tls(options.ca.as_deref());
     match &options.certificate {
         Some((certificate, key)) => config.identity(Identity::from_pem(certificate, key)),
         None => config,
@@ -143,7 +141,7 @@ pub(crate) fn reason(status: &tonic::Status) -> String {
         source = error.source();
     }
     if text.contains("InvalidContentType") {
-        // The TLS library's words for an answer that is none of TLS.
+        // The TLS library's words for an answer that is not TLS.
         return "what is there speaks no TLS, use http".to_owned();
     }
     if text.is_empty() { status.code().to_string() } else { text }

@@ -76,7 +76,7 @@ pub enum Change {
         /// The stream.
         stream: StreamId,
     },
-    /// The reader was too slow: so many changes were left out. The replicas have them all.
+    /// The reader was too slow: this many changes were left out. The replicas have them all.
     Lagged {
         /// How many.
         missed: u64,
@@ -125,8 +125,18 @@ pub struct ReplicaView(Arc<Slot>);
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) slots: RwLock<BTreeMap<StreamId, Arc<Slot>>>,
-    pub(crate) health: watch::Sender<Health>,
+    /// How the connection stands. Sent again, also unchanged, when streams may have caught up.
+    pub(crate) connection: watch::Sender<Connection>,
     pub(crate) tally: Tally,
+}
+
+impl Shared {
+    /// Whether every stream is complete at this moment, and live here if it is live at the plane.
+    fn is_ready(&self) -> bool {
+        // The connection first: once it is up, the streams are those that the plane has.
+        *self.connection.borrow() == Connection::Connected
+            && self.slots.read().values().all(|slot| slot.is_caught_up())
+    }
 }
 
 /// One stream.
@@ -145,13 +155,6 @@ impl Slot {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Health {
-    pub(crate) connection: Connection,
-    /// Every stream that is followed is complete, and live here if it is at the plane.
-    pub(crate) caught_up: bool,
-}
-
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) subscriptions: AtomicU64,
@@ -164,8 +167,8 @@ pub(crate) struct Tally {
 
 impl Following {
     pub(crate) fn start(plane: Calls, selection: Selection, options: Options) -> Self {
-        let (health, _) = watch::channel(Health { connection: Connection::Connecting, caught_up: false });
-        let shared = Arc::new(Shared { slots: RwLock::default(), health, tally: Tally::default() });
+        let (connection, _) = watch::channel(Connection::Connecting);
+        let shared = Arc::new(Shared { slots: RwLock::default(), connection, tally: Tally::default() });
         let (changes, _) = broadcast::channel(options.changes_kept.clamp(1, MAX_CHANGES));
         let stop = CancellationToken::new();
         let task = Task::new(plane, selection, options, shared.clone(), changes.clone());
@@ -191,7 +194,7 @@ impl Following {
 
     /// How the connection stands.
     pub fn connection(&self) -> Connection {
-        self.shared.health.borrow().connection.clone()
+        self.shared.connection.borrow().clone()
     }
 
     /// What happened so far.
@@ -209,12 +212,14 @@ impl Following {
     }
 
     /// Waits until the subscription is up, every stream of it is current, and those that are live at the plane are live
-    /// here: the first proof that their engines are there has arrived. Safe to give up and to ask again.
+    /// here: a proof that their engines are there has arrived, and is not older than [`Options::max_silence`]. Safe to
+    /// give up and to ask again.
     pub async fn ready(&self) {
-        let mut health = self.shared.health.subscribe();
-        let ready = |health: &Health| health.caught_up && health.connection == Connection::Connected;
-        // It can only fail when the sender is gone, and this holds it.
-        let _ = health.wait_for(ready).await;
+        let mut connection = self.shared.connection.subscribe();
+        while !self.shared.is_ready() {
+            // It can only fail when the sender is gone, and this holds it.
+            let _ = connection.changed().await;
+        }
     }
 
     /// Ends the subscription and waits for the background task.

@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use crate::client::{Calls, reason};
 use crate::error::ReplicaError;
-use crate::following::{Change, Connection, Health, Shared, Slot};
+use crate::following::{Change, Connection, Shared, Slot};
 use crate::freshness::Freshness;
 use crate::options::{Options, Selection};
 use crate::replica::{Applied, Replica, Retired};
@@ -116,7 +116,7 @@ impl Task {
             tokio::select! {
                 (asked, told) = &mut ages => {
                     prove(&slots, asked, told);
-                    self.health(&slots, Connection::Connected);
+                    self.tell_waiting(Connection::Connected);
                 }
                 _ = pulse.tick(), if ages.is_terminated() => {
                     ages.set(ask_ages(self.plane.clone(), max_silence * 3).fuse());
@@ -186,11 +186,11 @@ impl Task {
         match (applied, cursor) {
             (Applied::Reset(reason), _) => {
                 bump(&self.shared.tally.resets);
-                self.health(slots, Connection::Connected);
+                self.tell_waiting(Connection::Connected);
                 self.tell(|| Change::Reset { stream: stream(), reason });
             }
             (Applied::Loaded, Some(cursor)) => {
-                self.health(slots, Connection::Connected);
+                self.tell_waiting(Connection::Connected);
                 self.tell(|| Change::Loaded { stream: stream(), cursor });
             }
             (Applied::Batch(batch), Some(cursor)) => {
@@ -206,7 +206,7 @@ impl Task {
         for slot in slots.values() {
             slot.connected.store(true, Ordering::Release);
         }
-        self.health(slots, Connection::Connected);
+        self.tell_waiting(Connection::Connected);
         self.tell(|| Change::Connected);
     }
 
@@ -217,21 +217,15 @@ impl Task {
             slot.connected.store(false, Ordering::Release);
             slot.replica.write().interrupt_retiring(&mut retired);
         }
-        let was_connected = self.shared.health.borrow().connection == Connection::Connected;
-        self.health(&slots, Connection::Waiting { reason: reason.clone() });
-        if was_connected {
+        let before = self.tell_waiting(Connection::Waiting { reason: reason.clone() });
+        if before == Connection::Connected {
             self.tell(|| Change::Disconnected { reason });
         }
     }
 
-    fn health(&self, slots: &Slots, connection: Connection) {
-        let caught_up = connection == Connection::Connected && slots.values().all(|slot| slot.is_caught_up());
-        self.shared.health.send_if_modified(|health| {
-            let now = Health { connection, caught_up };
-            let changed = *health != now;
-            *health = now;
-            changed
-        });
+    /// Wakes those that wait for the replicas to be ready. Says how the connection stood before.
+    fn tell_waiting(&self, connection: Connection) -> Connection {
+        self.shared.connection.send_replace(connection)
     }
 
     fn count(&self, end: &End) {
@@ -245,7 +239,7 @@ impl Task {
         warn!(%end, "subscribing again");
     }
 
-    /// Tells readers, if there are any. Whoever is slow will find that some is missing.
+    /// Tells readers, if there are any. A slow reader finds that some are missing.
     fn tell(&self, change: impl FnOnce() -> Change) {
         if self.changes.receiver_count() > 0 {
             // Fails when the last reader has just gone.
@@ -254,8 +248,8 @@ impl Task {
     }
 }
 
-/// Asks how old the plane's proof of every stream is. Ages count from the moment of the question, which is never later than
-/// the moment at which the plane looked.
+/// Asks how old the plane's proof of every stream is. Ages count from the moment of the question, which is
+/// never later than the moment at which the plane looked.
 async fn ask_ages(mut plane: Calls, within: Duration) -> (std::time::Instant, Option<proto::StatusResponse>) {
     let asked = kvplane_runtime::now();
     let request = proto::StatusRequest { brief: true, ..proto::StatusRequest::default() };

@@ -2,8 +2,8 @@
 
 use crate::{Continuity, Reason, Trust, TrustState};
 
-/// Whether a stream that stands here, with this trust, is credited where these levels are. `worst` is the reason that decides
-/// its trust ([`TrustState::worst`]).
+/// Whether a stream that stands here, with this trust, is credited where these levels are. `worst` is the
+/// reason that decides its trust ([`TrustState::worst`]).
 pub fn is_credited(continuity: Continuity, trust: Trust, worst: Option<Reason>, credit: &[Trust]) -> bool {
     continuity == Continuity::Live && credit.contains(&trust) && !worst.is_some_and(Reason::forbids_credit)
 }

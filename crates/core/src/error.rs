@@ -92,7 +92,7 @@ impl ErrorCode {
             Self::Unauthenticated => {
                 "send a token as `authorization: Bearer …`, or show a client certificate"
             }
-            Self::Forbidden => "use a key with that role, or ask whoever runs this plane for one",
+            Self::Forbidden => "use a key with that role, or ask the operator of this plane for one",
             Self::MethodNotAllowed => "GET /openapi.json lists the methods of every path",
             Self::OutOfRange | Self::DataLoss => "begin again with a snapshot",
             Self::Unavailable => "ask again shortly; GET /v1/status says what each stream waits for",
@@ -172,8 +172,8 @@ impl PublicError {
         format!("{}; {}", self.message, self.next)
     }
 
-    /// What is wrong, and what to do where that is known of this very case: for callers who have neither HTTP nor the command
-    /// line, which the steps of a code name.
+    /// What is wrong, and what to do where that is known of this very case: for callers who have neither HTTP
+    /// nor the command line, which the steps of a code name.
     pub fn in_words(&self) -> String {
         if self.next == self.code.next_step() { self.message.clone() } else { self.in_full() }
     }

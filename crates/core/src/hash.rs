@@ -7,9 +7,10 @@
 //! chain     : p0 = c0;  p_i = xxh3_64(p_(i-1) LE || c_i LE, seed 1337)
 //! ```
 //!
-//! An adapter that is known by its number alone has the name `lora_id:<n>`. A further key is anything else the engine mixed into the
-//! block: multimodal items, prompt embeddings, or a key that this build cannot name; `keys` tells them from the names. Each is appended as one tag byte, a length and its bytes, in
-//! the engine's order, so that no two different lists give the same bytes:
+//! An adapter that is known by its number alone has the name `lora_id:<n>`. A further key is anything else
+//! the engine mixed into the block: multimodal items, prompt embeddings, or a key that this build cannot
+//! name; `keys` tells them from the names. Each is appended as one tag byte, a length and its bytes, in the
+//! engine's order, so that no two different lists give the same bytes:
 //!
 //! ```text
 //! multimodal   01 | u32 LE length of id | id | i64 LE offset relative to the block
@@ -18,8 +19,9 @@
 //! integer      04 | i64 LE
 //! ```
 //!
-//! An image that Dynamo's frontend marked (16 hexadecimal digits and 48 zeros) has neither tag nor offset: the numbers of all such
-//! images of a block follow as u64 LE, sorted, behind every other key. So these blocks hash as in Dynamo.
+//! An image that Dynamo's frontend marked (16 hexadecimal digits and 48 zeros) has neither tag nor offset:
+//! the numbers of all such images of a block follow as u64 LE, sorted, behind every other key. So these
+//! blocks hash as in Dynamo.
 //!
 //! Bigram tokens (EAGLE) hash as their two tokens, one after the other.
 

@@ -41,7 +41,7 @@ impl From<&str> for EngineId {
     }
 }
 
-/// The identity of one running kvplane, told apart from every other and from its own earlier runs. Cheap to clone.
+/// The identity of one running kvplane, distinct from every other and from its own earlier runs. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PlaneId(Arc<str>);
 
@@ -51,7 +51,7 @@ impl PlaneId {
         Self(format!("{bits:032x}").into())
     }
 
-    /// An identity as another plane told it.
+    /// An identity as another plane reports it.
     pub fn as_told(text: &str) -> Self {
         Self(Arc::from(text))
     }

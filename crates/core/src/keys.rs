@@ -1,7 +1,8 @@
-//! What makes equal tokens different blocks, told apart: names that separate whole prompts, and keys of single blocks.
+//! What makes equal tokens different blocks: names that separate whole prompts, and keys of single blocks.
 //!
-//! Engines repeat the names among a block's keys. vLLM gives a block's keys as a list in this order: the adapter's name in every
-//! block, the items that cover it, the cache salt in a prompt's first block, the digest of prompt embeddings.
+//! Engines repeat the names among a block's keys. vLLM gives a block's keys as a list in this order: the
+//! adapter's name in every block, the items that cover it, the cache salt in a prompt's first block, the
+//! digest of prompt embeddings.
 
 use std::ops::Range;
 
@@ -20,8 +21,8 @@ pub struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// The names, folded. Where only the adapter's number is known (vLLM before 0.14), `lora_id:<n>` stands in for its name: blocks of an
-    /// adapter are never plain ones.
+    /// The names, folded. Where only the adapter's number is known (vLLM before 0.14), `lora_id:<n>` stands
+    /// in for its name: blocks of an adapter are never plain ones.
     pub fn namespace(self) -> Namespace {
         match (self.lora_name, self.lora_id) {
             (None | Some(""), Some(id)) => Namespace::new(Some(&format!("lora_id:{id}")), self.cache_salt),
@@ -30,8 +31,8 @@ impl<'a> Names<'a> {
     }
 
     /// The same with the cache salt that is among the keys of a prompt's first block, unless there is one: what Dynamo
-    /// marked as a salt, or else the first text that is neither the adapter's name nor an image that Dynamo marked. A salt
-    /// may be equal to the adapter's name; then the text is there twice.
+    /// marked as a salt, or else the first text that is neither the adapter's name nor an image that Dynamo
+    /// marked. A salt may be equal to the adapter's name; then the text is there twice.
     #[must_use]
     pub fn with_salt_among<'k: 'a>(self, first_block: impl IntoIterator<Item = BlockKey<'k>>) -> Self {
         if self.cache_salt.is_some() {
@@ -46,8 +47,8 @@ impl<'a> Names<'a> {
         Self { cache_salt: marked.or(first), ..self }
     }
 
-    /// The keys of a block that are no names: a text that is equal to the adapter's name, and one that is equal to the salt, with
-    /// Dynamo's mark or without, are left out once.
+    /// The keys of a block that are no names: a text that is equal to the adapter's name, and one that is
+    /// equal to the salt, with Dynamo's mark or without, are left out once.
     pub fn further_keys<'k>(
         self,
         keys: impl IntoIterator<Item = BlockKey<'k>>,
@@ -84,8 +85,9 @@ impl MultimodalItem {
         self.offset.saturating_add(self.length)
     }
 
-    /// The keys of the block at these positions, as vLLM makes them: one for every item that covers a part of it, with the item's beginning
-    /// relative to the block's. Items are in the order of their positions and do not overlap.
+    /// The keys of the block at these positions, as vLLM makes them: one for every item that covers a part of
+    /// it, with the item's beginning relative to the block's. Items are in the order of their positions and
+    /// do not overlap.
     pub fn keys_of(items: &[Self], block: Range<u64>) -> impl Iterator<Item = BlockKey<'_>> {
         let first = items.partition_point(|item| item.end() <= block.start);
         items[first..].iter().take_while(move |item| item.offset < block.end).map(move |item| {

@@ -20,7 +20,7 @@ mod tier;
 mod trouble;
 mod trust;
 
-pub use backoff::Backoff;
+pub use backoff::{Backoff, jitter};
 pub use credit::{is_caught_up, is_credited};
 pub use digest::{PlaceSeed, StateDigest};
 pub use dynamo::{dynamo_salt, dynamo_salt_key};

@@ -137,7 +137,7 @@ reasons! {
         "block_size", Unverified, Past, ByLevel,
         "blocks contradict the configured block size"
     }
-    /// The engine gave one hash to two different blocks: what it removes cannot be told.
+    /// The engine gave one hash to two different blocks: what it removes is unknown.
     AmbiguousHash {
         "ambiguous_hash", Unsound, Past, ByLevel,
         "the engine gave one hash to two blocks: what it removes cannot be told"
@@ -206,12 +206,13 @@ reasons! {
         "chunk_size", Lower, Standing, ByLevel,
         "how much a colder tier gives back at once is not known, so less is counted"
     }
-    /// A tier behind the device holds blocks that are known by their hash alone: they are not counted.
+    /// A tier behind the device holds blocks that are known by their hash alone, or whose parent is not known: they are
+    /// not counted.
     UnknownContent {
         "unknown_content", Lower, Standing, ByLevel,
-        "a colder tier holds blocks whose tokens were never announced, so they are not counted"
+        "a colder tier holds blocks whose tokens or parents were never announced, so they are not counted"
     }
-    /// More copies were told than the engine has blocks: some were announced again. Residency was dropped,
+    /// More copies were announced than the engine has blocks: some were announced again. Residency was dropped,
     /// and copies are no longer counted.
     OverCount {
         "over_count", Lower, Loss, ByLevel,
@@ -227,6 +228,11 @@ reasons! {
     Reannounced {
         "reannounced", Unverified, Past, ByLevel,
         "blocks were announced again that were perhaps never held"
+    }
+    /// Blocks came from a peer that does not say how old its dump is: some may have gone before they came.
+    PeerDump {
+        "peer_dump", Unverified, Past, ByLevel,
+        "blocks came from a peer that does not say how old its dump is: some may be gone"
     }
     /// A block left the device that had left it before, in a life that is known whole: the earlier removal
     /// was meant for another tier, and others may have been too.
@@ -251,7 +257,7 @@ reasons! {
         "unproven_flush", Lower, Loss, ByLevel,
         "the engine may have flushed, and its stream did not show it in time; what was held is forgotten until it is seen again"
     }
-    /// Two publishers take turns under one topic: whose blocks are held cannot be told. Never credited.
+    /// Two publishers take turns under one topic: whose blocks are held is unknown. Never credited.
     Interleaved {
         "interleaved", Unsound, Source, Never,
         "two publishers send under one topic, so nothing is credited; give each engine its own topic or address"

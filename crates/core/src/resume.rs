@@ -1,8 +1,9 @@
-//! From how far into a prompt an engine can go on: the rule for caches with several groups, tiers with units of their own, and
-//! engines that give up the last block.
+//! From how far into a prompt an engine can go on: the rule for caches with several groups, tiers with units
+//! of their own, and engines that give up the last block.
 //!
-//! A cache is told in blocks of its *main* group, whose blocks are whole prefixes. Every other group is a *side*: it marks main
-//! blocks, and needs certain marks before a boundary to go on from there. All sides must be able to go on from the same boundary.
+//! A cache is described in blocks of its *main* group, whose blocks are whole prefixes. Every other group is a
+//! *side*: it marks main blocks, and needs certain marks before a boundary to go on from there. All sides
+//! must be able to go on from the same boundary.
 
 use crate::{SpecKind, Tier};
 
@@ -50,8 +51,9 @@ pub struct Side {
     pub need: Need,
 }
 
-/// Which sides hold a main block, and where: a bit for every tier and channel. A side has two channels: it holds the *whole*
-/// block (or its own, larger block that ends with it), and it holds the *tail* of it that its need speaks of.
+/// Which sides hold a main block, and where: a bit for every tier and channel. A side has two channels: it
+/// holds the *whole* block (or its own, larger block that ends with it), and it holds the *tail* of it that
+/// its need speaks of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Marks(pub u64);
 
@@ -66,8 +68,8 @@ impl Marks {
         2 * side + 1
     }
 
-    /// The channel of main blocks that a tier behind the device holds, whether the device does or not. Only streams without sides
-    /// have it, and only where [`Resumption::whole_prompt`] asks for it.
+    /// The channel of main blocks that a tier behind the device holds, whether the device does or not. Only
+    /// streams without sides have it, and only where [`Resumption::whole_prompt`] asks for it.
     pub const BEHIND: usize = MARK_CHANNELS - 1;
 
     /// Adds a mark.
@@ -91,9 +93,11 @@ pub struct Resumption {
     pub units: [u32; LEVELS],
     /// The engine gives up the last block that it finds, as with EAGLE.
     pub drops_last: bool,
-    /// The device may hold more than is known, so that less than a unit may be missing where a whole one is thought to be.
+    /// The device may hold more than is known, so that less than a unit may be missing where a whole one is
+    /// thought to be.
     pub device_in_doubt: bool,
-    /// The tiers behind the device are asked for the whole prompt, its last token included, as vLLM's `OffloadingConnector` does.
+    /// The tiers behind the device are asked for the whole prompt, its last token included, as vLLM's
+    /// `OffloadingConnector` does.
     pub whole_prompt: bool,
 }
 
@@ -104,7 +108,8 @@ pub struct PromptLength {
     pub tokens: u64,
     /// Positions per block of the stream.
     pub block_size: u32,
-    /// A position is a token and the one that follows it, as `SGLang` with EAGLE keys its cache: the last token has none.
+    /// A position is a token and the one that follows it, as `SGLang` with EAGLE keys its cache: the last
+    /// token has none.
     pub bigrams: bool,
 }
 
@@ -146,13 +151,15 @@ impl Default for Resumption {
 }
 
 impl Resumption {
-    /// What the engine is expected to report as `cached_tokens` for a prompt. `behind` counts the blocks in a row, from a position on,
-    /// that tiers behind the device hold; it is asked at most once, and only where that matters.
+    /// What the engine is expected to report as `cached_tokens` for a prompt. `behind` counts the blocks in a
+    /// row, from a position on, that tiers behind the device hold; it is asked at most once, and only where
+    /// that matters.
     ///
-    /// An engine computes the last token of a prompt, so its device serves whole blocks of all tokens but that one. vLLM's
-    /// `OffloadingConnector` then goes on behind them, in whole chunks, and counts the last token too: a prompt that ends with a block
-    /// is reported as cached whole where the connector holds that block. With sliding windows or states it leaves the last token out,
-    /// and with EAGLE it gives up the last chunk.
+    /// An engine computes the last token of a prompt, so its device serves whole blocks of all tokens but
+    /// that one. vLLM's `OffloadingConnector` then goes on behind them, in whole chunks, and counts the last
+    /// token too: a prompt that ends with a block is reported as cached whole where the connector holds that
+    /// block. With sliding windows or states it leaves the last token out, and with EAGLE it gives up the
+    /// last chunk.
     pub fn cached_tokens(
         &self,
         prompt: PromptLength,
@@ -199,7 +206,8 @@ impl Resumption {
         *self == Self::default()
     }
 
-    /// Whether a shorter prompt may be resumed from elsewhere than from where a longer one is cut off: then it must be known where it ends.
+    /// Whether a shorter prompt may be resumed from elsewhere than from where a longer one is cut off: then
+    /// it must be known where it ends.
     pub fn depends_on_the_end(&self) -> bool {
         self.drops_last || !self.sides.is_empty()
     }
@@ -209,7 +217,7 @@ impl Resumption {
         self.sides.iter().map(|side| side.need.stride().max(1)).fold(1, common_multiple)
     }
 
-    /// What counts of so many main blocks by level: a tier gives back whole units, and is not asked for less than one.
+    /// What counts of `blocks` main blocks by level: a tier gives back whole units, and is not asked for less than one.
     pub fn whole_units(&self, found: [u32; LEVELS]) -> [u32; LEVELS] {
         let mut counted = 0u32;
         let mut depths = [0; LEVELS];
@@ -224,8 +232,9 @@ impl Resumption {
         depths
     }
 
-    /// The most main blocks, of so many, from which every group can go on. `has` says whether a block (by its position) has a mark. Slow
-    /// and plain: what is asked often has a faster way, which is held against this one.
+    /// The most main blocks, of those given, from which every group can go on. `has` says whether a block (by
+    /// its position) has a mark. Slow and plain: what is asked often has a faster way, which is held against
+    /// this one.
     pub fn resumable(&self, depth: u32, has: impl Fn(u32, usize) -> bool) -> u32 {
         let unit = self.alignment();
         let mut boundary = depth / unit * unit;
@@ -262,7 +271,7 @@ impl Resumption {
         if self.drops_last { found.saturating_sub(unit) } else { found }
     }
 
-    /// How many of a side's blocks are needed before the end of so many, and whether a tail is needed before those.
+    /// How many of a side's blocks are needed before the end of a prefix, and whether a tail is needed before those.
     fn needed(&self, need: Need, ends: u32) -> (u32, bool) {
         match need {
             Need::Prefix { .. } => (ends, false),

@@ -2,8 +2,9 @@
 
 use sha2::{Digest as _, Sha256};
 
-/// The digest of a page: `sha256(digest of the page before || token ids as u32 LE)`, as `SGLang` has it since 0.5.6. A salted
-/// chain begins with [`sglang_salt_digest`] instead of nothing. Pairs of tokens go in as both their ids.
+/// The digest of a page: `sha256(digest of the page before || token ids as u32 LE)`, as `SGLang` has it since
+/// 0.5.6. A salted chain begins with [`sglang_salt_digest`] instead of nothing. Pairs of tokens go in as both
+/// their ids.
 pub fn sglang_page_digest(before: Option<&[u8; 32]>, ids: &[u32]) -> [u8; 32] {
     let mut hasher = Sha256::new();
     if let Some(before) = before {
@@ -28,8 +29,8 @@ pub fn sglang_event_hash(digest: &[u8; 32]) -> i64 {
     digest.first_chunk().map_or(0, |first| i64::from_be_bytes(*first))
 }
 
-/// A page's hash as events of the `dynamo` format have it (since 0.5.22), where a request has an adapter or a salt: both are mixed in
-/// once more.
+/// A page's hash as events of the `dynamo` format have it (since 0.5.22), where a request has an adapter or a
+/// salt: both are mixed in once more.
 pub fn sglang_namespaced_hash(hash: i64, adapter: Option<&str>, salt: Option<&str>) -> i64 {
     let mut names = Sha256::new();
     names.update(b"sglang-kv-event-namespace-v1");

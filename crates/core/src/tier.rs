@@ -21,7 +21,8 @@ impl Tier {
     /// Every tier, warmest first.
     pub const ALL: [Tier; 5] = [Tier::Device, Tier::Host, Tier::Disk, Tier::Remote, Tier::Unknown];
 
-    /// Where copies lie that an engine says to be on a medium, and here or elsewhere: what is elsewhere is remote, whatever it lies on.
+    /// Where copies lie that an engine says to be on a medium, and here or elsewhere: what is elsewhere is
+    /// remote, whatever it lies on.
     pub fn of(medium: Option<&str>, locality: Option<&str>) -> Self {
         match (Self::from_medium(medium), locality.map(Locality::from_wire)) {
             (Self::Unknown, _) => Self::Unknown,
@@ -58,8 +59,8 @@ impl Tier {
             .map_or(Tier::Unknown, |&(_, tier)| tier)
     }
 
-    /// Whether engines tell when blocks leave a medium. vLLM's storage behind the host does not, nor do the stores of Mooncake and
-    /// `LMCache`, which write `cpu` in lower case.
+    /// Whether engines tell when blocks leave a medium. vLLM's storage behind the host does not, nor do the
+    /// stores of Mooncake and `LMCache`, which write `cpu` in lower case.
     pub fn tells_removals(medium: Option<&str>) -> bool {
         !matches!(medium, Some("STORAGE" | "FS" | "OBJ" | "cpu" | "CXL"))
     }

@@ -88,7 +88,7 @@ pub struct TrustState {
 }
 
 impl TrustState {
-    /// What another plane says that a state is worth: `(reason, since)` as told, and never better than its level.
+    /// What another plane says that a state is worth: `(reason, since)` as reported, and never better than its level.
     pub fn as_told<'t>(level: Trust, reasons: impl IntoIterator<Item = (&'t str, u64)>) -> Self {
         let mut told = Self::default();
         let mut since = 0;

@@ -1,7 +1,7 @@
 //! Asking over gRPC: vLLM's control service, and SMG's `GetServerInfo`.
 //!
-//! SMG's service of vLLM tells how many ranks there are and how large blocks are, and not where they are published: that has to be
-//! configured.
+//! SMG's service of vLLM tells how many ranks there are and how large blocks are, and not where they are
+//! published: that has to be configured.
 
 use std::time::Duration;
 

@@ -106,8 +106,8 @@ fn text<'v>(object: &'v Map<String, Value>, key: &str) -> Result<Option<&'v str>
     }
 }
 
-/// A JSON object's value as a number of at most `max`; absent and null are none. Protobuf's `Struct` has no integers: a whole
-/// number may be written as a fraction.
+/// A JSON object's value as a number of at most `max`; absent and null are none. Protobuf's `Struct` has no
+/// integers: a whole number may be written as a fraction.
 fn number(object: &Map<String, Value>, key: &str, max: u32) -> Result<Option<u32>, Refusal> {
     let value = match object.get(key) {
         None | Some(Value::Null) => return Ok(None),

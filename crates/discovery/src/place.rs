@@ -122,8 +122,8 @@ fn events_of(
     }
 }
 
-/// The topic of all publishers. Where they differ there is none: every publisher has a socket of its own, and whatever comes
-/// over it is its own.
+/// The topic of all publishers. Where they differ there is none: every publisher has a socket of its own, and
+/// whatever comes over it is its own.
 fn common_topic(found: &Description) -> String {
     let mut topics = found.publishers.values().map(|publisher| &publisher.topic);
     let first = topics.next().cloned().unwrap_or_default();

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{Description, Refusal, bad, block_size, counted, rank_count, text};
 
-/// Where both publish unless they are told otherwise.
+/// Where both publish unless configured otherwise.
 const DEFAULT_ENDPOINT: &str = "tcp://*:5557";
 
 /// What it means that no publisher is named.

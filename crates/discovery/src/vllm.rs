@@ -89,8 +89,8 @@ fn publisher(source: &Map<String, Value>) -> Result<Option<Publisher>, Refusal> 
     }))
 }
 
-/// Two publishers cannot bind one port. An answer in which all ranks have one and the same wildcard address says where rank 0
-/// is, and the others count up from there.
+/// Two publishers cannot bind one port. An answer in which all ranks have one and the same wildcard address
+/// says where rank 0 is, and the others count up from there.
 pub(super) fn spread(publishers: &mut BTreeMap<u32, Publisher>) -> Result<(), Refusal> {
     let mut rest = publishers.values();
     let Some(first) = rest.next().cloned() else { return Ok(()) };

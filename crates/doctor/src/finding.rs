@@ -119,6 +119,8 @@ codes! {
     PlaneUnreachable "plane_unreachable" "kvplane did not answer"
     PlaneUnauthorised "plane_unauthorised" "kvplane rejected the request"
     HistoryMissing "history_missing" "blocks cached before the stream was followed without a gap stay invisible until they are stored again, and the most used prompts are stored again last"
+    TokenizerContradicted "tokenizer_contradicted" "prompts that are given as text are cut into other tokens than the engine's: what it holds of them would not be found, so they are refused"
+    PredictionDrift "prediction_drift" "an exact prediction that no event explains is a defect of kvplane or of the engine: other answers about the engine may be wrong too"
     StreamNotExact "stream_not_exact" "answers about this stream are less than exact, and say so"
 }
 

@@ -24,9 +24,9 @@ pub struct Mark {
 pub enum Width {
     /// A 64-bit integer.
     Integer,
-    /// A digest of so many bytes.
+    /// A digest of this many bytes.
     Bytes(usize),
-    /// A digest in hexadecimal digits, of so many bytes.
+    /// A digest in hexadecimal digits, of this many bytes.
     Hex(usize),
 }
 
@@ -63,8 +63,8 @@ pub struct Heard {
     pub widths: BTreeSet<Width>,
     /// What could not be read, by a word for the reason, and how often.
     pub unread: BTreeMap<String, u64>,
-    /// Our clock minus the publisher's, in seconds: when a live batch came, the one nearest to 0; of a ring, whose batches may be of
-    /// any age, only where the last is from the future.
+    /// Our clock minus the publisher's, in seconds: when a live batch came, the one nearest to 0; of a ring,
+    /// whose batches may be of any age, only where the last is from the future.
     pub skew: Option<f64>,
 }
 

@@ -5,10 +5,12 @@
 //!  sockets, HTTP; changes nothing      pure functions
 //! ```
 //!
-//! [`examine`] looks at engines as they are configured; [`judge_set_up`] and [`judge_plane`] judge what others looked at.
+//! [`examine`] looks at engines as they are configured; [`judge_set_up`] and [`judge_plane`] judge what
+//! others looked at.
 //!
-//! It never changes what it looks at: no request of it flushes, drains or registers anything. It follows nothing and keeps no
-//! state of a stream: what it hears is summed up ([`Heard`]) and dropped. Tokens end there.
+//! It never changes what it looks at: no request of it flushes, drains or registers anything. It follows
+//! nothing and keeps no state of a stream: what it hears is summed up ([`Heard`]) and dropped. Tokens end
+//! there.
 
 mod finding;
 mod heard;

@@ -101,7 +101,8 @@ pub struct RankSeen {
     pub live: Heard,
     /// Topics of other messages on the same socket, and how many there were.
     pub other_topics: BTreeMap<String, u64>,
-    /// We listened at its address ourselves, for a moment or as a plane would: whether a publisher connected. Absent where we could not, or did not need to.
+    /// We listened at its address ourselves, for a moment or as a plane would: whether a publisher connected.
+    /// Absent where we could not, or did not need to.
     pub called: Option<bool>,
     /// What is in the replay ring; absent where nobody was asked.
     pub ring: Option<RingSeen>,
@@ -200,8 +201,8 @@ impl EngineSeen {
         stream.strip_prefix(&self.id)?.strip_prefix('/')?.parse().ok()
     }
 
-    /// Whether a plane hears it at addresses that all lead nowhere from here, or to somebody else: the plane is on another machine, or in
-    /// another network, and only seems to be here.
+    /// Whether a plane hears it at addresses that all lead nowhere from here, or to somebody else: the plane
+    /// is on another machine, or in another network, and only seems to be here.
     pub fn is_elsewhere(&self) -> bool {
         let reached = |rank: &RankSeen| match (&rank.events, &rank.events_peer) {
             // Nobody knows.

@@ -1,7 +1,7 @@
-//! What happens to the streams of a plane that is followed, for whoever wants to be told.
+//! What happens to the streams of a plane that is followed, for subscribers.
 //!
-//! Nothing is queued for a slow reader beyond a few changes: they wait in the streams' own windows. What a window no longer
-//! has, the reader is told to have missed; the copy has it all.
+//! Nothing is queued for a slow reader beyond a few changes: they wait in the streams' own windows. What a
+//! window no longer has, the reader is told to have missed; the copy has it all.
 
 use std::sync::Arc;
 use std::time::Duration;

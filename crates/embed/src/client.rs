@@ -5,8 +5,9 @@
 //!                                                             └─> news ───> Changes (thread kvp-client)
 //! ```
 //!
-//! The copy is a plane of its own that follows the other one: what is checked, what is credited and how a prompt is looked up
-//! is what a plane does. While the other plane is out of reach its streams are not credited.
+//! The copy is a plane of its own that follows the other one: what is checked, what is credited and how a
+//! prompt is looked up is what a plane does. While the other plane is out of reach its streams are not
+//! credited.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,22 +15,23 @@ use std::time::Duration;
 use kvplane_catalog::{Answer, Match, Question};
 use kvplane_core::{EngineId, EngineKind, ErrorCode, PublicError, Trust};
 use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, LinkSpec, LinkState, LinkStatus, Origin,
-    Plane, PlaneOptions, Source, Stream,
+    EngineSpec, LinkSpec, LinkState, LinkStatus, Origin, Plane, PlaneOptions, Source, Stream,
 };
 use kvplane_proto::Bearer;
 use parking_lot::RwLock;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
+use tonic::service::interceptor::InterceptedService;
 
 use crate::changes::Changes;
 use crate::index::asking;
+use crate::picks::Routes;
 
 /// The name of the other plane here. Its engines are called `plane/NAME` behind the scenes.
 const LINK: &str = "plane";
 
-/// How often it is looked whether everything is here, by somebody who waits for that. It depends on the link and on every
-/// stream, and none of them says when it was the last.
+/// How often it is looked whether everything is here, by somebody who waits for that. It depends on the link
+/// and on every stream, and none of them says when it was the last.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How long tasks may take to end when the client is closed.
@@ -81,6 +83,7 @@ pub(crate) struct Open {
     pub(crate) handle: Handle,
     /// Taken when it ends.
     runtime: Option<Runtime>,
+    pub(crate) routes: Routes,
     address: String,
     credit: Vec<Trust>,
     /// The process whose threads follow the plane.
@@ -100,7 +103,9 @@ impl Client {
         if !spec.trusts_somebody() {
             return Err(unusable());
         }
-        spec.endpoint().map_err(|_| if spec.ca.is_some() { unusable() } else { not_an_address() })?;
+        let endpoint =
+            spec.endpoint().map_err(|_| if spec.ca.is_some() { unusable() } else { not_an_address() })?;
+        let bearer = spec.bearer.clone();
         let defect = |error: &dyn std::fmt::Display| {
             PublicError::new(ErrorCode::Internal, format!("the client cannot run: {error}"))
         };
@@ -114,12 +119,14 @@ impl Client {
         let options = PlaneOptions { down_after, ..PlaneOptions::default() };
         let plane = Plane::start(Vec::new(), &options).map_err(|error| defect(&error))?;
         plane.add(vec![linked(spec)], Origin::Config).map_err(|error| defect(&error))?;
+        let routes = Routes::new(InterceptedService::new(endpoint.connect_lazy(), bearer));
         drop(entered);
         let link = plane.engine(LINK).and_then(|engine| engine.link.clone());
         let link = link.ok_or_else(|| defect(&"it has no link"))?;
         let open = Open {
             plane,
             link,
+            routes,
             stop: CancellationToken::new(),
             handle: runtime.handle().clone(),
             runtime: Some(runtime),
@@ -130,8 +137,8 @@ impl Client {
         Ok(Self { open: RwLock::new(Some(Arc::new(open))) })
     }
 
-    /// Asks every stream of the question's model, and hands the answer to `read`. Nothing is waited for: the answer is of what
-    /// is here, and a stream that may not be as it is at the plane is not credited.
+    /// Asks every stream of the question's model, and hands the answer to `read`. Nothing is waited for: the
+    /// answer is of what is here, and a stream that may not be as it is at the plane is not credited.
     pub fn ask<R>(&self, question: &Question, read: impl FnOnce(&Answer<'_>) -> R) -> Result<R, PublicError> {
         let open = self.open()?;
         let catalog = open.plane.catalog();
@@ -164,8 +171,8 @@ impl Client {
         Ok(streams.collect())
     }
 
-    /// Whether all that the plane had when it was asked is here, what follows is being told, and every stream that is live
-    /// there is live here.
+    /// Whether all that the plane had when it was asked is here, what follows is being told, and every stream
+    /// that is live there is live here.
     pub fn is_ready(&self) -> Result<bool, PublicError> {
         Ok(self.open()?.is_ready())
     }
@@ -190,7 +197,8 @@ impl Client {
         Ok(Changes::start(&self.open()?, streams))
     }
 
-    /// Follows nothing any more; whoever waits for changes is told that there will be none. A second time changes nothing.
+    /// Follows nothing any more; whoever waits for changes is told that there will be none. A second time
+    /// changes nothing.
     pub fn close(&self) {
         let Some(open) = self.open.write().take() else { return };
         if open.is_here() {
@@ -204,7 +212,7 @@ impl Client {
         self.open.read().is_none()
     }
 
-    fn open(&self) -> Result<Arc<Open>, PublicError> {
+    pub(crate) fn open(&self) -> Result<Arc<Open>, PublicError> {
         let open = self.open.read().clone();
         let open = open.ok_or_else(|| gone("the client was closed"))?;
         // Threads do not come along into a fork: what is here would never change again, and look well.
@@ -252,21 +260,7 @@ pub(crate) fn name_there(engine: &str) -> &str {
 }
 
 fn linked(spec: LinkSpec) -> EngineSpec {
-    EngineSpec {
-        id: EngineId::new(LINK),
-        kind: EngineKind::Kvplane,
-        model: String::new(),
-        routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-        tenant: None,
-        source: Source::Linked(spec),
-        topic: String::new(),
-        block_size: None,
-        worker_id: 0,
-        cache: CacheSpec::default(),
-        max_silence: None,
-        http: None,
-        control: ControlSpec::default(),
-    }
+    EngineSpec::new(EngineId::new(LINK), EngineKind::Kvplane, "", Source::Linked(spec))
 }
 
 fn url(address: &str) -> Result<String, PublicError> {

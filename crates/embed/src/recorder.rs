@@ -85,8 +85,8 @@ impl From<NotAnswered> for PublicError {
     }
 }
 
-/// The recorder of one rank, to be called from any thread. A call waits for no reader: where a budget is used up, the oldest
-/// goes.
+/// The recorder of one rank, to be called from any thread. A call waits for no reader: where a budget is used
+/// up, the oldest goes.
 #[derive(Debug)]
 pub struct Recorder {
     stream: Arc<Stream>,

@@ -1,7 +1,7 @@
 //! `/kv_recover` of one recorder over HTTP, from a thread of its own: the engine's threads are not asked to answer.
 //!
-//! Nobody is asked who he is: whoever reaches the port reads. So it is on loopback unless the caller says otherwise, and there a
-//! name that is not this machine's is refused.
+//! Nobody is asked who he is: whoever reaches the port reads. So it is on loopback unless the caller says
+//! otherwise, and there a name that is not this machine's is refused.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -197,7 +197,8 @@ impl HttpBody for Sending {
     }
 }
 
-/// Refuses what is asked of a name that is not this machine's: a page of the name's owner would read what only this machine may.
+/// Refuses what is asked of a name that is not this machine's: a page of the name's owner would read what
+/// only this machine may.
 async fn of_this_machine(request: Request, next: Next) -> Response {
     let hosts = request.headers().get_all(header::HOST);
     if hosts.iter().all(|host| host.to_str().is_ok_and(is_nobodys_name)) {

@@ -252,7 +252,7 @@ impl Body for Reply {
     }
 }
 
-/// Shows a frame of the engine's response to whoever listens.
+/// Shows a frame of the engine's response to its listener.
 fn listen(tap: &mut Option<Arc<Tap>>, frame: Option<&Result<Frame<Bytes>, UpstreamReset>>) {
     let Some(Ok(frame)) = frame else {
         *tap = None;

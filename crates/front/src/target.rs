@@ -1,17 +1,16 @@
 //! Where the engine is, and how to get there: everything that is known before the first dial.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{CONNECTION, HOST, HeaderMap, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Uri, Version, request};
 use kvplane_access::pem;
+use kvplane_transport::tls;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
 /// Headers that are about one connection and not allowed in HTTP/2, besides `te`.
 const HOP: [HeaderName; 5] = [
@@ -137,15 +136,9 @@ fn strip_hop(headers: &mut HeaderMap) {
 fn connector(ca: Option<&Path>) -> Result<TlsConnector, FrontError> {
     let roots = match ca {
         Some(path) => pem::roots(path).map_err(|why| FrontError::Ca { path: path.to_owned(), why })?,
-        None => RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() },
+        None => tls::public_roots(),
     };
-    // Named here, not taken from the process: a library does not depend on what `main` installed.
-    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(TlsConnector::from(Arc::new(config)))
+    Ok(tls::connector(roots, None, "h2")?)
 }
 
 impl std::fmt::Debug for Tls {

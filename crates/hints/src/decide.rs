@@ -38,8 +38,8 @@ pub(crate) enum Unknown {
     Scheme,
 }
 
-/// What the decision is made from. All of it is about one moment. Replicas are in scope while they have at least one entry of
-/// the tenant, model and scheme, with any adapter.
+/// What the decision is made from. All of it is about one moment. Replicas are in scope while they have at
+/// least one entry of the tenant, model and scheme, with any adapter.
 pub(crate) trait Knowledge {
     /// Stands for a replica.
     type Who: Copy;
@@ -156,8 +156,8 @@ pub(crate) fn decide<K: Knowledge>(
     Decision { verdict: None, delivered: Vec::new() }
 }
 
-/// Scores, best first; equals by name. Those that match too little are left out, but they count: what they hold tells others
-/// apart no more.
+/// Scores, best first; equals by name. Those that match too little are left out, but they count: what they
+/// hold tells others apart no more.
 fn scored<K: Knowledge>(
     mut candidates: Vec<Candidate<K::Who>>,
     known: &K,

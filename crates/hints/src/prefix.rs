@@ -100,8 +100,8 @@ pub struct Prefix {
     pub block: u32,
     /// The warmest place where it lies.
     pub tier: CacheTier,
-    /// The engine itself says so, and says when it ends. Else nobody will: it is worth telling once, and whoever was told forgets it
-    /// in time.
+    /// The engine itself says so, and says when it ends. Else nobody will: it is worth telling once, and
+    /// whoever was told forgets it in time.
     pub sure: bool,
     /// The adapter that it was computed with; empty for none.
     pub adapter: Arc<str>,

@@ -1,7 +1,7 @@
 //! Answers: how much of a prompt every lane holds, in a few strata.
 //!
-//! Lanes that stop at the same depth are one stratum: a depth and a set of lanes. There are few, however many streams there are. Lanes that
-//! stop alone are named one by one.
+//! Lanes that stop at the same depth are one stratum: a depth and a set of lanes. There are few, however many
+//! streams there are. Lanes that stop alone are named one by one.
 
 use kvplane_core::{Marks, Resumption};
 
@@ -75,8 +75,8 @@ impl Buffer {
         self.end_stratum(depth, start);
     }
 
-    /// Only those lanes stay alive that `stays` names, word by word; the others hold so much. Each word is asked for once: a
-    /// writer may change it in between, and a lane must be on one side.
+    /// Only those lanes stay alive that `stays` names, word by word; the others hold so much. Each word is
+    /// asked for once: a writer may change it in between, and a lane must be on one side.
     pub(crate) fn keep(&mut self, depth: u32, stays: impl Fn(usize) -> u64) {
         let start = self.words.len();
         for (at, word) in self.alive.iter_mut().enumerate() {
@@ -96,9 +96,9 @@ impl Buffer {
     }
 }
 
-/// How much of a prompt every stream held while it was asked. Streams that nobody wrote to are exact. Of a stream that was
-/// written to meanwhile, every block that counts was held when it was looked at, and the next one was not. While it lives, what it names is not given to anybody
-/// else; drop it soon.
+/// How much of a prompt every stream held while it was asked. Streams that nobody wrote to are exact. Of a
+/// stream that was written to meanwhile, every block that counts was held when it was looked at, and the next
+/// one was not. While it lives, what it names is not given to anybody else; drop it soon.
 #[derive(Debug)]
 pub struct Answer<'a> {
     pub(crate) reader: &'a Reader,
@@ -112,7 +112,8 @@ impl Drop for Answer<'_> {
 }
 
 impl Answer<'_> {
-    /// Lanes that hold equally much: the depth, and the words of the set of lanes. A lane is in one stratum or among [`Self::singles`].
+    /// Lanes that hold equally much: the depth, and the words of the set of lanes. A lane is in one stratum
+    /// or among [`Self::singles`].
     pub fn strata(&self) -> impl Iterator<Item = (u32, &[u64])> {
         let buffer = &*self.buffer;
         buffer.strata.iter().map(|(depth, start)| (*depth, &buffer.words[*start..*start + buffer.width]))
@@ -178,8 +179,10 @@ impl Answer<'_> {
         self.buffer.singles.len() + words.map(|word| word.count_ones() as usize).sum::<usize>()
     }
 
-    /// From how many blocks streams of this answer can go on that have equal needs, by level: as [`Resumption::resumable`] of what counts of their main blocks
-    /// ([`Resumption::whole_units`]), with the marks that [`Index::set_sides`] told. With a `side`, as if that one alone counted. `depths` gets one for each, in order.
+    /// From how many blocks streams of this answer can go on that have equal needs, by level: as
+    /// [`Resumption::resumable`] of what counts of their main blocks ([`Resumption::whole_units`]), with the
+    /// marks that [`Index::set_sides`] told. With a `side`, as if that one alone counted. `depths` gets one
+    /// for each, in order.
     ///
     /// Marks are read when they are asked for: of a stream that is written to meanwhile, some may be older than others.
     pub fn resume(
@@ -193,8 +196,8 @@ impl Answer<'_> {
         resuming.resume(self.reader.sides(), steps, found, needs, side, depths);
     }
 
-    /// How many blocks of the prompt, from a position on, a stream of this answer has any of these marks for. Marks are read when they
-    /// are asked for, and no further than anybody holds the prompt.
+    /// How many blocks of the prompt, from a position on, a stream of this answer has any of these marks for.
+    /// Marks are read when they are asked for, and no further than anybody holds the prompt.
     pub fn run_of(&self, found: &Match, from: u32, marks: Marks) -> u32 {
         self.buffer.steps.run(self.reader.sides(), found.marker, from, marks)
     }
@@ -256,8 +259,8 @@ impl Gathered {
 
     fn finish(mut self) -> Vec<Match> {
         if self.several {
-            // A level counts everything warmer. Its lane may have been looked at before the warmer one's was written to, or be younger than the
-            // question.
+            // A level counts everything warmer. Its lane may have been looked at before the warmer one's was
+            // written to, or be younger than the question.
             for found in &mut self.matches {
                 for level in 1..found.depths.len() {
                     found.depths[level] = found.depths[level].max(found.depths[level - 1]);

@@ -1,8 +1,9 @@
 //! Memory for extents and tables: ranges of huge pages.
 //!
-//! The smallest free range that is large enough is taken, at the lowest address; ranges that are given back join their neighbours; a chunk
-//! that is free as a whole goes back to the system. So memory stays flat while sizes come and go. A small arena has one chunk, which
-//! never goes back: there free pages do, so that hundreds of small indexes do not keep what each had at its peak.
+//! The smallest free range that is large enough is taken, at the lowest address; ranges that are given back
+//! join their neighbours; a chunk that is free as a whole goes back to the system. So memory stays flat while
+//! sizes come and go. A small arena has one chunk, which never goes back: there free pages do, so that
+//! hundreds of small indexes do not keep what each had at its peak.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,8 @@ const SPARE: usize = 1;
 
 /// What a small page has.
 const PAGE: usize = 4 * 1024;
-/// Bytes given back after which the free pages of a small arena go back to the system: seldom enough for the calls not to matter.
+/// Bytes given back after which the free pages of a small arena go back to the system: seldom enough for the
+/// calls not to matter.
 const TRIM_AFTER: usize = 128 * 1024;
 /// Free ranges below this keep their pages: they are soon used again.
 const TRIM_FROM: u32 = (4 * PAGE / LINE) as u32;
@@ -70,7 +72,7 @@ impl Arena {
         self.in_use
     }
 
-    /// A room of at least so many bytes (at most [`LARGEST`]). What is in it is arbitrary.
+    /// A room of at least this many bytes (at most [`LARGEST`]). What is in it is arbitrary.
     pub(crate) fn take(&mut self, bytes: usize) -> Room {
         debug_assert!(bytes <= LARGEST);
         let lines = bytes.div_ceil(LINE) as u32;
@@ -121,8 +123,8 @@ impl Arena {
         }
     }
 
-    /// Gives the pages of larger free ranges back to the system, where there is one chunk: it has small pages. Larger arenas have
-    /// huge ones, which would be split.
+    /// Gives the pages of larger free ranges back to the system, where there is one chunk: it has small
+    /// pages. Larger arenas have huge ones, which would be split.
     fn trim(&mut self) {
         self.loose = 0;
         if self.chunks.iter().flatten().count() > 1 {
@@ -201,8 +203,9 @@ fn drop_pages(start: NonNull<u8>, bytes: usize) {
         let skipped = start.as_ptr().align_offset(PAGE);
         let length = bytes.saturating_sub(skipped) / PAGE * PAGE;
         if length > 0 {
-            // SAFETY: the range is part of a chunk, which is private memory of the allocator's, and free: nobody relies on what is in
-            // it. The pages lie within the range, so that nothing beside it changes.
+            // SAFETY: the range is part of a chunk, which is private memory of the allocator's, and free:
+            // nobody relies on what is in it. The pages lie within the range, so that nothing beside it
+            // changes.
             unsafe { libc::madvise(start.as_ptr().add(skipped).cast(), length, libc::MADV_DONTNEED) };
         }
     }

@@ -1,8 +1,8 @@
-//! Which extent follows a block: one table for the whole index, keyed by the block's spot and the next content; and another, keyed by the
-//! chained hash of the prefix that ends with an extent's first block.
+//! Which extent follows a block: one table for the whole index, keyed by the block's spot and the next
+//! content; and another, keyed by the chained hash of the prefix that ends with an extent's first block.
 //!
-//! A slot is one word: a tag and the address of an extent. The extent itself says whether it is the one that was looked for, so the tag
-//! may be short and readers need no second word to be consistent with the first.
+//! A slot is one word: a tag and the address of an extent. The extent itself says whether it is the one that
+//! was looked for, so the tag may be short and readers need no second word to be consistent with the first.
 
 use std::ptr::NonNull;
 

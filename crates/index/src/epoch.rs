@@ -1,7 +1,8 @@
 //! When may memory be used again that a reader might still look at?
 //!
-//! A reader says in its own seat when it came; nobody else writes there. The writer tags what it unlinks with the current
-//! epoch and then begins a new one. What has a tag below the oldest seated reader's epoch cannot be seen by anybody.
+//! A reader says in its own seat when it came; nobody else writes there. The writer tags what it unlinks with
+//! the current epoch and then begins a new one. What has a tag below the oldest seated reader's epoch cannot
+//! be seen by anybody.
 
 use std::sync::Arc;
 

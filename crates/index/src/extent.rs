@@ -6,8 +6,8 @@
 //! ```
 //!
 //! **Who holds what.** A lane (a stream, up to a tier) holds the first `cutoff` blocks of an extent. Lanes that share
-//! one cutoff form the *crowd*; any other has an entry of its own, and an entry goes before a bit in the crowd. What a lane holds behind a
-//! hole is the writer's business: no answer depends on it.
+//! one cutoff form the *crowd*; any other has an entry of its own, and an entry goes before a bit in the
+//! crowd. What a lane holds behind a hole is the writer's business: no answer depends on it.
 //!
 //! **What readers may rely on**, since they take no lock:
 //! - contents below `len` do not change while a reader sits that could have read that `len` (see `epoch`);
@@ -24,8 +24,8 @@ use crate::arena::{LARGEST, Room};
 use crate::crowd::Crowd;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// Entries of an extent. The first two share the header's first line. Under loom there are fewer, so that crowds and splits
-/// are reached within few steps.
+/// Entries of an extent. The first two share the header's first line. Under loom there are fewer, so that
+/// crowds and splits are reached within few steps.
 pub(crate) const HOLDERS: usize = if cfg!(loom) { 4 } else { 8 };
 /// The most blocks an extent has.
 pub(crate) const MAX_BLOCKS: usize = (LARGEST - size_of::<Extent>()) / size_of::<u64>();
@@ -149,7 +149,7 @@ pub(crate) struct Identity {
 }
 
 impl Extent {
-    /// Bytes of an extent for so many blocks.
+    /// Bytes of an extent for this many blocks.
     pub(crate) fn bytes(blocks: usize) -> usize {
         size_of::<Self>() + blocks * size_of::<u64>()
     }
@@ -213,8 +213,8 @@ impl Extent {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Where the contents begin. A reference to the header gives no right to what lies behind it; the room's own pointer does, which
-    /// `create` exposed.
+    /// Where the contents begin. A reference to the header gives no right to what lies behind it; the room's
+    /// own pointer does, which `create` exposed.
     #[inline]
     fn start(&self) -> *mut u64 {
         std::ptr::with_exposed_provenance_mut(std::ptr::from_ref(self).addr() + size_of::<Self>())
@@ -239,8 +239,8 @@ impl Extent {
     /// Writes contents behind `len`, unseen. Only the writer calls it.
     ///
     /// # Safety
-    /// No reader sits that could have read a `len` above `at`. That the slots already hold these contents is not enough: writing
-    /// the same value beside a reader is a race too, so the caller leaves such slots out.
+    /// No reader sits that could have read a `len` above `at`. That the slots already hold these contents is
+    /// not enough: writing the same value beside a reader is a race too, so the caller leaves such slots out.
     pub(crate) unsafe fn write(&self, at: u32, contents: &[u64]) {
         debug_assert!(at as usize + contents.len() <= self.capacity as usize && at >= self.len());
         // SAFETY: within the room, and by the caller nobody reads these slots.
@@ -264,8 +264,8 @@ impl Extent {
     /// The crowd. Ask for it after the entries.
     #[inline]
     pub(crate) fn crowd(&self) -> Option<&Crowd> {
-        // SAFETY: a crowd is freed only when no reader sits that could have read it here, and the writer itself frees none
-        // that an extent of its still names.
+        // SAFETY: a crowd is freed only when no reader sits that could have read it here, and the writer
+        // itself frees none that an extent of its still names.
         unsafe { self.crowd.load(Ordering::Acquire).as_ref() }
     }
 

@@ -88,8 +88,10 @@ impl Index {
         self.writer.lock().remove(slot, tier as usize, hashes)
     }
 
-    /// Which sides hold blocks of the stream, as they do now: each block's marks and no others. They go when the stream loses the block from its last tier, and count again
-    /// when they are told again. Of a block that the stream does not hold, nothing is kept. Where two hashes name one block, what was told last counts, until either goes.
+    /// Which sides hold blocks of the stream, as they do now: each block's marks and no others. They go when
+    /// the stream loses the block from its last tier, and count again when they are told again. Of a block
+    /// that the stream does not hold, nothing is kept. Where two hashes name one block, what was told last
+    /// counts, until either goes.
     pub fn set_sides(&self, slot: Slot, marks: &[(u64, Marks)]) -> Result<(), Refused> {
         if marks.is_empty() {
             return Ok(());
@@ -97,13 +99,15 @@ impl Index {
         self.writer.lock().set_sides(slot, marks)
     }
 
-    /// Nothing of the stream is held any more, in no answer that is begun after this. [`Self::reclaim`] frees the memory.
+    /// Nothing of the stream is held any more, in no answer that is begun after this. [`Self::reclaim`] frees
+    /// the memory.
     pub fn clear(&self, slot: Slot) {
         self.writer.lock().clear(slot);
     }
 
-    /// Frees about so many blocks of streams that went or were cleared. Says whether there are more: some may have to wait until a
-    /// question is answered that was asked before. Stores do a little of this by themselves.
+    /// Frees about this many blocks of streams that went or were cleared. Says whether there are more: some may
+    /// have to wait until a question is answered that was asked before. Stores do a little of this by
+    /// themselves.
     pub fn reclaim(&self, blocks: usize) -> bool {
         self.writer.lock().reclaim(blocks)
     }

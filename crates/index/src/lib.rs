@@ -1,8 +1,9 @@
 //! Who holds how much of this prompt? Exactly, for every stream, while blocks come and go.
 //!
-//! An [`Index`] covers one keyspace: a model, a block size and a group. A prompt is a sequence of content hashes (which already
-//! carry adapter, salt and further keys, see `kvplane_core`). Streams announce blocks by their engine's own hashes; those
-//! are used to find parents and to remove blocks, and never compared between streams.
+//! An [`Index`] covers one keyspace: a model, a block size and a group. A prompt is a sequence of content
+//! hashes (which already carry adapter, salt and further keys, see `kvplane_core`). Streams announce blocks
+//! by their engine's own hashes; those are used to find parents and to remove blocks, and never compared
+//! between streams.
 //!
 //! ```
 //! use kvplane_core::Tier;

@@ -1,8 +1,9 @@
 //! Where a stream's blocks lie: from the engine's hash to a place in the trie and the tiers that hold it.
 //!
-//! Five blocks share a cache line, so that finding, adding or removing one touches one line, rarely two. The map is a directory of tables of
-//! at most 32 KiB (extendible hashing): it grows a little at a time, never all at once, and stays about two thirds full: fuller, and more
-//! blocks lie in a line that is not their own. Tables live in an arena, in huge pages.
+//! Five blocks share a cache line, so that finding, adding or removing one touches one line, rarely two. The
+//! map is a directory of tables of at most 32 KiB (extendible hashing): it grows a little at a time, never
+//! all at once, and stays about two thirds full: fuller, and more blocks lie in a line that is not their own.
+//! Tables live in an arena, in huge pages.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, DerefMut};
@@ -74,7 +75,7 @@ impl Bucket {
         self.meta & filter_bit(mixed) != 0
     }
 
-    /// Another block that belongs here lies so many buckets away. Fails when there are too many.
+    /// Another block that belongs here lies this many buckets away. Fails when there are too many.
     fn add_elsewhere(&mut self, mixed: u64, distance: u32) -> bool {
         let count = self.elsewhere();
         if count == MANY {
@@ -141,7 +142,7 @@ impl Buckets {
         let room = arena.take(count * size_of::<Bucket>());
         let start: NonNull<Bucket> = room.start.cast();
         for at in 0..count {
-            // SAFETY: the room is ours, aligned to a line, and has space for so many buckets.
+            // SAFETY: the room is ours, aligned to a line, and has space for this many buckets.
             unsafe { start.add(at).write(EMPTY) };
         }
         Self { room, count }
@@ -158,7 +159,7 @@ impl Deref for Buckets {
 
     #[inline]
     fn deref(&self) -> &[Bucket] {
-        // SAFETY: `new` has written so many buckets, and the room is ours until `free`.
+        // SAFETY: `new` has written this many buckets, and the room is ours until `free`.
         unsafe { std::slice::from_raw_parts(self.room.start.cast().as_ptr(), self.count) }
     }
 }
@@ -174,19 +175,19 @@ impl DerefMut for Buckets {
 struct Table {
     buckets: Buckets,
     seed: u64,
-    /// With so many blocks it is full.
+    /// With this many blocks it is full.
     limit: usize,
     len: usize,
     /// How many of the directory's bits all its blocks share.
     depth: u32,
 }
 
-/// As many blocks as so many buckets should have: 18 slots of 25.
+/// As many blocks as this many buckets should have: 18 slots of 25.
 const fn full(buckets: usize) -> usize {
     (buckets * SLOTS * 18).div_ceil(25)
 }
 
-/// So many buckets are enough for so many blocks, and some more.
+/// This many buckets are enough for this many blocks, and some more.
 const fn enough(blocks: usize) -> usize {
     blocks * 25 / (SLOTS * 18) + blocks / 40 + 1
 }
@@ -207,7 +208,7 @@ pub(crate) enum Before {
 pub(crate) struct Map {
     directory: Vec<u32>,
     tables: Vec<Table>,
-    /// The directory is indexed by so many leading bits.
+    /// The directory is indexed by this many leading bits.
     depth: u32,
     seed: u64,
     len: usize,

@@ -1,7 +1,7 @@
 //! Places: 32-bit names of blocks in the trie, which stay valid when an extent moves or is split.
 //!
-//! Places come in pages of 64. A page belongs to one extent, and says where in it its first place lies. After a split the page at
-//! the border belongs to several; those few are looked up aside.
+//! Places come in pages of 64. A page belongs to one extent, and says where in it its first place lies. After
+//! a split the page at the border belongs to several; those few are looked up aside.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -22,7 +22,8 @@ struct Page {
     first: i32,
 }
 
-/// A stretch of a shared page: from this place of the page on, an extent and the offset of the page's first place in it.
+/// A stretch of a shared page: from this place of the page on, an extent and the offset of the page's first
+/// place in it.
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
     from: u32,
@@ -45,7 +46,7 @@ pub(crate) struct Directory {
     shared: FxHashMap<u32, SmallVec<[Stretch; 4]>>,
 }
 
-/// How many pages so many blocks need, if so many places of the first are skipped.
+/// How many pages this many blocks need, if this many places of the first are skipped.
 #[inline]
 pub(crate) fn pages_for(blocks: u32, skipped: u32) -> u32 {
     if blocks == 0 { 0 } else { ((blocks + skipped - 1) >> BITS) + 1 }
@@ -69,7 +70,7 @@ impl Pages {
 }
 
 impl Directory {
-    /// Gives an extent pages for so many blocks.
+    /// Gives an extent pages for this many blocks.
     pub(crate) fn extend(&mut self, extent: u32, pages: &mut Pages, blocks: u32) {
         while !pages.covers(blocks) {
             let first = (pages.numbers.len() as i32) * PAGE as i32 - pages.skipped as i32;

@@ -68,7 +68,7 @@ impl Prompt {
         })
     }
 
-    /// The prompt, of so many blocks, with somebody who appends the hashes of some of them.
+    /// The prompt, of this many blocks, with somebody who appends the hashes of some of them.
     pub(crate) fn hashed_by<'a>(
         &'a mut self,
         blocks: usize,

@@ -65,8 +65,8 @@ impl Reader {
         self.follow(&mut Slice(contents), buffer)
     }
 
-    /// How much of a prompt every stream holds. Tokens are hashed as far as anybody holds them, no further; what `prompt` has
-    /// hashed before is not hashed again.
+    /// How much of a prompt every stream holds. Tokens are hashed as far as anybody holds them, no further;
+    /// what `prompt` has hashed before is not hashed again.
     pub fn query_tokens<'a>(
         &'a mut self,
         prompt: &mut Prompt,
@@ -76,8 +76,9 @@ impl Reader {
         self.follow(&mut prompt.with(tokens), buffer)
     }
 
-    /// How much of a prompt every stream holds, where its blocks are made of more than tokens. `hash` appends the content hashes of
-    /// some of its blocks; it is asked as far as anybody holds them, no further, and for what `prompt` does not have yet.
+    /// How much of a prompt every stream holds, where its blocks are made of more than tokens. `hash` appends
+    /// the content hashes of some of its blocks; it is asked as far as anybody holds them, no further, and
+    /// for what `prompt` does not have yet.
     pub fn query_hashed<'a>(
         &'a mut self,
         prompt: &mut Prompt,
@@ -88,8 +89,8 @@ impl Reader {
         self.follow(&mut prompt.hashed_by(blocks, hash), buffer)
     }
 
-    /// How much of a prompt every stream holds. The prompt is its blocks' chained hashes, each of the prefix that ends with the
-    /// block (`kvplane_core::chain_hash`).
+    /// How much of a prompt every stream holds. The prompt is its blocks' chained hashes, each of the prefix
+    /// that ends with the block (`kvplane_core::chain_hash`).
     pub fn query_chained<'a>(&'a mut self, prefixes: &[u64], buffer: &'a mut Buffer) -> Answer<'a> {
         self.sit_down(buffer);
         let table = self.index.shared.prefixes();
@@ -133,8 +134,8 @@ impl Reader {
         buffer.reset(shared.alive().words());
     }
 
-    /// Goes down the trie as long as somebody holds everything. `next` says which extent follows a spot, that many blocks down the prompt, and
-    /// how many of its blocks the prompt shares.
+    /// Goes down the trie as long as somebody holds everything. `next` says which extent follows a spot, that
+    /// many blocks down the prompt, and how many of its blocks the prompt shares.
     #[inline]
     fn walk<'a>(
         &'a self,

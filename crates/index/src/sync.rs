@@ -7,7 +7,7 @@ mod real {
     pub(crate) use parking_lot::Mutex;
     pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
-    /// Lets go of a lock, in favour of whoever waits for it.
+    /// Lets go of a lock, in favour of a waiter.
     pub(crate) fn hand_over<T>(guard: MutexGuard<'_, T>) {
         MutexGuard::unlock_fair(guard);
     }

@@ -43,7 +43,7 @@ pub enum AddError {
         /// Which.
         rank: u32,
     },
-    /// Two streams that could not be told apart.
+    /// Two streams that could not be distinguished.
     #[error(
         "engines {first:?} and {second:?} share {address} and topic {topic:?}: their messages cannot be told apart; give each a `topic`, or an address, of its own"
     )]
@@ -134,7 +134,7 @@ fn check_ranks(spec: &EngineSpec) -> Result<(), AddError> {
     spec.source.check().map_err(|error| AddError::Address { engine: spec.id.clone(), error })
 }
 
-/// Streams that share a bound socket are told apart by topic alone.
+/// Streams that share a bound socket are distinguished by topic alone.
 fn check_topics(running: &[&EngineSpec], new: &EngineSpec) -> Result<(), AddError> {
     let mut bound = bound_addresses(new);
     while let Some(address) = bound.pop() {

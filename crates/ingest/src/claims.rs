@@ -1,9 +1,9 @@
 //! Which connection of a bound socket a stream's messages come over.
 //!
-//! Engines that connect to us do not say who they are: a stream is known by the topic of its messages. So a stream claims the
-//! connection over which its last message came, and only proofs of that connection are its own. A stream that has claimed
-//! none (its engine has published nothing since it connected) must be behind a connection that nobody has claimed: the
-//! oldest proof among those holds for it.
+//! Engines that connect to us do not say who they are: a stream is known by the topic of its messages. So a
+//! stream claims the connection over which its last message came, and only proofs of that connection are its
+//! own. A stream that has claimed none (its engine has published nothing since it connected) must be behind a
+//! connection that nobody has claimed: the oldest proof among those holds for it.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;

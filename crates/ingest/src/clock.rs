@@ -1,4 +1,4 @@
-//! The two clocks that a recorder is told.
+//! The two clocks of a recorder's inputs.
 
 use std::time::{Duration, Instant};
 

@@ -33,7 +33,7 @@ impl Feeder {
         &self.runtime
     }
 
-    /// Feeds the recorder; returns what it wants to ask the outside. Whoever waits for news is woken by
+    /// Feeds the recorder; returns what it wants to ask the outside. Waiting readers are woken by
     /// [`Stream::announce`], so that a burst wakes them once.
     pub(crate) fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) -> Vec<Ask> {
         self.finish(self.stream.feed(input))
@@ -49,7 +49,7 @@ impl Feeder {
         asks
     }
 
-    /// Feeds something that stands alone: whoever waits is woken at once.
+    /// Feeds a single input: waiting readers are woken at once.
     pub(crate) fn tell(&self, input: impl FnOnce(&mut Recorder, Now)) {
         // Only sockets are ever asked something.
         let _asks = self.feed(input);
@@ -61,7 +61,7 @@ impl Feeder {
         self.finish(self.stream.prove(at))
     }
 
-    /// Takes over a whole state that another plane told.
+    /// Loads a whole state from another plane.
     pub(crate) fn load(&self, state: MirroredState) {
         let _asks = self.finish(self.stream.load(state));
         self.stream.announce();
@@ -96,17 +96,17 @@ impl Feeder {
             Happening::CaughtUp { batches, gaps_filled } => info!(%stream, batches, gaps_filled, "replayed"),
             Happening::Lost(reason) => warn!(%stream, %reason, "batches lost, residency dropped"),
             Happening::UnprovenFlush => {
-                warn!(%stream, "the stream did not show a flush in time, residency dropped");
+                warn!(%stream, "flush not confirmed by the event stream before the deadline, residency dropped");
             }
             Happening::ForeignReplay => {
-                warn!(%stream, "the replay address answers with another publisher's batches; it is asked no more");
+                warn!(%stream, "the replay address answers with another publisher's batches; not asking it again");
             }
             Happening::ForeignRank(rank) => warn!(%stream, rank, "a batch names another rank"),
             Happening::PassedOver(PassedOver { kind, reason, count }) => {
-                warn!(%stream, kind, reason, count, "event passed over");
+                warn!(%stream, kind, reason, count, "event skipped");
             }
             Happening::Void(misfit) => {
-                warn!(%stream, reason = misfit.as_str(), %misfit, "the mirror is void: a snapshot is needed");
+                warn!(%stream, reason = misfit.as_str(), %misfit, "mirror out of sync; requesting a snapshot");
             }
             Happening::Misdirected(kind) => error!(%stream, kind, "input for another kind of source ignored"),
             Happening::Undecodable { sequence, reason, count } => {

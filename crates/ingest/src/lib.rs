@@ -1,10 +1,11 @@
 //! Event sources, and the registry of streams that they feed.
 //!
-//! A [`Plane`] holds every engine's [`Stream`]s. A source (`ZeroMQ` from socket threads; HTTP drains, gRPC subscriptions and links to
-//! other planes from tasks) drives a stream's recorder; servers read streams from tasks. Between them is one short lock per stream and a wake-up.
+//! A [`Plane`] holds every engine's [`Stream`]s. A source (`ZeroMQ` from socket threads; HTTP drains, gRPC
+//! subscriptions and links to other planes from tasks) drives a stream's recorder; servers read streams from
+//! tasks. Between them is one short lock per stream and a wake-up.
 //!
-//! Each stream also feeds an index, in the [`Catalog`](kvplane_catalog::Catalog): there a whole model is asked who holds a prompt, without a stream's
-//! lock.
+//! Each stream also feeds an index, in the [`Catalog`](kvplane_catalog::Catalog): there a whole model is
+//! asked who holds a prompt, without a stream's lock.
 //!
 //! This room decides nothing about continuity: it carries what happened to the recorder, and the recorder's questions
 //! to the outside.
@@ -13,15 +14,11 @@ mod check;
 mod chronicle;
 mod claims;
 mod clock;
-mod discovery;
-mod drain;
 mod feeder;
-mod grpc_source;
 mod hint;
-mod kvplane_source;
 mod metrics_page;
+mod peers;
 mod plane;
-mod published;
 mod ranks;
 mod shared_source;
 mod source;
@@ -34,16 +31,12 @@ mod zmq_source;
 
 pub use check::{AddError, UnknownMember, check_engines};
 pub use chronicle::{Chronicle, Mood, Remark, Said};
-pub use discovery::Discovered;
-pub use drain::Drained;
-pub use grpc_source::Relayed;
 pub use kvplane_socket::Endpoint;
-pub use kvplane_source::{LinkSpec, LinkState, LinkStatus, Mirrored, told_keys};
 pub use metrics_page::{Sample, samples};
+pub use peers::{MAX_PEERS, PeerCounts, PeerOptions, Peers, TooManyPeers};
 pub use plane::{Engine, Engines, Plane};
-pub use published::{Published, PublishedRank};
 pub use ranks::{RankReader, follow_ranks};
-pub use source::{Events, RankSpec, SharedRanks, Source};
+pub use source::*;
 pub use spec::{CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Origin, PlaneOptions};
 pub use stream::{FlushWatch, HandedOver, News, NotHandedOver, NotIndexed, Outcome, Stream, StreamStatus};
 pub use token_file::{TokenFileError, read_token};

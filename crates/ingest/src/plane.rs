@@ -17,8 +17,9 @@ use tokio_util::sync::CancellationToken;
 use crate::check::{AddError, UnknownMember, check};
 use crate::chronicle::{Chronicle, Mood, Said};
 use crate::clock::Clock;
-use crate::kvplane_source::LinkState;
-use crate::published::PublishedRank;
+use crate::peers::{self, Peers};
+use crate::source::kvplane_source::LinkState;
+use crate::source::published::PublishedRank;
 use crate::source::{Events, Opening, Source};
 use crate::sources::Sources;
 use crate::spec::{EngineSpec, Origin, PlaneOptions};
@@ -26,11 +27,11 @@ use crate::stream::Stream;
 use kvplane_catalog::{Catalog, Identity};
 use kvplane_transport::HttpClient;
 
-/// One engine and its streams, as they were when the plane was asked. It does not change: when a rank comes or goes, the
-/// plane has another one under the same name.
+/// One engine and its streams, as they were when the plane was asked. It does not change: when a rank comes
+/// or goes, the plane has another one under the same name.
 #[derive(Debug)]
 pub struct Engine {
-    /// As described by whoever added it.
+    /// Its specification, as it was added.
     pub spec: EngineSpec,
     /// Who added it.
     pub origin: Origin,
@@ -75,6 +76,7 @@ pub struct Plane {
     /// Started for the first engine that has one; set under the lock of `members`.
     sockets: OnceLock<Sockets>,
     http: HttpClient,
+    peers: Arc<Peers>,
     runtime: Handle,
     me: Weak<Self>,
 }
@@ -83,8 +85,8 @@ pub struct Plane {
 #[derive(Debug, Default)]
 struct Members {
     sources: Sources,
-    /// Above every epoch and number of a stream that was removed: one that comes back under its name must not repeat them,
-    /// whatever the clock says.
+    /// Above every epoch and number of a stream that was removed: one that comes back under its name must not
+    /// repeat them, whatever the clock says.
     epochs_from: u64,
 }
 
@@ -102,10 +104,13 @@ impl Plane {
             catalog: Catalog::new(options.index.clone()),
             sockets: OnceLock::new(),
             http: HttpClient::new(),
+            peers: Arc::new(Peers::new(options.peers.clone())),
             runtime: Handle::current(),
             me: me.clone(),
         });
         kvplane_runtime::spawn_on(&plane.runtime, "reclaim index memory", plane.catalog.reclaim());
+        let recovery = peers::recover(plane.peers.clone(), Arc::downgrade(&plane));
+        kvplane_runtime::spawn_on(&plane.runtime, "recover from peers", recovery);
         plane.remark(Said::new("plane", Mood::Plain, "the plane began: it knows what happens from here on"));
         plane.add(specs, Origin::Config)?;
         Ok(plane)
@@ -119,6 +124,11 @@ impl Plane {
     /// Where what outlives its caller runs.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
+    }
+
+    /// Other indexers, whose dumps are taken where a stream's past is not known.
+    pub fn peers(&self) -> &Arc<Peers> {
+        &self.peers
     }
 
     /// What happened lately, in words.
@@ -157,16 +167,17 @@ impl Plane {
         streams.into_iter()
     }
 
-    /// Whether engines could be added if those that `leave` were not there, as far as that can be known without opening a
-    /// socket.
+    /// Whether engines could be added if those that `leave` were not there, as far as that can be known
+    /// without opening a socket.
     pub fn check(&self, leave: impl Fn(&Engine) -> bool, specs: &[EngineSpec]) -> Result<(), AddError> {
         let engines = self.engines();
         let staying: Vec<_> = engines.iter().filter(|engine| !leave(engine)).cloned().collect();
         check(&staying, specs, self.options.max_engines)
     }
 
-    /// Adds engines, all or none. Everything that can be wrong in a specification is found before a socket is opened, and
-    /// a port that is taken before an engine is contacted. May wait a moment for a port that was just let go of.
+    /// Adds engines, all or none. Everything that can be wrong in a specification is found before a socket is
+    /// opened, and a port that is taken before an engine is contacted. May wait a moment for a port that was
+    /// just let go of.
     pub fn add(&self, specs: Vec<EngineSpec>, origin: Origin) -> Result<(), AddError> {
         let mut members = self.members.lock();
         let mut engines = self.engines().to_vec();
@@ -289,7 +300,8 @@ impl Plane {
         &self.catalog
     }
 
-    /// How long the longest round of a socket thread has lasted so far; nothing without sockets. Above a few seconds one is stuck.
+    /// How long the longest round of a socket thread has lasted so far; nothing without sockets. Above a few
+    /// seconds one is stuck.
     pub fn longest_socket_round(&self) -> Duration {
         self.sockets.get().map_or(Duration::ZERO, Sockets::longest_round)
     }
@@ -402,8 +414,8 @@ impl Plane {
     }
 }
 
-/// Whether a stream's engine may give its only rank any number. One that was registered by its own address may too: of several
-/// processes that know nothing of each other, each calls itself 0.
+/// Whether a stream's engine may give its only rank any number. One that was registered by its own address
+/// may too: of several processes that know nothing of each other, each calls itself 0.
 fn is_sole(ranks: usize, origin: Origin) -> bool {
     ranks == 1 || origin == Origin::Register
 }
@@ -424,27 +436,12 @@ fn find<'e>(engines: &'e [Arc<Engine>], id: &str) -> Option<&'e Arc<Engine>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::published::Published;
-    use crate::spec::{CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP};
+    use crate::source::published::Published;
     use kvplane_core::{EngineId, EngineKind};
     use kvplane_socket::Endpoint;
 
     fn spec(id: &str, ranks: Vec<PublishedRank>) -> EngineSpec {
-        EngineSpec {
-            id: EngineId::new(id),
-            kind: EngineKind::Vllm,
-            model: String::new(),
-            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-            tenant: None,
-            source: Source::Published(Published { ranks }),
-            topic: String::new(),
-            block_size: None,
-            worker_id: 0,
-            cache: CacheSpec::default(),
-            max_silence: None,
-            http: None,
-            control: ControlSpec::default(),
-        }
+        EngineSpec::new(EngineId::new(id), EngineKind::Vllm, "", Source::Published(Published { ranks }))
     }
 
     /// A rank that nobody answers for.

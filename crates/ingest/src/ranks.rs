@@ -1,5 +1,5 @@
-//! Everything that the ranks of an engine hold, for somebody who follows all of them: ranks come and go, streams lose their
-//! continuity, and the engine may be removed.
+//! Everything that the ranks of an engine hold, for somebody who follows all of them: ranks come and go,
+//! streams lose their continuity, and the engine may be removed.
 //!
 //! ```text
 //! follow_ranks ──> follow (a task per rank) ── snapshot ──> RankReader::load
@@ -40,8 +40,8 @@ pub trait RankReader: Send + 'static {
     fn forget(&mut self);
 }
 
-/// Keeps a reader for every rank of an engine, for as long as there `is_it`. A rank that goes is forgotten; when the engine does, its readers
-/// are just let go of.
+/// Keeps a reader for every rank of an engine, for as long as there `is_it`. A rank that goes is forgotten;
+/// when the engine does, its readers are just let go of.
 pub async fn follow_ranks<R: RankReader>(
     mut engines: watch::Receiver<Engines>,
     is_it: impl Fn(&Engine) -> bool,
@@ -112,7 +112,7 @@ async fn follow<R: RankReader>(stream: Arc<Stream>, mut reader: R, leave: Cancel
             let news = async {
                 tokio::select! {
                     biased;
-                    // Whoever has no word for trust must not go on believing a stream that fell silent.
+                    // A protocol without a trust field must not go on serving a stream that fell silent.
                     () = stream.stale() => None,
                     news = stream.news_after(cursor, standing, READ) => Some(news),
                 }

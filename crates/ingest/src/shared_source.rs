@@ -43,7 +43,7 @@ impl Ranks {
         if rank >= MAX_RANKS {
             return None;
         }
-        info!(engine = %self.engine, rank, "heard of another rank");
+        info!(engine = %self.engine, rank, "new rank discovered");
         if let Err(error) = self.plane.upgrade()?.add_shared_rank(self.engine.as_str(), rank) {
             warn!(engine = %self.engine, rank, %error, "the rank cannot be added");
         }

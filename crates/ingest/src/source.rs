@@ -1,7 +1,15 @@
 //! How an engine's events come: one variant for each kind of source, each with a type of its own.
 //!
-//! Every kind owns its specification, its ranks included, so that a rank without a source cannot be described. A new kind
-//! is a file with its type and an implementation of [`SourceKind`], and a variant of [`Source`].
+//! Every kind owns its specification, its ranks included, so that a rank without a source cannot be
+//! described. To add a kind, write a file in `source/` with its type and an implementation of [`SourceKind`],
+//! and name it here twice: as a module, and in the list of [`Source`]. `tests/it/conformance` is what every
+//! kind has to pass.
+
+pub(crate) mod discovery;
+mod drain;
+mod grpc_source;
+pub(crate) mod kvplane_source;
+pub(crate) mod published;
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,19 +20,43 @@ use kvplane_discovery::AddressError;
 use kvplane_stream::{JournalOptions, Now, Recorder};
 
 use crate::check::AddError;
-use crate::discovery::Discovered;
-use crate::drain::Drained;
-use crate::grpc_source::Relayed;
-use crate::kvplane_source::{LinkSpec, Mirrored};
 use crate::plane::Plane;
-use crate::published::Published;
 use crate::sources::Sources;
 use crate::spec::{EngineSpec, PlaneOptions};
 use crate::stream::Stream;
 
-/// How an engine's events come.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub use discovery::Discovered;
+pub use drain::Drained;
+pub use grpc_source::Relayed;
+pub use kvplane_source::{LinkSpec, LinkState, LinkStatus, Mirrored, told_keys};
+pub use published::{Published, PublishedRank};
+
+/// The enum of all kinds, and the one place that tells them apart.
+macro_rules! sources {
+    ($($(#[$doc:meta])* $variant:ident($kind:ty),)*) => {
+        /// How an engine's events come.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum Source {
+            $($(#[$doc])* $variant($kind),)*
+        }
+
+        impl Source {
+            fn kind(&self) -> &dyn SourceKind {
+                match self {
+                    $(Self::$variant(source) => source,)*
+                }
+            }
+
+            fn kind_mut(&mut self) -> &mut dyn SourceKind {
+                match self {
+                    $(Self::$variant(source) => source,)*
+                }
+            }
+        }
+    };
+}
+
+sources! {
     /// Every rank publishes on a socket, at configured addresses.
     Published(Published),
     /// Every rank publishes on a socket, at addresses that the engine is asked for.
@@ -49,13 +81,27 @@ pub(crate) trait SourceKind {
         Ok(())
     }
 
-    /// Adds a rank that its events name. False if its ranks cannot come like this.
-    fn add_rank(&mut self, _rank: u32) -> bool {
-        false
+    /// The server that its events are read from, where it is one server for all ranks.
+    fn server(&self) -> Option<&str> {
+        None
     }
 
-    /// Forgets a rank.
-    fn remove_rank(&mut self, rank: u32);
+    /// Its ranks, where one source brings the events of all of them and names new ones.
+    fn shared_ranks(&mut self) -> Option<&mut SharedRanks> {
+        None
+    }
+
+    /// Adds a rank that its events name. False if ranks of this kind are not added like this.
+    fn add_rank(&mut self, rank: u32) -> bool {
+        self.shared_ranks().map(|ranks| ranks.add(rank)).is_some()
+    }
+
+    /// Removes a rank.
+    fn remove_rank(&mut self, rank: u32) {
+        if let Some(ranks) = self.shared_ranks() {
+            ranks.remove(rank);
+        }
+    }
 
     /// The longest time without proof of life, where the operator configured none for the engine.
     fn max_silence(&self, configured: Duration) -> Duration {
@@ -78,31 +124,14 @@ pub(crate) struct Opening<'a> {
 }
 
 impl Source {
-    fn kind(&self) -> &dyn SourceKind {
-        match self {
-            Self::Published(source) => source,
-            Self::Discovered(source) => source,
-            Self::Drained(source) => source,
-            Self::Relayed(source) => source,
-            Self::Linked(source) => source,
-            Self::Mirrored(source) => source,
-        }
-    }
-
-    fn kind_mut(&mut self) -> &mut dyn SourceKind {
-        match self {
-            Self::Published(source) => source,
-            Self::Discovered(source) => source,
-            Self::Drained(source) => source,
-            Self::Relayed(source) => source,
-            Self::Linked(source) => source,
-            Self::Mirrored(source) => source,
-        }
-    }
-
     /// Its ranks, in the order of their numbers, which may have holes.
     pub fn ranks(&self) -> Vec<RankSpec> {
         self.kind().ranks()
+    }
+
+    /// The server that its events are read from, where it is one server for all ranks.
+    pub fn server(&self) -> Option<&str> {
+        self.kind().server()
     }
 
     /// Which engine of another plane it is, if it is one.

@@ -9,11 +9,11 @@ use kvplane_discovery::Asker;
 use kvplane_socket::{Endpoint, ReleasedPorts, SocketError, Sockets, Subscription, SubscriptionHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::discovery;
 use crate::feeder::Feeder;
-use crate::kvplane_source::Link;
 use crate::plane::Plane;
 use crate::shared_source::SharedSource;
+use crate::source::discovery;
+use crate::source::kvplane_source::Link;
 use crate::zmq_source::{BoundHandler, ConnectedHandler, Driver, Owners};
 
 /// What one stream's messages come over.
@@ -207,8 +207,9 @@ impl Sources {
     }
 }
 
-/// Pings often enough for a healthy peer never to be stale, also when an answer is late by a whole interval. A connection on which
-/// nothing comes is given up well after its streams are stale: it may recover without losing anything.
+/// Pings often enough for a healthy peer never to be stale, also when an answer is late by a whole interval.
+/// A connection on which nothing comes is given up well after its streams are stale: it may recover without
+/// losing anything.
 fn with_heartbeats(mut wanted: Subscription, max_silence: Option<Duration>) -> Subscription {
     if let Some(max_silence) = max_silence {
         wanted.heartbeat_interval = (max_silence * 2 / 5).max(SHORTEST_HEARTBEAT);

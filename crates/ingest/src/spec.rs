@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvplane_core::{EngineId, EngineKind};
+use kvplane_core::{EngineId, EngineKind, default_worker_id};
 use kvplane_stream::{Duplicates, Limits, OnGap};
 use kvplane_transport::grpc::GrpcSpec;
 
+use crate::peers::PeerOptions;
 use crate::source::Source;
 use crate::token_file::{TokenFileError, read_token};
 
@@ -45,10 +46,30 @@ pub struct EngineSpec {
 }
 
 impl EngineSpec {
+    /// An engine of which nothing but this is configured.
+    pub fn new(id: EngineId, kind: EngineKind, model: &str, source: Source) -> Self {
+        Self {
+            worker_id: default_worker_id(&id),
+            id,
+            kind,
+            model: model.to_owned(),
+            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
+            tenant: None,
+            source,
+            topic: String::new(),
+            block_size: None,
+            cache: CacheSpec::default(),
+            max_silence: None,
+            http: None,
+            control: ControlSpec::default(),
+        }
+    }
+
     /// Whether what the engine reports about requests can prove that it holds a prefix.
     ///
-    /// Of vLLM alone: it counts what it finds when a request is first scheduled. `SGLang` and `TokenSpeed` add up what they find each time
-    /// that they prefill, so that a request which was retracted may report more than is held; TensorRT-LLM reuses parts of blocks.
+    /// Of vLLM alone: it counts what it finds when a request is first scheduled. `SGLang` and `TokenSpeed`
+    /// add up what they find each time that they prefill, so that a request which was retracted may report
+    /// more than is held; TensorRT-LLM reuses parts of blocks.
     pub fn takes_evidence(&self) -> bool {
         self.control.fronted
             && self.kind == EngineKind::Vllm
@@ -125,8 +146,8 @@ pub struct PlaneOptions {
     pub index: kvplane_index::Options,
     /// What an unfilled gap does.
     pub on_gap: OnGap,
-    /// A stream whose engine has not been proven to be there for longer than this is `recovering`, unless its engine has
-    /// another bound.
+    /// A stream whose engine has not been proven to be there for longer than this is `recovering`, unless its
+    /// engine has another bound.
     pub max_silence: Duration,
     /// Disconnected for longer than this is `down`.
     pub down_after: Duration,
@@ -138,6 +159,8 @@ pub struct PlaneOptions {
     pub max_engines: usize,
     /// How often an engine is asked where it publishes while something of it is missing.
     pub discover_every: Duration,
+    /// Other indexers, whose dumps are taken where a stream's past is not known.
+    pub peers: PeerOptions,
 }
 
 impl PlaneOptions {
@@ -162,6 +185,7 @@ impl Default for PlaneOptions {
             replay_deadline: Duration::from_secs(30),
             max_engines: 8192,
             discover_every: Duration::from_secs(30),
+            peers: PeerOptions::default(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One stream as the rest of the process sees it: a recorder behind a short lock, and a wake-up.
 
+mod dumped;
 mod evidence;
 mod flush;
 mod handed;
@@ -8,10 +9,11 @@ mod late;
 mod mirrored;
 mod news;
 mod taken;
+mod ticks;
 mod troubled;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -37,6 +39,7 @@ use kvplane_catalog::Freshness;
 use kvplane_catalog::{Catalog, Identity, StreamFeed, View};
 pub use late::NotIndexed;
 pub use news::News;
+use ticks::Ticks;
 
 /// How long a glance waits for a batch that is being applied.
 const GLANCE: Duration = Duration::from_millis(10);
@@ -96,10 +99,11 @@ pub struct StreamStatus {
     pub troubles: Vec<(Trouble, u64)>,
     /// Time since the last event: since it was applied, or since the engine's stamp if it came after the fact.
     pub since_last_event: Option<Duration>,
-    /// From the engine's stamp of the last batch until it was applied here, where it stamps with the time of day and the batch
-    /// was heard as it happened. What their clocks differ by is in it.
+    /// From the engine's stamp of the last batch until it was applied here, where it stamps with the time of
+    /// day and the batch was heard as it happened. What their clocks differ by is in it.
     pub lag: Option<Duration>,
-    /// How old the proof is that the engine is there; `None` before the first. Zero where the source cannot fall silent.
+    /// How old the proof is that the engine is there; `None` before the first. Zero where the source cannot
+    /// fall silent.
     pub age: Option<Duration>,
     /// Why the index knows less of the stream than its journal does.
     pub index_lacking: Option<Reason>,
@@ -136,8 +140,7 @@ pub struct Stream {
     id: StreamId,
     clock: Clock,
     freshness: Arc<Freshness>,
-    /// Until when a tick changes nothing, in microseconds on the plane's monotonic clock.
-    idle_until: AtomicU64,
+    ticks: Ticks,
     chronicle: Arc<Chronicle>,
     inner: Mutex<Inner>,
     /// The status that was read last, and when.
@@ -147,7 +150,7 @@ pub struct Stream {
     changed: Notify,
     /// Something is in the window that nobody has been woken for.
     unannounced: AtomicBool,
-    /// The snapshot that was taken last and when it was begun, while somebody still uses it. Whoever takes
+    /// The snapshot that was taken last and when it was begun, while somebody still uses it. A caller that takes
     /// one, on a task or on a thread, holds this: two at once would end each other's for ever.
     snapshot: tokio::sync::Mutex<(Duration, Weak<Snapshot>)>,
     removed: CancellationToken,
@@ -183,7 +186,7 @@ impl Stream {
             id,
             clock,
             freshness: Arc::new(Freshness::new(clock.origin(), max_silence)),
-            idle_until: AtomicU64::new(0),
+            ticks: Ticks::default(),
             chronicle,
             mirrored: recorder.is_mirror(),
             via: Mutex::new(Arc::from([])),
@@ -245,11 +248,6 @@ impl Stream {
         self.feed(|recorder, now| recorder.prove(now, at))
     }
 
-    /// Whether a tick at this moment may change anything. Most streams are idle most of the time: asking costs no lock.
-    pub(crate) fn needs_tick(&self, now: Instant) -> bool {
-        self.clock.mono(now).as_micros() >= u128::from(self.idle_until.load(Ordering::Acquire))
-    }
-
     /// Which stream.
     pub fn id(&self) -> &StreamId {
         &self.id
@@ -270,7 +268,7 @@ impl Stream {
 
     /// What is recorded may be half done: none of it is said any more, and nothing is recorded.
     fn give_up(&self, mut inner: MutexGuard<'_, Inner>, now: Now) -> Outcome {
-        error!(stream = %self.id, "a defect: the stream is not recorded any more");
+        error!(stream = %self.id, "internal error: the stream is no longer recorded");
         inner.troubles.set(Reporter::Source, Some(Trouble::Defect));
         inner.closed = true;
         let left = inner.index.take();
@@ -281,7 +279,7 @@ impl Stream {
         outcome
     }
 
-    /// Takes the stream off the plane. Whoever follows it is told by [`Self::removed`] first; then what it holds is let
+    /// Takes the stream off the plane. Followers learn of it by [`Self::removed`] first; then what it holds is let
     /// go of, and nothing is recorded any more.
     pub(crate) fn remove(&self) -> Outcome {
         self.removed.cancel();
@@ -325,11 +323,10 @@ impl Stream {
     /// What is read of the recorder without its lock.
     fn note_liveness(&self, recorder: &Recorder) {
         self.freshness.set(recorder.proven_at());
-        let idle_until = recorder.idle_until().as_micros();
-        self.idle_until.store(idle_until.try_into().unwrap_or(u64::MAX), Ordering::Release);
+        self.ticks.set(recorder.idle_until());
     }
 
-    /// Wakes whoever waits for news, if there are any.
+    /// Wakes readers that wait for news, if there is any.
     pub fn announce(&self) {
         if self.unannounced.swap(false, Ordering::AcqRel) {
             self.changed.notify_waiters();
@@ -360,8 +357,8 @@ impl Stream {
         self.window.read_after(cursor, max)
     }
 
-    /// Makes sure that there is an entry behind a cursor, if need be one that says nothing. Numbers that another plane gives
-    /// out are left alone.
+    /// Makes sure that there is an entry behind a cursor, if need be one that says nothing. Numbers that
+    /// another plane gives out are left alone.
     pub fn go_beyond(&self, cursor: Cursor) {
         self.feed(|recorder, _| {
             if recorder.ledger().cursor() == cursor && !recorder.is_mirror() {
@@ -390,8 +387,8 @@ impl Stream {
         self.inner.try_lock_for(GLANCE).is_none()
     }
 
-    /// What the stream looks like, for people and pages: now if that can be said at once, else as it was last seen. A batch
-    /// that takes long holds up nobody who only looks.
+    /// What the stream looks like, for people and pages: now if that can be said at once, else as it was last
+    /// seen. A batch that takes long holds up nobody who only looks.
     pub fn glance(&self) -> StreamStatus {
         if let Some(inner) = self.inner.try_lock_for(GLANCE) {
             let status = self.status_of(&inner, self.clock.now());
@@ -476,7 +473,7 @@ impl Stream {
     }
 }
 
-/// What whoever follows a stream is woken for.
+/// What followers of a stream are woken for.
 #[derive(PartialEq)]
 struct Looks {
     cursor: Cursor,

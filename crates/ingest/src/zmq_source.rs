@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvplane_core::{StreamId, Trouble};
-use kvplane_socket::{ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler};
+use kvplane_socket::{
+    Alarm, ReplayEnd, ReplayHandle, ReplayHandler, ReplayRequest, Sockets, SubscriberHandler,
+};
 use kvplane_stream::{Ask, Now, Recorder};
 use parking_lot::{Mutex, RwLock};
 use tracing::warn;
@@ -75,7 +77,7 @@ impl Driver {
         }
     }
 
-    /// Feeds something that stands alone: whoever waits is woken at once.
+    /// Feeds a single input: waiting readers are woken at once.
     fn tell(&self, input: impl FnOnce(&mut Recorder, Now)) {
         self.feed(input);
         self.stream().announce();
@@ -121,7 +123,7 @@ impl Driver {
         self.0.feeder.stream()
     }
 
-    /// Some peer of a bound socket is there, whoever it is.
+    /// A bound socket has at least one peer.
     pub(crate) fn recheck(&self) {
         self.tell(Recorder::recheck);
     }
@@ -153,7 +155,7 @@ struct Answer {
     batches: usize,
 }
 
-/// A replay wakes subscribers once for so many batches.
+/// A replay wakes subscribers once per this many batches.
 const REPLAY_BURST: usize = 64;
 
 impl ReplayHandler for Answer {
@@ -201,6 +203,11 @@ impl Silence {
 
     fn end(&mut self) {
         self.since = None;
+    }
+
+    /// When it has lasted for too long.
+    fn due(&self) -> Option<Instant> {
+        self.since.map(|since| since + UNREACHED_AFTER)
     }
 
     /// True once, when it has lasted for too long.
@@ -255,12 +262,16 @@ impl SubscriberHandler for ConnectedHandler {
         self.driver.tick(now);
     }
 
-    fn is_idle(&self, now: Instant) -> bool {
-        self.silence.since.is_none() && !self.driver.stream().needs_tick(now)
+    fn begun(&mut self, alarm: Alarm) {
+        self.driver.stream().set_alarm(alarm);
+    }
+
+    fn next_tick(&self, _now: Instant) -> Option<Instant> {
+        self.driver.stream().next_tick().into_iter().chain(self.silence.due()).min()
     }
 }
 
-/// The streams of one bound socket, told apart by topic. They come and go while the socket lives.
+/// The streams of one bound socket, by topic. They come and go while the socket lives.
 #[derive(Default)]
 pub(crate) struct Owners {
     /// Longest topic first, so that a prefix of another topic does not take its messages.
@@ -283,8 +294,8 @@ impl Owners {
             owners.sort_by_key(|(topic, _)| std::cmp::Reverse(topic.len()));
             *by_topic = owners.into();
         }
-        // Whoever is connected came before this stream: it would hear of nobody. One that connects meanwhile finds it in
-        // the list.
+        // Peers that are connected came before this stream, which would not hear of them. One that connects
+        // meanwhile finds it in the list.
         if self.peers.load(Ordering::Acquire) > 0 {
             driver.recheck();
         }
@@ -299,7 +310,7 @@ impl Owners {
     }
 }
 
-/// A socket that engines connect to: several publishers, told apart by topic.
+/// A socket that engines connect to: several publishers, distinguished by topic.
 pub(crate) struct BoundHandler {
     owners: Arc<Owners>,
     /// The connection that the present calls are about.

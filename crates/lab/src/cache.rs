@@ -47,7 +47,8 @@ impl Cache {
         blocks.iter().take_while(told).count()
     }
 
-    /// Takes room for a request: its blocks, found or new, and private ones. Says how many were found, or `None` if there is no room.
+    /// Takes room for a request: its blocks, found or new, and private ones. Says how many were found, or
+    /// `None` if there is no room.
     pub(crate) fn admit(&mut self, blocks: &[u64], private: u64) -> Option<usize> {
         let found = self.found(blocks);
         let pinned_already = blocks[..found].iter().filter(|block| self.is_pinned(**block)).count() as u64;

@@ -6,7 +6,8 @@
 //!                            └── next turn of a session <── finished ─┘
 //! ```
 //!
-//! Everything follows from a seed. What engines take for what is in [`Speed`]; what a run assumes is printed with its table.
+//! Everything follows from a seed. What engines take for what is in [`Speed`]; what a run assumes is printed
+//! with its table.
 
 mod cache;
 mod engine;

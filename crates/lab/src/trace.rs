@@ -7,7 +7,7 @@ use serde::Deserialize;
 pub enum Start {
     /// At this second.
     At(f64),
-    /// So many seconds after that request is over: the next turn of a session.
+    /// This many seconds after that request is over: the next turn of a session.
     After(usize, f64),
 }
 

@@ -29,7 +29,7 @@ pub struct Callers {
 }
 
 impl Callers {
-    /// What the listeners have counted up to now, with so many who look at the fleet.
+    /// What the listeners have counted up to now, with this many who look at the fleet.
     pub fn of(
         watchers: u64,
         access: &Access,

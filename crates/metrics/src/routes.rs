@@ -27,6 +27,10 @@ pub struct RouteRows {
     pub receipts: [u64; 2],
     /// Exact predictions that nothing explains.
     pub drifts: u64,
+    /// Endpoints, by what their load is known from.
+    pub loads: Vec<(&'static str, u64)>,
+    /// Questions for loads, by outcome.
+    pub polls: Vec<(&'static str, u64)>,
     /// Bookings that are not over.
     pub bookings: u64,
     /// Bookings that nobody ended.
@@ -45,6 +49,7 @@ impl Collector for RouteRows {
             (routes::DECISIONS, "why", &self.decisions),
             (routes::LOST_TOKENS, "cause", &self.lost),
             (routes::UNLEDGERED, "reason", &self.unledgered),
+            (routes::LOAD_POLLS, "outcome", &self.polls),
         ];
         for (family, label, counts) in labelled {
             let mut metric = family.begin(&mut encoder)?;
@@ -71,6 +76,10 @@ impl Collector for RouteRows {
         ];
         for (family, count) in plain {
             ConstCounter::new(count).encode(family.begin(&mut encoder)?)?;
+        }
+        let mut metric = routes::LOADS.begin(&mut encoder)?;
+        for (source, count) in &self.loads {
+            gauge(*count, metric.encode_family(&[("source", *source)])?)?;
         }
         gauge(self.bookings, routes::BOOKINGS.begin(&mut encoder)?)?;
         gauge(self.receipt_bytes, routes::RECEIPT_BYTES.begin(&mut encoder)?)?;

@@ -19,7 +19,8 @@ const MAX_ANSWER: usize = 1 << 20;
 /// How long until a busy engine that cannot wait by itself is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How long an engine may take to tell its release, if half of the time that is left is not less: the question itself needs time too.
+/// How long an engine may take to tell its release, if half of the time that is left is not less: the
+/// question itself needs time too.
 const TELL_RELEASE: Duration = Duration::from_secs(5);
 /// A build without a tag calls itself 0.0.0 or 0.1: no engine of such a release can be asked anything.
 const FIRST_RELEASE: Version = Version(0, 2, 0);
@@ -51,14 +52,14 @@ pub fn dry_run(backend: &Backend, verb: &Verb) -> Result<String, String> {
     Ok(calls.join(", else "))
 }
 
-/// Asks one backend. Always ends within the deadline, whatever the backend does. `sent` is marked before anything leaves, and
-/// tells whoever drops this whether the engine may act on it.
+/// Asks one backend. Always ends within the deadline, whatever the backend does. `sent` is marked before
+/// anything leaves, and tells whoever drops this whether the engine may act on it.
 pub async fn ask(backend: &Backend, verb: &Verb, limits: &Limits, sent: &Sent) -> Answer {
     ask_and_tell(backend, verb, limits, sent, &|| {}).await
 }
 
-/// The same. Calls `again` whenever something was asked already and the question follows, or follows once more: what was seen of the
-/// engine until then came before it.
+/// The same. Calls `again` whenever something was asked already and the question follows, or follows once
+/// more: what was seen of the engine until then came before it.
 pub(crate) async fn ask_and_tell(
     backend: &Backend,
     verb: &Verb,
@@ -223,8 +224,8 @@ impl Asker<'_> {
             Ok(channel) => channel,
             Err(error) => return forms::read_no_connection(&error),
         };
-        // Without a time in its head: tonic would end the call itself then, as if the engine had cancelled it. That we have gone,
-        // the engine sees by the reset of the call.
+        // Without a time in its head: tonic would end the call itself then, as if the engine had cancelled
+        // it. That we have gone, the engine sees by the reset of the call.
         let request = tonic::Request::new(message.clone());
         self.sent.mark();
         let answer = grpc::unary(channel, path, request, MAX_ANSWER).await;

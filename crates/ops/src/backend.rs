@@ -17,7 +17,8 @@ pub struct Backend {
     pub grpc: Option<GrpcServer>,
     /// Its release, where it is known. Unknown counts as the newest: the answer tells what it was.
     pub version: Option<Version>,
-    /// What its HTTP server is told of who asks, where it wants a key. To be marked as sensitive, so that nothing prints it.
+    /// What its HTTP server is told of who asks, where it wants a key. To be marked as sensitive, so that
+    /// nothing prints it.
     pub authorization: Option<HeaderValue>,
 }
 

@@ -4,8 +4,8 @@
 //!  targets ──> same server? one group ──> waiting ──> at most 32 tasks ──> answers, in the order in which they come
 //! ```
 //!
-//! A task holds its place until its answer was taken, so that answers do not pile up. Tasks run by themselves: their deadlines
-//! hold also while nobody takes answers.
+//! A task holds its place until its answer was taken, so that answers do not pile up. Tasks run by
+//! themselves: their deadlines hold also while nobody takes answers.
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
@@ -99,8 +99,8 @@ impl<T: Clone + Send + Sync + 'static> FanOut<T> {
         self
     }
 
-    /// Calls `again` with everybody behind a backend, right before each attempt that follows something that the backend was asked
-    /// before: its release, a way that it does not have, or the same while it was busy.
+    /// Calls `again` with everybody behind a backend, right before each attempt that follows something that
+    /// the backend was asked before: its release, a way that it does not have, or the same while it was busy.
     #[must_use]
     pub fn before_again(mut self, again: impl Fn(&[T]) + Send + Sync + 'static) -> Self {
         self.again = Some(Arc::new(again));

@@ -6,9 +6,10 @@
 //!  FanOut: many backends at once, each asked once
 //! ```
 //!
-//! [`support()`] is the one table of who supports what; `docs/reference/operations.md` shows it. The room knows nothing of
-//! streams, ranks or trust: whether an engine did what it says is proven elsewhere. An answer is never better than what was heard:
-//! a yes that proves nothing says so ([`Meaning::Accepted`]), and a question whose answer is missing is *open*.
+//! [`support()`] is the one table of who supports what; `docs/reference/operations.md` shows it. The room
+//! knows nothing of streams, ranks or trust: whether an engine did what it says is proven elsewhere. An
+//! answer is never better than what was heard: a yes that proves nothing says so ([`Meaning::Accepted`]), and
+//! a question whose answer is missing is *open*.
 
 mod answer;
 mod asker;

@@ -139,7 +139,8 @@ fn content(takes: Takes, verb: &Verb, version: Option<Version>) -> Result<Conten
     }
 }
 
-/// By this header vLLM's server is told which rank computes a request. Servers that do not know it choose one themselves.
+/// By this header vLLM's server is told which rank computes a request. Servers that do not know it choose one
+/// themselves.
 const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 const NO_ID: &str = "the traces do not carry the recording's id";

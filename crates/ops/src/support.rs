@@ -1,7 +1,8 @@
 //! The one table of who supports what, over what, and how it is asked.
 //!
-//! Whoever speaks ([`Speaker`]) has, for every verb, ways to be asked or a sentence why there is none. The ways of a verb
-//! are tried in turn, while a server says that it does not have one. `docs/reference/operations.md` shows the table.
+//! Whoever speaks ([`Speaker`]) has, for every verb, ways to be asked or a sentence why there is none. The
+//! ways of a verb are tried in turn, while a server says that it does not have one.
+//! `docs/reference/operations.md` shows the table.
 
 use kvplane_core::EngineKind;
 
@@ -174,8 +175,8 @@ pub const fn support(speaker: Speaker, verb: VerbName) -> Support {
     }
 }
 
-/// The pages of an engine's HTTP server that tell its release, as `version` in JSON; the next where one is missing. None for engines
-/// that can be told the same whatever their release is.
+/// The pages of an engine's HTTP server that tell its release, as `version` in JSON; the next where one is
+/// missing. None for engines that can be told the same whatever their release is.
 pub(crate) const fn release_pages(kind: EngineKind) -> &'static [&'static str] {
     match kind {
         EngineKind::Vllm => &["/version"],

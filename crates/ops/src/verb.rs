@@ -121,7 +121,8 @@ impl fmt::Display for VerbName {
 /// How a cache is to be flushed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Flush {
-    /// How long to wait for a busy engine. Zero: it is asked once. Engines that cannot wait by themselves are asked again.
+    /// How long to wait for a busy engine. Zero: it is asked once. Engines that cannot wait by themselves are
+    /// asked again.
     pub timeout: Duration,
     /// Running requests lose what they hold and are computed again.
     pub reset_running: bool,

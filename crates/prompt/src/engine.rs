@@ -80,7 +80,8 @@ pub async fn tokenize(
     ask(client, engine, "/tokenize", input).await
 }
 
-/// Way D: a chat request that carries its ids, so that the engine computes none (vLLM since 0.27). Other fields stay as they are.
+/// Way D: a chat request that carries its ids, so that the engine computes none (vLLM since 0.27). Other
+/// fields stay as they are.
 pub fn token_in(request: &mut serde_json::Map<String, serde_json::Value>, ids: &[u32]) {
     let parameters = request.entry("kv_transfer_params").or_insert_with(|| serde_json::json!({}));
     if !parameters.is_object() {
@@ -170,7 +171,8 @@ pub struct Compared {
     pub evidence: Evidence,
 }
 
-/// Compares the fixed probes with an engine's `/tokenize`. A probe that the model's template refuses, or the engine, says nothing.
+/// Compares the fixed probes with an engine's `/tokenize`. A probe that the model's template refuses, or the
+/// engine, says nothing.
 pub async fn compare(
     client: &HttpClient,
     engine: &EngineAddress,

@@ -27,7 +27,8 @@ const SPECIAL: [&str; 8] = [
 pub struct ModelSpec {
     /// As engines and callers call it.
     pub name: String,
-    /// A directory with `tokenizer.json`, that file, or a model's directory in a Hugging Face cache (`models--org--name`).
+    /// A directory with `tokenizer.json`, that file, or a model's directory in a Hugging Face cache
+    /// (`models--org--name`).
     pub tokenizer: PathBuf,
     /// A template instead of the directory's: what the engine was given as `--chat-template`.
     pub chat_template: Option<PathBuf>,

@@ -276,7 +276,8 @@ pub(crate) fn write_string(text: &str, ensure_ascii: bool, out: &mut String) {
     out.push('"');
 }
 
-/// A float as Python's `repr` writes it: the shortest digits that are read back, with an exponent below 1e-4 and from 1e16 on.
+/// A float as Python's `repr` writes it: the shortest digits that are read back, with an exponent below 1e-4
+/// and from 1e16 on.
 pub(crate) fn python_float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();

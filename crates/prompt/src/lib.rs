@@ -1,7 +1,8 @@
 //! Prompts as text: from a string or a chat to the token ids that an engine computes for it.
 //!
-//! An index of KV blocks is asked in token ids, and people have text. Between the two lie a chat template, a tokenizer and an
-//! engine's flags, and one id that differs early makes every block after it differ. So this room does two things:
+//! An index of KV blocks is asked in token ids, and people have text. Between the two lie a chat template, a
+//! tokenizer and an engine's flags, and one id that differs early makes every block after it differ. So this
+//! room does two things:
 //!
 //! * it **computes** ids ([`Prompts::tokenize`]): Jinja by the rules of transformers and vLLM ([`ChatTemplate`]), then the
 //!   tokenizer ([`Tokenizer`]);
@@ -18,8 +19,9 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Prompts`] is cheap to clone. `tokenize` computes on the calling thread; on an async worker use [`Prompts::tokenized`], which
-//! moves long texts elsewhere and bounds how many are worked on at once. Engines can also be asked for ids over HTTP ([`engine`]).
+//! [`Prompts`] is cheap to clone. `tokenize` computes on the calling thread; on an async worker use
+//! [`Prompts::tokenized`], which moves long texts elsewhere and bounds how many are worked on at once.
+//! Engines can also be asked for ids over HTTP ([`engine`]).
 //!
 //! Text and ids are prompts: no error, log line or `Debug` of this crate shows them.
 
@@ -50,7 +52,8 @@ pub use prompts::{Counters, Prompts, Tokenized};
 pub use template::{ChatTemplate, ContentFormat, Rendering};
 pub use tokenizer::{Implementation, Tokenizer};
 
-/// The longest text that is tokenized, in bytes, whether given or made by a template: four times the longest context in use.
+/// The longest text that is tokenized, in bytes, whether given or made by a template: four times the longest
+/// context in use.
 pub const MAX_TEXT: usize = 16 << 20;
 /// Messages of one chat.
 pub const MAX_MESSAGES: usize = 16 << 10;

@@ -47,7 +47,8 @@ const MERGES: [(&str, &str); 24] = [
 ];
 const SPECIAL: [&str; 4] = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>"];
 
-/// Writes `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` into a new directory below the system's temporary one.
+/// Writes `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` into a new directory below the
+/// system's temporary one.
 pub fn model_directory(name: &str) -> PathBuf {
     let directory = std::env::temp_dir().join(format!("kvplane-prompt-{}-{name}", std::process::id()));
     fs::create_dir_all(&directory).expect("a directory");

@@ -11,7 +11,8 @@ use crate::LoadError;
 
 /// The largest `tokenizer.json`. The largest in use has some 40 MB.
 const MAX_FILE: u64 = 256 << 20;
-/// Bytes of segments between special tokens, with their ids, that each tokenizer keeps. One segment may take a 64th of it.
+/// Bytes of segments between special tokens, with their ids, that each tokenizer keeps. One segment may take
+/// a 64th of it.
 const SEGMENT_CACHE: usize = 64 << 20;
 
 /// Whose code computes the ids.
@@ -50,7 +51,8 @@ impl fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`, and added tokens of the `tokenizer_config.json` beside it. Takes seconds for a large vocabulary.
+    /// Reads a `tokenizer.json`, and added tokens of the `tokenizer_config.json` beside it. Takes seconds for
+    /// a large vocabulary.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
         let slow = reference(path)?;
         match fast(path, &slow) {
@@ -75,7 +77,8 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text; with special tokens around it where the vocabulary says so. `None` is a defect of the tokenizer.
+    /// The ids of a text; with special tokens around it where the vocabulary says so. `None` is a defect of
+    /// the tokenizer.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
         match &self.inner {
             Inner::Fast(fast) => fast.encode_with_special_tokens(text, add_special_tokens).ok(),
@@ -162,7 +165,8 @@ fn fast(path: &Path, slow: &tokenizers::Tokenizer) -> Result<fastokens::Tokenize
     Ok(fast)
 }
 
-/// Texts on which tokenizers have differed: scripts, numbers, white space, contractions, marks, invalid and invisible characters.
+/// Texts on which tokenizers have differed: scripts, numbers, white space, contractions, marks, invalid and
+/// invisible characters.
 const CORPUS: [&str; 20] = [
     "Hello, world! It's John's; they'll, we'd, I'M, DON'T.",
     "  leading and trailing   \t\n\n   \r\n x  \n",

@@ -45,6 +45,12 @@ package!(
     "inferencecache.v1alpha1.rs"
 );
 
+package!(
+    /// Envoy's external processing, as far as an endpoint picker needs it.
+    envoy,
+    "envoy.service.ext_proc.v3.rs"
+);
+
 /// SMG's messages for KV events and for operations.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod smg {

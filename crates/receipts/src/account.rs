@@ -100,19 +100,22 @@ fn cause(decided: &Decided, delivered: &Delivered, replay: &Replay) -> (Cause, O
     if let Some(cause) = served_elsewhere(decided, delivered) {
         return (cause, None);
     }
-    let happenings = match replay {
-        Replay::NewLife => return (Cause::Restart, None),
-        _ if decided.trust != Trust::Exact => return (Cause::NotExact, None),
-        Replay::Expired => return (Cause::Unknown, None),
-        Replay::Whole(happenings) => happenings,
-    };
+    if matches!(replay, Replay::NewLife) {
+        return (Cause::Restart, None);
+    }
+    let unexplained = if decided.trust == Trust::Exact { Cause::Unknown } else { Cause::NotExact };
+    let Replay::Whole(happenings) = replay else { return (unexplained, None) };
     let Some(block) = delivered.cached.checked_div(u64::from(decided.block_size)) else {
-        return (Cause::Unknown, None);
+        return (unexplained, None);
     };
-    let Some(&missing) = decided.contents.get(block as usize) else { return (Cause::Unknown, None) };
+    let Some(&missing) = decided.contents.get(block as usize) else { return (unexplained, None) };
     let traced = Traced::of(happenings, &[missing]);
+    // What the stream shows to be gone is gone, whatever the prediction was worth.
     if traced.went(missing) {
         return (Cause::EvictedBetween, None);
+    }
+    if unexplained == Cause::NotExact {
+        return (Cause::NotExact, None);
     }
     // An engine that computes a block announces it. Where it did not, its blocks are not told apart here, and nothing is proven.
     let drift = traced.came(missing).then_some(Drift::LostUnannounced { block });

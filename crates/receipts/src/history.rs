@@ -1,7 +1,7 @@
 //! Prefixes that were asked for before: what an infinite cache would hold.
 //!
-//! Two generations of hashes. When the younger is full, the elder is forgotten: what is said is never too much, and may be too
-//! little for what was not asked for in a long time.
+//! Two generations of hashes. When the younger is full, the elder is forgotten: what is said is never too
+//! much, and may be too little for what was not asked for in a long time.
 
 use rustc_hash::FxHashSet;
 
@@ -19,7 +19,8 @@ impl History {
         Self { young: FxHashSet::default(), old: FxHashSet::default(), limit }
     }
 
-    /// Tokens of the longest of these prefixes (depth and hash, shortest first) that was seen before; now they are all seen.
+    /// Tokens of the longest of these prefixes (depth and hash, shortest first) that was seen before; now
+    /// they are all seen.
     pub fn meet(&mut self, prefixes: impl DoubleEndedIterator<Item = (u64, u64)> + Clone) -> u64 {
         let known = |&(_, hash): &(u64, u64)| self.young.contains(&hash) || self.old.contains(&hash);
         let ceiling = prefixes.clone().rev().find(known).map_or(0, |(depth, _)| depth);

@@ -56,6 +56,8 @@ pub struct Decided {
     pub why: &'static str,
     /// The policy that decided.
     pub policy: &'static str,
+    /// Why the prompt's tokens were not known, where the load decided.
+    pub without_tokens: Option<&'static str>,
     /// How long the decision took.
     pub decide_us: u32,
     /// Where the chosen one's stream stood: its life, and its last entry.
@@ -79,7 +81,7 @@ impl Decided {
     }
 }
 
-/// What came of it, as whoever routes says.
+/// What came of it, as the router reports it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Delivered {
     /// D: cached tokens that the engine reported.

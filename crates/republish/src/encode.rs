@@ -216,6 +216,8 @@ fn add_image(runs: &mut Runs, snapshot: &Snapshot, (block, place): (&BlockImage,
     // Blocks of other groups may be known by what the main group says of them, which is not what they are.
     let any = || snapshot.chains_of(block).0.filter(|_| place.is_main() || snapshot.groups.len() < 2);
     match own.or_else(any) {
+        // A peer named it by its content: without tokens nobody can be told of it.
+        Some(chain) if chain.tokens.is_empty() => {}
         Some(chain) => {
             let keys = chain.extra_keys.as_ref();
             let link = Link {

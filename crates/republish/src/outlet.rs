@@ -114,8 +114,8 @@ impl Outlet {
         }
     }
 
-    /// Publishes from a state on. Listeners that are there are sent that state: they see a gap and ask, or take it as it
-    /// comes.
+    /// Publishes from a state on. Listeners that are there are sent that state: they see a gap and ask, or
+    /// take it as it comes.
     fn begin(&mut self, Loaded { presence, cursor, state }: Loaded) {
         self.presence = Some(presence);
         self.loading = None;

@@ -1,9 +1,10 @@
 //! What listeners hold that count no copies, and what they are sent so that they hold what the engine does.
 //!
 //! To such a listener a block is there or it is not: the first copy in a tier is announced as stored, the last one as
-//! removed. That is what transitions are. But some listeners (Dynamo's indexers among them) let go of whatever follows a
-//! block when that is removed, or drop a store whose parent they do not hold. So when a hole is filled, everything behind
-//! it that the tier holds is announced again. Announcing a block twice changes nothing.
+//! removed. That is what transitions are. But some listeners (Dynamo's indexers among them) let go of
+//! whatever follows a block when that is removed, or drop a store whose parent they do not hold. So when a
+//! hole is filled, everything behind it that the tier holds is announced again. Announcing a block twice
+//! changes nothing.
 //!
 //! For that the blocks that are held are kept here with their children. Tokens, names and keys are shared with the
 //! stream's own state. A block that is not held is kept only while some held block follows it, so there are never more
@@ -65,13 +66,15 @@ impl Presence {
                 Transition::Stored { tier: Tier::Unknown, .. }
                 | Transition::Removed { tier: Tier::Unknown, .. } => {}
                 Transition::Stored { tier, parent, blocks } => {
-                    push_stored(*tier, *parent, blocks, &mut events);
-                    let mut before = *parent;
-                    for block in blocks {
-                        if self.hold(*tier, before, block) {
-                            filled.push((*tier, block.hash));
+                    for (parent, blocks) in with_tokens(*parent, blocks) {
+                        push_stored(*tier, parent, blocks, &mut events);
+                        let mut before = parent;
+                        for block in blocks {
+                            if self.hold(*tier, before, block) {
+                                filled.push((*tier, block.hash));
+                            }
+                            before = Some(block.hash);
                         }
-                        before = Some(block.hash);
                     }
                 }
                 Transition::Removed { tier, hashes } => {
@@ -212,8 +215,8 @@ impl Presence {
         }
     }
 
-    /// Announces what follows blocks that fill a hole, as far as their tier holds it: parents before children, each block
-    /// once.
+    /// Announces what follows blocks that fill a hole, as far as their tier holds it: parents before
+    /// children, each block once.
     fn announce_again(&self, filled: &[(Tier, u64)], events: &mut Vec<OwnedEvent>) {
         for tier in Tier::ALL {
             let holds = |at: &u32| self.nodes[*at as usize].held & bit(tier) != 0;
@@ -296,12 +299,30 @@ pub(crate) fn state_events(transitions: &[Transition]) -> Vec<OwnedEvent> {
     let mut events = Vec::new();
     for transition in transitions {
         match transition {
-            Transition::Stored { tier, parent, blocks } => push_stored(*tier, *parent, blocks, &mut events),
+            Transition::Stored { tier, parent, blocks } => {
+                for (parent, blocks) in with_tokens(*parent, blocks) {
+                    push_stored(*tier, parent, blocks, &mut events);
+                }
+            }
             Transition::Removed { tier, hashes } => push_removed(*tier, hashes, &mut events),
             Transition::Cleared => events.push(OwnedEvent::Cleared),
         }
     }
     events
+}
+
+/// The blocks of a store whose tokens are known, as runs with the block before each. Of the others listeners cannot be
+/// told: a peer named them by their content.
+fn with_tokens(
+    parent: Option<u64>,
+    blocks: &[VisibleBlock],
+) -> impl Iterator<Item = (Option<u64>, &[VisibleBlock])> {
+    let mut before = parent;
+    let runs = blocks.chunk_by(|a, b| a.tokens.is_empty() == b.tokens.is_empty());
+    runs.filter_map(move |run| {
+        let parent = std::mem::replace(&mut before, run.last().map(|block| block.hash));
+        run.first().filter(|block| !block.tokens.is_empty()).map(|_| (parent, run))
+    })
 }
 
 fn push_stored(tier: Tier, parent: Option<u64>, blocks: &[VisibleBlock], events: &mut Vec<OwnedEvent>) {

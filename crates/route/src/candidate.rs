@@ -50,7 +50,8 @@ pub struct Candidate {
     pub worker: Slot,
     /// What it is expected to report as cached for this prompt, by its exact state.
     pub cached: u64,
-    /// Tokens that it can go on from on the device, then with host memory, then with disk: each includes the ones before.
+    /// Tokens that it can go on from on the device, then with host memory, then with disk: each includes the
+    /// ones before.
     pub tiers: [u64; 3],
     /// Tokens that its main group holds, whether or not the engine can go on from there.
     pub main: u64,

@@ -1,7 +1,8 @@
 //! How much of the traffic a prefix is: whether it is worth another copy.
 //!
-//! A prompt belongs to the class of its prefix at a power of two, half its length at most. A class with half of the traffic
-//! deserves half of the engines; until so many hold it, a further copy is an investment and not a waste.
+//! A prompt belongs to the class of its prefix at a power of two, half its length at most. A class with half
+//! of the traffic deserves half of the engines; until this many hold it, a further copy is an investment and
+//! not a waste.
 
 use rustc_hash::FxHashMap;
 
@@ -12,7 +13,7 @@ const MAX_CLASSES: usize = 8_192;
 /// Seconds after which an arrival counts half.
 const HALF_LIFE: f64 = 10.0;
 /// Arrivals of other classes that are assumed per engine before any were seen.
-const PRIOR: f64 = 4.0;
+const PRIOR: f64 = 2.0;
 
 /// A count that fades.
 #[derive(Debug, Clone, Copy, Default)]
@@ -39,7 +40,7 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    /// Counts a prompt. Says how many of so many engines its class deserves.
+    /// Counts a prompt. Says how many of this many engines its class deserves.
     pub(crate) fn arrive(&mut self, outline: &Outline, engines: usize, now: f64) -> f64 {
         let all = self.all.add(now);
         let Some(class) = class(outline) else { return 0.0 };
@@ -88,7 +89,7 @@ mod tests {
         }
         assert!((3.4..4.1).contains(&last), "{last}");
         assert!(demand.arrive(&prompt(100, 0), 8, 50.0) < 0.1);
-        assert!(demand.arrive(&prompt(1, 0), 8, 500.0) < 0.3, "what was popular is forgotten");
+        assert!(demand.arrive(&prompt(1, 0), 8, 500.0) < 1.0, "what was popular is forgotten");
     }
 
     #[test]

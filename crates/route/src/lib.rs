@@ -8,8 +8,9 @@
 //! rate       (learned seconds per token) ────────────┘
 //! ```
 //!
-//! No IO and no clock: time is passed in as seconds since any origin, and chance comes from a seed, so that every decision
-//! can be repeated. What is in flight is a prediction: it counts in the cost, and is never part of `cached`.
+//! No IO and no clock: time is passed in as seconds since any origin, and chance comes from a seed, so that
+//! every decision can be repeated. What is in flight is a prediction: it counts in the cost, and is never
+//! part of `cached`.
 
 mod booking;
 mod candidate;
@@ -25,7 +26,7 @@ mod worker;
 
 pub use booking::{Booking, BookingId};
 pub use candidate::{Candidate, Role, Skip, Standing};
-pub use load::Load;
+pub use load::{Load, LoadSource};
 pub use outline::Outline;
 pub use policy::{ParsePolicyError, Policy, Terms, Weights};
 pub use router::{Ask, Choice, Decision, Options, Router, Skipped, Totals, Why};

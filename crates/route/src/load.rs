@@ -14,3 +14,36 @@ pub struct Load {
     /// Tokens that its KV cache holds.
     pub kv_capacity: Option<u64>,
 }
+
+/// Whether a decision could go by what an engine reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LoadSource {
+    /// The engine reported nothing yet: bookings alone.
+    #[default]
+    Bookings,
+    /// Bookings and a report that is fresh.
+    Reported,
+    /// The last report is too old: bookings alone.
+    Stale,
+}
+
+impl LoadSource {
+    /// Every source, in the order of their numbers.
+    pub const ALL: [Self; 3] = [Self::Bookings, Self::Reported, Self::Stale];
+
+    /// Its name in answers.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Bookings => "bookings",
+            Self::Reported => "reported",
+            Self::Stale => "stale",
+        }
+    }
+}
+
+/// A report, and until when it counts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reported {
+    pub(crate) load: Load,
+    pub(crate) until: f64,
+}

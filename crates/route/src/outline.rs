@@ -1,8 +1,9 @@
 //! A prompt as hashes of some of its prefixes.
 //!
-//! Two prompts share a prefix up to the deepest point whose hash they share. The depths are the same for every prompt: each
-//! unit up to [`DENSE`] tokens, then a sixteenth further each time. So an outline of 128 k tokens has about 100 points, and
-//! what it says is at most a sixteenth short of the truth, never beyond it. It holds no tokens.
+//! Two prompts share a prefix up to the deepest point whose hash they share. The depths are the same for
+//! every prompt: each unit up to [`DENSE`] tokens, then a sixteenth further each time. So an outline of 128 k
+//! tokens has about 100 points, and what it says is at most a sixteenth short of the truth, never beyond it.
+//! It holds no tokens.
 
 use kvplane_core::{Namespace, chain_hash};
 use xxhash_rust::xxh3::xxh3_64_with_seed;

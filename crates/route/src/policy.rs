@@ -6,13 +6,14 @@ mod work;
 use std::fmt;
 use std::str::FromStr;
 
+use crate::load::LoadSource;
 pub(crate) use work::terms;
 
 /// The constants of `work`, all in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
-    /// The price of prefilling what is cached elsewhere: 1 looks at this request alone; more also prices what it evicts and
-    /// duplicates.
+    /// The price of prefilling what is cached elsewhere: 1 looks at this request alone; more also prices what
+    /// it evicts and duplicates.
     pub alpha: f64,
     /// What a prefill takes from each request that decodes beside it.
     pub g: f64,
@@ -28,7 +29,7 @@ pub struct Weights {
 
 impl Default for Weights {
     fn default() -> Self {
-        Self { alpha: 2.0, g: 1.0 / 16.0, d: 0.005, e: 2e-6, a: 1.0 / 16_000.0, t: 0.6e-9 }
+        Self { alpha: 1.5, g: 0.02, d: 0.005, e: 2e-6, a: 1.0 / 16_000.0, t: 0.6e-9 }
     }
 }
 
@@ -156,7 +157,7 @@ pub(crate) struct View {
     pub(crate) held: f64,
     /// Tokens of the longest prefix that is on its way there.
     pub(crate) flight: u64,
-    /// Uncached tokens in front of the prompt.
+    /// Seconds of prefill in front of the prompt, at the assumed speed.
     pub(crate) queue: f64,
     /// Uncached tokens booked there and not past their first token.
     pub(crate) pending: f64,
@@ -168,6 +169,8 @@ pub(crate) struct View {
     pub(crate) kv_tokens: f64,
     /// The part of its KV cache in use.
     pub(crate) kv_usage: f64,
+    /// What its load is known from.
+    pub(crate) load: LoadSource,
     /// Its prefill is slower than assumed by this factor.
     pub(crate) factor: f64,
     pub(crate) terms: Terms,

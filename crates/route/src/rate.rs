@@ -1,12 +1,13 @@
 //! How fast an engine prefills, learned from its first tokens.
 //!
-//! The shape is given, `u*a + t*u*(L - u/2)` for `u` uncached of `L` tokens, and one factor is learned on both constants.
+//! The shape is given, `u*a + t*u*(L - u/2)` for `u` uncached of `L` tokens, and one factor is learned on
+//! both constants.
 
 use std::collections::VecDeque;
 
 /// Samples with fewer uncached tokens say more of the engine's other delays than of its prefill.
 const MIN_TOKENS: u64 = 512;
-/// The median is of the last so many samples: one that waited for something else does not move it.
+/// The median is of the last this many samples: one that waited for something else does not move it.
 const SAMPLES: usize = 15;
 /// Before there are so many, the assumed speed is taken.
 const ENOUGH: usize = 5;

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::booking::Bookings;
 use crate::demand::Demand;
 use crate::flight::Flights;
-use crate::load::Load;
+use crate::load::{Load, LoadSource, Reported};
 use crate::outline::Outline;
 use crate::policy::{Policy, View, Weights};
 use crate::rng::Rng;
@@ -163,11 +163,20 @@ impl Router {
         }
     }
 
-    /// What an engine reports of its load.
-    pub fn report_load(&mut self, slot: Slot, load: Load) {
+    /// What an engine reports of its load, and until when that counts. Afterwards bookings alone do.
+    pub fn report_load(&mut self, slot: Slot, load: Load, until: f64) {
         if let Some(Some(worker)) = self.workers.get_mut(slot.index()) {
-            worker.load = Some(load);
+            worker.reported = Some(Reported { load, until });
         }
+    }
+
+    /// How many endpoints' loads are known from what, in the order of [`LoadSource::ALL`].
+    pub fn load_sources(&self, now: f64) -> [u64; LoadSource::ALL.len()] {
+        let mut counts = [0; LoadSource::ALL.len()];
+        for worker in self.workers.iter().flatten() {
+            counts[worker.load_source(now) as usize] += 1;
+        }
+        counts
     }
 
     /// How much slower than assumed an endpoint prefills, as learned.

@@ -9,8 +9,8 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
-/// The time of day since 1970: for people, and for engines that stamp with it. It can jump, so it orders nothing. A clock that is set
-/// to a moment before 1970 reads zero.
+/// The time of day since 1970: for people, and for engines that stamp with it. It can jump, so it orders
+/// nothing. A clock that is set to a moment before 1970 reads zero.
 pub fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

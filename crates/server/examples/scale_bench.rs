@@ -18,6 +18,8 @@ use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvplane_socket::{Endpoint, PubOptions, PubSocket, PublishContext};
@@ -36,6 +38,10 @@ const BLOCK: u32 = 16;
 const ASKED: u32 = 512;
 const HOLDERS: usize = 8;
 const QUESTIONS: usize = 200;
+/// Batches whose way is measured while a third of the engines flaps.
+const WATCHED: u64 = 300;
+/// How often each of them goes and comes back.
+const FLAP_EVERY: Duration = Duration::from_secs(1);
 
 fn main() {
     let mut words = std::env::args().skip(1);
@@ -50,9 +56,9 @@ fn main() {
         rss >> 20
     );
     println!(
-        "| engines | CPU a batch, us | idle CPU, % | absent CPU, % | descriptors an engine | RSS an engine, KiB | question p50, us | with all, us | /metrics, KiB | by stream, KiB | /v1/status, KiB |"
+        "| engines | CPU a batch, us | idle CPU, % | absent CPU, % | descriptors an engine | RSS an engine, KiB | question p50, us | with all, us | /metrics, KiB | by stream, KiB | /v1/status, KiB | p50 and p99 until a batch is in answers, ms | with a third flapping | flaps a second |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     for engines in sizes {
         let mut fleet = Fleet::start(&binary, engines);
         fleet.say_hello();
@@ -63,9 +69,11 @@ fn main() {
         let [listed, all] = [false, true].map(|all| fleet.ask(all));
         let sizes = ["/metrics", "/metrics?detail=stream", "/v1/status"];
         let [metrics, by_stream, status] = sizes.map(|path| fleet.plane.get(path).len() as f64 / 1024.0);
+        let [calm, calm_99] = fleet.delays();
+        let ([flapping, flapping_99], flaps) = fleet.flap();
         let absent = fleet.lose_all();
         println!(
-            "| {engines} | {batch:.1} | {idle:.2} | {absent:.2} | {fds:.2} | {:.1} | {listed:.0} | {all:.0} | {metrics:.0} | {by_stream:.0} | {status:.0} |",
+            "| {engines} | {batch:.1} | {idle:.2} | {absent:.2} | {fds:.2} | {:.1} | {listed:.0} | {all:.0} | {metrics:.0} | {by_stream:.0} | {status:.0} | {calm:.2} / {calm_99:.2} | {flapping:.2} / {flapping_99:.2} | {flaps:.0} |",
             rss / 1024.0
         );
     }
@@ -197,6 +205,47 @@ impl Fleet {
         took[took.len() / 2].as_secs_f64() * 1e6
     }
 
+    /// Milliseconds from publishing a batch until a question finds it, at engines that are always there: the middle and the
+    /// worst of a hundred.
+    fn delays(&mut self) -> [f64; 2] {
+        let healthy = self.publishers.len() - self.publishers.len() / 3;
+        let mut took = Vec::new();
+        for batch in 0..WATCHED {
+            // Tokens that no other batch has.
+            let fresh: Vec<u32> = (0..BLOCK).map(|at| 1_000_000 + self.sent as u32 * BLOCK + at).collect();
+            let ids: Vec<String> = fresh.iter().map(u32::to_string).collect();
+            let payload = stored_tokens((1 << 50) + self.sent, 1, fresh);
+            let body = format!("{{\"model\":\"m\",\"token_ids\":[{}]}}", ids.join(","));
+            let began = Instant::now();
+            self.send(batch as usize * 37 % healthy, &payload);
+            while !self.plane.call("POST", "/v1/query", &body).unwrap().contains("\"holders\":1,") {
+                assert!(began.elapsed() < PATIENCE, "a batch was never in an answer");
+            }
+            took.push(began.elapsed());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        took.sort();
+        [50, 99].map(|percent| took[took.len() * percent / 100].as_secs_f64() * 1e3)
+    }
+
+    /// The same while the last third of the engines goes and comes back again and again; and how often that was, a second.
+    fn flap(&mut self) -> ([f64; 2], f64) {
+        let flapping = self.publishers.split_off(self.publishers.len() - self.publishers.len() / 3);
+        let (stop, flaps) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let thread = std::thread::spawn({
+            let (stop, flaps) = (stop.clone(), flaps.clone());
+            move || flap_until(flapping, &stop, &flaps)
+        });
+        std::thread::sleep(FLAP_EVERY * 2);
+        let (began, before) = (Instant::now(), flaps.load(Ordering::Relaxed));
+        let delays = self.delays();
+        let count = flaps.load(Ordering::Relaxed) - before;
+        let rate = count as f64 / began.elapsed().as_secs_f64();
+        stop.store(true, Ordering::Relaxed);
+        thread.join().unwrap();
+        (delays, rate)
+    }
+
     /// No engine is there any more: the share of a core that is left, once reconnecting has slowed down.
     fn lose_all(&mut self) -> f64 {
         self.publishers.clear();
@@ -294,6 +343,26 @@ impl Plane {
     }
 }
 
+/// Each publisher goes and comes back at its address, once in every round, until stopped.
+fn flap_until(publishers: Vec<(PubSocket, u64)>, stop: &AtomicBool, flaps: &AtomicU64) {
+    let context = PublishContext::new();
+    let mut publishers: Vec<_> = publishers
+        .into_iter()
+        .map(|(publisher, _)| (publisher.last_endpoint().to_owned(), Some(publisher)))
+        .collect();
+    while !stop.load(Ordering::Relaxed) && !publishers.is_empty() {
+        let (began, count) = (Instant::now(), publishers.len() as u32);
+        for (at, (address, publisher)) in (0..).zip(&mut publishers) {
+            std::thread::sleep((began + FLAP_EVERY * at / count).saturating_duration_since(Instant::now()));
+            *publisher = None;
+            // A port that is not free yet is tried again in the next round.
+            *publisher = PubSocket::open(&context, &PubOptions::new(Endpoint::Bind(address.clone()))).ok();
+            flaps.fetch_add(u64::from(publisher.is_some()), Ordering::Relaxed);
+        }
+        std::thread::sleep((began + FLAP_EVERY).saturating_duration_since(Instant::now()));
+    }
+}
+
 fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -305,10 +374,14 @@ fn tokens(first: u64, blocks: u32) -> Vec<u32> {
 
 /// A batch that stores blocks in a row.
 fn stored(first: u64, blocks: u32) -> Vec<u8> {
+    stored_tokens(first, blocks, tokens(first, blocks))
+}
+
+fn stored_tokens(first: u64, blocks: u32, token_ids: Vec<u32>) -> Vec<u8> {
     let hash = |at: u64| OwnedHash::Unsigned((first + at).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let store = OwnedEvent::Stored(OwnedStored {
         block_hashes: (0..u64::from(blocks)).map(hash).collect(),
-        token_ids: tokens(first, blocks),
+        token_ids,
         block_size: BLOCK,
         medium: Some("GPU".into()),
         group: Some(0),

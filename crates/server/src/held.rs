@@ -58,8 +58,8 @@ impl<T: Unpin> HttpBody for Held<T> {
 
 /// Keeps something until the last data has left the process, or the connection is closed.
 ///
-/// A connection drops a body as soon as it has queued the last data, which may be as large as a stream's state and wait for
-/// a peer that never reads. So the data itself holds what is kept.
+/// A connection drops a body as soon as it has queued the last data, which may be as large as a stream's
+/// state and wait for a peer that never reads. So the data itself holds what is kept.
 pub(crate) fn held_until_sent<T: Send + Sync + 'static>(body: Body, kept: T) -> Body {
     let kept = Arc::new(kept);
     Body::new(body.map_frame(move |frame| {

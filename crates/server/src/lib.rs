@@ -3,6 +3,7 @@
 //! Servers take listeners that somebody else bound, so that a taken port is known before anything starts. They never
 //! see an engine's bytes.
 
+mod encoding;
 mod fleet;
 mod grpc;
 mod held;
@@ -11,6 +12,7 @@ mod http;
 mod listeners;
 mod ops;
 mod parity;
+mod picker;
 mod plans;
 mod publishers;
 mod questions;
@@ -38,6 +40,7 @@ pub use fleet::{
 };
 pub use hints::{AcceptReports, HintsOptions};
 pub use kvplane_metrics::Detail as MetricsDetail;
+pub use picker::PickerSetup;
 pub use service::{Options, Service};
 pub use span::Span;
 

@@ -147,11 +147,14 @@ impl Drop for Turn {
 
 fn address(engine: &Engine) -> Option<EngineAddress> {
     let base = engine.spec.http.clone()?;
-    let key = engine.spec.control.api_key().ok()?;
-    let header = key.and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
-    let authorization = header.map(|mut header| {
-        header.set_sensitive(true);
-        header
-    });
-    Some(EngineAddress { base, model: engine.spec.model.clone(), authorization })
+    engine.spec.control.api_key().ok()?;
+    Some(EngineAddress { base, model: engine.spec.model.clone(), authorization: authorization(engine) })
+}
+
+/// What an engine that wants a key is told.
+pub(crate) fn authorization(engine: &Engine) -> Option<HeaderValue> {
+    let key = engine.spec.control.api_key().ok()??;
+    let mut header = HeaderValue::from_str(&format!("Bearer {key}")).ok()?;
+    header.set_sensitive(true);
+    Some(header)
 }

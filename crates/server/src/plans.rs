@@ -1,6 +1,5 @@
 //! What is made of a snapshot for subscribers, once for all who are sent it.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use kvplane_stream::Snapshot;
@@ -47,32 +46,6 @@ impl<T> Plans<T> {
     }
 }
 
-/// Messages of a snapshot that were encoded lately. Subscribers that begin together are sent the same message at about the
-/// same time, and encoding it takes far longer than copying it.
-#[derive(Debug)]
-pub(crate) struct Recent<M>(Mutex<VecDeque<(usize, M)>>);
-
-/// Messages kept for other subscribers, each of about 1 MiB at most.
-const RECENT: usize = 4;
-
-impl<M: Clone> Recent<M> {
-    pub(crate) const fn new() -> Self {
-        Self(Mutex::new(VecDeque::new()))
-    }
-
-    /// The message at an index. Whoever needs it while it is being encoded waits instead of encoding it once more.
-    pub(crate) fn get_or_encode(&self, index: usize, encode: impl FnOnce() -> M) -> M {
-        let mut recent = self.0.lock();
-        if let Some((_, message)) = recent.iter().find(|(known, _)| *known == index) {
-            return message.clone();
-        }
-        let message = encode();
-        recent.truncate(RECENT - 1);
-        recent.push_front((index, message.clone()));
-        message
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kvplane_core::{EngineId, StreamId};
@@ -80,18 +53,6 @@ mod tests {
     use kvplane_stream::{JournalOptions, Options};
 
     use super::*;
-
-    #[test]
-    fn the_last_few_messages_are_encoded_once() {
-        let recent = Recent::new();
-        for index in 0..=RECENT {
-            assert_eq!(recent.get_or_encode(index, || index), index);
-        }
-        for index in 1..=RECENT {
-            assert_eq!(recent.get_or_encode(index, || unreachable!("it is kept")), index);
-        }
-        assert_eq!(recent.get_or_encode(0, || 99), 99);
-    }
 
     #[tokio::test]
     async fn subscribers_that_begin_together_share_a_snapshot_and_what_is_made_of_it() {

@@ -7,7 +7,7 @@ use kvplane_catalog::{Asking, Catalog, Question};
 use kvplane_core::{PublicError, Trust};
 use kvplane_ingest::Plane;
 use kvplane_metrics::{Latencies, LatenciesRead};
-use kvplane_prompt::{PromptInput, Prompts, Tokenized};
+use kvplane_prompt::{PromptError, PromptInput, Prompts, Tokenized};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -122,17 +122,23 @@ impl Asker {
             }
         }
         let model = question.model.clone().unwrap_or_default();
-        let Tokenized { model, adapter, ids, dimensions, standing } = self.prompts.tokenize(&model, input)?;
+        let Tokenized { model, adapter, ids, standing, .. } = self.ids(&model, input)?;
         let note = TokenizedNote { tokens: ids.len() as u64, parity: standing.as_str() };
-        if self.prompts.sample() {
-            parity::compare_one(self, &model, input.clone(), ids.clone(), dimensions);
-        }
         if question.lora_name.is_none() && question.lora_id.is_none() {
             question.lora_name = adapter;
         }
         question.model = Some(model);
         question.set_token_ids(ids, true);
         Ok(note)
+    }
+
+    /// The ids of a text. Some are compared with an engine's.
+    pub(crate) fn ids(&self, model: &str, input: &PromptInput) -> Result<Tokenized, PromptError> {
+        let made = self.prompts.tokenize(model, input)?;
+        if self.prompts.sample() {
+            parity::compare_one(self, &made.model, input.clone(), made.ids.clone(), made.dimensions);
+        }
+        Ok(made)
     }
 
     pub(crate) fn catalog(&self) -> &Catalog {

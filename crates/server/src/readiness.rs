@@ -7,8 +7,9 @@ use kvplane_core::{Continuity, LinkTrouble, Reason, Trust};
 use kvplane_ingest::{Plane, StreamStatus};
 
 /// Ready once every stream has a verdict, or once the start-up deadline has passed; then for good: one engine's
-/// trouble must not take the plane away from the others, and restarting the plane does not bring an engine back. A plane without
-/// engines is ready too, so that engines can be added, but that does not count for the engines that come.
+/// trouble must not take the plane away from the others, and restarting the plane does not bring an engine
+/// back. A plane without engines is ready too, so that engines can be added, but that does not count for the
+/// engines that come.
 #[derive(Debug)]
 pub(crate) struct Readiness {
     started: Instant,

@@ -1,6 +1,5 @@
 //! Both servers, started and stopped together.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,6 +21,7 @@ use crate::hints::{Hints, HintsOptions};
 use crate::http;
 use crate::ops::Operations;
 use crate::parity;
+use crate::picker::{self, PickerSetup};
 use crate::questions::{Asker, Questions};
 use crate::readiness::Readiness;
 use crate::routing::Routing;
@@ -99,9 +99,9 @@ pub(crate) struct Shared {
     pub(crate) hints: Option<Arc<Hints>>,
     /// Absent where the routes of an indexer are not counted.
     pub(crate) indexer_counters: Option<Arc<http::IndexerCounters>>,
-    /// Other indexers that somebody told us of.
-    pub(crate) peers: parking_lot::Mutex<BTreeSet<String>>,
     pub(crate) stop: CancellationToken,
+    /// Absent where no endpoint picker is served.
+    pub(crate) picker: OnceLock<kvplane_picker::Picker>,
 }
 
 impl Shared {
@@ -132,6 +132,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Service {
     shared: Arc<Shared>,
+    picker: Option<PickerSetup>,
 }
 
 impl Service {
@@ -168,15 +169,24 @@ impl Service {
             fleet: Parts::default(),
             doors: OnceLock::new(),
             reports: Arc::default(),
-            peers: parking_lot::Mutex::default(),
+            picker: OnceLock::new(),
             stop,
         });
-        Self { shared }
+        Self { shared, picker: None }
     }
 
     #[cfg(test)]
     pub(crate) fn shared(&self) -> Arc<Shared> {
         self.shared.clone()
+    }
+
+    /// Serves an endpoint picker as well.
+    #[must_use]
+    pub fn with_picker(self, setup: PickerSetup) -> Self {
+        let picker = picker::picker(&self.shared, &setup.options);
+        // Servers run once.
+        let _ = self.shared.picker.set(picker);
+        Self { picker: Some(setup), ..self }
     }
 
     /// The plane's engines, to be changed.
@@ -203,7 +213,17 @@ impl Service {
     /// Serves until `stop` is cancelled, then ends every subscription with a status and waits for connections to close.
     pub async fn run(self, http: TcpListener, grpc: TcpListener, stop: CancellationToken) {
         let shared = self.shared;
-        shared.note_doors(&[("listen.http", &http), ("listen.grpc", &grpc)]);
+        let mut doors = vec![("listen.http", &http), ("listen.grpc", &grpc)];
+        if let Some(setup) = &self.picker {
+            doors.push(("picker.listen", &setup.listener));
+            doors.extend(setup.health.iter().map(|health| ("picker.health", health)));
+        }
+        shared.note_doors(&doors);
+        let picking = async {
+            if let (Some(setup), Some(picker)) = (self.picker, shared.picker.get()) {
+                Box::pin(picker::run(setup, picker.clone(), shared.stop.clone())).await;
+            }
+        };
         let ends = shared.stop.clone();
         let watch = async {
             stop.cancelled().await;
@@ -219,6 +239,10 @@ impl Service {
             let (prompts, plane) = (shared.options.prompts.clone(), shared.plane.clone());
             kvplane_runtime::spawn("compare tokenizers", parity::watch(prompts, plane, shared.stop.clone()));
         }
+        kvplane_runtime::spawn(
+            "read loads",
+            crate::routing::loads::poll(shared.clone(), shared.stop.clone()),
+        );
         let tls = &shared.options.tls;
         let http = Door::open(http, Port::Http, tls.clone(), shared.edge.http.clone());
         let grpc = Door::open(grpc, Port::Grpc, tls.clone(), shared.edge.grpc.clone());
@@ -227,7 +251,8 @@ impl Service {
         let grpc_server = grpc::server(&shared);
         let grpc =
             grpc_server.serve_with_incoming_shutdown(grpc.incoming(), shared.stop.clone().cancelled_owned());
-        let (http, grpc, ()) = tokio::join!(std::future::IntoFuture::into_future(http), grpc, watch);
+        let (http, grpc, (), ()) =
+            tokio::join!(std::future::IntoFuture::into_future(http), grpc, watch, picking);
         shared.fleet.fronts.ended().await;
         if let Err(error) = http {
             error!(%error, "HTTP server failed");

@@ -94,8 +94,8 @@ impl Cache {
         }
     }
 
-    /// Forgets everything on the device; refused while a request holds blocks. Colder tiers of vLLM only if they are to be
-    /// `emptied` too, those of `SGLang` always.
+    /// Forgets everything on the device; refused while a request holds blocks. Colder tiers of vLLM only if
+    /// they are to be `emptied` too, those of `SGLang` always.
     pub(crate) fn reset(&mut self, emptied: bool) -> Result<(), PoolError> {
         match self {
             Self::Pool(pool) => pool.reset(emptied),

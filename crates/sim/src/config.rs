@@ -200,8 +200,8 @@ impl SimConfig {
         Ok(())
     }
 
-    /// Whether callers of a page have to show the key, if there is one. vLLM asks for it below `/v1` only; `SGLang` and `TokenSpeed` everywhere
-    /// but for health and metrics.
+    /// Whether callers of a page have to show the key, if there is one. vLLM asks for it below `/v1` only;
+    /// `SGLang` and `TokenSpeed` everywhere but for health and metrics.
     pub(crate) fn asks_for_key(&self, path: &str) -> bool {
         match self.profile.engine() {
             EngineKind::Sglang | EngineKind::Tokenspeed => {
@@ -303,10 +303,11 @@ impl SimConfig {
 /// How often a run of free ports is looked for.
 const PORT_ATTEMPTS: usize = 100;
 
-/// Below the ports that systems give to outgoing connections: one of those could take a port between this look and its use.
+/// Below the ports that systems give to outgoing connections: one of those could take a port between this
+/// look and its use.
 const PORTS: std::ops::Range<u16> = 10_000..15_000;
 
-/// The first of so many free ports in a row on the loopback interface, from a place that differs from call to call.
+/// The first of this many free ports in a row on the loopback interface, from a place that differs from call to call.
 pub fn free_ports(count: u16) -> std::io::Result<u16> {
     let mut failed = ErrorKind::AddrNotAvailable.into();
     for _ in 0..PORT_ATTEMPTS {

@@ -1,5 +1,6 @@
 //! The engine's HTTP side: each engine's routes as far as they matter here, and `/sim/*` for scenarios.
 
+mod chat;
 mod sglang;
 mod trtllm;
 mod vllm;
@@ -31,6 +32,7 @@ pub(crate) fn router(engine: SimHandle) -> Router {
     };
     own.route("/health", get(health))
         .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat::completions))
         .layer(from_fn_with_state(engine.clone(), with_key))
         .route("/sim/fault", post(fault))
         .route("/sim/state", get(state))
@@ -71,6 +73,16 @@ struct CompletionRequest {
     extra: Extra,
     #[serde(default, alias = "extra_args")]
     vllm_xargs: EngineArguments,
+    #[serde(default)]
+    stream: bool,
+    #[serde(default)]
+    stream_options: StreamOptions,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct StreamOptions {
+    include_usage: bool,
 }
 
 /// What stands behind tokens of the prompt. A real engine is sent the things themselves.
@@ -120,6 +132,15 @@ async fn completions(
     headers: HeaderMap,
     Json(request): Json<CompletionRequest>,
 ) -> Response {
+    complete(engine, headers, request, chat::Shape::Text).await
+}
+
+async fn complete(
+    engine: SimHandle,
+    headers: HeaderMap,
+    request: CompletionRequest,
+    shape: chat::Shape,
+) -> Response {
     let config = engine.config();
     let model = request.model.unwrap_or_else(|| config.model.clone());
     let lora = request.lora.or_else(|| config.loras.iter().find(|lora| **lora == model).cloned());
@@ -147,9 +168,13 @@ async fn completions(
     let pause = config.token_delay;
     let run = spawn_blocking(move || engine.complete_with_pauses(&prompt, max_tokens, &options, pause)).await;
     match run {
+        Ok(Ok(result)) if request.stream => {
+            chat::events(&model, prompt_tokens, &result, shape, request.stream_options.include_usage)
+        }
         Ok(Ok(result)) => {
             let mut answer = completion(&model, prompt_tokens, &result);
             answer["choices"][0]["logprobs"] = Value::Null;
+            shape.reshape(&mut answer);
             Json(answer).into_response()
         }
         Ok(Err(cause @ SimError::NoRank(_))) => error(StatusCode::BAD_REQUEST, &cause.to_string()),

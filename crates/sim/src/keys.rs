@@ -30,8 +30,8 @@ pub struct Image {
 }
 
 impl Keys {
-    /// The extra keys of a block in vLLM's order: the adapter, items with the distance from the block's start to theirs, the
-    /// salt in the first block, and the digest of embeddings.
+    /// The extra keys of a block in vLLM's order: the adapter, items with the distance from the block's start
+    /// to theirs, the salt in the first block, and the digest of embeddings.
     pub fn of_block(&self, start: usize, end: usize) -> Vec<OwnedExtraKey> {
         let text = |text: &String| OwnedExtraKey::Text(text.clone());
         let image =
@@ -51,7 +51,8 @@ impl Keys {
         self.images_in(start, end).map(item).collect()
     }
 
-    /// The prompt as `SGLang` caches it: what stands for an item is replaced by a value of its content, and tells all about it.
+    /// The prompt as `SGLang` caches it: what stands for an item is replaced by a value of its content, and
+    /// tells all about it.
     pub fn padded(&self, prompt: &[u32]) -> Vec<u32> {
         /// Values are above every vocabulary.
         const FIRST_VALUE: u32 = 1_000_000;

@@ -1,5 +1,5 @@
-//! Seeded conversations: shared system prompts, turns that grow, replies that come back as prompt; with adapters, salts and
-//! images if they are asked for.
+//! Seeded conversations: shared system prompts, turns that grow, replies that come back as prompt; with
+//! adapters, salts and images if they are asked for.
 
 use crate::engine::CompletionOptions;
 use crate::keys::Image;
@@ -7,7 +7,7 @@ use crate::pool::Report;
 
 /// The token that stands for an image.
 const PLACEHOLDER: u32 = 0;
-/// One turn in so many has an image, where there are any.
+/// One turn in this many has an image, where there are any.
 const TURNS_PER_IMAGE: u64 = 3;
 
 /// A small deterministic generator (splitmix64): the same seed gives the same workload everywhere.
@@ -60,7 +60,7 @@ pub struct LoadConfig {
     pub salts: Vec<String>,
     /// Different images, of which turns have some.
     pub images: u64,
-    /// One request in so many asks for a full report; 0 for none.
+    /// One request in this many asks for a full report; 0 for none.
     pub report_every: u64,
 }
 

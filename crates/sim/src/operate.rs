@@ -11,7 +11,8 @@
 //! - `layer` stands before every route: answers that are late, missing or nonsense;
 //! - `flush` is how ranks are asked, once or until they are idle.
 //!
-//! The engines' own ways (who reports the first rank only, who waits, what is published when) are with their routes and services.
+//! The engines' own ways (who reports the first rank only, who waits, what is published when) are with their
+//! routes and services.
 
 pub mod conduct;
 

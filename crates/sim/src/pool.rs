@@ -3,9 +3,10 @@
 //! A request takes over the longest cached prefix (never its whole prompt: the last token is always
 //! computed), gets fresh blocks for the rest from the head of the free queue, and holds them until it
 //! ends. Freed blocks keep their content and go to the tail of the queue, last block first, so that of one
-//! prompt the end is evicted before the beginning; those without content go to its head. A block that is taken while it still has content is an
-//! eviction: one [`BlockRemoved`](OwnedEvent::Removed) for that one copy. Nothing is deduplicated: two
-//! requests that compute the same block hold two copies. TensorRT-LLM's cache differs in that: see [`Habits`].
+//! prompt the end is evicted before the beginning; those without content go to its head. A block that is
+//! taken while it still has content is an eviction: one [`BlockRemoved`](OwnedEvent::Removed) for that one
+//! copy. Nothing is deduplicated: two requests that compute the same block hold two copies. TensorRT-LLM's
+//! cache differs in that: see [`Habits`].
 //!
 //! A hybrid model has several groups of layers, and all share the blocks: a block serves one group at a time.
 //!
@@ -16,8 +17,9 @@
 //!  mamba             |    |    |    |    |    |    | M6 | M   the state at a boundary, and the one that runs
 //! ```
 //!
-//! A request goes on from the longest prefix whose end every group can go on from: see [`Pool::would_hit`]. Windows are cached
-//! where a later request may go on, and nowhere else: see [`PoolConfig::keeps_tails_only`].
+//! A request goes on from the longest prefix whose end every group can go on from: see [`Pool::would_hit`].
+//! Windows are cached where a later request may go on, and nowhere else: see
+//! [`PoolConfig::keeps_tails_only`].
 
 mod blocks;
 mod commit;
@@ -60,8 +62,9 @@ pub struct PoolConfig {
     pub habits: Habits,
     /// The last block that is found is computed again, as with EAGLE.
     pub eagle: bool,
-    /// Windows are cached only before the last boundary of a prompt that can be gone on from, and before the end of what the
-    /// groups that keep everything had of it (vLLM since 0.22). Without, every block is cached that was computed.
+    /// Windows are cached only before the last boundary of a prompt that can be gone on from, and before the
+    /// end of what the groups that keep everything had of it (vLLM since 0.22). Without, every block is
+    /// cached that was computed.
     pub keeps_tails_only: bool,
     /// The beginning of a large block is cached by the hash where it ends, until the block is full (vLLM since 0.24).
     pub keeps_partial: bool,
@@ -236,8 +239,8 @@ impl Pool {
         self.blocks.release_all();
     }
 
-    /// Forgets every cached block of the device, and of colder tiers if they are to be `emptied` too; refused while a request holds
-    /// one. The same is told either way.
+    /// Forgets every cached block of the device, and of colder tiers if they are to be `emptied` too; refused
+    /// while a request holds one. The same is told either way.
     pub fn reset(&mut self, emptied: bool) -> Result<(), PoolError> {
         self.blocks.forget_all()?;
         self.events.push(OwnedEvent::Cleared);
@@ -266,8 +269,8 @@ impl Pool {
         groups
     }
 
-    /// How many tokens of `prompt` would be found now: the most, in steps that every group has and without the last token, from
-    /// which every group can go on.
+    /// How many tokens of `prompt` would be found now: the most, in steps that every group has and without
+    /// the last token, from which every group can go on.
     pub fn would_hit(&self, prompt: &[u32], keys: &Keys) -> usize {
         self.found(&self.chain(prompt, keys), prompt.len()).cached
     }
@@ -297,8 +300,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether a group has a block for a part of a prompt that is computed at once. States are kept at the last boundary that
-    /// every group has, and at the end.
+    /// Whether a group has a block for a part of a prompt that is computed at once. States are kept at the
+    /// last boundary that every group has, and at the end.
     fn is_wanted(&self, group: &Group, block: usize, length: usize) -> bool {
         let boundary = length / self.groups.unit * self.groups.unit;
         let is_end = block + 1 == length.div_ceil(group.size);

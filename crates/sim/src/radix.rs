@@ -284,7 +284,7 @@ impl Radix {
         self.told.stored(pages, self.tree.page_before(id), Medium::Device, keys);
     }
 
-    /// Evicts from the device until so many pages are free; nothing if that cannot be.
+    /// Evicts from the device until this many pages are free; nothing if that cannot be.
     fn make_room(&mut self, pages: usize) -> Result<(), PoolError> {
         if self.tree.held_pages() + self.private + pages > self.config.pages {
             return Err(PoolError::Full);

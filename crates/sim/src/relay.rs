@@ -1,7 +1,7 @@
 //! A simulated server of relayed events: an engine's cache behind SMG's `SubscribeKvEvents`.
 //!
-//! It runs requests on caches of its own, one per rank, and sends what they do as a relay before an engine would: numbered as
-//! the engine numbers them, with a load record on every message that differs each time.
+//! It runs requests on caches of its own, one per rank, and sends what they do as a relay before an engine
+//! would: numbered as the engine numbers them, with a load record on every message that differs each time.
 //!
 //! | style | a number | 0 |
 //! |---|---|---|

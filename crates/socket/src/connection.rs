@@ -1,6 +1,7 @@
 //! A byte stream and the protocol on it.
 
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,8 @@ pub(crate) enum Refusal {
     Identity,
     #[error("the socket has as many peers as it may have")]
     Connections,
+    #[error("the socket has as many connections of one host as it may have")]
+    ConnectionsOfHost,
 }
 
 impl std::fmt::Display for Closed {
@@ -97,6 +100,8 @@ pub(crate) enum Turn {
 pub(crate) struct Connection {
     stream: Stream,
     session: Session,
+    /// Where it comes from: see [`Stream::host`].
+    pub(crate) host: Option<IpAddr>,
     /// When our greeting was sent.
     pub(crate) greeted_at: Instant,
     /// When bytes last came.
@@ -113,7 +118,17 @@ impl Connection {
     /// Takes over a stream that is connected and registered.
     pub(crate) fn new(stream: Stream, session: Session, now: Instant) -> Self {
         stream.configure();
-        Self { stream, session, greeted_at: now, heard_at: now, hung_up: false, broken: None, queued: false }
+        let host = stream.host();
+        Self {
+            stream,
+            session,
+            host,
+            greeted_at: now,
+            heard_at: now,
+            hung_up: false,
+            broken: None,
+            queued: false,
+        }
     }
 
     /// The peer has closed its side, or the connection broke: read to its end.
@@ -131,8 +146,8 @@ impl Connection {
         self.session.memory()
     }
 
-    /// Sends what is there to send, as far as the kernel takes it. False when that fails: a turn is due, which reads what
-    /// the peer sent before and then ends the connection.
+    /// Sends what is there to send, as far as the kernel takes it. False when that fails: a turn is due,
+    /// which reads what the peer sent before and then ends the connection.
     pub(crate) fn flush(&mut self) -> bool {
         while self.broken.is_none() && !self.session.out().is_empty() {
             match self.stream.write(self.session.out()) {
@@ -146,8 +161,8 @@ impl Connection {
         self.broken.is_none()
     }
 
-    /// Sends bytes for which the caller has a queue, behind what [`Self::flush`] sends: how many the kernel took, `None`
-    /// when it takes nothing for now.
+    /// Sends bytes for which the caller has a queue, behind what [`Self::flush`] sends: how many the kernel
+    /// took, `None` when it takes nothing for now.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
         loop {
             return match self.stream.write(bytes) {

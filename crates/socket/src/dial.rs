@@ -7,11 +7,11 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use kvplane_core::Backoff;
 use mio::Registry;
 
 use crate::address::Address;
@@ -22,43 +22,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Addresses of one name that are tried in a round.
 const MAX_ADDRESSES: usize = 16;
-
-/// Pauses between attempts: they double, and each is shortened by up to a half so that a fleet does not dial in step.
-#[derive(Debug)]
-pub(crate) struct Backoff {
-    min: Duration,
-    max: Duration,
-    next: Duration,
-}
-
-impl Backoff {
-    pub(crate) fn new(min: Duration, max: Duration) -> Self {
-        Self { min, max: max.max(min), next: min }
-    }
-
-    /// The pause before the next attempt.
-    pub(crate) fn pause(&mut self) -> Duration {
-        let pause = self.next;
-        self.next = (pause * 2).min(self.max);
-        pause / 2 + jitter(pause / 2)
-    }
-
-    /// The next pause is the shortest again.
-    pub(crate) fn reset(&mut self) {
-        self.next = self.min;
-    }
-
-    /// The longest pause.
-    pub(crate) fn max(&self) -> Duration {
-        self.max
-    }
-}
-
-/// Any duration up to `most`.
-pub(crate) fn jitter(most: Duration) -> Duration {
-    let random = RandomState::new().build_hasher().finish();
-    most.mul_f64(random as f64 / u64::MAX as f64)
-}
 
 /// What the caller has to do.
 #[derive(Debug, PartialEq, Eq)]
@@ -88,13 +51,33 @@ pub(crate) struct Dialer {
     left: VecDeque<SocketAddr>,
     /// What was last said about it: a failure is a warning once, and not at each attempt.
     said: String,
+    /// How long pauses may become because many others are away too.
+    crowded: Duration,
 }
 
 impl Dialer {
     /// The first attempt is due at once.
     pub(crate) fn new(address: Address, token: usize, backoff: Backoff, now: Instant) -> Self {
         let state = State::Waiting { until: now };
-        Self { address, token, backoff, state, left: VecDeque::new(), said: String::new() }
+        Self {
+            address,
+            token,
+            backoff,
+            state,
+            left: VecDeque::new(),
+            said: String::new(),
+            crowded: Duration::ZERO,
+        }
+    }
+
+    /// From now on pauses may become as long as this, if that is longer than usual.
+    pub(crate) fn share_with_others(&mut self, crowded: Duration) {
+        self.crowded = crowded;
+    }
+
+    /// Whether there is no connection.
+    pub(crate) fn is_absent(&self) -> bool {
+        !matches!(self.state, State::Connected { .. })
     }
 
     /// When [`Self::advance`] is due, unless something happens before.
@@ -161,7 +144,7 @@ impl Dialer {
     /// soon after its handshake would be cut again: the pause goes on to double.
     pub(crate) fn lost(&mut self, now: Instant, established: Option<Instant>, at_fault: bool, why: &str) {
         let lasted = established.map(|since| now.saturating_duration_since(since));
-        if lasted.is_some_and(|lasted| !at_fault || lasted >= self.backoff.max()) {
+        if lasted.is_some_and(|lasted| !at_fault || lasted >= self.backoff.longest()) {
             self.backoff.reset();
             self.said.clear();
         }
@@ -230,12 +213,12 @@ impl Dialer {
 
     fn wait(&mut self, now: Instant, why: &(impl std::fmt::Display + ?Sized)) {
         let why = why.to_string();
-        let pause = self.backoff.pause();
+        let pause = self.backoff.wait_up_to(self.crowded);
         let pause_ms = pause.as_millis() as u64;
         if self.said == why {
-            tracing::trace!(address = ?self.address, why, pause_ms, "not connected");
+            tracing::trace!(address = ?self.address, reason = why, pause_ms, "not connected");
         } else {
-            tracing::debug!(address = ?self.address, why, pause_ms, "not connected");
+            tracing::debug!(address = ?self.address, reason = why, pause_ms, "not connected");
             self.said = why;
         }
         self.state = State::Waiting { until: now + pause };
@@ -272,17 +255,5 @@ mod tests {
         dialer.advance(poll.registry(), start);
         assert_eq!(dialer.resolved(Ok(Vec::new()), poll.registry(), start), Todo::Nothing);
         assert!(dialer.due().is_some_and(|due| due >= start + long / 2));
-    }
-
-    #[test]
-    fn pauses_double_with_jitter_between_their_limits() {
-        let (min, max) = (Duration::from_millis(100), Duration::from_secs(5));
-        let mut backoff = Backoff::new(min, max);
-        for wanted in [100, 200, 400, 800, 1600, 3200, 5000, 5000] {
-            let (pause, wanted) = (backoff.pause(), Duration::from_millis(wanted));
-            assert!(pause >= wanted / 2 && pause <= wanted, "{pause:?} of {wanted:?}");
-        }
-        backoff.reset();
-        assert!(backoff.pause() <= min);
     }
 }

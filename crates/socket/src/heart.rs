@@ -1,21 +1,22 @@
 //! Heartbeats of one connection: when to PING, and what an answer proves.
 //!
-//! A PONG that brings back the context of PING n proves that the peer was there after PING n was **sent**: so that moment
-//! is what counts, however late the answer is read. Some peers answer without a context (libzmq before 4.3): their
-//! answers are matched in order, with one PING under way at a time.
+//! A PONG that brings back the context of PING n proves that the peer was there after PING n was **sent**: so
+//! that moment is what counts, however late the answer is read. Some peers answer without a context (libzmq
+//! before 4.3): their answers are matched in order, with one PING under way at a time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::dial::jitter;
+use kvplane_core::jitter;
+
 use crate::zmtp::command::PingContext;
 use crate::zmtp::session::Session;
 
 /// PINGs under way. A peer that answers none of them is not asked more often.
 const UNANSWERED_MAX: usize = 16;
 
-/// Moments of an interval at which PINGs are sent. Connections of a thread share them, so that their answers come together
-/// and are read in few turns: each wake-up costs more than the PONG that it is for.
+/// Moments of an interval at which PINGs are sent. Connections of a thread share them, so that their answers
+/// come together and are read in few turns: each wake-up costs more than the PONG that it is for.
 const MOMENTS: u32 = 2;
 
 /// How often to PING and how long to wait; see [`Subscription`](crate::Subscription).
@@ -79,8 +80,19 @@ impl Heart {
 
     /// Whether [`Self::beat`] has something to do at this moment.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.may_ask() && now >= self.next
+    }
+
+    /// Whether another PING may be under way.
+    fn may_ask(&self) -> bool {
         let most = if self.without_context { 1 } else { UNANSWERED_MAX };
-        !self.pace.interval.is_zero() && now >= self.next && self.unanswered.len() < most
+        !self.pace.interval.is_zero() && self.unanswered.len() < most
+    }
+
+    /// When [`Self::beat`] or [`Self::silence`] has something to say next, if nothing comes before.
+    pub(crate) fn due(&self, heard_at: Instant) -> Option<Instant> {
+        let silent = |asked: Instant| (heard_at + self.pace.timeout).max(asked + self.pace.timeout / 2);
+        self.may_ask().then_some(self.next).into_iter().chain(self.unheard_since.map(silent)).min()
     }
 
     /// Bytes came.
@@ -179,6 +191,23 @@ mod tests {
         assert_eq!(heart.silence(start, at(63_000)), Some(Duration::from_secs(63)));
         heart.heard();
         assert_eq!(heart.silence(at(63_000), at(70_000)), None);
+    }
+
+    #[test]
+    fn whoever_waits_for_the_moment_that_is_due_misses_nothing() {
+        let (mut session, start) = (session(), kvplane_runtime::now());
+        let mut heart = Heart::new(PACE, start, start);
+        let mut beats = 0;
+        while let Some(due) = heart.due(start) {
+            let before = due.checked_sub(Duration::from_nanos(1)).unwrap();
+            assert!(!heart.is_due(before) && heart.silence(start, before).is_none(), "nothing before");
+            if heart.silence(start, due).is_some() {
+                break;
+            }
+            assert!(heart.beat(&mut session, due));
+            beats += 1;
+        }
+        assert!(beats >= 11, "{beats} PINGs within the timeout");
     }
 
     #[test]

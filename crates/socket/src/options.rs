@@ -45,18 +45,21 @@ pub struct Subscription {
     pub endpoint: Endpoint,
     /// Topic prefixes to receive. An empty prefix receives everything; no prefix at all receives nothing.
     pub topics: Vec<Vec<u8>>,
-    /// A message with more bytes in all its frames ends the connection instead of being allocated; the stream is dialled
-    /// again.
+    /// A message with more bytes in all its frames ends the connection instead of being allocated; the stream
+    /// is dialled again.
     pub max_message_bytes: i64,
-    /// Connections of a bound socket. One more takes the place of the oldest that has not completed its handshake; when all
-    /// have, it is closed.
+    /// Connections of a bound socket. One more takes the place of the oldest that has not completed its
+    /// handshake; when all have, it is closed.
     pub max_connections: usize,
+    /// Connections of a bound socket from one host, likewise: nobody takes all places.
+    pub max_connections_per_host: usize,
     /// First pause before a lost connection is dialled again; doubles up to `reconnect_max`.
     pub reconnect_min: Duration,
     /// Longest pause between two attempts.
     pub reconnect_max: Duration,
-    /// How often the peer is asked for a sign of life: see [`SubscriberHandler::proven`](crate::SubscriberHandler::proven).
-    /// Looked at every tick, so not more often than that; zero asks never.
+    /// How often the peer is asked for a sign of life: see
+    /// [`SubscriberHandler::proven`](crate::SubscriberHandler::proven). Looked at every tick, so not more
+    /// often than that; zero asks never.
     pub heartbeat_interval: Duration,
     /// A connection on which nothing arrived for this long is lost. Peers are asked to do likewise.
     pub heartbeat_timeout: Duration,
@@ -69,7 +72,8 @@ impl Subscription {
             endpoint,
             topics: vec![Vec::new()],
             max_message_bytes: MAX_MESSAGE_BYTES,
-            max_connections: 1024,
+            max_connections: MAX_CONNECTIONS,
+            max_connections_per_host: MAX_CONNECTIONS_PER_HOST,
             reconnect_min: Duration::from_millis(100),
             reconnect_max: Duration::from_secs(5),
             heartbeat_interval: Duration::from_millis(500),
@@ -122,3 +126,8 @@ impl ReplayRequest {
 
 /// Above any batch that an engine would send, below what would hurt: 64 MiB.
 pub(crate) const MAX_MESSAGE_BYTES: i64 = 64 << 20;
+
+/// Connections of a socket that listens ...
+pub(crate) const MAX_CONNECTIONS: usize = 1024;
+/// ... and from one host.
+pub(crate) const MAX_CONNECTIONS_PER_HOST: usize = 512;

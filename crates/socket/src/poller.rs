@@ -2,23 +2,26 @@
 //!
 //! It sleeps in epoll until a connection has news, edge-triggered: so a connection that was not read to its end stays in
 //! the queue `hot` and gets another turn, after the others had theirs. Deadlines (pauses between attempts, handshakes,
-//! heartbeats) are looked at every tick.
+//! heartbeats, ticks of handlers) are in [`Timers`]: a subscription that waits costs nothing until its own has come.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Registry, Token, Waker};
 use parking_lot::Mutex;
 
 use crate::connection::READ_BYTES;
+use crate::handler::Alarm;
 use crate::pulse::Pulse;
 use crate::resolve::Resolver;
 use crate::subscriber::Subscriber;
+use crate::timers::Timers;
 use crate::tokens::Tokens;
 
 /// The token of calls from other threads.
@@ -27,6 +30,13 @@ pub(crate) const WAKE: Token = Token(0);
 /// Events taken from the kernel at once; more come at the next look.
 const EVENTS: usize = 1024;
 
+/// The longest sleep: longer rounds than a few of these mean that the thread is stuck.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// Where many publishers are away, a thread dials about one in this time, and a pause is at most [`LONGEST_PAUSE`].
+const DIAL_EVERY: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
 /// What other threads may ask of a poller.
 pub(crate) struct PollerQueue {
     waker: Waker,
@@ -34,12 +44,15 @@ pub(crate) struct PollerQueue {
     /// Subscriptions given to this poller and not ended.
     load: AtomicUsize,
     pulse: Pulse,
+    thread: OnceLock<ThreadId>,
 }
 
 #[derive(Default)]
 struct Commands {
     added: Vec<Subscriber>,
     removed: Vec<u64>,
+    /// Subscriptions whose deadline may be earlier than it was.
+    rung: Vec<u64>,
     resolved: Vec<(u64, io::Result<Vec<SocketAddr>>)>,
     stopped: bool,
 }
@@ -51,6 +64,7 @@ impl PollerQueue {
             commands: Mutex::default(),
             load: AtomicUsize::new(0),
             pulse: Pulse::default(),
+            thread: OnceLock::new(),
         }))
     }
 
@@ -59,7 +73,7 @@ impl PollerQueue {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// How long the thread's round has lasted: it sleeps for a tick at most.
+    /// How long the thread's round has lasted: it sleeps for a second at most.
     pub(crate) fn round(&self) -> Duration {
         self.pulse.age()
     }
@@ -76,6 +90,16 @@ impl PollerQueue {
     /// Ends a subscription.
     pub(crate) fn remove(&self, id: u64) {
         self.command(|commands| commands.removed.push(id));
+    }
+
+    /// Asks the poller to look at a subscription's deadline again.
+    pub(crate) fn ring(&self, id: u64) {
+        // The thread itself looks at what others ask for before it sleeps.
+        if self.thread.get() == Some(&thread::current().id()) {
+            self.commands.lock().rung.push(id);
+        } else {
+            self.command(|commands| commands.rung.push(id));
+        }
     }
 
     /// Asks the poller to end.
@@ -114,6 +138,8 @@ pub(crate) struct Desk<'a> {
     /// Connections that need a turn: subscription and token.
     pub(crate) hot: &'a mut VecDeque<(u64, usize)>,
     pub(crate) now: Instant,
+    /// How long pauses between attempts may become because many publishers are away.
+    pub(crate) crowded: Duration,
     /// When the thread began: what its connections do together is counted from here.
     pub(crate) began: Instant,
     tokens: &'a mut Tokens,
@@ -139,6 +165,11 @@ impl Desk<'_> {
         *self.last_connection
     }
 
+    /// What rings for a subscription.
+    pub(crate) fn alarm(&self, id: u64) -> Alarm {
+        Alarm { id, queue: self.queue.clone() }
+    }
+
     /// Looks a name up for a subscription.
     pub(crate) fn resolve(&self, id: u64, host: String, port: u16) {
         let queue = self.queue.clone();
@@ -151,8 +182,11 @@ pub(crate) struct Poller {
     queue: Arc<PollerQueue>,
     poll: Poll,
     resolver: Resolver,
-    tick: Duration,
-    subscribers: HashMap<u64, Subscriber>,
+    timers: Timers,
+    /// In boxes: a map that has room for more must not take much more memory.
+    subscribers: HashMap<u64, Box<Subscriber>>,
+    /// How many of them dial a publisher that is not there.
+    absent: u32,
     tokens: Tokens,
     /// Ids of connections are not used again either.
     last_connection: u64,
@@ -163,15 +197,17 @@ pub(crate) struct Poller {
 
 impl Poller {
     pub(crate) fn new(queue: Arc<PollerQueue>, poll: Poll, resolver: Resolver, tick: Duration) -> Self {
+        let began = kvplane_runtime::now();
         Self {
             queue,
             poll,
             resolver,
-            tick,
+            timers: Timers::new(began, tick),
             subscribers: HashMap::new(),
+            absent: 0,
             tokens: Tokens::default(),
             last_connection: 0,
-            began: kvplane_runtime::now(),
+            began,
             hot: VecDeque::new(),
             scratch: vec![0; READ_BYTES],
         }
@@ -180,13 +216,13 @@ impl Poller {
     /// Serves until stopped.
     pub(crate) fn run(mut self) {
         let mut events = Events::with_capacity(EVENTS);
-        let mut next_tick = kvplane_runtime::now() + self.tick;
+        let _ = self.queue.thread.set(thread::current().id());
         // When epoll last had nothing more to say: what it says later happened later.
         let mut quiet_at = kvplane_runtime::now();
         while self.obey() {
             self.queue.pulse.beat();
             let timeout = if self.hot.is_empty() {
-                next_tick.saturating_duration_since(kvplane_runtime::now())
+                self.timers.rest(kvplane_runtime::now()).map_or(LONGEST_SLEEP, |rest| rest.min(LONGEST_SLEEP))
             } else {
                 Duration::ZERO
             };
@@ -206,38 +242,36 @@ impl Poller {
                 quiet_at = now;
             }
             self.turns();
-            if now >= next_tick {
-                for id in self.busy(now) {
+            self.tick(now);
+        }
+    }
+
+    /// Ticks whoever waits for a moment that has come.
+    fn tick(&mut self, now: Instant) {
+        while let Some((slot, waiting)) = self.timers.come(now) {
+            for id in waiting {
+                let waits =
+                    |subscriber: &mut Box<Subscriber>| subscriber.slot.take_if(|waits| *waits == slot);
+                if self.subscribers.get_mut(&id).and_then(waits).is_some() {
                     self.call(id, Subscriber::tick);
                 }
-                next_tick = now + self.tick;
             }
         }
     }
 
-    /// Subscriptions for which the time that passes means something. Most streams are idle most of the time. One that
-    /// cannot say so without a panic is busy: it ends like one that panics at its tick.
-    fn busy(&self, now: Instant) -> Vec<u64> {
-        let is_busy = |subscriber: &Subscriber| {
-            !catch_unwind(AssertUnwindSafe(|| subscriber.is_idle(now))).unwrap_or(false)
-        };
-        let busy = self.subscribers.iter().filter(|(_, subscriber)| is_busy(subscriber));
-        busy.map(|(&id, _)| id).collect()
-    }
-
     /// Does what others asked for; false to stop.
     fn obey(&mut self) -> bool {
-        let (added, removed, resolved, stopped) = {
+        let Commands { added, removed, rung, resolved, stopped } = {
             let mut commands = self.queue.commands.lock();
-            let Commands { added, removed, resolved, stopped } = &mut *commands;
-            (std::mem::take(added), std::mem::take(removed), std::mem::take(resolved), *stopped)
+            let stopped = commands.stopped;
+            std::mem::replace(&mut *commands, Commands { stopped, ..Commands::default() })
         };
         if stopped {
             return false;
         }
         for subscriber in added {
             let id = subscriber.id;
-            self.subscribers.insert(id, subscriber);
+            self.subscribers.insert(id, Box::new(subscriber));
             let started = self.call(id, Subscriber::start);
             if let Some(Err(error)) = started {
                 tracing::error!(%error, "cannot watch a socket; the subscription ends");
@@ -250,11 +284,15 @@ impl Poller {
         for (id, answer) in resolved {
             self.call(id, |subscriber, desk| subscriber.resolved(answer, desk));
         }
+        for id in rung {
+            self.call(id, |_, _| ());
+        }
         true
     }
 
     fn remove(&mut self, id: u64) {
-        if self.subscribers.remove(&id).is_some() {
+        if let Some(subscriber) = self.subscribers.remove(&id) {
+            self.absent -= u32::from(subscriber.is_absent());
             self.tokens.release_all(id);
             self.queue.load.fetch_sub(1, Ordering::Relaxed);
         }
@@ -279,22 +317,33 @@ impl Poller {
         }
     }
 
-    /// Calls a subscriber. One whose handler panics is dropped: the other streams of this thread are not to blame.
+    /// Calls a subscriber, and looks when it is due next. One whose handler panics is dropped: the other streams of this
+    /// thread are not to blame.
     fn call<T>(&mut self, id: u64, call: impl FnOnce(&mut Subscriber, &mut Desk<'_>) -> T) -> Option<T> {
         let subscriber = self.subscribers.get_mut(&id)?;
+        let now = kvplane_runtime::now();
+        let was_absent = subscriber.is_absent();
         let mut desk = Desk {
             registry: self.poll.registry(),
             scratch: &mut self.scratch,
             hot: &mut self.hot,
-            now: kvplane_runtime::now(),
+            now,
+            crowded: (DIAL_EVERY * self.absent).min(LONGEST_PAUSE),
             began: self.began,
             tokens: &mut self.tokens,
             last_connection: &mut self.last_connection,
             queue: &self.queue,
             resolver: &self.resolver,
         };
-        let result = catch_unwind(AssertUnwindSafe(|| call(subscriber, &mut desk)));
-        if let Ok(value) = result {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let value = call(subscriber, &mut desk);
+            (value, subscriber.due(now))
+        }));
+        self.absent = self.absent + u32::from(subscriber.is_absent()) - u32::from(was_absent);
+        if let Ok((value, due)) = result {
+            if let Some(due) = due {
+                self.timers.set(id, &mut subscriber.slot, due, now);
+            }
             return Some(value);
         }
         tracing::error!("a subscription's handler panicked; the subscription ends");

@@ -23,6 +23,7 @@ pub(crate) fn word_of(closed: &Closed) -> Option<&'static str> {
         Closed::Refused(Refusal::Subscriptions) => Some("too_many_subscriptions"),
         Closed::Refused(Refusal::Identity) => Some("duplicate_identity"),
         Closed::Refused(Refusal::Connections) => Some("too_many_connections"),
+        Closed::Refused(Refusal::ConnectionsOfHost) => Some("too_many_connections_of_host"),
         Closed::End | Closed::Io(_) | Closed::Silent(_) => None,
     }
 }

@@ -87,8 +87,8 @@ impl Sockets {
         self.0.replays.ask(request, handler)
     }
 
-    /// How long the longest round of a thread has lasted so far. A thread sleeps for a second at most: one that takes much longer
-    /// is stuck, and with it all that it serves.
+    /// How long the longest round of a thread has lasted so far. A thread sleeps for a second at most: one
+    /// that takes much longer is stuck, and with it all that it serves.
     pub fn longest_round(&self) -> Duration {
         let pollers = self.0.pollers.iter().map(|queue| queue.round());
         pollers.chain([self.0.replays.round()]).max().unwrap_or_default()

@@ -1,7 +1,7 @@
 //! A connected byte stream, whatever carries it.
 
 use std::io::{self, Read, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::net::SocketAddr as UnixAddr;
 use std::time::Duration;
 
@@ -10,9 +10,10 @@ use mio::net::{TcpStream, UnixStream};
 use mio::{Interest, Registry, Token};
 use socket2::{SockRef, TcpKeepalive};
 
-/// Silence after which the kernel probes a TCP connection, how often, and how many probes may go unanswered: an idle peer
-/// that died without a word is gone after a minute. A subscription's own PINGs notice it much earlier; this is for
-/// connections that wait for their handshake, and for the publishing side, which sends no PINGs.
+/// Silence after which the kernel probes a TCP connection, how often, and how many probes may go unanswered:
+/// an idle peer that died without a word is gone after a minute. A subscription's own PINGs notice it much
+/// earlier; this is for connections that wait for their handshake, and for the publishing side, which sends
+/// no PINGs.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
@@ -53,6 +54,16 @@ impl Stream {
             }
             Self::Unix(_) => Ok(true),
         }
+    }
+
+    /// The host at the other end: an IPv4 address, or the /64 of an IPv6 address, which is what one host is given. `None`
+    /// for a UNIX socket, and for a peer that has gone.
+    pub(crate) fn host(&self) -> Option<IpAddr> {
+        let Self::Tcp(stream) = self else { return None };
+        Some(match stream.peer_addr().ok()?.ip().to_canonical() {
+            IpAddr::V6(six) => Ipv6Addr::from_bits(six.to_bits() & (u128::MAX << 64)).into(),
+            four @ IpAddr::V4(_) => four,
+        })
     }
 
     /// Sets the options of a connection that is there.

@@ -2,20 +2,22 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use kvplane_core::Backoff;
 use kvplane_wire::replay::parse_live;
 
 use crate::SocketError;
 use crate::address::Address;
 use crate::connection::{Closed, Connection, Heard, Turn};
-use crate::dial::{Backoff, Dialer, Todo};
+use crate::dial::{Dialer, Todo};
 use crate::handler::Ear;
 use crate::heart::{Heart, Pace};
 use crate::listen::Listener;
 use crate::options::{Endpoint, Subscription};
+use crate::places::{Places, Room};
 use crate::poller::Desk;
 use crate::reason::word_of;
 use crate::stream::Stream;
@@ -50,11 +52,12 @@ struct Peer {
 }
 
 impl Peer {
-    /// Whether no PING is due and nothing takes too long.
-    fn is_idle(&self, now: Instant) -> bool {
-        self.established.as_ref().is_some_and(|(_, heart)| {
-            !heart.is_due(now) && heart.silence(self.connection.heard_at, now).is_none()
-        })
+    /// When a PING is due, or something takes too long.
+    fn due(&self) -> Option<Instant> {
+        match &self.established {
+            Some((_, heart)) => heart.due(self.connection.heard_at),
+            None => Some(self.connection.greeted_at + HANDSHAKE_TIMEOUT),
+        }
     }
 }
 
@@ -68,12 +71,15 @@ pub(crate) struct Subscriber {
     listening: Option<Listener>,
     address: Option<Address>,
     last_endpoint: String,
-    peers: HashMap<usize, Peer>,
+    /// By token. In boxes: nearly always there is one, and a map has room for more.
+    peers: HashMap<usize, Box<Peer>>,
     ear: Ear,
     /// Memory of all connections.
     memory: usize,
     /// Peers that broke the protocol.
     broken: u64,
+    /// The slot of its thread's clock that it waits for.
+    pub(crate) slot: Option<u64>,
 }
 
 impl Subscriber {
@@ -104,6 +110,7 @@ impl Subscriber {
             ear,
             memory: 0,
             broken: 0,
+            slot: None,
         })
     }
 
@@ -115,6 +122,9 @@ impl Subscriber {
     /// Begins, on the poller's thread.
     pub(crate) fn start(&mut self, desk: &mut Desk<'_>) -> io::Result<()> {
         self.token = desk.token(self.id);
+        if let Some(handler) = self.ear.open() {
+            handler.begun(desk.alarm(self.id));
+        }
         if let Some(mut listener) = self.listening.take() {
             listener.register(desk.registry, self.token)?;
             self.source = Some(Source::Listen { listener, again: false });
@@ -161,25 +171,28 @@ impl Subscriber {
     /// The answer to a name that was looked up.
     pub(crate) fn resolved(&mut self, answer: io::Result<Vec<SocketAddr>>, desk: &mut Desk<'_>) {
         if let Some(Source::Dial(dialer)) = &mut self.source {
+            dialer.share_with_others(desk.crowded);
             let todo = dialer.resolved(answer, desk.registry, desk.now);
             self.follow(todo, desk);
         }
     }
 
-    /// Whether a tick at this moment would change nothing.
-    pub(crate) fn is_idle(&self, now: Instant) -> bool {
-        let source = match &self.source {
-            Some(Source::Dial(dialer)) => dialer.due().is_none_or(|due| due > now),
-            Some(Source::Listen { again, .. }) => !again,
-            None => true,
-        };
-        source && self.ear.is_idle(now) && self.peers.values().all(|peer| peer.is_idle(now))
+    /// When the next tick is due. A listener's connections are looked at by every tick.
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+        let Some(Source::Dial(dialer)) = &self.source else { return Some(now) };
+        let peers = self.peers.values().filter_map(|peer| peer.due());
+        peers.chain(dialer.due()).chain(self.ear.next_tick(now)).min()
+    }
+
+    /// Whether it dials a publisher that is not there.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(&self.source, Some(Source::Dial(dialer)) if dialer.is_absent())
     }
 
     /// Time passes.
     pub(crate) fn tick(&mut self, desk: &mut Desk<'_>) {
         let Some(handler) = self.ear.open() else { return };
-        if !handler.is_idle(desk.now) {
+        if handler.next_tick(desk.now).is_some_and(|due| due <= desk.now) {
             handler.tick(desk.now);
         }
         match &mut self.source {
@@ -221,6 +234,7 @@ impl Subscriber {
 
     fn dial(&mut self, desk: &mut Desk<'_>) {
         if let Some(Source::Dial(dialer)) = &mut self.source {
+            dialer.share_with_others(desk.crowded);
             let todo = dialer.advance(desk.registry, desk.now);
             self.follow(todo, desk);
         }
@@ -254,7 +268,7 @@ impl Subscriber {
                     return false;
                 }
             };
-            if self.peers.len() >= self.subscription.max_connections && !self.make_room(desk) {
+            if !self.make_room(stream.host(), desk) {
                 continue;
             }
             let token = desk.token(self.id);
@@ -269,15 +283,22 @@ impl Subscriber {
         true
     }
 
-    /// Closes the oldest connection without a handshake; false when all have one.
-    fn make_room(&mut self, desk: &mut Desk<'_>) -> bool {
-        let waiting = self.peers.iter().filter(|(_, peer)| peer.established.is_none());
-        let oldest = waiting.min_by_key(|(_, peer)| peer.connection.greeted_at).map(|(&token, _)| token);
-        let Some(token) = oldest else {
-            self.count_broken("the listener has as many publishers as it may have");
-            return false;
+    /// Finds a place for one more connection, or counts why there is none.
+    fn make_room(&mut self, host: Option<IpAddr>, desk: &mut Desk<'_>) -> bool {
+        let places = Places {
+            connections: self.subscription.max_connections,
+            per_host: self.subscription.max_connections_per_host,
         };
-        self.close(token, &Closed::HandshakeTimeout, desk);
+        let peers =
+            self.peers.iter().map(|(&token, peer)| (token, &peer.connection, peer.established.is_some()));
+        match places.room(host, &peers) {
+            Room::Free => {}
+            Room::Instead(token) => self.close(token, &Closed::HandshakeTimeout, desk),
+            Room::None(refusal) => {
+                self.count_broken(refusal);
+                return false;
+            }
+        }
         true
     }
 
@@ -290,7 +311,7 @@ impl Subscriber {
         desk.hot.push_back((self.id, token));
         self.memory += connection.memory();
         let peer = Peer { id: desk.connection(), connection, established: None, arrived_after: desk.now };
-        self.peers.insert(token, peer);
+        self.peers.insert(token, Box::new(peer));
     }
 
     fn read(&mut self, token: usize, desk: &mut Desk<'_>) -> bool {
@@ -361,7 +382,7 @@ impl Subscriber {
     }
 
     fn close(&mut self, token: usize, closed: &Closed, desk: &mut Desk<'_>) {
-        let Some(peer) = self.peers.remove(&token) else { return };
+        let Some(peer) = self.peers.remove(&token).map(|peer| *peer) else { return };
         self.memory = self.memory.saturating_sub(peer.connection.memory());
         let established = peer.established.map(|(since, _)| since);
         // The socket goes first: it must not be readable any more.
@@ -379,6 +400,7 @@ impl Subscriber {
         }
         if let Some(Source::Dial(dialer)) = &mut self.source {
             let at_fault = reason.is_some();
+            dialer.share_with_others(desk.crowded);
             dialer.lost(desk.now, established, at_fault, &closed.to_string());
         } else {
             desk.release(token);
@@ -394,7 +416,7 @@ impl Subscriber {
     fn count_broken(&mut self, why: impl std::fmt::Display) {
         self.broken += 1;
         if self.broken.is_power_of_two() {
-            tracing::warn!(address = self.last_endpoint, %why, count = self.broken, "connection dropped");
+            tracing::warn!(address = self.last_endpoint, reason = %why, count = self.broken, "connection dropped");
         }
     }
 }

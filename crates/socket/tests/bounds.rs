@@ -108,6 +108,25 @@ fn strangers_that_stay_silent_keep_no_place() {
     assert!(!log.all().contains(&Heard::Disconnected));
 }
 
+#[test]
+fn publishers_of_one_host_do_not_take_all_places() {
+    let (context, sockets) = (PublishContext::new(), sockets());
+    let log = Log::default();
+    let mut subscription = Subscription::new(Endpoint::Bind("tcp://127.0.0.1:0".into()));
+    (subscription.max_connections, subscription.max_connections_per_host) = (3, 2);
+    let handle = sockets.subscribe(subscription, Box::new(Witness(log.clone()))).unwrap();
+    let address = handle.last_endpoint().to_owned();
+    let connect = || PubSocket::open(&context, &PubOptions::new(Endpoint::Connect(address.clone()))).unwrap();
+    let mut publishers = [connect(), connect()];
+    assert!(publishers.iter_mut().all(|one| one.wait_for_subscriptions(1, PATIENCE)));
+    let mut late = TcpStream::connect(address.trim_start_matches("tcp://")).unwrap();
+    late.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(matches!(late.read(&mut [0; 1]), Ok(0) | Err(_)), "there is no place for it");
+    publishers[0].send(b"kv", 0, b"x").unwrap();
+    log.wait_for_message(0);
+    assert!(!log.all().contains(&Heard::Disconnected));
+}
+
 /// Waits in its first message until it is let go.
 struct Stalled(Receiver<()>, Log);
 

@@ -1,7 +1,7 @@
 //! What a batch did to the state, in full: what subscribers are sent.
 //!
 //! A change says what the engine announced **and** what that made of the state (`copies` after it). So a replica sets
-//! what it is told; it never counts, heals or guesses by itself.
+//! what it receives; it never counts, heals or guesses by itself.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::state::{Attributes, Chain, ExtraKeys, Parent, Place, keys_cost};
 pub enum StoreCause {
     /// The engine announced them.
     Announced,
-    /// A store that builds on them proves it.
+    /// A store that builds on them proves it, or somebody else who heard the engine: a request's report, a peer's dump.
     Proven,
     /// They were held before, or are announced next by their hashes alone; what comes before them is known, and so is
     /// their content.
@@ -82,6 +82,13 @@ pub struct StoredChange {
     pub attributes: Arc<Attributes>,
     /// Attribution.
     pub session_id: Option<Box<str>>,
+}
+
+/// Gives back what a list has room for beyond what is in it, where that is much: entries are kept for long.
+pub(crate) fn fit<T>(list: &mut Vec<T>) {
+    if list.capacity() - list.len() > list.len() / 4 {
+        list.shrink_to_fit();
+    }
 }
 
 /// One block of a removal.
@@ -155,8 +162,8 @@ impl VisibleBlock {
         }
     }
 
-    /// Whether it is more than its tokens, its adapter and its salt: an image or a prompt embedding is part of it, or a key that
-    /// has no name.
+    /// Whether it is more than its tokens, its adapter and its salt: an image or a prompt embedding is part
+    /// of it, or a key that has no name.
     pub fn has_further_keys(&self) -> bool {
         let keys = self.extra_keys.iter().flat_map(|keys| keys.iter().map(OwnedExtraKey::as_block_key));
         self.attributes.names().further_keys(keys).next().is_some()
@@ -203,9 +210,9 @@ impl Protocol {
     const ALL: [Self; 4] = [Self::Kvplane, Self::Smg, Self::Vllm, Self::VllmPresence];
 }
 
-/// An entry's wire forms, one per protocol.
+/// An entry's wire forms, one per protocol. Most entries are asked for none: then it takes next to nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Encodings([OnceLock<Bytes>; Protocol::ALL.len()]);
+pub(crate) struct Encodings(OnceLock<Box<[OnceLock<Bytes>; Protocol::ALL.len()]>>);
 
 /// One item of the journal: a batch, or something that kvplane itself did to the state.
 #[derive(Debug)]
@@ -222,7 +229,7 @@ pub struct Entry {
     pub changes: Vec<Change>,
     /// The trust after it, where it changed.
     pub trust: Option<TrustState>,
-    /// From where on everything is known, told with the trust.
+    /// From where on everything is known, sent with the trust.
     pub known_from: Option<u64>,
     /// Where the stream stands after it, where that changed.
     pub standing: Option<Continuity>,
@@ -236,8 +243,8 @@ pub struct Entry {
     pub transitions: Vec<Transition>,
     /// What the stream needs to go on from a boundary, where that changed. It goes before `marks`.
     pub resumption: Option<Arc<Resumption>>,
-    /// Which other groups hold main blocks after all transitions: each block's marks as they are now. A block that no tier holds any
-    /// more has none, and is not named.
+    /// Which other groups hold main blocks after all transitions: each block's marks as they are now. A block
+    /// that no tier holds any more has none, and is not named.
     pub marks: Vec<(u64, Marks)>,
     /// From here on the main group holds blocks whose tokens are not known: a peer's protocol cannot carry them.
     pub untranslatable: bool,
@@ -248,12 +255,18 @@ pub struct Entry {
 impl Entry {
     /// The entry's wire form for one protocol: encoded by the first who asks, shared by all.
     pub fn encoded(&self, protocol: Protocol, encode: impl FnOnce(&Entry) -> Bytes) -> Bytes {
-        self.encodings.0[protocol as usize].get_or_init(|| encode(self)).clone()
+        let forms = self.encodings.0.get_or_init(Box::default);
+        forms[protocol as usize].get_or_init(|| encode(self)).clone()
     }
 
     /// The entry's wire form for one protocol, if anybody has asked for it.
     pub fn encoding(&self, protocol: Protocol) -> Option<Bytes> {
-        self.encodings.0[protocol as usize].get().cloned()
+        self.encodings.0.get()?[protocol as usize].get().cloned()
+    }
+
+    /// About how many bytes it takes.
+    pub fn cost(&self) -> usize {
+        self.cost
     }
 
     /// The number after its last transition.
@@ -289,7 +302,6 @@ impl Entry {
         let transitions: usize = transitions
             .iter()
             .map(|transition| match transition {
-                // There is room for a few more blocks from the beginning.
                 Transition::Stored { blocks, .. } => {
                     64 + blocks.capacity() * std::mem::size_of::<VisibleBlock>()
                 }

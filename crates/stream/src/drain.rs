@@ -1,8 +1,8 @@
-//! A buffer that is emptied by whoever reads it (TensorRT-LLM's HTTP drain): is what was read all that there was?
+//! A read-once buffer (TensorRT-LLM's HTTP drain): is what was read all that there was?
 //!
-//! A sans-IO state machine, as [`Continuity`](crate::Continuity) is. Every event has a number that rises by one from 0 in
-//! every life, and every event can be had once: nothing can be asked for again. So a missing number is lost for good, and
-//! the only question is why:
+//! A sans-IO state machine, as [`Continuity`](crate::Continuity) is. Every event has a number that rises by
+//! one from 0 in every life, and every event can be had once: nothing can be asked for again. So a missing
+//! number is lost for good, and the only question is why:
 //!
 //! | seen | meaning |
 //! |---|---|
@@ -151,8 +151,9 @@ impl Drain {
         self.out.pop_front()
     }
 
-    /// The engine answered with `events` events of this stream; their parts follow. There may be others in the answer that
-    /// cannot be told apart, `unreadable` ones: behind the parts [`Self::unreadable`] says what that means.
+    /// The engine answered with `events` events of this stream; their parts follow. There may be others in
+    /// the answer that cannot be separated, `unreadable` ones: behind the parts [`Self::unreadable`] says
+    /// what that means.
     pub fn answered(&mut self, now: Now, events: usize, unreadable: usize) {
         self.answered_before = true;
         self.silence.end(); // an answer is the proof
@@ -178,8 +179,8 @@ impl Drain {
         match self.last {
             Some(known) if first <= known => self.restart(first, EpochCause::IdsBeganAgain),
             Some(known) if first == known + 1 => {
-                // The process was gone, and whatever came before these may have been pushed out of a full buffer, read by
-                // somebody else, or lost on the way: that they follow ours proves nothing.
+                // The process was gone, and whatever came before these may have been pushed out of a full
+                // buffer, read by somebody else, or lost on the way: that they follow ours proves nothing.
                 let may_lack_the_first = self.beginning_lost || self.robbed || self.answer >= self.buffer();
                 if self.unreached && may_lack_the_first {
                     self.restart(first, EpochCause::NothingToAsk);
@@ -226,8 +227,8 @@ impl Drain {
         self.beginning_lost |= self.unreached;
     }
 
-    /// Events of the answer could not be told apart. Any of them may have been a removal, and their numbers are missing from
-    /// what follows.
+    /// Events of the answer could not be separated. Any of them may have been a removal, and their numbers
+    /// are missing from what follows.
     pub fn unreadable(&mut self) {
         self.counters.undecodable += 1;
         self.lose_answer();

@@ -8,8 +8,8 @@
 //!               (nothing)
 //! ```
 //!
-//! A flush is watched before the engine is asked: the stream may show it before the engine's answer is read. From the engine's
-//! acceptance on the stream is *fenced* until it shows the flush.
+//! A flush is watched before the engine is asked: the stream may show it before the engine's answer is read.
+//! From the engine's acceptance on the stream is *fenced* until it shows the flush.
 
 use kvplane_core::Tier;
 
@@ -33,7 +33,7 @@ pub enum FlushError {
 /// What showed that a cache was flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlushSign {
-    /// The engine told that it cleared the cache.
+    /// The engine announced that it cleared the cache.
     Clear,
     /// The engine removed everything that its device was known to hold.
     Removals,
@@ -86,15 +86,17 @@ pub enum FlushOutcome {
         /// How far it reached.
         reach: FlushReach,
     },
-    /// The engine restarted after it had accepted the flush. The flush itself is not proven, but nothing of what the memory of the
-    /// old process held is left: not on the device, not on the host. What lies on disks or elsewhere may be found again.
+    /// The engine restarted after it had accepted the flush. The flush itself is not proven, but nothing of
+    /// what the memory of the old process held is left: not on the device, not on the host. What lies on
+    /// disks or elsewhere may be found again.
     Restarted {
         /// What the restart left.
         reach: FlushReach,
     },
     /// The stream did not show it in time. Residency was dropped.
     Unproven,
-    /// The same, and batches of the stream were lost meanwhile, or the stream was removed: what would have shown it may be among them.
+    /// The same, and batches of the stream were lost meanwhile, or the stream was removed: what would have
+    /// shown it may be among them.
     Lost,
 }
 
@@ -116,7 +118,7 @@ enum Stage {
     Asked,
     /// The engine accepted. The restart of a stream that was `live` then comes after the flush.
     Accepted { live: bool },
-    /// It is over, and whoever watches has yet to be told.
+    /// It is over, and its watcher has not been notified yet.
     Ended(FlushOutcome),
 }
 
@@ -136,9 +138,9 @@ impl Flush {
 
 /// The flushes of one stream that somebody watches.
 ///
-/// Every flush is told by a clear of its own, and nothing says which clear is whose. So flushes at the same time are proven
-/// together, by as many clears as there are flushes that may have been done: also those that are not answered yet, and those that nobody waits
-/// for any more.
+/// Every flush is announced by a clear of its own, and nothing says which clear is whose. So flushes at the same
+/// time are proven together, by as many clears as there are flushes that may have been done: also those that
+/// are not answered yet, and those that nobody waits for any more.
 #[derive(Debug, Default)]
 pub(crate) struct Fence {
     last_id: u64,
@@ -185,14 +187,16 @@ impl Fence {
         self.prove()
     }
 
-    /// Nobody watches a flush any more. If it is open, it was refused: returns how many are proven by there being one fewer to be shown.
+    /// Nobody watches a flush any more. If it is open, it was refused: returns how many are proven by there
+    /// being one fewer to be shown.
     pub(crate) fn forget(&mut self, id: FlushId) -> usize {
         self.flushes.retain(|flush| flush.id != id);
         self.let_go();
         self.prove()
     }
 
-    /// A flush is not waited for any longer, and no sign of it came. The outcome may depend on whether batches were lost.
+    /// A flush is not waited for any longer, and no sign of it came. The outcome may depend on whether
+    /// batches were lost.
     pub(crate) fn expire(&mut self, id: FlushId, outcome: impl FnOnce(bool) -> FlushOutcome) {
         if let Some(flush) = self.flushes.iter_mut().find(|flush| flush.id == id && flush.is_open()) {
             flush.stage = Stage::Ended(outcome(flush.lost));
@@ -213,7 +217,7 @@ impl Fence {
         if !self.is_watched() {
             return 0;
         }
-        // Whoever flushes an empty cache removes nothing: the removal of everything stands for all.
+        // Flushing an empty cache removes nothing: the removal of everything stands for all.
         self.clears = if signs.removed_all { self.wanted() } else { self.clears + signs.clears };
         let sign = if signs.clears > 0 { FlushSign::Clear } else { FlushSign::Removals };
         self.seen = Some((sign, signs.reach));
@@ -228,7 +232,7 @@ impl Fence {
     /// Another epoch of the publisher began. `reach` is what a restart leaves.
     pub(crate) fn begin_epoch(&mut self, cause: EpochCause, reach: &FlushReach) {
         if cause.proven() {
-            // What the old life told, or was to tell, shows nothing of the new one.
+            // What the old epoch announced, or would have, shows nothing of the new one.
             (self.clears, self.owed) = (0, 0);
         } else {
             self.note_loss();

@@ -1,7 +1,8 @@
 //! Batches that the engine's own process hands over, with its own numbers: does each follow the one before it?
 //!
-//! Nothing lies between the engine and us that could delay, double or reorder a batch, and nobody can be asked again. So a
-//! missing number is lost for good, and one that has passed is a mistake of the caller, who is told:
+//! Nothing lies between the engine and us that could delay, double or reorder a batch, and nobody can be
+//! asked again. So a missing number is lost for good, and one that has passed is a mistake of the caller, who
+//! is told:
 //!
 //! | number | meaning |
 //! |---|---|

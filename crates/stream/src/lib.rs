@@ -3,7 +3,7 @@
 //! ```text
 //!   inputs of a source ──> sequencer ──> batches ──> Interpreter ──> operations ──> Ledger ──> entries
 //!                          (Continuity, Drain, Relay, Handed)                         ^
-//!   another plane ──> Mirror ──> entries as told ─────────────────────────────────────┘
+//!   another plane ──> Mirror ──> entries as sent ─────────────────────────────────────┘
 //! ```
 //!
 //! A sequencer puts batches in order and says when an epoch of the publisher is over. The [`Interpreter`] knows what an
@@ -22,6 +22,7 @@ mod loss;
 mod merge;
 mod mirror;
 mod options;
+mod peer_dump;
 mod recorder;
 mod recovery;
 mod relay;
@@ -46,6 +47,7 @@ pub use ledger::{
 pub use merge::RankMerge;
 pub use mirror::{MirrorSnapshot, MirroredState, Misfit, ToldBlocks, ToldChunk, ToldEnd, ToldEntry};
 pub use options::{ClearScope, Duplicates, JournalOptions, Semantics};
+pub use peer_dump::{DumpOutcome, DumpedRun, PeerDump, Position};
 pub use recorder::{Ask, Happening, Recorder};
 pub use recovery::{Numbering, Recovery, Worker, withheld};
 pub use relay::{Ended, Link, Next, Relay, RelayOptions};

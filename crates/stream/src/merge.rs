@@ -74,8 +74,8 @@ impl RankMerge {
         }
     }
 
-    /// Everything, as transitions from nothing, parents first. A hole is stored and then removed, so that what builds on it
-    /// can be placed. A block whose ancestors were never told is left out.
+    /// Everything, as transitions from nothing, parents first. A hole is stored and then removed, so that
+    /// what builds on it can be placed. A block whose ancestors were never announced is left out.
     pub fn as_transitions(&self) -> Vec<Transition> {
         let mut out = Vec::new();
         let mut holes = Vec::new();
@@ -249,7 +249,7 @@ mod tests {
                 prop_assert_eq!(&consumer, &union);
                 prop_assert_eq!(merge.blocks(), union.len());
             }
-            // A snapshot never names a parent that it has not told, invents nothing, and has all that hangs together.
+            // A snapshot never names a parent that it has not sent, invents nothing, and has all that hangs together.
             let mut placed = BTreeSet::new();
             for change in merge.as_transitions() {
                 match change {

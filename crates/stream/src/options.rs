@@ -32,10 +32,10 @@ pub struct Semantics {
     pub clears: ClearScope,
     /// Every life begins with a clear, which is the sign of no flush (`SGLang`).
     pub starts_with_clear: bool,
-    /// A flush may be told by the removal of all blocks, without a clear (`TokenSpeed`).
+    /// A flush may be announced by the removal of all blocks, without a clear (`TokenSpeed`).
     pub flushes_by_removals: bool,
     /// The last block of a prompt may be stored before it is full (TensorRT-LLM): only blocks of the stream's
-    /// size are told to consumers that know one block size.
+    /// size are sent to consumers that know one block size.
     pub partial_blocks: bool,
     /// A block is held once (a radix tree): a second store of a held hash is another block with the same
     /// hash.
@@ -43,7 +43,7 @@ pub struct Semantics {
     /// Hashes are a chain that can be computed again (`SGLang` since 0.5.6); older releases hash a page's
     /// tokens alone.
     pub sglang_hashes: bool,
-    /// A group is told by its attention window (TensorRT-LLM): the largest window is the main one.
+    /// A group is named by its attention window (TensorRT-LLM): the largest window is the main one.
     pub windows: bool,
     /// Stores of the tiers behind the device name all that their blocks are made of. vLLM's leave out salts
     /// and images.

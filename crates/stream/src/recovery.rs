@@ -1,7 +1,7 @@
-//! What a Dynamo router is told of a stream when it recovers (`WorkerKvQueryResponse`).
+//! What a Dynamo router gets of a stream when it recovers (`WorkerKvQueryResponse`).
 //!
-//! Its reader counts no copies, knows no groups and cannot be told of trust: it is given residency transitions, and nothing
-//! at all while the stream's state is not worth crediting.
+//! Its reader counts no copies, knows no groups and has no field for trust: it is given residency
+//! transitions, and nothing at all while the stream's state is not worth crediting.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ pub struct Worker {
 pub enum Numbering {
     /// Each transition has its own, and none is left out.
     Transitions,
-    /// Those that batches were handed over with. All that a batch did has its number, and a batch that did nothing is told as a
-    /// removal of no block: no number is left out but those that were never handed over.
+    /// Those that batches were handed over with. All that a batch did has its number, and a batch that did
+    /// nothing is sent as a removal of no block: no number is left out but those that were never handed over.
     Batches,
 }
 
@@ -49,7 +49,7 @@ impl Recovery {
         (end_id < start_id).then_some(Answer::InvalidRange { start_id, end_id })
     }
 
-    /// The answer from the window alone; `None` where the whole state must be told.
+    /// The answer from the window alone; `None` where the whole state must be sent.
     pub fn from_window(self, worker: Worker, numbering: Numbering, window: &Window) -> Option<Answer> {
         let start = self.start?;
         let range = match numbering {
@@ -90,7 +90,7 @@ pub fn withheld(trust: &TrustState, continuity: Continuity, credit: &[Trust]) ->
 }
 
 impl Worker {
-    /// The whole state: whoever reads it drops what he had. Numbers of its events mean nothing.
+    /// The whole state: a reader drops what it had. Numbers of its events mean nothing.
     pub fn dump(self, snapshot: &Snapshot, numbering: Numbering) -> Answer {
         let events = snapshot.as_transitions();
         let events = events.iter().enumerate().map(|(at, event)| self.event(at as u64, event)).collect();
@@ -116,7 +116,8 @@ impl Worker {
                 own.extend(&entry.transitions);
                 continue;
             };
-            // What kvplane did, because numbers before this one are missing, stands under the last of those that is asked for.
+            // What kvplane did, because numbers before this one are missing, stands under the last of those
+            // that is asked for.
             let missing = number.saturating_sub(1).max(start);
             events.extend(own.drain(..).map(|transition| self.event(missing, transition)));
             if entry.transitions.is_empty() {

@@ -1,10 +1,12 @@
-//! A stream of numbered batches that somebody else keeps (SMG's `SubscribeKvEvents`): is it still the one that we followed?
+//! A stream of numbered batches that somebody else keeps (SMG's `SubscribeKvEvents`): is it still the one
+//! that we followed?
 //!
 //! A sans-IO state machine, as [`Continuity`](crate::Continuity) is; one per rank. [`Link`] is what the ranks of one
 //! connection have in common.
 //!
-//! A server may be asked for what follows a number. It has no epochs, so every reconnect is a question: subscribe with the
-//! number **before** our last batch, and a server that still has it sends our last batch again, first.
+//! A server may be asked for what follows a number. It has no epochs, so every reconnect is a question:
+//! subscribe with the number **before** our last batch, and a server that still has it sends our last batch
+//! again, first.
 //!
 //! ```text
 //!          from 0            a batch, or 2 s of silence

@@ -1,4 +1,4 @@
-//! Hash maps over numbers and names that an engine chooses: whoever chooses them must not be able to make them collide.
+//! Hash maps over numbers and names that an engine chooses: an engine must not be able to make them collide.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -13,8 +13,9 @@ pub fn normal_address(url: &str) -> String {
     format!("{scheme}://{host}:{port}{}", uri.path().trim_end_matches('/'))
 }
 
-/// Whether a request's `Host` is an address, or this machine's own name for itself. Any other name has an owner, who can
-/// have it resolve to this machine after a page of theirs was loaded: to the browser the page is then ours.
+/// Whether a request's `Host` is an address, or this machine's own name for itself. Any other name has an
+/// owner, who can have it resolve to this machine after a page of theirs was loaded: to the browser the page
+/// is then ours.
 pub fn is_nobodys_name(host: &str) -> bool {
     let Some((host, _)) = host_and_port(host) else { return false };
     let host = host.to_ascii_lowercase();

@@ -6,8 +6,8 @@
 //!                                        Pulse::enter, one per request: a connection without one is idle
 //! ```
 //!
-//! A peer is an address, or the /64 of an IPv6 address. A peer with all of its places taken loses its oldest idle connection
-//! to a new one: silent connections never keep a working client out.
+//! A peer is an address, or the /64 of an IPv6 address. A peer with all of its places taken loses its oldest
+//! idle connection to a new one: silent connections never keep a working client out.
 
 mod accept;
 mod connections;

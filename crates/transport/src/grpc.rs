@@ -1,4 +1,4 @@
-//! Calls over gRPC, with messages as bytes: they are decoded by whoever knows what they are.
+//! Calls over gRPC, with messages as bytes: callers decode them.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -45,8 +45,8 @@ pub async fn connect(url: &str, ca: Option<&[u8]>, within: Duration) -> Result<C
     connect_watched(url, ca, within, Watch::default()).await
 }
 
-/// How often a quiet connection is tested, and how long the answer may take. A connection without an answer is ended, so one
-/// that is there was proven to be at most `every + within` ago.
+/// How often a quiet connection is tested, and how long the answer may take. A connection without an answer
+/// is ended, so one that is there was proven to be at most `every + within` ago.
 #[derive(Debug, Clone, Copy)]
 pub struct Watch {
     /// Silence after which it is tested.

@@ -7,8 +7,8 @@ use std::path::Path;
 
 /// Reads a regular file of at most `max` bytes.
 ///
-/// Anything else is rejected: a device may have no end (`/dev/zero`), and a FIFO waits for its writer. May block on a slow
-/// file system, so call it off the runtime's workers.
+/// Anything else is rejected: a device may have no end (`/dev/zero`), and a FIFO waits for its writer. May
+/// block on a slow file system, so call it off the runtime's workers.
 pub fn read_small_file(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     // Without this flag, opening a FIFO waits for a writer. On regular files it has no effect.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;

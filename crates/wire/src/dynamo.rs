@@ -3,6 +3,8 @@
 //! Names and order of fields are the peer's; absent parents, positions and multimodal parts are written as
 //! null. Kinds of events are in snake case, kinds of responses are not.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 /// The answer to a recovery query.
@@ -163,6 +165,40 @@ pub struct MultimodalObject {
 pub struct KvCacheRemoveData {
     /// The engine's hashes.
     pub block_hashes: Vec<u64>,
+}
+
+/// What an indexer dumps, by `model:group`.
+pub type IndexerDump = HashMap<String, IndexerDumpPart>;
+
+/// What an indexer knows of one model and group.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct IndexerDumpPart {
+    /// Tokens per block.
+    pub block_size: u32,
+    /// Stores, parents before children.
+    pub events: Vec<RouterEvent>,
+    /// kvplane's own: at which batch each worker's rank was dumped. Dynamo's indexer has none.
+    pub streams: Vec<DumpedStream>,
+    /// Dynamo's indexer could not dump this part.
+    pub error: Option<String>,
+}
+
+/// At which batch a worker's rank was dumped, and what that is worth.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DumpedStream {
+    /// The worker.
+    pub worker_id: u64,
+    /// The data-parallel rank.
+    pub dp_rank: u32,
+    /// The publisher's number of the last batch that the dump has.
+    pub sequence: u64,
+    /// That batch's payload, as XXH3-128 in hexadecimal digits.
+    pub digest: String,
+    /// What the state is worth.
+    pub trust: String,
+    /// Groups of the cache; the dump has the main one.
+    pub groups: usize,
 }
 
 impl RouterEvent {

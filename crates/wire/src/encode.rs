@@ -21,8 +21,8 @@ pub fn encode_batch(profile: Profile, timestamp: f64, rank: Option<u32>, events:
     encode_shaped(profile.shape(), timestamp, rank, events)
 }
 
-/// Encodes one batch as the newest vLLM does, and with each salted store its salt as a field, which vLLM does not send and
-/// its listeners pass over or know from other engines.
+/// Encodes one batch as the newest vLLM does, and with each salted store its salt as a field, which vLLM does
+/// not send and its listeners pass over or know from other engines.
 pub fn encode_republished(timestamp: f64, rank: u32, events: &[OwnedEvent]) -> Vec<u8> {
     encode_shaped(&profile::REPUBLISHED, timestamp, Some(rank), events)
 }

@@ -135,7 +135,8 @@ fn positive(value: Value<'_>) -> Result<Option<u32>, OtherMessage> {
     Ok(Some(value.number()?).filter(|number| *number > 0))
 }
 
-/// The arguments in an answer of `SGLang` or `TokenSpeed` to `GetServerInfo`; lists and structures among them are left out.
+/// The arguments in an answer of `SGLang` or `TokenSpeed` to `GetServerInfo`; lists and structures among them
+/// are left out.
 pub fn server_args(message: &[u8]) -> Result<Vec<(&str, Arg<'_>)>, OtherMessage> {
     let mut args = Vec::new();
     let mut fields = Fields::of(message);

@@ -235,11 +235,11 @@ pub enum RejectReason {
     NoKind,
     /// Fewer elements than the kind needs, or a required key is absent.
     MissingField,
-    /// A hash is nil, too long, or of a type that is none.
+    /// A hash is nil, too long, or of an invalid type.
     BadHash,
     /// A token id is negative, too large or not a number.
     BadToken,
-    /// Tokens without a positive block size, or a size that is none.
+    /// Tokens without a positive block size, or an invalid size.
     BadBlockSize,
     /// More tokens are needed for the hashes than there are.
     TooFewTokens,
@@ -249,8 +249,8 @@ pub enum RejectReason {
     NameTooLong,
 }
 
-/// The longest name, salt or extra key that an event may have: what an engine calls things is kept for as long as it holds blocks of
-/// them.
+/// The longest name, salt or extra key that an event may have: what an engine calls things is kept for as
+/// long as it holds blocks of them.
 pub const MAX_NAME: usize = 1024;
 
 /// A name that is kept, unless it is too long.

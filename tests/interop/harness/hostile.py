@@ -137,8 +137,16 @@ def rss(pid):
         return 0.0
 
 
+def percentile(values, percent):
+    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)] if values else float("nan")
+
+
+def p50(values):
+    return percentile(values, 50)
+
+
 def p99(values):
-    return sorted(values)[min(len(values) - 1, len(values) * 99 // 100)] if values else float("nan")
+    return percentile(values, 99)
 
 
 class Good:
@@ -165,6 +173,8 @@ ROWS = []
 def row(attack, before, during, memory_before, attacker):
     ROWS.append({
         "attack": attack,
+        "p50_before_ms": round(p50(before.latencies) * 1000, 1),
+        "p50_during_ms": round(p50(during.latencies) * 1000, 1),
         "p99_before_ms": round(p99(before.latencies) * 1000, 1),
         "p99_during_ms": round(p99(during.latencies) * 1000, 1),
         "longest_ms": round(max(during.latencies, default=0.0) * 1000, 1),
@@ -179,10 +189,10 @@ def row(attack, before, during, memory_before, attacker):
 
 def table():
     """What was measured, as lines for people and as one of JSON."""
-    lines = [f"{'attack':<44} {'p99 before':>11} {'during':>10} {'longest':>10} {'questions':>9} {'failed':>6} {'RSS before':>10} {'peak':>6}  what the attacker saw"]
+    lines = [f"{'attack':<46} {'p50 before':>11} {'during':>10} {'p99 before':>11} {'during':>10} {'longest':>10} {'questions':>9} {'failed':>6} {'RSS before':>10} {'peak':>6}  what the attacker saw"]
     for one in ROWS:
         lines.append(
-            f"{one['attack']:<44} {one['p99_before_ms']:>8} ms {one['p99_during_ms']:>7} ms {one['longest_ms']:>7} ms {one['questions']:>9} {one['failures']:>6}"
+            f"{one['attack']:<46} {one['p50_before_ms']:>8} ms {one['p50_during_ms']:>7} ms {one['p99_before_ms']:>8} ms {one['p99_during_ms']:>7} ms {one['longest_ms']:>7} ms {one['questions']:>9} {one['failures']:>6}"
             f" {one['rss_before_mib']:>6} MiB {one['rss_peak_mib']:>6}  {one['attacker']}"
         )
     return [*lines, json.dumps(ROWS)]

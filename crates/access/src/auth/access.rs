@@ -123,7 +123,7 @@ impl Access {
         Err(Exposed {
             what: what.to_owned(),
             address: address.to_string(),
-            danger: "whoever reaches it could read cached prompts",
+            danger: "anyone who reaches it could read cached prompts",
             remedy: "give callers roles in [auth]",
         })
     }
@@ -136,7 +136,7 @@ impl Access {
         Err(Exposed {
             what: what.to_owned(),
             address: address.to_owned(),
-            danger: "whoever reaches it can read cached prompts, because ZeroMQ asks nobody",
+            danger: "anyone who reaches it can read cached prompts, because ZeroMQ has no authentication",
             remedy: "say open = true where the network is trusted",
         })
     }
@@ -170,7 +170,7 @@ impl Access {
         if keys.is_empty() {
             return self.by_address(gate, headers, address);
         }
-        // A token decides alone: whoever sends one wants to be that caller.
+        // A token decides alone: a caller that sends one wants to be that identity.
         let (found, proof) = match bearer(headers)? {
             Some(token) => (keys.by_token(token).ok_or(Refused::UnknownToken)?, Proof::Token),
             None => match peer.and_then(|peer| peer.certificate.as_ref()) {
@@ -250,7 +250,7 @@ impl Gate {
                 (Refused::NotLoopback, Some(caller))
             }
             (Ok(caller), Needs::Role(role)) => (Refused::WrongRole(role), Some(caller)),
-            // Whoever is recognised has a role.
+            // Every recognised caller has a role.
             (Ok(caller), Needs::Nothing | Needs::AnyRole) => return Ok(Some(caller)),
         };
         let name = caller.as_ref().map(|caller| &*caller.name);
@@ -263,7 +263,7 @@ impl Gate {
         Self { to_networks, ..self.clone() }
     }
 
-    /// Takes tokens of ours off a request that goes elsewhere. Others are for whoever gets them.
+    /// Takes tokens of ours off a request that goes elsewhere. Other tokens are for the receiver.
     pub fn strip_own_token(&self, headers: &mut HeaderMap) {
         let keys = self.access.keys.read().clone();
         let is_ours = |value: &HeaderValue| token(value).is_some_and(|token| keys.by_token(token).is_some());

@@ -159,7 +159,7 @@ fn digest(token: &[u8]) -> [u8; 32] {
 // === impl Keys ===
 
 impl Keys {
-    /// Keys that can be told apart.
+    /// Checks that no two keys are equal.
     pub fn new(tokens: Vec<TokenKey>, certificates: Vec<CertificateKey>) -> Result<Self, KeysError> {
         let pair = |first: &str, second: &str| (first.to_owned(), second.to_owned());
         for (at, second) in tokens.iter().enumerate() {

@@ -124,7 +124,7 @@ impl fmt::Display for Network {
 // === impl Networks ===
 
 impl Networks {
-    /// Networks that can be told apart. Only with `insecure` may one of them be everybody.
+    /// Checks that networks do not overlap. Only with `insecure` may one of them be everybody.
     pub fn new(
         given: impl IntoIterator<Item = (Network, Role)>,
         insecure: bool,

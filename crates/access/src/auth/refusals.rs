@@ -1,4 +1,4 @@
-//! Callers that were turned away: counted one by one, told in the log now and then.
+//! Refused callers: each is counted, and log lines are rate limited.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use tracing::warn;
 use super::access::Port;
 use super::role::Role;
 
-/// At most one line in this time: whoever is refused must not fill the disk.
+/// At most one line in this time: refused callers must not fill the disk.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// Why a caller was turned away.
@@ -65,7 +65,7 @@ impl Refused {
         Self::NAMES[self.index()]
     }
 
-    /// What the caller is told: what is missing, and nothing about what is behind.
+    /// The message to the caller: what is missing, and nothing about what is behind.
     pub(crate) fn public(self) -> PublicError {
         let unauthenticated = |message: &str| PublicError::new(ErrorCode::Unauthenticated, message);
         let forbidden = |message: String| PublicError::new(ErrorCode::Forbidden, message);
@@ -111,7 +111,7 @@ impl Refusals {
         let Some(unsaid) = self.log.lock().due(kvplane_runtime::now()) else { return };
         let why = refused.as_str();
         let from = peer.map(|peer| peer.ip().to_canonical().to_string());
-        warn!(listener = port.as_str(), why, from, caller, not_told_before = unsaid, "a caller was refused");
+        warn!(listener = port.as_str(), reason = why, from, caller, suppressed = unsaid, "caller refused");
     }
 
     /// Each listener, each reason, and how often.
@@ -128,7 +128,7 @@ impl Refusals {
 }
 
 impl Log {
-    /// How many were not told of, if one may be told of now.
+    /// How many log lines were suppressed, if one may be written now.
     fn due(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.duration_since(last) < LOG_EVERY) {
             self.unsaid += 1;

@@ -17,7 +17,7 @@ pub const PAGES: &[(&str, &str, Needs)] = &[
     ("GET", "/", OPEN),
     ("GET", "/dashboard/{file}", OPEN),
     ("GET", "/healthz", OPEN),
-    // Whoever has no role is told whether, not why not.
+    // Callers without a role learn whether, not why not.
     ("GET", "/readyz", OPEN),
     ("GET", "/health", OPEN),
     ("GET", "/metrics", READ),

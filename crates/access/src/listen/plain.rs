@@ -1,4 +1,4 @@
-//! What a client is told that speaks no TLS to a port that does.
+//! The answer to a client that speaks plain HTTP to a TLS port.
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
-use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{self, ServerConfig};
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
@@ -48,11 +48,15 @@ pub enum TlsError {
     /// The TLS library refused the certificates.
     #[error("the certificate cannot be used: {0}")]
     Refused(#[from] rustls::Error),
+    /// No certificate could be made.
+    #[error("no certificate could be made: {0}")]
+    NotMade(#[from] rcgen::Error),
 }
 
 /// TLS of all listeners of a plane.
 pub struct Tls {
-    files: TlsFiles,
+    /// Absent where the certificate was made here.
+    files: Option<TlsFiles>,
     current: RwLock<Acceptors>,
     failures: [[AtomicU64; Failure::NAMES.len()]; Port::ALL.len()],
 }
@@ -91,12 +95,28 @@ impl Tls {
     /// Reads the files.
     pub fn load(files: TlsFiles) -> Result<Self, TlsError> {
         let current = RwLock::new(Acceptors::read(&files)?);
-        Ok(Self { files, current, failures: <[[AtomicU64; 4]; 3]>::default() })
+        Ok(Self { files: Some(files), current, failures: <[[AtomicU64; 4]; 3]>::default() })
+    }
+
+    /// A certificate that is made now and signed by nobody: for clients that check none.
+    pub fn self_signed() -> Result<Self, TlsError> {
+        let made = rcgen::generate_simple_self_signed(vec!["kvplane".to_owned(), "localhost".to_owned()])?;
+        let key = PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into());
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)?;
+        let current = RwLock::new(Acceptors::of(&config));
+        Ok(Self { files: None, current, failures: <[[AtomicU64; 4]; 3]>::default() })
     }
 
     /// Reads the files again, and uses nothing of them yet.
     pub fn read_again(&self) -> Result<TlsRead, TlsError> {
-        Acceptors::read(&self.files).map(TlsRead)
+        match &self.files {
+            Some(files) => Acceptors::read(files).map(TlsRead),
+            None => Ok(TlsRead(self.current.read().clone())),
+        }
     }
 
     /// From now on, new connections get these certificates.
@@ -144,13 +164,16 @@ impl Acceptors {
                 builder.with_client_cert_verifier(verifier)
             }
         };
-        let config = builder.with_single_cert(chain, key)?;
+        Ok(Self::of(&builder.with_single_cert(chain, key)?))
+    }
+
+    fn of(config: &ServerConfig) -> Self {
         let speaking = |protocol: &[u8]| {
             let mut config = config.clone();
             config.alpn_protocols = vec![protocol.to_vec()];
             TlsAcceptor::from(Arc::new(config))
         };
-        Ok(Self { http: speaking(b"http/1.1"), grpc: speaking(b"h2") })
+        Self { http: speaking(b"http/1.1"), grpc: speaking(b"h2") }
     }
 }
 

@@ -7,6 +7,7 @@ use anyhow::{Context as _, anyhow};
 use kvplane_client::Bearer;
 use kvplane_ingest::read_token;
 use kvplane_report::{Credentials, Token};
+use kvplane_transport::tls;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{
@@ -52,25 +53,21 @@ impl KeyArgs {
 
     /// TLS towards the HTTP server.
     pub(crate) fn connector(&self) -> anyhow::Result<TlsConnector> {
-        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-            .with_safe_default_protocol_versions()?
-            .with_root_certificates(self.roots()?);
-        let mut config = match self.cert.as_deref().zip(self.key.as_deref()) {
+        let identity = match self.cert.as_deref().zip(self.key.as_deref()) {
             Some((certificate, key)) => {
                 let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| {
                     anyhow!("--key {}: {error}: name a file with a private key as PEM", key.display())
                 })?;
-                builder.with_client_auth_cert(certificates(certificate)?, private)?
+                Some((certificates(certificate)?, private))
             }
-            None => builder.with_no_client_auth(),
+            None => None,
         };
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(TlsConnector::from(Arc::new(config)))
+        Ok(tls::connector(self.roots()?, identity, "http/1.1")?)
     }
 
     fn roots(&self) -> anyhow::Result<RootCertStore> {
         let Some(path) = &self.ca else {
-            return Ok(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() });
+            return Ok(tls::public_roots());
         };
         let mut roots = RootCertStore::empty();
         for certificate in certificates(path)? {

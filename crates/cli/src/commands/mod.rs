@@ -12,6 +12,7 @@ mod key;
 pub(crate) mod operate;
 pub(crate) mod page;
 pub(crate) mod pick;
+pub(crate) mod picker;
 mod progress;
 pub(crate) mod query;
 mod query_hints;

@@ -4,18 +4,20 @@ use std::io::IsTerminal as _;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use kvplane_access::{Access, Tls, TlsError, descriptor_limit};
-use kvplane_ingest::{Mood, Origin, Plane, Said, TokenFileError};
+use kvplane_ingest::{Mood, Origin, Plane, PlaneOptions, Said, TokenFileError};
 use kvplane_report::Reports;
-use kvplane_server::{EngineConfigError, Fleet, FleetError, Reloaded, Service};
+use kvplane_server::{EngineConfigError, Fleet, FleetError, PickerSetup, Reloaded, Service};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use super::{Failure, bind, closing, stop_signal, usage};
 use crate::args::ServeArgs;
-use crate::config::{self, Config, Listen};
+use crate::config::{self, Config, Listen, PickerPlan};
 use crate::logging;
 use crate::systemd::Manager;
 
@@ -28,12 +30,14 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     }
     let plans = config.plans().map_err(unusable)?;
     let reported = config.reports().map_err(unusable)?;
+    let peers = config.peers().map_err(unusable)?;
     logging::start(&args.log).map_err(usage)?;
     use_small_pages();
     reserve_descriptors();
     let manager = Arc::new(Manager::from_env());
     let access = Arc::new(config.access(args.insecure).map_err(unusable)?);
     let tls = config.tls().map_err(unusable)?;
+    let picker = config.picker.plan(&access).map_err(unusable)?;
     let read = config.clone();
     let prompts = aside(move || read.prompts()).await.map_err(unusable)?;
     let stop = stop_signal(None)?;
@@ -43,10 +47,14 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let http = bind("listen.http", config.listen.http).await?;
     let grpc = bind("listen.grpc", config.listen.grpc).await?;
     warn_of_strangers(&config, &access);
-    let plane =
-        Plane::start(Vec::new(), &config.plane_options()).context("cannot start the socket threads")?;
+    let options = PlaneOptions { peers, ..config.plane_options() };
+    let plane = Plane::start(Vec::new(), &options).context("cannot start the socket threads")?;
     let service = Service::new(plane.clone(), config.server_options(access.clone(), tls.clone(), prompts));
     let (fleet, reports) = (service.fleet(), service.reports());
+    let service = match picker {
+        Some(plan) => service.with_picker(bind_picker(plan, config.picker.drain.0).await?),
+        None => service,
+    };
     if plans.is_empty() {
         warn!("no engine is configured: add one with `kvplane engines add`, or let engines register");
     }
@@ -121,6 +129,30 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     } else {
         Ok(())
     }
+}
+
+/// Opens the picker's listeners.
+async fn bind_picker(plan: PickerPlan, drain: Duration) -> anyhow::Result<PickerSetup> {
+    let PickerPlan { listen, health, tls, options, endpoints, endpoints_file } = plan;
+    if let Some(path) = &endpoints_file {
+        // Followed later; a mistake in it is told now.
+        let text = std::fs::read_to_string(path);
+        let named = || format!("picker.endpoints_file: {}", path.display());
+        kvplane_picker::read_endpoints(&text.with_context(named)?).with_context(named)?;
+    }
+    let listener = bind("picker.listen", listen).await?;
+    let health = match health {
+        Some(address) => Some(bind("picker.health", address).await?),
+        None => None,
+    };
+    let shown = |listener: &TcpListener| listener.local_addr().map(|at| at.to_string()).unwrap_or_default();
+    info!(
+        address = shown(&listener),
+        health = health.as_ref().map(shown).unwrap_or_default(),
+        tls = tls.is_some(),
+        "picker listening"
+    );
+    Ok(PickerSetup { listener, health, tls, options, endpoints, endpoints_file, drain })
 }
 
 /// Keeps the kernel from backing memory with huge pages. The first touch of one clears 2 MiB, for up to

@@ -57,6 +57,10 @@ pub(crate) fn load(
             set(&mut tree, &["listen".to_owned(), key.to_owned()], Value::String(value))?;
         }
     }
+    if !args.peers.is_empty() {
+        let peers = args.peers.iter().cloned().map(Value::String).collect();
+        set(&mut tree, &["indexer".to_owned(), "peers".to_owned()], Value::Array(peers))?;
+    }
     for flag in &args.engine {
         add_engine(&mut tree, flag).with_context(|| format!("--engine {flag}"))?;
     }

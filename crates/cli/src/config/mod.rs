@@ -5,6 +5,7 @@ mod hints;
 mod indexer;
 mod layers;
 mod model;
+mod picker;
 mod report;
 mod schema;
 mod units;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use kvplane_access::{Access, Keys, Networks, Port, Tls, TlsFiles};
 use kvplane_core::Trust;
-use kvplane_ingest::PlaneOptions;
+use kvplane_ingest::{PeerOptions, PlaneOptions};
 use kvplane_prompt::Prompts;
 use kvplane_report::ReportSpec;
 use kvplane_server::{EngineConfig, EnginePlan, MetricsDetail};
@@ -29,6 +30,8 @@ use hints::HintsConfig;
 use indexer::IndexerConfig;
 pub(crate) use layers::{engine_flag, environment, load, load_file};
 use model::ModelConfig;
+use picker::PickerConfig;
+pub(crate) use picker::PickerPlan;
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
 pub(crate) use schema::schema;
@@ -61,6 +64,8 @@ pub(crate) struct Config {
     pub(crate) indexer: IndexerConfig,
     /// Hints for gateways.
     pub(crate) hints: HintsConfig,
+    /// The endpoint picker of a gateway.
+    pub(crate) picker: PickerConfig,
     /// The engines.
     pub(crate) engine: Vec<EngineConfig>,
     /// Models whose prompts may be given as text.
@@ -287,6 +292,11 @@ impl Config {
         self.indexer.networks(insecure)
     }
 
+    /// Other indexers, and how they are asked.
+    pub(crate) fn peers(&self) -> anyhow::Result<PeerOptions> {
+        self.indexer.peers()
+    }
+
     /// The keys of those who may ask, read from their files and the environment.
     pub(crate) fn keys(&self) -> anyhow::Result<Keys> {
         let shown = self.listen.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
@@ -350,6 +360,7 @@ impl Config {
             replay_deadline: self.follow.replay_deadline.0,
             max_engines: self.members.max_engines,
             discover_every: self.follow.discover_every.0,
+            peers: PeerOptions::default(),
         }
     }
 

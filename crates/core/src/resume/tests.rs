@@ -42,7 +42,7 @@ fn a_colder_tier_counts_in_whole_units() {
     assert_eq!(resumption.whole_units([4, 9, 9, 9]), [4, 5, 5, 5]);
 }
 
-/// A prompt of so many tokens in blocks of four.
+/// A prompt of this many tokens in blocks of four.
 fn prompt(tokens: u64) -> PromptLength {
     PromptLength { tokens, block_size: 4, bigrams: false }
 }
@@ -80,7 +80,8 @@ fn engines_without_a_connector_report_at_most_all_but_the_last_token() {
 
 #[test]
 fn a_connector_counts_the_last_token_too_where_it_holds_the_last_block() {
-    // Blocks per chunk, tokens of the prompt, blocks on the device, which blocks the connector holds: tokens that are reported.
+    // Blocks per chunk, tokens of the prompt, blocks on the device, which blocks the connector holds: tokens
+    // that are reported.
     let table: [(u32, u64, u32, &[u32], u64); 14] = [
         (1, 16, 4, &[0, 1, 2, 3], 16),
         (1, 16, 4, &[], 12),

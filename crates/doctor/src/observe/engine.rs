@@ -15,23 +15,23 @@ use crate::seen::{EngineSeen, Peer, RankSeen, Said, Way};
 
 /// A machine that is there answers within a second.
 const GREET_WITHIN: Duration = Duration::from_secs(2);
-/// An address is not kept from an engine that is about to listen there for longer than this. Publishers that connect try again ten
-/// times a second.
+/// An address is not kept from an engine that is about to listen there for longer than this. Publishers that
+/// connect try again ten times a second.
 const BIND_FOR: Duration = Duration::from_secs(1);
-/// From an engine's first batch on, so long is enough to tell its rate where its ring does not: one that says fewer batches than it
-/// takes is too slow to matter.
+/// From an engine's first batch on, so long is enough to tell its rate where its ring does not: one that says
+/// fewer batches than it takes is too slow to matter.
 const RATE_WITHIN: Duration = Duration::from_secs(2);
 /// Messages under other topics that tell that none of ours will come.
 const ENOUGH_OTHERS: u64 = 64;
 
 /// Looks at one engine.
 pub(super) async fn look(sockets: &Sockets, ears: &Ears, spec: &EngineSpec, listen: Duration) -> EngineSeen {
-    let (way, server) = match &spec.source {
-        Source::Discovered(_) => (Way::Discovered, None),
-        Source::Drained(drain) => (Way::Drained, Some(drain.url.clone())),
-        Source::Relayed(relay) => (Way::Called, Some(relay.server.url.clone())),
-        Source::Linked(link) => (Way::Called, Some(link.url.clone())),
-        Source::Published(_) | Source::Mirrored(_) => (Way::Published, None),
+    let server = spec.source.server().map(str::to_owned);
+    let way = match &spec.source {
+        Source::Discovered(_) => Way::Discovered,
+        Source::Drained(_) => Way::Drained,
+        _ if server.is_some() => Way::Called,
+        _ => Way::Published,
     };
     let greeted = async {
         match server {
@@ -142,8 +142,8 @@ fn own_ear(sockets: &Sockets, seen: &RankSeen, topic: &str) -> Option<Ear> {
     Ear::open(sockets, endpoint, [topic.to_owned()]).ok()
 }
 
-/// Nobody listens at an address: listens there for a moment, and says whether a publisher connected, and how long it took. Absent
-/// where it is no address of this machine, or taken by now.
+/// Nobody listens at an address: listens there for a moment, and says whether a publisher connected, and how
+/// long it took. Absent where it is no address of this machine, or taken by now.
 async fn hear_a_call(
     sockets: &Sockets,
     events: &Events,
@@ -160,8 +160,8 @@ async fn hear_a_call(
     (called.await, began.elapsed())
 }
 
-/// The address with a number for the host: of several that of IPv4, as `ZeroMQ` connects by default. Whether it is this machine's
-/// shows when it is bound.
+/// The address with a number for the host: of several that of IPv4, as `ZeroMQ` connects by default. Whether
+/// it is this machine's shows when it is bound.
 async fn bindable(address: &str) -> Option<String> {
     let place = address.strip_prefix("tcp://")?;
     let resolved = tokio::time::timeout(GREET_WITHIN, tokio::net::lookup_host(place)).await.ok()?.ok()?;

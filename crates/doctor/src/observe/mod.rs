@@ -37,8 +37,8 @@ pub struct Examination {
     pub listen: Duration,
     /// The plane's replay window; absent where a running plane is asked about it.
     pub window: Option<Window>,
-    /// Of engines that a running plane lists: the streams (`engine/rank`) that it hears. The addresses that engines connect to are
-    /// then its own, and nobody else listens there.
+    /// Of engines that a running plane lists: the streams (`engine/rank`) that it hears. The addresses that
+    /// engines connect to are then its own, and nobody else listens there.
     pub listed: Option<BTreeSet<String>>,
     /// Descriptors that this process may have open, where that is known.
     pub descriptors: Option<u64>,

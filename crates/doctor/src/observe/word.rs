@@ -118,7 +118,8 @@ impl<'e> Pages<'e> {
         Ok(None)
     }
 
-    /// Of vLLM alone, which tells of its cache there. TensorRT-LLM's page has what it measured since the last reader, once.
+    /// Of vLLM alone, which tells of its cache there. TensorRT-LLM's page has what it measured since the last
+    /// reader, once.
     async fn metrics(&self) -> Result<Option<String>, NoAnswer> {
         if self.kind == EngineKind::Vllm { self.page("/metrics").await } else { Ok(None) }
     }

@@ -19,7 +19,8 @@ pub(crate) use setup::no_sockets;
 use crate::seen::{EngineSeen, Window};
 use crate::{Finding, RankSeen};
 
-/// How far back a replay ring and a plane's window should reach. It takes about as long to restart a plane or a gateway.
+/// How far back a replay ring and a plane's window should reach. It takes about as long to restart a plane or
+/// a gateway.
 const REACH_BACK_SECONDS: f64 = 30.0;
 
 /// What is wrong with one engine, whose plane has this replay window, where it is known.

@@ -23,6 +23,33 @@ struct Status {
     engines: Vec<Engine>,
     listeners: Vec<Listener>,
     process: Process,
+    routing: Routing,
+    contradicted_tokenizers: Vec<ContradictedTokenizer>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Routing {
+    settled: u64,
+    drifts: u64,
+    last_drift: Option<LastDrift>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct LastDrift {
+    receipt: String,
+    engine: String,
+    rank: u32,
+    kind: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ContradictedTokenizer {
+    model: String,
+    engine: String,
+    dimensions: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -163,6 +190,8 @@ pub fn judge_plane(seen: &PlaneSeen) -> Vec<Finding> {
         ));
     }
     found.extend(descriptors(&now, &seen.address));
+    found.extend(drift(&now.routing, &seen.address));
+    found.extend(now.contradicted_tokenizers.iter().map(tokenizer));
     let listed: Listed = Listed::deserialize(&seen.engines).unwrap_or_default();
     let later = seen.later.as_ref().map(|(later, elapsed)| (status(later), *elapsed));
     for engine in &now.engines {
@@ -219,6 +248,38 @@ fn descriptors(status: &Status, address: &str) -> Option<Finding> {
     ))
 }
 
+/// Exact predictions that nothing explains.
+fn drift(routing: &Routing, address: &str) -> Option<Finding> {
+    let Routing { settled, drifts, last_drift } = routing;
+    if *drifts == 0 {
+        return None;
+    }
+    let (subject, last) = match last_drift {
+        Some(LastDrift { receipt, engine, rank, kind }) => {
+            (format!("{engine}/{rank}"), format!(", the last of them {kind} (receipt {receipt})"))
+        }
+        None => (address.to_owned(), String::new()),
+    };
+    Some(Finding::new(
+        Code::PredictionDrift,
+        Severity::Error,
+        subject,
+        format!("{drifts} of {settled} settled receipts contradict an exact prediction{last}"),
+        "GET /v1/receipts/{id} has the account, and the plane's log the stream's position: report both, with the engine's version",
+    ))
+}
+
+/// An engine that cuts text into other tokens.
+fn tokenizer(ContradictedTokenizer { model, engine, dimensions }: &ContradictedTokenizer) -> Finding {
+    Finding::new(
+        Code::TokenizerContradicted,
+        Severity::Error,
+        engine,
+        format!("it computes other token ids for {model}: {}", dimensions.join(", ")),
+        "give [[model]] the tokenizer and the chat template that the engine has, and its chat options; until then send token_ids",
+    )
+}
+
 fn find<'s>(status: &'s Status, engine: &Engine, rank: &Stream) -> Option<&'s Stream> {
     let engine = status.engines.iter().find(|other| other.id == engine.id)?;
     engine.ranks.iter().find(|other| other.rank == rank.rank)
@@ -264,8 +325,8 @@ fn trouble(rank: &Stream, subject: &str) -> Option<Finding> {
     ))
 }
 
-/// A stream that the plane does not hear, before it has a word for the trouble: an engine that was killed a second ago. One that
-/// is live again at the second look was only catching up.
+/// A stream that the plane does not hear, before it has a word for the trouble: an engine that was killed a
+/// second ago. One that is live again at the second look was only catching up.
 fn unheard(rank: &Stream, again: Option<(&Stream, Duration)>, subject: &str) -> Option<Finding> {
     if !rank.is_unheard() || again.is_some_and(|(later, _)| later.continuity == "live") {
         return None;

@@ -52,7 +52,7 @@ pub(super) fn judge_window(seen: &EngineSeen, rank: &RankSeen, window: &Window) 
     window_too_short(seen.stream(rank.rank), rate, held)
 }
 
-/// The finding about a window that holds so many batches at such a rate, if it is one.
+/// The finding about a window that holds this many batches at such a rate, if it is one.
 pub(super) fn window_too_short(subject: String, rate: f64, held: f64) -> Option<Finding> {
     let lasts = held / rate;
     (lasts < REACH_BACK_SECONDS).then(|| {

@@ -33,7 +33,7 @@ pub(super) fn open_socket(open: &OpenSocket) -> Finding {
     )
 }
 
-/// Descriptors that a plane with so many streams needs.
+/// Descriptors that a plane with this many streams needs.
 pub(super) fn descriptors_for(streams: usize) -> u64 {
     streams as u64 * PER_STREAM + BESIDES
 }

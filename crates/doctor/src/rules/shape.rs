@@ -51,8 +51,9 @@ fn foreign_batches(seen: &EngineSeen, rank: &RankSeen, subject: &str) -> Option<
     Some(foreign_rank(is_alone, subject, what))
 }
 
-/// The finding about batches that name another rank than their stream's. kvplane applies them, and counts them. An engine of one
-/// rank may be a rank of a larger one: with external data parallelism each has a process, and is configured, by itself.
+/// The finding about batches that name another rank than their stream's. kvplane applies them, and counts
+/// them. An engine of one rank may be a rank of a larger one: with external data parallelism each has a
+/// process, and is configured, by itself.
 pub(super) fn foreign_rank(is_alone: bool, subject: &str, seen: String) -> Finding {
     let (severity, todo) = if is_alone {
         (

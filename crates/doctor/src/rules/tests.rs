@@ -407,3 +407,21 @@ fn an_engine_that_died_a_moment_ago_is_named_from_afar() {
         assert_eq!(found, Vec::from_iter(expected), "{now}, {:?}", seen.later);
     }
 }
+
+#[test]
+fn drift_and_contradicted_tokenizers_of_a_plane_are_found() {
+    let status = serde_json::json!({
+        "routing": {"settled": 40, "drifts": 2, "last_drift": {
+            "receipt": "00000001-2a", "engine": "vllm-0", "rank": 1, "kind": "gained_unannounced", "at_ms": 1}},
+        "contradicted_tokenizers": [{"model": "m", "engine": "vllm-1", "dimensions": ["tools", "system"]}],
+    });
+    let seen = PlaneSeen { status, ..PlaneSeen::default() };
+    let found = judge_plane(&seen);
+    let [drift, tokenizer] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((drift.code, drift.subject.as_str()), (Code::PredictionDrift, "vllm-0/1"));
+    assert!(drift.seen.contains("2 of 40") && drift.seen.contains("00000001-2a"), "{}", drift.seen);
+    assert_eq!((tokenizer.code, tokenizer.subject.as_str()), (Code::TokenizerContradicted, "vllm-1"));
+    assert!(tokenizer.seen.contains("tools, system"), "{}", tokenizer.seen);
+    let quiet = serde_json::json!({"routing": {"settled": 40, "drifts": 0, "last_drift": null}});
+    assert!(judge_plane(&PlaneSeen { status: quiet, ..PlaneSeen::default() }).is_empty());
+}

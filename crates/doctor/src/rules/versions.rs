@@ -162,7 +162,8 @@ pub(super) fn judge(seen: &EngineSeen) -> Vec<Finding> {
     broken.map(finding).collect()
 }
 
-/// The numbers that a version begins with; none where it has fewer than two. What is built between releases says too little.
+/// The numbers that a version begins with; none where it has fewer than two. What is built between releases
+/// says too little.
 fn parse(text: &str) -> Option<Version> {
     let text = text.strip_prefix('v').unwrap_or(text);
     let mut numbers = text.split('.').map(|part| {

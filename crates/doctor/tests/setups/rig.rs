@@ -6,10 +6,7 @@ use std::time::{Duration, Instant};
 use kvplane_core::{EngineId, EngineKind};
 use kvplane_discovery::{DiscoverySpec, FoundRank, Overrides};
 use kvplane_doctor::{Code, Examination, Finding, Severity, Window, examine};
-use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Discovered, Endpoint, EngineSpec, Published,
-    PublishedRank, Source,
-};
+use kvplane_ingest::{Discovered, Endpoint, EngineSpec, Published, PublishedRank, Source};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -42,21 +39,7 @@ pub(crate) fn ranks(spec: &mut EngineSpec) -> &mut Vec<PublishedRank> {
 
 /// An engine whose events come like this.
 pub(crate) fn with_source(kind: EngineKind, source: Source) -> EngineSpec {
-    EngineSpec {
-        id: EngineId::new("e"),
-        kind,
-        model: "sim".to_owned(),
-        routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-        tenant: None,
-        source,
-        topic: String::new(),
-        block_size: None,
-        worker_id: 1,
-        cache: CacheSpec::default(),
-        max_silence: None,
-        http: None,
-        control: ControlSpec::default(),
-    }
+    EngineSpec::new(EngineId::new("e"), kind, "sim", source)
 }
 
 /// An engine that is asked where it publishes.

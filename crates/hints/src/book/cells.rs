@@ -7,8 +7,8 @@
 //!                                 hits, filed | …                    what is dropped first
 //! ```
 //!
-//! All rows of a chunk have the same room, a power of two, so that a chunk is given back as soon as its last row is gone.
-//! The columns lie apart, because a lookup of a chain reads only the first two.
+//! All rows of a chunk have the same room, a power of two, so that a chunk is given back as soon as its last
+//! row is gone. The columns lie apart, because a lookup of a chain reads only the first two.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

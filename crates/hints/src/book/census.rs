@@ -9,8 +9,8 @@ use crate::policy::Eviction;
 pub struct Limits {
     /// Reported (replica, prefix) pairs. Engines that are heard do not count: what they hold is bounded elsewhere.
     pub max_entries: usize,
-    /// Tenants, models, schemes, adapters and replicas. Reports of one replica more are refused, entries with one scheme or
-    /// adapter more are left out; engines that are heard count, but are never refused.
+    /// Tenants, models, schemes, adapters and replicas. Reports of one replica more are refused, entries with
+    /// one scheme or adapter more are left out; engines that are heard count, but are never refused.
     pub max_names: usize,
 }
 

@@ -1,8 +1,9 @@
-//! What is dropped first, and what a replica holds: every cell is filed once, in its replica's bucket of that rank and place.
+//! What is dropped first, and what a replica holds: every cell is filed once, in its replica's bucket of that
+//! rank and place.
 //!
 //! Buckets list keys and are never searched: a cell that leaves one, because it goes or is reported again later, only
-//! lowers the bucket's count. Its key is found when the bucket is emptied, or by [`Known::tidy`] once more keys are void than
-//! not.
+//! lowers the bucket's count. Its key is found when the bucket is emptied, or by [`Known::tidy`] once more
+//! keys are void than not.
 
 use super::cells::{Holders, Row, Seen};
 use super::known::Known;
@@ -45,9 +46,10 @@ pub(super) type Filed = (Rank, u32, u32);
 
 /// Keys that were filed here, and how many of them still are.
 ///
-/// Tidying goes through the keys again and again, a few at a time: those that still belong here are moved from `unseen` to
-/// `listed`, once. A cell's mark says whether its key is listed: if it equals the bucket's. So keys that were filed twice
-/// are found too, and when none is unseen, the bucket's mark turns over and all are unseen again.
+/// Tidying goes through the keys again and again, a few at a time: those that still belong here are moved
+/// from `unseen` to `listed`, once. A cell's mark says whether its key is listed: if it equals the bucket's.
+/// So keys that were filed twice are found too, and when none is unseen, the bucket's mark turns over and all
+/// are unseen again.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     unseen: Vec<u64>,

@@ -9,7 +9,8 @@ use crate::RESERVED_TENANT;
 use crate::prefix::Note;
 
 impl Book {
-    /// What changed for an engine that is heard here. From the first call on it speaks for itself: reports about it are not taken.
+    /// What changed for an engine that is heard here. From the first call on it speaks for itself: reports
+    /// about it are not taken.
     pub fn hear(&self, whose: Whose<'_>, scheme: &str, notes: &[Note]) {
         if whose.tenant == RESERVED_TENANT {
             return;

@@ -157,8 +157,8 @@ impl Known {
         true
     }
 
-    /// A replica does not hold a prefix any more. Returns where it was filed, if it was: its key may still be listed there. The
-    /// replica itself stays, see [`Self::settle`].
+    /// A replica does not hold a prefix any more. Returns where it was filed, if it was: its key may still be
+    /// listed there. The replica itself stays, see [`Self::settle`].
     pub(super) fn take(&mut self, replica: u32, place: u32, key: u64) -> Option<Filed> {
         let row = self.places[place].table.get(key);
         let holders = self.cells.holders(row);

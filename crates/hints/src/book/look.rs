@@ -146,8 +146,8 @@ struct Going<'a> {
 }
 
 impl<'a> Going<'a> {
-    /// Nearly always the next block has the same holders, and mostly it was reported together with the last one. Returns
-    /// whether all hold it; otherwise nothing was done.
+    /// Nearly always the next block has the same holders, and mostly it was reported together with the last
+    /// one. Returns whether all hold it; otherwise nothing was done.
     fn all_go_on(&mut self, next: Run<'a>, valid_from: Seen) -> bool {
         if self.last == Some(next) {
             return true;

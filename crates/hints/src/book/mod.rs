@@ -8,12 +8,13 @@
 //!                                        by time: what goes first                (when, who, tokens)
 //! ```
 //!
-//! A lookup goes from the left to the cells, a removal of a hash too; a clear goes by the replica's own buckets, so both cost
-//! what they remove. Lookups share the lock. Writers hold it for a few hundred cells at a time; a clear makes its replica
-//! a *ghost* first, which nobody finds and no lookup matches, and takes its cells away after that.
+//! A lookup goes from the left to the cells, a removal of a hash too; a clear goes by the replica's own
+//! buckets, so both cost what they remove. Lookups share the lock. Writers hold it for a few hundred cells at
+//! a time; a clear makes its replica a *ghost* first, which nobody finds and no lookup matches, and takes its
+//! cells away after that.
 //!
-//! An entry that is too old is never matched. It counts as *known*, for scope and for censuses, until [`Book::expire`] comes
-//! by, as it does at inference-cache.
+//! An entry that is too old is never matched. It counts as *known*, for scope and for censuses, until
+//! [`Book::expire`] comes by, as it does at inference-cache.
 
 mod admit;
 mod cells;
@@ -83,8 +84,8 @@ impl Book {
         self.policies.read().clone()
     }
 
-    /// Treats tenants otherwise from now on. What is too much for a smaller quota goes with the tenant's next report, or when
-    /// [`Self::expire`] comes by.
+    /// Treats tenants otherwise from now on. What is too much for a smaller quota goes with the tenant's next
+    /// report, or when [`Self::expire`] comes by.
     pub fn set_policies(&self, policies: Policies) {
         *self.policies.write() = Arc::new(policies);
         self.forget_hits(&mut self.known.write());
@@ -104,9 +105,9 @@ impl Book {
         }
     }
 
-    /// A replica holds these, as of `at_us`. Nothing is taken of a reserved tenant, of an empty scheme, or of a replica that is
-    /// heard here, and no hash of more than [`PrefixHash::MAX_BYTES`]. Entries that cannot be named are left out; a report of
-    /// a replica that cannot be named is refused.
+    /// A replica holds these, as of `at_us`. Nothing is taken of a reserved tenant, of an empty scheme, or of
+    /// a replica that is heard here, and no hash of more than [`PrefixHash::MAX_BYTES`]. Entries that cannot
+    /// be named are left out; a report of a replica that cannot be named is refused.
     pub fn report(
         &self,
         whose: Whose<'_>,

@@ -139,8 +139,8 @@ pub(super) struct Replica {
     pub(super) told: Option<Told>,
     pub(super) last_event_us: i64,
     pub(super) heard: bool,
-    /// It is forgotten: nobody finds it by name, its cells are not matched, and they are about to go. No two ghosts have the
-    /// same number here.
+    /// It is forgotten: nobody finds it by name, its cells are not matched, and they are about to go. No two
+    /// ghosts have the same number here.
     pub(super) ghost: Option<u64>,
     /// Where it holds how many.
     pub(super) places: BTreeMap<u32, usize>,
@@ -148,8 +148,8 @@ pub(super) struct Replica {
     pub(super) filing: BTreeMap<(Rank, u32), Bucket>,
 }
 
-/// A replica that is being forgotten. Its number may be somebody else's by now: others take its cells too, while nobody holds
-/// the lock for it.
+/// A replica that is being forgotten. Its number may be somebody else's by now: others take its cells too,
+/// while nobody holds the lock for it.
 #[derive(Debug)]
 pub(super) struct Ghost {
     pub(super) replica: u32,

@@ -1,4 +1,5 @@
-//! What goes by itself: what is too old, too much for its tenant, or too much for the book. Always a few cells at a time.
+//! What goes by itself: what is too old, too much for its tenant, or too much for the book. Always a few
+//! cells at a time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,8 +10,8 @@ use super::known::{Known, Listener};
 use super::names::Ghost;
 use crate::policy::{Eviction, Policies};
 
-/// Drops are told apart by tenant for so many tenants; what others lose is counted under [`OTHERS`]. Tenants come and go,
-/// counts stay.
+/// Drops are told apart by tenant for this many tenants; what others lose is counted under [`OTHERS`]. Tenants
+/// come and go, counts stay.
 const TENANTS_COUNTED: usize = 4096;
 /// No tenant's name: it is too odd, and it is only a label.
 const OTHERS: &str = "(others)";
@@ -60,7 +61,8 @@ pub(super) enum Progress {
 }
 
 impl Known {
-    /// Drops what a tenant has beyond its quota, and what the book has beyond its cap; looks at no more than `steps` cells.
+    /// Drops what a tenant has beyond its quota, and what the book has beyond its cap; looks at no more than
+    /// `steps` cells.
     pub(super) fn keep_within(
         &mut self,
         tenant: Option<u32>,
@@ -136,8 +138,8 @@ impl Known {
         of_tenant.copied().collect()
     }
 
-    /// Drops what is too old of a bucket's first `below` keys, from the last of them down; looks at no more than `steps`.
-    /// Returns how many went, and how many keys are left to look at.
+    /// Drops what is too old of a bucket's first `below` keys, from the last of them down; looks at no more
+    /// than `steps`. Returns how many went, and how many keys are left to look at.
     pub(super) fn expire_some(
         &mut self,
         filed: Filed,

@@ -7,15 +7,15 @@
 //!
 //! A group is a line of the processor's cache, and all of it is compared at once.
 //!
-//! A full segment is split in two by the next upper bit; the directory doubles when no bit is left in it. Keys are chosen by
-//! others, so they are mixed with a number that nobody outside knows.
+//! A full segment is split in two by the next upper bit; the directory doubles when no bit is left in it.
+//! Keys are chosen by others, so they are mixed with a number that nobody outside knows.
 
 use super::cells::Row;
 
 /// Slots of a segment before it is split: 16 KiB, moved in some ten microseconds.
 const SEGMENT_MAX: usize = 1024;
 const SEGMENT_MIN: usize = 8;
-/// Beyond so many upper bits segments grow instead: it would take keys that were made to collide.
+/// Beyond this many upper bits segments grow instead: it would take keys that were made to collide.
 const DEPTH_MAX: u32 = 24;
 
 #[derive(Debug, Clone, Copy)]

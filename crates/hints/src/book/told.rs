@@ -6,8 +6,8 @@ use super::{Book, RESERVED_TENANT};
 use crate::observer::Happened;
 
 impl Book {
-    /// What a replica says of itself, as it was reported. Returns whether it was taken: not of a reserved tenant, nor of an
-    /// engine that is heard here, see [`Self::hear_stats`].
+    /// What a replica says of itself, as it was reported. Returns whether it was taken: not of a reserved
+    /// tenant, nor of an engine that is heard here, see [`Self::hear_stats`].
     pub fn set_stats(&self, whose: Whose<'_>, stats: Stats, at_us: i64) -> Result<bool, Refused> {
         if whose.tenant == RESERVED_TENANT {
             return Ok(false);
@@ -21,8 +21,8 @@ impl Book {
         Ok(true)
     }
 
-    /// What an engine that is heard here says of itself. As with [`Self::hear`], from the first call on nobody else speaks for
-    /// it.
+    /// What an engine that is heard here says of itself. As with [`Self::hear`], from the first call on
+    /// nobody else speaks for it.
     pub fn hear_stats(&self, whose: Whose<'_>, stats: Stats, at_us: i64) {
         if whose.tenant == RESERVED_TENANT {
             return;
@@ -40,8 +40,8 @@ impl Book {
         }
     }
 
-    /// A replica is alive, as it was reported: what it said of itself still holds. Returns `false` for an engine that is heard
-    /// here: its life is its own to tell.
+    /// A replica is alive, as it was reported: what it said of itself still holds. Returns `false` for an
+    /// engine that is heard here: its life is its own to tell.
     pub fn alive(&self, whose: Whose<'_>, at_us: i64) -> bool {
         let mut known = self.known.write();
         let Some(replica) = known.find(whose) else { return true };

@@ -33,8 +33,8 @@ impl Slots {
     }
 }
 
-/// The end is cut off, and other contents take its place when nobody can have seen it: a reader compares with the one or the
-/// other, whole.
+/// The end is cut off, and other contents take its place when nobody can have seen it: a reader compares with
+/// the one or the other, whole.
 #[test]
 fn contents_are_never_mixed() {
     explore(4, || {

@@ -47,7 +47,8 @@ fn ask(reader: &mut crate::Reader, prompt: &[u64], owner: u64) -> Depths {
     matches.iter().find(|found| found.owner == owner).map_or([0; 4], |found| found.depths)
 }
 
-/// Asks twice beside a writer. What an owner is said to hold must have been true at some time, and not before what was said last.
+/// Asks twice beside a writer. What an owner is said to hold must have been true at some time, and not before
+/// what was said last.
 fn asks(
     index: &Arc<Index>,
     prompt: &'static [u64],
@@ -92,7 +93,8 @@ fn an_end_is_evicted_and_another_takes_its_place() {
     });
 }
 
-/// A long end goes, and the rest moves to a smaller room. What comes then has the same spots as what a reader may just have compared.
+/// A long end goes, and the rest moves to a smaller room. What comes then has the same spots as what a reader
+/// may just have compared.
 #[test]
 fn whoever_compared_an_end_that_went_does_not_go_on_behind_another() {
     const BEFORE: u64 = 200;

@@ -1,14 +1,15 @@
 //! Which sides hold a stream's blocks: what [`kvplane_core::Resumption`] asks for, beside the trie.
 //!
-//! A block has a spot for as long as anybody holds it, and spots of an extent follow each other. So marks are kept by page, 64 spots each: for every stream, tier and channel one
-//! word with a bit per block. An answer that needs them copies a page once, for all streams, and works on whole words.
+//! A block has a spot for as long as anybody holds it, and spots of an extent follow each other. So marks are
+//! kept by page, 64 spots each: for every stream, tier and channel one word with a bit per block. An answer
+//! that needs them copies a page once, for all streams, and works on whole words.
 //!
 //! ```text
 //! page (spot >> 6) ──> columns, ascending:  marker of the stream | tier, channel | 64 bits
 //! ```
 //!
-//! Streams without sides have no columns, and nobody looks for any. Pages are behind locks: a reader holds one for as long as it goes through a page, the
-//! writer for as long as it changes one word.
+//! Streams without sides have no columns, and nobody looks for any. Pages are behind locks: a reader holds
+//! one for as long as it goes through a page, the writer for as long as it changes one word.
 
 mod resume;
 mod walk;
@@ -182,7 +183,7 @@ fn marked(columns: &[Column], marker: u32, marks: Marks) -> u64 {
     ours.filter(|column| marks.0 >> column.kind() & 1 == 1).fold(0, |bits, column| bits | column.bits)
 }
 
-/// The lowest so many bits, at most all 64.
+/// The lowest this many bits, at most all 64.
 fn low(count: u32) -> u64 {
     if count >= u64::BITS { u64::MAX } else { (1 << count) - 1 }
 }

@@ -1,7 +1,9 @@
 //! From how far into a prompt streams can go on: [`Resumption::resumable`], for many streams at a time.
 //!
-//! Most streams can go on from near the end of what they hold. So the words before that end are looked at, as many as the longest window needs (see `walk`). If no boundary is
-//! found there, four times as many are. What lies before the first word that is looked at counts as missing: that hides boundaries near it, and none behind one that was found.
+//! Most streams can go on from near the end of what they hold. So the words before that end are looked at, as
+//! many as the longest window needs (see `walk`). If no boundary is found there, four times as many are. What
+//! lies before the first word that is looked at counts as missing: that hides boundaries near it, and none
+//! behind one that was found.
 
 use std::ops::Range;
 

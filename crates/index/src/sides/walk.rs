@@ -1,7 +1,8 @@
 //! Boundaries that suit all sides of some streams, a word of 64 positions at a time.
 //!
-//! Of every stream and side, the bits of a word say which blocks the side holds; a carry says how many it holds in a row before the word. Both give the boundaries that suit the
-//! side, a bit each: bit i is the boundary behind position i. Boundaries that suit all sides are the conjunction, and the last one counts.
+//! Of every stream and side, the bits of a word say which blocks the side holds; a carry says how many it
+//! holds in a row before the word. Both give the boundaries that suit the side, a bit each: bit i is the
+//! boundary behind position i. Boundaries that suit all sides are the conjunction, and the last one counts.
 
 use std::ops::Range;
 
@@ -108,7 +109,7 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// Begins to ask so many streams.
+    /// Begins to ask this many streams.
     pub(super) fn begin(&mut self, streams: usize, unit: u32) {
         self.unit = unit;
         self.best.clear();
@@ -118,7 +119,8 @@ impl Walk {
         self.found_colder = false;
     }
 
-    /// Finds the last suitable boundary in these words. What comes before them counts as missing, unless it is the start of the prompt.
+    /// Finds the last suitable boundary in these words. What comes before them counts as missing, unless it
+    /// is the start of the prompt.
     pub(super) fn run(&mut self, sides: &Sides, mut pieces: &[Piece], words: Range<u32>, kinds: &Kinds) {
         let needs_history = self.rules.iter().any(|rule| rule.tail.is_some());
         self.history.clear();
@@ -245,7 +247,7 @@ fn first_ones(word: u64) -> u64 {
     word & !word.wrapping_add(1)
 }
 
-/// Leaves those bits that end so many ones in a row. One shift is for all words, so that the compiler uses vectors.
+/// Leaves those bits that end this many ones in a row. One shift is for all words, so that the compiler uses vectors.
 fn erode(words: &mut [u64], window: u32) {
     if window == 0 || window >= WORD {
         // A whole word is held from its first position on, which its carry knows too.

@@ -169,7 +169,7 @@ impl Trie {
         }
     }
 
-    /// A lane holds so many of an extent's first blocks. Fails when it needs an entry and there is none left.
+    /// A lane holds this many of an extent's first blocks. Fails when it needs an entry and there is none left.
     fn set_cutoff(&mut self, lane: u32, id: u32, cutoff: u32) -> bool {
         let extent = self.extent(id);
         let entry = extent.entry(lane);

@@ -145,7 +145,8 @@ impl Trie {
         block.map(|block| (block, self.place(block)))
     }
 
-    /// The places of the blocks of a run that follows a block with a known place. Within a page, places follow each other.
+    /// The places of the blocks of a run that follows a block with a known place. Within a page, places
+    /// follow each other.
     #[inline]
     pub(crate) fn places_after(&self, above: Option<(Block, u32)>, run: Run, places: &mut Vec<u32>) {
         places.clear();
@@ -195,7 +196,8 @@ impl Trie {
         at.map_or(ROOT, |block| self.extent(block.extent).origin + u64::from(block.offset))
     }
 
-    /// The blocks with these contents that follow a block, as far as they lie in one extent. At least one content is given.
+    /// The blocks with these contents that follow a block, as far as they lie in one extent. At least one
+    /// content is given.
     pub(crate) fn follow(&self, at: Option<Block>, contents: &[u64]) -> Option<Run> {
         if let Some(Block { extent, offset }) = at {
             let from = offset + 1;
@@ -320,8 +322,8 @@ impl Trie {
         let mut count = (contents.len() as u32).min(extent.notes.limit.get() - len);
         let mut same = 0;
         if len < high {
-            // Readers have seen these spots. They may mean the same blocks again; others only when nobody looks any more. That holds
-            // in a new room too: a reader in the old one goes on by spots.
+            // Readers have seen these spots. They may mean the same blocks again; others only when nobody
+            // looks any more. That holds in a new room too: a reader in the old one goes on by spots.
             let seen = (high - len).min(count);
             let known = if extent.notes.moved.get() { 0 } else { seen };
             same = (0..known).take_while(|at| extent.leftover(len + at) == contents[*at as usize]).count()
@@ -362,7 +364,7 @@ impl Trie {
         count
     }
 
-    /// Moves an extent to a room for so many blocks, at most its limit.
+    /// Moves an extent to a room for this many blocks, at most its limit.
     fn resize(&mut self, id: u32, blocks: u32) {
         let old = self.pointer(id);
         let limit = self.extent(id).notes.limit.get();
@@ -383,7 +385,8 @@ impl Trie {
         self.discard(Garbage::Room(old));
     }
 
-    /// After a lane lost blocks: cuts off what nobody holds and nothing hangs from, and frees what is left without blocks.
+    /// After a lane lost blocks: cuts off what nobody holds and nothing hangs from, and frees what is left
+    /// without blocks.
     pub(crate) fn settle(&mut self, id: u32) {
         let mut next = Some(id);
         while let Some(id) = next.take() {

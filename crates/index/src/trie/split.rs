@@ -1,7 +1,7 @@
 //! An extent whose holders differ too much becomes several, each with few that hold only a part of it.
 //!
-//! All parts are built aside. The later ones get their edges first; then one store puts the first part in the place of the
-//! whole. A reader sees the whole or the parts.
+//! All parts are built aside. The later ones get their edges first; then one store puts the first part in the
+//! place of the whole. A reader sees the whole or the parts.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;

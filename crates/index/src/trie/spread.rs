@@ -4,8 +4,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{Run, Trie};
 
-/// A run that is worked on several times, while each time may split its extent. As long as the work is not finished, its blocks are held by somebody,
-/// so that their places stay valid.
+/// A run that is worked on several times, while each time may split its extent. As long as the work is not
+/// finished, its blocks are held by somebody, so that their places stay valid.
 #[derive(Debug)]
 pub(crate) struct Spread {
     run: Run,
@@ -13,7 +13,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// A run that will be worked on so many times.
+    /// A run that will be worked on this many times.
     pub(crate) fn new(trie: &Trie, run: Run, times: usize) -> Self {
         let places = if times > 1 { trie.places(run).collect() } else { Vec::new() };
         Self { run, places }

@@ -199,7 +199,7 @@ impl Writer {
         self.past.push_back(Past { map: stream.map, lanes, marker, table: 0, left });
     }
 
-    /// Forgets up to about so many blocks of past generations. Says whether there are more.
+    /// Forgets up to about this many blocks of past generations. Says whether there are more.
     pub(crate) fn reclaim(&mut self, blocks: usize) -> bool {
         let mut done = 0;
         while done <= blocks {
@@ -261,7 +261,8 @@ impl Writer {
         self.streams.get(slot.0 as usize).and_then(Option::as_ref).map_or(0, |stream| stream.map.len())
     }
 
-    /// A stream's block is in fewer tiers than before: the views that have none of them left lose it, unless another hash names it too.
+    /// A stream's block is in fewer tiers than before: the views that have none of them left lose it, unless
+    /// another hash names it too.
     fn lose(trie: &mut Trie, stream: &mut Stream, place: u32, before: u8, after: u8) {
         if after == 0 {
             stream.unmark(trie, place);

@@ -1,4 +1,5 @@
-//! The blocks that a stream stored last: the likely parents of the next ones. Finding one here spares a look at the map.
+//! The blocks that a stream stored last: the likely parents of the next ones. Finding one here spares a look
+//! at the map.
 
 use crate::trie::Block;
 

@@ -11,10 +11,12 @@ use tokio::sync::watch;
 
 /// Remarks that are kept: some hours of a fleet with a few restarts, half a megabyte.
 const KEPT: usize = 1024;
-/// Remarks of one stream that are kept when there is no more room: one that comes and goes again and again drives out its own.
+/// Remarks of one stream that are kept when there is no more room: one that comes and goes again and again
+/// drives out its own.
 const KEPT_OF_ONE: usize = 64;
 
-/// Of these many that were written first, what is routine goes before anything else: a fleet that begins tells it of every stream.
+/// Of these many that were written first, what is routine goes before anything else: a fleet that begins
+/// tells it of every stream.
 const OLD: usize = KEPT * 3 / 4;
 
 /// How a remark is to be read.
@@ -84,7 +86,7 @@ impl Chronicle {
     pub fn write(&self, unix_ms: u64, stream: Option<&StreamId>, said: Said) {
         let mut remarks = self.remarks.lock();
         let number = *self.last.borrow() + 1;
-        // Streams that tell the same again and again must not drive out what the others told.
+        // Streams that repeat themselves must not evict the entries of others.
         let same = remarks.iter().rev().find(|remark| remark.stream.as_ref() == stream);
         let same = same.filter(|remark| remark.said == said).map(|remark| (remark.number, remark.times));
         let times = match same {
@@ -116,8 +118,8 @@ impl Chronicle {
     }
 }
 
-/// The remark that makes room: the oldest routine, unless it is news still; else the oldest of a stream that has more than its part;
-/// else the oldest.
+/// The remark that makes room: the oldest routine, unless it is news still; else the oldest of a stream that
+/// has more than its part; else the oldest.
 fn first_to_go(remarks: &VecDeque<Arc<Remark>>) -> usize {
     if let Some(routine) = remarks.iter().take(OLD).position(|remark| remark.said.is_routine()) {
         return routine;
@@ -203,7 +205,7 @@ mod tests {
         }
         let kept = chronicle.after(0);
         assert_eq!((kept.len(), kept[0].said.words.as_str()), (KEPT, "unsound"));
-        // What is routine and new is told all the same.
+        // Routine entries are kept while they are new.
         for rank in 0..2 * KEPT as u32 {
             write(rank, "events", Mood::Bad, "wrong");
         }

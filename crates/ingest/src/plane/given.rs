@@ -9,9 +9,9 @@ use tracing::{error, info, warn};
 
 use super::{Engine, Engines, Members, Plane, find, is_sole};
 use crate::check::{AddError, UnknownMember, check};
-use crate::discovery::Discovered;
 use crate::feeder::Feeder;
 use crate::source::Source;
+use crate::source::discovery::Discovered;
 use crate::spec::EngineSpec;
 use crate::stream::Stream;
 
@@ -29,8 +29,8 @@ impl Engine {
 impl Plane {
     /// Gives an engine that was asked by `asked` the ranks that it was found to have. True if anything changed.
     ///
-    /// A rank that is where it was does not notice. One that is elsewhere stays the same stream, and its recorder finds out
-    /// whether it is the same life.
+    /// A rank that is where it was does not notice. One that is elsewhere stays the same stream, and its
+    /// recorder finds out whether it is the same life.
     pub(crate) fn give_ranks(
         &self,
         id: &EngineId,
@@ -111,7 +111,7 @@ impl Plane {
         let changed = Engine::new(spec, engine.origin, streams);
         self.replace(engines, engine, Some(changed.clone()));
         for stream in gone {
-            info!(stream = %stream.id(), "the engine does not have this rank any more");
+            info!(stream = %stream.id(), "the engine no longer has this rank");
             members.close(&stream);
         }
         changed

@@ -8,8 +8,8 @@ use kvplane_stream::Limits;
 
 use super::{Engine, Members, Plane, find};
 use crate::check::{AddError, UnknownMember};
-use crate::kvplane_source::Link;
 use crate::source::Source;
+use crate::source::kvplane_source::Link;
 
 /// An identity that no other plane has. Hashers are seeded at random by the system: that is all that is needed.
 pub(super) fn random_id() -> PlaneId {
@@ -47,7 +47,7 @@ impl Plane {
         for stream in &engine.streams {
             stream.set_via(via.clone());
         }
-        // Whoever follows everything may have to leave it out now.
+        // Links that follow every engine may have to leave it out now.
         self.engines.send_modify(|_| ());
     }
 

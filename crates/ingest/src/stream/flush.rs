@@ -11,9 +11,9 @@ use crate::feeder::Feeder;
 
 /// A flush of a stream's engine that somebody asks for.
 ///
-/// It is begun before the engine is asked, because the stream may show the flush before the engine's answer is read. It ends with
-/// [`Self::refused`] or [`Self::outcome`]. Should it just be dropped, nobody knows what the engine did, and it is as if the time was over: what the
-/// stream is known to hold is dropped.
+/// It is begun before the engine is asked, because the stream may show the flush before the engine's answer
+/// is read. It ends with [`Self::refused`] or [`Self::outcome`]. Should it just be dropped, nobody knows what
+/// the engine did, and it is as if the time was over: what the stream is known to hold is dropped.
 #[derive(Debug)]
 pub struct FlushWatch {
     feeder: Feeder,
@@ -35,8 +35,8 @@ impl Stream {
 }
 
 impl FlushWatch {
-    /// The engine accepted the flush, or may have: from now on nothing of the stream is credited, until it shows the flush or the
-    /// watch ends.
+    /// The engine accepted the flush, or may have: from now on nothing of the stream is credited, until it
+    /// shows the flush or the watch ends.
     pub fn accepted(&self) {
         self.feeder.tell(|recorder, now| recorder.flush_accepted(self.id, now));
     }
@@ -46,8 +46,8 @@ impl FlushWatch {
         self.feeder.tell(|recorder, now| recorder.flush_refused(self.id, now));
     }
 
-    /// Waits until the stream shows the flush, but not longer than `timeout`. Whoever asks for the outcome says that the engine accepted, or
-    /// may have.
+    /// Waits until the stream shows the flush, but not longer than `timeout`. Asking for the outcome says
+    /// that the engine accepted, or may have.
     pub async fn outcome(self, timeout: Duration) -> FlushOutcome {
         self.accepted();
         if let Ok(outcome) = tokio::time::timeout(timeout, self.shown()).await {

@@ -37,8 +37,8 @@ pub enum NotHandedOver {
 }
 
 impl Stream {
-    /// A stream that the engine's own process feeds. Each has a life of its own, also of those that follow one another in the
-    /// same millisecond.
+    /// A stream that the engine's own process feeds. Each has a life of its own, also of those that follow
+    /// one another in the same millisecond.
     pub fn handed_over(id: StreamId, follow: HandedOptions, keep: JournalOptions) -> Self {
         let clock = Clock::start();
         let mut now = clock.now();

@@ -5,7 +5,8 @@ use std::time::Duration;
 use kvplane_core::Continuity;
 use kvplane_stream::{Now, Recorder};
 
-/// A stamp above this, in seconds, is a time of day (the year 2001): clocks that count from a machine's start are far below.
+/// A stamp above this, in seconds, is a time of day (the year 2001): clocks that count from a machine's start
+/// are far below.
 const TIME_OF_DAY: f64 = 1e9;
 
 /// How far ahead of this machine's clock another's may be. A stamp beyond is in some other unit.
@@ -37,8 +38,8 @@ pub(super) struct Heard {
 }
 
 impl Heard {
-    /// Notes what an input brought. A batch that was asked for, or that waited for one, is as old as its stamp says: that is no
-    /// time that it was on its way.
+    /// Notes what an input brought. A batch that was asked for, or that waited for one, is as old as its
+    /// stamp says: that is no time that it was on its way.
     pub(super) fn note(&mut self, before: &Hearing, recorder: &Recorder, now: Now) {
         let after = Hearing::begin(recorder);
         if after.batches == before.batches {
@@ -62,8 +63,8 @@ impl Heard {
     }
 }
 
-/// How old a batch is that was stamped with a time of day. One that is stamped with anything else has no age, and none is
-/// younger than now.
+/// How old a batch is that was stamped with a time of day. One that is stamped with anything else has no age,
+/// and none is younger than now.
 fn age(stamp: Option<f64>, now: Now) -> Option<Duration> {
     let now = now.unix_ms as f64 / 1_000.0;
     let stamp = stamp.filter(|stamp| (TIME_OF_DAY..now + AHEAD).contains(stamp))?;

@@ -8,8 +8,9 @@ use kvplane_stream::Snapshot;
 use super::{Inner, Stream, view};
 use kvplane_catalog::{Catalog, Identity, View};
 
-/// Pictures of the state that are taken without holding up the stream. Each may be outdated before it is in the index: more
-/// came than the window keeps, or another life began. The one after these is taken under the stream's lock.
+/// Pictures of the state that are taken without holding up the stream. Each may be outdated before it is in
+/// the index: more came than the window keeps, or another life began. The one after these is taken under the
+/// stream's lock.
 const ATTEMPTS: usize = 4;
 
 /// Why a stream was not put into an index.
@@ -24,8 +25,8 @@ pub enum NotIndexed {
 }
 
 impl Stream {
-    /// Puts the stream into an index, whatever it has been fed with by now. Batches go on being applied meanwhile; only those
-    /// that came during the call are written into the index under the stream's lock.
+    /// Puts the stream into an index, whatever it has been fed with by now. Batches go on being applied
+    /// meanwhile; only those that came during the call are written into the index under the stream's lock.
     pub fn join_with_history(&self, catalog: &Arc<Catalog>, identity: Identity) -> Result<(), NotIndexed> {
         // Until it is the stream's own, nobody else writes to this feed, and no answer credits it.
         let mut feed = {

@@ -25,8 +25,8 @@ impl Stream {
         self.inner.lock().recorder.is_current()
     }
 
-    /// Whether another plane records it, and it can be asked here as it could be there: all of it is here, and the first
-    /// proof that its engine is there.
+    /// Whether another plane records it, and it can be asked here as it could be there: all of it is here,
+    /// and the first proof that its engine is there.
     pub fn is_caught_up(&self) -> bool {
         self.inner.lock().recorder.is_caught_up()
     }

@@ -20,12 +20,13 @@ impl Stream {
     /// The state at a moment after the call. Batches go on being applied while it is taken; several who ask at the same
     /// time share one.
     pub async fn snapshot(&self) -> Arc<Snapshot> {
-        // Only one whose moment is after the question: whoever asks now must not be told how it was.
+        // Only one whose moment is after the question: a caller that asks now must not get an older state.
         self.snapshot_since(self.clock.now().mono).await
     }
 
-    /// A state to begin with, for a subscriber who then follows from its cursor on. One that another subscriber still uses will
-    /// do if it is recent and all that came after it is here: many who begin at once, and read slowly, share one.
+    /// A state to begin with, for a subscriber who then follows from its cursor on. One that another
+    /// subscriber still uses will do if it is recent and all that came after it is here: many who begin at
+    /// once, and read slowly, share one.
     pub async fn snapshot_to_follow(&self) -> Arc<Snapshot> {
         self.snapshot_since(self.clock.now().mono.saturating_sub(SHARED_FOR)).await
     }
@@ -57,7 +58,7 @@ impl Stream {
     }
 
     /// The state at a moment after the call, taken by the calling thread: not for a task of a runtime, since
-    /// it waits for whoever takes one already. Batches go on being applied meanwhile.
+    /// it waits for one that is being taken already. Batches go on being applied meanwhile.
     pub fn snapshot_here(&self) -> Snapshot {
         let _turn = wait_for(self.snapshot.lock());
         let mut taking = self.begin_snapshot();
@@ -74,7 +75,7 @@ impl Stream {
     }
 }
 
-/// A snapshot being taken. Whoever asked may go away at any moment: then the journal must not go on saving for it.
+/// A snapshot being taken. The caller may go away at any moment: then the journal must not go on saving for it.
 struct Taking<'s> {
     stream: &'s Stream,
     builder: Option<SnapshotBuilder>,

@@ -26,7 +26,7 @@ impl Stream {
         let before = inner.troubles.now();
         inner.troubles.set(reporter, trouble);
         let now = inner.troubles.now();
-        // Under the lock, so that what is told last is what is so.
+        // Under the lock, so that the last report is the current state.
         match (before, now) {
             _ if before == now => {}
             (_, Some(now)) => self.remark(Said::trouble(now)),

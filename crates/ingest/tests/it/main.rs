@@ -1,5 +1,8 @@
-//! Answers over streams, and what a late start and a defect leave behind.
+//! Answers over streams, what a late start and a defect leave behind, and what every kind of source has to pass.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod catalog;
+mod conformance;
 mod defect;
 mod late_join;

@@ -188,11 +188,24 @@ families! {
         counter SETTLED "kvplane_route_receipts_settled" [] "Receipts for which somebody reported what was delivered";
         counter EQUAL "kvplane_route_receipts_equal" [] "Of those, with as much delivered as predicted";
         counter DRIFTS "kvplane_route_drifts" [] "Exact predictions that differ from what was delivered, without any event of the engine that says why: a defect of kvplane or of the engine";
+        gauge LOADS "kvplane_route_loads" [source] "Endpoints by what their load is known from: bookings alone, a fresh report of the engine, or bookings because the last report is stale";
+        counter LOAD_POLLS "kvplane_route_load_polls" [outcome] "Questions to engines' /metrics for their load, by how they ended";
         gauge BOOKINGS "kvplane_route_bookings" [] "Requests in flight";
         counter EXPIRED "kvplane_route_bookings_expired" [] "Bookings that expired after 300 s";
         counter REFUSED "kvplane_route_bookings_refused" [] "Bookings rejected because the table was full; the decision was made without one";
         counter UNPREDICTED "kvplane_route_flights_refused" [] "Prompts in flight not recorded because the table was full; they did not count as held";
         gauge RECEIPT_BYTES "kvplane_route_receipt_bytes" [] "Bytes of kept receipts (estimated)";
+    }
+
+    /// The endpoint picker. Absent without one.
+    picker {
+        counter REQUESTS "kvplane_picker_requests" [outcome] "Requests that gateways asked about, by what became of them";
+        counter WITHOUT_TOKENS "kvplane_picker_without_tokens" [reason] "Requests that were picked by load, by why their tokens were not known";
+        counter ENDED "kvplane_picker_ended" [how] "Picked requests that are over, by how they ended";
+        counter WRONG_ENDPOINTS "kvplane_picker_wrong_endpoints" [] "Answers of another endpoint than the one that was picked";
+        gauge STREAMS "kvplane_picker_streams" [] "Streams that are open: requests under way";
+        gauge HELD_BYTES "kvplane_picker_held_bytes" [] "Bytes of requests' bodies that are held";
+        gauge ENDPOINTS "kvplane_picker_endpoints" [] "Endpoints of the pool";
     }
 
     /// Fronts of engines.
@@ -219,6 +232,17 @@ families! {
         counter CONNECTS "kvplane_link_connects" [engine] "Subscriptions that came up";
         counter LOOPS "kvplane_link_loops" [engine] "Times that a loop was refused";
         counter VOIDS "kvplane_link_voids" [engine reason] "Streams invalidated because a message did not match their state";
+    }
+
+    /// Other indexers whose dumps are taken where a stream's past is not known.
+    peers {
+        gauge PEERS "kvplane_peers" [] "Peers that are configured or were registered";
+        counter DUMPS "kvplane_peer_dumps" [] "Dumps of peers that were read";
+        counter FAILURES "kvplane_peer_dump_failures" [] "Dumps of peers that could not be had or read";
+        counter UNFIT "kvplane_peer_dumps_unfit" []
+            "Dumps that a stream could not take: older than what it had heard, ahead of it for too long, or of another life of its engine";
+        counter RECOVERIES "kvplane_peer_recoveries" [] "Streams that took a dump";
+        counter BLOCKS "kvplane_peer_blocks" [] "Blocks that these brought";
     }
 
     /// What is reported to servers elsewhere.

@@ -86,7 +86,9 @@ fn said(status: StatusCode, body: &[u8]) -> String {
 /// What it means that there is no answer.
 pub(crate) fn read_no_http(error: NoAnswer) -> Read {
     match error {
-        NoAnswer::Address | NoAnswer::Unreachable(_) => Read::closed(Meaning::Failed, error.to_string()),
+        NoAnswer::Address | NoAnswer::Tls | NoAnswer::Unreachable(_) => {
+            Read::closed(Meaning::Failed, error.to_string())
+        }
         NoAnswer::Timeout => Read::open(Meaning::Timeout, error.to_string()),
         NoAnswer::Lost => Read::open(Meaning::Failed, error.to_string()),
         NoAnswer::Body | NoAnswer::TooLarge => Read::open(Meaning::Unknown, error.to_string()),

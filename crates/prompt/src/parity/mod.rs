@@ -1,6 +1,8 @@
-//! Whether the ids that are computed here are those of an engine: proven, assumed or contradicted. A state machine without IO.
+//! Whether the ids that are computed here are those of an engine: proven, assumed or contradicted. A state
+//! machine without IO.
 //!
-//! A template may be right for a single message and wrong for tools, so the state is one per model, engine and [`Dimension`].
+//! A template may be right for a single message and wrong for tools, so the state is one per model, engine
+//! and [`Dimension`].
 //!
 //! | evidence | effect |
 //! |---|---|
@@ -108,7 +110,8 @@ pub struct Parity {
 }
 
 impl Parity {
-    /// Takes an engine's word about a prompt with these dimensions. Returns what is contradicted by it for the first time.
+    /// Takes an engine's word about a prompt with these dimensions. Returns what is contradicted by it for
+    /// the first time.
     pub fn observe(
         &mut self,
         model: &str,
@@ -144,7 +147,8 @@ impl Parity {
         state.map_or(Standing::Assumed, |state| state.of(dimensions))
     }
 
-    /// What ids for such a prompt are worth to all engines of a model: the worst. With it, the first engine that contradicts.
+    /// What ids for such a prompt are worth to all engines of a model: the worst. With it, the first engine
+    /// that contradicts.
     pub fn of_model(&self, model: &str, dimensions: Dimensions) -> (Standing, Option<&str>) {
         let Some(engines) = self.models.get(model) else { return (Standing::Assumed, None) };
         let worst = engines.iter().map(|(name, state)| (state.of(dimensions), name.as_str()));
@@ -170,7 +174,8 @@ impl Parity {
         }
     }
 
-    /// The probes were compared with the engine. From now on a request that differs is blamed on what the probes did not prove.
+    /// The probes were compared with the engine. From now on a request that differs is blamed on what the
+    /// probes did not prove.
     pub fn settle(&mut self, model: &str, engine: &str) {
         if let Some(state) = self.models.get_mut(model).and_then(|engines| engines.get_mut(engine)) {
             state.settled = true;

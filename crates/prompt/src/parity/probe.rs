@@ -1,4 +1,5 @@
-//! Prompts that are compared with every engine when it starts: few, and together every dimension that a fixed prompt can have.
+//! Prompts that are compared with every engine when it starts: few, and together every dimension that a fixed
+//! prompt can have.
 
 use crate::input::{Chat, PromptInput};
 use crate::json::Json;

@@ -89,7 +89,8 @@ fn engines_are_bounded() {
     assert_eq!(parity.rows().len(), MAX_ENGINES);
 }
 
-/// The table in the module's documentation, read literally: every comparison is kept, and the state is computed from all of them.
+/// The table in the module's documentation, read literally: every comparison is kept, and the state is
+/// computed from all of them.
 fn naive(history: &[(usize, u16, Evidence)], dimension: Dimension, engine: usize) -> Standing {
     let mut standings: HashMap<u8, Standing> = HashMap::new();
     for (_, bits, evidence) in history.iter().filter(|(of, ..)| *of == engine) {

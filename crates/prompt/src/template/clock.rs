@@ -1,22 +1,7 @@
 //! `strftime_now`: the time as a template prints it, in UTC.
 
 use minijinja::{Error, ErrorKind, Value};
-
-const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
+use time::OffsetDateTime;
 
 /// The function for a moment.
 pub(super) fn function(unix_seconds: u64) -> Value {
@@ -25,12 +10,13 @@ pub(super) fn function(unix_seconds: u64) -> Value {
 
 /// A moment by a format of `strftime`. What is not known here is an error: half a date would be a wrong prompt.
 fn written(format: &str, unix_seconds: u64) -> Result<String, Error> {
-    let (days, second) = (unix_seconds / 86_400, unix_seconds % 86_400);
-    let (year, month, day) = date(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let weekday = DAYS[(days % 7) as usize];
-    let month_name = MONTHS[(month - 1) as usize];
-    let year_day = days + 1 - days_before(year);
+    let wrong = |why| Error::new(ErrorKind::InvalidOperation, why);
+    let moment = i64::try_from(unix_seconds).ok().and_then(|at| OffsetDateTime::from_unix_timestamp(at).ok());
+    let moment = moment.ok_or_else(|| wrong("a moment beyond the calendar"))?;
+    let (year, month, day) = moment.to_calendar_date();
+    let (hour, minute, second) = moment.to_hms();
+    let (weekday, month_name) = (moment.weekday().to_string(), month.to_string());
+    let (month, year_day) = (u8::from(month), moment.ordinal());
     let half_day = if hour % 12 == 0 { 12 } else { hour % 12 };
     let mut out = String::new();
     let mut chars = format.chars();
@@ -44,16 +30,16 @@ fn written(format: &str, unix_seconds: u64) -> Result<String, Error> {
         if bare {
             code = chars.next();
         }
-        let two = |number: u64| if bare { number.to_string() } else { format!("{number:02}") };
+        let two = |number: u8| if bare { number.to_string() } else { format!("{number:02}") };
         out += &match code {
             Some('Y') => year.to_string(),
-            Some('y') => two(year % 100),
+            Some('y') => two((year % 100) as u8),
             Some('m') => two(month),
             Some('d') => two(day),
             Some('e') => format!("{day:2}"),
-            Some('B') => month_name.to_owned(),
+            Some('B') => month_name.clone(),
             Some('b' | 'h') => month_name[..3].to_owned(),
-            Some('A') => weekday.to_owned(),
+            Some('A') => weekday.clone(),
             Some('a') => weekday[..3].to_owned(),
             Some('H') => two(hour),
             Some('I') => two(half_day),
@@ -66,29 +52,10 @@ fn written(format: &str, unix_seconds: u64) -> Result<String, Error> {
             Some('T') => format!("{hour:02}:{minute:02}:{second:02}"),
             Some('Z') => "UTC".to_owned(),
             Some('%') => "%".to_owned(),
-            _ => return Err(Error::new(ErrorKind::InvalidOperation, "a date format that is not known")),
+            _ => return Err(wrong("a date format that is not known")),
         };
     }
     Ok(out)
-}
-
-/// Year, month and day of a day since 1970.
-fn date(days: u64) -> (u64, u64, u64) {
-    // Years begin in March, so that the leap day is the last.
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
-}
-
-/// Days from 1970 to the first of January.
-fn days_before(year: u64) -> u64 {
-    let past = year - 1;
-    past * 365 + past / 4 - past / 100 + past / 400 - 719_162
 }
 
 #[cfg(test)]

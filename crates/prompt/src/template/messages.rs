@@ -14,7 +14,8 @@ const TEXT_PARTS: [(&str, &str); 5] = [
     ("refusal", "refusal"),
     ("thinking", "thinking"),
 ];
-/// A line that a coding agent puts in front of its system prompt; it differs from request to request, and vLLM drops it.
+/// A line that a coding agent puts in front of its system prompt; it differs from request to request, and
+/// vLLM drops it.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 /// Keys of parts that templates do not get, whatever the part.
 const PART_KEYS: [&str; 26] = [
@@ -218,7 +219,8 @@ fn alias_reasoning(pairs: &mut Pairs) {
     }
 }
 
-/// For a template that never names the role: developers' messages become the system's, and all of the system's become one in front.
+/// For a template that never names the role: developers' messages become the system's, and all of the
+/// system's become one in front.
 pub(super) fn without_developer(messages: Vec<Json>) -> Vec<Json> {
     let is = |message: &Json, role: &str| message.get("role").and_then(Json::as_str) == Some(role);
     if !messages.iter().any(|message| is(message, "developer")) {

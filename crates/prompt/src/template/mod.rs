@@ -17,10 +17,11 @@ use crate::input::Chat;
 use crate::json::Json;
 use crate::{MAX_TEXT, PromptError};
 
-/// Instructions of one rendering: some thousand for each of the messages that a chat may have. A template that needs more loops over
-/// messages inside a loop over messages.
+/// Instructions of one rendering: some thousand for each of the messages that a chat may have. A template
+/// that needs more loops over messages inside a loop over messages.
 const FUEL: u64 = 64 << 20;
-/// Marks where the last message ends, as transformers does it. Templates trim messages, so the space tells whether they did.
+/// Marks where the last message ends, as transformers does it. Templates trim messages, so the space tells
+/// whether they did.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 const NAME: &str = "chat_template";
 /// Variables that a request may not set through its kwargs.

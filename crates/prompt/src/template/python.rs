@@ -80,7 +80,8 @@ struct Dumps {
     key: String,
 }
 
-/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, without Jinja's escapes for HTML.
+/// `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, without Jinja's
+/// escapes for HTML.
 #[allow(clippy::needless_pass_by_value, reason = "templates call it")]
 fn tojson(value: &Value, given: Rest<Value>, named: Kwargs) -> Result<String, Error> {
     const NAMES: [&str; 4] = ["ensure_ascii", "indent", "separators", "sort_keys"];

@@ -8,8 +8,8 @@ pub(super) fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
 
-/// One kind of line end, and `{% generation %}` as a block with a scope of its own: it marks the assistant's tokens for training and
-/// prints what is in it.
+/// One kind of line end, and `{% generation %}` as a block with a scope of its own: it marks the assistant's
+/// tokens for training and prints what is in it.
 pub(super) fn normalized(source: &str) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len());

@@ -32,6 +32,7 @@ fn decided(predicted_blocks: u64) -> Decided {
         candidates: vec![note],
         why: "cached",
         policy: "work",
+        without_tokens: None,
         decide_us: 0,
         epoch: 1,
         sequence: 1,
@@ -78,7 +79,11 @@ fn each_cause_is_found_before_the_ones_behind_it() {
     let cleared = Replay::Whole(vec![Happening::Cleared]);
     assert_eq!(settle(|_, _| (), &cleared), [(Cause::EvictedBetween, lost)]);
     assert_eq!(settle(|_, _| (), &Replay::NewLife), [(Cause::Restart, lost)]);
-    assert_eq!(settle(|one, _| one.trust = Trust::Lower, &evicted), [(Cause::NotExact, lost)]);
+    // What the stream shows is so, whatever the prediction was worth.
+    assert_eq!(settle(|one, _| one.trust = Trust::Lower, &evicted), [(Cause::EvictedBetween, lost)]);
+    let quiet = Replay::Whole(vec![stored(2..6)]);
+    assert_eq!(settle(|one, _| one.trust = Trust::Lower, &quiet), [(Cause::NotExact, lost)]);
+    assert_eq!(settle(|one, _| one.trust = Trust::Lower, &Replay::Expired), [(Cause::NotExact, lost)]);
     assert_eq!(settle(|_, two| two.prompt = Some(169), &Replay::NewLife), [(Cause::WrongTokens, lost)]);
     assert_eq!(settle(|_, two| two.rank = Some(0), &Replay::NewLife), [(Cause::WrongRank, lost)]);
     let elsewhere: fn(&mut Decided, &mut Delivered) =
@@ -102,8 +107,9 @@ fn what_nothing_explains_is_drift() {
 }
 
 proptest! {
-    /// An engine with a cache as a set: others store and evict between decision and delivery, then the request is served.
-    /// Whatever happens, the tokens sum up, and an honest engine leaves nothing unexplained.
+    /// An engine with a cache as a set: others store and evict between decision and delivery, then the
+    /// request is served. Whatever happens, the tokens sum up, and an honest engine leaves nothing
+    /// unexplained.
     #[test]
     fn an_honest_engine_leaves_nothing_unexplained(
         held in 0u64..10,

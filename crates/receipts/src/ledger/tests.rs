@@ -28,6 +28,7 @@ fn decided(predicted: u64) -> Decided {
         candidates: vec![note],
         why: "cached",
         policy: "work",
+        without_tokens: None,
         decide_us: 0,
         epoch: 1,
         sequence: 1,

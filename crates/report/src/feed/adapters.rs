@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-/// Names of adapters, counted: a name is freed with its last block. Engines may name adapters at will, and many over time.
+/// Names of adapters, counted: a name is freed with its last block. Engines may name adapters at will, and
+/// many over time.
 #[derive(Debug, Default)]
 pub(super) struct Adapters {
     names: Vec<(Arc<str>, u32)>,

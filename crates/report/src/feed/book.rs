@@ -13,8 +13,8 @@ use crate::sender::unix_us;
 use crate::sink::Sink;
 use crate::stats::{StatsNews, StatsOptions, StatsSource, follow_stats};
 
-/// Writes into a book what every engine of the plane holds. Engines that name no tenant are of `tenant`; a replica is an engine, and its
-/// hash scheme the kind of it.
+/// Writes into a book what every engine of the plane holds. Engines that name no tenant are of `tenant`; a
+/// replica is an engine, and its hash scheme the kind of it.
 pub fn hear(plane: &Arc<Plane>, book: &Arc<Book>, tenant: &str) -> Feeds {
     let (book, tenant) = (book.clone(), tenant.to_owned());
     Feeds::start(plane, move |engine| {

@@ -33,7 +33,8 @@ pub struct Feeds {
 }
 
 impl Feeds {
-    /// Feeds every engine for which `told` says how, those that come later too. It is asked once for each. Must be called within a tokio runtime.
+    /// Feeds every engine for which `told` says how, those that come later too. It is asked once for each.
+    /// Must be called within a tokio runtime.
     pub fn start(plane: &Arc<Plane>, told: impl Fn(&Engine) -> Option<Told> + Send + 'static) -> Self {
         let (counts, progress) = (Arc::<WithheldCounts>::default(), Progress::default());
         let supervisor = Supervisor {
@@ -83,8 +84,8 @@ impl Identity {
 /// An engine that is known.
 struct Fed {
     identity: Identity,
-    /// The engine as it is. Its feed knows of no other: if it watched the plane itself, it might miss a change that is seen here, or the
-    /// other way round. It ends when this is dropped.
+    /// The engine as it is. Its feed knows of no other: if it watched the plane itself, it might miss a
+    /// change that is seen here, or the other way round. It ends when this is dropped.
     engine: watch::Sender<Engines>,
     /// None where nobody wants to be told of it.
     feed: Option<AbortOnDropHandle<()>>,

@@ -1,8 +1,8 @@
 //! What one rank holds, without tokens: a tree of its blocks by the engine's hashes.
 //!
-//! A block is *told* where it lies in a tier that counts, and everything before it does too. Engines reuse prefixes: what lies behind a
-//! hole is worth nothing until the hole is filled, and whoever asks for one hash cannot see the hole. So a block that is
-//! stored or removed may tell, or take back, what builds on it.
+//! A block is *told* where it lies in a tier that counts, and everything before it does too. Engines reuse
+//! prefixes: what lies behind a hole is worth nothing until the hole is filled, and whoever asks for one hash
+//! cannot see the hole. So a block that is stored or removed may tell, or take back, what builds on it.
 
 mod slot;
 
@@ -177,8 +177,8 @@ impl Ledger {
         at
     }
 
-    /// Notes what a block is. An engine may give a hash to another block once the first is gone; what was told of that is taken
-    /// back.
+    /// Notes what a block is. An engine may give a hash to another block once the first is gone; what was
+    /// told of that is taken back.
     fn describe(&mut self, at: u32, parent: u32, block: &Described<'_>, tell: &mut impl FnMut(Shift<'_>)) {
         let adapter = block.adapter.unwrap_or_default();
         let (mut parent, mut own_reason) = (parent, block.adapter.err());
@@ -214,8 +214,8 @@ impl Ledger {
         slot.known = Known::Itself;
     }
 
-    /// Works out anew what follows for a block from itself and from what comes before it, and then for all that builds on it, as far
-    /// as anything is different there.
+    /// Works out anew what follows for a block from itself and from what comes before it, and then for all
+    /// that builds on it, as far as anything is different there.
     fn settle(&mut self, at: u32, tell: &mut impl FnMut(Shift<'_>)) {
         let mut open = std::mem::take(&mut self.unsettled);
         open.push(at);

@@ -56,7 +56,8 @@ impl Progress {
                 Some(Reached::Unwanted) => true,
                 None => false,
             };
-            // It would fail if nobody could tell anything any more; this one can. Nobody tells of a stream that is gone.
+            // It would fail if nobody could tell anything any more; this one can. Nobody tells of a stream
+            // that is gone.
             let _ = stream.removed().run_until_cancelled(progress.wait_for(is_told)).await;
         }
     }

@@ -1,8 +1,8 @@
 //! What an engine holds, as one replica: the prefixes of all its ranks.
 //!
-//! Every rank's ledger adds and takes away one share for each block that it tells. A prefix is held while there is a share of it, in the
-//! warmest tier that has one. Ranks may have different hashes for the same tokens, and one may hold the same tokens twice:
-//! shares are counted by adapter and fingerprint.
+//! Every rank's ledger adds and takes away one share for each block that it tells. A prefix is held while
+//! there is a share of it, in the warmest tier that has one. Ranks may have different hashes for the same
+//! tokens, and one may hold the same tokens twice: shares are counted by adapter and fingerprint.
 
 use std::sync::Arc;
 

@@ -17,8 +17,8 @@ pub(super) struct Lap {
 }
 
 impl Outbox {
-    /// Queues what is to be told again. The walk goes over all slots once in a refresh, so nothing comes in bursts, also after
-    /// everything was told at once.
+    /// Queues what is to be told again. The walk goes over all slots once in a refresh, so nothing comes in
+    /// bursts, also after everything was told at once.
     pub(super) fn walk(&mut self, now: Duration) {
         let step = self.refresh_step();
         let since = now.saturating_sub(self.lap.walked);

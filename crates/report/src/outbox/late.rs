@@ -1,5 +1,5 @@
-//! Calls that nobody answered. The server may apply one after calls that were made later: what it was about is told once more
-//! when that cannot happen any longer.
+//! Calls that nobody answered. The server may apply one after calls that were made later: what it was about
+//! is told once more when that cannot happen any longer.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,7 +1,9 @@
-//! What is to be said to a server about one replica, and what comes next. No IO: calls are handed out, and their ends are told.
+//! What is to be said to a server about one replica, and what comes next. No IO: calls are handed out, and
+//! their ends are told.
 //!
-//! For every prefix there is where the replica holds it (*wanted*) and what the server believes (*told*). Where they differ, a call is due;
-//! one that failed leaves `Perhaps`, which differs from everything. So nothing is lost by a failure, and nothing is a log.
+//! For every prefix there is where the replica holds it (*wanted*) and what the server believes (*told*).
+//! Where they differ, a call is due; one that failed leaves `Perhaps`, which differs from everything. So
+//! nothing is lost by a failure, and nothing is a log.
 //!
 //! ```text
 //! nothing is vouched for ──> ALL_CLEARED, alone ──┐
@@ -9,8 +11,8 @@
 //! window over, or enough ──> cycle: adds, one call after the other ──> evictions, several at a time ──> next cycle
 //! ```
 //!
-//! A cycle takes what was due when it began. So no eviction goes before the adds that came before it, and no two calls about
-//! a prefix are ever under way.
+//! A cycle takes what was due when it began. So no eviction goes before the adds that came before it, and no
+//! two calls about a prefix are ever under way.
 
 mod adapters;
 mod holdings;
@@ -37,7 +39,7 @@ pub use words::{Add, Call, Next, OutboxCounts, OutboxOptions, Outcome, Pending, 
 /// After a failed call nothing is tried for this long at first, and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// An entry takes at most so many bytes on the wire, besides its adapter's name.
+/// An entry takes at most this many bytes on the wire, besides its adapter's name.
 const ENTRY_BYTES: usize = 32;
 
 /// What a cycle still has to take from the queues.
@@ -368,7 +370,8 @@ impl Outbox {
             // The server has dropped them too.
             self.stats.due = self.stats.latest.is_some();
             if now < self.late.until {
-                // An earlier call may still be applied. Until then the server is told nothing, and then it is cleared again.
+                // An earlier call may still be applied. Until then the server is told nothing, and then it is
+                // cleared again.
                 self.clear = true;
                 self.paused_until = self.late.until;
             }

@@ -12,7 +12,7 @@ use super::holdings::SlotId;
 pub struct OutboxOptions {
     /// Changes are collected for this long.
     pub window: Duration,
-    /// So many adds are told at once, before the window is over.
+    /// This many adds are told at once, before the window is over.
     pub max_batch: usize,
     /// Bytes of one message's entries: gRPC servers refuse more than 4 MiB.
     pub max_message: usize,

@@ -58,8 +58,8 @@ fn turned_away(connection: &Connection, status: Status) -> Status {
     }
 }
 
-/// A server that finds fault with what is said finds it again; other errors pass. Some of them are not the server's own words: it may
-/// not have come to the end of the call.
+/// A server that finds fault with what is said finds it again; other errors pass. Some of them are not the
+/// server's own words: it may not have come to the end of the call.
 fn outcome_of(error: &Status) -> Outcome {
     match error.code() {
         Code::InvalidArgument | Code::ResourceExhausted | Code::FailedPrecondition | Code::OutOfRange => {

@@ -23,8 +23,8 @@ use super::credentials::{Credentials, Held};
 
 /// How long a connection may take to be made, its TLS included.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// A machine that vanished says nothing. The network's own means are used, not HTTP/2's pings: gRPC servers in Go end connections
-/// whose client pings more often than every five minutes.
+/// A machine that vanished says nothing. The network's own means are used, not HTTP/2's pings: gRPC servers
+/// in Go end connections whose client pings more often than every five minutes.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// What is sent before the server has taken it.
 const WINDOW: u32 = 4 << 20;
@@ -46,7 +46,7 @@ pub(super) enum NoConnection {
     Token(#[from] TokenFileError),
 }
 
-/// An address that is none.
+/// An invalid address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{given:?} is not an address like 127.0.0.1:9090, http://host:port or https://host:port{why}")]
 pub struct ServerAddressError {

@@ -69,7 +69,7 @@ async fn keep(address: ServerAddress, tell: watch::Sender<Option<Connection>>, c
         match address.connect().await {
             Ok(connection) => {
                 connects.fetch_add(1, Ordering::Relaxed);
-                info!(server = address.url(), "connected to the server that is reported to");
+                info!(server = address.url(), "connected to the report server");
                 said_away = false;
                 let since = tokio::time::Instant::now();
                 tell.send_replace(Some(connection.clone()));
@@ -80,17 +80,14 @@ async fn keep(address: ServerAddress, tell: watch::Sender<Option<Connection>>, c
                 // Calls that are under way over it end now.
                 connection.broken.cancel();
                 tell.send_replace(None);
-                warn!(
-                    server = address.url(),
-                    "the server that is reported to is gone: it is told everything when it is back"
-                );
+                warn!(server = address.url(), "report server lost; resending everything when it is back");
                 if since.elapsed() >= GOOD {
                     backoff.reset();
                 }
             }
             Err(error) => {
                 if !std::mem::replace(&mut said_away, true) {
-                    warn!(server = address.url(), %error, "no connection to the server that is reported to: trying on");
+                    warn!(server = address.url(), %error, "cannot connect to the report server; retrying");
                 }
             }
         }
@@ -98,10 +95,10 @@ async fn keep(address: ServerAddress, tell: watch::Sender<Option<Connection>>, c
     }
 }
 
-/// Returns when the server says no more how it is: behind a proxy the connection stays when the server does not. A proxy also ends
-/// streams on which nothing is said, so a stream that ends is asked for once more, and the server is gone only if there is none.
-/// One that is back before it is asked is not found out here: what it lacks comes with the refresh. Without a health service this
-/// never ends.
+/// Returns when the server says no more how it is: behind a proxy the connection stays when the server does
+/// not. A proxy also ends streams on which nothing is said, so a stream that ends is asked for once more, and
+/// the server is gone only if there is none. One that is back before it is asked is not found out here: what
+/// it lacks comes with the refresh. Without a health service this never ends.
 async fn health_ends(connection: &Connection) {
     let Some(mut states) = watch_health(connection).await else { return std::future::pending().await };
     let mut backoff = Backoff::new(SHORTEST_WAIT, LONGEST_WAIT);

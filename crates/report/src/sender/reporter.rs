@@ -38,8 +38,9 @@ impl Default for ReporterOptions {
     }
 }
 
-/// Begins to report an engine, once the reporter runs. It ends after its sink is dropped: with everything withdrawn, because the engine is
-/// gone; or after `stop`, with what was still to be told. Either takes 5 s at most.
+/// Begins to report an engine, once the reporter runs. It ends after its sink is dropped: with everything
+/// withdrawn, because the engine is gone; or after `stop`, with what was still to be told. Either takes 5 s
+/// at most.
 pub fn begin(
     engine: String,
     identity: Identity,
@@ -199,7 +200,7 @@ impl Reporter {
         }
         let (server, engine) = (report.link.address().url(), report.engine.as_str());
         if outcome == Outcome::Taken {
-            info!(server, engine, "reports are taken");
+            info!(server, engine, "reports accepted");
             return;
         }
         let status = status.unwrap_or_else(|| Status::unavailable("no connection"));

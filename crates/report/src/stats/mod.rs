@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use profile::Reading;
 
-/// After so many pages that could not be read the load is old news.
+/// After this many pages that could not be read the load is old news.
 const STALE_AFTER: u32 = 3;
 /// A front end that does not answer within this is too busy to be asked.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ pub struct StatsOptions {
     pub interval: Duration,
     /// Bytes of the whole cache; 0 if nobody knows.
     pub cache_bytes: u64,
-    /// So many requests are as busy as it gets.
+    /// This many requests are as busy as it gets.
     pub ceiling: u32,
     /// Which number says how full the cache is.
     pub usage: UsageOf,
@@ -71,8 +71,8 @@ pub struct StatsSource {
 }
 
 impl StatsSource {
-    /// Where an engine's statistics are: at the page that is given, or else at its HTTP server's. Nowhere, if there is neither, or nobody knows
-    /// how such an engine calls its numbers.
+    /// Where an engine's statistics are: at the page that is given, or else at its HTTP server's. Nowhere, if
+    /// there is neither, or nobody knows how such an engine calls its numbers.
     pub fn of(spec: &EngineSpec, page: Option<&str>) -> Option<Self> {
         let own = || spec.http.as_ref().map(|http| format!("{}/metrics", http.trim_end_matches('/')));
         let url = page.map(str::to_owned).or_else(own)?;
@@ -117,9 +117,9 @@ pub async fn follow_stats(source: StatsSource, options: StatsOptions, mut tell: 
                 event = "load_signal_stale",
                 engine = source.engine,
                 url = source.url,
-                "the engine's load cannot be read: what was told of it is old"
+                "cannot read the engine's load; reported values are stale"
             ),
-            (true, false) => info!(engine = source.engine, "the engine's load is read again"),
+            (true, false) => info!(engine = source.engine, "engine load readable again"),
             _ => {}
         }
     }
@@ -168,7 +168,8 @@ impl StatsReader {
         })
     }
 
-    /// Hits by queries since the last page. An engine that was asked nothing keeps its rate; one that restarted counts from 0 again.
+    /// Hits by queries since the last page. An engine that was asked nothing keeps its rate; one that
+    /// restarted counts from 0 again.
     fn rate_since(&mut self, counted: (f64, f64)) -> f32 {
         let (mut hits, mut queries) = (counted.0 - self.counted.0, counted.1 - self.counted.1);
         if hits < 0.0 || queries < 0.0 {

@@ -5,8 +5,8 @@ use kvplane_ingest::{Sample, samples};
 
 use super::{StatsOptions, UsageOf};
 
-/// What a page says. An engine with several ranks has a number for each: loads and counts are added up, of shares the largest
-/// counts.
+/// What a page says. An engine with several ranks has a number for each: loads and counts are added up, of
+/// shares the largest counts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Reading {
     /// Requests that run and that wait.

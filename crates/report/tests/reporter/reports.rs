@@ -4,10 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_core::EngineId;
-use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Endpoint, EngineSpec, Origin, Plane, PlaneOptions,
-    Published, Source,
-};
+use kvplane_ingest::{Endpoint, EngineSpec, Origin, Plane, PlaneOptions, Published, Source};
 use kvplane_proto::inferencecache::cache_event::Type;
 use kvplane_report::{Credentials, ReportSpec, Reports, ReportsChanged, ServerAddress};
 use kvplane_sim::{CompletionOptions, SimConfig, SimEngine, SimHandle};
@@ -30,21 +27,8 @@ pub(crate) fn compute(sim: &SimHandle, first: u32, blocks: usize) {
 pub(crate) fn spec_of(sim: &SimHandle, id: &str) -> EngineSpec {
     let events = Endpoint::Connect(sim.event_endpoints().remove(0));
     let replay = sim.replay_endpoints().remove(0);
-    EngineSpec {
-        id: EngineId::new(id),
-        kind: sim.config().profile.engine(),
-        model: "sim".to_owned(),
-        routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-        tenant: None,
-        source: Source::Published(Published::at_ports(&events, replay.as_deref(), 1).unwrap()),
-        topic: String::new(),
-        block_size: None,
-        worker_id: 7,
-        cache: CacheSpec::default(),
-        max_silence: None,
-        http: None,
-        control: ControlSpec::default(),
-    }
+    let source = Source::Published(Published::at_ports(&events, replay.as_deref(), 1).unwrap());
+    EngineSpec::new(EngineId::new(id), sim.config().profile.engine(), "sim", source)
 }
 
 fn to(script: &Script) -> ReportSpec {

@@ -1,7 +1,7 @@
 //! What other routers do, in the same shape: to compare with, or to keep to.
 //!
-//! They see the exact state and fresh bookings, which is more than each of them has by itself, and count nothing that is in
-//! flight as held, as their defaults do.
+//! They see the exact state and fresh bookings, which is more than each of them has by itself, and count
+//! nothing that is in flight as held, as their defaults do.
 
 use super::{Context, View};
 use crate::rng::mix;
@@ -63,7 +63,8 @@ pub(crate) fn lmetric(context: &Context, views: &[View], costs: &mut Vec<f64>) {
     }));
 }
 
-/// llm-d's filter: who holds four fifths, unless the best of them is 18 s behind the best of the others; then by tokens.
+/// llm-d's filter: who holds four fifths, unless the best of them is 18 s behind the best of the others; then
+/// by tokens.
 pub(crate) fn llm_d_filter(context: &Context, views: &[View], costs: &mut Vec<f64>) {
     const SHARE: f64 = 0.8;
     const TOKENS_PER_SECOND: f64 = 15_928.0;

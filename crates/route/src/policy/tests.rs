@@ -7,12 +7,13 @@ fn view(credit: f64, pending: f64, requests: f64) -> View {
         credit,
         held: credit,
         flight: 0,
-        queue: pending,
+        queue: pending / 16_000.0,
         pending,
         waiting: 0.0,
         requests,
         kv_tokens: 0.0,
         kv_usage: 0.0,
+        load: LoadSource::Bookings,
         factor: 1.0,
         terms: Terms::default(),
     }
@@ -49,7 +50,7 @@ fn work_is_the_formula() {
     view.kv_usage = 0.5;
     let terms = terms(&context, &view);
     let own = 600.0 / 16_000.0 + 0.6e-9 * 600.0 * 700.0;
-    let expected = 3_000.0 / 16_000.0 + 2.0 * own * 1.5 + 0.04 + 0.02 + 0.15;
+    let expected = 3_000.0 / 16_000.0 + 1.5 * own * 1.16 + 0.04 + 0.02 + 0.15;
     assert!((terms.total() - expected).abs() < 1e-9, "{} {expected}", terms.total());
 }
 

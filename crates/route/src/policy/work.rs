@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! own   = u*a + t*u*(L - u/2)          u = L - held
-//! queue = P*a                          P = uncached tokens in front
+//! queue = sum of own                   over the prompts in front, less what was done since the last first token
 //! cost  = queue + alpha*own*(1 + g*n) + d*n + e*K + 0.15*k/(1-k)
 //! ```
 
@@ -18,7 +18,7 @@ pub(crate) fn terms(context: &Context, view: &View) -> Terms {
     let own = assumed(context.prompt, uncached as u64, weights.a, weights.t) * view.factor;
     let prefill = weights.alpha * own;
     Terms {
-        queue: view.queue * weights.a * view.factor,
+        queue: view.queue * view.factor,
         prefill,
         imposed: prefill * weights.g * view.requests,
         decode: weights.d * view.requests + weights.e * view.kv_tokens,

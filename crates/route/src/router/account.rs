@@ -3,6 +3,7 @@
 use super::Router;
 use crate::booking::{Booking, BookingId};
 use crate::outline::Outline;
+use crate::policy::Weights;
 use crate::rate::assumed;
 use crate::worker::Slot;
 
@@ -24,6 +25,7 @@ impl Router {
         outline: &Outline,
         now: f64,
     ) -> Option<BookingId> {
+        let weights = self.options.weights;
         let worker = self.workers.get_mut(slot.index())?.as_mut()?;
         let kv = prompt.saturating_add(output);
         let alone = worker.pending == 0;
@@ -38,6 +40,7 @@ impl Router {
         }
         worker.pending += 1;
         worker.pending_tokens += uncached;
+        worker.pending_seconds += assumed(prompt, uncached, weights.a, weights.t);
         worker.requests += 1;
         worker.kv_tokens += kv;
         worker.kv_new += uncached.saturating_add(output);
@@ -50,7 +53,8 @@ impl Router {
         Some(id)
     }
 
-    /// The first token came: its prefill is done, and its blocks are where the engine's events say. Says after how many seconds.
+    /// The first token came: its prefill is done, and its blocks are where the engine's events say. Says
+    /// after how many seconds.
     pub fn first_token(&mut self, id: BookingId, now: f64) -> Option<f64> {
         let weights = self.options.weights;
         let booking = self.bookings.get_mut(id).filter(|booking| !booking.started)?;
@@ -59,13 +63,19 @@ impl Router {
         let took = (now - made).max(0.0);
         self.flights.remove(id);
         let worker = self.workers.get_mut(worker.index())?.as_mut()?;
-        worker.pending -= 1;
-        worker.pending_tokens -= uncached;
-        worker.since = now;
+        let seconds = assumed(prompt, uncached, weights.a, weights.t);
+        worker.prefilled(uncached, seconds);
+        worker.since = worker.since.max(now);
         if telling {
-            worker.rate.learn(uncached, assumed(prompt, uncached, weights.a, weights.t), took);
+            worker.rate.learn(uncached, seconds, took);
         }
         Some(took)
+    }
+
+    /// The first token came so many seconds after the decision, as told later: when the request was over. Says whether that was news.
+    pub fn first_token_took(&mut self, id: BookingId, seconds: f64) -> bool {
+        let made = self.bookings.get_mut(id).filter(|_| seconds.is_finite() && seconds >= 0.0);
+        made.map(|booking| booking.made).is_some_and(|made| self.first_token(id, made + seconds).is_some())
     }
 
     /// The request is over. Says whether it was booked.
@@ -92,8 +102,8 @@ impl Router {
         self.flights.remove(id);
         if let Some(Some(worker)) = self.workers.get_mut(booking.worker.index()) {
             if !booking.started {
-                worker.pending -= 1;
-                worker.pending_tokens -= booking.uncached;
+                let Weights { a, t, .. } = self.options.weights;
+                worker.prefilled(booking.uncached, assumed(booking.prompt, booking.uncached, a, t));
             }
             worker.requests -= 1;
             worker.kv_tokens -= booking.prompt.saturating_add(booking.output);

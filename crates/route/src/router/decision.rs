@@ -6,6 +6,7 @@ use super::Router;
 use super::account::Sent;
 use crate::booking::BookingId;
 use crate::candidate::{Candidate, Role, Skip, Standing};
+use crate::load::{Load, LoadSource};
 use crate::outline::Outline;
 use crate::policy::{Context, Policy, Terms, View, terms};
 use crate::worker::{Slot, Worker};
@@ -73,12 +74,16 @@ impl Why {
 pub struct Choice {
     /// Who.
     pub worker: Slot,
+    /// Where it is among the candidates.
+    pub at: usize,
     /// What it is expected to report as cached, by its exact state.
     pub cached: u64,
     /// Tokens of a prefix that is on its way there: a prediction.
     pub in_flight: u64,
     /// What `cached` is worth.
     pub trust: Trust,
+    /// What its load is known from.
+    pub load: LoadSource,
     /// What `work` makes of it, in seconds.
     pub terms: Terms,
     /// By what the policy ordered: lower is better. Of `work`, the sum of the terms.
@@ -90,6 +95,8 @@ pub struct Choice {
 pub struct Skipped {
     /// Who.
     pub worker: Slot,
+    /// Where it is among the candidates.
+    pub at: usize,
     /// Why not.
     pub why: Skip,
 }
@@ -167,7 +174,16 @@ impl Router {
             let candidate = &candidates[view.at];
             let &Candidate { worker, cached, trust, standing, .. } = candidate;
             let cached = if standing == Standing::Credited { cached } else { 0 };
-            Choice { worker, cached, in_flight: view.flight, trust, terms: view.terms, cost }
+            Choice {
+                worker,
+                at: view.at,
+                cached,
+                in_flight: view.flight,
+                trust,
+                load: view.load,
+                terms: view.terms,
+                cost,
+            }
         };
         decision.order.extend(self.order.iter().map(choice));
         if let Some(&(_, _, first)) = self.order.first() {
@@ -202,8 +218,9 @@ impl Router {
                 decision.best_fleet = decision.best_fleet.max(candidate.cached);
             }
             let caps = (self.options.max_waiting, self.options.max_in_flight);
-            if let Some(why) = skip(ask, candidate, worker, caps, silent) {
-                decision.skipped.push(Skipped { worker: candidate.worker, why });
+            let load = worker.load(now);
+            if let Some(why) = skip(ask, candidate, worker, (load, caps), silent) {
+                decision.skipped.push(Skipped { worker: candidate.worker, at, why });
                 continue;
             }
             if known {
@@ -220,19 +237,21 @@ impl Router {
                 credit,
                 held: credit.max(flight as f64),
                 flight,
-                queue: worker.queue(now, self.options.weights.a * factor),
+                queue: worker.queue(load, now, self.options.weights.a, factor),
                 pending: worker.pending_tokens as f64,
                 waiting: f64::from(worker.pending),
-                requests: f64::from(worker.in_flight()),
+                requests: f64::from(worker.in_flight(load)),
                 kv_tokens: worker.kv_tokens as f64,
-                kv_usage: worker.kv_usage(self.options.kv_capacity),
+                kv_usage: worker.kv_usage(load, self.options.kv_capacity),
+                load: worker.load_source(now),
                 factor,
                 terms: Terms::default(),
             });
         }
     }
 
-    /// What prefilling elsewhere is charged with: less while fewer hold the prompt's prefix than its share of the traffic deserves.
+    /// What prefilling elsewhere is charged with: less while fewer hold the prompt's prefix than its share of
+    /// the traffic deserves.
     fn price_of_a_copy(&self, deserved: f64) -> f64 {
         const INVESTMENT: f64 = 0.25;
         let most = self.views.iter().map(|view| view.held).fold(0.0, f64::max);
@@ -265,12 +284,12 @@ impl Router {
     }
 }
 
-/// Why a candidate may not be picked. `caps` are of requests that wait, and of all requests there.
+/// Why a candidate may not be picked. Caps are of requests that wait, and of all requests there.
 fn skip(
     ask: &Ask<'_>,
     candidate: &Candidate,
     worker: &Worker,
-    caps: (Option<u32>, Option<u32>),
+    (load, caps): (Option<Load>, (Option<u32>, Option<u32>)),
     silent: bool,
 ) -> Option<Skip> {
     let over = |count: u32, cap: Option<u32>| cap.is_some_and(|cap| count >= cap);
@@ -279,7 +298,10 @@ fn skip(
         (!candidate.ready, Skip::NotReady),
         (!candidate.role.serves(ask.role), Skip::Role),
         (ask.exclude.contains(&candidate.worker), Skip::Excluded),
-        (over(worker.waiting(), caps.0) || over(worker.in_flight(), caps.1), Skip::OverCap),
+        (
+            over(load.map_or(0, |load| load.waiting), caps.0) || over(worker.in_flight(load), caps.1),
+            Skip::OverCap,
+        ),
         (silent && worker.silent_picks > 0, Skip::Silent),
     ];
     reasons.into_iter().find(|(holds, _)| *holds).map(|(_, skip)| skip)

@@ -4,6 +4,7 @@ use kvplane_core::{Namespace, Trust};
 use proptest::prelude::*;
 
 use super::*;
+use crate::rate::assumed;
 use crate::{BookingId, Candidate, Role, Skip, Standing};
 
 fn router(workers: u32, options: Options) -> Router {
@@ -101,7 +102,7 @@ fn guards_come_before_any_cost() {
         let mut router = router(2, options);
         let mut best = candidate(0, 999);
         change(&mut best);
-        router.report_load(Slot(0), Load { waiting: 9, running: 3, ..Load::default() });
+        router.report_load(Slot(0), Load { waiting: 9, running: 3, ..Load::default() }, 1.0);
         let decision = router.pick(&ask(&outline), &[best, candidate(1, 0)], 0.0);
         assert_eq!(decision.best_eligible, 0);
         assert_eq!(decision.order.len(), 1);
@@ -154,7 +155,7 @@ fn what_is_not_verified_counts_half_and_what_is_unsound_nothing() {
 fn without_tokens_the_load_decides() {
     let mut router = router(2, Options::default());
     let outline = Outline::default();
-    router.report_load(Slot(0), Load { waiting: 20, running: 10, ..Load::default() });
+    router.report_load(Slot(0), Load { waiting: 20, running: 10, ..Load::default() }, 5.0);
     let decision = router.pick(&ask(&outline), &[candidate(0, 0), candidate(1, 0)], 0.0);
     assert_eq!((decision.order[0].worker, decision.why), (Slot(1), Why::NoTokens));
 }
@@ -271,4 +272,40 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_report_that_is_too_old_counts_no_more_and_the_answer_says_so() {
+    let mut router = router(2, Options { max_waiting: Some(20), ..Options::default() });
+    let outline = prompt(1, 1_000);
+    let candidates = [candidate(0, 999), candidate(1, 0)];
+    let dry = Ask { book: false, ..ask(&outline) };
+    router.report_load(Slot(0), Load { waiting: 20, ..Load::default() }, 5.0);
+    let fresh = router.pick(&dry, &candidates, 5.0);
+    assert_eq!((fresh.skipped[0].why, fresh.order[0].load), (Skip::OverCap, LoadSource::Bookings));
+    let stale = router.pick(&dry, &candidates, 5.1);
+    assert_eq!((stale.order[0].worker, stale.order[0].load), (Slot(0), LoadSource::Stale));
+    assert_eq!(router.load_sources(5.1), [1, 0, 1]);
+    router.report_load(Slot(0), Load { waiting: 1, ..Load::default() }, 9.0);
+    let choice = router.pick(&dry, &candidates, 6.0).order[0];
+    assert_eq!((choice.worker, choice.load), (Slot(0), LoadSource::Reported));
+    assert!((choice.terms.queue - 1_024.0 / 16_000.0).abs() < 1e-9, "{}", choice.terms.queue);
+}
+
+#[test]
+fn a_first_token_that_is_told_at_the_end_teaches_the_speed() {
+    let mut router = router(1, Options::default());
+    for round in 0..8 {
+        let now = f64::from(round) * 10.0;
+        let decision = router.pick(&ask(&prompt(round, 8_000)), &[candidate(0, 0)], now);
+        let booking = decision.booking.unwrap();
+        let expected = assumed(8_000, 8_000, 1.0 / 16_000.0, 0.6e-9);
+        assert!(!router.first_token_took(booking, f64::NAN));
+        assert!(router.first_token_took(booking, 2.0 * expected));
+        assert!(!router.first_token_took(booking, 9.0), "once");
+        assert!(router.finish(booking));
+    }
+    let slowness = router.slowness(Slot(0)).unwrap();
+    assert!((slowness - 2.0).abs() < 1e-9, "{slowness}");
+    assert_eq!(router.booked(Slot(0)), Some((0, 0)));
 }

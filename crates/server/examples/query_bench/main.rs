@@ -1,4 +1,4 @@
-//! What a question costs when it is served: prompts of 512 blocks over HTTP and gRPC, also beside Dynamo's indexer; and hints,
+//! What a question or a pick costs when it is served: prompts of 512 blocks over HTTP and gRPC, also beside Dynamo's indexer; and hints,
 //! from a million entries that replicas reported.
 //!
 //! ```text
@@ -94,6 +94,8 @@ async fn main() {
         lines.push(Line::new("kvplane POST /v1/query", &kvplane, questions));
         let questions = Questions::http(kvplane.http, "/query", &peers).await;
         lines.push(Line::new("kvplane POST /query", &kvplane, questions));
+        let questions = Questions::changing(kvplane.http, "/v1/pick", &ours);
+        lines.push(Line::new("kvplane POST /v1/pick", &kvplane, questions));
         lines.push(Line::new("kvplane gRPC Query", &kvplane, Questions::grpc(grpc, prompts, deepest as u32)));
         for _ in 0..rounds {
             for line in &mut lines {

@@ -3,10 +3,7 @@
 //! An instance is an engine; each of its ranks has an address of its own, and comes and goes by itself.
 
 use kvplane_core::{EngineId, EngineKind};
-use kvplane_ingest::{
-    CacheSpec, ControlSpec, Endpoint, Engine, EngineSpec, Origin, Published, PublishedRank, Source,
-    UnknownMember,
-};
+use kvplane_ingest::{Endpoint, Engine, EngineSpec, Origin, Published, PublishedRank, Source, UnknownMember};
 use tracing::info;
 
 use super::{Fleet, FleetError};
@@ -73,20 +70,12 @@ impl Fleet {
         }
         let at = PublishedRank::at(rank, &Endpoint::Connect(events), replay.as_deref())?;
         let id = engine_id(instance_id);
+        let source = Source::Published(Published { ranks: vec![at.clone()] });
         let spec = EngineSpec {
-            id: EngineId::new(&id),
-            kind,
-            model,
             routing_group,
-            tenant: None,
-            source: Source::Published(Published { ranks: vec![at.clone()] }),
-            topic: String::new(),
             block_size: Some(block_size),
             worker_id: instance_id,
-            cache: CacheSpec::default(),
-            max_silence: None,
-            http: None,
-            control: ControlSpec::default(),
+            ..EngineSpec::new(EngineId::new(&id), kind, &model, source)
         };
         for engine in self.0.plane.engines().iter() {
             contradiction(engine, &spec).map_or(Ok(()), |message| Err(FleetError::Conflict(message)))?;

@@ -24,9 +24,9 @@ pub struct Reloaded {
 
 impl Fleet {
     /// Makes the configured engines those that `plans` say. Engines that were added by calls stay, also against a
-    /// configured one of the same name. An engine that cannot be added or removed is counted in `failed`, and the others are
-    /// applied. Returns an error if the plans cannot be applied as a whole; nothing has changed then, unless the error is
-    /// [`FleetError::BrokeOff`].
+    /// configured one of the same name. An engine that cannot be added or removed is counted in `failed`, and
+    /// the others are applied. Returns an error if the plans cannot be applied as a whole; nothing has
+    /// changed then, unless the error is [`FleetError::BrokeOff`].
     pub async fn reload(&self, plans: Vec<EnginePlan>) -> Result<Reloaded, FleetError> {
         self.change(|fleet| async move { fleet.reload_locked(plans).await }).await
     }

@@ -1,5 +1,6 @@
 //! From entries and snapshots to kvplane.v1 messages.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,7 +16,8 @@ use kvplane_stream::{
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
 
-use crate::plans::{Plans, Recent};
+use crate::encoding::{Messages, Plan, Planned};
+use crate::plans::Plans;
 
 /// Blocks in one snapshot message ...
 const CHUNK_BLOCKS: usize = 2_048;
@@ -226,76 +228,55 @@ pub(super) fn trust(state: &TrustState) -> proto::Trust {
     proto::Trust { level: level(state.level()).into(), degradations }
 }
 
-/// A snapshot, message by message.
+/// A snapshot, cut into messages.
 #[derive(Debug)]
-pub(super) struct SnapshotChunks {
+pub(super) struct SnapshotPlan {
     id: StreamId,
     snapshot: Arc<Snapshot>,
-    plan: Arc<ChunkPlan>,
-    at: usize,
-    index: u32,
-    done: bool,
-}
-
-/// What subscribers that are sent one snapshot share.
-#[derive(Debug)]
-struct ChunkPlan {
     /// Blocks, parents first.
     order: Vec<u32>,
-    recent: Recent<EncodedChunk>,
+    /// Which of them each message has.
+    ranges: Vec<Range<usize>>,
 }
 
-/// A message, and how many blocks of the order were sent with it and before it.
-#[derive(Debug, Clone)]
-struct EncodedChunk {
-    message: Bytes,
-    sent: usize,
-}
-
-impl SnapshotChunks {
-    /// Orders the blocks. Takes its time.
-    pub(super) fn new(id: StreamId, snapshot: Arc<Snapshot>) -> Self {
-        static PLANS: Plans<ChunkPlan> = Plans::new();
-        let plan = PLANS.of(&snapshot, 0, |snapshot| ChunkPlan {
-            order: snapshot.parents_first(),
-            recent: Recent::new(),
-        });
-        Self { id, snapshot, plan, at: 0, index: 0, done: false }
+impl SnapshotPlan {
+    /// What subscribers that are sent one snapshot share. Orders the blocks, which takes its time.
+    pub(super) fn messages_of(id: StreamId, snapshot: Arc<Snapshot>) -> Messages<Self> {
+        static PLANS: Plans<Planned<SnapshotPlan>> = Plans::new();
+        let plan = PLANS.of(&snapshot.clone(), 0, |_| Planned::new(Self::new(id, snapshot)));
+        Messages::of(plan)
     }
 
-    pub(super) fn cursor(&self) -> Cursor {
-        self.snapshot.cursor
-    }
-
-    /// The next message; `None` after the last.
-    pub(super) fn next(&mut self) -> Option<Bytes> {
-        if self.done {
-            return None;
+    fn new(id: StreamId, snapshot: Arc<Snapshot>) -> Self {
+        let order = snapshot.parents_first();
+        let mut ranges = Vec::new();
+        let (mut start, mut size) = (0, ChunkSize::default());
+        for (at, &block) in order.iter().enumerate() {
+            if size.is_full() {
+                ranges.push(start..at);
+                (start, size) = (at, ChunkSize::default());
+            }
+            size.add(&snapshot, &snapshot.image.blocks[block as usize]);
         }
-        // Nothing is kept for a single subscriber.
-        let is_shared = Arc::strong_count(&self.plan) > 1;
-        let EncodedChunk { message, sent } = if is_shared {
-            self.plan.recent.get_or_encode(self.index as usize, || self.encode())
-        } else {
-            self.encode()
-        };
-        self.at = sent;
-        self.done = sent == self.plan.order.len();
-        self.index += 1;
-        Some(message)
+        // An empty state is told too.
+        ranges.push(start..order.len());
+        Self { id, snapshot, order, ranges }
+    }
+}
+
+impl Plan for SnapshotPlan {
+    fn messages(&self) -> usize {
+        self.ranges.len()
     }
 
-    fn encode(&self) -> EncodedChunk {
-        let order = &self.plan.order;
-        let mut sent = self.at;
+    fn encode(&self, index: usize) -> Bytes {
         let mut groups = Groups::default();
-        while sent < order.len() && !groups.full() {
-            groups.add(&self.snapshot, &self.snapshot.image.blocks[order[sent] as usize]);
-            sent += 1;
+        for &block in &self.order[self.ranges[index].clone()] {
+            groups.add(&self.snapshot, &self.snapshot.image.blocks[block as usize]);
         }
-        let last = sent == order.len();
-        let mut chunk =
-            proto::SnapshotChunk { index: self.index, last, stored: groups.stored, ..Default::default() };
+        let last = index + 1 == self.ranges.len();
+        let index = index as u32;
+        let mut chunk = proto::SnapshotChunk { index, last, stored: groups.stored, ..Default::default() };
         if last {
             chunk.trust = Some(trust(&self.snapshot.trust));
             chunk.continuity = continuity(self.snapshot.standing).into();
@@ -311,8 +292,32 @@ impl SnapshotChunks {
             chunk.drops_last = self.snapshot.resumption.drops_last;
             chunk.whole_prompt = self.snapshot.resumption.whole_prompt;
         }
-        let message = response(&self.id, self.snapshot.cursor, Item::Snapshot(chunk));
-        EncodedChunk { message, sent }
+        response(&self.id, self.snapshot.cursor, Item::Snapshot(chunk))
+    }
+}
+
+/// How much a message has.
+#[derive(Default)]
+struct ChunkSize {
+    blocks: usize,
+    tokens: usize,
+}
+
+impl ChunkSize {
+    fn is_full(&self) -> bool {
+        self.blocks >= CHUNK_BLOCKS || self.tokens >= CHUNK_TOKENS
+    }
+
+    /// A block is told once for each place that holds it, and once for each other size that it is known at.
+    fn add(&mut self, snapshot: &Snapshot, image: &BlockImage) {
+        let (chain, others) = snapshot.chains_of(image);
+        let told = image.holdings.len().max(1);
+        self.blocks += told;
+        self.tokens += told * chain.map_or(0, |chain| chain.tokens.len());
+        for other in others {
+            self.blocks += 1;
+            self.tokens += other.tokens.len();
+        }
     }
 }
 
@@ -322,15 +327,9 @@ struct Groups {
     stored: Vec<proto::Stored>,
     /// Place, block size and attributes of the last group.
     last: Option<(Option<u16>, u32, Option<Arc<Attributes>>)>,
-    blocks: usize,
-    tokens: usize,
 }
 
 impl Groups {
-    fn full(&self) -> bool {
-        self.blocks >= CHUNK_BLOCKS || self.tokens >= CHUNK_TOKENS
-    }
-
     fn add(&mut self, snapshot: &Snapshot, image: &BlockImage) {
         let (chain, others) = snapshot.chains_of(image);
         for other in others {
@@ -378,8 +377,6 @@ impl Groups {
             content_hash: chain.filter(|chain| chain.attached).map(|chain| chain.content),
             extra_keys: extra_keys(chain.and_then(|chain| chain.extra_keys.as_ref())),
         };
-        self.blocks += 1;
-        self.tokens += block.token_ids.len();
         if let Some(group) = self.stored.last_mut() {
             group.blocks.push(block);
         }

@@ -12,11 +12,12 @@ use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError};
 use kvplane_ingest::{News, Stream};
 use kvplane_proto::Encoded;
 use kvplane_proto::kvplane::v1::ResetReason;
-use kvplane_stream::Loss;
+use kvplane_stream::{Entry, Loss, Protocol};
 use tokio::time::timeout;
 use tonic::Status;
 
-use super::encode::{self, SnapshotChunks};
+use super::encode::{self, SnapshotPlan};
+use crate::encoding::{self, Messages};
 use crate::plans;
 
 /// Entries taken from the journal at a time.
@@ -36,7 +37,7 @@ pub(super) enum Begin {
 enum Phase {
     Begin(Begin),
     Reset(ResetReason),
-    Snapshot(Box<SnapshotChunks>),
+    Snapshot { messages: Messages<SnapshotPlan>, cursor: Cursor },
     Tail(Cursor),
     Ended,
 }
@@ -89,22 +90,25 @@ impl Follower {
                         return Some(Err(internal("the snapshot could not be taken")));
                     };
                     let snapshot = self.stream.snapshot_to_follow().await;
+                    let cursor = snapshot.cursor;
                     self.told = Some(snapshot.standing);
-                    self.ready.push_back(encode::reset(&self.stream, snapshot.cursor, reason));
+                    self.ready.push_back(encode::reset(&self.stream, cursor, reason));
                     // Sorting a million blocks takes a while: not on a thread that serves others.
                     let id = self.stream.id().clone();
-                    let chunks = tokio::task::spawn_blocking(move || SnapshotChunks::new(id, snapshot)).await;
-                    match chunks {
-                        Ok(chunks) => self.phase = Phase::Snapshot(Box::new(chunks)),
+                    let planned =
+                        tokio::task::spawn_blocking(move || SnapshotPlan::messages_of(id, snapshot)).await;
+                    match planned {
+                        Ok(messages) => self.phase = Phase::Snapshot { messages, cursor },
                         Err(_) => return Some(Err(internal("the snapshot could not be ordered"))),
                     }
                 }
-                Phase::Snapshot(mut chunks) => match chunks.next() {
-                    Some(chunk) => {
-                        self.ready.push_back(chunk);
-                        self.phase = Phase::Snapshot(chunks);
+                Phase::Snapshot { mut messages, cursor } => match messages.next().await {
+                    Some(Ok(message)) => {
+                        self.ready.push_back(message);
+                        self.phase = Phase::Snapshot { messages, cursor };
                     }
-                    None => self.phase = Phase::Tail(chunks.cursor()),
+                    Some(Err(failed)) => return Some(Err(failed)),
+                    None => self.phase = Phase::Tail(cursor),
                 },
                 Phase::Tail(cursor) => match self.news(cursor).await {
                     Ok(News::Standing(standing)) => {
@@ -117,8 +121,12 @@ impl Follower {
                         self.told = standing.or(self.told);
                         let last = entries.last().map_or(cursor.sequence, |entry| entry.sequence);
                         self.phase = Phase::Tail(Cursor { sequence: last, ..cursor });
-                        let id = self.stream.id();
-                        self.ready.extend(entries.iter().map(|entry| encode::entry(id, entry)));
+                        let id = self.stream.id().clone();
+                        let encode = move |entry: &Entry| encode::entry(&id, entry);
+                        match encoding::entries(&entries, Protocol::Kvplane, encode).await {
+                            Ok(encoded) => self.ready.extend(encoded),
+                            Err(failed) => return Some(Err(failed)),
+                        }
                     }
                     Err(Loss::OtherEpoch) => self.phase = Phase::Reset(ResetReason::NewEpoch),
                     // The state was taken over anew from another plane.
@@ -137,8 +145,8 @@ impl Follower {
         }
     }
 
-    /// What the stream does next. Whoever comes back with a cursor is told first where a stream of another plane stands:
-    /// no entry may say so.
+    /// What the stream does next. Whoever comes back with a cursor is told first where a stream of another
+    /// plane stands: no entry may say so.
     async fn news(&self, cursor: Cursor) -> Result<News, Loss> {
         match self.told {
             Some(told) => self.stream.news_after(cursor, told, READ).await,

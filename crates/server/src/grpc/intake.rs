@@ -1,7 +1,7 @@
 //! What comes in on the gRPC listener: calls have places, messages are whole and measured before they are decoded.
 //!
-//! A message is handed on only once it is here, and only if what it becomes fits. Until it is answered its bytes count in a
-//! budget of the process, of which one peer has a share.
+//! A message is handed on only once it is here, and only if what it becomes fits. Until it is answered its
+//! bytes count in a budget of the process, of which one peer has a share.
 
 use std::pin::Pin;
 use std::sync::{Arc, LazyLock};

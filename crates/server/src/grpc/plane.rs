@@ -168,8 +168,8 @@ fn engine_status(engine: &Engine, rank_status: fn(&Stream) -> proto::RankStatus)
     }
 }
 
-/// What a follower asks for several times a second, without the stream's lock. The cursor is read after the age: what the
-/// age speaks of is no later than the cursor.
+/// What a follower asks for several times a second, without the stream's lock. The cursor is read after the
+/// age: what the age speaks of is no later than the cursor.
 fn brief_status(stream: &Stream) -> proto::RankStatus {
     let freshness = stream.freshness();
     let age = freshness.age();

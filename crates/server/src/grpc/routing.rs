@@ -75,6 +75,7 @@ fn response(picked: Picked) -> proto::PickResponse {
         in_flight_tokens: one.in_flight,
         trust: one.trust.as_str().to_owned(),
         age_ms: one.age_ms,
+        load: one.load.as_str().to_owned(),
         cost: one.cost,
         terms: Some(proto::CostTerms {
             queue_s: one.terms.queue,
@@ -99,6 +100,7 @@ fn response(picked: Picked) -> proto::PickResponse {
         eligible_cached_tokens: picked.eligible,
         booked: picked.booked,
         skipped: picked.skipped.iter().map(skipped).collect(),
+        skipped_count: picked.skipped_count,
         id: picked.id.unwrap_or_default(),
         tokenized: picked.tokenized.map(tokenized_note),
     }

@@ -1,7 +1,8 @@
 //! How large a message becomes when it is decoded, found out before it is.
 //!
-//! Two bytes on the wire can be a sub-message of some hundred bytes in memory. A message is walked with the shapes of the
-//! descriptors that reflection serves, and every repeated element is counted with the size that it will have.
+//! Two bytes on the wire can be a sub-message of some hundred bytes in memory. A message is walked with the
+//! shapes of the descriptors that reflection serves, and every repeated element is counted with the size that
+//! it will have.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,7 @@ use prost_types::{DescriptorProto, FieldDescriptorProto, FileDescriptorSet};
 
 /// Messages within messages.
 const MAX_DEPTH: usize = 16;
-/// A vector's first allocation holds so many elements.
+/// A vector's first allocation holds this many elements.
 const FIRST_ROOM: usize = 4;
 /// What an allocation takes beside its content.
 const ALLOCATION: usize = 16;

@@ -22,7 +22,7 @@ const KEPT: usize = 8192;
 /// Listeners at the same time.
 const MAX_LISTENERS: usize = 256;
 
-/// Hands what changes in the book to whoever listens.
+/// Hands what changes in the book to listeners.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     /// Made for the first listener.

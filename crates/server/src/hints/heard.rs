@@ -1,4 +1,5 @@
-//! Engines that this plane hears itself. They are followed from the first call on: who never asks for hints pays nothing.
+//! Engines that this plane hears itself. They are followed from the first call on: who never asks for hints
+//! pays nothing.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -82,7 +82,8 @@ fn asked_tokens(request: &proto::LookupRouteRequest) -> u64 {
     }
 }
 
-/// A long lookup, on a thread that serves nobody. Few at a time: what else needs such threads is not shut out by a flood.
+/// A long lookup, on a thread that serves nobody. Few at a time: what else needs such threads is not shut out
+/// by a flood.
 async fn look_aside(
     hints: &Arc<Hints>,
     request: Arc<proto::LookupRouteRequest>,
@@ -263,16 +264,17 @@ fn answer(
     found
 }
 
-/// Tokens per block of those who may hold a prompt of this model: what is configured for replicas that report, and what engines
-/// that are heard here have.
+/// Tokens per block of those who may hold a prompt of this model: what is configured for replicas that
+/// report, and what engines that are heard here have.
 fn block_sizes(hints: &Hints, model: &str) -> impl Iterator<Item = u32> {
     let configured = hints.options.block_size;
     let heard = hints.feeds().map(|feeds| feeds.block_sizes(model)).unwrap_or_default();
     std::iter::once(configured).chain(heard.into_iter().filter(move |size| *size != configured))
 }
 
-/// The answer from what was found in blocks of different sizes. Matches are put together, each replica with its best; otherwise
-/// the first that says more than nothing stays. How rare a match is was counted among replicas of one size.
+/// The answer from what was found in blocks of different sizes. Matches are put together, each replica with
+/// its best; otherwise the first that says more than nothing stays. How rare a match is was counted among
+/// replicas of one size.
 fn better(best: Option<Verdict>, next: Verdict) -> Verdict {
     let Some(mut best) = best else { return next };
     match (best.reason, next.reason) {

@@ -7,8 +7,8 @@ use kvplane_hints::{Book, CacheTier, Entry, PrefixHash, RESERVED_TENANT, Refused
 use kvplane_metrics::hint_counters::{Counters, Dropped, Refusal};
 use kvplane_proto::inferencecache as proto;
 
-/// Entries of one message, blocks of chains counted singly. More do not fit into a message of peers' sizes, unless hashes are
-/// of a few bytes.
+/// Entries of one message, blocks of chains counted singly. More do not fit into a message of peers' sizes,
+/// unless hashes are of a few bytes.
 const MAX_ENTRIES: usize = 1 << 18;
 /// Entries that are written before others get a turn on the thread: some milliseconds.
 const AT_ONCE: usize = 16 << 10;

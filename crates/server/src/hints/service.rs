@@ -48,8 +48,8 @@ fn not_here(what: &str) -> Status {
     Status::unimplemented(format!("kvplane {what}"))
 }
 
-/// How long the caller waits, as its headers say; nonsense is as long as it takes. Eight digits are as many as gRPC has, so nothing
-/// overflows that is added to it.
+/// How long the caller waits, as its headers say; nonsense is as long as it takes. Eight digits are as many
+/// as gRPC has, so nothing overflows that is added to it.
 fn timeout(metadata: &MetadataMap) -> Option<Duration> {
     let told = metadata.get("grpc-timeout")?.to_str().ok()?;
     let (number, unit) = told.split_at_checked(told.len().checked_sub(1)?)?;

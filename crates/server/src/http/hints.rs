@@ -15,6 +15,7 @@ use kvplane_hints::{Census, ReplicaCensus, Stats};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use time::OffsetDateTime;
 
 use super::parameters::wrong_body;
 use super::{policy, probe};
@@ -174,7 +175,6 @@ fn tenant_row((tenant, (prefixes, rates)): (&str, (usize, Vec<f32>))) -> TenantR
     }
 }
 
-const SECONDS_A_DAY: i64 = 86_400;
 /// The last moment that RFC 3339 can write: years have four digits.
 const LAST_MOMENT_US: i64 = 253_402_300_799_999_999;
 
@@ -186,26 +186,10 @@ fn moment(unix_us: i64) -> String {
     // A reporter's clock may say anything.
     let unix_us = unix_us.min(LAST_MOMENT_US);
     let (seconds, us) = (unix_us / 1_000_000, unix_us % 1_000_000);
-    let (day, second) = (seconds / SECONDS_A_DAY, seconds % SECONDS_A_DAY);
-    let (year, month, day) = date(day);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let moment = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let (year, month, day) = moment.to_calendar_date();
+    let (month, (hour, minute, second)) = (u8::from(month), moment.to_hms());
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z")
-}
-
-/// The date of a day that is counted from 1970. Years are counted from March, so that the leap day is their last.
-fn date(day: i64) -> (i64, i64, i64) {
-    const IN_400_YEARS: i64 = 146_097;
-    const FROM_MARCH_OF_0_TO_1970: i64 = 719_468;
-    let day = day + FROM_MARCH_OF_0_TO_1970;
-    let (cycle, day) = (day / IN_400_YEARS, day % IN_400_YEARS);
-    // Leap days before this one: every 4 years, not every 100, and not the last of the cycle.
-    let year = (day - day / 1460 + day / 36_524 - day / (IN_400_YEARS - 1)) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    // Months from March have 31, 30, 31, 30, 31 days, again and again.
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (year, month) = if month < 10 { (year, month + 3) } else { (year + 1, month - 9) };
-    (cycle * 400 + year, month, day)
 }
 
 #[cfg(test)]

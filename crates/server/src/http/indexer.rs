@@ -20,8 +20,6 @@ use super::members::changing;
 use crate::fleet::{Fleet, FleetError, Registration, WorkerId};
 use crate::service::Shared;
 
-/// Peers are a handful of other indexers.
-const MAX_PEERS: usize = 1024;
 /// Addresses are shorter.
 const MAX_ADDRESS: usize = 2048;
 /// Names of models and groups are shorter: each is kept as often as there are ranks and indexes.
@@ -249,36 +247,30 @@ fn worker(engine: &Engine) -> Worker {
     }
 }
 
-/// Peers are only remembered. They exist there so that a new indexer can copy what another one knows; kvplane asks the
-/// engines themselves.
+/// Peers are asked where a stream's past is not known: see `kvplane_ingest`'s `peers`.
 async fn register_peer(State(shared): State<Arc<Shared>>, body: Body<PeerRequest>) -> Response {
     match body {
         Ok(Json(PeerRequest { url })) if url.len() > MAX_ADDRESS => {
             refuse(StatusCode::BAD_REQUEST, &too_long("url", url.len(), MAX_ADDRESS))
         }
-        Ok(Json(PeerRequest { url })) => {
-            let mut peers = shared.peers.lock();
-            if peers.len() >= MAX_PEERS && !peers.contains(&url) {
-                let message = format!("there may be {MAX_PEERS} peers at most");
-                return refuse(StatusCode::TOO_MANY_REQUESTS, &message);
-            }
-            peers.insert(url);
-            done(StatusCode::CREATED, Ok(()))
-        }
+        Ok(Json(PeerRequest { url })) => match shared.plane.peers().add(url) {
+            Ok(()) => done(StatusCode::CREATED, Ok(())),
+            Err(error) => refuse(StatusCode::TOO_MANY_REQUESTS, &error.to_string()),
+        },
         Err(rejection) => rejection.into_response(),
     }
 }
 
 async fn deregister_peer(State(shared): State<Arc<Shared>>, body: Body<PeerRequest>) -> Response {
     match body {
-        Ok(Json(PeerRequest { url })) if shared.peers.lock().remove(&url) => done(StatusCode::OK, Ok(())),
+        Ok(Json(PeerRequest { url })) if shared.plane.peers().remove(&url) => done(StatusCode::OK, Ok(())),
         Ok(_) => refuse(StatusCode::NOT_FOUND, "there is no such peer"),
         Err(rejection) => rejection.into_response(),
     }
 }
 
 async fn peers(State(shared): State<Arc<Shared>>) -> Json<Vec<String>> {
-    Json(shared.peers.lock().iter().cloned().collect())
+    Json(shared.plane.peers().urls())
 }
 
 fn done(success: StatusCode, result: Result<(), FleetError>) -> Response {

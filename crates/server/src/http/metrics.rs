@@ -6,8 +6,8 @@ use std::fmt::Error;
 use kvplane_access::{descriptor_limit, open_descriptors};
 use kvplane_ingest::Engine;
 use kvplane_metrics::{
-    Callers, Detail, Fronts, HintRows, Indexes, Links, Operations, Page, Process, PromptRows, ReportRows,
-    Sources, Streams,
+    Callers, Detail, Fronts, HintRows, Indexes, Links, Operations, Page, PeerRows, PickerRows, Process,
+    PromptRows, ReportRows, Sources, Streams,
 };
 use kvplane_report::Withheld;
 
@@ -29,10 +29,14 @@ pub(super) fn page(shared: &Shared, wanted: Option<Detail>) -> Result<String, Er
     page.add(Sources::of(&engines, publishers, detail));
     page.add(Fronts(fronts));
     page.add(Links::of(&engines));
+    page.add(PeerRows(plane.peers().counts()));
     page.add(process(shared));
     page.add(callers);
     page.add(operations(&shared.operations));
     page.add(shared.routing.rows());
+    if let Some(picker) = shared.picker.get() {
+        page.add(picker_rows(picker));
+    }
     page.add(Indexes { stats: plane.catalog().stats(), refused: plane.catalog().refused() });
     page.add(ReportRows::of(&shared.reports));
     if let Some(counters) = &shared.indexer_counters {
@@ -45,6 +49,19 @@ pub(super) fn page(shared: &Shared, wanted: Option<Detail>) -> Result<String, Er
         page.add(hint_rows(hints, tls.is_some()));
     }
     page.write()
+}
+
+fn picker_rows(picker: &kvplane_picker::Picker) -> PickerRows {
+    let stats = picker.stats();
+    PickerRows {
+        requests: stats.outcomes().collect(),
+        without_tokens: stats.without_tokens().collect(),
+        ended: stats.ended().collect(),
+        wrong_endpoints: stats.wrong_endpoints(),
+        streams: stats.open_streams() as u64,
+        held_bytes: picker.held_bytes() as u64,
+        endpoints: picker.pool().endpoints().len() as u64,
+    }
 }
 
 fn publishers(engine: &Engine) -> (u64, u64) {

@@ -1,7 +1,8 @@
 //! `GET /dump` in the JSON of Dynamo's indexer: what every credited stream holds, as stores alone.
 //!
 //! Its readers read every event as a store, and know nothing of a block whose parent they were not told of: what lies
-//! behind a hole is left out, and blocks that follow one another are one event.
+//! behind a hole is left out, and blocks that follow one another are one event. Beside the events stands at which batch
+//! each stream was dumped, for a kvplane that recovers from this one; others do not read it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,8 +14,9 @@ use axum::response::{IntoResponse, Response};
 use futures::{StreamExt as _, stream};
 use kvplane_access::Peer;
 use kvplane_ingest::Stream;
-use kvplane_stream::{Transition, Worker};
+use kvplane_stream::{Snapshot, Transition, Worker};
 use kvplane_transport::edge::Share;
+use kvplane_wire::dynamo::DumpedStream;
 use serde_json::json;
 
 use super::peer_query::Refusal;
@@ -27,6 +29,8 @@ type Sources = Vec<(Worker, Arc<Stream>)>;
 enum Part {
     Text(String),
     Events(Worker, Arc<Stream>),
+    /// At which batches the streams before it were dumped.
+    Positions,
     #[cfg(test)]
     Panics,
 }
@@ -66,7 +70,7 @@ pub(super) async fn dump(State(dumps): State<Dumps>, peer: Option<Extension<Conn
         parts
             .push(Part::Text(format!("{opening}{}:{{\"block_size\":{block_size},\"events\":[", json!(name))));
         parts.extend(streams.into_iter().map(|(worker, stream)| Part::Events(worker, stream)));
-        parts.push(Part::Text("]}".to_owned()));
+        parts.push(Part::Positions);
         opening = ",";
     }
     parts.push(Part::Text(if names.is_empty() { "{}" } else { "}" }.to_owned()));
@@ -74,7 +78,8 @@ pub(super) async fn dump(State(dumps): State<Dumps>, peer: Option<Extension<Conn
 }
 
 async fn send(parts: Vec<Part>, place: Share) -> Response {
-    let mut dump = Dump { parts: parts.into_iter(), events: None, after_events: false };
+    let mut dump =
+        Dump { parts: parts.into_iter(), events: None, after_events: false, positions: Vec::new() };
     // What fails before anything was sent is an error that the caller can read: so the first events are written first.
     let mut first = Vec::new();
     while let Some(piece) = dump.next().await {
@@ -111,6 +116,8 @@ struct Dump {
     events: Option<(Worker, Arc<[Transition]>, usize)>,
     /// Whether a comma comes before the next event.
     after_events: bool,
+    /// Of the streams that were written since the last of them were.
+    positions: Vec<DumpedStream>,
 }
 
 impl Dump {
@@ -137,9 +144,16 @@ impl Dump {
                 }
                 Part::Events(worker, stream) => {
                     let snapshot = stream.snapshot().await;
+                    self.positions.extend(position(worker, &snapshot));
                     let events = tokio::task::spawn_blocking(move || snapshot.as_chains().into()).await;
                     let Ok(events) = events else { return Some(Err(DumpFailed)) };
                     self.events = Some((worker, events, 0));
+                }
+                Part::Positions => {
+                    let Ok(list) = serde_json::to_string(&std::mem::take(&mut self.positions)) else {
+                        return Some(Err(DumpFailed));
+                    };
+                    return Some(Ok(format!("],\"streams\":{list}}}").into()));
                 }
                 #[cfg(test)]
                 Part::Panics => {
@@ -149,6 +163,19 @@ impl Dump {
             }
         }
     }
+}
+
+/// At which batch a stream was dumped: another kvplane that has read it too knows what has happened since.
+fn position(worker: Worker, snapshot: &Snapshot) -> Option<DumpedStream> {
+    let position = snapshot.position?;
+    Some(DumpedStream {
+        worker_id: worker.id,
+        dp_rank: worker.rank,
+        sequence: position.sequence,
+        digest: format!("{:032x}", position.digest),
+        trust: snapshot.trust.level().to_string(),
+        groups: snapshot.groups.len(),
+    })
 }
 
 /// Bytes of one piece, about.

@@ -127,6 +127,7 @@ struct PickedJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tokenized: Option<TokenizedNote>,
     skipped: Vec<PassedJson<'a>>,
+    skipped_count: u64,
 }
 
 #[derive(Serialize)]
@@ -137,6 +138,7 @@ struct EndpointJson<'a> {
     in_flight_tokens: u64,
     trust: &'static str,
     age_ms: Option<u64>,
+    load: &'static str,
     cost: f64,
     terms: TermsJson,
 }
@@ -167,6 +169,7 @@ impl<'a> From<&'a Picked> for PickedJson<'a> {
             in_flight_tokens: one.in_flight,
             trust: one.trust.as_str(),
             age_ms: one.age_ms,
+            load: one.load.as_str(),
             cost: one.cost,
             terms: TermsJson {
                 queue_s: one.terms.queue,
@@ -194,6 +197,7 @@ impl<'a> From<&'a Picked> for PickedJson<'a> {
             trust: picked.trust.as_str(),
             tokenized: picked.tokenized,
             skipped: picked.skipped.iter().map(passed).collect(),
+            skipped_count: picked.skipped_count,
         }
     }
 }
@@ -335,7 +339,7 @@ fn receipt_json(id: &str, receipt: &Receipt) -> Value {
     };
     json!({
         "id": id, "state": state, "at_ms": decided.at_ms, "model": &*decided.model, "policy": decided.policy,
-        "why": decided.why, "decide_us": decided.decide_us, "trust": decided.trust.as_str(),
+        "why": decided.why, "without_tokens": decided.without_tokens, "decide_us": decided.decide_us, "trust": decided.trust.as_str(),
         "prompt_tokens": decided.prompt, "seen_before_tokens": decided.ceiling, "fleet_tokens": decided.fleet,
         "eligible_tokens": decided.eligible, "predicted_tokens": decided.predicted,
         "in_flight_tokens": decided.in_flight, "random_tokens": decided.random, "candidates": candidates,

@@ -9,6 +9,7 @@ use kvplane_catalog::age_ms;
 use kvplane_core::{LinkTrouble, PublicError, Tier, Trouble};
 use kvplane_ingest::{Engine, Engines, Events, Plane, RankSpec, Source, Stream};
 use kvplane_metrics::{COUNTERS, rejected};
+use kvplane_prompt::{ParityRow, Standing};
 use kvplane_report::ReplicaReport;
 use kvplane_stream::Group;
 use schemars::JsonSchema;
@@ -40,6 +41,38 @@ pub(crate) struct PlaneStatus {
     /// Listeners beyond loopback may be without keys (`--insecure`).
     insecure: bool,
     process: ProcessStatus,
+    routing: RoutingStatus,
+    /// Engines that compute other token ids than kvplane for some prompts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    contradicted_tokenizers: Vec<ContradictedTokenizer>,
+}
+
+/// What came of decisions.
+#[derive(Debug, Serialize, JsonSchema)]
+struct RoutingStatus {
+    /// Receipts for which somebody reported what was delivered.
+    settled: u64,
+    /// Of those, exact predictions that differ from what was delivered, without any event of the engine that says why.
+    drifts: u64,
+    /// The last of those; null where there is none.
+    last_drift: Option<DriftStatus>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct DriftStatus {
+    receipt: String,
+    engine: String,
+    rank: u32,
+    kind: &'static str,
+    at_ms: u64,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ContradictedTokenizer {
+    model: String,
+    engine: String,
+    /// The kinds of prompts.
+    dimensions: Vec<&'static str>,
 }
 
 /// Blocks that several engines hold. All models together.
@@ -245,7 +278,31 @@ pub(super) fn plane(shared: &Shared, after: Option<&str>, limit: Option<usize>) 
         listeners: shared.listeners(),
         insecure: shared.options.access.is_insecure(),
         process: ProcessStatus { open_files: open_descriptors(), open_files_limit: descriptor_limit() },
+        routing: routing(shared),
+        contradicted_tokenizers: contradicted(shared),
     }
+}
+
+fn routing(shared: &Shared) -> RoutingStatus {
+    let totals = shared.routing.totals();
+    let last_drift = shared.routing.last_drift().map(|last| DriftStatus {
+        receipt: last.receipt,
+        engine: last.engine,
+        rank: last.rank,
+        kind: last.kind,
+        at_ms: last.at_ms,
+    });
+    RoutingStatus { settled: totals.settled, drifts: totals.drifts, last_drift }
+}
+
+fn contradicted(shared: &Shared) -> Vec<ContradictedTokenizer> {
+    let of = |row: ParityRow| {
+        let standings = row.standings.iter().filter(|(_, standing)| *standing == Standing::Contradicted);
+        let dimensions: Vec<&'static str> = standings.map(|(dimension, _)| dimension.as_str()).collect();
+        let (model, engine) = (row.model, row.engine);
+        (!dimensions.is_empty()).then_some(ContradictedTokenizer { model, engine, dimensions })
+    };
+    shared.options.prompts.parity().into_iter().filter_map(of).collect()
 }
 
 fn report(report: &ReplicaReport) -> ReportStatus {

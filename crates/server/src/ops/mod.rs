@@ -6,9 +6,9 @@
 //!                  └──────────> Proving: until the stream shows it, outside the slots ─┘
 //! ```
 //!
-//! An operation runs in a task of its own and tells what happens as [`Update`]s, which HTTP and gRPC render. When nobody listens any
-//! more, nobody else is asked; what was asked is watched to its end all the same, so that no stream stays fenced. Every operation ends with
-//! a line in the log (target `kvplane::audit`).
+//! An operation runs in a task of its own and tells what happens as [`Update`]s, which HTTP and gRPC render.
+//! When nobody listens any more, nobody else is asked; what was asked is watched to its end all the same, so
+//! that no stream stays fenced. Every operation ends with a line in the log (target `kvplane::audit`).
 //!
 //! Several operations may run at the same time, also on the same engines: flushes of one stream are proven together.
 
@@ -41,8 +41,8 @@ pub(crate) use verdict::Verdict;
 use crate::service::Shared;
 use kvplane_access::Caller;
 
-/// Operations at the same time: people and their scripts need a few, and each may have 32 connections. Those that change something
-/// have as many places again, so that nobody who only reads can keep them waiting.
+/// Operations at the same time: people and their scripts need a few, and each may have 32 connections. Those
+/// that change something have as many places again, so that nobody who only reads can keep them waiting.
 const OPERATIONS_MAX: usize = 16;
 /// Updates on their way to a listener.
 const UPDATES_MAX: usize = 64;

@@ -1,7 +1,7 @@
 //! One operation, from its plan to its summary.
 //!
-//! Whoever listens may be slow: what is told waits in an outbox, which holds no more than a few reports for each rank, and the
-//! operation goes on. Above all a stream is fenced as soon as its engine has answered.
+//! Whoever listens may be slow: what is told waits in an outbox, which holds no more than a few reports for
+//! each rank, and the operation goes on. Above all a stream is fenced as soon as its engine has answered.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -74,7 +74,7 @@ pub(super) async fn run(
     };
     let ranks = plan.ranks.len();
     if request.dry_run {
-        // Whoever asked may have gone.
+        // The caller may have gone.
         let _ = updates.send(Update::Plan(plan)).await;
         return;
     }
@@ -105,7 +105,8 @@ pub(super) async fn run(
     operation.run(&shared, &order, fan_out, proofs, &updates).await;
 }
 
-/// Hands out what is left, as long as the caller reads. A caller that stops learns from the missing summary that this was not all.
+/// Hands out what is left, as long as the caller reads. A caller that stops learns from the missing summary
+/// that this was not all.
 async fn deliver(
     outbox: VecDeque<Update>,
     updates: &mpsc::Sender<Update>,

@@ -1,7 +1,8 @@
 //! Watching streams for the sign of a flush.
 //!
-//! Watches begin before an engine is asked and go on by themselves after it answered, in a task for each server: a watch
-//! ends with its sign or its timeout, whether anybody still listens or not, so that no stream stays fenced.
+//! Watches begin before an engine is asked and go on by themselves after it answered, in a task for each
+//! server: a watch ends with its sign or its timeout, whether anybody still listens or not, so that no stream
+//! stays fenced.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,7 +24,8 @@ use super::verdict::Sight;
 /// How long a stream may take to show a flush by itself before its engine is nudged.
 const NUDGE_AFTER: Duration = Duration::from_secs(1);
 
-/// How long the verdict waits for the stream where the engine did not say yes: a sign that is on its way arrives within this.
+/// How long the verdict waits for the stream where the engine did not say yes: a sign that is on its way
+/// arrives within this.
 const WITHOUT_A_YES: Duration = Duration::from_secs(1);
 
 /// Which rank of an operation: the target's number, and the rank's within it.
@@ -115,7 +117,8 @@ impl Asking {
         self.news.notify_one();
     }
 
-    /// These are about to be asked once more: what their streams have shown since the last time does not show the flush that is to come.
+    /// These are about to be asked once more: what their streams have shown since the last time does not show
+    /// the flush that is to come.
     pub(super) fn begin_again(&self, numbers: &[usize]) {
         let mut all = self.watched.lock();
         for number in numbers {
@@ -285,7 +288,7 @@ impl Proving {
                 settled = open.next() => {
                     let Some((at, sight)) = settled else { break };
                     unsettled.remove(&at);
-                    // Whoever asked may have gone.
+                    // The caller may have gone.
                     let _ = told.send(Proof { at, sight, took: began.elapsed() }).await;
                 }
                 () = &mut early, if is_early => {

@@ -2,36 +2,61 @@
 
 use std::collections::HashMap;
 
-use kvplane_catalog::Match;
+use kvplane_catalog::{Match, Member};
 use kvplane_core::{Continuity, Epoch, StreamId, Tier};
 use kvplane_ingest::Plane;
 use kvplane_route::{Candidate, Options, Role, Router, Slot, Standing};
+use rustc_hash::FxHashMap;
 
-/// Endpoints that are gone are looked for after so many decisions.
+/// Endpoints that are gone are looked for after this many decisions.
 const TIDY_EVERY: u64 = 1_024;
 
 #[derive(Debug)]
 pub(super) struct Books {
     pub(super) router: Router,
+    /// Every endpoint, and the life that its bookings are of.
     known: HashMap<StreamId, (Slot, Epoch)>,
+    /// The same by the stream's number in the catalog: what most decisions need.
+    seen: FxHashMap<u64, Seen>,
     decisions: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    slot: Slot,
+    epoch: Epoch,
+    /// Part of a decision since they were last tidied.
+    used: bool,
 }
 
 impl Books {
     pub(super) fn new(options: Options) -> Self {
-        Self { router: Router::new(options), known: HashMap::new(), decisions: 0 }
+        Self { router: Router::new(options), known: HashMap::new(), seen: FxHashMap::default(), decisions: 0 }
     }
 
     /// The endpoint of a stream. One in a new life holds nothing of what was sent to the one before.
-    pub(super) fn slot(&mut self, id: &StreamId, epoch: Epoch) -> Option<Slot> {
+    pub(super) fn slot(&mut self, member: &Member, epoch: Epoch) -> Option<Slot> {
+        if let Some(seen) = self.seen.get_mut(&member.serial)
+            && seen.epoch == epoch
+        {
+            seen.used = true;
+            return Some(seen.slot);
+        }
+        let slot = self.meet(&member.id, epoch)?;
+        self.seen.insert(member.serial, Seen { slot, epoch, used: true });
+        Some(slot)
+    }
+
+    /// The endpoint of a stream that is new, or in a new life.
+    fn meet(&mut self, id: &StreamId, epoch: Epoch) -> Option<Slot> {
         if let Some((slot, last)) = self.known.get_mut(id) {
-            if *last != epoch {
+            let slot = *slot;
+            // Whoever asked before the new life began may come later.
+            if *last < epoch {
                 *last = epoch;
-                let slot = *slot;
                 self.router.restart(slot);
-                return Some(slot);
             }
-            return Some(*slot);
+            return Some(slot);
         }
         let slot = self.router.worker(&id.to_string())?;
         self.known.insert(id.clone(), (slot, epoch));
@@ -49,15 +74,17 @@ impl Books {
         if !self.decisions.is_multiple_of(TIDY_EVERY) {
             return;
         }
-        let router = &mut self.router;
-        self.known.retain(|id, _| {
+        let (router, seen) = (&mut self.router, &mut self.seen);
+        self.known.retain(|id, (slot, _)| {
             let there =
                 plane.engine(id.engine.as_str()).is_some_and(|engine| engine.stream(id.rank).is_some());
             if !there {
                 router.remove_worker(&id.to_string());
+                seen.retain(|_, seen| seen.slot != *slot);
             }
             there
         });
+        seen.retain(|_, seen| std::mem::take(&mut seen.used));
     }
 }
 

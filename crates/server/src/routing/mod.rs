@@ -1,9 +1,11 @@
 //! Where prompts go, and what came of it: the decisions of `kvplane-route` over the catalog, and their receipts.
 
 mod books;
+pub(crate) mod loads;
 mod pick;
 mod replay;
 mod report;
+mod scene;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -11,10 +13,11 @@ use std::time::Instant;
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_metrics::{Latencies, LatenciesRead, RouteRows};
 use kvplane_receipts::{Cause, History, Ledger, LedgerTotals, ReceiptId, Unledgered};
-use kvplane_route::{Options, Why};
+use kvplane_route::{LoadSource, Options, Why};
 use parking_lot::Mutex;
 
 use books::Books;
+use loads::Polls;
 pub(crate) use pick::{Endpoint, MAX_ENDPOINTS, Passed, Picked, Wish};
 pub(crate) use report::{Report, State};
 
@@ -26,6 +29,16 @@ const HISTORY: usize = 1 << 20;
 const BOUNDS: [f64; 11] =
     [0.000_005, 0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01];
 
+/// Where an exact prediction and what was delivered disagreed last.
+#[derive(Debug, Clone)]
+pub(crate) struct LastDrift {
+    pub(crate) receipt: String,
+    pub(crate) engine: String,
+    pub(crate) rank: u32,
+    pub(crate) kind: &'static str,
+    pub(crate) at_ms: u64,
+}
+
 /// All of it. One per plane: routers that ask the same plane share their bookings.
 #[derive(Debug)]
 pub(crate) struct Routing {
@@ -36,6 +49,10 @@ pub(crate) struct Routing {
     salt: u32,
     whys: [AtomicU64; Why::ALL.len()],
     took: Latencies,
+    polls: Polls,
+    last_drift: Mutex<Option<LastDrift>>,
+    /// Milliseconds after `origin` of the last pick, plus one; 0 before the first.
+    last_pick: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -56,6 +73,9 @@ impl Default for Routing {
             salt: kvplane_runtime::unix_time().as_micros() as u32,
             whys: Default::default(),
             took: Latencies::new(&BOUNDS),
+            polls: Polls::default(),
+            last_drift: Mutex::default(),
+            last_pick: AtomicU64::new(0),
         }
     }
 }
@@ -80,15 +100,32 @@ impl Routing {
         parse(name).map(ReceiptId).ok_or_else(|| no_such_receipt(name))
     }
 
+    /// Whether a report needs the stream to be replayed: that takes long.
+    pub(crate) fn needs_replay(&self, name: &str, cached: u64) -> bool {
+        self.receipt_id(name).is_ok_and(|id| self.receipts.lock().ledger.needs_replay(id, cached))
+    }
+
     /// What all receipts came to.
     pub(crate) fn totals(&self) -> LedgerTotals {
         self.receipts.lock().ledger.totals()
+    }
+
+    /// The last drift, if there was one.
+    pub(crate) fn last_drift(&self) -> Option<LastDrift> {
+        self.last_drift.lock().clone()
     }
 
     fn count(&self, why: Why, took: std::time::Duration) {
         let at = Why::ALL.iter().position(|known| *known == why).unwrap_or(0);
         self.whys[at].fetch_add(1, Ordering::Relaxed);
         self.took.record(took);
+        self.last_pick.store((self.now() * 1e3) as u64 + 1, Ordering::Relaxed);
+    }
+
+    /// Whether anybody picked within so many seconds.
+    fn is_busy(&self, seconds: f64) -> bool {
+        let last = self.last_pick.load(Ordering::Relaxed);
+        last > 0 && self.now() - last as f64 / 1e3 < seconds
     }
 
     fn took(&self) -> LatenciesRead {
@@ -97,7 +134,12 @@ impl Routing {
 
     /// For `/metrics`.
     pub(crate) fn rows(&self) -> RouteRows {
-        let (books, totals) = (self.books.lock().router.totals(), self.totals());
+        let now = self.now();
+        let (books, sources) = {
+            let books = self.books.lock();
+            (books.router.totals(), books.router.load_sources(now))
+        };
+        let totals = self.totals();
         let whys = Why::ALL.iter().zip(&self.whys);
         RouteRows {
             decisions: whys.map(|(why, count)| (why.as_str(), count.load(Ordering::Relaxed))).collect(),
@@ -119,6 +161,8 @@ impl Routing {
                 .collect(),
             receipts: [totals.settled, totals.equal],
             drifts: totals.drifts,
+            loads: LoadSource::ALL.iter().map(|source| source.as_str()).zip(sources).collect(),
+            polls: self.polls.outcomes(),
             bookings: books.bookings as u64,
             expired: books.expired,
             refused: books.refused,

@@ -1,13 +1,14 @@
 //! One decision over the catalog.
 
-use kvplane_catalog::{Answer, Match, Question, age_ms};
+use kvplane_catalog::{Answer, Question};
 use kvplane_core::{ErrorCode, PublicError, StreamId, Trust, hash_blocks};
-use kvplane_receipts::{CandidateNote, Decided};
-use kvplane_route::{Ask, Candidate, Choice, Decision, Outline, Policy, Role, Skip, Slot, Terms, Why};
+use kvplane_receipts::Decided;
+use kvplane_route::{Ask, Decision, LoadSource, Outline, Policy, Role, Skip, Slot, Terms, Why};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Routing;
-use super::books::{Books, candidate};
+use super::books::Books;
+use super::scene::{Outcome, Scene};
 use crate::questions::{Asker, TokenizedNote};
 use crate::value::Protocol;
 
@@ -17,8 +18,6 @@ const MARGIN: u64 = 8;
 pub(crate) const MAX_ENDPOINTS: usize = 64;
 /// Bytes of a session's name.
 const MAX_SESSION: usize = 1_024;
-/// Endpoints in a receipt.
-const NOTED: usize = 4;
 
 /// What is wanted beside the prompt.
 #[derive(Debug, Clone, Default)]
@@ -33,7 +32,12 @@ pub(crate) struct Wish {
     pub(crate) output: u64,
     /// Endpoints that were tried already.
     pub(crate) exclude: Vec<StreamId>,
+    /// Why the prompt's tokens are not known, where they are not.
+    pub(crate) without_tokens: Option<&'static str>,
 }
+
+/// Whether a stream may be picked.
+pub(crate) type Among<'a> = &'a dyn Fn(&StreamId) -> bool;
 
 impl Wish {
     pub(crate) fn set_limit(&mut self, limit: u32) -> Result<(), PublicError> {
@@ -78,6 +82,8 @@ pub(crate) struct Endpoint {
     pub(crate) in_flight: u64,
     pub(crate) trust: Trust,
     pub(crate) age_ms: Option<u64>,
+    /// What its load is known from.
+    pub(crate) load: LoadSource,
     pub(crate) cost: f64,
     pub(crate) terms: Terms,
 }
@@ -95,7 +101,10 @@ pub(crate) struct Picked {
     /// The receipt's name.
     pub(crate) id: Option<String>,
     pub(crate) endpoints: Vec<Endpoint>,
+    /// Some of those who may not be picked.
     pub(crate) skipped: Vec<Passed>,
+    /// All of them.
+    pub(crate) skipped_count: u64,
     pub(crate) why: Why,
     pub(crate) policy: Policy,
     pub(crate) prompt: u64,
@@ -129,34 +138,6 @@ impl Picked {
     }
 }
 
-/// All that a decision goes by, collected while the answer is there.
-struct Scene {
-    candidates: Vec<Candidate>,
-    /// Who each candidate is, and how old the proof of it.
-    ids: Vec<(StreamId, Option<u64>)>,
-    block_sizes: Vec<u32>,
-    trust: Trust,
-}
-
-impl Scene {
-    fn with_capacity(count: usize) -> Self {
-        let (candidates, ids) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        Self { candidates, ids, block_sizes: Vec::with_capacity(count), trust: Trust::Exact }
-    }
-
-    fn add(&mut self, books: &mut Books, found: &Match<'_>, credited: bool) {
-        let id = &found.member.id;
-        let Some(slot) = books.slot(id, found.view.epoch) else { return };
-        self.candidates.push(candidate(slot, found, credited));
-        self.ids.push((id.clone(), found.age.map(age_ms)));
-        self.block_sizes.push(found.block_size.unwrap_or(0));
-    }
-
-    fn at(&self, slot: Slot) -> Option<usize> {
-        self.candidates.iter().position(|candidate| candidate.worker == slot)
-    }
-}
-
 impl Routing {
     /// Decides where a prompt goes.
     pub(crate) fn pick(
@@ -165,6 +146,17 @@ impl Routing {
         question: &mut Question,
         wish: &Wish,
     ) -> Result<Picked, PublicError> {
+        self.pick_among(asker, question, wish, &|_| true)
+    }
+
+    /// The same, where only some may be picked: the others count as not ready.
+    pub(crate) fn pick_among(
+        &self,
+        asker: &Asker,
+        question: &mut Question,
+        wish: &Wish,
+        among: Among<'_>,
+    ) -> Result<Picked, PublicError> {
         // Every stream is a candidate, also those that hold nothing.
         (question.all, question.limit, question.min_tokens) = (Some(true), None, None);
         let question = &*question;
@@ -172,29 +164,25 @@ impl Routing {
         let outline = outline(question);
         let known = question.token_ids.is_some() || question.block_hashes.is_some();
         let prompt = prompt_tokens(question);
-        let (scene, decision) = if known {
+        let outcome = if known {
             question.ask(asker.catalog(), asker.asking(), |answer| {
                 asker.value.answered(Protocol::Pick, question, answer);
-                let mut books = self.books.lock();
-                books.tidy(&asker.plane);
-                let scene = scene(&mut books, answer);
-                let decision = self.decide(&mut books, &scene, wish, &outline, prompt);
-                (scene, decision)
+                self.decide_over(asker, answer, wish, among, &outline, prompt)
             })?
         } else {
-            self.pick_blind(asker, question, wish)?
+            self.pick_blind(asker, question, wish, among)?
         };
-        let mut picked = picked(&scene, &decision, prompt);
+        let Outcome { mut picked, mut decided } = outcome;
         if picked.endpoints.is_empty() {
             self.count(Why::Nobody, begun.elapsed());
             return Err(nobody(&picked));
         }
         let took = begun.elapsed();
-        self.count(decision.why, took);
+        self.count(picked.why, took);
         if !wish.dry_run {
-            let model = question.model.as_deref().unwrap_or_default();
-            let mut decided = decided(&scene, &decision, &picked, model);
+            decided.model = question.model.as_deref().unwrap_or_default().into();
             decided.decide_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+            decided.without_tokens = wish.without_tokens;
             stand(asker, &mut decided, &picked.endpoints[0].id);
             decided.contents = contents(question, decided.block_size);
             let mut receipts = self.receipts.lock();
@@ -211,7 +199,8 @@ impl Routing {
         asker: &Asker,
         question: &Question,
         wish: &Wish,
-    ) -> Result<(Scene, Decision), PublicError> {
+        among: Among<'_>,
+    ) -> Result<Outcome, PublicError> {
         // A prompt of no tokens, for who is there and where they stand.
         let nothing = Question {
             model: question.model.clone(),
@@ -220,17 +209,32 @@ impl Routing {
             ..Question::default()
         };
         nothing.ask(asker.catalog(), asker.asking(), |answer| {
-            let mut books = self.books.lock();
-            let scene = scene(&mut books, answer);
-            let decision = self.decide(&mut books, &scene, wish, &Outline::default(), 0);
-            (scene, decision)
+            self.decide_over(asker, answer, wish, among, &Outline::default(), 0)
         })
+    }
+
+    fn decide_over(
+        &self,
+        asker: &Asker,
+        answer: &Answer<'_>,
+        wish: &Wish,
+        among: Among<'_>,
+        outline: &Outline,
+        prompt: u64,
+    ) -> Outcome {
+        let mut books = self.books.lock();
+        books.tidy(&asker.plane);
+        let scene = Scene::of(&mut books, answer, among);
+        let decision = self.decide(&mut books, &scene, wish, outline, prompt);
+        // The next one may decide while this one is put into words.
+        drop(books);
+        scene.outcome(&decision, prompt)
     }
 
     fn decide(
         &self,
         books: &mut Books,
-        scene: &Scene,
+        scene: &Scene<'_>,
         wish: &Wish,
         outline: &Outline,
         prompt: u64,
@@ -249,78 +253,6 @@ impl Routing {
             exclude: &exclude,
         };
         books.router.pick(&ask, &scene.candidates, self.now())
-    }
-}
-
-fn scene(books: &mut Books, answer: &Answer<'_>) -> Scene {
-    let mut scene = Scene::with_capacity(answer.matches().len() + answer.not_credited().len());
-    scene.trust = answer.trust;
-    for found in answer.matches() {
-        scene.add(books, &found, true);
-    }
-    for found in answer.not_credited() {
-        scene.add(books, &found, false);
-    }
-    scene
-}
-
-fn picked(scene: &Scene, decision: &Decision, prompt: u64) -> Picked {
-    let endpoint = |choice: &Choice| {
-        let (id, age_ms) = scene.ids[scene.at(choice.worker)?].clone();
-        let &Choice { cached, in_flight, trust, terms, cost, .. } = choice;
-        Some(Endpoint { id, cached, in_flight, trust, age_ms, cost, terms })
-    };
-    let passed = |skipped: &kvplane_route::Skipped| {
-        let id = scene.ids[scene.at(skipped.worker)?].0.clone();
-        Some(Passed { id, why: skipped.why })
-    };
-    Picked {
-        id: None,
-        endpoints: decision.order.iter().filter_map(endpoint).collect(),
-        skipped: decision.skipped.iter().filter_map(passed).collect(),
-        why: decision.why,
-        policy: decision.policy,
-        prompt,
-        fleet: decision.best_fleet,
-        eligible: decision.best_eligible,
-        booked: decision.booking.is_some(),
-        trust: scene.trust,
-        tokenized: None,
-    }
-}
-
-fn decided(scene: &Scene, decision: &Decision, picked: &Picked, model: &str) -> Decided {
-    let note = |endpoint: &Endpoint| CandidateNote {
-        engine: endpoint.id.engine.as_str().into(),
-        rank: endpoint.id.rank,
-        cached: endpoint.cached,
-        in_flight: endpoint.in_flight,
-        trust: endpoint.trust,
-        cost: endpoint.cost,
-    };
-    let first = &picked.endpoints[0];
-    let at = decision.order.first().and_then(|choice| scene.at(choice.worker));
-    Decided {
-        at_ms: kvplane_runtime::unix_ms(),
-        model: model.into(),
-        prompt: picked.prompt,
-        ceiling: 0,
-        fleet_main: decision.best_main,
-        fleet: decision.best_fleet,
-        eligible: decision.best_eligible,
-        random: decision.eligible_sum / u64::from(decision.eligible.max(1)),
-        predicted: first.cached,
-        in_flight: first.in_flight,
-        trust: first.trust,
-        candidates: picked.endpoints.iter().take(NOTED).map(note).collect(),
-        why: decision.why.as_str(),
-        policy: decision.policy.as_str(),
-        decide_us: 0,
-        epoch: 0,
-        sequence: 0,
-        block_size: at.map_or(0, |at| scene.block_sizes[at]),
-        contents: Box::default(),
-        booking: decision.booking.map(|booking| booking.0),
     }
 }
 
@@ -378,7 +310,7 @@ fn nobody(picked: &Picked) -> PublicError {
         picked.skipped.iter().take(SHOWN).map(|one| format!("{} ({})", one.id, one.why.as_str())).collect();
     let busy = !picked.skipped.is_empty() && picked.skipped.iter().all(|one| one.why == Skip::OverCap);
     let code = if busy { ErrorCode::LimitReached } else { ErrorCode::Unavailable };
-    let more = picked.skipped.len().saturating_sub(SHOWN);
+    let more = picked.skipped_count.saturating_sub(SHOWN as u64);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     PublicError::new(code, format!("nobody may be picked: {}{more}", named.join(", ")))
         .with_next("retry later; GET /v1/status says how the engines are")

@@ -1,4 +1,4 @@
-//! What came of a decision, as whoever routes says.
+//! What came of a decision, as the router reports it.
 
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::Plane;
@@ -7,7 +7,7 @@ use kvplane_route::BookingId;
 use tracing::error;
 
 use super::replay::replay;
-use super::{Routing, no_such_receipt};
+use super::{LastDrift, Routing, no_such_receipt};
 
 /// How far a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +36,10 @@ impl Routing {
         if let (Some(state), Some(booking)) = (report.state, receipt.decided.booking.map(BookingId)) {
             let now = self.now();
             let mut books = self.books.lock();
+            let took = report.delivered.as_ref().and_then(|delivered| delivered.first_token_ms);
+            if let Some(took) = took {
+                books.router.first_token_took(booking, took / 1e3);
+            }
             match state {
                 State::FirstToken => {
                     books.router.first_token(booking, now);
@@ -82,6 +86,13 @@ impl Routing {
         drop(receipts);
         if let Account { drift: Some(drift), .. } = account {
             say_drift(name, &receipt.decided, cached, drift);
+            *self.last_drift.lock() = receipt.decided.candidates.first().map(|chosen| LastDrift {
+                receipt: name.to_owned(),
+                engine: chosen.engine.to_string(),
+                rank: chosen.rank,
+                kind: drift.as_str(),
+                at_ms: kvplane_runtime::unix_ms(),
+            });
         }
         Ok(receipt)
     }

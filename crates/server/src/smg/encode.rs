@@ -10,7 +10,7 @@ use kvplane_stream::{Entry, Protocol, Snapshot, Transition, VisibleBlock};
 use kvplane_wire::OwnedExtraKey;
 use prost::Message as _;
 
-use crate::plans::Recent;
+use crate::encoding;
 
 /// Blocks in one snapshot chunk ...
 const CHUNK_BLOCKS: usize = 2_048;
@@ -113,27 +113,29 @@ fn level(tier: Tier) -> i32 {
 /// A snapshot as SMG wants it: `count` chunks under consecutive sequences that end at the cut, the first beginning with
 /// a clear, parents before children.
 #[derive(Debug)]
-pub(super) struct Chunks {
-    plan: Arc<Plan>,
-    next: usize,
-    /// What they are of: as long as somebody is sent it, others who begin are sent the same.
-    _snapshot: Option<Arc<Snapshot>>,
-}
-
-/// All chunks of a snapshot, shared by those who are sent it.
-#[derive(Debug)]
 pub(super) struct Plan {
     transitions: Vec<Transition>,
     ranges: Vec<Range<usize>>,
     cut: u64,
     blocks: u64,
     unknown_before: u64,
-    recent: Recent<Bytes>,
+    /// What it is of: as long as somebody is sent it, others who begin are sent the same.
+    _snapshot: Option<Arc<Snapshot>>,
 }
 
 impl Plan {
     /// Plans the chunks. Takes its time for a large state.
     pub(super) fn new(transitions: Vec<Transition>, cut: u64, unknown_before: u64) -> Self {
+        Self::of(None, transitions, cut, unknown_before)
+    }
+
+    /// Plans the chunks of one stream's snapshot.
+    pub(super) fn of(
+        snapshot: Option<Arc<Snapshot>>,
+        transitions: Vec<Transition>,
+        cut: u64,
+        unknown_before: u64,
+    ) -> Self {
         let mut pieces = Vec::with_capacity(transitions.len());
         for transition in transitions {
             split(transition, &mut pieces);
@@ -152,17 +154,20 @@ impl Plan {
         }
         // An empty state is told too: by one chunk with nothing but the clear.
         chunks.push(start..pieces.len());
-        Self {
-            transitions: pieces,
-            ranges: chunks,
-            cut,
-            blocks: total,
-            unknown_before,
-            recent: Recent::new(),
-        }
+        Self { transitions: pieces, ranges: chunks, cut, blocks: total, unknown_before, _snapshot: snapshot }
     }
 
-    /// The message of one chunk.
+    /// The number of the last chunk; what follows it is the tail.
+    pub(super) fn cut(&self) -> u64 {
+        self.cut
+    }
+}
+
+impl encoding::Plan for Plan {
+    fn messages(&self) -> usize {
+        self.ranges.len()
+    }
+
     fn encode(&self, index: usize) -> Bytes {
         let count = self.ranges.len();
         let range = self.ranges[index].clone();
@@ -183,35 +188,6 @@ impl Plan {
             ..smg::KvEventBatch::default()
         };
         batch.encode_to_vec().into()
-    }
-}
-
-impl Chunks {
-    /// The chunks of a snapshot.
-    pub(super) fn of(plan: Arc<Plan>, snapshot: Arc<Snapshot>) -> Self {
-        Self { plan, next: 0, _snapshot: Some(snapshot) }
-    }
-
-    /// Plans and takes the chunks of a state that nobody else is sent.
-    pub(super) fn new(transitions: Vec<Transition>, cut: u64, unknown_before: u64) -> Self {
-        let plan = Arc::new(Plan::new(transitions, cut, unknown_before));
-        Self { plan, next: 0, _snapshot: None }
-    }
-
-    /// The next message; `None` after the last.
-    pub(super) fn next(&mut self) -> Option<Bytes> {
-        if self.next == self.plan.ranges.len() {
-            return None;
-        }
-        let index = self.next;
-        self.next += 1;
-        // Nothing is kept for a single subscriber.
-        let is_shared = Arc::strong_count(&self.plan) > 1;
-        Some(if is_shared {
-            self.plan.recent.get_or_encode(index, || self.plan.encode(index))
-        } else {
-            self.plan.encode(index)
-        })
     }
 }
 
@@ -262,13 +238,15 @@ mod tests {
         Transition::Stored { tier: Tier::Device, parent: None, blocks: (0..length).map(block).collect() }
     }
 
-    fn messages(mut chunks: Chunks) -> Vec<smg::KvEventBatch> {
-        std::iter::from_fn(|| chunks.next()).map(|bytes| smg::KvEventBatch::decode(bytes).unwrap()).collect()
+    fn messages(plan: &Plan) -> Vec<smg::KvEventBatch> {
+        use encoding::Plan as _;
+        let decoded = |index| smg::KvEventBatch::decode(plan.encode(index)).unwrap();
+        (0..plan.messages()).map(decoded).collect()
     }
 
     #[test]
     fn chunks_end_at_the_cut_and_the_first_clears() {
-        let told = messages(Chunks::new(vec![chain(5_000), chain(3)], 1_000, 0));
+        let told = messages(&Plan::new(vec![chain(5_000), chain(3)], 1_000, 0));
         assert_eq!(told.iter().map(|m| m.sequence_number).collect::<Vec<_>>(), [998, 999, 1_000]);
         assert!(matches!(told[0].events[0].data, Some(Data::Cleared(_))));
         let mut blocks = 0;
@@ -289,7 +267,7 @@ mod tests {
 
     #[test]
     fn an_empty_state_is_one_chunk() {
-        let told = messages(Chunks::new(Vec::new(), 7, 0));
+        let told = messages(&Plan::new(Vec::new(), 7, 0));
         assert_eq!((told.len(), told[0].sequence_number, told[0].events.len()), (1, 7, 1));
     }
 

@@ -9,11 +9,12 @@ use kvplane_access::ApiError;
 use kvplane_core::{Continuity, Cursor, ErrorCode, PublicError, Trust};
 use kvplane_ingest::{News, Stream, StreamStatus};
 use kvplane_proto::Encoded;
-use kvplane_stream::{Entry, Snapshot};
+use kvplane_stream::{Entry, Protocol, Snapshot};
 use tonic::Status;
 
-use super::encode::{self, Chunks, Plan};
+use super::encode::{self, Plan};
 use super::merger::Subscribed;
+use crate::encoding::{self, Messages, Planned};
 use crate::plans::{self, Plans};
 
 /// Older clients refuse messages above 4 MiB. A batch that is larger reaches them as a snapshot, whose chunks are not.
@@ -35,7 +36,7 @@ pub(super) enum Source {
 #[derive(Debug)]
 enum Phase {
     Start,
-    Snapshot { chunks: Box<Chunks>, then: u64, cursor: Option<Cursor> },
+    Snapshot { messages: Messages<Plan>, then: u64, cursor: Option<Cursor> },
     Tail { sequence: u64, cursor: Option<Cursor> },
     Ended,
 }
@@ -50,8 +51,8 @@ pub(super) struct Follower {
     withheld: bool,
     /// Where the stream stood when it was last looked at.
     standing: Option<Continuity>,
-    /// The engine was proven to be there when the stream was last looked at. Once it is not, a gateway that cannot hear of
-    /// trust must start over.
+    /// The engine was proven to be there when the stream was last looked at. Once it is not, a gateway that
+    /// cannot hear of trust must start over.
     fresh: bool,
 }
 
@@ -80,11 +81,12 @@ impl Follower {
                     Ok(phase) => self.phase = phase,
                     Err(status) => return Some(Err(status)),
                 },
-                Phase::Snapshot { mut chunks, then, cursor } => match chunks.next() {
-                    Some(chunk) => {
-                        self.ready.push_back(chunk);
-                        self.phase = Phase::Snapshot { chunks, then, cursor };
+                Phase::Snapshot { mut messages, then, cursor } => match messages.next().await {
+                    Some(Ok(message)) => {
+                        self.ready.push_back(message);
+                        self.phase = Phase::Snapshot { messages, then, cursor };
                     }
+                    Some(Err(status)) => return Some(Err(status)),
                     None => self.phase = Phase::Tail { sequence: then, cursor },
                 },
                 Phase::Tail { sequence, cursor } => match self.tail(sequence, cursor).await {
@@ -99,13 +101,12 @@ impl Follower {
     async fn begin(&mut self) -> Result<Phase, Status> {
         match &self.source {
             Source::Merged(merger) => {
+                let _place = plans::BUILDS.acquire().await.map_err(|_| internal())?;
                 let merger = merger.clone();
-                let planned = tokio::task::spawn_blocking(move || {
-                    let (transitions, cut) = merger.snapshot();
-                    (Chunks::new(transitions, cut, 0), cut)
-                });
-                let (chunks, cut) = planned.await.map_err(|_| internal())?;
-                Ok(Phase::Snapshot { chunks: Box::new(chunks), then: cut, cursor: None })
+                let planned = tokio::task::spawn_blocking(move || merger.plan());
+                let plan = planned.await.map_err(|_| internal())?;
+                let then = plan.plan().cut();
+                Ok(Phase::Snapshot { messages: Messages::of(plan), then, cursor: None })
             }
             Source::Native { stream, credit } => {
                 let credited = is_credited(&stream.status(), credit);
@@ -116,8 +117,8 @@ impl Follower {
                 self.fresh = credited;
                 self.withheld = !credited && !snapshot.image.blocks.is_empty();
                 let planned = tokio::task::spawn_blocking(move || plan(&snapshot, credited));
-                let chunks = planned.await.map_err(|_| internal())?;
-                Ok(Phase::Snapshot { chunks: Box::new(chunks), then: cursor.sequence, cursor: Some(cursor) })
+                let messages = Messages::of(planned.await.map_err(|_| internal())?);
+                Ok(Phase::Snapshot { messages, then: cursor.sequence, cursor: Some(cursor) })
             }
         }
     }
@@ -158,14 +159,15 @@ impl Follower {
                 };
                 let last_standing = entries.iter().rev().find_map(|entry| entry.standing);
                 self.standing = last_standing.or(Some(standing));
-                for entry in &entries {
+                let encoded = encoding::entries(&entries, Protocol::Smg, encode::entry).await?;
+                for (entry, bytes) in entries.iter().zip(encoded) {
                     if let Some(reason) = ends(entry, credit) {
                         return Err(loss(reason));
                     }
                     if self.withheld && is_credited(&stream.status(), credit) {
                         return Err(loss(KNOWN_AGAIN));
                     }
-                    self.ready.push_back(sendable(encode::entry(entry))?);
+                    self.ready.push_back(sendable(bytes)?);
                 }
                 let sequence = entries.last().map_or(cursor.sequence, |entry| entry.sequence);
                 Ok(Phase::Tail { sequence, cursor: Some(Cursor { sequence, ..cursor }) })
@@ -218,18 +220,18 @@ const OUT_OF_REACH: &str = "the engine is out of reach";
 const KNOWN_AGAIN: &str = "the stream's state is known again";
 const UNTRANSLATABLE: &str = "the main group holds blocks whose tokens are not known";
 
-fn plan(snapshot: &Arc<Snapshot>, credited: bool) -> Chunks {
-    static PLANS: Plans<Plan> = Plans::new();
-    let plan = PLANS.of(snapshot, u8::from(credited), |snapshot| planned(snapshot, credited));
-    Chunks::of(plan, snapshot.clone())
+fn plan(snapshot: &Arc<Snapshot>, credited: bool) -> Arc<Planned<Plan>> {
+    static PLANS: Plans<Planned<Plan>> = Plans::new();
+    PLANS.of(snapshot, u8::from(credited), |_| Planned::new(planned(snapshot.clone(), credited)))
 }
 
-fn planned(snapshot: &Snapshot, credited: bool) -> Plan {
+fn planned(snapshot: Arc<Snapshot>, credited: bool) -> Plan {
     let transitions = if credited { snapshot.as_transitions() } else { Vec::new() };
     // How much of the history is missing, where it is.
     let exact = snapshot.trust.level() == Trust::Exact;
     let unknown_before = if exact { 0 } else { snapshot.known_from.unwrap_or(0) };
-    Plan::new(transitions, snapshot.cursor.sequence, unknown_before)
+    let cut = snapshot.cursor.sequence;
+    Plan::of(Some(snapshot), transitions, cut, unknown_before)
 }
 
 fn is_credited(status: &StreamStatus, credit: &[Trust]) -> bool {

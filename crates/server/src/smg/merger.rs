@@ -1,13 +1,14 @@
 //! Several ranks as one stream: one gapless sequence for consumers that route to an engine.
 //!
-//! Started by the first subscriber. It follows every rank that the engine has until the engine is removed, or until it has had no
-//! subscriber for a minute. Numbers begin at the moment it started, so that cursors of an earlier process are never inside its window.
+//! Started by the first subscriber. It follows every rank that the engine has until the engine is removed, or
+//! until it has had no subscriber for a minute. Numbers begin at the moment it started, so that cursors of an
+//! earlier process are never inside its window.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvplane_core::{Continuity, EngineId, Epoch, Trust};
@@ -17,15 +18,19 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::encode;
+use super::encode::{self, Plan};
+use crate::encoding::Planned;
 
 /// Entries kept for those who come back; the same as a stream keeps by default.
 const WINDOW_ENTRIES: usize = 10_000;
 const WINDOW_BYTES: usize = 64 << 20;
 
-/// How long a merger goes on without a subscriber, so that a gateway that reconnects can resume. Then its copy of the state is
-/// freed.
+/// How long a merger goes on without a subscriber, so that a gateway that reconnects can resume. Then its
+/// copy of the state is freed.
 const IDLE: Duration = Duration::from_mins(1);
+
+/// How long subscribers that begin share a snapshot.
+const SHARED_FOR: Duration = Duration::from_secs(2);
 
 /// The mergers of a plane's engines.
 #[derive(Debug)]
@@ -37,7 +42,8 @@ pub(crate) struct Mergers {
 #[derive(Debug, Default)]
 struct Running {
     by_engine: HashMap<EngineId, Arc<Merger>>,
-    /// The epoch and the last number of the merger that ended last. The next epoch is above both, whatever the clock says.
+    /// The epoch and the last number of the merger that ended last. The next epoch is above both, whatever
+    /// the clock says.
     last: Option<(Epoch, u64)>,
 }
 
@@ -88,8 +94,8 @@ impl Mergers {
     }
 }
 
-/// Takes a merger out of the table when its task ends, also by a panic or with its runtime: its subscribers start over, and
-/// the next one starts a new merger.
+/// Takes a merger out of the table when its task ends, also by a panic or with its runtime: its subscribers
+/// start over, and the next one starts a new merger.
 struct End {
     running: Arc<Mutex<Running>>,
     engine: EngineId,
@@ -189,6 +195,8 @@ struct Merged {
 pub(super) struct Merger {
     epoch: Epoch,
     merged: Mutex<Merged>,
+    /// The last snapshot, and when it was taken.
+    plan: Mutex<Option<(Instant, Weak<Planned<Plan>>)>>,
     changed: Notify,
     subscribers: AtomicUsize,
     /// A subscriber left.
@@ -210,6 +218,7 @@ impl Merger {
                 next_sequence: epoch.base().nth(1),
                 next_event_id: epoch.base().nth(1),
             }),
+            plan: Mutex::default(),
             changed: Notify::new(),
             subscribers: AtomicUsize::new(0),
             left: Notify::new(),
@@ -222,8 +231,26 @@ impl Merger {
         &self.ended
     }
 
+    /// Everything at one moment, as messages. Takes its time. Subscribers that begin together share one, as long as all
+    /// that came after it is here.
+    pub(super) fn plan(&self) -> Arc<Planned<Plan>> {
+        let mut last = self.plan.lock();
+        if let Some((begun, plan)) = &*last
+            && begun.elapsed() <= SHARED_FOR
+            && let Some(plan) = plan.upgrade()
+            && self.read_after(plan.plan().cut(), 0).is_ok()
+        {
+            return plan;
+        }
+        let begun = kvplane_runtime::now();
+        let (transitions, cut) = self.snapshot();
+        let plan = Arc::new(Planned::new(Plan::new(transitions, cut, 0)));
+        *last = Some((begun, Arc::downgrade(&plan)));
+        plan
+    }
+
     /// Everything at one moment, and that moment.
-    pub(super) fn snapshot(&self) -> (Vec<Transition>, u64) {
+    fn snapshot(&self) -> (Vec<Transition>, u64) {
         let merged = self.merged.lock();
         (merged.state.as_transitions(), merged.next_sequence - 1)
     }

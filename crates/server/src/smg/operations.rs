@@ -1,7 +1,7 @@
 //! SMG's `FlushCache`, `StartProfile` and `StopProfile`, for one engine: behind its front, or named by metadata.
 //!
-//! They are operations as any other, fenced and audited, whatever the engine is asked over. The service has one answer for the whole
-//! engine:
+//! They are operations as any other, fenced and audited, whatever the engine is asked over. The service has
+//! one answer for the whole engine:
 //!
 //! | what became of it | answer |
 //! |---|---|
@@ -30,7 +30,8 @@ use tonic::{Request, Status};
 use super::service::{RANK, SmgService, text};
 use crate::ops::{self, RankReport, Selection, Update, Verdict};
 
-/// How long the stream may take to show a flush after the engine's answer. Gateways give up on the whole call after 45 s.
+/// How long the stream may take to show a flush after the engine's answer. Gateways give up on the whole call
+/// after 45 s.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
 /// Ranks whose verdicts fit into a message.
 const RANKS_TOLD: usize = 8;

@@ -22,9 +22,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::Code;
 
@@ -181,16 +180,8 @@ impl Authority {
     pub(super) fn connector(&self, protocol: &str, shown: Option<Shown>) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots.add(self.0.der().clone()).unwrap();
-        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots);
-        let mut config = match shown {
-            None => builder.with_no_client_auth(),
-            Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).unwrap(),
-        };
-        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
-        TlsConnector::from(Arc::new(config))
+        let identity = shown.map(|(certificate, key)| (vec![certificate], key));
+        kvplane_transport::tls::connector(roots, identity, protocol).unwrap()
     }
 }
 
@@ -257,7 +248,7 @@ impl Served {
         connector.connect("localhost".try_into().unwrap(), stream).await.unwrap()
     }
 
-    /// Waits until so many connections have failed so.
+    /// Waits until this many connections have failed so.
     pub(super) async fn until_failed(&self, port: &str, why: &str, times: u64) {
         let deadline = kvplane_runtime::now() + DEADLINE;
         loop {

@@ -4,7 +4,8 @@
 //!  streams ──> picture (who looks? nobody: none is made) ──> each watcher: the cells that changed since it last looked
 //! ```
 //!
-//! A cell carries the number of the picture in which it last changed, so that a watcher that skipped some misses nothing.
+//! A cell carries the number of the picture in which it last changed, so that a watcher that skipped some
+//! misses nothing.
 
 mod cell;
 mod history;

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::cell::{Cell, Counted, Link};
 
-/// Ranks that went and are remembered. Whoever missed more is told everything.
+/// Ranks that went and are remembered. A watcher that missed more gets everything.
 const GONE_KEPT: usize = 1_024;
 
 /// A rank that is there no more.
@@ -30,7 +30,7 @@ impl<'s> GoneJson<'s> {
 pub(crate) struct Picture {
     number: u64,
     unix_ms: u64,
-    /// The picture from which on ranks that went are known: whoever saw an older one is told everything.
+    /// The picture from which on ranks that went are known: a watcher that saw an older one gets everything.
     gone_since: u64,
     /// Ranks that went, and the picture that first was without them, oldest first.
     gone: VecDeque<(u64, StreamId)>,
@@ -121,8 +121,9 @@ impl Picture {
         self.number
     }
 
-    /// What a watcher is told that last saw the picture `seen` (0: none): the cells that are new or changed, the ranks that went, and
-    /// the links if one of them changed; everything if it is too far behind. `None` if nothing did.
+    /// What a watcher is told that last saw the picture `seen` (0: none): the cells that are new or changed,
+    /// the ranks that went, and the links if one of them changed; everything if it is too far behind. `None`
+    /// if nothing did.
     pub(crate) fn since(&self, seen: u64) -> Option<String> {
         let whole = seen < self.gone_since;
         let cells: Vec<&str> = self

@@ -17,3 +17,5 @@ mod operations;
 mod rig;
 mod routing;
 mod value;
+
+use kvplane_testkit::every_engine;

@@ -164,6 +164,208 @@ async fn who_goes_elsewhere_is_told_so() {
     assert!(page.contains("kvplane_route_lost_tokens_total{cause=\"wrong_rank\"} "), "{page}");
 }
 
+/// What was lost after the decision, and nothing else.
+fn lost_after(receipt: &Value) -> Vec<(String, u64)> {
+    const BEFORE: [&str; 4] = ["capacity", "not_resumable", "eligibility", "load"];
+    let lost = receipt["lost"].as_object().unwrap().iter();
+    let after = lost.filter(|(cause, _)| !BEFORE.contains(&cause.as_str()));
+    after.map(|(cause, tokens)| (cause.clone(), tokens.as_u64().unwrap())).collect()
+}
+
+/// Engines that evict, restart, serve under another name and see other tokens, in turn and on purpose: every loss has the cause that was
+/// arranged, and every token of a prompt is accounted for.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_lost_token_has_its_true_cause() {
+    let engines = [Engine::plain(), Engine::plain()];
+    let rig = Rig::with_options(&[&engines[0], &engines[1]], PlaneOptions::default()).await;
+    for (at, engine) in engines.iter().enumerate() {
+        rig.live(at).await;
+        run(engine, &prompt(90 + at as u32, 40));
+        rig.exact(at, engine).await;
+    }
+    let mut lost = 0;
+    for round in 0..15u32 {
+        let wanted = prompt(100 + round, 200);
+        run(&engines[0], &wanted);
+        let before = rig.exact(0, &engines[0]).await.epoch;
+        let picked = pick(&rig, &wanted).await;
+        assert_eq!(picked["endpoints"][0]["engine"], "e0", "{picked}");
+        let (cause, report_of): (&str, Value) = match round % 5 {
+            0 => {
+                for other in 0..10 {
+                    run(&engines[0], &prompt(1_000 + round * 20 + other, 250));
+                }
+                let cached = run(&engines[0], &wanted);
+                rig.exact(0, &engines[0]).await;
+                ("evicted_between", json!({"state": "finish", "cached_tokens": cached}))
+            }
+            1 => {
+                engines[0]
+                    .sim
+                    .fault(None, Fault::Restart(Restart { first_sequence: 0, same_content: false }));
+                let cached = run(&engines[0], &wanted);
+                rig.until(0, "began a new life", |status| status.epoch != before).await;
+                ("restart", json!({"state": "finish", "cached_tokens": cached}))
+            }
+            2 => {
+                let cached = run(&engines[1], &wanted);
+                ("wrong_endpoint", json!({"state": "finish", "cached_tokens": cached, "engine": "e1"}))
+            }
+            3 => {
+                // Another template: a token more in front.
+                let seen: Vec<u32> = std::iter::once(7).chain(wanted.iter().copied()).collect();
+                let cached = run(&engines[0], &seen);
+                (
+                    "wrong_tokens",
+                    json!({"state": "finish", "cached_tokens": cached, "prompt_tokens": seen.len()}),
+                )
+            }
+            _ => ("", json!({"state": "finish", "cached_tokens": run(&engines[0], &wanted)})),
+        };
+        let cached = report_of["cached_tokens"].as_u64().unwrap();
+        let receipt = report(&rig, &picked, report_of).await;
+        let missing = predicted(&picked) - cached;
+        let expected = if cause.is_empty() { Vec::new() } else { vec![(cause.to_owned(), missing)] };
+        assert_eq!(lost_after(&receipt), expected, "{receipt}");
+        assert!(cause.is_empty() == (missing == 0), "{cause} {missing}");
+        assert_eq!(receipt["drift"], Value::Null, "{receipt}");
+        let all: u64 =
+            receipt["lost"].as_object().unwrap().values().map(|tokens| tokens.as_u64().unwrap()).sum();
+        let new = receipt["workload_tokens"].as_u64().unwrap();
+        assert_eq!(all + new + cached, wanted.len() as u64, "{receipt}");
+        lost += missing;
+    }
+    let totals = totals(&rig).await;
+    assert_eq!((&totals["lost"]["unknown"], &totals["receipts"]["drifts"]), (&json!(0), &json!(0)));
+    assert!(lost > 1_000, "{lost}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_gone_everywhere_is_capacity_and_what_is_busy_is_load() {
+    let engines = [Engine::plain(), Engine::plain()];
+    let rig = Rig::with_options(&[&engines[0], &engines[1]], PlaneOptions::default()).await;
+    for (at, engine) in engines.iter().enumerate() {
+        rig.live(at).await;
+        run(engine, &prompt(90 + at as u32, 40));
+        rig.exact(at, engine).await;
+    }
+    let wanted = prompt(1, 200);
+    let first = pick(&rig, &wanted).await;
+    delivered(&rig, &first, 0).await;
+    let only_first = json!([{"engine": "e1"}]);
+    run(&engines[0], &wanted);
+    for other in 0..12 {
+        run(&engines[0], &prompt(20 + other, 250));
+    }
+    rig.exact(0, &engines[0]).await;
+    let again = pick(&rig, &wanted).await;
+    assert_eq!(again["fleet_cached_tokens"], 0, "{again}");
+    let receipt = delivered(&rig, &again, 0).await;
+    // Prefixes are remembered in units of 64 tokens.
+    assert_eq!(receipt["lost"], json!({"capacity": 192}), "{receipt}");
+    // The holder is kept busy by prompts that are booked there.
+    run(&engines[0], &wanted);
+    rig.exact(0, &engines[0]).await;
+    for other in 0..8u32 {
+        let body = json!({"model": "sim", "token_ids": prompt(50 + other, 9_000), "exclude": only_first});
+        let (code, picked) = call(rig.http, "POST", "/v1/pick", &body).await;
+        assert_eq!((code, &picked["endpoints"][0]["engine"]), (200, &json!("e0")), "{picked}");
+    }
+    let busy = pick(&rig, &wanted).await;
+    assert_eq!((&busy["why"], &busy["endpoints"][0]["engine"]), (&json!("load"), &json!("e1")), "{busy}");
+    let receipt = delivered(&rig, &busy, run(&engines[1], &wanted)).await;
+    assert_eq!(receipt["lost"]["load"], busy["eligible_cached_tokens"], "{receipt}");
+    assert_eq!(totals(&rig).await["lost"]["unknown"], 0);
+}
+
+/// Of an engine with a sliding window more is held than it can go on from: that is known at the decision.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_engine_cannot_go_on_from_is_not_resumable() {
+    let mut engine = Engine::start(|config| {
+        config.blocks = 240;
+        config.vllm.groups = ["sliding:64", "full"].map(|group| group.parse().unwrap()).into();
+    });
+    engine.work(3);
+    let rig = Rig::of_specs(vec![engine.spec("e0")], PlaneOptions::default()).await;
+    let mut not_resumable = 0;
+    for turn in 0..80u32 {
+        let long = prompt(100 + turn / 4, 400);
+        let wanted = &long[..(100 + 75 * (turn % 4)) as usize];
+        run(&engine, &long);
+        engine.work(1);
+        rig.exact(0, &engine).await;
+        let picked = pick(&rig, wanted).await;
+        let cached = run(&engine, wanted);
+        let receipt = delivered(&rig, &picked, cached).await;
+        assert_eq!(lost_after(&receipt), [], "{receipt}");
+        assert_eq!(receipt["drift"], Value::Null, "{receipt}");
+        not_resumable += receipt["lost"]["not_resumable"].as_u64().unwrap_or(0);
+        if not_resumable > 0 {
+            break;
+        }
+    }
+    assert!(not_resumable > 0);
+    assert_eq!(totals(&rig).await["lost"]["unknown"], 0);
+}
+
+/// A plane that came late does not know what was cached before: its word is `lower`, and more is delivered than it said.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_cached_before_anybody_listened_is_gained_and_no_drift() {
+    let engine = Engine::plain().without_replay();
+    let wanted = prompt(1, 200);
+    run(&engine, &wanted);
+    let rig = Rig::over(&[&engine]).await;
+    rig.live(0).await;
+    run(&engine, &prompt(9, 40));
+    rig.until(0, "known in part", |status| status.trust.level() == kvplane_core::Trust::Lower).await;
+    let picked = pick(&rig, &wanted).await;
+    let cached = run(&engine, &wanted);
+    let receipt = delivered(&rig, &picked, cached).await;
+    assert_eq!(receipt["gained_tokens"], cached - predicted(&picked), "{receipt}");
+    assert_eq!((&receipt["drift"], lost_after(&receipt)), (&Value::Null, Vec::new()));
+}
+
+/// What an engine says of its own load is part of the decision while it is fresh; afterwards bookings alone are, and the answer says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn loads_are_read_while_somebody_picks_and_stale_ones_say_so() {
+    const PAGE: &str =
+        "vllm:num_requests_running{engine=\"0\"} 2.0\nvllm:num_requests_waiting{engine=\"0\"} 5.0\n";
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let pages = axum::Router::new().route("/metrics", axum::routing::get(|| async { PAGE }));
+    let serving = tokio::spawn(async move { axum::serve(listener, pages).await });
+    let engine = Engine::plain();
+    let mut spec = engine.spec("e0");
+    spec.http = Some(format!("http://{address}"));
+    let rig = Rig::of_specs(vec![spec], PlaneOptions::default()).await;
+    rig.live(0).await;
+    run(&engine, &prompt(9, 40));
+    rig.exact(0, &engine).await;
+    let until = |wanted: &'static str| {
+        let rig = &rig;
+        async move {
+            for _ in 0..1_200 {
+                let dry = json!({"model": "sim", "token_ids": [1], "dry_run": true});
+                let (code, picked) = call(rig.http, "POST", "/v1/pick", &dry).await;
+                assert_eq!(code, 200, "{picked}");
+                if picked["endpoints"][0]["load"] == wanted {
+                    return picked["endpoints"][0]["terms"]["queue_s"].as_f64().unwrap();
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            }
+            panic!("the load was never {wanted}");
+        }
+    };
+    let queue = until("reported").await;
+    assert!((queue - 5.0 * 1_024.0 / 16_000.0).abs() < 1e-9, "{queue}");
+    let (_, page) = text(rig.http, "GET", "/metrics", String::new()).await;
+    assert!(page.contains("kvplane_route_loads{source=\"reported\"} 1\n"), "{page}");
+    assert!(page.contains("kvplane_route_load_polls_total{outcome=\"read\"} "), "{page}");
+    serving.abort();
+    let queue = until("stale").await;
+    assert!(queue.abs() < 1e-9, "bookings alone: {queue}");
+}
+
 /// Broken on purpose: somebody reports what no engine announced.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_that_no_event_explains_is_drift() {

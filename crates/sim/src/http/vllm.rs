@@ -45,6 +45,11 @@ async fn metrics(State(engine): State<SimHandle>) -> Response {
         // vLLM counts the null block, which never holds anything.
         config.blocks + 1,
     );
+    for load in engine.engine.loads() {
+        let (rank, running) = (load.rank, load.running);
+        body.push_str(&format!("vllm:num_requests_running{{engine=\"{rank}\"}} {running}.0\n"));
+        body.push_str(&format!("vllm:num_requests_waiting{{engine=\"{rank}\"}} 0.0\n"));
+    }
     // With several ranks vLLM's metrics are those of many processes, and say nothing about any one.
     if config.ranks <= 1 {
         body.push_str(&process_metrics(engine.start_time()));

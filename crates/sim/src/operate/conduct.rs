@@ -23,7 +23,7 @@ use serde::Deserialize;
 pub struct Conduct {
     /// Ranks refuse to flush, as if a request held blocks, until this is lifted.
     pub busy: bool,
-    /// The same, for so many milliseconds.
+    /// The same, for this many milliseconds.
     pub busy_ms: Option<u64>,
     /// Ranks say that they flushed, and keep everything.
     pub no_effect: bool,

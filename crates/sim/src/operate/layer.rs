@@ -66,7 +66,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     kind.is_some_and(|kind| kind.starts_with("application/grpc"))
 }
 
-/// A call that ends well, with a message that is none.
+/// A call that ends well, with an invalid message.
 fn nonsense() -> Response {
     // Not compressed, two bytes long.
     let mut frame = vec![0, 0, 0, 0, GARBAGE.len() as u8];

@@ -6,7 +6,7 @@ use super::group::GroupKind;
 use super::{Habits, Pool, Table, told};
 
 impl Pool {
-    /// Makes blocks findable that are full within so many tokens, and tells them, group by group.
+    /// Makes blocks findable that are full within this many tokens, and tells them, group by group.
     pub(super) fn commit(&mut self, table: &mut Table, tokens: usize) {
         for number in 0..self.groups.all.len() {
             let group = self.groups.all[number];

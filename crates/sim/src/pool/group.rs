@@ -84,8 +84,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Which of the blocks before a boundary, that has so many of them, are needed to go on from there. EAGLE gives up the last
-    /// block, so that a window has to reach one further back.
+    /// Which of the blocks before a boundary, that has this many of them, are needed to go on from there. EAGLE
+    /// gives up the last block, so that a window has to reach one further back.
     pub(super) fn needed(&self, end: usize, eagle: bool) -> Range<usize> {
         match self.kind {
             GroupKind::Full => 0..end,
@@ -97,7 +97,7 @@ impl Group {
         }
     }
 
-    /// How many blocks a request has no use for any more, once so many of its tokens are computed.
+    /// How many blocks a request has no use for any more, once this many of its tokens are computed.
     pub(super) fn passed(&self, computed: usize) -> usize {
         match self.kind {
             GroupKind::Full => 0,

@@ -1,8 +1,8 @@
 //! vLLM's colder tiers: what a request computes is written to the host in chunks of blocks, and from there to storage.
 //!
-//! A chunk is found by its last hash. It is written with the step that completed it, or with the next one, so that a chunk may be
-//! told before the one that it follows. A request goes on with whole chunks behind what the device has, if that is worth a chunk at
-//! least. What the host loses it tells; storage loses silently.
+//! A chunk is found by its last hash. It is written with the step that completed it, or with the next one, so
+//! that a chunk may be told before the one that it follows. A request goes on with whole chunks behind what
+//! the device has, if that is worth a chunk at least. What the host loses it tells; storage loses silently.
 //!
 //! ```text
 //!  blocks     | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
@@ -21,7 +21,7 @@ use crate::load::Random;
 
 /// The medium of the host.
 const HOST: &str = "CPU";
-/// One chunk in so many is written a step later.
+/// One chunk in this many is written a step later.
 const LATE: u64 = 4;
 
 /// Sizes of the colder tiers, and how they are told.

@@ -62,7 +62,7 @@ impl Pool {
         self.blocks.find(&(group, digests[self.groups.all[group].hash_of(block)]))
     }
 
-    /// What a request takes over of a group, of which so many tokens were found.
+    /// What a request takes over of a group, of which this many tokens were found.
     pub(super) fn hits(&self, (number, group): (usize, &Group), tokens: usize, digests: &[Digest]) -> Held {
         let end = tokens / group.size;
         let needed = group.needed(end, false);

@@ -46,7 +46,7 @@ impl Shelf {
         }
     }
 
-    /// Makes room for so many chunks, at most for all that fit; the hashes of each one that went, oldest first.
+    /// Makes room for this many chunks, at most for all that fit; the hashes of each one that went, oldest first.
     pub(super) fn make_room(&mut self, chunks: usize) -> Vec<Vec<Digest>> {
         let mut gone = Vec::new();
         while self.chunks.len() + chunks > self.capacity {

@@ -22,8 +22,8 @@ pub(super) fn removed(config: &PoolConfig, (group, digest): Name) -> OwnedEvent 
     })
 }
 
-/// A span of a request's blocks was computed, of which a group keeps some: tokens and parent are those of the whole span, hashes
-/// only of what is kept. Where in the span that is, nothing says.
+/// A span of a request's blocks was computed, of which a group keeps some: tokens and parent are those of the
+/// whole span, hashes only of what is kept. Where in the span that is, nothing says.
 pub(super) fn stored(
     config: &PoolConfig,
     (number, group): (usize, &Group),

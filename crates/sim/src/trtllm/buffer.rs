@@ -24,7 +24,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer for so many events; without room there are no events at all.
+    /// A buffer for this many events; without room there are no events at all.
     pub(super) fn new(capacity: usize) -> Self {
         Self { capacity, ..Self::default() }
     }

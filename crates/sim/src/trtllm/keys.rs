@@ -5,7 +5,8 @@ use kvplane_wire::trtllm::encode::TrtMmKey;
 
 use crate::keys::Keys;
 
-/// What a block is besides its tokens: its adapter, the items that it has a part of, and the salt. Events have no adapter.
+/// What a block is besides its tokens: its adapter, the items that it has a part of, and the salt. Events
+/// have no adapter.
 pub(super) fn block_keys(keys: &Keys, start: usize, length: usize) -> Vec<OwnedExtraKey> {
     let text = |text: &String| OwnedExtraKey::Text(text.clone());
     let items = keys.items_of_block(start, start + length);

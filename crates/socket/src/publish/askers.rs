@@ -11,7 +11,7 @@ use crate::publish::ReplayRequestIn;
 /// Requests of one peer that nobody has looked at. Beyond these, and the rest of one read, nothing is read from it.
 const MAX_REQUESTS: usize = 1000;
 
-/// A peer is read again when it has so many left.
+/// A peer is read again when it has this many requests left.
 const FEW_REQUESTS: usize = MAX_REQUESTS / 2;
 
 impl Hub {
@@ -67,7 +67,8 @@ impl Hub {
         self.changed.notify_all();
     }
 
-    /// Whether a peer has asked for so much that nothing more is to be read from it. The thread is called when that is over.
+    /// Whether a peer has asked for so much that nothing more is to be read from it. The thread is called
+    /// when that is over.
     pub(super) fn hold(&self, line: usize) -> bool {
         let mut state = self.state.lock();
         let Some(Some(asker)) = state.lines.get_mut(line) else { return false };

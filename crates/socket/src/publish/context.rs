@@ -13,8 +13,8 @@ use super::thread::{Calls, Server};
 use crate::zmtp::SocketType;
 use crate::{Endpoint, SocketError};
 
-/// The thread that publishing sockets share, `kvp-pub`. Cheap to clone. The thread starts with the first socket and ends
-/// with the last clone and the last socket.
+/// The thread that publishing sockets share, `kvp-pub`. Cheap to clone. The thread starts with the first
+/// socket and ends with the last clone and the last socket.
 #[derive(Clone, Default)]
 pub struct PublishContext(Arc<Inner>);
 
@@ -88,8 +88,8 @@ impl std::fmt::Debug for PublishContext {
     }
 }
 
-/// What the owner of a socket holds. Dropping it closes the listener and all connections, and frees the address, before it
-/// returns.
+/// What the owner of a socket holds. Dropping it closes the listener and all connections, and frees the
+/// address, before it returns.
 pub(super) struct Handle {
     pub(super) hub: Arc<Hub>,
     pub(super) last_endpoint: String,

@@ -163,7 +163,7 @@ impl Hub {
         self.state.lock().subscriptions
     }
 
-    /// Waits until so many subscriptions were made.
+    /// Waits until this many subscriptions were made.
     pub(super) fn wait_for_subscriptions(&self, count: u64, timeout: Duration) -> bool {
         let deadline = deadline_after(timeout);
         let mut state = self.state.lock();

@@ -11,8 +11,8 @@
 //! peer.rs       one connection
 //! ```
 //!
-//! `send` encodes a message once, appends it to the queue of every subscriber that wants it, and calls the thread, which
-//! writes. It never waits for a subscriber.
+//! `send` encodes a message once, appends it to the queue of every subscriber that wants it, and calls the
+//! thread, which writes. It never waits for a subscriber.
 
 mod askers;
 mod context;
@@ -39,8 +39,8 @@ pub use hub::PublishCounts;
 pub use newcomers::{Delivery, SubscriberId};
 pub use router::{ReplayRequestIn, ReplyFraming, RouterSocket};
 
-/// What may wait for one subscriber, in bytes. A subscriber that is that far behind has lost the stream: it is better off
-/// with a gap, and a replay.
+/// What may wait for one subscriber, in bytes. A subscriber that is that far behind has lost the stream: it
+/// is better off with a gap, and a replay.
 const SUBSCRIBER_BYTES: usize = 64 << 20;
 
 /// How a [`PubSocket`] is opened.
@@ -48,11 +48,11 @@ const SUBSCRIBER_BYTES: usize = 64 << 20;
 pub struct PubOptions {
     /// Where to listen, or whom to connect to.
     pub endpoint: Endpoint,
-    /// Messages held per subscriber; more are dropped for that subscriber. 0 is without limit. In any case at most 64 MiB
-    /// are held per subscriber, or one message that is larger.
+    /// Messages held per subscriber; more are dropped for that subscriber. 0 is without limit. In any case at
+    /// most 64 MiB are held per subscriber, or one message that is larger.
     pub send_hwm: i32,
-    /// A subscriber gets what is published only after it was [admitted](PubSocket::admit), so that it can be sent something
-    /// else before. One for which a message was dropped is held back again.
+    /// A subscriber gets what is published only after it was [admitted](PubSocket::admit), so that it can be
+    /// sent something else before. One for which a message was dropped is held back again.
     pub hold_back: bool,
 }
 
@@ -66,8 +66,8 @@ impl PubOptions {
 /// Publishes batches. Never waits for a subscriber.
 ///
 /// It is an XPUB, which on the wire is a PUB that also hears of subscriptions: so a test can wait for its subscriber
-/// instead of hoping. Dropping it closes its connections and frees its address before the drop returns; what the kernel has
-/// not taken by then is discarded.
+/// instead of hoping. Dropping it closes its connections and frees its address before the drop returns; what
+/// the kernel has not taken by then is discarded.
 pub struct PubSocket(Handle);
 
 impl PubSocket {
@@ -124,8 +124,8 @@ impl PubSocket {
         self.0.hub.hold_back();
     }
 
-    /// Waits until at least `count` subscriptions were made; false when `timeout` passed before. What is sent afterwards
-    /// reaches those subscribers.
+    /// Waits until at least `count` subscriptions were made; false when `timeout` passed before. What is sent
+    /// afterwards reaches those subscribers.
     pub fn wait_for_subscriptions(&mut self, count: u64, timeout: Duration) -> bool {
         self.0.hub.wait_for_subscriptions(count, timeout)
     }

@@ -32,8 +32,8 @@ pub(super) struct Arrival {
 }
 
 impl Hub {
-    /// The subscribers that want a topic and have subscribed since the last call; where subscribers are held back, also those
-    /// that are held back again.
+    /// The subscribers that want a topic and have subscribed since the last call; where subscribers are held
+    /// back, also those that are held back again.
     pub(super) fn newcomers(&self, topic: &[u8]) -> Vec<SubscriberId> {
         let mut state = self.state.lock();
         if !std::mem::take(&mut state.has_newcomers) {

@@ -146,7 +146,7 @@ impl Writing {
         &buffer[..filled]
     }
 
-    /// So many bytes were written; what is complete by that.
+    /// This many bytes were written; returns what that completes.
     pub(super) fn advance(&mut self, count: usize) -> Amount {
         let mut written = Amount::default();
         self.head += count;

@@ -2,18 +2,21 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
+
+use kvplane_core::Backoff;
 
 use super::hub::Hub;
 use super::peer::Peer;
 use super::thread::Desk;
 use crate::address::Address;
-use crate::connection::{Closed, Refusal};
-use crate::dial::{Backoff, Dialer, Todo};
+use crate::connection::Closed;
+use crate::dial::{Dialer, Todo};
 use crate::listen::Listener;
 use crate::options::Endpoint;
+use crate::places::{Places, Room};
 use crate::reason::word_of;
 use crate::stream::Stream;
 use crate::{EndpointCause, SocketError};
@@ -23,14 +26,13 @@ use crate::{EndpointCause, SocketError};
 pub(super) struct Patience {
     /// A peer that has connected gets this long for its handshake.
     pub(super) handshake: Duration,
-    /// Connections of one socket. One more takes the place of the oldest that has not completed its handshake; when all
-    /// have, it is closed.
-    pub(super) connections: usize,
+    /// Connections of one socket.
+    pub(super) places: Places,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { handshake: Duration::from_secs(10), connections: 1024 }
+        Self { handshake: Duration::from_secs(10), places: Places::default() }
     }
 }
 
@@ -232,7 +234,7 @@ impl Outlet {
                     return false;
                 }
             };
-            if self.peers.len() >= self.patience.connections && !self.make_room(desk) {
+            if !self.make_room(stream.host(), desk) {
                 continue;
             }
             let token = desk.token(self.hub.id);
@@ -247,15 +249,17 @@ impl Outlet {
         true
     }
 
-    /// Closes the oldest connection without a handshake; false when all have one.
-    fn make_room(&mut self, desk: &mut Desk<'_>) -> bool {
-        let waiting = self.peers.iter().filter(|(_, peer)| peer.line.is_none());
-        let oldest = waiting.min_by_key(|(_, peer)| peer.connection.greeted_at).map(|(&token, _)| token);
-        let Some(token) = oldest else {
-            self.count_refused(&Closed::Refused(Refusal::Connections));
-            return false;
-        };
-        self.close(token, &Closed::HandshakeTimeout, desk);
+    /// Finds a place for one more connection, or counts why there is none.
+    fn make_room(&mut self, host: Option<IpAddr>, desk: &mut Desk<'_>) -> bool {
+        let peers = self.peers.iter().map(|(&token, peer)| (token, &peer.connection, peer.line.is_some()));
+        match self.patience.places.room(host, &peers) {
+            Room::Free => {}
+            Room::Instead(token) => self.close(token, &Closed::HandshakeTimeout, desk),
+            Room::None(refusal) => {
+                self.count_refused(&Closed::Refused(refusal));
+                return false;
+            }
+        }
         true
     }
 
@@ -283,8 +287,8 @@ impl Outlet {
         }
     }
 
-    /// Counts a connection that was closed for a fault of the peer's, and says so at the 1st, 2nd, 4th, ... time: anybody
-    /// can make us say it. False when nobody was at fault.
+    /// Counts a connection that was closed for a fault of the peer's, and says so at the 1st, 2nd, 4th, ...
+    /// time: anybody can make us say it. False when nobody was at fault.
     fn count_refused(&self, closed: &Closed) -> bool {
         let Some(reason) = word_of(closed) else {
             tracing::debug!(address = self.address, %closed, "connection closed");

@@ -26,7 +26,7 @@ pub(super) struct Peer {
     /// The kernel takes nothing for now; an edge tells when it does.
     pub(super) blocked: bool,
     writing: Writing,
-    /// What was written and not told yet.
+    /// What was written and not reported yet.
     written: Amount,
     /// The peer's last word was a PING that said how long it may be silent afterwards.
     pub(super) ttl: Option<Duration>,

@@ -37,8 +37,9 @@ pub struct ReplayRequestIn {
 pub struct RouterSocket(Handle);
 
 impl RouterSocket {
-    /// Binds to `address`; port 0 lets the system choose. `send_hwm` bounds how many messages are held per asker, more are
-    /// dropped as ROUTER sockets do; 0 is without limit. In any case at most 256 MiB are held per asker.
+    /// Binds to `address`; port 0 lets the system choose. `send_hwm` bounds how many messages are held per
+    /// asker, more are dropped as ROUTER sockets do; 0 is without limit. In any case at most 256 MiB are held
+    /// per asker.
     pub fn bind(context: &PublishContext, address: &str, send_hwm: i32) -> Result<Self, SocketError> {
         let limits = Limits::new(send_hwm, ASKER_BYTES);
         context.open(SocketType::Router, &Endpoint::Bind(address.to_owned()), limits, false).map(Self)
@@ -49,8 +50,8 @@ impl RouterSocket {
         &self.0.last_endpoint
     }
 
-    /// The next request, each asker in turn; `None` when `timeout` passed. As in the engines, a request that is not exactly
-    /// `[identity, "", 8 bytes]` is passed over in silence.
+    /// The next request, each asker in turn; `None` when `timeout` passed. As in the engines, a request that
+    /// is not exactly `[identity, "", 8 bytes]` is passed over in silence.
     pub fn recv_request(&self, timeout: Duration) -> Result<Option<ReplayRequestIn>, SocketError> {
         self.0.hub.next_request(timeout)
     }

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
 
 use super::context::Handle;
 use super::outgoing::Limits;
 use super::outlet::Patience;
 use super::{Delivery, PubSocket, PublishContext};
 use crate::Endpoint;
+use crate::places::Places;
 use crate::zmtp::SocketType;
 use crate::zmtp::greeting;
 
@@ -48,7 +51,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 
 #[test]
 fn strangers_lose_their_place_and_subscribers_keep_theirs() {
-    let patience = Patience { connections: 3, ..Patience::default() };
+    let patience = Patience { places: Places { connections: 3, ..Places::default() }, ..Patience::default() };
     let handle = open(Limits::new(0, 1 << 20), patience);
     let mut silent: Vec<_> = (0..3).map(|_| stranger(&handle)).collect();
     for stranger in &mut silent {
@@ -68,6 +71,24 @@ fn strangers_lose_their_place_and_subscribers_keep_theirs() {
         subscriber.read_exact(&mut read).unwrap();
         assert_eq!(&read, b"\0\x01x");
     }
+}
+
+#[test]
+fn one_host_does_not_take_all_places() {
+    let patience = Patience { places: Places { connections: 3, per_host: 2 }, ..Patience::default() };
+    let handle = open(Limits::new(0, 1 << 20), patience);
+    let _subscribers = [subscriber(&handle), subscriber(&handle)];
+    let mut third = stranger(&handle);
+    assert!(is_closed(&mut third));
+    assert_eq!(handle.hub.counts().refused, BTreeMap::from([("too_many_connections_of_host", 1)]));
+    // Another host gets the place that is left.
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).unwrap();
+    let address: SocketAddr = handle.last_endpoint.trim_start_matches("tcp://").parse().unwrap();
+    socket.connect(&address.into()).unwrap();
+    let mut other = TcpStream::from(socket);
+    other.set_read_timeout(Some(PATIENCE)).unwrap();
+    other.read_exact(&mut [0; 64]).unwrap();
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The thread that serves all publishing sockets of a context.
 //!
-//! It sleeps in epoll until a connection has news or an owner calls, edge-triggered: a connection that was not served to
-//! its end stays in the queue `hot` and gets another turn, after the others had theirs. An owner calls once for all that
-//! it sends until the thread looks, and wakes it only if it sleeps.
+//! It sleeps in epoll until a connection has news or an owner calls, edge-triggered: a connection that was
+//! not served to its end stays in the queue `hot` and gets another turn, after the others had theirs. An
+//! owner calls once for all that it sends until the thread looks, and wakes it only if it sleeps.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

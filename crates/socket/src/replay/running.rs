@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use kvplane_core::Backoff;
 use kvplane_wire::replay::{Reply, parse_reply};
 use mio::Registry;
 
@@ -13,7 +14,7 @@ use super::{Job, ReplayEnd};
 use crate::SocketError;
 use crate::address::Address;
 use crate::connection::{Closed, Connection, Heard, Turn};
-use crate::dial::{Backoff, Dialer, Todo};
+use crate::dial::{Dialer, Todo};
 use crate::options::MAX_MESSAGE_BYTES;
 use crate::reason;
 use crate::subscriber::HANDSHAKE_TIMEOUT;
@@ -193,8 +194,9 @@ impl Running {
         todo
     }
 
-    /// The connection is over. Before the first batch the engine is dialled and asked again; after it, the rest is missing
-    /// and only the limits are left to wait for: a failed answer is not to be had faster than a slow one.
+    /// The connection is over. Before the first batch the engine is dialled and asked again; after it, the
+    /// rest is missing and only the limits are left to wait for: a failed answer is not to be had faster than
+    /// a slow one.
     fn lost(&mut self, closed: &Closed) -> Option<ReplayEnd> {
         self.connection = None;
         let established = self.received.established.take();

@@ -16,8 +16,8 @@ struct Told {
     out: Vec<u8>,
 }
 
-/// Any bytes, in any pieces, are events or one error; the pieces make no difference, and memory follows what came. The first
-/// byte chooses a beginning, the second the pieces.
+/// Any bytes, in any pieces, are events or one error; the pieces make no difference, and memory follows what
+/// came. The first byte chooses a beginning, the second the pieces.
 pub fn zmtp_session(bytes: &[u8]) {
     let [mode, pieces, bytes @ ..] = bytes else { return };
     let mut input = Vec::new();

@@ -206,7 +206,7 @@ impl FrameDecoder {
         }
     }
 
-    /// So many bytes were read to [`Self::space`].
+    /// This many bytes were read into [`Self::space`].
     pub(crate) fn filled(&mut self, count: usize) -> Option<Complete> {
         let body = self.body.as_mut()?;
         body.filled = (body.filled + count).min(body.length);

@@ -6,7 +6,7 @@ use super::greeting::{self, Greeting};
 use super::mechanism::{Mechanism, Null};
 use super::{ProtocolError, SocketType, printable};
 
-/// Unsent bytes from which on PINGs are not answered: a peer that does not read need not be told that we do.
+/// Unsent bytes from which on PINGs are not answered: a peer that does not read does not need a PONG.
 const OUT_LIMIT: usize = 16 << 10;
 
 /// The minor version that has SUBSCRIBE commands.
@@ -21,8 +21,8 @@ pub(crate) enum Event {
     Message,
     /// The peer answered a PING.
     Pong(PingContext),
-    /// The peer asks a publishing socket for a sign of life. The answer is the caller's: it has its place in the queue of
-    /// messages. `ttl` is in tenths of a second.
+    /// The peer asks a publishing socket for a sign of life. The answer is the caller's: it has its place in
+    /// the queue of messages. `ttl` is in tenths of a second.
     Ping { ttl: u16, context: PingContext },
     /// The peer of an XPUB wants a topic: see [`Session::topic`].
     Subscribe(Carrier),
@@ -98,8 +98,8 @@ impl Session {
         }
     }
 
-    /// Takes bytes up to the end of the first message or command; says how many, and what happened. Call it again with the
-    /// rest.
+    /// Takes bytes up to the end of the first message or command; says how many, and what happened. Call it
+    /// again with the rest.
     pub(crate) fn feed(&mut self, input: &[u8]) -> Result<(usize, Option<Event>), ProtocolError> {
         let mut taken = 0;
         while taken < input.len() {
@@ -128,7 +128,7 @@ impl Session {
         self.decoder.space()
     }
 
-    /// So many bytes were read to [`Self::space`].
+    /// This many bytes were read into [`Self::space`].
     pub(crate) fn filled(&mut self, count: usize) -> Result<Option<Event>, ProtocolError> {
         let complete = self.decoder.filled(count);
         self.complete(complete)
@@ -241,7 +241,7 @@ impl Session {
         &self.out[self.sent..]
     }
 
-    /// So many of [`Self::out`] were sent.
+    /// This many bytes of [`Self::out`] were sent.
     pub(crate) fn sent(&mut self, count: usize) {
         self.sent += count;
         if self.sent >= self.out.len() {

@@ -14,7 +14,7 @@ use crate::support::libzmq::{PubOptions, PubSocket, PublishContext};
 use crate::support::peer::{Server, batch};
 use crate::support::{Heard, Log, Witness, publisher, sockets};
 use bytes::Bytes;
-use kvplane_socket::{Endpoint, Sockets, SubscriberHandler, Subscription, SubscriptionHandle};
+use kvplane_socket::{Alarm, Endpoint, Sockets, SubscriberHandler, Subscription, SubscriptionHandle};
 
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -80,8 +80,8 @@ impl SubscriberHandler for Ticked {
         }
     }
 
-    fn is_idle(&self, _now: Instant) -> bool {
-        self.idle
+    fn next_tick(&self, now: Instant) -> Option<Instant> {
+        (!self.idle).then_some(now)
     }
 }
 
@@ -102,6 +102,59 @@ fn whoever_is_idle_is_not_ticked() {
     let (_busy, busy, _) = subscribe(false);
     busy.wait_for(&Heard::Disconnected);
     assert_eq!(idle_ticks.load(Ordering::SeqCst), 0);
+}
+
+/// Wants a tick once somebody else has said so.
+struct Woken {
+    log: Log,
+    alarm: std::sync::mpsc::SyncSender<Alarm>,
+    due: Arc<AtomicU32>,
+}
+
+impl SubscriberHandler for Woken {
+    fn begun(&mut self, alarm: Alarm) {
+        self.alarm.send(alarm).unwrap();
+    }
+
+    fn connected(&mut self) {
+        self.log.push(Heard::Connected);
+    }
+
+    fn disconnected(&mut self) {}
+
+    fn message(&mut self, _topic: &[u8], _sequence: u64, _payload: Bytes) {}
+
+    fn malformed(&mut self, _reason: &'static str) {}
+
+    fn tick(&mut self, _now: Instant) {
+        self.due.store(0, Ordering::SeqCst);
+        self.log.push(Heard::Disconnected); // as a sign
+    }
+
+    fn next_tick(&self, now: Instant) -> Option<Instant> {
+        (self.due.load(Ordering::SeqCst) > 0).then_some(now)
+    }
+}
+
+#[test]
+fn whoever_becomes_due_on_another_thread_is_ticked_after_the_alarm() {
+    let (context, sockets) = (PublishContext::new(), sockets());
+    let publisher = publisher(&context, "tcp://127.0.0.1:0");
+    let (log, due) = (Log::default(), Arc::new(AtomicU32::new(0)));
+    let (alarm, rings) = std::sync::mpsc::sync_channel(1);
+    let mut subscription = Subscription::new(Endpoint::Connect(publisher.last_endpoint().to_owned()));
+    subscription.heartbeat_interval = Duration::from_hours(1);
+    let handler = Woken { log: log.clone(), alarm, due: due.clone() };
+    let handle = sockets.subscribe(subscription, Box::new(handler)).unwrap();
+    let alarm = rings.recv_timeout(crate::support::PATIENCE).unwrap();
+    log.wait_for(&Heard::Connected);
+    for times in 1..=3 {
+        due.store(1, Ordering::SeqCst);
+        alarm.ring();
+        log.wait("a tick", |heard| heard.iter().filter(|h| **h == Heard::Disconnected).count() == times);
+    }
+    drop(handle);
+    alarm.ring(); // nobody is there any more
 }
 
 #[test]

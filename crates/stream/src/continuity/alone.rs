@@ -19,6 +19,16 @@ pub(super) enum Pending {
     AwaitLive,
 }
 
+impl Pending {
+    /// When it is due; `None` if no time makes it so.
+    pub(super) fn due(self) -> Option<Duration> {
+        match self {
+            Self::Retry { at, .. } | Self::GiveUpOrder { at } => Some(at),
+            Self::AwaitLive => None,
+        }
+    }
+}
+
 impl Continuity {
     /// The replay socket does not answer. Decide without it.
     pub(super) fn go_on_without_replay(&mut self, now: Now, same_life: bool) {

@@ -8,11 +8,11 @@ use super::{Continuity, EpochCause, Origin};
 use crate::clock::Now;
 
 impl Continuity {
-    /// A live frame under number 0 arrived that begins by clearing the cache, as `SGLang` does when it starts. Whoever feeds
-    /// this has looked into the batch; this machine never does.
+    /// A live frame under number 0 arrived that begins by clearing the cache, as `SGLang` does when it
+    /// starts. The caller that feeds this has looked into the batch; this machine never does.
     ///
-    /// Under a number that has passed it proves another life. A ring is asked all the same: it knows what came since. Only if
-    /// it does not answer, the beginning decides.
+    /// Under a number that has passed it proves another life. A ring is asked all the same: it knows what
+    /// came since. Only if it does not answer, the beginning decides.
     pub fn began(&mut self, now: Now, payload: Bytes) {
         if !self.hears() || self.interleaved {
             self.live(now, 0, payload);

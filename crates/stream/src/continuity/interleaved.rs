@@ -42,6 +42,11 @@ pub(super) struct Tracks {
 }
 
 impl Tracks {
+    /// From when on one of them has been heard alone for long enough, if nothing returns before.
+    pub(super) fn calm_at(&self) -> Duration {
+        self.last_return.saturating_add(CALM)
+    }
+
     /// Nothing says any more that there are two.
     fn calm_down(&mut self) {
         self.returns = 0;
@@ -113,7 +118,7 @@ impl Continuity {
 
     /// Time passed: follows the publisher that is left, if only one has been heard.
     pub(super) fn tick_interleaving(&mut self, now: Now) {
-        if self.interleaved && now.mono.saturating_sub(self.tracks.last_return) >= CALM {
+        if self.interleaved && now.mono >= self.tracks.calm_at() {
             self.end_interleaving();
             self.verify(now);
         }

@@ -44,7 +44,7 @@ use recovery::Request;
 use silence::Doubt;
 pub use types::{Action, Counters, EpochCause, OnGap, Options, Origin, Sequenced};
 
-/// Damaged frames contradict the ring too, but not so many in a row.
+/// Damaged frames contradict the ring too, but not this often in a row.
 const MAX_CONTRADICTIONS: u32 = 16;
 
 /// The last batch that was put in order.
@@ -228,6 +228,11 @@ impl Continuity {
         self.last.map(|last| last.sequence)
     }
 
+    /// The digest of a batch that was put in order, if it was among the last ones of this life.
+    pub(crate) fn digest_of(&self, sequence: u64) -> Option<u128> {
+        self.recent.get(sequence)
+    }
+
     /// Whether there is a replay socket to ask, from the next question on.
     pub fn offer_replay(&mut self, offered: bool) {
         self.options.replay = offered;
@@ -391,16 +396,14 @@ impl Continuity {
 
     /// The moment until which [`Self::tick`] changes nothing, unless something else happens before.
     pub fn idle_until(&self) -> Duration {
-        let is_idle = self.phase == Phase::Live
-            && self.doubt.is_none()
-            && self.unresolved_since.is_none()
-            && self.pending.is_none()
-            && !self.interleaved;
-        match self.quiet.due().filter(|_| self.options.replay) {
-            _ if !is_idle => Duration::ZERO,
-            Some(at) => at,
-            None => Duration::MAX,
-        }
+        let unsettled = [self.unresolved_since, self.doubt_since].into_iter().flatten();
+        let down =
+            unsettled.filter(|_| !self.down).map(|since| since.saturating_add(self.options.down_after));
+        let asks = self.phase == Phase::Live && self.options.replay && self.request.is_none();
+        let question = self.quiet.due().filter(|_| asks);
+        let calm = self.interleaved.then(|| self.tracks.calm_at());
+        let pending = self.pending.and_then(Pending::due);
+        down.chain(question).chain(calm).chain(pending).min().unwrap_or(Duration::MAX)
     }
 
     // --- placing batches ---------------------------------------------------------------------------------
@@ -477,8 +480,8 @@ impl Continuity {
             return Arrival::Late;
         }
         if self.last.is_some_and(|last| sequence <= last.sequence) {
-            // Older than what is remembered: not provably a duplicate. Unless it is in its turn on this connection: then an
-            // answer of the ring was only faster, and began above it.
+            // Older than what is remembered: not provably a duplicate. Unless it is in its turn on this
+            // connection: then an answer of the ring was only faster, and began above it.
             return if rises { Arrival::Late } else { Arrival::Contradicts };
         }
         match self.hold.get(sequence) {
@@ -498,7 +501,7 @@ impl Continuity {
         }
     }
 
-    /// Counts a live batch that the ring contradicts. True once there were so many in a row that the ring cannot be this
+    /// Counts a live batch that the ring contradicts. True once there were enough in a row that the ring cannot be this
     /// publisher's: the replay address is somebody else's, and is asked no more.
     fn contradicted(&mut self) -> bool {
         self.contradictions += 1;
@@ -531,7 +534,7 @@ impl Continuity {
         }
     }
 
-    /// Another life, or one that cannot be told from another.
+    /// Another epoch, or one that may be another.
     fn begin_epoch(&mut self, cause: EpochCause) {
         if cause.proven() {
             self.counters.restarts += 1;
@@ -539,7 +542,8 @@ impl Continuity {
             self.counters.unproven += 1;
         }
         self.out.push_back(Action::NewEpoch(cause));
-        // How many blocks this life has is asked anew. When it began was asked before the verdict, and is not waited for.
+        // How many blocks this life has is asked anew. When it began was asked before the verdict, and is not
+        // waited for.
         self.next_id += 1;
         self.out.push_back(Action::Hint { id: self.next_id });
         self.last = None;

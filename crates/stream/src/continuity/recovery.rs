@@ -4,7 +4,7 @@
 //! is believed only as far as nothing is known beyond it: what was heard before the question must be in the
 //! answer, and where nothing that is heard reaches the end, the question is asked again from there before the
 //! stream is `live`. An answer that lost its last batches twice in the same place, on a connection that
-//! carries nothing else, cannot be told from a whole one: the question that follows a silence finds it.
+//! carries nothing else, looks like a whole one: the question that follows a silence finds it.
 
 use std::time::Duration;
 

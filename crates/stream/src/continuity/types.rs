@@ -177,7 +177,7 @@ pub enum Action {
     Resubscribe,
     /// Apply this batch.
     Apply(Sequenced),
-    /// Forget everything: another life of the publisher, or one that cannot be told from another.
+    /// Forget everything: another epoch of the publisher, or one that may be another.
     NewEpoch(EpochCause),
     /// The history is known from the publisher's very first batch on (or it has not published yet).
     HeardFromStart,

@@ -101,7 +101,7 @@ impl Interpreter {
             ledger.serve_whole_prompts(true);
         }
         let blocks = if is_placeholder { 1 } else { batch.stored_hashes(stored).len() as u32 };
-        // Stores that name keys are told block by block.
+        // Stores that name keys are announced block by block.
         let shown = blocks.saturating_mul(stored.block_size);
         if shown > 0 && !stored.names_keys() {
             // What stood for one block so far may have stood for more.
@@ -135,7 +135,7 @@ impl Interpreter {
         reading.forget_others = true;
     }
 
-    /// A place has got so many chunks that end with a block.
+    /// A place has got this many chunks that end with a block.
     pub(super) fn count_chunks(
         &mut self,
         ledger: &mut Ledger,
@@ -208,7 +208,7 @@ impl Interpreter {
         let before =
             if within.is_some() { ledger.state().ancestors(slot, block_size, wanted) } else { Vec::new() };
         if before.len() < wanted {
-            // A chunk that ends so early is smaller; and no engine stores so many at once.
+            // A chunk that ends so early is smaller; and no engine stores this many at once.
             self.contradict_chunks(reading);
             return;
         }

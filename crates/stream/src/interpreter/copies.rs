@@ -62,7 +62,7 @@ impl Interpreter {
     }
 
     /// More copies than the device has blocks, or more that may be none than are remembered: some stores
-    /// announced nothing new, and which ones cannot be told any more. What a copy too many stands for may be
+    /// announced nothing new, and which ones is no longer known. What a copy too many stands for may be
     /// gone.
     pub(super) fn check_over_count(&mut self, ledger: &mut Ledger, is_certain: bool, now: Now) {
         let copies = ledger.state().copies_in(Tier::Device).saturating_sub(self.evidence.len());

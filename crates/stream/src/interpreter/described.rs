@@ -1,7 +1,7 @@
 //! What the engine says of itself, held against what is configured, and reasons that hold as long as
 //! something is so.
 
-use kvplane_core::{Reason, Tier};
+use kvplane_core::{Reason, Tier, Trust};
 
 use super::Interpreter;
 use super::clears::is_device;
@@ -10,7 +10,7 @@ use crate::ledger::Ledger;
 use crate::state::Place;
 
 impl Interpreter {
-    /// The engine says that its blocks have so many tokens. True if that contradicts the configured number,
+    /// The engine says that its blocks have this many tokens. True if that contradicts the configured number,
     /// and did not before.
     pub fn describe_block_size(&mut self, ledger: &mut Ledger, block_size: u32, now: Now) -> bool {
         let contradicts = self.options.block_size.is_some_and(|configured| configured != block_size);
@@ -71,10 +71,12 @@ impl Interpreter {
             // Blocks that lost their last certain copy may have one more.
             Reason::Presence => self.epoch.copies.uncounted || self.epoch.reports.has_unsure(),
             Reason::ChunkSize => self.chunks_are_unclear(ledger),
-            // Blocks with a known content that wait for their parent are not counted either, and rightly: no
-            // prompt reaches them while nothing holds what comes before.
             Reason::UnknownContent => {
-                ledger.state().has_unjoined(|place| !is_device(place) && place.is_main())
+                let cold = |place: &Place| !is_device(place) && place.is_main();
+                // While the past is unknown, any number of blocks may wait, and the stream is `lower` anyway.
+                let mut active = ledger.trust().active().iter().map(|active| active.reason);
+                let lacks_past = active.any(|other| other.trust() == Trust::Lower && !other.is_standing());
+                ledger.state().has_unjoined(cold) || !lacks_past && ledger.state().has_waiting(cold)
             }
             Reason::UntoldAdapters => self.untold_adapters,
             Reason::Flushing => self.is_fenced(),
@@ -86,13 +88,13 @@ impl Interpreter {
         }
     }
 
-    /// Whether what leaves a place is told: the engine is known to, or has done so.
+    /// Whether what leaves a place is announced: the engine is known to, or has done so.
     fn tells_removals(&self, place: &Place) -> bool {
         Tier::tells_removals(place.medium.as_deref())
             || self.epoch.removed_from.iter().any(|told| told.is_beside(place))
     }
 
-    /// The engine tells what leaves a place.
+    /// The engine announces what leaves a place.
     pub(super) fn note_removal_from(&mut self, place: &Place) {
         if !self.tells_removals(place) {
             self.epoch.removed_from.push(place.clone());

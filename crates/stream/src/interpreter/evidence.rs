@@ -108,6 +108,13 @@ impl Evidence {
         }
     }
 
+    /// Our hashes of all that is held, by the last report of each.
+    fn in_order(&self) -> Vec<u64> {
+        let mut all: Vec<(u64, u64)> = self.held.iter().map(|(hash, held)| (held.report, *hash)).collect();
+        all.sort_unstable();
+        all.into_iter().map(|(_, hash)| hash).collect()
+    }
+
     fn take_out(&mut self, hash: u64) {
         let Some(held) = self.held.remove(&hash) else { return };
         if let Some(hashes) = self.by_content.get_mut(&held.content) {
@@ -211,7 +218,7 @@ impl Interpreter {
             if let Some(held) = self.evidence.held.get_mut(&hash) {
                 held.report = report;
             } else {
-                // A block of the engine has this hash: whose it is could not be told.
+                // A block of the engine has this hash: whose it is is unknown.
                 if ledger.state().find(hash).is_some_and(|slot| ledger.state().held_where(slot, |_| true)) {
                     break;
                 }
@@ -264,16 +271,22 @@ impl Interpreter {
             return;
         }
         let Some(place) = device_place(ledger) else { return };
-        let gone = if may_be_gone || !self.takes_evidence(ledger) {
-            let mut all: Vec<(u64, u64)> =
-                self.evidence.held.iter().map(|(hash, held)| (held.report, *hash)).collect();
-            all.sort_unstable();
-            all.into_iter().map(|(_, hash)| hash).collect()
-        } else {
-            superseded
-        };
+        let gone =
+            if may_be_gone || !self.takes_evidence(ledger) { self.evidence.in_order() } else { superseded };
         self.release_evidence(ledger, gone, place, reading);
         ledger.release_left(&mut reading.draft);
+    }
+
+    /// Blocks came under the engine's hashes, without their tokens: any of them may be one of ours.
+    pub(super) fn void_evidence(&mut self, ledger: &mut Ledger, reading: &mut Reading) {
+        if !self.evidence.accepted {
+            return;
+        }
+        self.evidence.opaque = true;
+        self.evidence.generation += 1;
+        let Some(place) = device_place(ledger) else { return };
+        let all = self.evidence.in_order();
+        self.release_evidence(ledger, all, place, reading);
     }
 
     fn release_evidence(

@@ -123,14 +123,14 @@ impl Interpreter {
         }
     }
 
-    /// Takes the fence away, if no flush needs it any more, and tells so.
+    /// Takes the fence away, if no flush needs it any more, and says so.
     fn lower_fence(&self, ledger: &mut Ledger) {
         if !self.fence.is_up() {
             ledger.resolve_source(Reason::Flushing);
         }
     }
 
-    /// The same, told by the entry that is being written.
+    /// The same, as part of the entry that is being written.
     fn resolve_fence(&self, ledger: &mut Ledger) {
         if !self.fence.is_up() {
             ledger.resolve(Reason::Flushing);
@@ -146,7 +146,7 @@ fn is_known_to_be_empty(ledger: &Ledger) -> bool {
         && ledger.state().nothing_but(|_| false)
 }
 
-/// Blocks were removed. The device held so many before that.
+/// Blocks were removed; `before` is how many the device held before that.
 pub(super) fn note_removal_sign(ledger: &Ledger, before: Option<u64>, reading: &mut Reading) {
     if before.is_none_or(|before| before == 0) {
         return;

@@ -9,9 +9,10 @@ use crate::continuity::EpochCause;
 use crate::ledger::{Draft, Ledger};
 
 impl Interpreter {
-    /// Another epoch of the publisher, or one that cannot be told from another.
+    /// Another epoch of the publisher, or one that may be another.
     pub fn begin_epoch(&mut self, ledger: &mut Ledger, cause: EpochCause, now: Now) {
         self.begin_epoch_of_flushes(ledger, cause);
+        self.lose_removals();
         ledger.begin_epoch(now);
         self.forget_state();
         self.restore_trust(ledger);
@@ -40,6 +41,8 @@ impl Interpreter {
 
     pub(super) fn forget_residency(&mut self, ledger: &mut Ledger, reason: Reason, now: Now) {
         self.doubt_capacity(ledger);
+        self.lose_removals();
+        ledger.resolve(Reason::PeerDump);
         self.epoch.reports.forget_all();
         self.evidence.forget();
         let draft = ledger.drop_residency(reason, now);
@@ -49,6 +52,7 @@ impl Interpreter {
     /// Batches are lost and the operator wants to keep what is known.
     pub fn keep_after_loss(&mut self, ledger: &mut Ledger, now: Now) {
         self.fence.note_loss();
+        self.lose_removals();
         ledger.degrade(Reason::GapKept, now);
         ledger.commit_trust();
     }

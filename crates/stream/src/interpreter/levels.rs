@@ -12,7 +12,7 @@ use super::{Interpreter, Reading};
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
 use crate::clock::Now;
 use crate::ledger::{Ledger, ToldGroup};
-use crate::state::{Parent, Place, PlaceId, PlaceName, Refusal, SlotId};
+use crate::state::{Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId};
 
 /// What the engine's device is called.
 const DEVICE: &str = "GPU";
@@ -94,7 +94,7 @@ impl Interpreter {
         self.note_created(ledger, created, reading);
     }
 
-    /// A pool is there, with nothing in it. Whoever follows is told by a store of no blocks.
+    /// A pool is there, with nothing in it. Followers learn of it by a store of no blocks.
     fn note_created(&mut self, ledger: &mut Ledger, created: Created, reading: &mut Reading) {
         let (group, spec_kind) = (created.group, self.kind_of_group(created.group));
         let told = ToldGroup {
@@ -128,7 +128,7 @@ impl Interpreter {
         }
     }
 
-    /// A group shows its window. The largest is the main one: should a larger one turn up, what was told as
+    /// A group shows its window. The largest is the main one: should a larger one turn up, what was announced as
     /// whole prefixes may not be.
     pub(super) fn learn_window(
         &mut self,
@@ -164,7 +164,7 @@ impl Interpreter {
         }
     }
 
-    /// What the blocks of a group are, where groups are told by their windows.
+    /// What the blocks of a group are, where groups are named by their windows.
     pub(super) fn kind_of_group(&self, group: Option<u32>) -> Option<&'static str> {
         let main = self.epoch.main_window?;
         Some(if main.group == group { "full_attention" } else { "sliding_window" })
@@ -182,7 +182,7 @@ fn moved_change(ledger: &Ledger, slot: SlotId, place: &Arc<Place>) -> StoredChan
             wide: ledger.state().wide(hash).cloned(),
             copies: 1,
             parent: chain.map(|chain| chain.parent),
-            tokens: chain.map(|chain| chain.tokens.clone()),
+            tokens: chain.and_then(Chain::known_tokens),
             first_position: None,
             content: chain.map(|chain| chain.content),
             extra_keys: chain.and_then(|chain| chain.extra_keys.clone()),

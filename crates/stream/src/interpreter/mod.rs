@@ -13,6 +13,7 @@
 //! | `chunks.rs` | which blocks leave an offloading tier together? |
 //! | `page_hash.rs`, `identity.rs` | does a hash stand for the same block as before? |
 //! | `sizes.rs`, `described.rs`, `copies.rs` | does what the engine says of itself fit its events? |
+//! | `dumped.rs` | which blocks of a peer's dump are still held? |
 //! | `flushes.rs` | has the stream shown a flush that somebody waits for? |
 
 mod ancestors;
@@ -20,6 +21,7 @@ mod chunks;
 mod clears;
 mod copies;
 mod described;
+mod dumped;
 mod evidence;
 mod flushes;
 mod history;
@@ -43,6 +45,7 @@ use crate::options::JournalOptions;
 use crate::state::{Attributes, Place};
 use chunks::Chunks;
 use copies::Copies;
+use dumped::RemovalLog;
 use evidence::Evidence;
 pub use evidence::RequestMark;
 use flushes::note_removal_sign;
@@ -54,6 +57,9 @@ use removals::Departed;
 /// How many ancestors one batch may look at to see whether they are held. Chains that are known to be whole
 /// cost one step, so only the first stores after a loss come near it.
 const ANCESTOR_STEPS: u32 = 4096;
+
+/// Events for which an entry has room from the beginning.
+const USUAL_EVENTS: usize = 16;
 
 /// How many blocks the chunks of one batch may cover: those of a prompt of a million tokens.
 const CHUNK_STEPS: u32 = 65_536;
@@ -70,6 +76,10 @@ pub struct Interpreter {
     fence: Fence,
     evidence: Evidence,
     departed: Departed,
+    /// While a peer's dump is wanted.
+    removals: Option<RemovalLog>,
+    /// All of one was taken since something was lost.
+    dump_taken: bool,
     epoch: EpochMemory,
     passed_over: Vec<PassedOver>,
 }
@@ -87,7 +97,7 @@ struct EpochMemory {
     reports: Reports,
     chunks: Chunks,
     page_hashes: PageHashes,
-    /// Where groups are told by their windows.
+    /// Where groups are named by their windows.
     main_window: Option<MainWindow>,
 }
 
@@ -154,6 +164,8 @@ impl Interpreter {
             fence: Fence::default(),
             evidence: Evidence::default(),
             departed: Departed::default(),
+            removals: None,
+            dump_taken: false,
             epoch: EpochMemory::new(&options),
             passed_over: Vec::new(),
             options,
@@ -164,11 +176,16 @@ impl Interpreter {
     pub fn apply(&mut self, ledger: &mut Ledger, engine_sequence: u64, batch: &Batch<'_, '_>, now: Now) {
         let mut reading =
             Reading { ancestor_steps: ANCESTOR_STEPS, chunk_steps: CHUNK_STEPS, ..Reading::default() };
+        // Nearly always one of each for an event: no more room is kept than that.
+        let events = batch.events.len().min(USUAL_EVENTS);
+        reading.draft.changes.reserve_exact(events);
+        reading.draft.transitions.reserve_exact(events);
         if !self.options.semantics.held_once {
             reading.neighbours = Neighbours::of(batch);
         }
         let counted = evidence::count(ledger);
         ledger.begin_batch(engine_sequence);
+        self.begin_removals(engine_sequence);
         ledger.counters.unknown_fields += u64::from(batch.unknown_fields);
         for at in 0..batch.events.len() {
             self.apply_event(ledger, (engine_sequence, batch, at), &mut reading, now);
@@ -205,6 +222,9 @@ impl Interpreter {
             Event::Removed(removed) => {
                 reading.neighbours.forget_meanings();
                 let watched = self.watched_blocks(ledger);
+                for hash in batch.removed_hashes(removed) {
+                    self.note_removal(hash.bits, engine_sequence);
+                }
                 self.apply_removed(ledger, batch, removed, reading, now);
                 note_removal_sign(ledger, watched, reading);
             }
@@ -212,7 +232,10 @@ impl Interpreter {
                 reading.neighbours.forget_meanings();
                 self.apply_cleared(ledger, *ownership, (engine_sequence, at), reading, now);
             }
-            Event::Moved(moved) => self.apply_moved(ledger, moved, reading, now),
+            Event::Moved(moved) => {
+                self.note_removal(moved.hash.bits, engine_sequence);
+                self.apply_moved(ledger, moved, reading, now);
+            }
             Event::Created(created) => self.apply_created(ledger, *created, reading, now),
             Event::Unknown { .. } => {
                 ledger.counters.unknown_events += 1;

@@ -1,10 +1,9 @@
 //! What `SGLang`'s hashes tell beyond its events.
 //!
-//! Since 0.5.6 a page's hash is a chain over its tokens, and can be computed again. The event of a page names its salt and, since
-//! 0.5.22, its adapter; but a request may have been kept apart by a key of its own (`extra_key`), which is in the hash and in no
-//! field. Two prompts with equal tokens then have different pages, and only the hash says so.
-
-use std::sync::Arc;
+//! Since 0.5.6 a page's hash is a chain over its tokens, and can be computed again. The event of a page names
+//! its salt and, since 0.5.22, its adapter; but a request may have been kept apart by a key of its own
+//! (`extra_key`), which is in the hash and in no field. Two prompts with equal tokens then have different
+//! pages, and only the hash says so.
 
 use kvplane_core::{
     Reason, sglang_event_hash, sglang_namespaced_hash, sglang_page_digest, sglang_salt_digest,
@@ -77,5 +76,5 @@ impl Interpreter {
 
 /// What stands for a namespace that is not named: nothing else has it, so the block matches no question.
 pub(super) fn hidden_namespace(hash: Hash) -> ExtraKeys {
-    Arc::from([OwnedExtraKey::Text(format!("unnamed namespace of {:016x}", hash.bits))])
+    std::iter::once(OwnedExtraKey::Text(format!("unnamed namespace of {:016x}", hash.bits))).collect()
 }

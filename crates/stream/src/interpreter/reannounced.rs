@@ -20,7 +20,7 @@ use crate::ledger::Ledger;
 use crate::seeded::{SeededMap, SeededSet};
 use crate::state::{Place, PlaceId, PlaceName};
 
-/// Blocks whose number of copies is in doubt and that are remembered one by one. Whoever computes so many
+/// Blocks whose number of copies is in doubt and that are remembered one by one. An engine that computes this many
 /// prompts twice does it all the time.
 const MAX_DOUBTFUL: usize = 16_384;
 
@@ -80,7 +80,7 @@ impl Interpreter {
         }
         match meaning {
             _ if !reported => StoreMeaning::NewCopy,
-            // A report tells windows whole, also where nothing is held; whoever computes a prompt keeps the
+            // A report announces windows whole, also where nothing is held; an engine that computes a prompt keeps the
             // end of it.
             StoreMeaning::ProbableCopy if begun.is_partly_held(ledger) => StoreMeaning::Ambiguous,
             meaning => meaning,
@@ -186,7 +186,7 @@ impl Interpreter {
     }
 }
 
-/// The main group's store of the same prompt. The groups of a request are told in their order.
+/// The main group's store of the same prompt. The groups of a request are announced in their order.
 fn main_beside<'b, 'f>(
     ledger: &Ledger,
     batch: &'b Batch<'_, 'f>,
@@ -241,7 +241,7 @@ pub(super) struct Reports {
     /// There were more than are remembered.
     overflowed: bool,
     /// Copies that were not counted and may be there: a place has as many of a block as are counted, and up
-    /// to so many more.
+    /// to this many more.
     possible: SeededMap<(PlaceId, u64), u32>,
     /// Of those, the blocks of which no copy is counted: whether they are held is not known.
     unsure: SeededSet<(PlaceId, u64)>,
@@ -258,7 +258,7 @@ impl Reports {
         !self.unsure.is_empty()
     }
 
-    /// There may be so many copies more than are counted. False if that cannot be remembered.
+    /// There may be this many copies more than are counted. False if that cannot be remembered.
     fn suppose(&mut self, place: PlaceId, hash: u64, copies: u32, is_held: bool) -> bool {
         let block = (place, hash);
         if self.possible.len() >= MAX_DOUBTFUL && !self.possible.contains_key(&block) {
@@ -330,7 +330,7 @@ impl Reports {
 enum Beside<'b, 'f> {
     Main(usize, Beginning<'b, 'f>),
     None,
-    /// Perhaps somewhere in a batch that has more beginnings than any engine tells at once.
+    /// Perhaps somewhere in a batch that has more beginnings than any engine announces at once.
     OutOfReach,
 }
 

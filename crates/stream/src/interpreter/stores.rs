@@ -13,7 +13,9 @@ use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
 use crate::clock::Now;
 use crate::ledger::{Ledger, ToldGroup, is_full};
 use crate::options::Duplicates;
-use crate::state::{Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys};
+use crate::state::{
+    Attributes, Chain, ExtraKeys, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys,
+};
 
 /// One block of a store.
 #[derive(Debug, Clone, Copy)]
@@ -149,7 +151,7 @@ impl Interpreter {
 
     /// Whether blocks may be made of more than their store says. vLLM's stores of colder tiers have tokens
     /// and no keys, whatever the request had: then only the hash tells what a block is, by the device's store
-    /// of it. A tier that never tells a removal is never believed wholly, and is taken at its word.
+    /// of it. A tier that never announces a removal is never believed wholly, and is taken at its word.
     fn withholds_keys(&self, stored: &Stored<'_>) -> bool {
         let cold = Tier::of(stored.medium, stored.locality) != Tier::Device;
         let names_keys = self.options.semantics.cold_stores_name_keys || stored.names_keys();
@@ -219,12 +221,12 @@ impl Interpreter {
             // It was held before anybody knew what it is.
             ledger.tell_attached((slot, stored.block_size), &mut reading.draft);
         } else if parent.is_none() && !was_held {
-            // A hash that is known from before: whoever follows need not know it any more.
+            // A hash that is known from before: followers need not know it any more.
             for size in ledger.state().attached_sizes(slot) {
                 ledger.tell_attached((slot, size), &mut reading.draft);
             }
         }
-        // Blocks that waited for this one can be told of now.
+        // Blocks that waited for this one can be sent now.
         ledger.tell_waiting(&mut reading.draft);
         if parent.is_none() && ledger.state().places.get(place).proves_ancestors() {
             reading.draft.unresolved.push(hash.bits);
@@ -244,7 +246,7 @@ impl Interpreter {
             wide: wide.and_then(|_| ledger.state().wide(hash.bits).cloned()),
             copies,
             parent: chain.map(|chain| chain.parent),
-            tokens: chain.map(|chain| chain.tokens.clone()),
+            tokens: chain.and_then(Chain::known_tokens),
             first_position: parent.is_some().then(|| at as u32 * stored.block_size),
             content: chain.filter(|chain| chain.attached).map(|chain| chain.content),
             extra_keys: match chain {
@@ -269,6 +271,14 @@ impl Interpreter {
         let keys = batch.extra_keys(stored, block.at);
         let hidden = block.hidden;
         if let Some(known) = ledger.state().chain(slot, stored.block_size) {
+            if known.tokens.is_empty() && !tokens.is_empty() {
+                let keys = if hidden { Some(hidden_namespace(block.hash)) } else { own_keys(keys) };
+                let said = Said { parent, tokens, attributes, keys: &[], hidden };
+                if !fill_block(ledger, (slot, stored.block_size), &said, keys) {
+                    reading.doubt(Reason::AmbiguousHash);
+                }
+                return Ok(());
+            }
             let said = Said { parent, tokens, attributes, keys, hidden };
             if !self.is_same(ledger, known, &said, stored) {
                 reading.doubt(Reason::AmbiguousHash);
@@ -323,6 +333,26 @@ impl Interpreter {
             ledger.degrade(Reason::TierHistory, now);
         }
     }
+}
+
+/// A store tells the tokens of a block of which a peer told the content. False if they do not fit it. Within a prompt that
+/// says nothing: its salt may not be known.
+fn fill_block(
+    ledger: &mut Ledger,
+    (slot, block_size): (SlotId, u32),
+    said: &Said<'_, '_>,
+    extra_keys: Option<ExtraKeys>,
+) -> bool {
+    let chain = Chain {
+        block_size,
+        parent: said.parent,
+        tokens: Arc::from(said.tokens),
+        attributes: said.attributes.clone(),
+        extra_keys,
+        attached: false,
+        content: 0,
+    };
+    ledger.fill(slot, chain) || said.parent != Parent::Root
 }
 
 /// The size of the blocks that one of such a size builds on: the same, unless it is not full.

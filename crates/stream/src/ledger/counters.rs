@@ -29,7 +29,7 @@ pub struct JournalCounters {
     pub proven_blocks: u64,
     /// Blocks that were announced again, without a copy.
     pub reannounced_blocks: u64,
-    /// Lives in which more copies were told than the engine has blocks.
+    /// Epochs in which more copies were announced than the engine has blocks.
     pub over_counts: u64,
     /// Flushes that the stream showed.
     pub flushes_proven: u64,
@@ -63,7 +63,7 @@ impl JournalCounters {
 /// Something in a batch that was passed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PassedOver {
-    /// What it would have been: `store`, `removal`, or `event` when that cannot be told.
+    /// What it would have been: `store`, `removal`, or `event` when that is unknown.
     pub kind: &'static str,
     /// Why, as a stable word.
     pub reason: &'static str,

@@ -4,7 +4,7 @@ use kvplane_core::{Continuity as Standing, StateDigest};
 
 use super::window::Notes;
 use super::{Draft, Ledger};
-use crate::change::{Change, Transition};
+use crate::change::{Change, Transition, fit};
 
 impl Ledger {
     /// Writes a draft as the entry of a batch.
@@ -24,7 +24,7 @@ impl Ledger {
         self.commit(Draft::default());
     }
 
-    /// The stream stands elsewhere: subscribers are told by an entry.
+    /// The continuity changed: subscribers get an entry.
     pub fn note_standing(&mut self, standing: Standing) {
         self.standing = standing;
         self.standing_changed = true;
@@ -78,12 +78,21 @@ impl Ledger {
         timestamp: f64,
         changes: Vec<Change>,
         notes: Notes,
-        transitions: Vec<Transition>,
+        mut transitions: Vec<Transition>,
     ) {
         if engine_sequence.is_some() {
             self.last_timestamp = Some(timestamp);
         }
-        let changes = if self.options.transitions_only { Vec::new() } else { changes };
+        let mut changes = if self.options.transitions_only { Vec::new() } else { changes };
+        fit(&mut changes);
+        fit(&mut transitions);
+        for transition in &mut transitions {
+            match transition {
+                Transition::Stored { blocks, .. } => fit(blocks),
+                Transition::Removed { hashes, .. } => fit(hashes),
+                Transition::Cleared => {}
+            }
+        }
         let entry = self.window.push(engine_sequence, timestamp, changes, notes, transitions);
         if let Some(fresh) = &mut self.fresh {
             fresh.push(entry);

@@ -11,7 +11,7 @@ const MAX_PARTS: u32 = 64;
 /// Groups that are kept apart: far more than are counted.
 const MAX_GROUPS: usize = 64;
 
-/// How often the device may say something else of a group. Everything is told anew each time that another
+/// How often the device may say something else of a group. Everything is sent anew each time that another
 /// group is the main one.
 const MAX_KINDS: u8 = 4;
 
@@ -31,10 +31,10 @@ pub struct Group {
     pub sliding_window: Option<u32>,
     /// Tokens per block.
     pub block_size: Option<u32>,
-    /// Blocks that are full for sure told that size. vLLM stores the last block of a prompt before it is
+    /// Blocks that are certainly full have that size. vLLM stores the last block of a prompt before it is
     /// full, alone.
     pub size_is_sure: bool,
-    /// Whether prompts are told in its blocks.
+    /// Whether prompts are described in its blocks.
     pub is_main: bool,
     /// Kind and window are the device's word.
     kind_of_device: bool,
@@ -208,7 +208,7 @@ impl Groups {
         self.numbered().count()
     }
 
-    /// Blocks were told of a group without a number, and there are several that have one.
+    /// Blocks were announced of a group without a number, and there are several that have one.
     pub(crate) fn has_stray(&self) -> bool {
         self.count() > 1 && self.known.iter().any(|group| group.group.is_none())
     }
@@ -229,7 +229,7 @@ impl Groups {
     pub(crate) fn learn(&mut self, told: ToldGroup<'_>, one_full: bool) -> bool {
         let found = self.known.iter().position(|group| group.group == told.group);
         if found.is_none() && self.known.len() >= MAX_GROUPS {
-            // Nothing is counted of so many.
+            // More groups than are counted.
             return false;
         }
         let at = found.unwrap_or_else(|| {

@@ -1,7 +1,7 @@
 //! Marks: which sides hold a main block, and where.
 //!
 //! A block of a side has the hash of the main block that ends where it ends. So it marks that one, whichever
-//! of the two is told first, and however little a sparse store says. Blocks that are smaller than main ones
+//! of the two is announced first, and however little a sparse store says. Blocks that are smaller than main ones
 //! mark the main block that they are part of: that is found by going back from its end, over what is known of
 //! the smaller blocks.
 //!

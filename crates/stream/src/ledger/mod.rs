@@ -1,14 +1,14 @@
 //! What a stream's engine holds, what that is worth, and the window of recent entries.
 //!
-//! The ledger knows no dialect. Whoever feeds it (the [interpreter](crate::interpreter) of an engine's
+//! The ledger knows no dialect. What feeds it (the [interpreter](crate::interpreter) of an engine's
 //! events, or [another plane](told)) writes a [`Draft`] with a small set of operations and commits it as one
 //! entry:
 //!
 //! | operation | meaning |
 //! |---|---|
 //! | [`define`](Ledger::define) | what a block is: its parent, tokens and keys |
-//! | [`hold`](Ledger::hold) | a place holds so many copies of a block |
-//! | [`release`](Ledger::release) | a place has only so many copies left |
+//! | [`hold`](Ledger::hold) | a place holds this number of copies of a block |
+//! | [`release`](Ledger::release) | a place has only this number of copies left |
 //! | [`clear`](Ledger::clear) | places hold nothing any more |
 //! | [`drop_residency`](Ledger::drop_residency) | events were lost: nothing is known to be held |
 //! | [`degrade`](Ledger::degrade), [`resolve`](Ledger::resolve) | answers are worth less for a reason, or no longer |
@@ -39,6 +39,7 @@ use kvplane_core::{Continuity as Standing, Cursor, Epoch, Reason, Trust, TrustSt
 use crate::change::Entry;
 use crate::clock::Now;
 use crate::options::JournalOptions;
+use crate::peer_dump::Position;
 use crate::state::{Attributes, State};
 pub use counters::{JournalCounters, PassedOver};
 pub(crate) use draft::Draft;
@@ -65,12 +66,16 @@ pub struct Ledger {
     /// How old the proof is that the engine is there, as of the last input.
     age: Option<Duration>,
     engine_sequence: Option<u64>,
+    /// That batch, where its payload was read here.
+    position: Option<Position>,
     /// The engine's stamp of that batch, in seconds.
     last_timestamp: Option<f64>,
     /// Most stores have the same: shared.
     pub(crate) last_attributes: Arc<Attributes>,
     /// In the place of tokens that are not kept.
     no_tokens: Arc<[u32]>,
+    /// Of blocks of which only the content is known.
+    no_attributes: Arc<Attributes>,
     learned_block_size: Option<u32>,
     /// The main group holds blocks whose tokens are not known.
     untranslatable: bool,
@@ -132,9 +137,11 @@ impl Ledger {
             known_from: KnownFrom::Never,
             age: None,
             engine_sequence: None,
+            position: None,
             last_timestamp: None,
             last_attributes: Arc::default(),
             no_tokens: Arc::default(),
+            no_attributes: Arc::default(),
             learned_block_size: None,
             untranslatable: false,
             counters: JournalCounters::default(),
@@ -177,6 +184,11 @@ impl Ledger {
     /// The engine's number of the last batch.
     pub fn engine_sequence(&self) -> Option<u64> {
         self.engine_sequence
+    }
+
+    /// Which batch the last one was, told by its payload.
+    pub(crate) fn set_position(&mut self, position: Position) {
+        self.position = Some(position);
     }
 
     /// The engine's stamp of the last batch, in seconds.
@@ -256,7 +268,7 @@ impl Ledger {
         self.trust_changed |= self.trust.resolve(reason);
     }
 
-    /// Something about the source makes answers worth less: subscribers are told by an entry.
+    /// Something about the source makes answers worth less: subscribers get an entry.
     pub fn degrade_source(&mut self, reason: Reason, now: Now) {
         if self.trust.degrade(reason, now.unix_ms) {
             self.commit_trust();
@@ -278,18 +290,18 @@ impl Ledger {
         }
     }
 
-    /// The next entry tells the trust, changed or not.
+    /// The next entry carries the trust, changed or not.
     pub(crate) fn tell_trust(&mut self) {
         self.trust_changed = true;
     }
 
-    /// Whether the device may serve more than is told of it.
+    /// Whether the device may serve more than is announced of it.
     pub(crate) fn is_device_in_doubt(&self) -> bool {
         self.is_lower_besides(&[Reason::TierHistory, Reason::ChunkSize, Reason::UnknownContent])
     }
 
     /// Whether the device may hold blocks that are not recorded. An unclear layout of groups hides none: it
-    /// only keeps recorded blocks from being told.
+    /// only keeps recorded blocks from being sent.
     pub(crate) fn may_lack_device_blocks(&self) -> bool {
         self.is_lower_besides(&[
             Reason::TierHistory,
@@ -299,7 +311,7 @@ impl Ledger {
         ])
     }
 
-    /// Whether a reason for `lower` is active that is none of these.
+    /// Whether a reason for `lower` is active that is not in this list.
     fn is_lower_besides(&self, others: &[Reason]) -> bool {
         let mut reasons = self.trust.active().iter().map(|active| active.reason);
         reasons.any(|reason| reason.trust() == Trust::Lower && !others.contains(&reason))
@@ -322,7 +334,7 @@ impl Ledger {
         self.commit_trust();
     }
 
-    /// Nothing was heard and nothing can be asked: the history is unknown until the first batch tells.
+    /// Nothing was heard and nothing can be asked: the history is unknown until the first batch.
     pub fn lack_history(&mut self, now: Now) {
         if self.trust.resolve(Reason::Unheard) {
             self.trust.degrade(Reason::History, now.unix_ms);
@@ -339,7 +351,7 @@ impl Ledger {
         }
     }
 
-    /// Ends the epoch: the state is dropped, and subscribers are told by an entry of the new epoch that the
+    /// Ends the epoch: the state is dropped, and an entry of the new epoch tells subscribers that the
     /// caller commits. Which reasons outlive the epoch, the caller says with [`Self::restore_trust`].
     pub(crate) fn begin_epoch(&mut self, now: Now) {
         self.epoch = Epoch::mint(now.unix_ms, Some(self.epoch), self.window.highest());
@@ -348,6 +360,7 @@ impl Ledger {
         self.replace_state();
         self.known_from = KnownFrom::Never;
         self.engine_sequence = None;
+        self.position = None;
         self.last_timestamp = None;
         self.learned_block_size = None;
         self.untranslatable = false;

@@ -1,4 +1,4 @@
-//! The operations that change a ledger's state. Each also writes what subscribers are to be told of it.
+//! The operations that change a ledger's state. Each also writes what subscribers receive.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{Draft, KnownFrom, Ledger};
 use crate::change::{Change, Layout, RemovedBlock, StoreCause, StoredBlock, StoredChange, Transition};
 use crate::clock::Now;
 use crate::seeded::SeededSet;
-use crate::state::{Attached, Attributes, Chain, Place, PlaceId, PlaceName, Refusal, SlotId, State};
+use crate::state::{Attached, Attributes, Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, State};
 use crate::transitions::push_removed;
 
 /// What was known of a block before an operation on it.
@@ -16,7 +16,7 @@ use crate::transitions::push_removed;
 pub(crate) struct Before {
     /// It was known up to the start of its prompt.
     pub(crate) known: bool,
-    /// Consumers that know one block size could be told of it.
+    /// It could be sent to consumers that know one block size.
     pub(crate) tellable: bool,
 }
 
@@ -60,6 +60,31 @@ impl Ledger {
         self.state.define(slot, chain, &mut draft.attached).inspect_err(|_| self.state.release(slot))
     }
 
+    /// Says what a block is by its content alone, whose tokens are not known. What comes before it is known.
+    pub(crate) fn define_by_content(
+        &mut self,
+        slot: SlotId,
+        (parent, content, block_size): (Parent, u64, u32),
+        draft: &mut Draft,
+    ) -> Result<(), Refusal> {
+        let chain = Chain {
+            block_size,
+            parent,
+            tokens: self.no_tokens.clone(),
+            attributes: self.no_attributes.clone(),
+            extra_keys: None,
+            attached: true,
+            content,
+        };
+        self.untranslatable = true;
+        self.state.define_as_told(slot, chain, &mut draft.attached).inspect_err(|_| self.state.release(slot))
+    }
+
+    /// Says the tokens of a block of which only the content was known. False if they do not fit it.
+    pub(crate) fn fill(&mut self, slot: SlotId, chain: Chain) -> bool {
+        self.state.fill(slot, chain)
+    }
+
     /// Notes the whole digest of a hash that was sent as bytes.
     pub(crate) fn set_wide(&mut self, hash: u64, wide: &[u8]) {
         self.state.set_wide(hash, wide);
@@ -70,7 +95,7 @@ impl Ledger {
         self.state.release(slot);
     }
 
-    /// A place holds so many copies of a block. True if some place held it before.
+    /// A place holds this number of copies of a block. True if some place held it before.
     pub(crate) fn hold(
         &mut self,
         slot: SlotId,
@@ -87,7 +112,7 @@ impl Ledger {
             self.became_visible(slot, tier, &mut draft.transitions);
         }
         if !before.tellable && was_held {
-            // It was held before anybody could be told of it.
+            // It was held before it could be sent.
             draft.joined.push(slot);
             for other in Tier::ALL.into_iter().filter(|&other| other != tier) {
                 self.became_visible(slot, other, &mut draft.transitions);
@@ -106,12 +131,12 @@ impl Ledger {
         }
     }
 
-    /// Each copy of a block in a place counts for so many blocks.
+    /// Each copy of a block in a place counts for this many blocks.
     pub(crate) fn set_covers(&mut self, slot: SlotId, place: PlaceId, blocks: u16) {
         self.state.set_covers(slot, place, blocks);
     }
 
-    /// A place has only so many copies of a block left.
+    /// A place has only this number of copies of a block left.
     pub(crate) fn release(
         &mut self,
         slot: SlotId,
@@ -133,7 +158,7 @@ impl Ledger {
     }
 
     /// Lets go of blocks that nothing holds any more, at the end of an entry: what other tiers have got is
-    /// told behind what the device lost, perhaps by the hash alone.
+    /// announced behind what the device lost, perhaps by the hash alone.
     pub(crate) fn release_left(&mut self, draft: &mut Draft) {
         for hash in std::mem::take(&mut draft.left) {
             if let Some(slot) = self.state.find(hash) {
@@ -142,7 +167,7 @@ impl Ledger {
         }
     }
 
-    /// Places hold nothing any more, and subscribers are told.
+    /// Places hold nothing any more; subscribers are notified.
     pub(crate) fn clear(
         &mut self,
         places: Vec<Arc<Place>>,
@@ -159,8 +184,8 @@ impl Ledger {
         cleared
     }
 
-    /// Drops what places hold, and tells what that takes out of sight. What blocks are stays known where
-    /// others hold any; or where that is wanted, but for blocks that waited: whoever follows would have to
+    /// Drops what places hold, and sends what that takes out of sight. What blocks are stays known where
+    /// others hold any; or where that is wanted, but for blocks that waited: followers would have to
     /// know that they did.
     pub(super) fn empty(
         &mut self,
@@ -202,7 +227,7 @@ impl Ledger {
         }
     }
 
-    /// What blocks are was misunderstood: the whole state is dropped, and subscribers are told.
+    /// What blocks are was misunderstood: the whole state is dropped, and subscribers are notified.
     pub(crate) fn drop_state(&mut self, reason: Reason, draft: &mut Draft) {
         let elsewhere = self.state.held_elsewhere();
         self.replace_state();
@@ -217,7 +242,7 @@ impl Ledger {
         self.fit_state();
     }
 
-    // --- what subscribers are told of blocks that were held all along -----------------------------------------------
+    // --- what subscribers get of blocks that were held all along -----------------------------------------------
 
     /// Tells of a block that waited to be known, at a block size, in every place that holds it.
     pub(crate) fn tell_attached(&self, (slot, size): Attached, draft: &mut Draft) {
@@ -247,7 +272,7 @@ impl Ledger {
         }
     }
 
-    /// A block that is known up to the start of its prompt, with so many copies in a place.
+    /// A block that is known up to the start of its prompt, with this number of copies in a place.
     pub(crate) fn known_block(&self, slot: SlotId, chain: &Chain, copies: u32) -> StoredBlock {
         let hash = self.state.hash_of(slot);
         StoredBlock {
@@ -255,7 +280,7 @@ impl Ledger {
             wide: self.state.wide(hash).cloned(),
             copies,
             parent: Some(chain.parent),
-            tokens: Some(chain.tokens.clone()),
+            tokens: chain.known_tokens(),
             first_position: None,
             content: Some(chain.content),
             extra_keys: chain.extra_keys.clone(),
@@ -281,7 +306,7 @@ impl Ledger {
         self.untranslatable |= draft.unresolved.iter().any(|&hash| self.lacks_tokens(hash));
     }
 
-    /// Whether a block without tokens is still one at the end of its entry, which may have told what it is,
+    /// Whether a block without tokens is still one at the end of its entry, which may have said what it is,
     /// or removed it.
     fn lacks_tokens(&self, hash: u64) -> bool {
         let slot = self.state.find(hash).filter(|&slot| self.state.attached_chain(slot).is_none());

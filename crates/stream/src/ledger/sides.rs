@@ -22,7 +22,7 @@ pub(crate) struct Sides {
     /// By the number of the side: which group it is, and how its blocks lie on main ones. Numbers stay for a
     /// life.
     pub(crate) numbered: Vec<(usize, Fit)>,
-    /// Nothing may be counted: some group's need cannot be told in main blocks.
+    /// Nothing may be counted: some group's need cannot be expressed in main blocks.
     pub(crate) blocked: bool,
     /// It is not known what some group needs.
     unknown: bool,
@@ -40,7 +40,7 @@ pub(crate) struct Sides {
     /// What `resumption` was made of: the size of main blocks, unless a group has changed since.
     made_for: Option<u32>,
     stale: bool,
-    /// Blocks have other marks than were told.
+    /// Blocks have other marks than were sent.
     pub(crate) all_anew: bool,
     pub(crate) parts: Parts,
 }
@@ -55,14 +55,14 @@ impl Sides {
         Self { changed: !resumption.is_plain(), resumption: Arc::new(resumption), ..Self::default() }
     }
 
-    /// Of a state that another plane tells.
+    /// Of a state that another plane sends.
     fn as_told(groups: Vec<Group>, told: &Resumption) -> Self {
         let resumption = Resumption { sides: Vec::new(), ..*told };
         let groups = Groups::as_told(groups);
         Self { groups, stale: true, ..Self::of(resumption) }
     }
 
-    /// So many main blocks each tier gives back at once.
+    /// The number of main blocks that each tier gives back at once.
     pub(crate) fn set_units(&mut self, units: [u32; LEVELS]) {
         if self.resumption.units != units {
             Arc::make_mut(&mut self.resumption).units = units;
@@ -119,7 +119,7 @@ impl Sides {
         self.groups.sides().all(|at| self.numbered.iter().any(|&(known, _)| known == at))
     }
 
-    /// Other blocks are main ones: what was told of their marks is void.
+    /// Other blocks are main ones: what was sent of their marks is void.
     pub(crate) fn mark_all_anew(&mut self) {
         self.all_anew = true;
     }
@@ -136,7 +136,7 @@ impl Sides {
         }
     }
 
-    /// The size of main blocks, as far as the main group told it; where blocks may not be full, only what is
+    /// The size of main blocks, as far as the main group shows it; where blocks may not be full, only what is
     /// sure.
     fn main_size(&self) -> Option<u32> {
         let main = self.groups.main()?;
@@ -163,7 +163,7 @@ impl Sides {
         main_unknown || groups.has_stray() || sides.any(unsure)
     }
 
-    /// Works out what every side needs besides main blocks of so many tokens. `one_size`: all groups have
+    /// Works out what every side needs besides main blocks of this many tokens. `one_size`: all groups have
     /// blocks of that size.
     fn make_resumption(&mut self, main_size: u32, one_size: bool) {
         let before = self.numbered.clone();
@@ -220,7 +220,7 @@ impl Ledger {
         self.sides.groups.known()
     }
 
-    /// Which blocks are told to those who know one block size.
+    /// Which blocks are sent to consumers that know one block size.
     pub(crate) fn told_size(&self) -> ToldSize {
         if self.sides.has_partial || self.options.semantics.partial_blocks {
             ToldSize::Only(self.block_size())
@@ -230,7 +230,7 @@ impl Ledger {
     }
 
     /// An event names a group. That none of them keeps whole prefixes shows at the end of the batch: one that
-    /// does may be told after the others.
+    /// does may be announced after the others.
     pub(crate) fn learn_group(&mut self, told: ToldGroup<'_>, draft: &mut Draft) {
         if self.sides.groups.learn(told, self.options.semantics.windows) {
             self.sides.stale = true;
@@ -314,7 +314,7 @@ impl Ledger {
         self.sides.sparse.clear();
     }
 
-    /// Takes over the groups of a state that another plane tells.
+    /// Takes over the groups of a state that another plane sends.
     pub(crate) fn load_groups(&mut self, groups: Vec<Group>, told: &Resumption, partial_blocks: bool) {
         self.sides = Sides { has_partial: partial_blocks, ..Sides::as_told(groups, told) };
         self.fit_state();

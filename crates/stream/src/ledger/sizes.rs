@@ -21,7 +21,7 @@ impl Ledger {
 
     /// vLLM stores the last block of a prompt before it is full where a cache has several groups, with the
     /// size of what it has so far. So there the main group's size is known once it is sure, and until then
-    /// nobody is told of any block. While a cache seems to have one group, a block is taken for full; what it
+    /// no block is sent. While a cache seems to have one group, a block is taken for full; what it
     /// said is taken back with the first larger one.
     pub(crate) fn learn_main_size(&mut self, size: u32, blocks: usize, draft: &mut Draft) -> SizeTold {
         let told = self.sides.told_main_size();

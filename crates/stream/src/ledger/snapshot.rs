@@ -1,4 +1,4 @@
-//! Snapshots: a whole state at one moment, taken a few blocks at a time, and what can be told from it without
+//! Snapshots: a whole state at one moment, taken a few blocks at a time, and what follows from it without
 //! the ledger's lock.
 
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use kvplane_core::{Continuity as Standing, Cursor, Resumption, StateDigest, Tier
 
 use super::{Group, Ledger};
 use crate::change::{Transition, VisibleBlock};
+use crate::peer_dump::Position;
 use crate::seeded::{SeededMap, SeededSet};
 use crate::state::{BlockImage, Chain, CutAborted, Image, Parent, ToldSize};
 use crate::transitions::{push_removed, push_stored};
@@ -19,6 +20,8 @@ pub struct Snapshot {
     pub cursor: Cursor,
     /// The engine's own number at that point.
     pub engine_sequence: Option<u64>,
+    /// The batch of that number, where its payload was read here.
+    pub position: Option<Position>,
     /// Where the history begins.
     pub known_from: Option<u64>,
     /// How old the proof was that the engine is there; `None` before the first proof.
@@ -35,7 +38,7 @@ pub struct Snapshot {
     pub untranslatable: bool,
     /// Tokens per block, configured or learned.
     pub block_size: Option<u32>,
-    /// Blocks may be smaller than that: those are not told to consumers that know one block size.
+    /// Blocks may be smaller than that: those are not sent to consumers that know one block size.
     pub partial_blocks: bool,
     /// The groups of the engine's cache, in the order in which they were first heard of.
     pub groups: Vec<Group>,
@@ -82,6 +85,7 @@ impl Ledger {
             snapshot: Snapshot {
                 cursor: self.cursor(),
                 engine_sequence: self.engine_sequence,
+                position: self.position,
                 known_from: self.known_from(),
                 age: self.age,
                 trust: self.trust.clone(),
@@ -192,7 +196,7 @@ impl Snapshot {
     }
 
     fn push_chains(&self, parents_first: &[&BlockImage], tier: Tier, log: &mut Vec<Transition>) {
-        // Each block that is told, with its parent. Only the device's chains begin at the start of a prompt.
+        // Each block that is sent, with its parent. Only the device's chains begin at the start of a prompt.
         let mut told: Vec<(&BlockImage, &Chain)> = Vec::new();
         let mut at: SeededMap<u64, usize> = SeededMap::default();
         for block in parents_first {
@@ -247,7 +251,7 @@ impl Snapshot {
         (told, block.chains.iter().filter(|chain| !is_told(chain)).collect())
     }
 
-    /// What those who know one block size are told that a block is.
+    /// What a block is, for consumers that know one block size.
     fn told_chain<'s>(&self, block: &'s BlockImage) -> Option<&'s Chain> {
         if !self.partial_blocks {
             return block.attached_chain();

@@ -1,4 +1,4 @@
-//! Keeping what another plane tells: its epoch, its numbers, its changes. Transitions are worked out here, by
+//! Keeping what another plane sends: its epoch, its numbers, its changes. Transitions are worked out here, by
 //! the same rules.
 
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ fn next_announced(changes: &[Change]) -> Vec<Option<u32>> {
     found
 }
 
-/// Where a change is of blocks that a store proves: that store, which is told after them. What it says of its
+/// Where a change is of blocks that a store proves: that store, which is sent after them. What it says of its
 /// group was known before.
 fn proving_store(changes: &[Change], at: usize, next: Option<u32>) -> Option<&StoredChange> {
     let (Change::Stored(proven), Change::Stored(store)) = (&changes[at], &changes[next? as usize]) else {
@@ -52,7 +52,7 @@ fn proving_store(changes: &[Change], at: usize, next: Option<u32>) -> Option<&St
     (proven.cause == StoreCause::Proven && store.place.name().names(&proven.place)).then_some(store)
 }
 
-/// A block that is said to be attached now. It was told before the block that it waited for.
+/// A block that is said to be attached now. It was sent before the block that it waited for.
 struct Attached {
     place: Arc<Place>,
     block: StoredBlock,
@@ -108,7 +108,7 @@ impl Ledger {
         self.note_doubt_of_device();
     }
 
-    /// Applies an entry as it was told. After an error the state is nobody's: [`Self::void`] it.
+    /// Applies an entry as it was received. After an error the state is nobody's: [`Self::void`] it.
     pub(crate) fn apply_told(&mut self, entry: ToldEntry) -> Result<(), Misfit> {
         let ToldEntry { cursor, mut changes, .. } = entry;
         if cursor.epoch != self.epoch {
@@ -171,7 +171,7 @@ impl Ledger {
             }
             Change::Stored(stored) => {
                 self.apply_told_store(stored, told)?;
-                // All that this store attached was told before it.
+                // All that this store attached was sent before it.
                 self.attach_the_rest(told)
             }
             Change::Removed { place, blocks } => self.apply_told_removal(place, blocks, &mut told.draft),
@@ -221,13 +221,9 @@ impl Ledger {
             let slot = self.slot(block.hash)?;
             let before = self.before(slot);
             self.define_told(slot, block, stored.block_size, &stored.attributes, &mut told.draft)?;
-            if announced {
-                self.attach_first(slot, place, block, told)?;
-            }
+            self.attach_first(slot, place, block, told)?;
             self.hold(slot, place, block.copies, before, &mut told.draft);
-            if announced {
-                self.tell_attached_as_told(told)?;
-            }
+            self.tell_attached_as_told(told)?;
             told.draft.attached.clear();
             if announced && proves && stored.layout != Layout::Dense {
                 told.draft.unresolved.push(block.hash);
@@ -249,10 +245,11 @@ impl Ledger {
         }
         let Some(chain) = chain_as_told(block, block_size, attributes) else { return Ok(()) };
         check(block)?;
+        self.untranslatable |= chain.tokens.is_empty();
         Ok(self.state.define_as_told(slot, chain, &mut draft.attached)?)
     }
 
-    /// The last store attached blocks that waited. Which of them are told, and in which order, decides the
+    /// The last store attached blocks that waited. Which of them are sent, and in which order, decides the
     /// other plane.
     fn tell_attached_as_told(&mut self, told: &mut Told) -> Result<(), Misfit> {
         if told.attached.is_empty() || told.draft.attached.is_empty() {
@@ -274,7 +271,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// What a block is that is about to be stored was told before: the store itself does not say so, or not
+    /// What a block is that is about to be stored was sent before: the store itself does not say so, or not
     /// of every place.
     fn attach_first(
         &mut self,
@@ -284,7 +281,7 @@ impl Ledger {
         told: &mut Told,
     ) -> Result<(), Misfit> {
         while let Some(next) = told.attached.pop_front_if(|next| next.block.hash == block.hash) {
-            // In the place of the store, the copies after it are told.
+            // In the place of the store, the copies after it are sent.
             let here = self.state.places.find(next.place.name()) == Some(place);
             if !here || next.block.copies != block.copies {
                 self.check_held(slot, &next)?;

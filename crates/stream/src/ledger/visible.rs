@@ -8,7 +8,7 @@ use crate::state::{Attached, Parent, Place, SlotId, ToldSize};
 use crate::transitions::{push_removed, push_stored};
 
 impl Ledger {
-    /// Whether such a consumer has been told that the block is in the tier.
+    /// Whether such a consumer knows that the block is in the tier.
     pub(super) fn is_visible(&self, slot: SlotId, tier: Tier) -> bool {
         self.state.told_chain(slot, self.told_size()).is_some() && self.is_in_main(slot, tier)
     }
@@ -30,7 +30,7 @@ impl Ledger {
         push_stored(log, tier, parent, VisibleBlock::with_tokens(self.state.hash_of(slot), chain, tokens));
     }
 
-    /// A block that waited is attached now, and can be told where what waited is what is told.
+    /// A block that waited is attached now, and can be sent where the blocks that waited are sent.
     pub(super) fn attached_visibly(&self, (slot, size): Attached, log: &mut Vec<Transition>) {
         let told = self.state.told_chain(slot, self.told_size());
         if told.is_some_and(|chain| chain.block_size == size) {
@@ -40,7 +40,7 @@ impl Ledger {
         }
     }
 
-    /// Makes another group the main one, or another size that of its blocks: tells what that puts out of
+    /// Makes another group the main one, or another size that of its blocks: sends what that puts out of
     /// sight, and what into it. The order depends on the hashes alone.
     pub(super) fn retell(&mut self, draft: &mut Draft, change: impl FnOnce(&mut Self)) {
         let old_size = self.told_size();
@@ -76,7 +76,7 @@ impl Ledger {
         self.sides.mark_all_anew();
     }
 
-    /// Drops what some places hold, and tells what that takes out of sight.
+    /// Drops what some places hold, and sends what that takes out of sight.
     pub(super) fn drop_visibly(&mut self, gone: impl Fn(&Place) -> bool + Copy, draft: &mut Draft) {
         for (tier, hash) in self.state.visible_only_in(self.told_size(), gone) {
             push_removed(&mut draft.transitions, tier, hash);

@@ -258,7 +258,7 @@ impl Window {
     /// The same by the numbers that batches were handed over with. What kvplane itself did stands before the
     /// batch that it came with.
     ///
-    /// Such numbers do not say which life they are of. Whoever has followed this one asks for the next number
+    /// Such numbers do not say which epoch they belong to. A follower of this one asks for the next number
     /// at the most, so that anything above it is foreign.
     pub fn batches_from(&self, start: u64) -> Range {
         let kept = self.kept.lock();

@@ -14,7 +14,7 @@ enum Link {
     Lost { since: Duration, down: bool },
     /// Somebody does, and what we have is older than this.
     Behind(Cursor),
-    /// We have all that there was when it was asked, and are told what follows.
+    /// We have all that there was when it was asked, and receive what follows.
     Up,
 }
 
@@ -59,7 +59,7 @@ impl Mirror {
         self.told
     }
 
-    /// All that the other plane had when it was asked is here, and what follows is being told.
+    /// All that the other plane had when it was asked is here, and what follows is being received.
     pub(crate) fn is_current(&self) -> bool {
         self.link == Link::Up && self.told.is_some()
     }
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(mirror.standing(), Standing::Live);
         mirror.silent(at(2));
         assert_eq!(mirror.standing(), Standing::Recovering);
-        // What was told before the silence, and is read in it, proves nothing.
+        // What was sent before the silence, and is read in it, proves nothing.
         mirror.told(Standing::Live);
         mirror.moved(cursor);
         assert_eq!(mirror.standing(), Standing::Recovering);

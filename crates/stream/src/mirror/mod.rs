@@ -1,8 +1,9 @@
 //! A stream that another plane records: what that plane says of it, and a copy that is checked at every step.
 //!
-//! Every entry of the other plane becomes one entry here, with its epoch and its numbers. So a subscriber's cursor is good at
-//! both planes. Nothing is concluded here: the copy sets what it is told, and compares the digest of the result and the
-//! number of its last transition with what it is told of them. What does not fit voids the copy; then it needs a snapshot.
+//! Every entry of the other plane becomes one entry here, with its epoch and its numbers. So a subscriber's
+//! cursor is good at both planes. Nothing is concluded here: the copy sets what it receives, and compares the
+//! digest of the result and the number of its last transition with what it receives of them. What does not fit
+//! voids the copy; then it needs a snapshot.
 //!
 //! ```text
 //!             chunk, chunk, …, last                     entry
@@ -29,7 +30,7 @@ pub(crate) use link::Mirror;
 pub(crate) use snapshot::check;
 pub use snapshot::{MirrorSnapshot, MirroredState};
 
-/// An entry, as another plane told it.
+/// An entry, as another plane sent it.
 #[derive(Debug)]
 pub struct ToldEntry {
     /// Its life and number.
@@ -42,7 +43,7 @@ pub struct ToldEntry {
     pub changes: Vec<Change>,
     /// The trust after it, where it changed.
     pub trust: Option<TrustState>,
-    /// From where on everything is known, told with the trust.
+    /// From where on everything is known, sent with the trust.
     pub known_from: Option<u64>,
     /// Where the stream stands after it, where that changed.
     pub standing: Option<Standing>,
@@ -54,7 +55,7 @@ pub struct ToldEntry {
     pub last_event_id: u64,
     /// Main blocks that each tier gives back at once, where anything about what the stream needs changed.
     pub units: Option<[u32; LEVELS]>,
-    /// Tiers behind the device are asked for the whole prompt; told with `units`.
+    /// Tiers behind the device are asked for the whole prompt; sent with `units`.
     pub whole_prompt: bool,
 }
 
@@ -118,11 +119,11 @@ pub enum Misfit {
     /// It is not the next.
     #[error("a message that does not follow")]
     Order,
-    /// The state after it is another one.
-    #[error("the digest of the state is another one")]
+    /// The state after it differs.
+    #[error("state digest mismatch")]
     Digest,
     /// It brought other transitions here than there.
-    #[error("the number of its last transition is another one")]
+    #[error("number of the last transition mismatch")]
     EventIds,
     /// It cannot be.
     #[error("malformed: {0}")]
@@ -153,7 +154,7 @@ impl From<Refusal> for Misfit {
     }
 }
 
-/// What a block is, where it was told.
+/// What a block is, where it was sent.
 pub(crate) fn chain_as_told(
     block: &StoredBlock,
     block_size: u32,

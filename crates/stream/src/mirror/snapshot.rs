@@ -1,4 +1,4 @@
-//! A whole state, gathered from what another plane tells of it, apart from the stream until it is complete.
+//! A whole state, gathered from what another plane sends of it, apart from the stream until it is complete.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use crate::state::{Image, Limits, Parent, State};
 /// A cut of its own: no journal counts as far.
 const CUT: u32 = u32::MAX;
 
-/// No plane counts as far: its numbers begin at unix milliseconds, shifted by 20 bits. Above it there is no room for the next ones.
+/// No plane counts as far: its numbers begin at unix milliseconds, shifted by 20 bits. Above it there is no
+/// room for the next ones.
 const HIGHEST: u64 = 1 << 62;
 
 /// A snapshot on its way.
@@ -38,7 +39,7 @@ pub struct MirroredState {
 }
 
 impl MirroredState {
-    /// Takes out the state as transitions from nothing, for whoever has to begin anew with it.
+    /// Takes out the state as transitions from nothing, for a reader that has to start over with it.
     pub fn split(mut self) -> (Self, Vec<Transition>) {
         let transitions = std::mem::take(&mut self.transitions);
         (self, transitions)
@@ -98,7 +99,8 @@ impl MirrorSnapshot {
                 None => {}
             }
             let proves = told.place.as_ref().is_some_and(|place| place.proves_ancestors());
-            self.untranslatable |= proves && block.parent.is_none();
+            let lacks_tokens = block.tokens.as_ref().is_none_or(|tokens| tokens.is_empty());
+            self.untranslatable |= proves && (block.parent.is_none() || lacks_tokens);
         }
         Ok(())
     }
@@ -116,6 +118,7 @@ impl MirrorSnapshot {
         let snapshot = Snapshot {
             cursor: self.cursor,
             engine_sequence: end.engine_sequence,
+            position: None,
             known_from: end.known_from,
             age: end.age,
             trust: end.trust.clone(),

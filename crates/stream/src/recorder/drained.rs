@@ -1,4 +1,4 @@
-//! Inputs from a buffer that is emptied by whoever reads it.
+//! Inputs from a read-once buffer.
 
 use super::Recorder;
 use super::follower::Follower;
@@ -6,8 +6,8 @@ use crate::clock::Now;
 use crate::drain::{Drain, DrainFailure, DrainedPart};
 
 impl Recorder {
-    /// The engine answered; `events` of this rank were in the answer, and their parts follow. So many others were `unreadable`,
-    /// of which [`Self::drain_unreadable`] is told behind the parts.
+    /// The engine answered; `events` of this rank were in the answer, and their parts follow. `unreadable`
+    /// others could not be read, which [`Self::drain_unreadable`] reports behind the parts.
     pub fn drain_answered(&mut self, now: Now, events: usize, unreadable: usize) {
         self.drain(now, |drain| drain.answered(now, events, unreadable));
     }
@@ -17,7 +17,7 @@ impl Recorder {
         self.drain(now, |drain| drain.drained(part));
     }
 
-    /// So many events of the answer could not even be told apart: what they were is not known.
+    /// This number of events of the answer could not even be separated: what they were is unknown.
     pub fn drain_unreadable(&mut self, now: Now, events: usize) {
         if events > 0 {
             self.drain(now, Drain::unreadable);

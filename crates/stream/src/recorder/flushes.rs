@@ -5,8 +5,8 @@ use crate::clock::Now;
 use crate::flush::{FlushError, FlushId, FlushOutcome};
 
 impl Recorder {
-    /// The engine is about to be asked for a flush: what the stream shows from now on may be of it. Every flush that is begun is
-    /// to be ended, by [`Self::flush_refused`] or [`Self::end_flush`].
+    /// The engine is about to be asked for a flush: what the stream shows from now on may be of it. Every
+    /// flush that is begun is to be ended, by [`Self::flush_refused`] or [`Self::end_flush`].
     pub fn begin_flush(&mut self) -> Result<FlushId, FlushError> {
         if self.is_mirror() { Err(FlushError::Mirrored) } else { Ok(self.interpreter.begin_flush()) }
     }

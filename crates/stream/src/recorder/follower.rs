@@ -15,7 +15,7 @@ use crate::relay::Relay;
 pub(super) enum Follower {
     /// A socket that the engine publishes on, perhaps with a replay socket beside it.
     Published(Box<Continuity>),
-    /// A buffer that is emptied by whoever reads it.
+    /// A read-once buffer.
     Drained(Box<Drain>),
     /// A server that keeps a stream of numbered batches.
     Relayed(Box<Relay>),

@@ -14,8 +14,8 @@ impl Recorder {
         Self::of(Follower::Handed(Box::new(Handed::new(follow))), Dialect::Msgpack, keep, rank, now)
     }
 
-    /// A message as the engine publishes it, under its number; without one, under the next. Engines number from 0, so that a
-    /// higher first number says that something came before it. Returns the number.
+    /// A message as the engine publishes it, under its number; without one, under the next. Engines number
+    /// from 0, so that a higher first number says that something came before it. Returns the number.
     pub fn hand_frame(&mut self, now: Now, number: Option<u64>, payload: &[u8]) -> Result<u64, NotTaken> {
         let begins = number.is_none_or(|number| number == 0);
         self.hand_over(now, number, begins, |decoder| {

@@ -35,13 +35,10 @@ impl Liveness {
         }
     }
 
-    /// When the proof that there is will be too old; zero if it is.
+    /// When the proof that there is will be too old. Never, if it is already: only another proof changes that.
     pub(super) fn stale_at(&self) -> Duration {
-        match self.max_silence {
-            None => Duration::MAX,
-            Some(_) if self.stale => Duration::ZERO,
-            Some(max) => self.proven_at.map_or(Duration::ZERO, |at| at.saturating_add(max)),
-        }
+        let at = self.proven_at.filter(|_| !self.stale).zip(self.max_silence);
+        at.map_or(Duration::MAX, |(at, max)| at.saturating_add(max))
     }
 
     /// Judges the age of the proof. Says when the verdict changed.

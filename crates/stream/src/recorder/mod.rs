@@ -1,10 +1,12 @@
-//! A stream's recorder: what puts batches in order, what they mean, and the ledger that keeps it, behind one set of inputs.
+//! A stream's recorder: what puts batches in order, what they mean, and the ledger that keeps it, behind one
+//! set of inputs.
 //!
-//! The inputs depend on the kind of source: [`published`] is a socket that engines publish on, [`drained`] a buffer that is
-//! emptied by whoever reads it, [`relayed`] a server that keeps a stream of numbered batches, [`mirrored`] another plane,
-//! [`handed`] the engine's own process.
+//! The inputs depend on the kind of source: [`published`] is a socket that engines publish on, [`drained`] a
+//! buffer that is emptied by reading it, [`relayed`] a server that keeps a stream of numbered batches,
+//! [`mirrored`] another plane, [`handed`] the engine's own process.
 
 mod drained;
+mod dumped;
 mod evidence;
 mod flushes;
 mod follower;
@@ -27,6 +29,7 @@ use crate::interpreter::Interpreter;
 use crate::ledger::{Ledger, PassedOver};
 use crate::mirror::Misfit;
 use crate::options::JournalOptions;
+use crate::peer_dump::Position;
 use crate::relay::{Relay, RelayOptions};
 use follower::Follower;
 use liveness::{Liveness, Turn};
@@ -70,7 +73,7 @@ pub enum Happening {
     Lost(Reason),
     /// The stream did not show a flush in time; what it held was dropped.
     UnprovenFlush,
-    /// A batch could not be decoded: told for the first, then for ever fewer.
+    /// A batch could not be decoded: reported for the first, then less and less often.
     Undecodable {
         /// Its number.
         sequence: u64,
@@ -205,7 +208,8 @@ impl Recorder {
         std::mem::take(&mut self.happenings)
     }
 
-    /// The engine says that its blocks have so many tokens. True if that contradicts the configured number, and did not before.
+    /// The engine says that its blocks have this many tokens. True if that contradicts the configured number,
+    /// and did not before.
     pub fn describe_block_size(&mut self, block_size: u32, now: Now) -> bool {
         let news = self.interpreter.describe_block_size(&mut self.ledger, block_size, now);
         self.settle(now);
@@ -256,6 +260,8 @@ impl Recorder {
                         Ok(decoded) => {
                             if decoded.broken.is_none() {
                                 self.interpreter.apply(&mut self.ledger, batch.sequence, &decoded, now);
+                                let (sequence, digest) = (batch.sequence, batch.digest);
+                                self.ledger.set_position(Position { sequence, digest });
                             }
                             decoded.broken
                         }
@@ -311,6 +317,10 @@ impl Recorder {
             }
             self.happenings.push(Happening::Standing(standing));
         }
+        self.note_trust();
+    }
+
+    fn note_trust(&mut self) {
         let trust = trust_of(&self.ledger);
         if trust != self.last_trust {
             self.last_trust = trust;

@@ -14,7 +14,7 @@ const SLOW_PAUSE: Duration = Duration::from_secs(30);
 /// What to do after a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Next {
-    /// The ranks are told how the call ended. Not while other names are still to be tried.
+    /// Report to the ranks how the call ended. Not while other names are still to be tried.
     pub tell: bool,
     /// When to subscribe again.
     pub after: Duration,
@@ -33,7 +33,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// A connection to a server that may offer its events under so many names.
+    /// A connection to a server that may offer its events under this many names.
     pub fn new(names: usize) -> Self {
         Self { names, name: 0, unknown: 0, pause: SHORTEST_PAUSE, start: 0 }
     }
@@ -79,8 +79,8 @@ impl Link {
         }
     }
 
-    /// A rank wants another subscription: at once, unless this one was from the beginning. What ends again and again behind
-    /// its beginning would be asked for without a pause.
+    /// A rank wants another subscription: at once, unless this one was from the beginning. What ends again
+    /// and again behind its beginning would be asked for without a pause.
     pub fn again(&mut self) -> Duration {
         if self.start == 0 { self.back_off() } else { Duration::ZERO }
     }

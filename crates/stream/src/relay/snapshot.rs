@@ -22,7 +22,8 @@ impl Relay {
             self.void(EpochCause::SnapshotSent);
         }
         let (sequence, parts) = (batch.sequence, chunk.index + 1);
-        // What is said of the whole stands before its events, so that whatever is wrong with one of them is not forgotten.
+        // What is said of the whole stands before its events, so that whatever is wrong with one of them is
+        // not forgotten.
         if begins && chunk.unknown_before == 0 {
             self.out.push_back(Action::HeardFromStart);
         }

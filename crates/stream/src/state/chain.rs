@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_core::Names;
+use kvplane_core::{ContentHasher, Names};
 use kvplane_wire::{ExtraKey, OwnedExtraKey};
 use smallvec::SmallVec;
 
@@ -21,8 +21,23 @@ pub enum Parent {
     Block(u64),
 }
 
-/// A block's extra keys, as sent.
-pub type ExtraKeys = Arc<[OwnedExtraKey]>;
+/// A block's extra keys, as sent. Behind a thin pointer: nearly no block has any, and every block has room for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExtraKeys(Arc<Box<[OwnedExtraKey]>>);
+
+impl std::ops::Deref for ExtraKeys {
+    type Target = [OwnedExtraKey];
+
+    fn deref(&self) -> &[OwnedExtraKey] {
+        &self.0
+    }
+}
+
+impl FromIterator<OwnedExtraKey> for ExtraKeys {
+    fn from_iter<I: IntoIterator<Item = OwnedExtraKey>>(keys: I) -> Self {
+        Self(Arc::new(keys.into_iter().collect()))
+    }
+}
 
 /// What blocks of one store have in common. Shared, since most blocks of a stream have the same.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
@@ -72,7 +87,7 @@ pub struct Chain {
     pub block_size: u32,
     /// What comes before.
     pub parent: Parent,
-    /// The block's tokens.
+    /// The block's tokens; none where only its content is known.
     pub tokens: Arc<[u32]>,
     /// Adapter and salt.
     pub attributes: Arc<Attributes>,
@@ -90,6 +105,23 @@ impl Chain {
         let keys = self.extra_keys.as_deref().map_or(0, keys_cost);
         allocation(16 + std::mem::size_of_val(&self.tokens[..])) + keys
     }
+
+    /// Its tokens; `None` where only the content is known.
+    pub(crate) fn known_tokens(&self) -> Option<Arc<[u32]>> {
+        (!self.tokens.is_empty()).then(|| self.tokens.clone())
+    }
+
+    /// The hash of what its tokens, names and keys say.
+    pub(super) fn hash_with(&self, hasher: &mut ContentHasher) -> u64 {
+        let names = self.attributes.names();
+        match &self.extra_keys {
+            None => hasher.plain(&self.tokens, names.namespace()),
+            Some(keys) => {
+                let further = names.further_keys(keys.iter().map(OwnedExtraKey::as_block_key));
+                hasher.keyed(&self.tokens, further, names.namespace())
+            }
+        }
+    }
 }
 
 /// Estimated bytes of a block's extra keys.
@@ -99,10 +131,10 @@ pub(crate) fn keys_cost(keys: &[OwnedExtraKey]) -> usize {
         OwnedExtraKey::Bytes(bytes) => allocation(bytes.len()),
         OwnedExtraKey::Integer(_) => 0,
     });
-    allocation(16 + std::mem::size_of_val(keys)) + texts.sum::<usize>()
+    allocation(32) + allocation(std::mem::size_of_val(keys)) + texts.sum::<usize>()
 }
 
-/// Which blocks are told to those who know one block size.
+/// Which blocks are sent to consumers that know one block size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToldSize {
     /// All: there is one size.
@@ -115,7 +147,7 @@ pub(crate) enum ToldSize {
 pub(crate) type Attached = (SlotId, u32);
 
 impl State {
-    /// The chain of a block that is told to those who know one block size: it reaches the start of its prompt.
+    /// The chain of a block that is sent to consumers that know one block size: it reaches the start of its prompt.
     pub(crate) fn told_chain(&self, slot: SlotId, size: ToldSize) -> Option<&Chain> {
         match size {
             ToldSize::Any => self.attached_chain(slot),
@@ -170,8 +202,9 @@ impl State {
         Ok(())
     }
 
-    /// Records what a block is, as another plane says: whether it is attached, and to what content, is taken from there,
-    /// since that plane may know ancestors that are not known here. Blocks that waited for it are attached.
+    /// Records what a block is, as another plane says: whether it is attached, and to what content, is taken
+    /// from there, since that plane may know ancestors that are not known here. Blocks that waited for it are
+    /// attached.
     pub(crate) fn define_as_told(
         &mut self,
         slot: SlotId,
@@ -180,7 +213,10 @@ impl State {
     ) -> Result<(), Refusal> {
         let chains = &self.slots[slot as usize].chains;
         let known = chains.iter().position(|chain| chain.block_size == told.block_size);
-        if known.is_some_and(|at| chains[at].attached || !told.attached) {
+        if let Some(at) = known.filter(|&at| chains[at].attached || !told.attached) {
+            if chains[at].tokens.is_empty() && !told.tokens.is_empty() {
+                self.fill(slot, told);
+            }
             return Ok(());
         }
         if known.is_none() && chains.len() >= MAX_CHAINS {
@@ -268,14 +304,7 @@ impl State {
     fn attach_one(&mut self, slot: SlotId, at: usize, parent: Option<SlotId>) {
         self.link(slot, at, parent);
         let chain = &mut self.slots[slot as usize].chains[at];
-        let names = chain.attributes.names();
-        chain.content = match &chain.extra_keys {
-            None => self.hasher.plain(&chain.tokens, names.namespace()),
-            Some(keys) => {
-                let further = names.further_keys(keys.iter().map(OwnedExtraKey::as_block_key));
-                self.hasher.keyed(&chain.tokens, further, names.namespace())
-            }
-        };
+        chain.content = chain.hash_with(&mut self.hasher);
     }
 
     /// Marks a chain as attached to its parent, and lets it inherit.
@@ -300,7 +329,8 @@ impl State {
         self.note_changed(slot);
     }
 
-    /// The blocks before a block, nearest first, as far as `wanted`; fewer where its prompt begins earlier, or where they are not known.
+    /// The blocks before a block, nearest first, as far as `wanted`; fewer where its prompt begins earlier,
+    /// or where they are not known.
     pub(crate) fn ancestors(&self, slot: SlotId, block_size: u32, wanted: usize) -> Vec<SlotId> {
         let mut found = Vec::new();
         let mut at = slot;
@@ -315,8 +345,8 @@ impl State {
         found
     }
 
-    /// Forgets what waits for blocks that are not known, where nothing is held any more. What is known up to the start of its
-    /// prompt stays.
+    /// Forgets what waits for blocks that are not known, where nothing is held any more. What is known up to
+    /// the start of its prompt stays.
     pub(crate) fn stop_waiting_at_all(&mut self) {
         for (slot, _) in self.waiting.take_all() {
             self.touch(slot);
@@ -371,8 +401,8 @@ impl State {
     }
 }
 
-/// A block has the salt of what it builds on: vLLM tells it with a prompt's first block alone.
-fn inherit_salt(own: &mut Arc<Attributes>, parents: &Arc<Attributes>) {
+/// A block has the salt of what it builds on: vLLM sends it with a prompt's first block alone.
+pub(super) fn inherit_salt(own: &mut Arc<Attributes>, parents: &Arc<Attributes>) {
     if own.cache_salt.is_some() || parents.cache_salt.is_none() {
         return;
     }

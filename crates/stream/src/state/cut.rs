@@ -1,6 +1,6 @@
 //! A consistent picture of the state, taken a few slots at a time while batches go on being applied.
 //!
-//! Beginning a cut fixes its moment. Until it is complete, whoever is about to change a slot that has not been
+//! Beginning a cut fixes its moment. Until it is complete, a caller that is about to change a slot that has not been
 //! visited yet first saves what it looked like ([`State::touch`]). So the picture is exactly the state at the cut's
 //! moment, and nobody waits for more than one step of it.
 

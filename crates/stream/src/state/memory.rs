@@ -15,7 +15,7 @@ pub(super) fn allocation(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + 8).next_multiple_of(16).max(32) }
 }
 
-/// Bytes of a hash table that has room for so many entries.
+/// Bytes of a hash table that has room for this many entries.
 pub(super) fn table<K, V>(capacity: usize) -> usize {
     match capacity {
         0 => 0,
@@ -138,8 +138,8 @@ impl State {
         slots + wide + texts + self.beside + self.shared_bytes() - self.attributes.texts
     }
 
-    /// Gives back the memory of slots that are free, where they are most. Numbers of slots are others afterwards: only between
-    /// batches.
+    /// Gives back the memory of slots that are free, where they are most. Numbers of slots are others
+    /// afterwards: only between batches.
     pub(crate) fn compact(&mut self) {
         const LEAST: usize = 4096;
         let most = if self.is_full() { 8 } else { 2 };

@@ -12,6 +12,7 @@
 
 mod chain;
 mod cut;
+mod fill;
 mod memory;
 mod place;
 mod slot;
@@ -158,6 +159,13 @@ impl State {
         self.places.iter().any(|(id, place)| self.places.unjoined_in(id) > 0 && these(place))
     }
 
+    /// Whether a place that `these` accepts holds blocks that wait for their parent.
+    pub(crate) fn has_waiting(&self, these: impl Fn(&Place) -> bool) -> bool {
+        self.waiting.len() > 0
+            && self.places.iter().any(|(id, place)| self.places.blocks(id) > 0 && these(place))
+            && self.waiting.slots().any(|slot| self.held_where(slot, &these))
+    }
+
     /// Whether one more block may be recorded of which nothing but the hash is known.
     pub(crate) fn has_room_unjoined(&self, slot: SlotId) -> bool {
         !self.slots[slot as usize].chains.is_empty() || self.unjoined() < self.limits.max_waiting as u64
@@ -244,8 +252,8 @@ impl State {
         }
     }
 
-    /// Every entry of the dictionary whose prompt is known up to its start, parents before their children. The order depends
-    /// on the hashes alone, so that whoever has the same blocks has the same.
+    /// Every entry of the dictionary whose prompt is known up to its start, parents before their children.
+    /// The order depends on the hashes alone, so that equal blocks give an equal digest.
     pub(crate) fn slots_parents_first(&self) -> Vec<SlotId> {
         let mut slots: Vec<SlotId> = self.index.values().copied().collect();
         slots.sort_unstable_by_key(|&slot| self.hash_of(slot));
@@ -317,7 +325,7 @@ impl State {
                 }
             }
         }
-        // Whoever has the same blocks tells of as many runs, in whichever order it came to know them.
+        // Equal blocks give as many runs, in whichever order they became known.
         found.sort_by_key(|&(tier, _)| tier);
         found
     }
@@ -340,7 +348,7 @@ impl State {
         holdings.iter().find(|h| h.place == place && self.places.is_current(h)).map_or(0, |h| h.covers)
     }
 
-    /// Copies in a place stand for chunks that end with the block, of which so many blocks are counted.
+    /// Copies in a place stand for chunks that end with the block, of which this many blocks are counted.
     pub(crate) fn set_covers(&mut self, slot: SlotId, place: PlaceId, blocks: u16) {
         let places = &self.places;
         let mut holdings = self.slots[slot as usize].holdings.iter_mut();
@@ -414,8 +422,8 @@ impl State {
         }
     }
 
-    /// Drops everything that the places accepted by `gone` hold. Constant time per place, and linear in what lay outside of the
-    /// device.
+    /// Drops everything that the places accepted by `gone` hold. Constant time per place, and linear in what
+    /// lay outside of the device.
     pub(crate) fn drop_places(&mut self, gone: impl Fn(&Place) -> bool) {
         let on_device = |state: &Self| state.nothing_but(|place| !place.is_own_device());
         let before = if self.changed.wanted { self.slots_elsewhere() } else { Vec::new() };
@@ -528,8 +536,8 @@ impl State {
         }
     }
 
-    /// Frees ghosts that only ghosts build on, in a circle: one block may be the parent of another at one block size, and its child
-    /// at another.
+    /// Frees ghosts that only ghosts build on, in a circle: one block may be the parent of another at one
+    /// block size, and its child at another.
     fn free_cycles(&mut self) {
         self.may_have_cycles = false;
         self.made = 0;

@@ -94,7 +94,7 @@ impl Place {
         PlaceName { group: other.group, ..self.name() }.names(other)
     }
 
-    /// What tells it from other places.
+    /// What distinguishes it from other places.
     pub(crate) fn name(&self) -> PlaceName<'_> {
         PlaceName {
             medium: self.medium.as_deref(),
@@ -104,7 +104,7 @@ impl Place {
         }
     }
 
-    /// Whether a peer's protocol that knows neither groups nor owners may be told of it: a tier that we know, of the
+    /// Whether a peer's protocol that knows neither groups nor owners may hear of it: a tier that we know, of the
     /// group whose blocks are whole prefixes.
     pub fn is_main(&self) -> bool {
         self.is_main
@@ -329,7 +329,7 @@ impl Places {
         known.blocks = known.blocks - was_held + is_held;
     }
 
-    /// A block of which only the hash was known has been told.
+    /// A block of which only the hash was known has been announced.
     pub(super) fn join(&mut self, id: PlaceId) {
         self.known[usize::from(id.0)].unjoined -= 1;
         self.unjoined -= 1;

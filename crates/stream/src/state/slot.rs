@@ -12,7 +12,8 @@ use super::place::PlaceId;
 pub(super) struct Holding {
     pub(super) place: PlaceId,
     pub(super) copies: u32,
-    /// A copy stands for a chunk that ends with this block: so many of the chunk's blocks are counted with it. 0 where it is just a block.
+    /// A copy stands for a chunk that ends with this block: this many of the chunk's blocks are counted with
+    /// it. 0 where it is just a block.
     pub(super) covers: u16,
     /// The place's generation when it was recorded; void once the place has moved on.
     pub(super) generation: u32,
@@ -50,7 +51,8 @@ impl Slot {
     }
 }
 
-/// All slots. They lie in pieces of one size: growing copies nothing, and never takes twice the memory.
+/// All slots. They lie in pieces of one size: growing copies nothing, and never takes twice the memory. Only the first piece
+/// begins small, for streams that hold next to nothing.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     pieces: Vec<Vec<Slot>>,
@@ -74,7 +76,8 @@ impl Slots {
 
     pub(super) fn push(&mut self, slot: Slot) {
         if self.len.is_multiple_of(Self::PIECE) {
-            self.pieces.push(Vec::with_capacity(Self::PIECE));
+            let room = if self.pieces.is_empty() { 0 } else { Self::PIECE };
+            self.pieces.push(Vec::with_capacity(room));
         }
         if let Some(piece) = self.pieces.last_mut() {
             piece.push(slot);

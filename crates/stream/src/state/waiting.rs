@@ -20,6 +20,11 @@ impl Waiting {
         self.places.len()
     }
 
+    /// The slots that wait.
+    pub(super) fn slots(&self) -> impl Iterator<Item = SlotId> {
+        self.places.keys().map(|&(_, (slot, _))| slot)
+    }
+
     pub(super) fn add(&mut self, parent: u64, slot: SlotId, block_size: u32) {
         let list = self.by_parent.entry(parent).or_default();
         if self.places.insert((parent, (slot, block_size)), list.len() as u32).is_none() {

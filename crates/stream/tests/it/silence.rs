@@ -97,3 +97,21 @@ fn a_source_that_cannot_fall_silent_has_no_bound() {
     assert_eq!(recorder.standing(), Continuity::Live);
     assert_eq!(recorder.age(at(1_000_000)), Some(Duration::ZERO));
 }
+
+#[test]
+fn between_its_deadlines_a_stream_needs_no_tick() {
+    let mut recorder = following();
+    assert_eq!(recorder.idle_until(), Duration::MAX, "nothing is proven: only a proof changes that");
+    prove(&mut recorder, 100, 100);
+    assert_eq!(recorder.idle_until(), Duration::from_millis(2_100));
+    recorder.tick(at(2_101));
+    let down_at = recorder.idle_until();
+    assert!(down_at > Duration::from_millis(2_101) && down_at < Duration::MAX, "{down_at:?}");
+    recorder.tick(at(down_at.as_millis() as u64 - 1));
+    assert_eq!(recorder.standing(), Continuity::Recovering);
+    recorder.tick(at(down_at.as_millis() as u64));
+    assert_eq!((recorder.standing(), recorder.idle_until()), (Continuity::Down, Duration::MAX));
+    recorder.disconnected(at(60_000));
+    recorder.tick(at(90_000));
+    assert_eq!(recorder.idle_until(), Duration::MAX, "an engine that is away costs nothing");
+}

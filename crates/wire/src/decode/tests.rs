@@ -379,7 +379,7 @@ fn items_and_texts_go_together() {
     let spoilt: [(usize, Vec<u8>, RejectReason); 4] = [
         // Two blocks, a list for one.
         (2, [&[0x91], &item[..]].concat(), RejectReason::BadType),
-        // An item without a hash; an item that is none.
+        // An item without a hash; something that is not an item.
         (1, hex("919181ac73746172745f6f666673657407"), RejectReason::BadType),
         (1, vec![0x91, 0x91, 0x05], RejectReason::BadType),
         // Texts on a store with holes: three positions, one block of two.

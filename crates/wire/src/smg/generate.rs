@@ -1,5 +1,5 @@
-//! SMG's `Generate`, as far as a report about the engine's cache needs it: the tokens of a plain prompt, and how many of them the engine
-//! had cached. Field numbers are those of `smg-grpc-proto` 0.4.28.
+//! SMG's `Generate`, as far as a report about the engine's cache needs it: the tokens of a plain prompt, and
+//! how many of them the engine had cached. Field numbers are those of `smg-grpc-proto` 0.4.28.
 //!
 //! ```text
 //!                        vLLM                SGLang              TokenSpeed          TensorRT-LLM
@@ -15,8 +15,9 @@
 //!                        8 index             11 index            9 index             2 index
 //! ```
 //!
-//! A prompt is plain only if every field of its request is known to leave the identity of its blocks alone. Adapters, salts, images,
-//! transferred blocks and whatever later contracts add are not on that list. Nothing here keeps or prints what a message says.
+//! A prompt is plain only if every field of its request is known to leave the identity of its blocks alone.
+//! Adapters, salts, images, transferred blocks and whatever later contracts add are not on that list. Nothing
+//! here keeps or prints what a message says.
 
 #[cfg(test)]
 mod tests;

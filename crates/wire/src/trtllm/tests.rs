@@ -430,7 +430,7 @@ fn fields_may_stand_anywhere_and_more_than_once() {
             "other" : "x" , "parent_hash" : null , "type" : "stored" }} , "window_size" : null }} "#,
         block("1", &["1"], r#","tokens":[ { "token_id" : 2 , "type" : "unique_token" } ],"flavour":0"#)
     );
-    // A first `data` that is none is as bad as an only one.
+    // An invalid first `data` is as bad as an invalid only one.
     assert_eq!(reason(&payload), (RejectedKind::Unknown, RejectReason::NoKind));
     let payload = payload
         .replace(r#""data" : 7"#, &format!(r#""data":{}"#, r#"{"type":"removed","block_hashes":[1]}"#));

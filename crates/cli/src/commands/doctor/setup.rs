@@ -51,6 +51,7 @@ fn as_served(args: &DoctorArgs) -> ServeArgs {
         config: args.config.clone(),
         engine: args.engine.clone(),
         set: Vec::new(),
+        peers: Vec::new(),
         http: None,
         grpc: None,
         drain_timeout: None,

@@ -59,7 +59,7 @@ fn a_reporter_shows_a_token() {
     // The file is read again after a refusal, also where it is no token for a while.
     files.write("sidecar.token", "");
     files.write("sidecar.token", "hush-report\n");
-    reporter.logged("reports are taken");
+    reporter.logged("reports accepted");
     for log in [reporter.stop(), stranger.stop(), served.process.stop()] {
         assert!(!log.contains("hush"), "{log}");
     }

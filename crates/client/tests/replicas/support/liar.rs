@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::{Stream, StreamExt as _};
 use kvplane_client::proto;
@@ -20,6 +21,7 @@ pub type Change = dyn Fn(proto::SubscribeResponse) -> Result<proto::SubscribeRes
 pub struct Liar {
     url: String,
     change: Arc<Change>,
+    mute: Arc<AtomicBool>,
 }
 
 impl Liar {
@@ -31,10 +33,18 @@ impl Liar {
         + Sync
         + 'static,
     ) -> SocketAddr {
+        Self { url, change: Arc::new(change), mute: Arc::default() }.serve().await
+    }
+
+    /// Stands before the plane at `url`, and leaves questions for its status without an answer while it is `mute`.
+    pub async fn mute(url: String, mute: Arc<AtomicBool>) -> SocketAddr {
+        Self { url, change: Arc::new(Ok), mute }.serve().await
+    }
+
+    async fn serve(self) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let liar = PlaneServer::new(Self { url, change: Arc::new(change) });
-        let server = tonic::transport::Server::builder().add_service(liar);
+        let server = tonic::transport::Server::builder().add_service(PlaneServer::new(self));
         tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
         address
     }
@@ -63,6 +73,9 @@ impl Plane for Liar {
         &self,
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
+        if self.mute.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
         let mut plane = PlaneClient::connect(self.url.clone()).await.unwrap();
         plane.status(request.into_inner()).await
     }

@@ -1,6 +1,7 @@
 //! The book as it is told: maps and scans, nothing else. What the fast book answers is compared with this.
 //!
-//! It does not decide which of several equals is dropped: it looks which ones the book dropped, and whether it might have.
+//! It does not decide which of several equals is dropped: it looks which ones the book dropped, and whether
+//! it might have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

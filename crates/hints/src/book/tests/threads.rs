@@ -120,8 +120,8 @@ fn in_the_end_all_is_as_if_they_had_come_one_by_one() {
     assert_eq!(book.census(), oracle.census());
 }
 
-/// Whoever is cleared is a ghost for a while. Others take its cells too, where the cap makes them, and a new name takes its
-/// number once all are gone: it must not be taken for the ghost.
+/// Whoever is cleared is a ghost for a while. Others take its cells too, where the cap makes them, and a new
+/// name takes its number once all are gone: it must not be taken for the ghost.
 #[test]
 fn a_clear_takes_nothing_of_those_that_come_after() {
     const ROUNDS: u64 = 100;

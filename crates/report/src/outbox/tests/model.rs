@@ -1,5 +1,5 @@
-//! Any history against a naive server: calls are lost on the way or on the way back, the server restarts, forgets, was told
-//! things in an earlier life. When calls succeed again, it holds what the replica holds.
+//! Any history against a naive server: calls are lost on the way or on the way back, the server restarts,
+//! forgets, was told things in an earlier life. When calls succeed again, it holds what the replica holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -28,7 +28,7 @@ enum Fate {
     Broken,
     /// It never arrived.
     Lost,
-    /// There is no answer, and the server takes it so many milliseconds later.
+    /// There is no answer, and the server takes it this many milliseconds later.
     Late(u64),
 }
 

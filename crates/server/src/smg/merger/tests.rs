@@ -1,4 +1,6 @@
+use kvplane_core::Tier;
 use kvplane_ingest::{Origin, PlaneOptions};
+use kvplane_stream::VisibleBlock;
 use tokio::runtime::Runtime;
 
 use super::*;
@@ -55,6 +57,33 @@ fn a_dead_merger_is_replaced_and_says_that_it_ended() {
     assert!(!Arc::ptr_eq(&dead.0, &next.0));
     assert!(next.epoch > dead.epoch, "numbers of the dead one would be inside its window");
     plane.shutdown();
+}
+
+/// As long as somebody is sent a state and all that came after it is here, others who begin are sent the same.
+#[test]
+fn gateways_that_begin_together_share_a_state() {
+    let merger = Merger::new(1_800_000_000_000, None);
+    let stored = |hash| {
+        let block = VisibleBlock {
+            hash,
+            content: hash,
+            tokens: Arc::from([1]),
+            block_size: 1,
+            attributes: Arc::default(),
+            extra_keys: None,
+        };
+        Transition::Stored { tier: Tier::Device, parent: None, blocks: vec![block] }
+    };
+    merger.apply(0, 0.0, &[stored(1)], false);
+    let first = merger.plan();
+    merger.apply(1, 0.0, &[stored(2)], false);
+    let second = merger.plan();
+    assert!(Arc::ptr_eq(&first, &second));
+    let (missed, last) = merger.read_after(second.plan().cut(), 10).unwrap();
+    assert_eq!((missed.len(), last), (1, first.plan().cut() + 1));
+    // Nobody is sent it any more: the next one is of now.
+    drop((first, second));
+    assert_eq!(merger.plan().plan().cut(), last);
 }
 
 #[test]

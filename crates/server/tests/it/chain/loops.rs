@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 
 use kvplane_core::{Continuity, LinkTrouble};
 
-use crate::chain::planes::{Site, until};
-use crate::rig::Engine;
+use crate::rig::{Engine, Rig, until};
 
-fn ids(site: &Site) -> BTreeSet<String> {
+fn ids(site: &Rig) -> BTreeSet<String> {
     site.plane.engines().iter().map(|engine| engine.spec.id.to_string()).collect()
 }
 
@@ -18,7 +17,7 @@ fn set(names: &[&str]) -> BTreeSet<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plane_does_not_follow_itself() {
     let engine = Engine::plain();
-    let a = Site::over(&[&engine]).await;
+    let a = Rig::hasty(&[&engine]).await;
     a.follow("me", &a).await;
     until("refused", || a.link_status("me").trouble == Some(LinkTrouble::Loop)).await;
     assert_eq!(a.link_status("me").loops, 1, "and is not tried again at once");
@@ -30,7 +29,7 @@ async fn two_planes_that_follow_each_other_have_each_others_engines_once() {
     let (mut one, mut two) = (Engine::plain(), Engine::start(|config| config.seed = 2));
     one.work(3);
     two.work(3);
-    let (a, b) = (Site::over(&[&one]).await, Site::over(&[&two]).await);
+    let (a, b) = (Rig::hasty(&[&one]).await, Rig::hasty(&[&two]).await);
     b.follow("a", &a).await;
     b.equal("a/e0", &a, "e0", &one).await;
     a.follow("b", &b).await;
@@ -54,7 +53,7 @@ async fn a_ring_of_three_goes_round_once() {
     }
     let mut sites = Vec::new();
     for engine in &engines {
-        sites.push(Site::over(&[engine]).await);
+        sites.push(Rig::hasty(&[engine]).await);
     }
     // Each follows the one before it.
     for at in 0..3 {

@@ -9,20 +9,18 @@
 )]
 
 mod loops;
-mod planes;
 mod secured;
 
-use crate::rig::{Engine, call, held};
+use crate::rig::{Engine, Rig, call, config, hasty, held, until};
 use kvplane_core::{Continuity, EngineKind, LinkTrouble, Reason, Trust};
 use kvplane_ingest::{Origin, PlaneOptions};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::ResetReason;
 use kvplane_sim::{Fault, Restart};
-use planes::{Site, config, hasty, until};
 use serde_json::Value;
 
 /// A prompt that the engine has computed: the tokens of its longest chain.
-async fn prompt_of(site: &Site, id: &str) -> Vec<u32> {
+async fn prompt_of(site: &Rig, id: &str) -> Vec<u32> {
     let snapshot = site.stream(id).snapshot().await;
     let chains = snapshot.image.blocks.iter().filter_map(|block| Some((block.hash, block.attached_chain()?)));
     let chains: std::collections::HashMap<u64, _> = chains.collect();
@@ -44,9 +42,9 @@ async fn prompt_of(site: &Site, id: &str) -> Vec<u32> {
 async fn a_late_plane_has_all_and_goes_on_and_so_does_the_next() {
     let mut engine = Engine::plain();
     engine.work(10);
-    let a = Site::over(&[&engine]).await;
+    let a = Rig::hasty(&[&engine]).await;
     a.heard("e0", &engine).await;
-    let (b, c) = (Site::over(&[]).await, Site::over(&[]).await);
+    let (b, c) = (Rig::hasty(&[]).await, Rig::hasty(&[]).await);
     b.follow("a", &a).await;
     c.follow("b", &b).await;
     for _ in 0..3 {
@@ -77,11 +75,11 @@ async fn a_late_plane_has_all_and_goes_on_and_so_does_the_next() {
 async fn an_engine_that_restarts_is_in_another_life_on_every_plane() {
     let mut engine = Engine::plain();
     engine.work(10);
-    let a = Site::over(&[&engine]).await;
-    let b = Site::over(&[]).await;
+    let a = Rig::hasty(&[&engine]).await;
+    let b = Rig::hasty(&[]).await;
     b.follow("a", &a).await;
     let before = b.equal("a/e0", &a, "e0", &engine).await;
-    let mut subscriber = b.subscribe("a/e0", None).await;
+    let mut subscriber = b.subscribe_stream("a/e0", None).await;
     let first_sequence = engine.next_sequence() + 7;
     engine.sim.fault(None, Fault::Restart(Restart { first_sequence, same_content: true }));
     a.until("e0", "restarted", |status| status.counters.restarts == 1).await;
@@ -98,8 +96,8 @@ async fn an_engine_that_restarts_is_in_another_life_on_every_plane() {
 async fn another_plane_at_the_address_is_a_reset() {
     let mut engine = Engine::plain();
     engine.work(10);
-    let mut a = Site::over(&[&engine]).await;
-    let b = Site::over(&[]).await;
+    let mut a = Rig::hasty(&[&engine]).await;
+    let b = Rig::hasty(&[]).await;
     b.follow("a", &a).await;
     let before = b.equal("a/e0", &a, "e0", &engine).await;
     let stream = b.stream("a/e0");
@@ -116,13 +114,13 @@ async fn another_plane_at_the_address_is_a_reset() {
 async fn out_of_reach_is_said_and_a_return_is_no_reset() {
     let mut engine = Engine::plain();
     engine.work(8);
-    let mut a = Site::over(&[&engine]).await;
-    let b = Site::over(&[]).await;
+    let mut a = Rig::hasty(&[&engine]).await;
+    let b = Rig::hasty(&[]).await;
     b.follow("a", &a).await;
     b.equal("a/e0", &a, "e0", &engine).await;
     let prompt = prompt_of(&a, "e0").await;
     assert_eq!(b.ask(&prompt).await.len(), 1);
-    let mut subscriber = b.subscribe("a/e0", None).await;
+    let mut subscriber = b.subscribe_stream("a/e0", None).await;
     subscriber.follow_to(&b.stream("a/e0")).await;
     a.close().await;
     let lost = b.until("a/e0", "down", |status| status.continuity == Continuity::Down).await;
@@ -150,12 +148,12 @@ async fn out_of_reach_is_said_and_a_return_is_no_reset() {
 async fn a_cut_that_outlasts_the_window_is_a_reset_for_everybody() {
     let mut engine = Engine::plain();
     engine.work(8);
-    let mut a = Site::with(&[&engine], PlaneOptions { max_batches: 5, ..hasty() }).await;
+    let mut a = Rig::with_options(&[&engine], PlaneOptions { max_batches: 5, ..hasty() }).await;
     a.heard("e0", &engine).await;
-    let b = Site::over(&[]).await;
+    let b = Rig::hasty(&[]).await;
     b.follow("a", &a).await;
     let before = b.equal("a/e0", &a, "e0", &engine).await;
-    let mut subscriber = b.subscribe("a/e0", None).await;
+    let mut subscriber = b.subscribe_stream("a/e0", None).await;
     subscriber.follow_to(&b.stream("a/e0")).await;
     a.close().await;
     b.until("a/e0", "lost", |status| status.continuity != Continuity::Live).await;
@@ -168,7 +166,7 @@ async fn a_cut_that_outlasts_the_window_is_a_reset_for_everybody() {
     subscriber.follow_to(&b.stream("a/e0")).await;
     assert_eq!(subscriber.resets, [ResetReason::Start, ResetReason::Expired]);
     assert_eq!(subscriber.blocks, held(&a.stream("e0")).await);
-    let mut back = b.subscribe("a/e0", Some(cursor(&before))).await;
+    let mut back = b.subscribe_stream("a/e0", Some(cursor(&before))).await;
     back.follow_to(&b.stream("a/e0")).await;
     assert_eq!(back.resets, [ResetReason::Expired]);
 }
@@ -181,10 +179,10 @@ fn cursor(status: &kvplane_ingest::StreamStatus) -> proto::Cursor {
 async fn trust_is_what_it_is_there() {
     let mut engine = Engine::plain().without_replay();
     engine.work(6);
-    let a = Site::over(&[&engine]).await;
+    let a = Rig::hasty(&[&engine]).await;
     a.until("e0", "live", |status| status.continuity == Continuity::Live).await;
     engine.work(3);
-    let b = Site::over(&[]).await;
+    let b = Rig::hasty(&[]).await;
     b.follow("a", &a).await;
     let status = b.equal("a/e0", &a, "e0", &engine).await;
     assert_eq!(status.trust.level(), Trust::Lower);
@@ -201,16 +199,16 @@ async fn trust_is_what_it_is_there() {
 async fn a_subscriber_moves_from_plane_to_plane_with_its_cursor() {
     let mut engine = Engine::plain();
     engine.work(5);
-    let a = Site::over(&[&engine]).await;
-    let b = Site::over(&[]).await;
+    let a = Rig::hasty(&[&engine]).await;
+    let b = Rig::hasty(&[]).await;
     b.follow("a", &a).await;
     b.equal("a/e0", &a, "e0", &engine).await;
-    let mut subscriber = a.subscribe("e0", None).await;
+    let mut subscriber = a.subscribe_stream("e0", None).await;
     subscriber.follow_to(&a.stream("e0")).await;
     for round in 0..6 {
         let (site, id) = if round % 2 == 0 { (&b, "a/e0") } else { (&a, "e0") };
         engine.work(3);
-        let mut moved = site.subscribe(id, Some(subscriber.cursor)).await;
+        let mut moved = site.subscribe_stream(id, Some(subscriber.cursor)).await;
         moved.blocks = std::mem::take(&mut subscriber.blocks);
         b.equal("a/e0", &a, "e0", &engine).await;
         moved.follow_to(&site.stream(id)).await;
@@ -224,8 +222,8 @@ async fn a_subscriber_moves_from_plane_to_plane_with_its_cursor() {
 async fn engines_come_and_go_as_they_do_there() {
     let (mut one, mut two) = (Engine::plain(), Engine::start(|config| config.seed = 2));
     one.work(3);
-    let a = Site::over(&[&one]).await;
-    let (b, only) = (Site::over(&[]).await, Site::over(&[]).await);
+    let a = Rig::hasty(&[&one]).await;
+    let (b, only) = (Rig::hasty(&[]).await, Rig::hasty(&[]).await);
     b.follow("a", &a).await;
     only.link("a", a.grpc, Some("e1")).await;
     b.equal("a/e0", &a, "e0", &one).await;
@@ -254,8 +252,8 @@ async fn engines_come_and_go_as_they_do_there() {
 async fn names_with_a_slash_work_wherever_an_engine_is_named() {
     let mut engine = Engine::plain();
     engine.work(5);
-    let a = Site::over(&[&engine]).await;
-    let b = Site::over(&[]).await;
+    let a = Rig::hasty(&[&engine]).await;
+    let b = Rig::hasty(&[]).await;
     b.follow("a", &a).await;
     b.equal("a/e0", &a, "e0", &engine).await;
     for name in ["a/e0", "a%2Fe0"] {

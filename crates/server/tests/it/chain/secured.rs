@@ -13,8 +13,7 @@ use kvplane_report::{
 use kvplane_server::Options;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-use crate::chain::planes::{Site, config, until};
-use crate::rig::Engine;
+use crate::rig::{Engine, Rig, config, until};
 
 /// A directory that goes with the test, and an issuer of certificates.
 struct Files {
@@ -69,7 +68,7 @@ fn token(role: Role, token: &str) -> TokenKey {
     TokenKey::new(role.as_str(), role, token).unwrap()
 }
 
-fn url(site: &Site) -> String {
+fn url(site: &Rig) -> String {
     format!("https://localhost:{}", site.grpc.port())
 }
 
@@ -80,8 +79,8 @@ async fn a_plane_is_followed_with_the_token_that_it_wants() {
     let access = Arc::new(Access::new(keys("right"), false));
     let mut engine = Engine::plain();
     engine.work(5);
-    let a = Site::guarded(&[&engine], files.guarded_by(access.clone())).await;
-    let b = Site::over(&[]).await;
+    let a = Rig::guarded(&[&engine], files.guarded_by(access.clone())).await;
+    let b = Rig::hasty(&[]).await;
     let mut link = config("a", EngineKind::Kvplane);
     link.grpc = Some(url(&a));
     link.grpc_ca = Some(files.path.join("ca.pem"));
@@ -134,10 +133,10 @@ async fn a_plane_is_reported_to_with_the_token_that_it_wants() {
         Keys::new(tokens, vec![certificate]).unwrap()
     };
     let access = Arc::new(Access::new(keys("first"), false));
-    let a = Site::guarded(&[], files.guarded_by(access.clone())).await;
+    let a = Rig::guarded(&[], files.guarded_by(access.clone())).await;
     let mut engine = Engine::plain();
     engine.work(5);
-    let b = Site::over(&[&engine]).await;
+    let b = Rig::hasty(&[&engine]).await;
     let trusting = || Credentials { ca: Some(files.issuer.pem().into_bytes()), ..Credentials::default() };
     let spec = |credentials| ReportSpec::new(ServerAddress::new(&url(&a), credentials).unwrap());
 

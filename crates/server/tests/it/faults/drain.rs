@@ -3,95 +3,25 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Tier, Trouble, Trust};
-use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Drained, EngineSpec, PlaneOptions, SharedRanks, Source,
-    Stream, StreamStatus,
-};
-use kvplane_sim::load::Workload;
-use kvplane_sim::trtllm::{TrtAnswer, TrtConfig, TrtFault, TrtHandle, TrtRestart, TrtSim};
-use kvplane_sim::{CompletionOptions, CompletionResult};
+use kvplane_core::{Continuity, Reason, Tier, Trouble, Trust};
+use kvplane_ingest::{Drained, PlaneOptions, SharedRanks, Source, Stream, StreamStatus};
+use kvplane_sim::trtllm::{TrtAnswer, TrtFault, TrtRestart};
 use kvplane_wire::trtllm::encode::{HashAlgo, TrtHash};
 use serde_json::json;
 
-use crate::rig::{Rig, call, workload};
+use crate::rig::{DrainedEngine, Rig, call};
 
-/// A simulated TensorRT-LLM with a seeded load.
-struct Server {
-    sim: TrtHandle,
-    load: Workload,
-    /// What kvplane is told of the buffer.
-    buffer: Option<usize>,
-}
-
-impl Server {
-    fn start(change: impl FnOnce(&mut TrtConfig)) -> Self {
-        let mut config = TrtConfig { levels: vec![48, 24], block_size: 16, ..TrtConfig::default() };
-        change(&mut config);
-        let load = workload(config.seed);
-        Self { buffer: Some(config.event_buffer), sim: TrtSim::start(config).unwrap(), load }
-    }
-
-    fn plain() -> Self {
-        Self::start(|_| {})
-    }
-
-    fn work(&mut self, requests: usize) {
-        for _ in 0..requests {
-            self.turn();
-        }
-    }
-
-    /// One request: its prompt and what it got.
-    fn turn(&mut self) -> (Vec<u32>, CompletionResult) {
-        let turn = self.load.next_turn();
-        let result = self.sim.complete(&turn.prompt, turn.max_tokens, &CompletionOptions::default()).unwrap();
-        self.load.replied(turn.conversation, &result.output);
-        (turn.prompt, result)
-    }
-
-    fn spec(&self) -> EngineSpec {
-        let url = format!("http://{}", self.sim.http_address());
-        let ranks = SharedRanks::first(self.sim.config().ranks);
-        EngineSpec {
-            id: EngineId::new("e0"),
-            kind: EngineKind::Trtllm,
-            model: "sim".to_owned(),
-            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-            tenant: None,
-            source: Source::Drained(Drained { url, buffer: self.buffer, ranks }),
-            topic: String::new(),
-            block_size: None,
-            worker_id: 7,
-            cache: CacheSpec::default(),
-            max_silence: None,
-            http: None,
-            control: ControlSpec::default(),
-        }
-    }
-
-    /// What a rank holds: window, tier and hash.
-    fn truth(&self, rank: usize) -> BTreeSet<(u32, Tier, u64)> {
-        let pools = self.sim.state().remove(rank).pools;
-        let blocks = pools.into_iter().flat_map(|pool| {
-            let held = move |(hash, block): (TrtHash, _)| {
-                let kvplane_sim::trtllm::TrtBlockState { level, .. } = block;
-                (
-                    pool.layer_group_id.unwrap_or(pool.window_size),
-                    [Tier::Device, Tier::Host][level],
-                    bits(&hash),
-                )
-            };
-            pool.blocks.into_iter().map(held)
-        });
-        blocks.collect()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.sim.stop();
-    }
+/// What a rank holds: window, tier and hash.
+fn truth(server: &DrainedEngine, rank: usize) -> BTreeSet<(u32, Tier, u64)> {
+    let pools = server.sim.state().remove(rank).pools;
+    let blocks = pools.into_iter().flat_map(|pool| {
+        let held = move |(hash, block): (TrtHash, _)| {
+            let kvplane_sim::trtllm::TrtBlockState { level, .. } = block;
+            (pool.layer_group_id.unwrap_or(pool.window_size), [Tier::Device, Tier::Host][level], bits(&hash))
+        };
+        pool.blocks.into_iter().map(held)
+    });
+    blocks.collect()
 }
 
 fn bits(hash: &TrtHash) -> u64 {
@@ -114,7 +44,7 @@ async fn held(stream: &Stream) -> BTreeSet<(u32, Tier, u64)> {
 }
 
 /// Waits until every rank has heard its last event, and compares.
-async fn caught_up(rig: &Rig, server: &Server) -> Vec<StreamStatus> {
+async fn caught_up(rig: &Rig, server: &DrainedEngine) -> Vec<StreamStatus> {
     let mut all = Vec::new();
     for rank in server.sim.state() {
         let last = rank.next_event_id.checked_sub(1);
@@ -123,7 +53,7 @@ async fn caught_up(rig: &Rig, server: &Server) -> Vec<StreamStatus> {
             .until_rank(0, at, "caught up", |s| s.continuity == Continuity::Live && s.engine_sequence == last)
             .await;
         let stream = rig.plane.engines()[0].streams[at].clone();
-        let (ours, truth) = (held(&stream).await, server.truth(at));
+        let (ours, truth) = (held(&stream).await, truth(server, at));
         match status.trust.level() {
             Trust::Exact => assert_eq!(ours, truth, "exact"),
             Trust::Lower => assert!(ours.is_subset(&truth), "phantoms"),
@@ -134,7 +64,7 @@ async fn caught_up(rig: &Rig, server: &Server) -> Vec<StreamStatus> {
     all
 }
 
-async fn exact(rig: &Rig, server: &Server) -> Vec<StreamStatus> {
+async fn exact(rig: &Rig, server: &DrainedEngine) -> Vec<StreamStatus> {
     let all = caught_up(rig, server).await;
     for status in &all {
         assert_eq!(status.trust.level(), Trust::Exact, "{:?}", status.trust);
@@ -145,8 +75,8 @@ async fn exact(rig: &Rig, server: &Server) -> Vec<StreamStatus> {
 /// More polls than a test makes: a state that the test waits for must not pass before it looks.
 const UNTIL_HEALED: u32 = 1_000_000;
 
-async fn rig(server: &Server) -> Rig {
-    Rig::of_specs(vec![server.spec()], PlaneOptions::default()).await
+async fn rig(server: &DrainedEngine) -> Rig {
+    Rig::of_specs(vec![server.spec("e0")], PlaneOptions::default()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -154,7 +84,7 @@ async fn levels_moves_and_partial_blocks_under_every_hash() {
     let algorithms =
         [None, Some(HashAlgo::V1BlockKey), Some(HashAlgo::V2Sha256), Some(HashAlgo::V2Sha256Short)];
     for hash_algo in algorithms {
-        let mut server = Server::start(|config| config.hash_algo = hash_algo);
+        let mut server = DrainedEngine::start(|config| config.hash_algo = hash_algo);
         server.work(10);
         let rig = rig(&server).await;
         exact(&rig, &server).await;
@@ -162,16 +92,16 @@ async fn levels_moves_and_partial_blocks_under_every_hash() {
             server.work(8);
             exact(&rig, &server).await;
         }
-        let truth = server.truth(0);
+        let truth = truth(&server, 0);
         assert!(truth.iter().any(|(_, tier, _)| *tier == Tier::Host), "nothing was offloaded");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_attention_rank_is_a_stream_of_its_own_also_one_that_nobody_configured() {
-    let mut server = Server::start(|config| config.ranks = 3);
+    let mut server = DrainedEngine::start(|config| config.ranks = 3);
     server.work(6);
-    let mut spec = server.spec();
+    let mut spec = server.spec("e0");
     let Source::Drained(drained) = &mut spec.source else { panic!("{:?}", spec.source) };
     drained.ranks = SharedRanks::first(1);
     let rig = Rig::of_specs(vec![spec], PlaneOptions::default()).await;
@@ -186,7 +116,7 @@ async fn every_attention_rank_is_a_stream_of_its_own_also_one_that_nobody_config
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_predicted_is_what_the_engine_reuses() {
-    let mut server = Server::start(|config| config.partial_reuse = false);
+    let mut server = DrainedEngine::start(|config| config.partial_reuse = false);
     server.work(4);
     let rig = rig(&server).await;
     let mut hits = 0;
@@ -207,7 +137,7 @@ async fn what_is_predicted_is_what_the_engine_reuses() {
 
 /// The engine dies and comes back, having told so many events before it is reached.
 async fn restart_is_survived(ahead: impl Fn(u64) -> u64) {
-    let mut server = Server::plain();
+    let mut server = DrainedEngine::start(|_| {});
     server.work(10);
     let rig = rig(&server).await;
     let before = exact(&rig, &server).await.remove(0);
@@ -236,7 +166,7 @@ async fn killed_and_restarted_above_our_ids() {
 
 /// Answers that hold nothing of the engine's: nothing is lost, and the trouble has a name meanwhile.
 async fn trouble_passes(answer: TrtAnswer, word: &str) {
-    let mut server = Server::plain();
+    let mut server = DrainedEngine::start(|_| {});
     server.work(10);
     let rig = rig(&server).await;
     let before = exact(&rig, &server).await.remove(0);
@@ -270,7 +200,7 @@ async fn json_that_is_not_a_list() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_megabytes_of_nothing_behind_the_list() {
-    let mut server = Server::plain();
+    let mut server = DrainedEngine::start(|_| {});
     let rig = rig(&server).await;
     exact(&rig, &server).await;
     server.sim.fault(None, TrtFault::Answer { answer: TrtAnswer::Huge, polls: 1 });
@@ -280,7 +210,7 @@ async fn ten_megabytes_of_nothing_behind_the_list() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn half_an_answer_is_a_gap_and_no_theft() {
-    let mut server = Server::plain();
+    let mut server = DrainedEngine::start(|_| {});
     server.work(5);
     let rig = rig(&server).await;
     exact(&rig, &server).await;
@@ -300,7 +230,7 @@ async fn half_an_answer_is_a_gap_and_no_theft() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_that_are_lost_between_are_a_stolen_drain() {
-    let mut server = Server::plain();
+    let mut server = DrainedEngine::start(|_| {});
     server.work(5);
     let rig = rig(&server).await;
     exact(&rig, &server).await;
@@ -313,7 +243,7 @@ async fn events_that_are_lost_between_are_a_stolen_drain() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_buffer_that_overflows_is_suspected() {
-    let mut server = Server::start(|config| config.event_buffer = 4);
+    let mut server = DrainedEngine::start(|config| config.event_buffer = 4);
     let rig = rig(&server).await;
     rig.live(0).await;
     // Many requests between two polls, so that only the last events are left.
@@ -329,7 +259,7 @@ async fn a_buffer_that_overflows_is_suspected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_that_are_off_have_a_name() {
-    let mut server = Server::start(|config| config.event_buffer = 0);
+    let mut server = DrainedEngine::start(|config| config.event_buffer = 0);
     server.work(3);
     let rig = rig(&server).await;
     let status = rig
@@ -340,10 +270,10 @@ async fn events_that_are_off_have_a_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn out_of_reach_is_down_and_the_same_life_keeps_everything() {
-    let mut server = Server::plain();
+    let mut server = DrainedEngine::start(|_| {});
     server.work(5);
     let options = PlaneOptions { down_after: Duration::from_millis(300), ..PlaneOptions::default() };
-    let rig = Rig::of_specs(vec![server.spec()], options).await;
+    let rig = Rig::of_specs(vec![server.spec("e0")], options).await;
     let before = exact(&rig, &server).await.remove(0);
     server.sim.fault(None, TrtFault::Answer { answer: TrtAnswer::Unavailable, polls: UNTIL_HEALED });
     rig.until(0, "down", |status| status.continuity == Continuity::Down).await;
@@ -355,7 +285,7 @@ async fn out_of_reach_is_down_and_the_same_life_keeps_everything() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kvplane_restarted_knows_what_comes_and_says_so() {
-    let mut server = Server::plain();
+    let mut server = DrainedEngine::start(|_| {});
     server.work(5);
     let first = rig(&server).await;
     exact(&first, &server).await;
@@ -375,12 +305,12 @@ async fn an_engine_that_comes_later_is_heard_from_its_start() {
     let address = taken.local_addr().unwrap();
     drop(taken);
     let url = format!("http://{address}");
-    let mut spec = Server::plain().spec();
+    let mut spec = DrainedEngine::start(|_| {}).spec("e0");
     spec.source = Source::Drained(Drained { url, buffer: None, ranks: SharedRanks::first(1) });
     let rig = Rig::of_specs(vec![spec], PlaneOptions::default()).await;
     let status = rig.until(0, "in trouble", |status| status.trouble.is_some()).await;
     assert_eq!((status.trouble, status.continuity), (Some(Trouble::Unreachable), Continuity::Connecting));
-    let mut server = Server::start(|config| config.http = address);
+    let mut server = DrainedEngine::start(|config| config.http = address);
     server.work(3);
     exact(&rig, &server).await;
 }

@@ -56,22 +56,20 @@ impl Drop for Requests {
     }
 }
 
-impl Rig {
-    /// Tokens that are credited, and why none are, of a prompt.
-    async fn credited(&self, number: u32) -> (u64, Value) {
-        let answer = self.query(&ask(&prompt(number))).await;
-        let tokens = answer["matches"][0]["tokens"].as_u64().unwrap_or(0);
-        (tokens, answer["not_credited"][0]["reason"].clone())
-    }
+/// Tokens that are credited, and why none are, of a prompt.
+async fn credited(rig: &Rig, number: u32) -> (u64, Value) {
+    let answer = rig.query(&ask(&prompt(number))).await;
+    let tokens = answer["matches"][0]["tokens"].as_u64().unwrap_or(0);
+    (tokens, answer["not_credited"][0]["reason"].clone())
+}
 
-    async fn until_credited(&self, number: u32) {
-        let found = async {
-            while self.credited(number).await.0 != WHOLE {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(DEADLINE, found).await.expect("a fresh block was lost");
-    }
+async fn until_credited(rig: &Rig, number: u32) {
+    let found = async {
+        while credited(rig, number).await.0 != WHOLE {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, found).await.expect("a fresh block was lost");
 }
 
 every_engine! {
@@ -87,7 +85,7 @@ every_engine! {
         for round in 0..ROUNDS {
             let (old, fresh) = (1_000 + round, 2_000 + round);
             complete(&engine.sim, old);
-            rig.until_credited(old).await;
+            until_credited(&rig, old).await;
             let watch = rig.stream(0).begin_flush().unwrap();
             while !engine.sim.reset_prefix_cache() {}
             watch.accepted();
@@ -95,7 +93,7 @@ every_engine! {
             // While the fence is up, and when it falls.
             loop {
                 let is_over = outcome.is_finished();
-                assert_eq!(rig.credited(old).await.0, 0, "round {round}: flushed, and credited");
+                assert_eq!(credited(&rig, old).await.0, 0, "round {round}: flushed, and credited");
                 if is_over {
                     break;
                 }
@@ -103,8 +101,8 @@ every_engine! {
             let outcome = outcome.await.unwrap();
             assert!(matches!(outcome, FlushOutcome::Proven { .. }), "round {round}: {outcome:?}");
             complete(&engine.sim, fresh);
-            rig.until_credited(fresh).await;
-            assert_eq!(rig.credited(old).await.0, 0);
+            until_credited(&rig, fresh).await;
+            assert_eq!(credited(&rig, old).await.0, 0);
         }
         drop(requests);
         let status = rig.exact(0, &engine).await;
@@ -123,7 +121,7 @@ async fn an_idle_engine_is_fenced_until_its_next_step() {
     let watch = rig.stream(0).begin_flush().unwrap();
     assert!(engine.sim.reset_prefix_cache());
     watch.accepted();
-    assert_eq!(rig.credited(1).await, (0, json!("flushing")));
+    assert_eq!(credited(&rig, 1).await, (0, json!("flushing")));
     let (_, recovered) = call(rig.http, "GET", "/kv_recover", &Value::Null).await;
     assert!(recovered["Error"].as_str().unwrap().contains("flushing"), "{recovered}");
     complete(&engine.sim, 2);
@@ -131,7 +129,7 @@ async fn an_idle_engine_is_fenced_until_its_next_step() {
     assert_eq!((sign, reach.cleared, reach.remaining), (FlushSign::Clear, vec![Tier::Device], vec![]));
     let after = rig.exact(0, &engine).await;
     assert_eq!((after.epoch, after.known_from), (before.epoch, before.known_from));
-    assert_eq!((rig.credited(1).await.0, rig.credited(2).await.0), (0, WHOLE));
+    assert_eq!((credited(&rig, 1).await.0, credited(&rig, 2).await.0), (0, WHOLE));
 
     // No step, no sign. What comes of it when there is one is as good as ever.
     let watch = rig.stream(0).begin_flush().unwrap();
@@ -141,10 +139,10 @@ async fn an_idle_engine_is_fenced_until_its_next_step() {
     assert_eq!(status.trust.worst().unwrap().reason, Reason::UnprovenFlush);
     assert_eq!((status.trust.level(), status.blocks[Tier::Device.index()]), (Trust::Lower, 0));
     assert_eq!((status.journal.flushes_proven, status.journal.flushes_unproven), (1, 1));
-    assert_eq!(rig.credited(2).await, (0, Value::Null), "credited, and empty");
+    assert_eq!(credited(&rig, 2).await, (0, Value::Null), "credited, and empty");
     complete(&engine.sim, 3);
     assert_eq!(rig.exact(0, &engine).await.epoch, before.epoch);
-    assert_eq!(rig.credited(3).await.0, WHOLE);
+    assert_eq!(credited(&rig, 3).await.0, WHOLE);
 }
 
 every_engine! {
@@ -156,14 +154,14 @@ every_engine! {
         complete(&engine.sim, 1);
         rig.exact(0, &engine).await;
         rig.stream(0).begin_flush().unwrap().refused();
-        assert_eq!(rig.credited(1).await.0, WHOLE, "nothing was flushed");
+        assert_eq!(credited(&rig, 1).await.0, WHOLE, "nothing was flushed");
         // Whoever waits goes away: it is as if the time was over.
         let watch = rig.stream(0).begin_flush().unwrap();
         watch.accepted();
-        assert_eq!(rig.credited(1).await, (0, json!("flushing")));
+        assert_eq!(credited(&rig, 1).await, (0, json!("flushing")));
         drop(watch);
         assert!(rig.status(0).trust.has(Reason::UnprovenFlush));
-        assert_eq!(rig.credited(1).await, (0, Value::Null));
+        assert_eq!(credited(&rig, 1).await, (0, Value::Null));
     }
 }
 

@@ -10,7 +10,7 @@ use kvplane_sim::{CompletionOptions, Fault, HostEvents, HostOptions, Image, Repl
 use kvplane_wire::Profile;
 
 use crate::every_engine;
-use crate::rig::{Engine, Rig, soon_down};
+use crate::rig::{Engine, Rig, soon_down, until};
 
 const BLOCK: usize = 16;
 
@@ -208,20 +208,11 @@ async fn an_engine_out_of_reach_is_not_named_until_it_is_back() {
     engine.sim.fault(None, Fault::Replay(ReplayMode::Off));
     engine.sim.fault(None, Fault::Disconnect);
     rig.until(0, "down", |status| status.continuity == Continuity::Down).await;
-    until(|| hearing.entries() == 0).await;
+    until("forgotten", || hearing.entries() == 0).await;
     engine.sim.fault(None, Fault::Replay(ReplayMode::On));
     engine.sim.fault(None, Fault::Disconnect);
     rig.exact(0, &engine).await;
     assert!(look_up_and_run(&rig, &hearing, &mut engine, 5).await > 0);
-}
-
-/// Waits for what lasts once it is so.
-async fn until(is_so: impl Fn() -> bool) {
-    let deadline = std::time::Instant::now() + crate::rig::DEADLINE;
-    while !is_so() {
-        assert!(std::time::Instant::now() < deadline, "never so");
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -411,5 +402,5 @@ async fn an_engine_that_leaves_is_forgotten_and_may_come_back() {
     }
     assert!(look_up_and_run(&rig, &hearing, &mut engine, 3).await > 0);
     rig.plane.remove("e0").unwrap();
-    until(|| hearing.book.census().replicas.is_empty()).await;
+    until("forgotten", || hearing.book.census().replicas.is_empty()).await;
 }

@@ -2,7 +2,6 @@
 
 use kvplane_core::Continuity;
 use kvplane_proto::kvplane::v1 as proto;
-use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_sim::{CompletionOptions, Fault, GroupSpec, ReplayMode};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
@@ -22,29 +21,6 @@ pub fn ask(ids: &[u32]) -> Value {
 pub fn complete(engine: &Engine, ids: &[u32], options: &CompletionOptions) {
     engine.sim.complete(ids, 1, options).unwrap();
     engine.sim.state();
-}
-
-impl Rig {
-    /// Asks for every stream, unless the question says otherwise.
-    pub async fn query(&self, question: &Value) -> Value {
-        let mut question = question.clone();
-        if question["limit"].is_null() && question["min_tokens"].is_null() && question["all"].is_null() {
-            question["all"] = json!(true);
-        }
-        let question = &question;
-        let (status, body) = call(self.http, "POST", "/v1/query", question).await;
-        assert_eq!(status, 200, "{body}");
-        body
-    }
-
-    /// Asks over gRPC.
-    pub async fn grpc_query(
-        &self,
-        request: proto::QueryRequest,
-    ) -> Result<proto::QueryResponse, tonic::Status> {
-        let mut client = PlaneClient::connect(format!("http://{}", self.grpc)).await.unwrap();
-        client.query(request).await.map(tonic::Response::into_inner)
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

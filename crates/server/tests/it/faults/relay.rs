@@ -5,14 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Trouble, Trust};
-use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Origin, PlaneOptions, Relayed, SharedRanks,
-    Source, StreamStatus,
-};
+use kvplane_core::{Continuity, EngineKind, Reason, Trouble, Trust};
+use kvplane_ingest::{Origin, PlaneOptions, Relayed, SharedRanks, Source, StreamStatus};
 use kvplane_server::Fleet;
-use kvplane_sim::load::Workload;
-use kvplane_sim::{Fault, RelayConfig, RelayFault, RelayService, RelayStyle, Restart, SimRelay};
+use kvplane_sim::{Fault, RelayFault, RelayService, RelayStyle, Restart};
 use kvplane_transport::grpc::GrpcSpec;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::net::{TcpListener, TcpStream};
@@ -22,77 +18,16 @@ use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tonic::Code;
 
-use crate::rig::{Engine, Rig, held, workload};
-
-/// A simulated server of events with a seeded load.
-struct Server {
-    sim: SimRelay,
-    load: Workload,
-}
-
-impl Server {
-    fn start(change: impl FnOnce(&mut RelayConfig)) -> Self {
-        let mut config = RelayConfig::default();
-        change(&mut config);
-        let load = workload(config.seed);
-        Self { sim: SimRelay::start(config).unwrap(), load }
-    }
-
-    fn plain() -> Self {
-        Self::start(|_| {})
-    }
-
-    fn work(&mut self, requests: usize) {
-        self.work_on(0, requests);
-    }
-
-    fn work_on(&mut self, rank: u32, requests: usize) {
-        for _ in 0..requests {
-            let turn = self.load.next_turn();
-            let result = self.sim.complete(rank, &turn.prompt, turn.max_tokens).unwrap();
-            self.load.replied(turn.conversation, &result.output);
-        }
-    }
-
-    async fn rig(&self) -> Rig {
-        follow(self.sim.address()).await
-    }
-}
-
-fn spec(address: SocketAddr) -> EngineSpec {
-    let url = format!("http://{address}");
-    EngineSpec {
-        id: EngineId::new("e0"),
-        kind: EngineKind::Grpc,
-        model: "sim".to_owned(),
-        routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-        tenant: None,
-        source: Source::Relayed(Relayed {
-            server: GrpcSpec {
-                url,
-                ca: None,
-                services: EngineKind::ALL.into_iter().filter_map(EngineKind::grpc_service).collect(),
-            },
-            ranks: SharedRanks::first(1),
-        }),
-        topic: String::new(),
-        block_size: None,
-        worker_id: 7,
-        cache: CacheSpec::default(),
-        max_silence: None,
-        http: None,
-        control: ControlSpec::default(),
-    }
-}
+use crate::rig::{Engine, RelayedEngine, Rig, held};
 
 /// A plane over a server of events, whichever name it has.
 async fn follow(address: SocketAddr) -> Rig {
     let options = PlaneOptions { down_after: Duration::from_secs(3), ..PlaneOptions::default() };
-    Rig::of_specs(vec![spec(address)], options).await
+    Rig::of_specs(vec![RelayedEngine::spec_at(address, "e0")], options).await
 }
 
 /// Waits until a rank has heard the server's last batch, and compares what both hold, copies included.
-async fn same(rig: &Rig, server: &Server, rank: u32) -> StreamStatus {
+async fn same(rig: &Rig, server: &RelayedEngine, rank: u32) -> StreamStatus {
     let last = server.sim.next_sequence(rank).checked_sub(1);
     let status = rig
         .until_rank(0, rank as usize, "caught up", |status| {
@@ -106,7 +41,7 @@ async fn same(rig: &Rig, server: &Server, rank: u32) -> StreamStatus {
 }
 
 /// The same, where nothing is said to be missing.
-async fn whole(rig: &Rig, server: &Server, rank: u32) -> StreamStatus {
+async fn whole(rig: &Rig, server: &RelayedEngine, rank: u32) -> StreamStatus {
     let status = same(rig, server, rank).await;
     assert_eq!(status.trust.active().len(), 1, "{:?}", status.trust);
     status
@@ -116,9 +51,9 @@ async fn whole(rig: &Rig, server: &Server, rank: u32) -> StreamStatus {
 async fn every_service_name_is_found_and_its_history_heard_from_the_start() {
     for service in [RelayService::Vllm, RelayService::Sglang, RelayService::Tokenspeed, RelayService::Trtllm]
     {
-        let mut server = Server::start(|config| config.service = service);
+        let mut server = RelayedEngine::start(|config| config.service = service);
         server.work(5);
-        let rig = server.rig().await;
+        let rig = follow(server.sim.address()).await;
         let status = whole(&rig, &server, 0).await;
         assert_eq!((status.known_from, status.trouble), (Some(0), None));
         server.work(5);
@@ -131,24 +66,24 @@ async fn every_service_name_is_found_and_its_history_heard_from_the_start() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_join_takes_a_snapshot_in_parts() {
-    let mut server = Server::start(|config| (config.history, config.part_blocks) = (4, 5));
+    let mut server = RelayedEngine::start(|config| (config.history, config.part_blocks) = (4, 5));
     server.work(10);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     whole(&rig, &server, 0).await;
     server.work(3);
     whole(&rig, &server, 0).await;
-    let mut partial = Server::start(|config| (config.history, config.unknown_before) = (4, 9));
+    let mut partial = RelayedEngine::start(|config| (config.history, config.unknown_before) = (4, 9));
     partial.work(10);
-    let rig = partial.rig().await;
+    let rig = follow(partial.sim.address()).await;
     let status = same(&rig, &partial, 0).await;
     assert!(status.trust.has(Reason::History), "the server does not know everything: {:?}", status.trust);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reconnect_to_the_same_life_resets_nothing() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(5);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     let before = whole(&rig, &server, 0).await;
     let mut subscriber = rig.subscribe(None).await;
     subscriber.catch_up(&rig).await;
@@ -168,16 +103,16 @@ async fn a_reconnect_to_the_same_life_resets_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_goes_and_comes_back_without_its_life() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(5);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     let before = whole(&rig, &server, 0).await;
     let address = server.sim.address();
     server.sim.stop();
     let down = rig.until(0, "down", |status| status.continuity == Continuity::Down).await;
     assert_eq!((down.trouble, down.epoch), (Some(Trouble::Unreachable), before.epoch));
     // The same port, the same prompts, another process; and it has not come as far.
-    let mut server = Server::start(|config| config.address = address);
+    let mut server = RelayedEngine::start(|config| config.address = address);
     server.work(2);
     rig.until(0, "begun anew", |status| status.epoch > before.epoch).await;
     whole(&rig, &server, 0).await;
@@ -186,9 +121,9 @@ async fn a_server_that_goes_and_comes_back_without_its_life() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_that_overtook_the_number_is_seen() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(5);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     let before = whole(&rig, &server, 0).await;
     let first_sequence = server.sim.next_sequence(0) + 7;
     server.sim.fault(RelayFault::Restart(Restart { first_sequence, same_content: true }));
@@ -199,8 +134,8 @@ async fn a_restart_that_overtook_the_number_is_seen() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_history_proves_nothing_over_a_reconnect() {
-    let mut server = Server::start(|config| config.style = RelayStyle::LiveOnly);
-    let rig = server.rig().await;
+    let mut server = RelayedEngine::start(|config| config.style = RelayStyle::LiveOnly);
+    let rig = follow(server.sim.address()).await;
     rig.live(0).await;
     server.work(5);
     let before = whole(&rig, &server, 0).await;
@@ -217,9 +152,9 @@ async fn a_server_without_history_proves_nothing_over_a_reconnect() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn data_loss_and_out_of_range_begin_anew_at_once() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(5);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     let mut epoch = whole(&rig, &server, 0).await.epoch;
     for code in [Code::DataLoss, Code::OutOfRange] {
         server.sim.fault(RelayFault::End(code));
@@ -232,9 +167,9 @@ async fn data_loss_and_out_of_range_begin_anew_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_the_method_is_a_named_state() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.sim.fault(RelayFault::Refuse(Code::Unimplemented));
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     let status = rig.until(0, "named", |status| status.trouble == Some(Trouble::Unimplemented)).await;
     assert!(status.trust.has(Reason::EventsDisabled));
     server.work(1);
@@ -243,9 +178,9 @@ async fn a_server_without_the_method_is_a_named_state() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_cannot_tell_is_a_named_state_and_what_was_known_goes() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(5);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     whole(&rig, &server, 0).await;
     server.sim.fault(RelayFault::End(Code::FailedPrecondition));
     let status = rig.until(0, "named", |status| status.trouble == Some(Trouble::FailedPrecondition)).await;
@@ -255,10 +190,10 @@ async fn a_server_that_cannot_tell_is_a_named_state_and_what_was_known_goes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_that_never_come_are_waited_for_two_seconds() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(3);
     server.sim.fault(RelayFault::Mute);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     rig.until(0, "named", |status| status.trouble == Some(Trouble::Timeout)).await;
     server.sim.fault(RelayFault::Serve);
     whole(&rig, &server, 0).await;
@@ -267,9 +202,9 @@ async fn headers_that_never_come_are_waited_for_two_seconds() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_hangs_after_a_reconnect_is_not_believed_to_be_the_same() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(3);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     whole(&rig, &server, 0).await;
     server.sim.fault(RelayFault::Hang);
     server.sim.fault(RelayFault::End(Code::Unavailable));
@@ -281,9 +216,9 @@ async fn a_server_that_hangs_after_a_reconnect_is_not_believed_to_be_the_same() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn gaps_are_asked_for_and_doubles_dropped() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(3);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     let before = whole(&rig, &server, 0).await;
     server.sim.fault(RelayFault::Skip(2));
     server.work(3);
@@ -305,9 +240,9 @@ async fn gaps_are_asked_for_and_doubles_dropped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_ends_the_call_and_not_the_source() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(3);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     let before = whole(&rig, &server, 0).await;
     server.sim.fault(RelayFault::Nonsense);
     rig.until(0, "counted", |status| status.malformed_frames == 1).await;
@@ -317,10 +252,10 @@ async fn nonsense_ends_the_call_and_not_the_source() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_that_are_heard_of_become_streams_and_go_their_own_ways() {
-    let mut server = Server::start(|config| config.ranks = 3);
+    let mut server = RelayedEngine::start(|config| config.ranks = 3);
     server.work_on(0, 2);
     server.work_on(2, 2);
-    let rig = server.rig().await;
+    let rig = follow(server.sim.address()).await;
     while rig.plane.engines()[0].streams.len() < 2 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -417,7 +352,7 @@ async fn behind_tls(server: SocketAddr) -> (u16, PathBuf) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_behind_tls_is_followed_if_its_authority_is_known() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(2);
     let (port, ca) = behind_tls(server.sim.address()).await;
     let rig = Rig::of_specs(Vec::new(), PlaneOptions::default()).await;
@@ -433,7 +368,7 @@ async fn a_server_behind_tls_is_followed_if_its_authority_is_known() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_front_of_a_server_answers_under_the_service_that_it_has() {
-    let mut server = Server::start(|config| config.service = RelayService::Tokenspeed);
+    let mut server = RelayedEngine::start(|config| config.service = RelayService::Tokenspeed);
     server.work(3);
     let rig = Rig::of_specs(Vec::new(), PlaneOptions::default()).await;
     let front = kvplane_sim::free_address().unwrap();
@@ -443,7 +378,7 @@ async fn a_front_of_a_server_answers_under_the_service_that_it_has() {
     add(&rig.fleet, description).await.unwrap();
     whole(&rig, &server, 0).await;
     // A second plane takes it for what it stands before.
-    let mut far = spec(front);
+    let mut far = RelayedEngine::spec_at(front, "e0");
     let service = EngineKind::Tokenspeed.grpc_service().unwrap();
     let at_front = GrpcSpec { url: format!("http://{front}"), ca: None, services: vec![service] };
     far.source = Source::Relayed(Relayed { server: at_front, ranks: SharedRanks::first(1) });
@@ -461,7 +396,7 @@ async fn add(fleet: &Fleet, description: serde_json::Value) -> Result<(), String
 
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_come_and_go_by_their_description() {
-    let mut server = Server::plain();
+    let mut server = RelayedEngine::start(|_| {});
     server.work(2);
     let rig = Rig::of_specs(Vec::new(), PlaneOptions::default()).await;
     let address = server.sim.address();
@@ -505,8 +440,8 @@ async fn servers_come_and_go_by_their_description() {
 /// A call that breaks says nothing of the engine: the proof that there was grows old.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_call_proves_nothing() {
-    let mut server = Server::plain();
-    let rig = server.rig().await;
+    let mut server = RelayedEngine::start(|_| {});
+    let rig = follow(server.sim.address()).await;
     server.work(1);
     whole(&rig, &server, 0).await;
     let old = Duration::from_secs(1);

@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind, Trust};
-use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Endpoint, EngineSpec, Plane, PlaneOptions, Published,
-    Source, Stream,
-};
+use kvplane_ingest::{Endpoint, EngineSpec, Plane, PlaneOptions, Published, Source, Stream};
 use kvplane_republish::{Announce, RepublishSpec, Republisher};
 use kvplane_sim::config::SglangOptions;
 use kvplane_sim::{CompletionOptions, Fault, Restart};
@@ -35,23 +32,10 @@ impl Chain {
         let bound = republisher.bind(&spec).unwrap();
         republisher.publish(bound, &rig.plane.engine("e0").unwrap());
         let (events, replay) = republisher.endpoints("e0", 0).unwrap();
-        let spec = EngineSpec {
-            id: EngineId::new("second"),
-            kind: EngineKind::Vllm,
-            model: String::new(),
-            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-            tenant: None,
-            source: Source::Published(
-                Published::at_ports(&Endpoint::Connect(events), replay.as_deref(), 1).unwrap(),
-            ),
-            topic: "kv@".to_owned(),
-            block_size: None,
-            worker_id: 1,
-            cache: CacheSpec::default(),
-            max_silence: None,
-            http: None,
-            control: ControlSpec::default(),
-        };
+        let source =
+            Source::Published(Published::at_ports(&Endpoint::Connect(events), replay.as_deref(), 1).unwrap());
+        let spec = EngineSpec::new(EngineId::new("second"), EngineKind::Vllm, "", source);
+        let spec = EngineSpec { topic: "kv@".to_owned(), ..spec };
         let second = Plane::start(vec![spec], &PlaneOptions::default()).unwrap();
         Self { republisher, second }
     }

@@ -7,6 +7,7 @@ use kvplane_proto::inferencecache as proto;
 use kvplane_proto::inferencecache::cache_event::Type;
 
 use crate::hints::talk::{Hints, MODEL, TENANT, ask, bytes, chain, entries, event, exact, now_us, update};
+use crate::rig::until_async;
 
 const HELD: [u64; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 
@@ -43,7 +44,7 @@ async fn reports_add_and_each_message_counts_when_it_comes() {
     let mut client = hints.client.clone();
     let call = tokio::spawn(async move { client.report_cache_state(stream).await });
     updates.send(update("a", entries(&HELD[..4]))).await.unwrap();
-    until(async || hints.prefixes().await == 4).await;
+    until_async("stored", async || hints.prefixes().await == 4).await;
     assert_eq!(hints.route(chain(&HELD)).await.0, "PREFIX_MATCH", "before the stream ends");
     updates.send(update("a", entries(&HELD))).await.unwrap();
     drop(updates);
@@ -52,15 +53,6 @@ async fn reports_add_and_each_message_counts_when_it_comes() {
     assert_eq!(hints.prefixes().await, 8);
     hints.report(vec![update("a", Vec::new())]).await;
     assert_eq!(hints.prefixes().await, 8, "what is not told again is still held");
-}
-
-/// Waits until something holds that stays.
-async fn until(mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = std::time::Instant::now() + crate::rig::DEADLINE;
-    while !holds().await {
-        assert!(std::time::Instant::now() < deadline, "it never held");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -256,7 +248,7 @@ async fn old_entries_are_swept_out() {
     let short = Policy { ttl: Duration::from_millis(50), ..any_match() };
     let mut hints = Hints::with(|options| options.policies.default = short).await;
     hints.hold("a", &HELD).await;
-    until(async || hints.prefixes().await == 0).await;
+    until_async("dropped", async || hints.prefixes().await == 0).await;
     assert_eq!(hints.route(chain(&HELD)).await.0, "NO_HINT");
 }
 

@@ -3,12 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvplane_core::{Continuity, EngineId, EngineKind, Reason, Tier};
-use kvplane_ingest::{
-    CacheSpec, ControlSpec, Endpoint, EngineSpec, LinkSpec, PlaneOptions, Published, PublishedRank, Source,
-    StreamStatus,
-};
-use kvplane_proto::Bearer;
+use kvplane_core::{Continuity, Reason, Tier};
+use kvplane_ingest::{Endpoint, PlaneOptions, Published, PublishedRank, Source, StreamStatus};
 use kvplane_sim::{CompletionOptions, Conduct, HostEvents, HostOptions};
 use serde_json::{Value, json};
 
@@ -215,24 +211,8 @@ async fn engines_of_another_plane_are_asked_there() {
     let engine = Engine::plain();
     let there = Rig::over(&[&engine]).await;
     there.live(0).await;
-    let link = EngineSpec {
-        id: EngineId::new("there"),
-        kind: EngineKind::Kvplane,
-        model: String::new(),
-        source: Source::Linked(LinkSpec {
-            url: format!("http://{}", there.grpc),
-            ca: None,
-            token_file: None,
-            bearer: Bearer::default(),
-            engine: None,
-            max_silence: None,
-        }),
-        cache: CacheSpec::default(),
-        http: None,
-        control: ControlSpec::default(),
-        ..engine.spec("there")
-    };
-    let here = Rig::of_specs(vec![link], PlaneOptions::default()).await;
+    let here = Rig::of_specs(Vec::new(), PlaneOptions::default()).await;
+    here.follow("there", &there).await;
     let mut engines = here.plane.watch();
     engines.wait_for(|engines| engines.iter().any(|engine| !engine.streams.is_empty())).await.unwrap();
     let (status, ranks) = flush_over_http(&here, json!({"kind": "kvplane"})).await;

@@ -9,9 +9,7 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use kvplane_core::{EngineId, EngineKind};
-use kvplane_ingest::{
-    CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, Endpoint, EngineSpec, PlaneOptions, Published, Source,
-};
+use kvplane_ingest::{Endpoint, EngineSpec, PlaneOptions, Published, Source};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -83,20 +81,11 @@ impl Scripted {
     pub fn silent(&self, id: &str, kind: EngineKind, ranks: u32) -> EngineSpec {
         // Nobody publishes on the port that discards everything.
         let events = Endpoint::Connect("tcp://127.0.0.1:9".to_owned());
+        let source = Source::Published(Published::at_ports(&events, None, ranks).unwrap());
         EngineSpec {
-            id: EngineId::new(id),
-            kind,
-            model: "m".to_owned(),
-            routing_group: DEFAULT_ROUTING_GROUP.to_owned(),
-            tenant: None,
-            source: Source::Published(Published::at_ports(&events, None, ranks).unwrap()),
-            topic: String::new(),
-            block_size: None,
             worker_id: 1,
-            cache: CacheSpec::default(),
-            max_silence: None,
             http: Some(self.url(id)),
-            control: ControlSpec::default(),
+            ..EngineSpec::new(EngineId::new(id), kind, "m", source)
         }
     }
 }

@@ -66,8 +66,8 @@ fn simulated(pool: &mut Pool) -> Vec<Told> {
     pool.take_events().into_iter().map(told).collect()
 }
 
-/// Asks for everything again, up to requests at once: as much is found, and the same is told in the same order. How many requests
-/// there were.
+/// Asks for everything again, up to requests at once: as much is found, and the same is told in the same
+/// order. How many requests there were.
 fn ask_again(capture: &str, groups: Vec<GroupSpec>, blocks: usize) -> usize {
     let mut pool = Pool::new(PoolConfig { groups, block_size: 32, ..config(blocks) });
     let mut heard: Vec<Told> = Vec::new();

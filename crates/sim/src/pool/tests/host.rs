@@ -70,8 +70,8 @@ impl Heard {
         }
     }
 
-    /// The rule, spelled out: the device's prefix without the last token, then whole chunks of the host up to the last token, if they
-    /// are worth one.
+    /// The rule, spelled out: the device's prefix without the last token, then whole chunks of the host up to
+    /// the last token, if they are worth one.
     fn predict(&self, pool: &Pool, prompt: &[u32], chunk: usize) -> usize {
         let hashes: Vec<u64> = pool.chain(prompt, &Keys::default()).iter().map(Digest::bits).collect();
         let (device, host) = (self.on("GPU"), self.on("CPU"));

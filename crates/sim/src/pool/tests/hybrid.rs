@@ -123,7 +123,8 @@ fn layouts() -> impl Strategy<Value = &'static str> {
 }
 
 proptest! {
-    /// Few prompts and few blocks, up to two requests at a time: reuse, copies, windows that pass and evictions all happen.
+    /// Few prompts and few blocks, up to two requests at a time: reuse, copies, windows that pass and
+    /// evictions all happen.
     #[test]
     fn events_tell_what_is_held_and_the_rule_what_is_found(
         layout in layouts(),

@@ -65,15 +65,14 @@ fn a_cold_block_of_unknown_content_makes_a_stream_lower_while_it_is_held() {
 }
 
 #[test]
-fn a_cold_block_whose_parent_nothing_holds_leaves_a_stream_exact() {
+fn a_cold_block_whose_parent_was_never_announced_makes_a_stream_lower() {
     let mut rig = offloading();
     let OwnedEvent::Stored(cold) = store_in("CPU", &[3], Some(2)) else { panic!() };
     let cold = OwnedStored { extra_keys: Some(vec![None]), ..cold };
     let entry = rig.apply(&[store(&[1], None), OwnedEvent::Stored(cold)]);
     assert_eq!((told(&entry.transitions), rig.ledger.state().waiting()), (vec![(Tier::Device, 1)], 1));
-    // No prompt reaches it: what comes before it is held nowhere.
-    assert_eq!(worst(&rig), None);
-    // Once the parent is held, and known by its hash alone, a prompt may.
+    assert_eq!(worst(&rig), Some(Reason::UnknownContent));
+    // The parent is held, and known by its hash alone.
     rig.apply(&[placeholder(&[2], "CPU")]);
     assert_eq!(worst(&rig), Some(Reason::UnknownContent));
     let entry = rig.apply(&[store(&[2], Some(1))]);

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
+use kvplane_core::{ContentHasher, Namespace, digest};
+use kvplane_stream::{DumpedRun, PeerDump, Position};
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{OwnedEvent, OwnedHash, OwnedRemoved, OwnedStored};
 
@@ -25,6 +27,10 @@ pub struct Engine {
     pub stored_at: BTreeMap<u64, u64>,
     /// What was held when each batch of this life was published.
     history: Vec<BTreeMap<u64, u32>>,
+    /// What a peer that hears everything could have dumped after each batch, in every life.
+    pub dumps: Vec<PeerDump>,
+    /// A batch of this life was never sent: a peer that misses it dumps nothing any more.
+    peer_lost: bool,
 }
 
 /// The same conversation has the same hashes in every life: equal hashes must prove nothing.
@@ -50,6 +56,8 @@ impl Engine {
             steps: 0,
             stored_at: BTreeMap::new(),
             history: Vec::new(),
+            dumps: Vec::new(),
+            peer_lost: false,
         }
     }
 
@@ -64,6 +72,7 @@ impl Engine {
         self.next_sequence = 0;
         self.ring.clear();
         self.history.clear();
+        self.peer_lost = false;
         self.pending.clear();
         if self.clears_at_start {
             self.pending.push(OwnedEvent::Cleared);
@@ -140,6 +149,9 @@ impl Engine {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         self.history.push(self.held.clone());
+        if !self.peer_lost {
+            self.dumps.push(self.dump(Position { sequence, digest: digest(&payload) }));
+        }
         self.ring.push_back((sequence, payload.clone()));
         while self.ring.len() > self.ring_length {
             self.ring.pop_front();
@@ -160,6 +172,26 @@ impl Engine {
     pub fn publish_failed(&mut self) {
         let _ = self.publish();
         self.ring.pop_back();
+        if !self.peer_lost {
+            self.dumps.pop();
+        }
+        self.peer_lost = true;
+    }
+
+    /// What is held up to the first hole of every conversation.
+    fn dump(&self, position: Position) -> PeerDump {
+        let runs = (0..3).filter_map(|conversation| {
+            let held = (0..).take_while(|&depth| self.held.contains_key(&block_hash(conversation, depth)));
+            let blocks: Vec<_> = held
+                .map(|depth| {
+                    let tokens: Vec<u32> = block_tokens(conversation, depth).collect();
+                    let content = ContentHasher::default().plain(&tokens, Namespace::PLAIN);
+                    (block_hash(conversation, depth), content)
+                })
+                .collect();
+            (!blocks.is_empty()).then_some(DumpedRun { parent: None, blocks })
+        });
+        PeerDump { block_size: BLOCK, runs: runs.collect(), position: Some(position) }
     }
 }
 

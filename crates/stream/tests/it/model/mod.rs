@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
+mod dumps;
 mod engine;
 mod flushes;
 mod order;
@@ -55,6 +56,12 @@ enum Op {
     },
     /// The replica is far behind and must take a snapshot.
     ForgetReplica,
+    /// A dump of a peer is wanted from now on.
+    ExpectDump,
+    /// A peer's dump arrives, that was taken so many batches ago.
+    Dump(usize),
+    /// It was the last part of it.
+    FinishDump,
     /// Somebody flushes the cache, and watches the stream for it. Several may at once.
     Flush(usize, FlushStep),
 }
@@ -271,6 +278,13 @@ impl World {
                 }
             }
             Op::ForgetReplica => self.replica = Replica::default(),
+            Op::ExpectDump => {
+                self.recorder.expect_dump();
+            }
+            Op::FinishDump => self.recorder.finish_dump(),
+            Op::Dump(age) => {
+                self.dump(age);
+            }
             Op::Flush(slot, step) => self.flush(slot, step),
         }
         self.check();

@@ -1,0 +1,175 @@
+//! The plane behind an endpoint picker: the decision of `/v1/pick`, for endpoints of a pool.
+
+mod listen;
+mod places;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvplane_catalog::Question;
+use kvplane_core::{EngineKind, ErrorCode, PublicError};
+use kvplane_picker::{Ask, Chosen, Found, NoTokens, PickError, Plane, Report as Came, Tokens};
+use kvplane_prompt::{PromptError, PromptInput, Standing, Tokenized};
+use kvplane_receipts::Delivered;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tracing::debug;
+
+pub use listen::PickerSetup;
+pub(crate) use listen::{picker, run};
+use places::Places;
+
+use crate::routing::{MAX_ENDPOINTS, Report, State, Wish};
+use crate::service::Shared;
+
+/// What a picker decides with.
+#[derive(Debug)]
+pub(crate) struct Decider {
+    shared: Arc<Shared>,
+    policy: Option<String>,
+    places: Mutex<Arc<Places>>,
+    ready: AtomicBool,
+}
+
+impl Decider {
+    pub(crate) fn new(shared: Arc<Shared>, policy: Option<String>) -> Self {
+        Self { shared, policy, places: Mutex::default(), ready: AtomicBool::new(false) }
+    }
+
+    /// Which streams the endpoints of a pool are.
+    fn places(&self, pool: &Arc<kvplane_picker::Pool>) -> Arc<Places> {
+        let engines = self.shared.plane.engines();
+        let mut places = self.places.lock();
+        if !places.is_of(pool, &engines) {
+            *places = Arc::new(Places::new(pool.clone(), engines));
+        }
+        places.clone()
+    }
+
+    fn report(&self, receipt: &str, report: Report) {
+        if let Err(error) = self.shared.routing.report(&self.shared.plane, receipt, report) {
+            debug!(receipt, error = error.message, "report not taken");
+        }
+    }
+
+    /// Who answered, as the ledger calls them.
+    fn served(&self, came: &Came) -> (Option<Box<str>>, Option<u32>) {
+        let Some(address) = &came.served else { return (None, None) };
+        let places = self.places.lock().clone();
+        match places.stream_at(address) {
+            Some((engine, rank)) => (Some(engine.into()), rank),
+            None => (Some(address.as_str().into()), None),
+        }
+    }
+}
+
+impl Plane for Decider {
+    fn tokenize(&self, model: &str, prompt: PromptInput) -> Result<Tokens, NoTokens> {
+        let made = self.shared.asker.ids(model, &prompt).map_err(|error| match error {
+            PromptError::NoTokenizer { .. } => NoTokens::NoTokenizer,
+            PromptError::Contradicted { .. } => NoTokens::Contradicted,
+            PromptError::Busy => NoTokens::Busy,
+            _ => NoTokens::NotRendered,
+        })?;
+        let Tokenized { model, adapter, ids, standing, .. } = made;
+        Ok(Tokens { model, adapter, ids, proven: standing == Standing::Proven })
+    }
+
+    fn pick(&self, ask: &Ask<'_>) -> Result<Chosen, PickError> {
+        let places = self.places(ask.pool);
+        if !places.any(|place| ask.allows(place)) {
+            return Err(PickError::UnknownModel);
+        }
+        let mut question = Question { cache_salt: ask.cache_salt.map(str::to_owned), ..Question::default() };
+        match ask.tokens {
+            Ok(tokens) => {
+                question.model = Some(tokens.model.clone());
+                question.lora_name.clone_from(&tokens.adapter);
+                question.token_ids = Some(tokens.ids.clone());
+            }
+            Err(_) => question.model = Some(ask.model.to_owned()),
+        }
+        let mut wish = Wish {
+            output: ask.output,
+            without_tokens: ask.tokens.err().map(NoTokens::as_str),
+            ..Wish::default()
+        };
+        // Of engines with several ranks at one address, only the best rank is told.
+        wish.limit = if ask.limit <= 1 { 1 } else { MAX_ENDPOINTS };
+        wish.set_session(ask.session).map_err(|error| PickError::Invalid(error.message))?;
+        wish.set_policy(self.policy.as_deref()).map_err(|error| PickError::Invalid(error.message))?;
+        let among = |id: &kvplane_core::StreamId| places.of(id).any(|place| ask.allows(place));
+        let picked = self.shared.routing.pick_among(&self.shared.asker, &mut question, &wish, &among);
+        let picked = picked.map_err(refused)?;
+        let mut endpoints: Vec<Found> = Vec::with_capacity(ask.limit);
+        for one in &picked.endpoints {
+            let Some(place) = places.of(&one.id).find(|place| ask.allows(*place)) else { continue };
+            if endpoints.len() >= ask.limit || endpoints.iter().any(|known| known.place == place) {
+                continue;
+            }
+            let (rank, kind) = places.header_rank(&one.id, place);
+            endpoints.push(Found { place, rank, cached: one.cached, cost: one.cost, kind: software(kind) });
+        }
+        match picked.id {
+            Some(receipt) if !endpoints.is_empty() => Ok(Chosen { endpoints, receipt }),
+            _ => Err(PickError::Nobody("the endpoint went while it was picked".to_owned())),
+        }
+    }
+
+    fn first_byte(&self, receipt: &str) {
+        self.report(receipt, Report { state: Some(State::FirstToken), delivered: None });
+    }
+
+    fn ended(&self, receipt: &str, came: Came) {
+        let state = Some(if came.finished { State::Finish } else { State::Abort });
+        let (engine, rank) = self.served(&came);
+        let delivered = came.usage.cached.filter(|_| came.finished).map(|cached| Delivered {
+            cached,
+            prompt: came.usage.prompt,
+            engine,
+            rank,
+            first_token_ms: came.first_byte_ms.map(|ms| ms as f64),
+            attempts: came.attempts.unwrap_or(1).max(1),
+        });
+        let long =
+            delivered.as_ref().is_some_and(|one| self.shared.routing.needs_replay(receipt, one.cached));
+        let report = Report { state, delivered };
+        match Handle::try_current() {
+            Ok(runtime) if long => {
+                let (shared, receipt) = (self.shared.clone(), receipt.to_owned());
+                runtime.spawn_blocking(move || {
+                    if let Err(error) = shared.routing.report(&shared.plane, &receipt, report) {
+                        debug!(receipt, error = error.message, "report not taken");
+                    }
+                });
+            }
+            _ => self.report(receipt, report),
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        if self.ready.load(Ordering::Relaxed) {
+            return true;
+        }
+        let ready = self.shared.readiness.check(&self.shared.plane, false).ready;
+        self.ready.store(ready, Ordering::Relaxed);
+        ready
+    }
+}
+
+fn software(kind: EngineKind) -> &'static str {
+    match kind {
+        EngineKind::Vllm => "vllm",
+        EngineKind::Sglang => "sglang",
+        _ => "other",
+    }
+}
+
+fn refused(error: PublicError) -> PickError {
+    match (error.code, error.field) {
+        (ErrorCode::LimitReached, _) => PickError::Saturated(error.message),
+        (ErrorCode::Unavailable, _) => PickError::Nobody(error.message),
+        (_, Some("model")) => PickError::UnknownModel,
+        _ => PickError::Invalid(error.message),
+    }
+}
