@@ -51,12 +51,15 @@ def raise_descriptors():
 
 
 def many(stack, binary, engines, load):
-    """A plane that follows so many engines, of which every tenth has two ranks, and how many ranks they have."""
+    """A plane that follows so many engines, of which every tenth has two ranks, and how many ranks they have.
+
+    One simulator publishes for all of them. Its batches name their ranks, so each stream keeps the simulator's number of its rank.
+    """
     raise_descriptors()
-    ranks = [(engine, rank) for engine in range(engines) for rank in range(2 if engine % 10 == 0 else 1)]
+    ranks = [engine for engine in range(engines) for _ in range(2 if engine % 10 == 0 else 1)]
     sim = stack.enter_context(closing(Sim(binary, "--load", load, "--blocks", 512, ranks=len(ranks))))
     plane = stack.enter_context(closing(Plane(binary)))
-    for (engine, rank), events, replay in zip(ranks, sim.events, sim.replay, strict=True):
+    for rank, (engine, events, replay) in enumerate(zip(ranks, sim.events, sim.replay, strict=True)):
         about = {"instance_id": engine + 1, "dp_rank": rank, "model_name": "sim", "block_size": 16, "endpoint": events, "replay_endpoint": replay}
         status, body = http("POST", f"{plane.http}/register", about)
         assert status in (200, 201), body

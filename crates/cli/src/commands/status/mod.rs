@@ -20,6 +20,8 @@ use crate::args::{StatusArgs, StatusOutput};
 const SHORTEST_WATCH: Duration = Duration::from_millis(200);
 /// Lines on a terminal that does not say its height.
 const USUAL_HEIGHT: usize = 24;
+/// Columns of a terminal that does not say its width.
+const USUAL_WIDTH: usize = 80;
 /// Clears the screen and moves the cursor home.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
@@ -55,7 +57,10 @@ async fn show(args: &StatusArgs, before: &str) -> Result<(), Failure> {
     let page = match args.output {
         StatusOutput::Json => format!("{}\n", view::json(&fleet, &problems)),
         StatusOutput::Wide => view::page(&fleet, &problems, true, usize::MAX, is_coloured()),
-        StatusOutput::Table => view::page(&fleet, &problems, false, height(), is_coloured()),
+        StatusOutput::Table => {
+            let (width, height) = size();
+            view::cut(&view::page(&fleet, &problems, false, height, is_coloured()), width)
+        }
     };
     // Every name in the page was made harmless.
     print_as_it_is(&format!("{before}{page}"))
@@ -65,12 +70,14 @@ pub(super) fn is_coloured() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Lines that fit on the terminal; all of them where the output is not a terminal.
-fn height() -> usize {
+/// Columns and lines that fit on the terminal; endless where the output is not a terminal.
+fn size() -> (usize, usize) {
     if !std::io::stdout().is_terminal() {
-        return usize::MAX;
+        return (usize::MAX, usize::MAX);
     }
-    rustix::termios::tcgetwinsize(std::io::stdout())
-        .map_or(USUAL_HEIGHT, |size| usize::from(size.ws_row))
-        .max(USUAL_HEIGHT)
+    let said = rustix::termios::tcgetwinsize(std::io::stdout());
+    let or = |said: u16, usual: usize| if said == 0 { usual } else { usize::from(said) };
+    said.map_or((USUAL_WIDTH, USUAL_HEIGHT), |size| {
+        (or(size.ws_col, USUAL_WIDTH), or(size.ws_row, USUAL_HEIGHT).max(USUAL_HEIGHT))
+    })
 }

@@ -25,7 +25,9 @@ pub(super) fn json(fleet: &Fleet, problems: &[Finding]) -> Value {
 /// The screen, with as many streams as fit into `height` lines.
 pub(super) fn page(fleet: &Fleet, problems: &[Finding], wide: bool, height: usize, coloured: bool) -> String {
     let mut page = summary(fleet, problems, coloured);
-    let listed = if wide { problems.len() } else { PROBLEMS_MAX };
+    // Beside the problems: one line each for what is left out of both lists, the gap, the heading and the prompt.
+    let lines = height.saturating_sub(page.lines().count() + STREAMS_MIN + 5);
+    let listed = if wide { problems.len() } else { (lines / 2).clamp(1, PROBLEMS_MAX) };
     for problem in problems.iter().take(listed) {
         page.push_str(&paragraph(problem, coloured));
     }
@@ -42,6 +44,46 @@ pub(super) fn page(fleet: &Fleet, problems: &[Finding], wide: bool, height: usiz
         page.push_str(&format!("… and {} more: kvplane status -o wide\n", fleet.streams.len() - room));
     }
     page
+}
+
+/// The page with every line cut to the width of the terminal: a line that wraps would push the first one off the screen.
+pub(super) fn cut(page: &str, width: usize) -> String {
+    let mut text = String::with_capacity(page.len());
+    for line in page.lines() {
+        cut_line(line, width, &mut text);
+        text.push('\n');
+    }
+    text
+}
+
+/// Colours take no room, and are always switched off again.
+fn cut_line(line: &str, width: usize, text: &mut String) {
+    let (mut column, mut in_colour) = (0, false);
+    let room = if seen_width(line) > width { width.saturating_sub(1) } else { width };
+    for c in line.chars() {
+        if in_colour || c == '\x1b' {
+            in_colour = c != 'm';
+            text.push(c);
+            continue;
+        }
+        if column < room {
+            text.push(c);
+        } else if column == room {
+            text.push('…');
+        }
+        column += 1;
+    }
+}
+
+fn seen_width(line: &str) -> usize {
+    let mut in_colour = false;
+    line.chars()
+        .filter(|c| {
+            let hidden = in_colour || *c == '\x1b';
+            in_colour = hidden && *c != 'm';
+            !hidden
+        })
+        .count()
 }
 
 fn summary(fleet: &Fleet, problems: &[Finding], coloured: bool) -> String {
@@ -260,6 +302,22 @@ mod tests {
         assert!(page.lines().count() < 24 && page.contains("more: kvplane status -o wide"), "{page}");
         let all = super::page(&fleet, &[], true, usize::MAX, false);
         assert!(all.lines().count() > 500);
+    }
+
+    #[test]
+    fn problems_leave_room_for_the_first_line() {
+        let streams = (0..500).map(|at| stream(&format!("e{at}"), "down")).collect();
+        let fleet = Fleet { engines: 500, streams, ..Fleet::default() };
+        let page = page(&fleet, &vec![problem(); 9], false, 24, false);
+        assert!(page.lines().count() < 24 && page.contains("more: kvplane doctor"), "{page}");
+    }
+
+    #[test]
+    fn long_lines_are_cut_and_colours_end() {
+        let page = "\x1b[31merror\x1b[0m 12345\nshort\nexactly ten\n";
+        assert_eq!(cut(page, 10), "\x1b[31merror\x1b[0m 123…\nshort\nexactly t…\n");
+        assert_eq!(cut(page, 11), page);
+        assert_eq!(cut(page, usize::MAX), page);
     }
 
     #[test]
