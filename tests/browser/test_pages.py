@@ -122,7 +122,7 @@ def test_everything_is_reached_by_keys(fleet, page):
     seen = page(fleet("vllm-0.32", "vllm-0.32", ranks=2)).live()
     seen.cell("e1", 1, standing="exact")
     reached = []
-    while len(reached) < 12:
+    while len(reached) < 20:
         seen.tab()
         reached.append(focused(seen))
     wanted = ["skip", "name", "fleet", "ask", "theme", "filter", "e0", "timeline"]
