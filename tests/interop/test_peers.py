@@ -77,29 +77,35 @@ def in_touch(e, *planes):
     eventually(heard, "the engine is heard")
 
 
+def joins(e, one):
+    """A plane begins to hear an engine."""
+    register(one, e)
+    one.wait_live("instance-7")
+    in_touch(e, one)
+    return one
+
+
 def half_heard(engine, plane, has_replay=False, buffer_steps=5):
     """An engine, and a plane that has heard 50 of its blocks. Nobody can ask the engine for them."""
     e = engine(has_replay=has_replay, buffer_steps=buffer_steps)
-    first = plane()
-    register(first, e)
-    first.wait_live("instance-7")
-    in_touch(e, first)
+    first = joins(e, plane())
     for number in range(50):
         e.publish(*stores([number]))
     first.wait_at(e.next_sequence - 1, "instance-7")
     return e, first
 
 
+def second_half(e):
+    for number in range(50, 100):
+        e.publish(*stores([number]))
+
+
 @pytest.mark.parametrize("has_replay", [False, True])
 def test_half_of_the_blocks_before_and_half_after(engine, plane, has_replay):
     """NVIDIA's sync scenario between two kvplanes: 100 of 100, `lower`, and nothing that is gone."""
     e, first = half_heard(engine, plane, has_replay)
-    second = plane(args=["--peers", first.http])
-    register(second, e)
-    second.wait_live("instance-7")
-    in_touch(e, second)
-    for number in range(50, 100):
-        e.publish(*stores([number]))
+    second = joins(e, plane(args=["--peers", first.http]))
+    second_half(e)
     e.publish(V.removed([100]), V.stored([100], 99, tokens(99), BLOCK))
     eventually(lambda: blocks(second) == set(range(1, 101)), lambda: f"{len(blocks(second))} of 100: {second.log()[-2000:]}", 30)
     assert matched(second, 100) == 100
@@ -108,9 +114,9 @@ def test_half_of_the_blocks_before_and_half_after(engine, plane, has_replay):
     second.logged("blocks recovered from a peer")
     # What came from the peer goes as everything else does.
     e.publish(V.removed([100, 99, 1]))
-    second.wait_at(e.next_sequence - 1, "instance-7")
-    assert matched(second, 100) == 0
-    assert matched(first, 100) == 0
+    for one in (first, second):
+        one.wait_at(e.next_sequence - 1, "instance-7")
+        assert matched(one, 100) == 0
     e.publish(*stores([0]))
     second.wait_at(e.next_sequence - 1, "instance-7")
     eventually(lambda: matched(second, 100) == 98, lambda: matched(second, 100))
@@ -118,10 +124,7 @@ def test_half_of_the_blocks_before_and_half_after(engine, plane, has_replay):
 
 def test_a_peer_that_is_registered_later(engine, plane):
     e, first = half_heard(engine, plane)
-    second = plane()
-    register(second, e)
-    second.wait_live("instance-7")
-    in_touch(e, second)
+    second = joins(e, plane())
     assert matched(second, 50) == 0
     assert http("POST", second.http + "/register_peer", {"url": first.http})[0] == 201
     assert http("GET", second.http + "/peers")[1] == [first.http]
@@ -144,12 +147,8 @@ def test_kvplane_recovers_from_dynamos_indexer(engine, plane, dynamo_indexer):
     for number in range(50):
         e.publish(*stores([number]))
     theirs.eventually(lambda: theirs.query(prompt(50)).get((7, 0)) == 50 * BLOCK, "Dynamo's indexer has read all")
-    second = plane(args=["--peers", theirs.http])
-    register(second, e)
-    second.wait_live("instance-7")
-    in_touch(e, second)
-    for number in range(50, 100):
-        e.publish(*stores([number]))
+    second = joins(e, plane(args=["--peers", theirs.http]))
+    second_half(e)
     eventually(lambda: matched(second, 100) == 100, lambda: f"{matched(second, 100)} of 100: {second.log()[-2000:]}", 30)
     assert trust(second) == ("unverified", "peer_dump")
     theirs.eventually(lambda: theirs.query(prompt(100)).get((7, 0)) == 100 * BLOCK, "both say the same")
@@ -159,12 +158,8 @@ def test_kvplane_recovers_from_dynamos_indexer(engine, plane, dynamo_indexer):
 def test_dynamos_indexer_recovers_from_a_kvplane_that_recovered(engine, plane, dynamo_indexer):
     """Blocks without tokens are dumped on: hashes are all that a dump has."""
     e, first = half_heard(engine, plane)
-    second = plane(args=["--peers", first.http])
-    register(second, e)
-    second.wait_live("instance-7")
-    in_touch(e, second)
-    for number in range(50, 100):
-        e.publish(*stores([number]))
+    second = joins(e, plane(args=["--peers", first.http]))
+    second_half(e)
     eventually(lambda: len(blocks(second)) == 100, lambda: len(blocks(second)), 30)
     theirs = dynamo_indexer(peers=[second.http])
     theirs.eventually(lambda: theirs.query(prompt(100)).get((7, 0)) == 100 * BLOCK, "the dump of its peer")
@@ -221,12 +216,8 @@ def test_peers_that_fail_are_counted_and_the_next_one_is_asked(engine, plane, an
         answering(lambda _: (200, json.dumps({"m:default": {"error": "no"}, "other:default": {"block_size": 4, "events": []}}).encode())),
     ]
     peers = ["http://127.0.0.1:9", *(one.url for one in broken), first.http]
-    second = plane(args=["--peers", ",".join(peers), "--set", "indexer.peers_max_dump=1MiB"])
-    register(second, e)
-    second.wait_live("instance-7")
-    in_touch(e, second)
-    for number in range(50, 100):
-        e.publish(*stores([number]))
+    second = joins(e, plane(args=["--peers", ",".join(peers), "--set", "indexer.peers_max_dump=1MiB"]))
+    second_half(e)
     eventually(lambda: matched(second, 100) == 100, lambda: f"{matched(second, 100)}: {second.log()[-2000:]}", 30)
     assert metric(second, "kvplane_peer_dump_failures_total") >= 4
     second.logged("no dump from a peer")
@@ -240,10 +231,7 @@ def test_an_old_dump_and_one_of_another_life_are_not_taken(engine, plane, answer
     other = json.loads(json.dumps(old))
     lying = answering(lambda _: (200, json.dumps(other).encode()))
     stale = answering(lambda _: (200, json.dumps(old).encode()))
-    second = plane(args=["--peers", f"{stale.url},{lying.url}"])
-    register(second, e)
-    second.wait_live("instance-7")
-    in_touch(e, second)
+    second = joins(e, plane(args=["--peers", f"{stale.url},{lying.url}"]))
     stream = other["m:default"]["streams"][0]
     stream["sequence"] = e.publish(*stores([51]))
     eventually(lambda: metric(second, "kvplane_peer_dumps_unfit_total") >= 4, lambda: second.log()[-2000:], 30)
@@ -273,8 +261,7 @@ def test_peers_behind_tls_and_a_token(engine, plane, tmp_path, answering):
         register(one, e)
         one.wait_live("instance-7")
     in_touch(e, second, refusing)
-    for number in range(50, 100):
-        e.publish(*stores([number]))
+    second_half(e)
     eventually(lambda: matched(second, 100) == 100, lambda: f"{matched(second, 100)}: {second.log()[-2000:]}", 30)
     (failed, *_) = refusing.logged("no dump from a peer")
     assert "TLS" in failed["error"], failed

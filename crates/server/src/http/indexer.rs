@@ -270,7 +270,9 @@ async fn deregister_peer(State(shared): State<Arc<Shared>>, body: Body<PeerReque
 }
 
 async fn peers(State(shared): State<Arc<Shared>>) -> Json<Vec<String>> {
-    Json(shared.plane.peers().urls())
+    let mut urls = shared.plane.peers().urls();
+    urls.sort();
+    Json(urls)
 }
 
 fn done(success: StatusCode, result: Result<(), FleetError>) -> Response {

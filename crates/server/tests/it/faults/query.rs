@@ -387,11 +387,19 @@ async fn the_peers_routes_answer_in_their_own_words() {
         events.iter().map(|event| event["event"]["data"]["stored"]["blocks"].as_array().unwrap().len()).sum();
     assert_eq!(blocks, 6);
     assert_eq!((&events[0]["worker_id"], &events[0]["storage_tier"]), (&json!(7), &json!("device")));
+    // Which batch it ends with, for a kvplane that recovers from this one.
+    let told = &dump["sim:default"]["streams"][0];
+    assert_eq!(
+        (&told["worker_id"], &told["dp_rank"], &told["trust"]),
+        (&json!(7), &json!(0), &json!("exact"))
+    );
+    assert_eq!(told["sequence"], json!(rig.status(0).engine_sequence));
+    assert_eq!(told["digest"].as_str().map(str::len), Some(32));
     // A stream that is not credited is not in it, and its block size is.
     engine.sim.fault(None, Fault::Replay(ReplayMode::Off));
     engine.sim.fault(None, Fault::Disconnect);
     rig.until(0, "recovering", |status| status.continuity != Continuity::Live).await;
-    let nothing = json!({ "sim:default": { "block_size": 16, "events": [] } });
+    let nothing = json!({ "sim:default": { "block_size": 16, "events": [], "streams": [] } });
     assert_eq!(crate::rig::send(rig.http, "GET", "/dump", String::new()).await.1, nothing);
     let (_, answer) = call(rig.http, "POST", "/query", &question).await;
     assert_eq!(answer, json!({ "scores": {}, "frequencies": [], "instances": {} }));
