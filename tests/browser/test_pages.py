@@ -145,6 +145,8 @@ def test_everything_is_reached_by_keys(fleet, page):
     seen.press("e0")
     seen.until("return document.querySelectorAll('.engine:not([hidden])').length === 1")
     seen.tab()
+    assert focused(seen) == "sort"
+    seen.tab()
     assert focused(seen) == "e0"
     seen.open("#/engine/e0").live()
     seen.tab()

@@ -111,7 +111,8 @@ async fn nothing_is_served_where_hints_are_off() {
     assert!(status.message().contains("has no such call"), "{}", status.message());
     assert_eq!(crate::rig::send(hints.rig.http, "GET", "/snapshot", String::new()).await.0, 404);
     let page = hints.metrics().await;
-    assert!(!page.contains("hints") && !page.contains("inferencecache"), "{page}");
+    assert!(!page.contains("kvplane_hints") && !page.contains("inferencecache"), "{page}");
+    assert!(page.contains("kvplane_prompts_total{protocol=\"hints\"} 0"), "{page}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
