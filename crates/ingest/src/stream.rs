@@ -59,6 +59,8 @@ pub struct StreamStatus {
     pub cursor: Cursor,
     /// The engine's own number of the last batch.
     pub engine_sequence: Option<u64>,
+    /// When the engine's process started, where the engine says it: unix milliseconds.
+    pub started: Option<u64>,
     /// From where on everything is known.
     pub known_from: Option<u64>,
     /// Blocks by tier.
@@ -446,6 +448,7 @@ impl Stream {
             epoch: journal.epoch(),
             cursor: journal.cursor(),
             engine_sequence: journal.engine_sequence(),
+            started: inner.recorder.started(),
             known_from: journal.known_from(),
             blocks: journal.state().blocks_by_tier(),
             used_blocks: journal.state().copies_in(Tier::Device),

@@ -364,6 +364,11 @@ impl Continuity {
         }
     }
 
+    /// When the engine's process started, as it said in this epoch.
+    pub fn started(&self) -> Option<u64> {
+        self.hint.baseline
+    }
+
     /// The start-time hint arrived (`None`: the engine has none).
     pub fn hint(&mut self, now: Now, id: u64, start_time: Option<u64>) {
         if id != self.hint.asked {

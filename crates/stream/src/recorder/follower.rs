@@ -58,6 +58,13 @@ impl Follower {
         }
     }
 
+    pub(super) fn started(&self) -> Option<u64> {
+        match self {
+            Self::Published(machine) => machine.started(),
+            Self::Drained(_) | Self::Relayed(_) | Self::Mirrored(_) | Self::Handed(_) => None,
+        }
+    }
+
     pub(super) fn poll(&mut self) -> Option<Action> {
         match self {
             Self::Published(machine) => machine.poll(),

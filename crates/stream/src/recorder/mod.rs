@@ -198,6 +198,11 @@ impl Recorder {
         self.follower.last_sequence()
     }
 
+    /// When the engine's process started, where the engine says it: unix milliseconds.
+    pub fn started(&self) -> Option<u64> {
+        self.follower.started()
+    }
+
     /// What to ask the outside for.
     pub fn take_asks(&mut self) -> Vec<Ask> {
         std::mem::take(&mut self.asks)
