@@ -14,8 +14,15 @@ from harness.wire import NEWEST
 ROW = re.compile(r"^\| `(\w+)` \| (counter|gauge|histogram) \| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
 SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"')
-# Without TLS there is nothing to say of handshakes, and without a [[model]] nothing of text.
+# Without TLS there is nothing to say of handshakes, without a [[model]] nothing of text, and without a picker nothing of one.
 ABSENT = {
+    "kvplane_picker_ended_total",
+    "kvplane_picker_endpoints",
+    "kvplane_picker_held_bytes",
+    "kvplane_picker_requests_total",
+    "kvplane_picker_streams",
+    "kvplane_picker_without_tokens_total",
+    "kvplane_picker_wrong_endpoints_total",
     "kvplane_tls_handshakes_failed_total",
     "kvplane_prompt_comparisons_total",
     "kvplane_prompt_contradictions_total",
