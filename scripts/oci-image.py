@@ -70,7 +70,7 @@ def main():
     given = words.parse_args()
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH", 0))
     plain = layer(given.staged, epoch)
-    packed = gzip.compress(plain, 9, mtime=0)
+    packed = gzip.compress(plain, 6, mtime=0)
     config = {
         "architecture": ARCHITECTURES[platform.machine()],
         "os": "linux",

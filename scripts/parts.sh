@@ -96,7 +96,9 @@ part python "$make" --no-print-directory python
 joined newcomer
 part browser "$make" --no-print-directory browser
 part terminal "$make" --no-print-directory terminal
-part packages "$make" --no-print-directory packages
+# They compress most of the time, on one core.
+beside packages "$make" --no-print-directory packages
 # With --cfg loom it is another program, which clippy does not look at.
 part loom env -u RUSTC_WORKSPACE_WRAPPER "$make" --no-print-directory loom
+joined packages
 summary
