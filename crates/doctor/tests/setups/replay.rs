@@ -111,7 +111,12 @@ async fn a_window_that_is_short_at_this_rate() {
         });
         let found = examine(&Examination { window: Some(window), ..examination(vec![spec], LONG) }).await;
         spoken.await.unwrap();
-        assert_eq!(codes(&found), expected, "{seconds} s, live {is_live}: {found:#?}");
+        let mut seen = codes(&found);
+        if is_live {
+            // Its timestamps are of the last ten seconds: where the look ends among them, they seem late.
+            seen.retain(|(code, _)| *code != Code::ClockSkew);
+        }
+        assert_eq!(seen, expected, "{seconds} s, live {is_live}: {found:#?}");
     }
 }
 
