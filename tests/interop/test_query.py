@@ -126,9 +126,9 @@ def test_the_command_line(two, tmp_path):
     done = command(p, "--model", "m", given=json.dumps(prompt))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["ENGINE", "RANK", "BLOCKS", "TOKENS", "CACHED", "DEVICE", "HOST", "TRUST", "REASON"]
+    assert lines[0].split() == ["ENGINE", "RANK", "BLOCKS", "TOKENS", "CACHED", "DEVICE", "TRUST", "REASON"]
     cached = str(min(96, (len(prompt) - 1) // 16 * 16))
-    assert lines[1].split() == ["e0", "0", "6", "96", cached, "96", "96", "exact", "-"]
+    assert lines[1].split() == ["e0", "0", "6", "96", cached, "96", "exact", "-"]
     assert lines[3] == "best: e0/0, e1/0; trust of the answer: exact"
     written = tmp_path / "prompt"
     written.write_text(" ".join(map(str, prompt)))
