@@ -226,3 +226,18 @@ def test_sighup_without_a_file_reads_the_flags_again(engine, plane):
     p = plane(args=["--engine", flag(one)])
     p.process.send_signal(signal.SIGHUP)
     assert reloaded(p, 1) == {"added": 0, "removed": 0, "changed": 0, "unchanged": 1, "failed": 0}
+
+
+def test_an_instance_may_name_its_kind(plane):
+    """Dynamo's clients name none, which means vLLM."""
+    p = plane()
+    instance = {"endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 16}
+    kinds = {1: None, 2: "vllm", 3: "sglang", 4: "tokenspeed"}
+    for number, kind in kinds.items():
+        named = {"kind": kind} if kind else {}
+        assert http("POST", p.http + "/register", {**instance, "instance_id": number, **named})[0] == 201
+    engines = http("GET", p.http + "/v1/engines")[1]["engines"]
+    assert {one["worker_id"]: one["kind"] for one in engines} == {number: kind or "vllm" for number, kind in kinds.items()}
+    for kind in ("llamacpp", "grpc", "kvplane"):
+        status, answer = http("POST", p.http + "/register", {**instance, "instance_id": 5, "kind": kind})
+        assert status == 400 and "kind" in answer["error"], answer
