@@ -9,7 +9,7 @@ CARGO ?= cargo
 PYTHON ?= python3
 export CARGO PYTHON
 
-.PHONY: help demo test lint quick-lint fmt clippy rooms shared-builds docs build environments reference unit loom alerts interop python python-env newcomer browser terminal packages deb image screenshots recording wheel bench bench-scale bench-python bench-dashboard bench-picker bench-peers dynamo-vectors soak heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
+.PHONY: help demo test lint quick-lint fmt clippy rooms shared-builds docs build environments reference unit loom alerts interop python python-env newcomer browser terminal packages deb image screenshots recording wheel bench bench-scale bench-python bench-dashboard bench-picker bench-peers dynamo-vectors soak soak-gateway heartbeats flap attacks dist install uninstall clean rust-tools compilers test-compilers interpreter deny miri fuzz test-long
 
 help:
 	@echo "make demo    a tour: simulated engines of every kind, conversations routed by what they hold, faults"
@@ -18,7 +18,7 @@ help:
 	@echo "make fuzz    every fuzz target for a minute each (SECONDS=60)"
 	@echo "make lint    formatting, lints, the direction of dependencies, their licences, and where the documentation points"
 	@echo "make wheel   the Python package, as one wheel in dist/"
-	@echo "make dist    the program with all that belongs to it, as one archive in dist/"
+	@echo "make dist    the program with all that belongs to it, as one archive in dist/; make deb, make image (PORTABLE=1: for glibc 2.28 and newer)"
 	@echo "make install the same, into PREFIX (default: /usr/local); make uninstall takes it away"
 	@echo "make reference  write the parts of docs/reference that are made from the code"
 	@echo "make bench   measurements"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-picker  the endpoint picker behind a real Envoy, beside one that decides nothing"
 	@echo "make bench-peers  the index beside its peers"
 	@echo "make soak    random faults against a running plane, every answer checked (SOAK_SECONDS=, SOAK_FAULTS=)"
+	@echo "make soak-gateway  100,000 requests through a gateway whose engines fail: none lost, none mixed up"
 	@echo "make attacks hostile clients against a running plane, with a good one beside them"
 	@echo "make heartbeats, make flap  many healthy streams: what they cost, and that none is taken for silent (DURATION=, STREAMS=)"
 	@echo "make clean   remove what was built"
@@ -173,6 +174,7 @@ wheel: compilers interpreter
 	scripts/wheel.sh release dist
 	@ls dist
 
+# PORTABLE=1 links against glibc 2.28 with zig; otherwise a program needs a glibc as new as this machine's.
 # PROFILE=dev is faster to build, and slower; BINARY=FILE is one that was built already. PREFIX is where it will run, DESTDIR a
 # directory in place of the root.
 PROFILE ?= release
@@ -181,7 +183,9 @@ export BINARY
 PREFIX ?= /usr/local
 DESTDIR ?=
 DIST ?= dist
+PORTABLE ?= 0
 
+dist deb image: export PORTABLE := $(PORTABLE)
 dist: $(if $(BINARY),,compilers)
 	scripts/dist.sh "$(PROFILE)" "$(DIST)"
 
@@ -215,6 +219,10 @@ bench-dashboard: compilers interpreter
 	@scripts/browser-env.sh
 	$(CARGO) build --release -p kvplane
 	KVPLANE_BIN="$${CARGO_TARGET_DIR:-target}/release/kvplane" PYTHONPATH=tests/browser:tests/interop .venv-browser/bin/python tests/browser/measure.py
+
+# Simulated faults, one process: requests lost that could be served, answers mixed up, bookings that never end.
+soak-gateway: test-compilers
+	$(CARGO) test --release -p kvplane-gateway --test it soak -- --ignored --nocapture
 
 # SOAK_SECONDS, SOAK_FAULTS, SOAK_ENGINES and SOAK_SEED are read from the environment: make soak SOAK_SECONDS=600
 SOAK_SECONDS ?= 3600

@@ -51,7 +51,7 @@ found=$(sha256sum "$archive" | cut -d' ' -f1)
 
 mkdir -p "$work/tree" "$prefix" || fail "cannot write to $prefix: run as root, or give --prefix ~/.local"
 tar -xzf "$archive" -C "$work/tree" --strip-components=1 || fail "$source is not an archive of kvplane"
-version=$("$work/tree/bin/kvplane" --version) || fail "this machine cannot run the program of $source: it needs glibc of the machine that built it, or newer"
+version=$("$work/tree/bin/kvplane" --version) || fail "this machine cannot run the program of $source: it needs Linux on the architecture that the archive names, with a glibc as new as that of the machine that built it (2.28 for archives of make dist PORTABLE=1)"
 # The unit names the place of the program.
 unit=$work/tree/lib/systemd/system/kvplane.service
 [ ! -f "$unit" ] || sed -i "s|/usr/local/bin/kvplane|$prefix/bin/kvplane|" "$unit"

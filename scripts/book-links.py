@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""What mdBook asks before it renders a book: links that leave docs/ lead nowhere there, and become the text that they have.
+"""mdBook runs this before it renders a book: links that leave the book lead nowhere there, and become plain text.
+
+The users' book is docs/ without docs/internals/, which is a book of its own.
 
 Reads `[context, book]` as JSON and writes the book; with `supports RENDERER` it only says yes.
 """
@@ -21,7 +23,7 @@ def within(path: str, text: str) -> str:
         if not place or re.match(r"[a-z]+:", target):
             return link[0]
         leads = posixpath.normpath(posixpath.join(posixpath.dirname(path), place))
-        return words if leads.startswith("..") else link[0]
+        return words if leads.startswith(("..", "internals/")) else link[0]
 
     return LINK.sub(kept, text)
 

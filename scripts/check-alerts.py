@@ -2,7 +2,7 @@
 """Checks the alert rules and the Grafana dashboard: scripts/check-alerts.py PROMTOOL.
 
 - whatever they name (metrics, labels, values of labels) is in the reference;
-- every rule has its paragraph in docs/guide/alerts.md, with its severity, delay and expression, and every paragraph a rule;
+- every rule has its paragraph in docs/reference/alerts.md, with its severity, delay and expression, and every paragraph a rule;
 - every rule is shown by a test to be silent and to fire, over series with the labels that they really have;
 - promtool reads every expression, and the tests pass.
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "deploy/prometheus/alerts.yaml"
 TESTS = ROOT / "deploy/prometheus/alerts_test.yaml"
 BOARD = ROOT / "deploy/grafana/kvplane.json"
-RUNBOOK = "docs/guide/alerts.md"
+RUNBOOK = "docs/reference/alerts.md"
 
 # Prometheus gives them to every series.
 SCRAPED = {"job", "instance"}

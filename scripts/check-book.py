@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Checks that the documentation is whole.
 
-- docs/SUMMARY.md lists every page under docs/, once, and nothing else;
+- docs/SUMMARY.md (the users' book) and docs/internals/SUMMARY.md (the contributors') list every page of theirs, once, and nothing else;
 - every link with an anchor leads to a heading;
 - every test that a page names as "`test` in `file`" is a function of that file;
 - every row of the pages that say what is shown by a test names one, with a link to its file, or says that there is none;
 - docs/reference/messages.md is what the contract says;
-- the README has at most 700 words.
+- the README has at most 700 words, and the users' book at most 18,000 (without its reference).
 """
 
 import re
@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+INTERNALS = DOCS / "internals"
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 SHOWN_BY = re.compile(r"((?:`[a-z0-9_]+`(?:, )?)+) in \[?`([\w/.-]+\.(?:rs|py))`(?:\]\(([^)]+)\))?")
@@ -26,6 +27,8 @@ SHOWING = ["docs/reference/failures.md", "docs/reference/compatibility.md"]
 UNLISTED = {"SUMMARY.md", "adr/000-template.md"}
 # Words of the README, as `wc -w` counts them.
 README_WORDS = 700
+# What has a letter or a digit counts as a word, and code blocks are not read: they are commands to copy, and what they print.
+BOOK_WORDS = 18_000
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 
 
@@ -38,17 +41,39 @@ def main() -> int:
     return 1 if errors or written.returncode else 0
 
 
+def users_pages() -> list[Path]:
+    """What the users' book is made of; the contributors' is in a directory of its own."""
+    return [page for page in DOCS.glob("**/*.md") if INTERNALS not in page.parents]
+
+
 def check_summary() -> list[str]:
-    listed = Counter(LINK.findall((DOCS / "SUMMARY.md").read_text()))
-    there = {page.relative_to(DOCS).as_posix() for page in DOCS.glob("**/*.md")} - UNLISTED
-    errors = [f"docs/SUMMARY.md: {page} is not listed" for page in sorted(there - listed.keys())]
-    errors += [f"docs/SUMMARY.md: {page} does not exist" for page in sorted(listed.keys() - there)]
-    return errors + [f"docs/SUMMARY.md: {page} is listed {times} times" for page, times in listed.items() if times > 1]
+    return [*check_listed(DOCS, users_pages()), *check_listed(INTERNALS, list(INTERNALS.glob("**/*.md")))]
+
+
+def check_listed(book: Path, pages: list[Path]) -> list[str]:
+    summary = book / "SUMMARY.md"
+    name = summary.relative_to(ROOT)
+    listed = Counter(LINK.findall(summary.read_text()))
+    there = {page.relative_to(book).as_posix() for page in pages} - UNLISTED
+    errors = [f"{name}: {page} is not listed" for page in sorted(there - listed.keys())]
+    errors += [f"{name}: {page} does not exist" for page in sorted(listed.keys() - there)]
+    return errors + [f"{name}: {page} is listed {times} times" for page, times in listed.items() if times > 1]
 
 
 def check_length() -> list[str]:
-    words = len((ROOT / "README.md").read_text().split())
-    return [f"README.md: has {words} words, and may have {README_WORDS}"] if words > README_WORDS else []
+    readme = len((ROOT / "README.md").read_text().split())
+    errors = [f"README.md: has {readme} words, and may have {README_WORDS}"] if readme > README_WORDS else []
+    lengths = {page: words(page) for page in users_pages() if page.parent != DOCS / "reference" and page.name not in UNLISTED}
+    total = sum(lengths.values())
+    if total > BOOK_WORDS:
+        longest = sorted(lengths, key=lengths.__getitem__, reverse=True)[:5]
+        named = ", ".join(f"{page.relative_to(DOCS)} {lengths[page]}" for page in longest)
+        errors.append(f"docs: the users' book has {total} words, and may have {BOOK_WORDS}; the longest pages: {named}")
+    return errors
+
+
+def words(page: Path) -> int:
+    return sum(any(letter.isalnum() for letter in word) for word in FENCE.sub("", page.read_text()).split())
 
 
 def check_anchors(pages: list[Path]) -> list[str]:

@@ -20,10 +20,12 @@ ROOMS = {
     "kvplane-core": set(),
     "kvplane-wire": {"kvplane-core"},
     "kvplane-stream": {"kvplane-core", "kvplane-wire"},
+    "kvplane-store": {"kvplane-core", "kvplane-runtime", "kvplane-stream"},
     "kvplane-socket": {"kvplane-core", "kvplane-runtime", "kvplane-wire"},
     "kvplane-index": {"kvplane-core"},
     "kvplane-catalog": {"kvplane-core", "kvplane-index", "kvplane-runtime", "kvplane-stream", "kvplane-wire"},
     "kvplane-discovery": {"kvplane-core", "kvplane-transport", "kvplane-wire"},
+    "kvplane-kubernetes": {"kvplane-core", "kvplane-discovery", "kvplane-runtime", "kvplane-transport"},
     "kvplane-ingest": {
         "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-index", "kvplane-proto", "kvplane-runtime", "kvplane-socket", "kvplane-stream",
         "kvplane-transport", "kvplane-wire",
@@ -37,7 +39,11 @@ ROOMS = {
     "kvplane-receipts": {"kvplane-core"},
     "kvplane-lab": {"kvplane-core", "kvplane-route"},
     "kvplane-prompt": {"kvplane-core", "kvplane-runtime", "kvplane-transport"},
-    "kvplane-picker": {"kvplane-core", "kvplane-prompt", "kvplane-proto", "kvplane-runtime"},
+    "kvplane-inference": {"kvplane-prompt", "kvplane-route"},
+    "kvplane-gateway": {
+        "kvplane-access", "kvplane-core", "kvplane-inference", "kvplane-prompt", "kvplane-route", "kvplane-runtime", "kvplane-transport",
+    },
+    "kvplane-picker": {"kvplane-core", "kvplane-inference", "kvplane-prompt", "kvplane-proto", "kvplane-runtime"},
     "kvplane-report": {
         "kvplane-core", "kvplane-hints", "kvplane-ingest", "kvplane-proto", "kvplane-runtime", "kvplane-stream",
         "kvplane-transport",
@@ -48,13 +54,13 @@ ROOMS = {
     },
     "kvplane-metrics": {
         "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-front", "kvplane-hints", "kvplane-index",
-        "kvplane-ingest", "kvplane-prompt", "kvplane-report", "kvplane-transport",
+        "kvplane-ingest", "kvplane-kubernetes", "kvplane-prompt", "kvplane-report", "kvplane-transport",
     },
     "kvplane-republish": {
         "kvplane-core", "kvplane-ingest", "kvplane-runtime", "kvplane-socket", "kvplane-stream", "kvplane-wire",
     },
     "kvplane-server": {
-        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-doctor", "kvplane-front", "kvplane-hints", "kvplane-ingest", "kvplane-metrics", "kvplane-ops", "kvplane-picker", "kvplane-prompt", "kvplane-proto", "kvplane-receipts", "kvplane-report",
+        "kvplane-access", "kvplane-catalog", "kvplane-core", "kvplane-discovery", "kvplane-doctor", "kvplane-front", "kvplane-gateway", "kvplane-hints", "kvplane-inference", "kvplane-ingest", "kvplane-kubernetes", "kvplane-metrics", "kvplane-ops", "kvplane-picker", "kvplane-prompt", "kvplane-proto", "kvplane-receipts", "kvplane-report",
         "kvplane-republish", "kvplane-route", "kvplane-runtime", "kvplane-stream", "kvplane-transport", "kvplane-wire",
     },
     "kvplane-client": {"kvplane-core", "kvplane-proto", "kvplane-runtime", "kvplane-transport"},
@@ -76,8 +82,10 @@ ROOMS = {
 
 # Rooms that tests and examples, and only they, may use besides. `*` is anything.
 ROOMS_IN_TESTS = {
+    "kvplane-store": {"kvplane-wire"},
     "kvplane-wire": {"kvplane-proto"},
     "kvplane-stream": {"kvplane-proto"},
+    "kvplane-kubernetes": {"kvplane-core", "kvplane-discovery", "kvplane-runtime", "kvplane-transport"},
     "kvplane-ingest": {"kvplane-sim", "kvplane-testkit"},
     "kvplane-ops": {"kvplane-sim", "kvplane-wire"},
     "kvplane-report": {"kvplane-sim"},
@@ -95,6 +103,8 @@ ONLY = {
     "mio": ({"kvplane-socket"}, "crates/socket has the only event loop beside tokio"),
     "clap": ({"kvplane"}, "crates/cli is the only room with a command line"),
     "prometheus-client": ({"kvplane-metrics"}, "crates/metrics writes the whole page of metrics"),
+    "kube": ({"kvplane-kubernetes"}, "crates/kubernetes has the only client of an API server"),
+    "k8s-openapi": ({"kvplane-kubernetes"}, "crates/kubernetes has the only client of an API server"),
     "anyhow": ({"kvplane"}, "the other rooms have typed errors"),
 }
 

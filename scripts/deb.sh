@@ -18,7 +18,7 @@ install -D -m 644 "$root/usr/share/kvplane/kvplane.toml" "$root/etc/kvplane/kvpl
 read -r _ version _ < <("$root/usr/bin/kvplane" --version)
 architecture=$(dpkg --print-architecture)
 # The newest symbol of glibc that the program asks for is the oldest glibc that it runs with.
-glibc=$({ grep --text --only-matching 'GLIBC_2\.[0-9]*' "$root/usr/bin/kvplane" || true; } | sed 's/GLIBC_//' | sort --version-sort --unique | tail -n 1)
+glibc=$(scripts/glibc.sh "$root/usr/bin/kvplane")
 
 mkdir "$root/DEBIAN"
 cat >"$root/DEBIAN/control" <<CONTROL

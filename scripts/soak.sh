@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Random faults against a running plane, every answer checked: docs/benchmarks.md has figures.
+# Random faults against a running plane, every answer checked: docs/internals/benchmarks.md has figures.
 #
 #   SOAK_SECONDS   end after this time            (default: 3600)
 #   SOAK_FAULTS    or after this many faults      (default: 1000000)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Lays out what is installed: scripts/stage.sh PROFILE DIRECTORY PREFIX. PREFIX is where the directory will be when kvplane runs.
-# BINARY is a kvplane that was built already; without it one is built, with this profile. share/kvplane/manifest lists the files,
+# BINARY is a kvplane that was built already; without it one is built, with this profile: by scripts/portable.sh if PORTABLE is 1. share/kvplane/manifest lists the files,
 # for whoever takes them away again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +20,9 @@ if [[ $prefix == *[[:space:]]* ]]; then
     echo "stage: PREFIX=$prefix has a blank in it: systemd would take it for two words" >&2
     exit 2
 fi
-if [[ -z $built ]]; then
+if [[ -z $built && ${PORTABLE:-0} == 1 ]]; then
+    built=$(scripts/portable.sh "$profile" | tail -n 1)
+elif [[ -z $built ]]; then
     cargo=${CARGO:-cargo}
     "$cargo" build --locked --profile "$profile" -p kvplane
     target=$("$cargo" metadata --locked --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')

@@ -1,5 +1,5 @@
-//! Says which commit is built: `KVPLANE_COMMIT` where a packager sets it, otherwise what git has checked out, otherwise `unknown`.
-//! Only this crate is built anew after a commit.
+//! Says which commit is built: `KVPLANE_COMMIT` where a packager sets it, otherwise what git has checked out,
+//! otherwise `unknown`. Only this crate is built anew after a commit.
 
 #[path = "build/commit.rs"]
 mod commit;

@@ -66,6 +66,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .compile_fds(protox::compile(CONTRACTS, [&root])?)?;
     tonic_prost_build::configure()
         .build_client(false)
+        .extern_path(".envoy.service.ext_proc.v3.ProcessingRequest", "crate::Received")
+        .extern_path(".envoy.service.ext_proc.v3.ProcessingResponse", "crate::Reply")
         .extern_path(".envoy.service.ext_proc.v3", "crate::envoy")
         .out_dir(&server)
         .compile_fds(protox::compile(GATEWAYS, [&root])?)?;

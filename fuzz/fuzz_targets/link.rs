@@ -206,9 +206,9 @@ impl Mirror {
             }
             Some(Item::Batch(_)) if self.loading.take().is_some() => Err(Misfit::Order),
             Some(Item::Batch(batch)) => convert::entry(cursor, batch),
-            Some(Item::Standing(standing)) => {
-                if let Some(standing) = kvplane_proto::continuity(standing.continuity) {
-                    self.recorder.told_standing(now, standing);
+            Some(Item::Standing(continuity)) => {
+                if let Some(continuity) = kvplane_proto::continuity(continuity.continuity) {
+                    self.recorder.mirror_continuity(now, continuity);
                 }
                 return Ok(());
             }

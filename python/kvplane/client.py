@@ -83,9 +83,54 @@ class Client:
         self._run(_tell_of_link, self._native.changes(False), address)
         _open.add(self)
 
-    def query(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[_native.QueryDetails]) -> _native.Answer:
-        """Who holds how much of a prompt, from the copy: nothing is waited for."""
-        return self._native.query(model, token_ids, **details)
+    def query(
+        self,
+        model: str,
+        token_ids: Optional[Iterable[int]] = None,
+        *,
+        prompt: Optional[str] = None,
+        messages: Optional[Sequence[Mapping[str, Any]]] = None,
+        tools: Optional[Sequence[Mapping[str, Any]]] = None,
+        chat_template_kwargs: Optional[Mapping[str, Any]] = None,
+        timeout: Optional[float] = None,
+        **details: Unpack[_native.QueryDetails],
+    ) -> _native.Answer:
+        """Who holds how much of a prompt, from the copy: nothing is waited for. Text and messages are tokenized by the plane first, which
+        is waited for (``timeout`` seconds at most, 10 by default)."""
+        if prompt is None and messages is None:
+            for name, value in (("tools", tools), ("chat_template_kwargs", chat_template_kwargs)):
+                if value is not None:
+                    raise ArgumentTypeError(f"{name} goes with messages")
+            return self._native.query(model, token_ids, **details)
+        if token_ids is not None:
+            raise ArgumentTypeError("token_ids and text exclude each other")
+        told = self.tokenize(
+            model,
+            prompt=prompt,
+            messages=messages,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            timeout=timeout,
+        )
+        if told["lora_name"] is not None and details.get("lora_name") is None and details.get("lora_id") is None:
+            details["lora_name"] = told["lora_name"]
+        return self._native.query(told["model"], told["token_ids"], **details)
+
+    def tokenize(
+        self,
+        model: str,
+        *,
+        prompt: Optional[str] = None,
+        messages: Optional[Sequence[Mapping[str, Any]]] = None,
+        tools: Optional[Sequence[Mapping[str, Any]]] = None,
+        chat_template_kwargs: Optional[Mapping[str, Any]] = None,
+        **details: Any,
+    ) -> dict[str, Any]:
+        """The ids that an engine computes for text or messages, as the plane has them: ``token_ids``, ``model``, ``lora_name`` where the
+        model's name was an adapter's, and ``parity``: ``proven`` or ``assumed``. Takes also ``timeout``, ``add_generation_prompt`` and
+        ``continue_final_message``."""
+        text = details_of_prompt(prompt, messages, tools, chat_template_kwargs)
+        return self._native.tokenize(model, **text, **details)
 
     def pick(
         self,
@@ -199,9 +244,18 @@ class AsyncClient:
         )
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def query(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Unpack[_native.QueryDetails]) -> _native.Answer:
-        """Who holds how much of a prompt, from the copy."""
-        return self._client.query(model, token_ids, **details)
+    async def query(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Any) -> _native.Answer:
+        """Who holds how much of a prompt, from the copy: see :meth:`Client.query`."""
+        if details.get("prompt") is None and details.get("messages") is None:
+            return self._client.query(model, token_ids, **details)
+        # The plane is waited for.
+        ask = functools.partial(self._client.query, model, token_ids, **details)
+        return await asyncio.get_running_loop().run_in_executor(None, ask)
+
+    async def tokenize(self, model: str, **details: Any) -> dict[str, Any]:
+        """The ids of text or messages: see :meth:`Client.tokenize`."""
+        tokenize = functools.partial(self._client.tokenize, model, **details)
+        return await asyncio.get_running_loop().run_in_executor(None, tokenize)
 
     async def pick(self, model: str, token_ids: Optional[Iterable[int]] = None, **details: Any) -> Booking:
         """Where a prompt should go: see :meth:`Client.pick`. The booking's own calls are short and wait for the plane: run them in an

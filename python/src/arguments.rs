@@ -82,8 +82,8 @@ pub(crate) fn truth(argument: Argument<'_>, value: &Bound<'_, PyAny>) -> PyResul
     value.extract().map_err(|_| bad_type(argument, "a bool", value))
 }
 
-/// Calls `each` with every element of something that has them in an order. Texts and bytes have elements too, but never those
-/// that are meant; those of a set or a mapping come in an order that nobody chose.
+/// Calls `each` with every element of something that has them in an order. Texts and bytes have elements too,
+/// but never those that are meant; those of a set or a mapping come in an order that nobody chose.
 pub(crate) fn elements<'py>(
     argument: Argument<'_>,
     value: &Bound<'py, PyAny>,

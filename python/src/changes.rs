@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvplane_core::{Cursor, Epoch};
-use kvplane_embed::{Change as Told, Changes as Embedded, Happened, Stop};
+use kvplane_embed::{Change as PlaneChange, Changes as Embedded, Happened, Stop};
 use kvplane_stream::{Change as Event, Entry, Parent, Place, StoredBlock, StoredChange};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -33,7 +33,8 @@ impl Changes {
 
 #[pymethods]
 impl Changes {
-    /// Waits for the next changes, at most so many. None: there will be no more. An empty list: none within the time.
+    /// Waits for the next changes, at most `max`. None: there will be no more. An empty list: none within the
+    /// time.
     fn wait(
         &self,
         py: Python<'_>,
@@ -46,7 +47,7 @@ impl Changes {
         Ok(next.map(|told| told.into_iter().map(Change).collect()))
     }
 
-    /// Whoever waits is told that there will be no more.
+    /// Ends every wait: there will be no more changes.
     fn close(&self) {
         if let Some(reader) = self.reader.here() {
             reader.stop.now();
@@ -54,9 +55,9 @@ impl Changes {
     }
 }
 
-/// Something that happened, told after the copy has it.
+/// Something that happened, reported after the copy has applied it.
 #[pyclass(frozen, module = "kvplane")]
-pub(crate) struct Change(Told);
+pub(crate) struct Change(PlaneChange);
 
 #[pymethods]
 impl Change {
@@ -64,13 +65,13 @@ impl Change {
     #[getter]
     fn kind(&self) -> &'static str {
         match &self.0 {
-            Told::Connected => "connected",
-            Told::Disconnected { .. } => "disconnected",
-            Told::Stream { happened, .. } => match happened {
+            PlaneChange::Connected => "connected",
+            PlaneChange::Disconnected { .. } => "disconnected",
+            PlaneChange::Stream { happened, .. } => match happened {
                 Happened::Loaded(_) => "loaded",
                 Happened::Reset => "reset",
                 Happened::Batch(_) => "batch",
-                Happened::Standing => "standing",
+                Happened::Continuity => "standing",
                 Happened::Lagged(_) => "lagged",
                 Happened::Gone => "gone",
             },
@@ -81,7 +82,7 @@ impl Change {
     #[getter]
     fn trouble(&self) -> Option<&'static str> {
         match self.0 {
-            Told::Disconnected { trouble } => Some(trouble.as_str()),
+            PlaneChange::Disconnected { trouble } => Some(trouble.as_str()),
             _ => None,
         }
     }
@@ -90,7 +91,7 @@ impl Change {
     #[getter]
     fn engine(&self) -> Option<&str> {
         match &self.0 {
-            Told::Stream { engine, .. } => Some(engine),
+            PlaneChange::Stream { engine, .. } => Some(engine),
             _ => None,
         }
     }
@@ -99,25 +100,25 @@ impl Change {
     #[getter]
     fn rank(&self) -> Option<u32> {
         match &self.0 {
-            Told::Stream { rank, .. } => Some(*rank),
+            PlaneChange::Stream { rank, .. } => Some(*rank),
             _ => None,
         }
     }
 
-    /// Where the stream stood when this was told.
+    /// The stream's continuity when this was reported.
     #[getter]
     fn continuity(&self) -> Option<&'static str> {
         match &self.0 {
-            Told::Stream { continuity, .. } => Some(continuity.as_str()),
+            PlaneChange::Stream { continuity, .. } => Some(continuity.as_str()),
             _ => None,
         }
     }
 
-    /// What its word was worth when this was told.
+    /// The stream's trust when this was reported.
     #[getter]
     fn trust(&self) -> Option<&'static str> {
         match &self.0 {
-            Told::Stream { trust, .. } => Some(trust.as_str()),
+            PlaneChange::Stream { trust, .. } => Some(trust.as_str()),
             _ => None,
         }
     }
@@ -169,14 +170,14 @@ impl Change {
 impl Change {
     fn entry(&self) -> Option<&Arc<Entry>> {
         match &self.0 {
-            Told::Stream { happened: Happened::Batch(entry), .. } => Some(entry),
+            PlaneChange::Stream { happened: Happened::Batch(entry), .. } => Some(entry),
             _ => None,
         }
     }
 
     fn cursor(&self) -> Option<Cursor> {
         match &self.0 {
-            Told::Stream { happened: Happened::Loaded(at) | Happened::Lagged(at), .. } => Some(*at),
+            PlaneChange::Stream { happened: Happened::Loaded(at) | Happened::Lagged(at), .. } => Some(*at),
             _ => self.entry().map(|entry| Cursor { epoch: entry.epoch, sequence: entry.sequence }),
         }
         .filter(|at| at.epoch != Epoch::UNKNOWN)

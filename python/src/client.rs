@@ -72,6 +72,20 @@ impl Client {
         Answer::new(py, found.map_err(public)?)
     }
 
+    /// The ids of a prompt that is given as text, as the plane computes them.
+    #[pyo3(signature = (model, **details))]
+    fn tokenize<'py>(
+        &self,
+        py: Python<'py>,
+        model: &Bound<'_, PyAny>,
+        details: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let (request, within) = pick::text(model, details)?;
+        let embedded = self.embedded.get()?;
+        let answer = detached(py, || embedded.tokenize(request, within))?.map_err(public)?;
+        pick::tokenized(py, answer)
+    }
+
     /// Where a prompt should go, as the plane decides.
     #[pyo3(signature = (model, token_ids=None, **details))]
     fn pick<'py>(

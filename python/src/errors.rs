@@ -22,7 +22,7 @@ mod classes {
     pyo3::import_exception!(kvplane.errors, ListenError);
 }
 
-/// An argument, or an element of it. Its name is put together only where it is told.
+/// An argument, or an element of it. Its name is put together only for a message.
 #[derive(Clone, Copy)]
 pub(crate) struct Argument<'n> {
     /// What it is a part of: `""`, or `events[3].`.
@@ -131,8 +131,8 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
     done.map_err(|_| classes::InternalError::new_err("a defect of kvplane; what it was doing is void"))
 }
 
-/// Does `work` without the interpreter's lock where an object of Python goes, which may be large. At the end of the interpreter
-/// nobody waits for the lock any more.
+/// Does `work` without the interpreter's lock where an object of Python goes, which may be large. At the end
+/// of the interpreter nobody waits for the lock any more.
 pub(crate) fn aside(work: impl FnOnce() + Send) {
     let mut work = Some(work);
     let mut run = || {

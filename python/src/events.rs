@@ -32,7 +32,7 @@ pub(crate) const STORED_DETAILS: [&str; 12] = [
 /// What a removal may say beside its blocks.
 pub(crate) const REMOVED_DETAILS: [&str; 4] = ["medium", "group_idx", "locality", "ownership"];
 
-/// A store whose blocks, parent and tokens are told by `blocks`, and the rest by fields.
+/// A store whose blocks, parent and tokens are given by `blocks`, and the rest by fields.
 pub(crate) fn stored_details(fields: &Fields<'_, '_>, blocks: OwnedStored) -> PyResult<OwnedStored> {
     Ok(OwnedStored {
         block_size: fields.unsigned_32("block_size")?.unwrap_or(blocks.block_size),
@@ -212,7 +212,7 @@ fn extra_keys<'py>(py: Python<'py>, keys: &[ExtraKey<'_>]) -> PyResult<Bound<'py
     for key in keys {
         match *key {
             ExtraKey::Text(text) => list.append(text)?,
-            // What has an unknown shape is told as its msgpack.
+            // A value of unknown shape is passed on as its msgpack.
             ExtraKey::Bytes(bytes) | ExtraKey::Other(bytes) => list.append(PyBytes::new(py, bytes))?,
             ExtraKey::Integer(number) => list.append(number)?,
             ExtraKey::Multimodal { id, offset } => {

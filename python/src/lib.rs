@@ -1,7 +1,7 @@
 //! The native part of the Python package `kvplane`: types of Python around those of the other rooms.
 //!
-//! Nothing is decided here. Arguments are checked and named, the interpreter's lock is released while the other rooms
-//! work, and what goes wrong becomes an exception with a stable code.
+//! Nothing is decided here. Arguments are checked and named, the interpreter's lock is released while the
+//! other rooms work, and what goes wrong becomes an exception with a stable code.
 
 mod arguments;
 mod changes;
@@ -20,7 +20,8 @@ mod snapshot;
 
 use pyo3::pymodule;
 
-/// For what lies in these rooms alone: Python's own objects are where they always were. Recording is made of small allocations.
+/// For what lies in these rooms alone: Python's own objects are where they always were. Recording is made of
+/// small allocations.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,5 +1,6 @@
-//! What is worth a line in the log, by Python's own logging, as `kvplane`. Such lines are rare: a stream stands elsewhere, is
-//! worth more or less than before, or passed something over, and of the latter ever fewer.
+//! What is worth a line in the log, by Python's own logging, as `kvplane`. Such lines are rare: a stream
+//! stands elsewhere, is worth more or less than before, or passed something over, and of the latter ever
+//! fewer.
 
 use kvplane_core::{Reason, StreamId, Trust};
 use kvplane_stream::{Happening, PassedOver};
@@ -7,11 +8,12 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-/// A line about a stream, after the batch of that number. The batch is recorded, whatever a handler or a filter makes of the
-/// line: what they raise is reported as unraisable. Only somebody who interrupts the program is let through.
+/// A line about a stream, after the batch of that number. The batch is recorded, whatever a handler or a
+/// filter makes of the line: what they raise is reported as unraisable. Only somebody who interrupts the
+/// program is let through.
 pub(crate) fn tell(py: Python<'_>, stream: &StreamId, number: u64, happening: Happening) -> PyResult<()> {
     let (level, line) = match happening {
-        Happening::Standing(standing) => ("info", format!("continuity is {standing}")),
+        Happening::Continuity(continuity) => ("info", format!("continuity is {continuity}")),
         Happening::Trust(Trust::Exact, _) => ("info", "trust is exact".to_owned()),
         Happening::Trust(trust, reason) => {
             ("warning", format!("trust is {trust}: {}", reason.map_or("none", Reason::as_str)))

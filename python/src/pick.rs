@@ -1,4 +1,5 @@
-//! Decisions of a plane and reports of what came of them: arguments of Python to messages, and answers to dicts.
+//! Decisions of a plane and reports of what came of them: arguments of Python to messages, and answers to
+//! dicts.
 
 use std::time::Duration;
 
@@ -35,6 +36,16 @@ const PICK: [&str; 19] = [
     "timeout",
 ];
 
+const TEXT: [&str; 7] = [
+    "prompt",
+    "messages",
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "timeout",
+];
+
 const REPORT: [&str; 8] =
     ["state", "cached_tokens", "prompt_tokens", "engine", "rank", "first_token_ms", "attempts", "timeout"];
 
@@ -46,8 +57,37 @@ pub(crate) fn request(
 ) -> PyResult<(proto::PickRequest, Duration)> {
     let fields = Fields { within: "", values: details };
     fields.only(&PICK)?;
+    let query = query(model, token_ids, &fields)?;
+    let request = proto::PickRequest {
+        prompt: Some(query),
+        session: fields.text("session")?,
+        policy: fields.text("policy")?,
+        limit: fields.unsigned_32("limit")?,
+        dry_run: fields.get("dry_run", arguments::truth)?.unwrap_or(false),
+        output_tokens: fields.unsigned_32("output_tokens")?.unwrap_or(0),
+        exclude: fields.get("exclude", endpoints)?.unwrap_or_default(),
+    };
+    Ok((request, within(&fields)?))
+}
+
+/// The prompt in the arguments of `tokenize`, and how long it may take.
+pub(crate) fn text(
+    model: &Bound<'_, PyAny>,
+    details: Option<&Bound<'_, PyDict>>,
+) -> PyResult<(proto::QueryRequest, Duration)> {
+    let fields = Fields { within: "", values: details };
+    fields.only(&TEXT)?;
+    Ok((query(model, None, &fields)?, within(&fields)?))
+}
+
+/// A prompt, however it is given.
+fn query(
+    model: &Bound<'_, PyAny>,
+    token_ids: Option<&Bound<'_, PyAny>>,
+    fields: &Fields<'_, '_>,
+) -> PyResult<proto::QueryRequest> {
     let ids = token_ids.filter(|ids| !ids.is_none());
-    let query = proto::QueryRequest {
+    Ok(proto::QueryRequest {
         model: arguments::text(Argument::new("model"), model)?,
         token_ids: ids.map_or(Ok(Vec::new()), |ids| tokens(Argument::new("token_ids"), ids))?,
         block_hashes: fields.get("block_hashes", hashes)?.unwrap_or_default(),
@@ -63,17 +103,17 @@ pub(crate) fn request(
         add_generation_prompt: fields.get("add_generation_prompt", arguments::truth)?,
         continue_final_message: fields.get("continue_final_message", arguments::truth)?,
         ..Default::default()
-    };
-    let request = proto::PickRequest {
-        prompt: Some(query),
-        session: fields.text("session")?,
-        policy: fields.text("policy")?,
-        limit: fields.unsigned_32("limit")?,
-        dry_run: fields.get("dry_run", arguments::truth)?.unwrap_or(false),
-        output_tokens: fields.unsigned_32("output_tokens")?.unwrap_or(0),
-        exclude: fields.get("exclude", endpoints)?.unwrap_or_default(),
-    };
-    Ok((request, within(&fields)?))
+    })
+}
+
+/// The ids of a text, with the model and the adapter that they are of.
+pub(crate) fn tokenized(py: Python<'_>, told: proto::TokenizeResponse) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("model", told.model)?;
+    dict.set_item("lora_name", told.lora_name)?;
+    dict.set_item("token_ids", told.token_ids)?;
+    dict.set_item("parity", told.tokenized.map(|tokenized| tokenized.parity))?;
+    Ok(dict)
 }
 
 /// The report in the arguments of `report`.
@@ -164,6 +204,7 @@ pub(crate) fn picked<'py>(py: Python<'py>, answer: &proto::PickResponse) -> PyRe
     }
     dict.set_item("skipped", skipped)?;
     dict.set_item("skipped_count", answer.skipped_count)?;
+    dict.set_item("without_tokens", &answer.without_tokens)?;
     Ok(dict)
 }
 

@@ -1,7 +1,8 @@
 //! Objects belong to the process that made them.
 //!
-//! Threads do not come along into a fork, and a lock that one of them held there is never given back. So nothing that was made
-//! before the fork is touched after it: calls raise, and what goes is not ended, but forgotten.
+//! Threads do not come along into a fork, and a lock that one of them held there is never given back. So
+//! nothing that was made before the fork is touched after it: calls raise, and what goes is not ended, but
+//! forgotten.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,7 +10,8 @@ use pyo3::prelude::*;
 
 use crate::errors::{aside, elsewhere};
 
-/// How often this process was forked off one that had the package. Looking at it costs less than asking for the process.
+/// How often this process was forked off one that had the package. Looking at it costs less than asking for
+/// the process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Has the interpreter tell of every fork. Where there is none, it has no such function.

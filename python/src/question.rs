@@ -368,7 +368,8 @@ impl Match {
         self.length.tiers(py)
     }
 
-    /// What the engine is expected to report as cached tokens for exactly this prompt; `None` if hashes were given.
+    /// What the engine is expected to report as cached tokens for exactly this prompt; `None` if hashes were
+    /// given.
     #[getter]
     fn cached_tokens(&self) -> Option<u64> {
         self.cached_tokens

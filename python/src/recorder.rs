@@ -151,7 +151,7 @@ impl Recorder {
         self.recorded(py, recorded)
     }
 
-    /// What a router is told that recovers: the JSON of `/kv_recover`.
+    /// The answer to a router that recovers: the JSON of `/kv_recover`.
     #[pyo3(signature = (start=None, end=None))]
     fn get_events_json(
         &self,
@@ -272,7 +272,7 @@ impl Recorder {
         let HandedOver { number, happenings } = recorded.map_err(not_recorded)?;
         let mut told = Ok(number);
         for happening in happenings {
-            // Each is told, also after an interruption.
+            // Each is reported, also after an interruption.
             if let Err(interrupted) = log::tell(py, &self.id, number, happening) {
                 told = Err(interrupted);
             }

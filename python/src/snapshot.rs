@@ -16,7 +16,7 @@ pub(crate) struct Snapshot {
     taken: Arc<Kept>,
 }
 
-/// A moment that Python holds: whoever lets go of it last does not hold up the others while it is freed.
+/// A moment that Python holds. Freeing the last reference does not block other threads.
 struct Kept(Moment);
 
 impl Deref for Kept {

@@ -1,4 +1,4 @@
-"""What the dashboard costs with 200 engines: CPU of `kvplane serve` without and with a watcher, and frames a second in the page."""
+"""What the dashboard costs with 500 engines: CPU of `kvplane serve` without and with a watcher, and frames a second in the page."""
 
 import argparse
 import os
@@ -94,7 +94,7 @@ def main(engines, load, seconds, rounds):
 
 if __name__ == "__main__":
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--engines", type=int, default=200)
+    words.add_argument("--engines", type=int, default=500)
     words.add_argument("--load", type=float, default=400, help="requests a second, over all engines")
     words.add_argument("--seconds", type=float, default=10)
     words.add_argument("--rounds", type=int, default=3)

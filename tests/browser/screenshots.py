@@ -65,9 +65,10 @@ def main(folder):
             print(f"{path}: {path.stat().st_size // 1024} KiB")
 
         take("engine", "#/engine/radix-0", height=820)
+        # A question first: the fleet's page begins with what questions found.
+        take("ask", "#/ask")
         take("fleet", "#/", height=860)
         take("fleet-dark", "#/", height=860, scheme="dark")
-        take("ask", "#/ask")
         take("narrow", "#/", width=360, height=740)
 
 

@@ -111,12 +111,12 @@ def test_a_plane_with_roles_asks_for_a_token(guarded, page):
         seen.find("#token").send_keys(token)
         seen.find("#token-form button").click()
 
-    seen.shows("a bearer token or a client certificate with a role is needed", "#token-form")
+    seen.shows("a bearer token or a client certificate with a role is required", "#token-form")
     give("a\u2019token")
     seen.shows("a request cannot carry", "#token-form")
     assert seen.run("return sessionStorage.length") == 0
     give("nobody-s-token")
-    seen.shows("the token is not known; compare it with", "#token-form")
+    seen.shows("unknown token; compare it with", "#token-form")
     give("report-token-of-a-browser")
     seen.shows("this needs the role read", "#token-form")
     give("read-token-of-a-browser")

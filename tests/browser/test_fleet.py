@@ -70,7 +70,7 @@ def test_the_timeline_shows_problems_alone_and_leaves_its_reader_in_place(fleet,
     there = fleet("vllm-0.32", "vllm-0.32", load=5)
     seen = page(there).live()
     seen.cell("e0", standing="exact")
-    seen.shows("following", "#timeline")
+    seen.shows("live, no gaps", "#timeline")
     seen.run("document.querySelector('#timeline li a').focus(); window.reader = document.activeElement")
     there.sims[1].fault(restart={"first_sequence": 40, "same_content": True})
     seen.shows("restart proven", "#timeline")

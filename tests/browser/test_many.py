@@ -8,6 +8,14 @@ from measure import FRAMES, many, raise_descriptors
 from page import Page
 
 FRAMES_A_SECOND = 30
+# Looks for a name, and says what is shown when the next frame is drawn: nothing may keep the page busy for longer.
+FIND = """
+    const [name, done] = [arguments[0], arguments[1]];
+    const filter = document.getElementById('filter');
+    filter.value = name;
+    filter.dispatchEvent(new Event('input'));
+    requestAnimationFrame(() => done([...document.querySelectorAll('.engine:not([hidden]) h2 a')].map((link) => link.title)));
+"""
 # A machine may be busy with something else for a while.
 PATIENCE = 60
 
@@ -26,4 +34,27 @@ def test_two_hundred_engines_go_smoothly(binary, chromium):
             frames.append(chromium.execute_async_script(FRAMES, 2)["fps"])
         print(f"{frames} frames a second")
         assert frames[-1] >= FRAMES_A_SECOND, frames
+        seen.check_clean()
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(raise_descriptors() < 8192, reason="fewer than 8,192 descriptors may be had: raise the hard limit (ulimit -Hn)")
+def test_five_hundred_engines_render_filter_and_respond(binary, chromium):
+    with ExitStack() as stack:
+        plane, ranks = many(stack, binary, 500, 100)
+        seen = Page(chromium, plane.http).open().live()
+        seen.until("return document.querySelectorAll('.cell').length === arguments[0]", ranks)
+        seen.shows(f"500 engines · {ranks} ranks", "#totals")
+        # Trouble first, then by name as people count.
+        names = seen.run("return [...document.querySelectorAll('.engine h2 a')].slice(0, 3).map((link) => link.title)")
+        assert names == ["instance-1", "instance-2", "instance-3"]
+        # News go on meanwhile.
+        for _ in range(3):
+            assert chromium.execute_async_script(FIND, "instance-499") == ["instance-499"]
+            assert len(chromium.execute_async_script(FIND, "")) == 500
+        # The last of them is drawn when it is scrolled to, and leads to its page.
+        seen.run("document.querySelector('.engine:last-child .cell').scrollIntoView()")
+        seen.until("return document.querySelector('.engine:last-child .cell .mark').textContent !== ''", what="the last cell")
+        seen.run("document.querySelector('.engine:last-child .cell').click()")
+        seen.until("return location.hash === '#/engine/instance-500'", what="the page of the last engine")
         seen.check_clean()

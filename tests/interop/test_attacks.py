@@ -1,7 +1,7 @@
 """Hostile engines and clients, one at a time, and a good client beside each: what it waits, and what the plane weighs.
 
 Every attack is bounded in count and in time. The plane must live, hear other engines, answer the good client, and keep to a
-bound of memory that is given with the attack. The table at the end is for docs/benchmarks.md: `make attacks` makes it with a
+bound of memory that is given with the attack. The table at the end is for docs/internals/benchmarks.md: `make attacks` makes it with a
 release build.
 """
 

@@ -108,7 +108,7 @@ def test_one_topic_for_two_engines_is_a_mistake(binary, address):
         binary, "serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
         "--engine", f"vllm=bind:{address},id=a,topic=t", "--engine", f"vllm=bind:{address},id=b,topic=t", timeout=10,
     )
-    assert "cannot be told apart" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert "cannot be distinguished" in done.stderr and len(done.stderr.splitlines()) == 1
     assert done.returncode == 2, done.stderr
 
 

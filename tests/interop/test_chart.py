@@ -21,8 +21,10 @@ GOLDEN = REPOSITORY / "tests/interop/golden/chart"
 PLAIN = REPOSITORY / "deploy/kubernetes/kvplane.yaml"
 VALUES = sorted((CHART / "ci").glob("*.yaml"))
 EXAMPLES = sorted((REPOSITORY / "deploy/examples").iterdir())
+FINDING = [one for one in EXAMPLES if "discovery" in yaml.safe_load((one / "values.yaml").read_text())]
+LISTING = [one for one in EXAMPLES if one not in FINDING]
 # Kinds that are somebody else's: kubernetes-validate has no schema for them.
-FOREIGN = ("monitoring.coreos.com/", "cert-manager.io/")
+FOREIGN = ("monitoring.coreos.com/", "cert-manager.io/", "leaderworkerset.", "inference.networking.", "gateway.networking.")
 HELM = pathlib.Path(sys.executable).parent / "helm"
 VALIDATE = pathlib.Path(sys.executable).parent / "kubernetes-validate"
 
@@ -129,7 +131,9 @@ def test_pods_are_confined(values):
     pods = [one["spec"]["template"]["spec"] for one in of_kind(text, "StatefulSet")]
     pods += [one["spec"] for one in of_kind(text, "Pod")]
     for pod in pods:
-        assert pod["automountServiceAccountToken"] is False
+        # Only where kvplane asks the API server, and then with rights to read.
+        watches = "kind: Role\n" in text and pod.get("restartPolicy") != "Never"
+        assert pod["automountServiceAccountToken"] is watches
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in pod["containers"]:
@@ -149,6 +153,8 @@ def test_pods_are_confined(values):
         (["--set", "auth.insecure=true", "--set", "replica=2"], "replica"),
         (["--set", "auth.insecure=true", "--set", "engines[0].id=a", "--set", "engines[0].kind=llamacpp"], "kind"),
         (["--set", "auth.insecure=true", "--set", "service.http=70000"], "service.http"),
+        (["--set", "auth.insecure=true", "--set", "picker.enabled=true"], "picker.pool"),
+        (["--set", "auth.insecure=true", "--set", "discovery[0].model=m"], "discovery"),
     ],
 )
 def test_wrong_values_are_refused(words, said):
@@ -182,7 +188,51 @@ def test_the_plain_manifests_are_the_charts():
     assert resources == [PLAIN.name]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=pytest_name)
+def test_roles_only_read(values):
+    text = rendered("--values", values)
+    roles, bindings = of_kind(text, "Role"), of_kind(text, "RoleBinding")
+    account = of_kind(text, "StatefulSet")[0]["spec"]["template"]["spec"]["serviceAccountName"]
+    assert not of_kind(text, "ClusterRole")
+    assert len(roles) == len(bindings)
+    for role, binding in zip(roles, bindings):
+        assert role["metadata"]["namespace"] == binding["metadata"]["namespace"]
+        assert all(rule["verbs"] == ["get", "list", "watch"] for rule in role["rules"])
+        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "inference"}]
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+@pytest.mark.parametrize("example", FINDING, ids=pytest_name)
+def test_examples_are_found(example, tmp_path):
+    """What kvplane looks for is what the example's pods say: labels, the pool, and ports by their names."""
+    manifests = list(yaml.safe_load_all((example / "engines.yaml").read_text()))
+    own = [one for one in manifests if not one["apiVersion"].startswith(FOREIGN)]
+    for version in ("1.32", "1.36"):
+        if own:
+            validate(own, version, tmp_path)
+    values = yaml.safe_load((example / "values.yaml").read_text())
+    text = rendered("--values", example / "values.yaml")
+    pools = {one["metadata"]["name"]: one for one in manifests if one["kind"] == "InferencePool"}
+    templates = [one["spec"]["template"] for one in manifests if one["kind"] == "Deployment"]
+    templates += [one["spec"]["leaderWorkerTemplate"]["workerTemplate"] for one in manifests if one["kind"] == "LeaderWorkerSet"]
+    assert templates
+    for source in values["discovery"]:
+        if "selector" in source:
+            wanted = dict(term.split("=") for term in source["selector"].split(","))
+        else:
+            pool = pools[source["inference_pool"]]["spec"]
+            wanted = pool["selector"]["matchLabels"]
+            service = next(one for one in of_kind(text, "Service") if one["metadata"]["name"] == pool["endpointPickerRef"]["name"])
+            assert pool["endpointPickerRef"]["port"]["number"] in {port["port"] for port in service["spec"]["ports"]}
+        for template in templates:
+            assert wanted.items() <= template["metadata"]["labels"].items()
+            container = template["spec"]["containers"][0]
+            ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+            launched = " ".join(container["args"])
+            assert f'"endpoint":"tcp://*:{ports["kv-events"]}"' in launched
+            assert f'"replay_endpoint":"tcp://*:{ports["kv-replay"]}"' in launched
+
+
+@pytest.mark.parametrize("example", LISTING, ids=pytest_name)
 def test_examples_fit_together(example, tmp_path):
     """Every engine of the values is a pod of the example, at ports that its Service and its command line name."""
     manifests = list(yaml.safe_load_all((example / "engines.yaml").read_text()))

@@ -61,8 +61,8 @@ def test_the_tables_of_keys_are_current(binary):
 
 def test_a_book_has_no_link_that_leaves_it():
     """What mdBook hands over and takes back, in the words of its versions 0.4 and 0.5."""
-    page = "[the rules](../../deploy/alerts.yaml), [trust](trust.md#exact), [top](#top), ![one](../images/a.png), <https://example.org>, [`a`](../../a.rs)"
-    wanted = "the rules, [trust](trust.md#exact), [top](#top), ![one](../images/a.png), <https://example.org>, `a`"
+    page = "[the rules](../../deploy/alerts.yaml), [trust](trust.md#exact), [top](#top), ![one](../images/a.png), <https://example.org>, [`a`](../../a.rs), [hashes](../internals/hashing.md)"
+    wanted = "the rules, [trust](trust.md#exact), [top](#top), ![one](../images/a.png), <https://example.org>, `a`, hashes"
     for parts in ("sections", "items"):
         below = {"Chapter": {"path": "guide/b.md", "content": page, "sub_items": []}}
         book = {parts: [{"Chapter": {"path": "guide/a.md", "content": page, "sub_items": [below]}}, "Separator"]}

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from harness.echo import Echo
-from harness.envoy import Envoy, PickerPlane, chat, fetch, find_envoy, live
-from harness.plane import ROOT, free_ports, run
+from harness.envoy import Envoy, PickerPlane, chat, fetch, find_envoy, live, modes, variant
+from harness.plane import ROOT, clean_environment, run
 from harness.wait import eventually
 
 CHATML = (
@@ -138,6 +138,56 @@ def test_streams_report_usage_only_when_asked_and_withhold_it_again(fleet):
     assert status == 200 and b"prompt_tokens" not in body
     eventually(lambda: plane.metric("kvplane_picker_ended_total", how="no_usage") == 1, "an answer without usage is counted")
     assert plane.metric("kvplane_route_bookings") == 0
+
+
+def test_usage_is_withheld_in_whatever_way_answers_pass(fleet):
+    """Where Envoy sends no bodies of answers, nothing is asked for that could not be taken out again."""
+
+    def change(bootstrap):
+        variant(bootstrap, "streamed", modes("BUFFERED", "STREAMED"))
+        variant(bootstrap, "none", modes("BUFFERED", "NONE"))
+
+    sims, plane, envoy = fleet(1, picker="include_usage = true", change=change)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello " * 20}], "stream": True, "max_tokens": 3})
+    for name, known in (("inference", True), ("streamed", True), ("none", False)):
+        status, text, headers = fetch(envoy.address[name], "POST", "/v1/chat/completions", body, {"content-type": "application/json", RECEIPT: "1"})
+        assert status == 200 and text.count(b"data: ") == 4 and b"prompt_tokens" not in text, (name, text)
+        if known:
+            receipt = settled(plane, headers[RECEIPT])
+            assert receipt["delivered"]["prompt_tokens"] == receipt["prompt_tokens"]
+    eventually(lambda: plane.metric("kvplane_route_bookings") == 0, "every booking is over")
+
+
+def test_who_holds_the_prompt_is_named_where_blocks_can_be_pulled(binary, vocabulary, sim):
+    find_envoy()
+    sims, echoes = [sim("--model", "m") for _ in range(2)], [Echo(), Echo()]
+    config = '[picker]\nlisten = "127.0.0.1:0"\npolicy = "round_robin"\npull_from = 16\n'
+    for at, (one, echo) in enumerate(zip(sims, echoes)):
+        config += f'[[picker.endpoint]]\naddress = "{echo.address}"\nengine = "e{at}"\n'
+        config += f'[[engine]]\nid = "e{at}"\nkind = "vllm"\nmodel = "m"\nevents = "{one.events[0]}"\nreplay = "{one.replay[0]}"\n'
+    config += f'[[model]]\nname = "m"\ntokenizer = "{vocabulary}"\n'
+    plane = PickerPlane(binary, config)
+    envoy = Envoy(find_envoy(), plane.bootstrap())
+    try:
+        envoy.wait_healthy()
+        eventually(lambda: live(plane, 2), "live", 30)
+        prompt = "held by the first engine " * 10
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": prompt}], "max_tokens": 4})
+        held = fetch(sims[0].http.removeprefix("http://"), "POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        assert held[0] == 200
+        eventually(lambda: predicted(plane, prompt) > 200, "events are applied", 30)
+        forged = {"x-kv-cache-source-host-port": "6.6.6.6:6"}
+        named = {}
+        for _ in range(6):
+            status, answer, _ = chat(envoy.address["inference"], prompt, forged)
+            assert status == 200
+            named.setdefault(answer["served"], set()).add(answer["headers"].get("x-kv-cache-source-host-port"))
+        assert named == {echoes[0].address: {None}, echoes[1].address: {echoes[0].address}}
+    finally:
+        envoy.close()
+        plane.close()
+        for echo in echoes:
+            echo.close()
 
 
 def test_another_endpoint_than_the_picked_one_is_a_cause(fleet):
@@ -317,7 +367,8 @@ def test_the_bootstrap_that_is_shipped(binary, tmp_path):
     assert checked.returncode == 0, checked.stderr[-2000:]
 
 
-def test_pools_of_a_cluster_are_refused_in_words(binary):
-    ports = [f"127.0.0.1:{port}" for port in free_ports(1)]
-    done = run(binary, "picker", "--listen", ports[0], "--pool-name", "llama", "--pool-namespace", "prod")
-    assert done.returncode == 2 and "prod/llama" in done.stderr and "endpoints_file" in done.stderr
+def test_a_pool_without_a_cluster_is_refused_in_words(binary, tmp_path):
+    """No pod, and no kubeconfig in the home directory."""
+    words = ["picker", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--pool-name", "llama", "--pool-namespace", "prod"]
+    done = run(binary, *words, env=clean_environment(HOME=str(tmp_path)))
+    assert done.returncode == 1 and "picker.pool" in done.stderr and "kubeconfig" in done.stderr, done

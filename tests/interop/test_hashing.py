@@ -1,4 +1,4 @@
-"""The formula of docs/reference/hashing.md, computed from outside: the vectors, and prompts that a plane is asked for by hash."""
+"""The formula of docs/internals/hashing.md, computed from outside: the vectors, and prompts that a plane is asked for by hash."""
 
 import json
 from pathlib import Path

@@ -219,7 +219,6 @@ def test_the_rest_of_the_port(served):
 def test_what_is_not_answered_says_so(pb, client):
     stub = client.stub
     for call in (
-        lambda: stub.RenderTemplate(pb.RenderTemplateRequest(), timeout=5),
         lambda: stub.LookupPDRoute(pb.LookupPDRouteRequest(), timeout=5),
         lambda: list(stub.StreamMetrics(pb.StreamMetricsRequest(), timeout=5)),
     ):

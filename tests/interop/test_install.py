@@ -201,6 +201,7 @@ def test_what_is_missing_is_named(tmp_path, binary):
     assert done.returncode != 0 and "1.70.0 is too old" in done.stderr, done
 
 
+@pytest.mark.timeout(300)
 def test_the_archive_is_the_same_twice_and_runs(tmp_path, binary):
     made = []
     for directory in (tmp_path / "one", tmp_path / "two"):

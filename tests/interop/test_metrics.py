@@ -14,12 +14,36 @@ from harness.wire import NEWEST
 ROW = re.compile(r"^\| `(\w+)` \| (counter|gauge|histogram) \| ([^|]*) \| ([^|]*) \|$", re.MULTILINE)
 SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="(?:[^"\\]|\\.)*"')
-# Without TLS there is nothing to say of handshakes, without a [[model]] nothing of text, and without a picker nothing of one.
+# Without TLS there is nothing to say of handshakes, without a [[model]] nothing of text, and without a picker, a gateway or
+# a [[discover]] nothing of one.
 ABSENT = {
+    "kvplane_discovery_changes_total",
+    "kvplane_discovery_current",
+    "kvplane_discovery_engines",
+    "kvplane_discovery_failures_total",
+    "kvplane_discovery_lists_total",
+    "kvplane_discovery_pods",
+    "kvplane_discovery_refused_pods_total",
+    "kvplane_gateway_decisions_total",
+    "kvplane_gateway_ended_total",
+    "kvplane_gateway_endpoints",
+    "kvplane_gateway_forwarded_ids_total",
+    "kvplane_gateway_held_bytes",
+    "kvplane_gateway_in_flight",
+    "kvplane_gateway_limited_total",
+    "kvplane_gateway_queue_seconds",
+    "kvplane_gateway_requests_total",
+    "kvplane_gateway_retries_refused_total",
+    "kvplane_gateway_retries_total",
+    "kvplane_gateway_time_per_output_token_seconds",
+    "kvplane_gateway_time_to_first_token_seconds",
+    "kvplane_gateway_withdrawn_ids_total",
+    "kvplane_gateway_without_tokens_total",
     "kvplane_picker_ended_total",
     "kvplane_picker_endpoints",
     "kvplane_picker_held_bytes",
     "kvplane_picker_requests_total",
+    "kvplane_picker_rewritten_total",
     "kvplane_picker_streams",
     "kvplane_picker_without_tokens_total",
     "kvplane_picker_wrong_endpoints_total",
@@ -31,6 +55,7 @@ ABSENT = {
     "kvplane_prompt_tokens_total",
     "kvplane_prompts_refused_total",
     "kvplane_prompts_tokenized_total",
+    "kvplane_prompts_without_tokens_total",
 }
 
 

@@ -139,6 +139,7 @@ def test_every_page_answers_as_it_is_described(contract):
     ask("GET", "/openapi.json")
     assert ask("GET", "/v1/status")["engines"][0]["ranks"][0]["blocks"]["device"] > 0
     assert len(ask("GET", "/v1/engines")["engines"]) == 1
+    ask("GET", "/v1/discover")
     dump = ask("GET", "/kv_recover")
     assert dump["TreeDump"]["events"]
     ask("GET", "/kv_recover", start=dump["TreeDump"]["last_event_id"])

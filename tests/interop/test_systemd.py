@@ -86,6 +86,6 @@ def test_nobody_else_shows_life_for_the_watched_process(plane, manager):
 
 def test_a_manager_that_cannot_be_told_is_a_warning(plane):
     served = plane(env=clean_environment(NOTIFY_SOCKET="vsock:2:1234"))
-    (warning,) = served.logged("the service manager cannot be told how this process is")
+    (warning,) = served.logged("service manager cannot be notified")
     assert "NOTIFY_SOCKET" in warning["error"]
     assert served.stop() == 0

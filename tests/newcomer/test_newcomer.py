@@ -2,7 +2,7 @@
 
 The clone has what is committed. Where this checkout has nothing else, the program that it has built is what the clone would build, and is
 taken for it. Otherwise the clone's builds are kept in a directory of their own, which is gone afterwards: what this checkout has built of
-others' crates is in it, so that only kvplane's own are built again. What else is different is told on the page itself.
+others' crates is in it, so that only kvplane's own are built again. docs/internals/tests.md lists what else is different.
 """
 
 import os

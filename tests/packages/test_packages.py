@@ -109,3 +109,23 @@ def test_install_sh_refuses_what_does_not_match_its_checksum(made, tmp_path):
     done = subprocess.run([ROOT / "install.sh", made["archive"], "--sha256", "0" * 64, "--prefix", tmp_path / "opt"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "checksum mismatch" in done.stderr, done
     assert not (tmp_path / "opt").exists()
+
+
+def test_the_oldest_glibc_is_read_from_the_program(tmp_path):
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF\0GLIBC_2.2.5\0GLIBC_2.28\0GLIBC_2.9\0GLIBC_PRIVATE\0")
+    assert run(ROOT / "scripts/glibc.sh", program) == "2.28"
+
+
+@NEEDS_ROOT
+@pytest.mark.skipif("KVPLANE_OLD_LIBC" not in os.environ, reason="KVPLANE_OLD_LIBC names no directory with an older libc6 and libgcc-s1, as .deb")
+def test_a_portable_program_runs_with_an_older_glibc(tmp_path):
+    """For releases: KVPLANE_BIN is what scripts/portable.sh has built."""
+    for package in Path(os.environ["KVPLANE_OLD_LIBC"]).glob("lib*.deb"):
+        run("dpkg-deb", "--extract", package, tmp_path)
+    shutil.copy(find_binary(), tmp_path / "kvplane")
+    shutil.copy(ROOT / "deploy/kvplane.toml", tmp_path / "kvplane.toml")
+    assert run("chroot", tmp_path, "/kvplane", "--version").startswith("kvplane ")
+    assert "listen" in run("chroot", tmp_path, "/kvplane", "serve", "--config", "/kvplane.toml", "--dump-config")
+    summary = json.loads(run("chroot", tmp_path, "/kvplane", "demo", "--seconds", "1", "-o", "json"))
+    assert summary["false_hits"] == 0

@@ -1,4 +1,4 @@
-//! Bounds of every edge: what callers may take, and what happens at each bound. docs/guide/security.md shows
+//! Bounds of every edge: what callers may take, and what happens at each bound. docs/reference/limits.md shows
 //! the same table.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -117,7 +117,7 @@ pub struct Bound {
 }
 
 impl Bounds {
-    /// Every bound, as docs/guide/security.md lists them.
+    /// Every bound, as docs/reference/limits.md lists them.
     pub fn table(&self) -> Vec<Bound> {
         let mut rows = Vec::new();
         let mut row = |name, edge, limit: String, then, metric| {

@@ -80,7 +80,7 @@ impl<'a> Match<'a> {
         Self { depths, ..*self }
     }
 
-    /// What is told of its main group: where that is not what counts, or where groups were asked for.
+    /// Its main group: where that is not what counts, or where groups were asked for.
     #[must_use]
     pub fn told_main(&self, groups: bool) -> Option<Self> {
         (groups || self.main != self.depths).then(|| self.with_depths(self.main))
@@ -154,7 +154,8 @@ pub struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// The credited streams that are listed: most tokens first, then by engine and rank; those that hold nothing last.
+    /// The credited streams that are listed: most tokens first, then by engine and rank; those that hold
+    /// nothing last.
     pub fn matches(&self) -> impl ExactSizeIterator<Item = Match<'_>> {
         let empty = if self.listing.empty { self.counts.empty } else { 0 };
         let holders = self.holders.iter().map(|row| row.position);
@@ -170,8 +171,8 @@ impl<'a> Answer<'a> {
         self.matches().take(best)
     }
 
-    /// Tokens that were asked for. Hashes count with the block size of the question, or else of the first stream that
-    /// has one.
+    /// Tokens that were asked for. Hashes count with the block size of the question, or else of the first
+    /// stream that has one.
     pub fn asked_tokens(&self) -> u64 {
         self.prompt_tokens.unwrap_or_else(|| (self.hashes as u64).saturating_mul(self.blocks_size()))
     }

@@ -1,4 +1,5 @@
-//! Who holds how much of a prompt: the look-up in the indexes, put together with what each stream's word is worth.
+//! Who holds how much of a prompt: the look-up in the indexes, put together with what each stream's word is
+//! worth.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,7 +59,8 @@ pub(crate) struct Scratch {
     finds: Finds,
     alike: Vec<Alike>,
     holders: Vec<Row>,
-    /// Streams that are not credited and have blocks of several sizes: the one that was asked for is not their last.
+    /// Streams that are not credited and have blocks of several sizes: the one that was asked for is not
+    /// their last.
     outside: Bits,
     /// What streams need that need nothing but their main blocks.
     nothing: Resumption,
@@ -119,14 +121,14 @@ impl Finds {
 }
 
 impl Roster {
-    /// Asks every stream of the model. Every stream's part of the answer is true of one moment during the call: the
-    /// blocks are of the life and of the trust that stand beside them.
+    /// Asks every stream of the model. Every stream's part of the answer is true of one moment during the
+    /// call: the blocks are of the life and of the trust that stand beside them.
     pub fn ask<R>(&self, prompt: &Prompt<'_>, credit: &[Trust], read: impl FnOnce(&Answer<'_>) -> R) -> R {
         self.ask_for(prompt, credit, Listing::ALL, read)
     }
 
-    /// Asks every stream of the model, and lists some of them. What that takes grows with the streams that hold
-    /// something, and with those that are listed.
+    /// Asks every stream of the model, and lists some of them. What that takes grows with the streams that
+    /// hold something, and with those that are listed.
     pub fn ask_for<R>(
         &self,
         prompt: &Prompt<'_>,
@@ -137,7 +139,8 @@ impl Roster {
         self.answer(&Question { prompt, by_group: false, credit, listing }, read)
     }
 
-    /// Asks every stream of the model, also for what each group by itself could go on from: see [`Match::sides`].
+    /// Asks every stream of the model, also for what each group by itself could go on from: see
+    /// [`Match::sides`].
     pub fn ask_by_group<R>(
         &self,
         prompt: &Prompt<'_>,
@@ -231,7 +234,8 @@ impl Alike {
     }
 }
 
-/// What a prediction needs to know of a stream's blocks: where it can go on, and what its main group has on the device.
+/// What a prediction needs to know of a stream's blocks: where it can go on, and what its main group has on
+/// the device.
 fn held_blocks(depths: &Depths, main: &Depths) -> HeldBlocks {
     HeldBlocks { resumable: depths[LOCAL.index()], device: main[Tier::Device.index()] }
 }

@@ -56,7 +56,7 @@ impl Class {
 pub(crate) struct Census {
     /// Changes of views that are part of it; `None` before the first look.
     upto: Option<u64>,
-    /// Views as they were told, by position.
+    /// Views as they were read, by position.
     seen: Vec<Seen>,
     /// What streams need, by position.
     needs: Vec<Known>,
@@ -70,7 +70,8 @@ pub(crate) struct Census {
     unsettled: Bits,
     /// Streams that are live by their view and were proven too long ago: looked at with every question.
     silent: Bits,
-    /// When streams that are live would be silent for too long, by the proof that was last seen. One entry a stream.
+    /// When streams that are live would be silent for too long, by the proof that was last seen. One entry a
+    /// stream.
     expiries: BinaryHeap<Reverse<(Instant, u32)>>,
     expiring: Bits,
     /// Streams whose view is to be read again.

@@ -33,8 +33,8 @@ impl Changes {
         self.count.store(count + 1, Ordering::Release);
     }
 
-    /// How many changes there have been. Whatever was read of an index before this was written before a change that is
-    /// counted here, or under views that have not changed.
+    /// How many changes there have been. Whatever was read of an index before this was written before a
+    /// change that is counted here, or under views that have not changed.
     pub(crate) fn count(&self) -> u64 {
         fence(Ordering::Acquire);
         self.count.load(Ordering::Acquire)

@@ -19,7 +19,7 @@ struct Seat {
     slot: Slot,
 }
 
-/// Keeps one stream's part of the index as its journal says. Lives under the stream's lock and is told of
+/// Keeps one stream's part of the index as its journal says. Lives under the stream's lock and gets
 /// every entry in order, so no answer is behind the journal. Dropping it takes the stream out of the index.
 #[derive(Debug)]
 pub struct StreamFeed {
@@ -28,9 +28,9 @@ pub struct StreamFeed {
     pub(crate) member: Arc<Member>,
     /// Nearly always one.
     seats: Vec<Seat>,
-    /// The journal's view, as last told.
+    /// The ledger's view, as last published.
     journal: View,
-    /// What the stream needs besides its main blocks, as last told.
+    /// What the stream needs besides its main blocks, as last published.
     needs: Arc<Resumption>,
     /// The index knows less than the journal, and why; until the next clear or life.
     lacking: Option<Reason>,
@@ -108,7 +108,7 @@ impl StreamFeed {
     /// What happened to the stream, and its view and what it needs after that.
     pub fn follow(&mut self, entries: &[Arc<Entry>], view: View, needs: &Arc<Resumption>) {
         let quiet = |entry: &Arc<Entry>| {
-            entry.trust.is_none() && entry.standing.is_none() && entry.epoch == self.journal.epoch
+            entry.trust.is_none() && entry.continuity.is_none() && entry.epoch == self.journal.epoch
         };
         let moves = |entry: &Arc<Entry>| !entry.transitions.is_empty() || !entry.marks.is_empty();
         let sided = !self.needs.sides.is_empty() || !needs.sides.is_empty();
@@ -296,7 +296,7 @@ fn shape(block: &VisibleBlock) -> Shape {
 
 impl Drop for StreamFeed {
     fn drop(&mut self) {
-        // Never settled again: whoever has just found blocks of it finds that it is gone.
+        // Never settled again: a question that has just found blocks of it sees that it is gone.
         self.member.unsettle();
         self.vacate();
         self.catalog.leave(&self.roster, &self.member);

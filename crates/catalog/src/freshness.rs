@@ -8,7 +8,8 @@ use kvplane_core::Continuity;
 /// Nothing has been proven yet.
 const NEVER: u64 = u64::MAX;
 
-/// When a stream's engine was last proven to be there. Written under the stream's lock, read by every question.
+/// When a stream's engine was last proven to be there. Written under the stream's lock, read by every
+/// question.
 #[derive(Debug)]
 pub struct Freshness {
     /// The zero of the plane's monotonic clock.
@@ -38,7 +39,7 @@ impl Freshness {
         self.age_at(kvplane_runtime::now())
     }
 
-    /// [`Self::age`] at a moment: whoever asks many streams reads the clock once.
+    /// [`Self::age`] at a moment: a caller with many streams reads the clock once.
     pub fn age_at(&self, now: Instant) -> Option<Duration> {
         if self.max_silence.is_none() {
             return Some(Duration::ZERO);

@@ -1,5 +1,5 @@
-//! What every stream holds, by content: one index per model and block size, fed by the journals, and the question that
-//! is asked of all of them.
+//! What every stream holds, by content: one index per model and block size, fed by the journals, and the
+//! question that is asked of all of them.
 //!
 //! ```text
 //! Catalog ── Roster (a model) ── Table ─┬─ Member (a stream): its view

@@ -1,6 +1,6 @@
 //! What a stream needs besides its main blocks, as questions see it.
 //!
-//! It changes a few times in a life, and most streams need nothing. So whoever asks keeps what it knows and
+//! It changes a few times in a life, and most streams need nothing. So callers cache it and
 //! looks at a number to see whether that is still so. The stream's view is unsettled while it changes (see
 //! `view`), so that no answer takes what is needed from one moment and what is held from another.
 
@@ -42,7 +42,8 @@ impl Known {
         }
     }
 
-    /// Whether other groups than the main one must be asked, so that an answer is put together from several reads.
+    /// Whether other groups than the main one must be asked, so that an answer is put together from several
+    /// reads.
     pub(crate) fn has_sides(&self) -> bool {
         self.needs.as_ref().is_some_and(|needs| !needs.sides.is_empty())
     }

@@ -7,7 +7,7 @@ use kvplane_wire::OwnedExtraKey;
 
 use crate::roster::Shape;
 
-/// A prompt, in one of the ways in which it can be told.
+/// A prompt, in one of the forms in which it can be given.
 #[derive(Debug, Clone, Copy)]
 pub enum Prompt<'a> {
     /// Token ids; hashed once for every block size in use.

@@ -251,7 +251,7 @@ fn check_items(items: &[MultimodalItem], tokens: usize) -> Result<(), PublicErro
     Ok(())
 }
 
-/// A list may be as long as the longest prompt. Whoever reads one stops there.
+/// A list may be as long as the longest prompt. Parsers stop there.
 pub fn check_length(field: &'static str, length: usize, max: usize) -> Result<(), PublicError> {
     if length > max {
         return Err(PublicError::field(field, format!("has more than {max} elements"))

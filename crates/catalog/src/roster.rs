@@ -34,11 +34,11 @@ pub struct Member {
     pub id: StreamId,
     /// Who it is in answers.
     pub identity: Identity,
-    /// Its number in this process, never used twice: for whoever keeps something beside each stream.
+    /// Its number in this process, never used twice: a key for data that others keep per stream.
     pub serial: u64,
     pub(crate) seat: u32,
     pub(crate) cell: ViewCell,
-    /// Where changes of its view are told.
+    /// Where changes of its view are noted.
     changes: Arc<Changes>,
     pub(crate) freshness: Arc<Freshness>,
     pub(crate) needs: NeedCell,
@@ -60,12 +60,12 @@ impl Member {
         }
     }
 
-    /// From here on nobody credits the stream, until [`Self::settle`]. Comes before any change of what it holds that
-    /// belongs to another view.
+    /// From here on nobody credits the stream, until [`Self::settle`]. Comes before any change of what it
+    /// holds that belongs to another view.
     pub(crate) fn unsettle(&self) {
         if self.cell.unsettle() {
-            // Behind the view: whoever reads of the change finds the stream unsettled. Before the index is changed:
-            // whoever finds that finds the change told.
+            // Behind the view: a reader of the change finds the stream unsettled. Before the index is
+            // changed: a reader that finds that has been notified of the change.
             self.changes.push(self.seat);
             fence(Ordering::Release);
         }
@@ -107,13 +107,14 @@ pub(crate) struct Keyspace {
     pub(crate) index: Arc<Index>,
 }
 
-/// Who is there and what covers them. Replaced as a whole when a stream comes or goes, or a block size does; a view
-/// changes in place.
+/// Who is there and what covers them. Replaced as a whole when a stream comes or goes, or a block size does;
+/// a view changes in place.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     /// By engine and rank.
     pub(crate) members: Vec<Arc<Member>>,
-    /// Where the member of a seat is among the members. The seat is its name in the indexes; seats are reused.
+    /// Where the member of a seat is among the members. The seat is its name in the indexes; seats are
+    /// reused.
     pub(crate) positions: Vec<Option<u32>>,
     pub(crate) keyspaces: Vec<Arc<Keyspace>>,
     /// Room for questions, reused. It goes with the table, so it never keeps an index that is gone.

@@ -2,7 +2,7 @@
 //!
 //! A stream changes its view rarely and is asked for it with every question. So the view lies in a cell
 //! beside the index: a few words under a version. The version is odd while the stream is between two views.
-//! Whoever asks reads the version before and after the look-up; if it is the same even number, the blocks
+//! A question reads the version before and after the look-up; if it is the same even number, the blocks
 //! that were found are those of the view.
 //!
 //! ```text
@@ -69,7 +69,8 @@ pub(crate) struct Seen {
     version: u64,
 }
 
-/// Holds a stream's view. One writer (the stream's feed), any number of readers, who never wait and write nothing.
+/// Holds a stream's view. One writer (the stream's feed), any number of readers, who never wait and write
+/// nothing.
 #[derive(Debug)]
 pub(crate) struct ViewCell {
     version: AtomicU64,
@@ -87,7 +88,7 @@ impl ViewCell {
     pub(crate) fn unsettle(&self) -> bool {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version | 1, Ordering::Relaxed);
-        // Whoever sees anything that is done after this also sees the odd version.
+        // A reader that sees anything that is done after this also sees the odd version.
         fence(Ordering::Release);
         version.is_multiple_of(2)
     }
@@ -117,7 +118,8 @@ impl ViewCell {
 
     /// Whether the stream has been in the view that was seen all the time since.
     pub(crate) fn is_unchanged(&self, seen: &Seen) -> bool {
-        // Whatever was read before this, of the view or of the index, was written under a version that is seen here.
+        // Whatever was read before this, of the view or of the index, was written under a version that is
+        // seen here.
         fence(Ordering::Acquire);
         self.version.load(Ordering::Relaxed) == seen.version && seen.is_settled()
     }

@@ -1,5 +1,5 @@
-//! Any history of streams that come and go, change their views and what they hold: every answer beside a naive one that
-//! looks at every stream.
+//! Any history of streams that come and go, change their views and what they hold: every answer beside a
+//! naive one that looks at every stream.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ fn stored(blocks: u64, size: u32) -> Transition {
 
 /// An answer in plain words.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct Summary {
     matches: Vec<(String, u64)>,
     best: Vec<String>,
     not_credited: Vec<(String, &'static str)>,
@@ -118,7 +118,7 @@ struct Told {
     trust: Trust,
 }
 
-fn naive(streams: &BTreeMap<usize, Stream>, listing: Listing, size: Option<u32>) -> Told {
+fn naive(streams: &BTreeMap<usize, Stream>, listing: Listing, size: Option<u32>) -> Summary {
     let could = |stream: &&Stream| size.zip(stream.size).is_none_or(|(asked, size)| asked == size);
     let (mut matches, mut not_credited, mut trust) = (Vec::new(), Vec::new(), Trust::Exact);
     let mut refusals: BTreeMap<&'static str, usize> = BTreeMap::new();
@@ -147,17 +147,17 @@ fn naive(streams: &BTreeMap<usize, Stream>, listing: Listing, size: Option<u32>)
     }
     let best = matches.iter().filter(|(_, tokens)| most > 0 && *tokens == most);
     let best = best.map(|(engine, _)| engine.clone()).collect();
-    Told { matches, best, not_credited, counts, refusals, trust }
+    Summary { matches, best, not_credited, counts, refusals, trust }
 }
 
-fn ask(catalog: &Catalog, listing: Listing, size: Option<u32>) -> Option<Told> {
+fn ask(catalog: &Catalog, listing: Listing, size: Option<u32>) -> Option<Summary> {
     let hashes: Vec<u64> = (1..=BLOCKS + 2).collect();
     let prompt = Prompt::Hashes { hashes: &hashes, chained: false, block_size: size };
     Some(catalog.model("m")?.ask_for(&prompt, &CREDIT, listing, |answer| {
         let engine = |found: &kvplane_catalog::Match<'_>| found.member.id.engine.to_string();
         assert_eq!(answer.matches().len(), answer.matches().count());
         assert_eq!(answer.not_credited().len(), answer.not_credited().count());
-        Told {
+        Summary {
             matches: answer.matches().map(|found| (engine(&found), found.tokens())).collect(),
             best: answer.best().map(|found| engine(&found)).collect(),
             not_credited: answer.not_credited().map(|found| (engine(&found), found.refusal())).collect(),

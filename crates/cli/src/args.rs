@@ -45,8 +45,8 @@ pub(crate) use status::{StatusArgs, StatusOutput, TopArgs, TopSort};
 /// Heading of the flags that say where kvplane is and how to sign in.
 const CONNECTION: &str = "Connection";
 
-/// The KV-cache event plane for LLM fleets: tells any router which engine holds which prompt prefix, and how sure it
-/// is. Every answer is exact, or says how it is not.
+/// The KV-cache event plane for LLM fleets: tells any router which engine holds which prompt prefix, and how
+/// sure it is. Every answer is exact, or says how it is not.
 #[derive(Debug, Parser)]
 #[command(name = "kvplane", version = crate::version::VERSION, about, propagate_version = true, arg_required_else_help = true)]
 pub(crate) struct Args {
@@ -92,7 +92,7 @@ pub(crate) enum Command {
         kvplane tail --replica --seconds 10"
     )]
     Tail(TailArgs),
-    /// Print what one stream holds now
+    /// Print the blocks of one stream
     #[command(
         after_help = "Examples:\n  kvplane dump\n  kvplane dump --engine vllm-0 --rank 1 -o json > state.json"
     )]
@@ -104,19 +104,25 @@ pub(crate) enum Command {
         kvplane engines remove vllm-3\n  \
         kvplane engines list -o json | jq -r '.engines[].id'")]
     Engines(EnginesArgs),
-    /// Ask a running kvplane whether it is ready; the exit code says so
+    /// Show where a running kvplane finds engines, and which rule decided what
+    #[command(after_help = "Examples:\n  \
+        kvplane discover\n  \
+        kvplane discover explain vllm-0\n  \
+        kvplane discover -o json | jq '.pods[] | select(.verdict != \"engine\")'")]
+    Discover(DiscoverArgs),
+    /// Check whether a running kvplane is ready; see the exit code
     #[command(after_help = "Examples:\n  \
         kvplane ready\n  \
         kvplane ready --strict --server https://127.0.0.1:8090 --ca ca.pem\n  \
         kvplane ready --config /etc/kvplane/kvplane.toml\n  \
         until kvplane ready; do sleep 1; done")]
     Ready(ReadyArgs),
-    /// Say what is wrong with a configuration, with engines, or with a running kvplane
+    /// Diagnose a configuration, engines, or a running kvplane
     #[command(after_help = doctor::AFTER_HELP)]
     Doctor(DoctorArgs),
     #[command(flatten)]
     Operate(OperateCommand),
-    /// Ask who holds how much of a prompt
+    /// Show which engines hold how much of a prompt
     #[command(after_help = "Examples:\n  \
         echo '[1, 2, 3, 4]' | kvplane query --model llama\n  \
         kvplane query --model llama --cache-salt tenant-a prompt.json -o json\n  \
@@ -124,19 +130,19 @@ pub(crate) enum Command {
         kvplane query --model llama --hashes --block-size 16 hashes.txt\n  \
         kvplane query --model llama --tenant default --scheme vllm --block-size 16 prompt.json")]
     Query(QueryArgs),
-    /// Ask where a prompt should go
+    /// Decide which engine should serve a prompt
     #[command(after_help = "Examples:\n  \
         echo '[1, 2, 3, 4]' | kvplane pick --model llama\n  \
         kvplane pick --model llama --policy prefix_hash prompt.json -o json\n  \
         kvplane pick --model llama --book prompt.json")]
     Pick(PickArgs),
-    /// Serve, with an endpoint picker for Envoy and Gateway API gateways
+    /// Run `serve` with an endpoint picker for Envoy and Gateway API gateways
     #[command(after_help = "Examples:\n  \
         kvplane picker --engine vllm=http://10.0.0.1:8000,id=vllm-0,model=llama --endpoint 10.0.0.1:8000=vllm-0\n  \
         kvplane picker --config kvplane.toml --endpoints-file endpoints.yaml --config-file epp.yaml\n  \
         kvplane picker envoy-config --config kvplane.toml > envoy.yaml")]
     Picker(PickerArgs),
-    /// Show what was predicted, what was delivered, and where the tokens between them went
+    /// Compare predicted with delivered cached tokens, by cause of loss
     #[command(after_help = "Examples:\n  \
         kvplane ledger\n  \
         kvplane ledger --worst 3 -o json | jq .lost\n  \
@@ -149,7 +155,7 @@ pub(crate) enum Command {
         kvplane report --replica-id pod-0 --model-id llama --tenant-id team-a --metrics-listen 127.0.0.1:9091\n  \
         curl -s 127.0.0.1:9091/metrics | grep kvplane_report")]
     Report(ReportArgs),
-    /// Show what there is to configure
+    /// Print the configuration's schema
     #[command(after_help = "Examples:\n  kvplane config schema > kvplane.schema.json")]
     Config(ConfigArgs),
     #[cfg(feature = "sim")]
@@ -215,15 +221,15 @@ pub(crate) struct ServeArgs {
     /// Configuration file (TOML)
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// An engine, instead of or beside the file: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …]; with http://HOST:PORT
-    /// for EVENTS the engine is asked where it publishes
+    /// An engine, instead of or beside the file: KIND=EVENTS[,replay=ADDRESS][,model=NAME][,key=value …];
+    /// with http://HOST:PORT for EVENTS the engine is asked where it publishes
     #[arg(long, value_name = "ENGINE")]
     pub(crate) engine: Vec<String>,
     /// Any other key, as in the file: `--set journal.max_batches=5000`
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
-    /// Other indexers (Dynamo's, or kvplanes): where a stream's past is not known, their dumps are taken, the first that knows
-    /// the worker
+    /// Other indexers (Dynamo's, or kvplanes): where a stream's past is not known, their dumps are taken, the
+    /// first that knows the worker
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub(crate) peers: Vec<String>,
     /// HTTP address [default: 127.0.0.1:8090]
@@ -274,13 +280,37 @@ pub(crate) struct ServerArgs {
 pub(crate) struct ReadyArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// Ask the kvplane on this machine that serves with this file, at its own `listen.http`, and over TLS where it has
-    /// `listen.tls`. Its certificate is not checked, and no token is sent
+    /// Ask the kvplane on this machine that serves with this file, at its own `listen.http`, and over TLS
+    /// where it has `listen.tls`. Its certificate is not checked, and no token is sent
     #[arg(long, short, value_name = "FILE", conflicts_with_all = ["server", "token_file", "ca", "cert", "key"])]
     pub(crate) config: Option<PathBuf>,
     /// Ready only while every stream is live and exact, instead of once every stream has had a verdict
     #[arg(long)]
     pub(crate) strict: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct DiscoverArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<DiscoverCommand>,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Output format
+    #[arg(long, short, global = true, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DiscoverCommand {
+    /// List sources, and what became of every pod (also without a command)
+    #[command(visible_alias = "ls")]
+    List,
+    /// Say what became of a pod, key by key, and by which rule
+    #[command(after_help = "Example:\n  kvplane discover explain inference/vllm-0")]
+    Explain {
+        /// Its name, with or without the namespace, or the engine's
+        pod: String,
+    },
 }
 
 #[derive(Debug, ClapArgs)]
@@ -330,8 +360,8 @@ pub(crate) struct TailArgs {
     /// Begin with a snapshot, or with what happens from now on
     #[arg(long, value_enum, default_value_t = From::Live)]
     pub(crate) from: From,
-    /// Keep a replica of each stream and print where it stands, at most twice a second, instead of every event; the
-    /// digest equals that of /v1/status at the same sequence
+    /// Keep a replica of each stream and print where it stands, at most twice a second, instead of every
+    /// event; the digest equals that of /v1/status at the same sequence
     #[arg(long, conflicts_with_all = ["from", "tokens"])]
     pub(crate) replica: bool,
     /// Show token values: they are prompts

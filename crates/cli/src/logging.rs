@@ -25,8 +25,8 @@ pub(crate) fn start(args: &LogArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The filter of a text. A word that is neither a level nor `target=level` would be taken as a target, and log nothing
-/// but that: it is rejected.
+/// The filter of a text. A word that is neither a level nor `target=level` would be taken as a target, and
+/// log nothing but that: it is rejected.
 fn filter(text: &str) -> anyhow::Result<EnvFilter> {
     for directive in text.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
         let is_level = LEVELS.iter().any(|level| level.eq_ignore_ascii_case(directive))

@@ -1,5 +1,6 @@
 //! `kvplane`: the command line. Thin: arguments in, a command run, an exit code out.
 
+mod app;
 mod args;
 mod commands;
 mod config;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
             Command::Tail(tail) => commands::tail::run(tail).await,
             Command::Dump(dump) => commands::dump::run(dump).await,
             Command::Engines(engines) => commands::engines::run(engines).await,
+            Command::Discover(discover) => commands::discover::run(discover).await,
             Command::Ready(ready) => commands::ready::run(ready).await,
             Command::Doctor(doctor) => commands::doctor::run(doctor).await,
             Command::Operate(operation) => commands::operate::run(operation).await,

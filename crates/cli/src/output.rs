@@ -1,4 +1,5 @@
-//! Printing messages of kvplane.v1, for people and for programs. Token values only when asked for: they are prompts.
+//! Printing messages of kvplane.v1, for people and for programs. Token values only when asked for: they are
+//! prompts.
 
 use std::io::{self, ErrorKind, StdoutLock, Write as _};
 

@@ -1,7 +1,7 @@
-//! What a service manager is told: systemd's notification protocol, a datagram with lines of `KEY=VALUE`.
+//! systemd's notification protocol: a datagram with lines of `KEY=VALUE`.
 //!
-//! Its few lines are here rather than a library's: the socket must never block the loop that serves, and what the
-//! environment says is passed in, so that tests need not change it.
+//! Its few lines are here rather than a library's: the socket must never block the loop that serves, and what
+//! the environment says is passed in, so that tests need not change it.
 
 use std::convert::Infallible;
 use std::ffi::OsStr;
@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::time::MissedTickBehavior;
 use tracing::{error, warn};
 
-/// How often, and how long apart, a manager is told again that this process is ready.
+/// How often, and how long apart, readiness is notified again.
 const READY_TRIES: u32 = 100;
 const READY_PAUSE: Duration = Duration::from_millis(50);
 /// What a stop takes besides draining: reports, sockets and threads end.
@@ -22,7 +22,7 @@ const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// A round of a socket thread takes a second at most, a burst of huge batches aside.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
-/// The manager that started this process, if one did and wants to be told.
+/// The manager that started this process, if one did and wants notifications.
 #[derive(Debug, Default)]
 pub(crate) struct Manager {
     socket: Option<(UnixDatagram, SocketAddr)>,
@@ -42,7 +42,7 @@ struct Left<'a> {
 }
 
 impl Manager {
-    /// As the environment says. A manager that cannot be told is a warning: it will end this process.
+    /// From the environment. A manager that cannot be notified is a warning: it will end this process.
     pub(crate) fn from_env() -> Self {
         let [socket, watchdog, watched] =
             ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"].map(std::env::var_os);
@@ -51,7 +51,7 @@ impl Manager {
         match Self::new(&left) {
             Ok(manager) => manager,
             Err(error) => {
-                warn!(%error, "the service manager cannot be told how this process is");
+                warn!(%error, "service manager cannot be notified");
                 Self::default()
             }
         }
@@ -69,7 +69,7 @@ impl Manager {
         };
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
-        // Who cannot be shown signs of life is told all the rest.
+        // Without watchdog pings, everything else is still notified.
         let patience = patience(left).unwrap_or_else(|error| {
             warn!(%error, "the watchdog of the service manager gets no signs of life");
             None
@@ -77,8 +77,8 @@ impl Manager {
         Ok(Self { socket: Some((socket, address)), patience })
     }
 
-    /// Listeners are bound and engines are followed. A manager whose socket is full is told again for a while: it would wait for
-    /// this, and end the process.
+    /// Listeners are bound and engines are followed. A manager whose socket is full is notified again for a
+    /// while: it would wait for this, and end the process.
     pub(crate) async fn ready(&self, status: &str) {
         let state = format!("READY=1\nSTATUS={}", status.replace('\n', " "));
         let mut sent = self.send(&state);
@@ -99,15 +99,16 @@ impl Manager {
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=reading the configuration again"));
     }
 
-    /// The process is about to end, within the drain timeout and a margin. A manager that would wait for less waits for that.
+    /// The process is about to end, within the drain timeout and a margin. A manager that would wait for less
+    /// waits for that.
     pub(crate) fn stopping(&self, drain: Duration) {
         let micros = drain.saturating_add(STOP_MARGIN).as_micros();
         self.tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS=draining connections"));
     }
 
-    /// Shows a sign of life, four times as often as is asked for. To be polled by the task that serves. Where that is stuck no sign comes,
-    /// nor where all workers of the runtime are, whose timer this is, nor where a socket thread is, as `longest_round` tells; the manager
-    /// then starts the process again.
+    /// Shows a sign of life, four times as often as is asked for. To be polled by the task that serves. Where
+    /// that is stuck no sign comes, nor where all workers of the runtime are, whose timer this is, nor where
+    /// a socket thread is, as `longest_round` tells; the manager then starts the process again.
     pub(crate) async fn show_life(&self, longest_round: impl Fn() -> Duration) -> Infallible {
         let Some(patience) = self.patience else { return std::future::pending().await };
         let mut beat = tokio::time::interval(patience / 4);
@@ -116,7 +117,7 @@ impl Manager {
             beat.tick().await;
             let round = longest_round();
             if round > STUCK_AFTER.max(patience / 2) {
-                error!(seconds = round.as_secs(), "a socket thread is stuck: no sign of life is shown");
+                error!(seconds = round.as_secs(), "socket thread stalled; withholding the watchdog ping");
             } else {
                 self.tell("WATCHDOG=1");
             }
@@ -136,7 +137,7 @@ impl Manager {
 fn warn_of(state: &str, sent: io::Result<()>) {
     if let Err(error) = sent {
         let told = state.lines().next().unwrap_or_default();
-        warn!(%error, told, "the service manager was not told");
+        warn!(%error, told, "service manager not notified");
     }
 }
 

@@ -106,7 +106,8 @@ impl Client {
     }
 }
 
-/// A server's gRPC address with the bounds and the TLS of these options, to be connected to. A token is not part of it.
+/// A server's gRPC address with the bounds and the TLS of these options, to be connected to. A token is not
+/// part of it.
 pub fn endpoint(url: &str, options: &Options) -> Result<Endpoint, ClientError> {
     let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
     let wrong = |_| ClientError::Address { url: url.to_owned() };

@@ -2,8 +2,8 @@
 
 use kvplane_core::{Cursor, StateDigest, StreamId};
 
-/// Why a message was not applied. A replica that returned one, [`ReplicaError::Foreign`] apart, is void until the next
-/// reset: it never guesses.
+/// Why a message was not applied. A replica that returned one, [`ReplicaError::Foreign`] apart, is void until
+/// the next reset: it never guesses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplicaError {
@@ -41,12 +41,12 @@ pub enum ReplicaError {
     #[error("malformed message: {0}")]
     Malformed(&'static str),
     /// The plane holds something else than the replica.
-    #[error("digest mismatch at epoch {}, sequence {}: the plane has {told}, the replica {ours}", at.epoch, at.sequence)]
+    #[error("digest mismatch at epoch {}, sequence {}: the plane has {theirs}, the replica {ours}", at.epoch, at.sequence)]
     DigestMismatch {
         /// Where.
         at: Cursor,
         /// The plane's digest.
-        told: StateDigest,
+        theirs: StateDigest,
         /// The replica's.
         ours: StateDigest,
     },

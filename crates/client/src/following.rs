@@ -37,7 +37,7 @@ pub struct Following {
     stop: DropGuard,
 }
 
-/// Something that happened, told after the replica has it.
+/// Something that happened, reported after the replica has applied it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Change {
@@ -117,7 +117,8 @@ pub struct Counters {
 /// Changes as they happen. Ends when the following is closed or dropped.
 pub struct Changes(BroadcastStream<Change>);
 
-/// A replica to read. Cheap to clone; stays readable after the following ended, and then says that it is not connected.
+/// A replica to read. Cheap to clone; stays readable after the following ended, and then says that it is not
+/// connected.
 #[derive(Debug, Clone)]
 pub struct ReplicaView(Arc<Slot>);
 
@@ -186,8 +187,9 @@ impl Following {
         self.shared.slots.read().get(stream).cloned().map(ReplicaView)
     }
 
-    /// What happens from now on. A reader that does not keep up is told how much it missed and goes on with what is
-    /// newest; it slows nobody. Ask for changes first and read replicas then, and nothing is missed in between.
+    /// What happens from now on. A reader that does not keep up gets the number of missed changes and goes on
+    /// with what is newest; it slows nobody. Ask for changes first and read replicas then, and nothing is
+    /// missed in between.
     pub fn changes(&self) -> Changes {
         Changes(BroadcastStream::new(self.changes.subscribe()))
     }
@@ -211,9 +213,9 @@ impl Following {
         }
     }
 
-    /// Waits until the subscription is up, every stream of it is current, and those that are live at the plane are live
-    /// here: a proof that their engines are there has arrived, and is not older than [`Options::max_silence`]. Safe to
-    /// give up and to ask again.
+    /// Waits until the subscription is up, every stream of it is current, and those that are live at the
+    /// plane are live here: a proof that their engines are there has arrived, and is not older than
+    /// [`Options::max_silence`]. Safe to give up and to ask again.
     pub async fn ready(&self) {
         let mut connection = self.shared.connection.subscribe();
         while !self.shared.is_ready() {
@@ -241,8 +243,8 @@ impl ReplicaView {
         self.0.connected.load(Ordering::Acquire)
     }
 
-    /// Whether it is connected and complete: what can be read is what the plane had at [`Self::cursor`], and what
-    /// follows is on its way.
+    /// Whether it is connected and complete: what can be read is what the plane had at [`Self::cursor`], and
+    /// what follows is on its way.
     pub fn is_current(&self) -> bool {
         self.connected() && self.0.replica.read().is_current()
     }

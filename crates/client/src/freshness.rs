@@ -24,7 +24,8 @@ impl Freshness {
         Self { max_silence, proof: Mutex::default() }
     }
 
-    /// The plane was at `cursor` when it said that the engine had been there at `at`; the replica is at `ours`.
+    /// The plane was at `cursor` when it said that the engine had been there at `at`; the replica is at
+    /// `ours`.
     pub(crate) fn prove(&self, cursor: Cursor, at: Instant, ours: Option<Cursor>) {
         let mut proof = self.proof.lock();
         proof.owed = Some((cursor, at));
@@ -41,7 +42,7 @@ impl Freshness {
         self.proof.lock().at.map(|at| at.elapsed())
     }
 
-    /// Where a stream stands that the plane said to stand at `told`.
+    /// A stream's continuity, given what the plane reported.
     pub(crate) fn judge(&self, told: Continuity) -> Continuity {
         let fresh = self.age().is_some_and(|age| age <= self.max_silence);
         if told == Continuity::Live && !fresh { Continuity::Recovering } else { told }

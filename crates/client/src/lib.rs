@@ -1,4 +1,5 @@
-//! Follows a kvplane and keeps an exact local replica of its streams: for gateways and schedulers written in Rust.
+//! Follows a kvplane and keeps an exact local replica of its streams: for gateways and schedulers written in
+//! Rust.
 //!
 //! ```no_run
 //! use kvplane_client::{Change, Client, Options, Selection};
@@ -30,12 +31,13 @@
 //! # }
 //! ```
 //!
-//! - [`Replica`] is one stream's state. It does no IO: messages go in, and each is checked against the digest that the
-//!   plane sends along. What does not follow, does not belong or does not match is an error, never a guess.
-//! - [`Client`] and [`Following`] feed replicas from a plane: they come back after a lost connection, a loss or a
-//!   restart of the plane, go on where they stood if that is possible, and begin anew if not.
-//! - [`ReplicaView`] reads a replica while it is being fed. It says what the state is worth, and whether it is still
-//!   being followed.
+//! - [`Replica`] is one stream's state. It does no IO: messages go in, and each is checked against the digest
+//!   that the plane sends along. What does not follow, does not belong or does not match is an error, never a
+//!   guess.
+//! - [`Client`] and [`Following`] feed replicas from a plane: they come back after a lost connection, a loss
+//!   or a restart of the plane, go on where they stood if that is possible, and begin anew if not.
+//! - [`ReplicaView`] reads a replica while it is being fed. It says what the state is worth, and whether it
+//!   is still being followed.
 
 mod client;
 mod error;

@@ -15,19 +15,21 @@ pub struct Options {
     pub replica: ReplicaOptions,
     /// The first wait after a subscription ended.
     pub shortest_wait: Duration,
-    /// The longest wait; each one in a row is twice the one before. A subscription that lasted longer than this counts
-    /// as sound: the next wait is the shortest again.
+    /// The longest wait; each one in a row is twice the one before. A subscription that lasted longer than
+    /// this counts as sound: the next wait is the shortest again.
     pub longest_wait: Duration,
     /// How long the plane may take to accept a connection, and to answer a question.
     pub answer_within: Duration,
     /// How often the plane is asked whether there are other streams to follow than are followed.
     pub discover_every: Duration,
-    /// The longest time without proof that an engine is there, from the engine to here: beyond it its streams are
-    /// [`Continuity::Recovering`](kvplane_core::Continuity::Recovering). The plane is asked several times within it.
+    /// The longest time without proof that an engine is there, from the engine to here: beyond it its streams
+    /// are [`Continuity::Recovering`](kvplane_core::Continuity::Recovering). The plane is asked several times
+    /// within it.
     pub max_silence: Duration,
     /// Changes kept for a reader of [`crate::Following::changes`] that does not keep up.
     pub changes_kept: usize,
-    /// The largest message taken. Chunks of a snapshot stay below 1 MiB; a batch is as large as the engine made it.
+    /// The largest message taken. Chunks of a snapshot stay below 1 MiB; a batch is as large as the engine
+    /// made it.
     pub message_bytes: usize,
     /// The token that the plane wants.
     pub bearer: Bearer,

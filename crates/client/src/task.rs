@@ -279,8 +279,8 @@ async fn next(messages: &mut Streaming<proto::SubscribeResponse>) -> Result<prot
     messages.message().await?.ok_or(End::Over)
 }
 
-/// Asks for what follows, where the replica can go on. A cursor that the plane cannot serve any more (also after
-/// `DATA_LOSS`, which does not say whose it was) is answered with a reset of that stream alone.
+/// Asks for what follows, where the replica can go on. A cursor that the plane cannot serve any more (also
+/// after `DATA_LOSS`, which does not say whose it was) is answered with a reset of that stream alone.
 fn selector(stream: &StreamId, slot: &Slot) -> proto::StreamSelector {
     let resume = slot.replica.read().resume();
     let resume = resume.map(|Cursor { epoch, sequence }| proto::Cursor { epoch: epoch.as_u64(), sequence });

@@ -8,9 +8,9 @@ pub fn is_credited(continuity: Continuity, trust: Trust, worst: Option<Reason>, 
     continuity == Continuity::Live && credit.contains(&trust) && !worst.is_some_and(Reason::forbids_credit)
 }
 
-/// Whether a copy of a stream that another plane records is ready to be asked: it is complete, and what is credited
-/// `there` is credited `here` too. A stream that is live there is not live here before the first proof that its engine
-/// is there has arrived.
+/// Whether a copy of a stream that another plane records is ready to be asked: it is complete, and what is
+/// credited `there` is credited `here` too. A stream that is live there is not live here before the first
+/// proof that its engine is there has arrived.
 pub fn is_caught_up(is_complete: bool, there: Continuity, here: Continuity) -> bool {
     is_complete && (there != Continuity::Live || here == Continuity::Live)
 }

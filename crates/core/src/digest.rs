@@ -1,5 +1,5 @@
-//! A digest of a stream's resident state: two that hold the same have the same, whatever the order in which they
-//! learnt it.
+//! A digest of a stream's resident state: two that hold the same have the same, whatever the order in which
+//! they learnt it.
 //!
 //! ```text
 //! place    = xxh3_64( field(medium) || field(locality) || field(ownership) || group )
@@ -11,8 +11,8 @@
 //! mix(x)   : x ^= x >> 30; x *= bf58476d1ce4e5b9; x ^= x >> 27; x *= 94d049bb133111eb; x ^= x >> 31
 //! ```
 //!
-//! `hash` is the 64 bits that identify a block within its stream. Sums, because then one change costs one addition
-//! and one subtraction.
+//! `hash` is the 64 bits that identify a block within its stream. Sums, because then one change costs one
+//! addition and one subtraction.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! The marks that Dynamo's vLLM workers put among a block's keys, so that its routers can tell them from other texts.
+//! The marks that Dynamo's vLLM workers put among a block's keys, so that its routers can tell them from
+//! other texts.
 
 /// What Dynamo writes before a cache salt. vLLM sends both as one text, with a prompt's first block.
 const SALT_MARK: &str = "dynamo-cache-salt:";
@@ -13,7 +14,8 @@ pub fn dynamo_salt_key(salt: &str) -> String {
     format!("{SALT_MARK}{}", dynamo_salt(salt).unwrap_or(salt))
 }
 
-/// The number of an image that Dynamo's frontend marked: 16 hexadecimal digits and 48 zeros in the place of a digest.
+/// The number of an image that Dynamo's frontend marked: 16 hexadecimal digits and 48 zeros in the place of a
+/// digest.
 pub(crate) fn dynamo_image(key: &str) -> Option<u64> {
     let (digits, zeros) = key.as_bytes().split_at_checked(16)?;
     let marked = zeros.len() == 48

@@ -17,7 +17,8 @@ const WORDS: [(&str, &str); 13] = [
     ("value", "a JSON value"),
 ];
 
-/// A sentence of serde with what it expected in plain words: "expected usize" becomes "expected a whole number …".
+/// A sentence of serde with what it expected in plain words: "expected usize" becomes "expected a whole
+/// number …".
 pub fn in_plain_words(sentence: &str) -> String {
     const EXPECTED: &str = "expected ";
     let sentence = sentence.replace('\n', " ");

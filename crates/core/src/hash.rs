@@ -70,8 +70,8 @@ pub enum BlockKey<'a> {
     Integer(i64),
 }
 
-/// The content hashes of plain blocks, one after the other; what is left at the end is no block. `block_size` is at
-/// least one.
+/// The content hashes of plain blocks, one after the other; what is left at the end is no block. `block_size`
+/// is at least one.
 pub fn hash_blocks(tokens: &[u32], block_size: usize, namespace: Namespace, hashes: &mut Vec<u64>) {
     let blocks = tokens.chunks_exact(block_size);
     hashes.extend(blocks.map(|block| hash_plain(block, namespace)));

@@ -41,7 +41,8 @@ impl From<&str> for EngineId {
     }
 }
 
-/// The identity of one running kvplane, distinct from every other and from its own earlier runs. Cheap to clone.
+/// The identity of one running kvplane, distinct from every other and from its own earlier runs. Cheap to
+/// clone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PlaneId(Arc<str>);
 
@@ -52,7 +53,7 @@ impl PlaneId {
     }
 
     /// An identity as another plane reports it.
-    pub fn as_told(text: &str) -> Self {
+    pub fn reported(text: &str) -> Self {
         Self(Arc::from(text))
     }
 

@@ -30,9 +30,9 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The same with the cache salt that is among the keys of a prompt's first block, unless there is one: what Dynamo
-    /// marked as a salt, or else the first text that is neither the adapter's name nor an image that Dynamo
-    /// marked. A salt may be equal to the adapter's name; then the text is there twice.
+    /// The same with the cache salt that is among the keys of a prompt's first block, unless there is one:
+    /// what Dynamo marked as a salt, or else the first text that is neither the adapter's name nor an image
+    /// that Dynamo marked. A salt may be equal to the adapter's name; then the text is there twice.
     #[must_use]
     pub fn with_salt_among<'k: 'a>(self, first_block: impl IntoIterator<Item = BlockKey<'k>>) -> Self {
         if self.cache_salt.is_some() {

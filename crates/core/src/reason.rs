@@ -206,14 +206,14 @@ reasons! {
         "chunk_size", Lower, Standing, ByLevel,
         "how much a colder tier gives back at once is not known, so less is counted"
     }
-    /// A tier behind the device holds blocks that are known by their hash alone, or whose parent is not known: they are
-    /// not counted.
+    /// A tier behind the device holds blocks that are known by their hash alone, or whose parent is not
+    /// known: they are not counted.
     UnknownContent {
         "unknown_content", Lower, Standing, ByLevel,
         "a colder tier holds blocks whose tokens or parents were never announced, so they are not counted"
     }
-    /// More copies were announced than the engine has blocks: some were announced again. Residency was dropped,
-    /// and copies are no longer counted.
+    /// More copies were announced than the engine has blocks: some were announced again. Residency was
+    /// dropped, and copies are no longer counted.
     OverCount {
         "over_count", Lower, Loss, ByLevel,
         "more copies were told than the engine has blocks; what was held is forgotten until it is seen again"

@@ -1,8 +1,8 @@
 //! From how far into a prompt an engine can go on: the rule for caches with several groups, tiers with units
 //! of their own, and engines that give up the last block.
 //!
-//! A cache is described in blocks of its *main* group, whose blocks are whole prefixes. Every other group is a
-//! *side*: it marks main blocks, and needs certain marks before a boundary to go on from there. All sides
+//! A cache is described in blocks of its *main* group, whose blocks are whole prefixes. Every other group is
+//! a *side*: it marks main blocks, and needs certain marks before a boundary to go on from there. All sides
 //! must be able to go on from the same boundary.
 
 use crate::{SpecKind, Tier};
@@ -26,7 +26,8 @@ pub enum Need {
         blocks: u32,
         /// Main blocks per block of the side.
         stride: u32,
-        /// Its blocks are smaller than the main ones, and the end of the main block before those is needed too.
+        /// Its blocks are smaller than the main ones, and the end of the main block before those is needed
+        /// too.
         tail: bool,
     },
 }
@@ -217,7 +218,8 @@ impl Resumption {
         self.sides.iter().map(|side| side.need.stride().max(1)).fold(1, common_multiple)
     }
 
-    /// What counts of `blocks` main blocks by level: a tier gives back whole units, and is not asked for less than one.
+    /// What counts of `blocks` main blocks by level: a tier gives back whole units, and is not asked for less
+    /// than one.
     pub fn whole_units(&self, found: [u32; LEVELS]) -> [u32; LEVELS] {
         let mut counted = 0u32;
         let mut depths = [0; LEVELS];
@@ -271,7 +273,8 @@ impl Resumption {
         if self.drops_last { found.saturating_sub(unit) } else { found }
     }
 
-    /// How many of a side's blocks are needed before the end of a prefix, and whether a tail is needed before those.
+    /// How many of a side's blocks are needed before the end of a prefix, and whether a tail is needed before
+    /// those.
     fn needed(&self, need: Need, ends: u32) -> (u32, bool) {
         match need {
             Need::Prefix { .. } => (ends, false),

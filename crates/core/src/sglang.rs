@@ -1,4 +1,5 @@
-//! `SGLang`'s own hash of a page, which kvplane never uses as a key, only to see whether an engine hashes like this.
+//! `SGLang`'s own hash of a page, which kvplane never uses as a key, only to see whether an engine hashes
+//! like this.
 
 use sha2::{Digest as _, Sha256};
 

@@ -88,8 +88,9 @@ pub struct TrustState {
 }
 
 impl TrustState {
-    /// What another plane says that a state is worth: `(reason, since)` as reported, and never better than its level.
-    pub fn as_told<'t>(level: Trust, reasons: impl IntoIterator<Item = (&'t str, u64)>) -> Self {
+    /// What another plane says that a state is worth: `(reason, since)` as reported, and never better than
+    /// its level.
+    pub fn reported<'t>(level: Trust, reasons: impl IntoIterator<Item = (&'t str, u64)>) -> Self {
         let mut told = Self::default();
         let mut since = 0;
         for (name, since_ms) in reasons {
@@ -111,7 +112,8 @@ impl TrustState {
         self.active.iter().map(|d| d.reason.trust()).max().unwrap_or(Trust::Exact)
     }
 
-    /// The degradation that decides: one that forbids credit, or else the level; of equal ones the first that came.
+    /// The degradation that decides: one that forbids credit, or else the level; of equal ones the first that
+    /// came.
     pub fn worst(&self) -> Option<Degradation> {
         let level = self.level();
         let decides = |d: &&Degradation| d.reason.trust() == level;
@@ -168,16 +170,16 @@ mod tests {
 
     #[test]
     fn what_is_told_is_never_taken_for_better() {
-        let told = TrustState::as_told(Trust::Lower, [("gap", 1), ("history", 2)]);
+        let told = TrustState::reported(Trust::Lower, [("gap", 1), ("history", 2)]);
         assert_eq!(
             told.active().iter().map(|d| d.reason).collect::<Vec<_>>(),
             [Reason::Gap, Reason::History]
         );
-        let told = TrustState::as_told(Trust::Unsound, [("gap", 1), ("a_later_word", 2)]);
+        let told = TrustState::reported(Trust::Unsound, [("gap", 1), ("a_later_word", 2)]);
         assert_eq!(told.worst(), Some(Degradation { reason: Reason::UpstreamUnsound, since_ms: 2 }));
-        let told = TrustState::as_told(Trust::Unverified, [("gap", 3)]);
+        let told = TrustState::reported(Trust::Unverified, [("gap", 3)]);
         assert_eq!(told.worst(), Some(Degradation { reason: Reason::UpstreamUnverified, since_ms: 3 }));
-        assert_eq!(TrustState::as_told(Trust::Exact, []).level(), Trust::Exact);
+        assert_eq!(TrustState::reported(Trust::Exact, []).level(), Trust::Exact);
         assert!(Reason::ALL.into_iter().all(|reason| Reason::named(reason.as_str()) == Some(reason)));
     }
 

@@ -1,4 +1,5 @@
-//! The vectors that docs/reference/hashing.md offers to others. An independent program in tests/interop computes the same ones.
+//! The vectors that docs/internals/hashing.md offers to others. An independent program in tests/interop
+//! computes the same ones.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::place::{Found, place};
 use super::spec::DiscoverySpec;
-use super::{Description, Refusal, bad, grpc, sglang, vllm};
+use super::{Description, Refusal, bad, counted, grpc, sglang, vllm};
 
 /// `SGLang` says everything about itself in one answer: some hundred kilobytes. What is larger is not one.
 const MAX_ANSWER: usize = 4 << 20;
@@ -47,8 +47,19 @@ impl Asker {
 
     /// Asks once where the engine's ranks are.
     pub async fn ask(&self) -> Result<Found, Refusal> {
-        let description = self.describe().await?;
-        Ok(place(&self.spec.overrides, &self.host(), &description))
+        let overrides = &self.spec.overrides;
+        let (description, complaint) = match (self.describe().await, &self.spec.usual) {
+            (Err(Refusal::NoSources(reason)), Some(usual)) => {
+                let replay = usual.replay.as_deref();
+                let publishers = counted(&usual.events, replay, "", overrides.ranks.unwrap_or(1))?;
+                let complaint = format!("{reason}: the default ports are used, {}", usual.events);
+                (Description { publishers, ..Description::default() }, Some(complaint))
+            }
+            (answer, _) => (answer?, None),
+        };
+        let mut found = place(overrides, &self.host(), &description);
+        found.complaints.extend(complaint);
+        Ok(found)
     }
 
     /// Asks over HTTP if the engine has that server, and over gRPC for what is still missing.

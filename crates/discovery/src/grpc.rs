@@ -31,7 +31,7 @@ pub(super) async fn ask(kind: EngineKind, spec: &GrpcSpec) -> Result<Description
 }
 
 async fn talk(kind: EngineKind, spec: &GrpcSpec) -> Result<Description, Refusal> {
-    let silent = |_| Refusal::Silent("gRPC: nobody answers".to_owned());
+    let silent = |_| Refusal::Silent("gRPC: cannot connect".to_owned());
     let channel = connect(&spec.url, spec.ca.as_deref(), DEADLINE).await.map_err(silent)?;
     if kind == EngineKind::Vllm
         && let Some(answer) = call(&channel, EVENT_SOURCES).await?
@@ -68,7 +68,7 @@ async fn call(channel: &Channel, path: &str) -> Result<Option<Bytes>, Refusal> {
         Ok(answer) => Ok(Some(answer)),
         Err(status) => match status.code() {
             Code::Unimplemented => Ok(None),
-            Code::Unavailable => Err(Refusal::Silent(format!("{path}: nobody answers"))),
+            Code::Unavailable => Err(Refusal::Silent(format!("{path}: cannot connect"))),
             code => bad(format!("{path} answers {code:?}")),
         },
     }

@@ -6,11 +6,11 @@
 //!                     limits                                                         win
 //! ```
 //!
-//! Everything but asking is a pure function of an answer. This crate asks once and changes nothing: `ingest` decides
-//! when to ask again and applies the answer.
+//! Everything but asking is a pure function of an answer. This crate asks once and changes nothing: `ingest`
+//! decides when to ask again and applies the answer.
 //!
-//! Answers hold keys and paths of the engine: no log line and no message quotes more of them than a number or an
-//! address.
+//! Answers hold keys and paths of the engine: no log line and no message quotes more of them than a number or
+//! an address.
 
 mod address;
 mod ask;
@@ -32,7 +32,7 @@ pub use address::{AddressError, check_overlap, for_rank};
 pub use ask::Asker;
 pub use place::{Found, FoundRank};
 pub use sglang::{PATHS as SGLANG_PAGES, TOKENSPEED_PATHS as TOKENSPEED_PAGES};
-pub use spec::{DiscoverySpec, Overrides};
+pub use spec::{DiscoverySpec, Overrides, Usual};
 pub use word::{EngineWord, ask_engine};
 
 /// More ranks than any engine has; an answer that speaks of more is not believed.

@@ -1,6 +1,8 @@
-//! The arguments that an `SGLang` or a `TokenSpeed` server was started with, as far as they tell where it publishes.
+//! The arguments that an `SGLang` or a `TokenSpeed` server was started with, as far as they tell where it
+//! publishes.
 //!
-//! SMG's `GetServerInfo` has them, and so have the HTTP servers of `SGLang` before 0.5.13 and of `TokenSpeed`:
+//! SMG's `GetServerInfo` has them, and so have the HTTP servers of `SGLang` before 0.5.13 and of
+//! `TokenSpeed`:
 //!
 //! ```json
 //! {"dp_size": 2, "page_size": 16,

@@ -7,8 +7,8 @@
 //!                "dp_size": 2, "replay_endpoint_port_base": 5657}}
 //! ```
 //!
-//! Rank r is at the base + r. Null means that nothing is published. Where that part is missing, the arguments that the
-//! server was started with are there ([`server_args`]).
+//! Rank r is at the base + r. Null means that nothing is published. Where that part is missing, the arguments
+//! that the server was started with are there ([`server_args`]).
 
 use serde_json::{Map, Value};
 

@@ -11,6 +11,17 @@ pub struct DiscoverySpec {
     pub grpc: Option<GrpcSpec>,
     /// What the operator configured.
     pub overrides: Overrides,
+    /// Where it publishes if it cannot tell.
+    pub usual: Option<Usual>,
+}
+
+/// Where an engine publishes that has no page which tells: an older one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Usual {
+    /// Rank 0's events; rank r is at port + r.
+    pub events: String,
+    /// Rank 0's replay socket.
+    pub replay: Option<String>,
 }
 
 /// What the operator configured about an engine that is asked. It wins over the engine's answer, key by key.

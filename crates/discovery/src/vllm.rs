@@ -5,7 +5,8 @@
 //!        "buffer_steps": 10000, "hwm": 100000, "max_queue_size": 100000, "topic": ""}}
 //! ```
 //!
-//! Builds between releases answer a list, or a list under `sources`, whose elements name their `data_parallel_rank`.
+//! Builds between releases answer a list, or a list under `sources`, whose elements name their
+//! `data_parallel_rank`.
 
 use std::collections::BTreeMap;
 

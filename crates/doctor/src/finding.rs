@@ -121,6 +121,13 @@ codes! {
     HistoryMissing "history_missing" "blocks cached before the stream was followed without a gap stay invisible until they are stored again, and the most used prompts are stored again last"
     TokenizerContradicted "tokenizer_contradicted" "prompts that are given as text are cut into other tokens than the engine's: what it holds of them would not be found, so they are refused"
     PredictionDrift "prediction_drift" "an exact prediction that no event explains is a defect of kvplane or of the engine: other answers about the engine may be wrong too"
+    DiscoveryForbidden "discovery_forbidden" "kvplane may not read the cluster: new engines are not found, and those that go are not noticed"
+    DiscoveryUnreachable "discovery_unreachable" "the cluster is not watched: new engines are not found, and those that go are not noticed"
+    DiscoveryEmpty "discovery_empty" "no engine is found, so no prompt is ever found on one"
+    PodNotFollowed "pod_not_followed" "a pod that matches is not followed: no prompt is ever found on it"
+    PodAnnotation "pod_annotation" "what the pod says of its engine is not used; another rule decided"
+    PortUndeclared "port_undeclared" "policies and meshes that name ports do not let this one through"
+    NetworkPolicySuspected "network_policy_suspected" "no events arrive from this engine, so no prompt is ever found on it"
     StreamNotExact "stream_not_exact" "answers about this stream are less than exact, and say so"
 }
 

@@ -57,7 +57,7 @@ pub struct Heard {
     pub ranks: BTreeSet<i64>,
     /// Tokens per block, of whole blocks on the device.
     pub block_sizes: BTreeSet<u32>,
-    /// Whether blocks in the host's memory are told.
+    /// Whether blocks in the host's memory are published.
     pub has_host: bool,
     /// How hashes are written.
     pub widths: BTreeSet<Width>,

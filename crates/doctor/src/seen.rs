@@ -75,7 +75,7 @@ pub enum RingEnd {
     Cut,
 }
 
-/// What the replay socket told.
+/// What the replay socket answered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RingSeen {
     /// What is in the ring.
@@ -132,7 +132,7 @@ impl RankSeen {
         self.events_peer.iter().chain(&self.replay_peer)
     }
 
-    /// Whether a publisher is there, as far as can be told.
+    /// Whether a publisher is there, as far as is known.
     pub fn is_there(&self) -> bool {
         self.live.batches > 0 || self.events_peer.as_ref().is_some_and(|peer| peer.is(&["PUB", "XPUB"]))
     }
@@ -271,6 +271,8 @@ pub struct PlaneSeen {
     pub looked_at_ms: u64,
     /// `/v1/engines`.
     pub engines: Value,
+    /// `/v1/discover`; null of a plane that has none.
+    pub discovered: Value,
     /// It answered somebody beyond loopback who showed no key.
     pub answers_strangers: bool,
 }

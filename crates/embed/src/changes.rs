@@ -1,7 +1,7 @@
 //! What happens to the streams of a plane that is followed, for subscribers.
 //!
 //! Nothing is queued for a slow reader beyond a few changes: they wait in the streams' own windows. What a
-//! window no longer has, the reader is told to have missed; the copy has it all.
+//! window no longer has, is reported as missed; the copy has it all.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::client::{Open, name_there};
 /// Changes that are made ready for a reader.
 const AHEAD: usize = 256;
 
-/// Something that happened, told after the copy has it.
+/// Something that happened, reported after the copy has applied it.
 #[derive(Debug, Clone)]
 pub enum Change {
     /// The plane is followed.
@@ -53,8 +53,8 @@ pub enum Happened {
     /// A batch was applied.
     Batch(Arc<Entry>),
     /// It stands elsewhere.
-    Standing,
-    /// The reader was too slow: what happened before this position is not told any more.
+    Continuity,
+    /// The reader was too slow: what happened before this position is not reported any more.
     Lagged(Cursor),
     /// The plane no longer has it.
     Gone,
@@ -95,7 +95,8 @@ impl Changes {
         self.stop.clone()
     }
 
-    /// Waits for the next changes, at most `max`. `None`: there will be no more. None within the time: an empty list.
+    /// Waits for the next changes, at most `max`. `None`: there will be no more. None within the time: an
+    /// empty list.
     pub fn wait(&mut self, max: usize, timeout: Duration) -> Option<Vec<Change>> {
         let mut changes = Vec::new();
         let next = self.next.recv_many(&mut changes, max.max(1));
@@ -176,14 +177,14 @@ async fn follow_stream(stream: Arc<Stream>, tell: mpsc::Sender<Change>) {
     };
     let mut at = stream.cursor();
     let mut believed = told(whole(at)).await;
-    while let Some(standing) = believed {
+    while let Some(continuity) = believed {
         let news = tokio::select! {
             biased;
             () = stream.removed().cancelled() => {
                 told(Happened::Gone).await;
                 return;
             }
-            news = stream.news_after(at, standing, AHEAD) => news,
+            news = stream.news_after(at, continuity, AHEAD) => news,
         };
         match news {
             Ok(News::Entries(entries)) => {
@@ -192,7 +193,7 @@ async fn follow_stream(stream: Arc<Stream>, tell: mpsc::Sender<Change>) {
                     believed = told(Happened::Batch(entry)).await;
                 }
             }
-            Ok(News::Standing(_)) => believed = told(Happened::Standing).await,
+            Ok(News::Continuity(_)) => believed = told(Happened::Continuity).await,
             Err(loss) => {
                 at = stream.cursor();
                 believed = told(if loss == Loss::Expired { Happened::Lagged(at) } else { whole(at) }).await;

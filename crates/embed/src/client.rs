@@ -25,7 +25,7 @@ use tonic::service::interceptor::InterceptedService;
 
 use crate::changes::Changes;
 use crate::index::asking;
-use crate::picks::Routes;
+use crate::picks::{Calls, Routes};
 
 /// The name of the other plane here. Its engines are called `plane/NAME` behind the scenes.
 const LINK: &str = "plane";
@@ -33,6 +33,9 @@ const LINK: &str = "plane";
 /// How often it is looked whether everything is here, by somebody who waits for that. It depends on the link
 /// and on every stream, and none of them says when it was the last.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// Bytes of the ids of a prompt: some 16 million tokens.
+const MAX_IDS: usize = 64 << 20;
 
 /// How long tasks may take to end when the client is closed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -84,6 +87,7 @@ pub(crate) struct Open {
     /// Taken when it ends.
     runtime: Option<Runtime>,
     pub(crate) routes: Routes,
+    pub(crate) calls: Calls,
     address: String,
     credit: Vec<Trust>,
     /// The process whose threads follow the plane.
@@ -119,7 +123,8 @@ impl Client {
         let options = PlaneOptions { down_after, ..PlaneOptions::default() };
         let plane = Plane::start(Vec::new(), &options).map_err(|error| defect(&error))?;
         plane.add(vec![linked(spec)], Origin::Config).map_err(|error| defect(&error))?;
-        let routes = Routes::new(InterceptedService::new(endpoint.connect_lazy(), bearer));
+        let called = InterceptedService::new(endpoint.connect_lazy(), bearer);
+        let (routes, calls) = (Routes::new(called.clone()), Calls::new(called));
         drop(entered);
         let link = plane.engine(LINK).and_then(|engine| engine.link.clone());
         let link = link.ok_or_else(|| defect(&"it has no link"))?;
@@ -127,6 +132,7 @@ impl Client {
             plane,
             link,
             routes,
+            calls: calls.max_decoding_message_size(MAX_IDS),
             stop: CancellationToken::new(),
             handle: runtime.handle().clone(),
             runtime: Some(runtime),
@@ -197,7 +203,7 @@ impl Client {
         Ok(Changes::start(&self.open()?, streams))
     }
 
-    /// Follows nothing any more; whoever waits for changes is told that there will be none. A second time
+    /// Follows nothing any more; readers that wait for changes learn that there will be none. A second time
     /// changes nothing.
     pub fn close(&self) {
         let Some(open) = self.open.write().take() else { return };

@@ -1,10 +1,10 @@
-//! A recorder in the engine's own process: whoever publishes an engine's events hands them over here too, and
-//! whoever missed some asks here.
+//! A recorder in the engine's own process: the publisher of an engine's events hands them over here too, and
+//! readers that missed some ask here.
 //!
 //! [`Recorder`] is a stream that is fed by calls; [`RecoveryServer`] answers for one over HTTP, from a thread
 //! of its own. What a batch means and what is answered is decided in `stream`.
 //!
-//! And whoever routes asks here: [`Index`] is who holds how much of a prompt among recorders of this process,
+//! Routers ask here, too: [`Index`] is who holds how much of a prompt among recorders of this process,
 //! [`Client`] the same among the engines of a plane, from a copy that is kept here. What is looked up and
 //! credited is decided in `ingest`.
 

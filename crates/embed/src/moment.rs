@@ -6,7 +6,7 @@ use kvplane_wire::dynamo::WorkerKvQueryResponse;
 
 use crate::recorder::to_json;
 
-/// What a state may be worth and still be given out to readers who cannot be told.
+/// Trust levels at which a state is given to readers whose protocol cannot carry trust.
 const CREDIT: [Trust; 3] = [Trust::Exact, Trust::Lower, Trust::Unverified];
 
 /// Every number that a batch has is the one that it was handed over with.
@@ -24,10 +24,11 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// The state as a router is told it, or why it is not.
+    /// The state as a router reads it, or why it is withheld.
     pub fn recover(&self) -> WorkerKvQueryResponse {
-        let Snapshot { trust, standing, .. } = &self.snapshot;
-        refusal(&self.stream, trust, *standing).unwrap_or_else(|| self.worker.dump(&self.snapshot, NUMBERING))
+        let Snapshot { trust, continuity, .. } = &self.snapshot;
+        refusal(&self.stream, trust, *continuity)
+            .unwrap_or_else(|| self.worker.dump(&self.snapshot, NUMBERING))
     }
 
     /// The same as JSON.
@@ -36,7 +37,7 @@ impl Moment {
     }
 }
 
-/// What a reader is told instead of a state that is not worth giving out.
+/// The refusal that replaces a state whose trust is too low.
 pub(crate) fn refusal(
     stream: &StreamId,
     trust: &TrustState,

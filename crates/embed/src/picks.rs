@@ -1,10 +1,12 @@
-//! Decisions of the plane that is followed, and reports of what came of them: the only calls that wait for the plane.
+//! Decisions of the plane that is followed, and reports of what came of them: the only calls that wait for
+//! the plane.
 
 use std::time::Duration;
 
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_proto::Bearer;
 use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
 use kvplane_proto::kvplane::v1::routing_client::RoutingClient;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -15,7 +17,25 @@ use crate::client::Client;
 /// Calls to a plane's routing service, with the token that it wants.
 pub(crate) type Routes = RoutingClient<InterceptedService<Channel, Bearer>>;
 
+/// Calls to a plane about its streams.
+pub(crate) type Calls = PlaneClient<InterceptedService<Channel, Bearer>>;
+
 impl Client {
+    /// The ids of a prompt that is given as text.
+    pub fn tokenize(
+        &self,
+        request: proto::QueryRequest,
+        within: Duration,
+    ) -> Result<proto::TokenizeResponse, PublicError> {
+        let open = self.open()?;
+        let mut calls = open.calls.clone();
+        let mut request = Request::new(request);
+        request.set_timeout(within);
+        let answered =
+            open.handle.block_on(async { tokio::time::timeout(within, calls.tokenize(request)).await });
+        answer(answered)
+    }
+
     /// Where a prompt should go. Books the best endpoint, unless the request says otherwise.
     pub fn pick(
         &self,

@@ -95,7 +95,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder that has been told nothing.
+    /// A recorder without any input yet.
     pub fn new(settings: &Settings) -> Result<Self, PublicError> {
         settings.check()?;
         let id = StreamId::new(EngineId::new(&settings.engine), settings.rank);
@@ -143,7 +143,7 @@ impl Recorder {
         self.stream.hand_events(number, events)
     }
 
-    /// What a router is told that recovers.
+    /// The answer to a router that recovers.
     pub fn recover(&self, recovery: Recovery) -> Result<WorkerKvQueryResponse, NotAnswered> {
         if let Some(refusal) = recovery.refusal() {
             return Ok(refusal);
@@ -158,7 +158,7 @@ impl Recorder {
         Ok(self.refusal()?.unwrap_or(answer))
     }
 
-    /// What readers are told instead, if the state is not worth giving out now.
+    /// The refusal, if the state is not to be given out now.
     fn refusal(&self) -> Result<Option<WorkerKvQueryResponse>, NotAnswered> {
         let (trust, continuity) = self.stream.worth();
         // After the look at its worth: a stream that is being closed has a worth, and nothing in it.
@@ -201,7 +201,7 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // Nobody would be told of what it holds any more, nor may an index go on crediting it.
+        // Readers would not learn of changes any more, and an index must stop crediting it.
         self.close();
     }
 }

@@ -1,7 +1,8 @@
-//! `/kv_recover` of one recorder over HTTP, from a thread of its own: the engine's threads are not asked to answer.
+//! `/kv_recover` of one recorder over HTTP, from a thread of its own: the engine's threads are not asked to
+//! answer.
 //!
-//! Nobody is asked who he is: whoever reaches the port reads. So it is on loopback unless the caller says
-//! otherwise, and there a name that is not this machine's is refused.
+//! There is no authentication: anyone who reaches the port can read. So it is on loopback unless the caller
+//! says otherwise, and there a name that is not this machine's is refused.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -55,7 +56,7 @@ const LIMITS: Limits = Limits {
 /// What a request may have before its body, which nobody reads. Questions are short.
 const HEAD_BYTES: usize = 16 << 10;
 
-/// Whole states that are told at a time: each may be as large as the state itself.
+/// Whole states that are sent at a time: each may be as large as the state itself.
 const DUMPS: usize = 4;
 
 /// Why the server does not run.
@@ -112,7 +113,7 @@ impl RecoveryServer {
     pub fn shutdown(&mut self) {
         self.stop.cancel();
         if let Some(thread) = self.thread.take() {
-            // A panic has been told by its own thread, and nothing is left to do about it.
+            // The thread has printed its panic; nothing is left to do about it.
             let _ = thread.join();
         }
     }
@@ -163,7 +164,7 @@ async fn converse(stream: Guarded<TcpStream>, routes: Router, stop: Cancellation
         .max_buf_size(HEAD_BYTES)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     let mut connection = pin!(connection);
-    // However it ends, nobody is left to be told.
+    // Whatever the result, no caller is left to receive it.
     tokio::select! {
         _ = connection.as_mut() => return,
         () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
@@ -233,7 +234,7 @@ async fn kv_recover(
     match tokio::task::spawn_blocking(move || recorder.recover_json(recovery)).await {
         Ok(Ok(json)) => json_response(StatusCode::OK, json),
         Ok(Err(closed)) => refuse(StatusCode::SERVICE_UNAVAILABLE, closed.to_string()),
-        Err(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the state could not be told".to_owned()),
+        Err(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the state could not be read".to_owned()),
     }
 }
 

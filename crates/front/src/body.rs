@@ -31,7 +31,7 @@ pub(super) struct ClientBody {
 #[derive(Debug, Default)]
 pub struct UpstreamBody {
     state: State,
-    /// Whether a broken connection can be told in trailers.
+    /// Whether a broken connection can be reported in trailers.
     grpc: bool,
     call: Option<Call>,
 }

@@ -65,7 +65,7 @@ use target::Target;
 
 /// The methods that a front answers itself, on the engine's own service only: gateways probe the services of
 /// all engine kinds, and have to learn from the engine which of them it is. What changes the engine's cache
-/// is seen by whoever follows its stream, and works also where the engine has no gRPC server.
+/// is seen by subscribers of its stream, and works also where the engine has no gRPC server.
 const OWNED_METHODS: [&str; 4] = ["SubscribeKvEvents", "FlushCache", "StartProfile", "StopProfile"];
 
 /// What a front stands before, and how it behaves.
@@ -80,7 +80,7 @@ pub struct FrontOptions {
     pub service: String,
     /// How long one dial may take: name, TCP, TLS, and the engine's HTTP/2 settings.
     pub connect_timeout: Duration,
-    /// How long calls may go on after the front was told to stop.
+    /// How long calls may go on after the front was stopped.
     pub grace: Duration,
 }
 

@@ -91,7 +91,7 @@ async fn serve(
             connection.as_mut().graceful_shutdown();
             match timeout(grace, connection).await {
                 Ok(end) => end,
-                Err(_) => return info!("calls of a client were cut off"),
+                Err(_) => return info!("client's calls cut off"),
             }
         }
     };

@@ -54,7 +54,7 @@ struct Inner {
 struct Links {
     /// Filled from the front, so that the rest falls idle.
     open: Vec<Link>,
-    /// The dial that is going on: at most one, and whoever needs a connection meanwhile waits for it.
+    /// The dial that is going on: at most one; calls that need a connection meanwhile wait for it.
     dial: Option<watch::Receiver<Dial>>,
     outage: Outage,
 }

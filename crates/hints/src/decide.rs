@@ -10,7 +10,8 @@ use crate::policy::Policy;
 use crate::prefix::{CacheTier, PrefixHash};
 use crate::question::{Asked, Question, ReasonCode, Score, Verdict};
 
-/// A caller that wants its first token sooner than this (milliseconds) is served better by what is surely still there.
+/// A caller that wants its first token sooner than this (milliseconds) is served better by what is surely
+/// still there.
 const URGENT_TTFT_MS: i32 = 200;
 
 /// A replica that holds something of the prompt.
@@ -24,7 +25,7 @@ pub(crate) struct Candidate<Who> {
     pub(crate) freshness: f32,
     /// Of the coldest entry that matched.
     pub(crate) tier: CacheTier,
-    /// 0 where nothing was told.
+    /// 0 where nothing was reported.
     pub(crate) pressure: f32,
 }
 
@@ -65,7 +66,7 @@ pub(crate) struct Warm {
     pub(crate) replica: Arc<str>,
     pub(crate) hit_rate: f32,
     pub(crate) pressure: f32,
-    /// How recent these numbers are: 1 when they were just told, 0 when they say nothing any more.
+    /// How recent these numbers are: 1 when they were just reported, 0 when they say nothing any more.
     pub(crate) freshness: f32,
 }
 
@@ -164,7 +165,8 @@ fn scored<K: Knowledge>(
     ttft_ms: i32,
     minimum_matched_tokens: u32,
 ) -> Vec<(Score, (K::Who, usize))> {
-    // Runs of a chain by their blocks, which may have no tokens; exact matches, one entry each, by their tokens.
+    // Runs of a chain by their blocks, which may have no tokens; exact matches, one entry each, by their
+    // tokens.
     let reach = |candidate: &Candidate<K::Who>| (candidate.depth, candidate.matched_tokens);
     candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(reach(candidate)));
     let in_scope = known.replicas();
@@ -204,7 +206,7 @@ fn finite(score: f32) -> f32 {
     if score.is_nan() { 0.0 } else { score.min(f32::MAX) }
 }
 
-/// Whoever is in a hurry values what is fresh.
+/// Tenants in a hurry weigh freshness higher.
 fn urgency(ttft_ms: i32, freshness: f32) -> f32 {
     if (1..URGENT_TTFT_MS).contains(&ttft_ms) { 1.0 + freshness } else { 1.0 }
 }

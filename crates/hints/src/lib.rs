@@ -6,8 +6,8 @@
 //! engines heard here ──┘         Policies, Limits
 //! ```
 //!
-//! The decision is inference-cache's, rule by rule. Nothing in this room can carry a token: prefixes are hashes and
-//! counts. No IO; time is passed in as microseconds of the wall clock.
+//! The decision is inference-cache's, rule by rule. Nothing in this room can carry a token: prefixes are
+//! hashes and counts. No IO; time is passed in as microseconds of the wall clock.
 
 mod book;
 mod decide;

@@ -26,9 +26,9 @@ pub enum Happened<'a> {
     Cleared,
 }
 
-/// Is told of every change, under the book's lock: it must not wait, nor ask the book.
+/// Notified of every change, under the book's lock: it must not wait, nor ask the book.
 pub trait Observer: Send + Sync + std::fmt::Debug {
-    /// Whether anybody listens; if not, changes are not told.
+    /// Whether anybody listens; if not, changes are not notified.
     fn listens(&self) -> bool;
     /// Something changed for a replica.
     fn happened(&self, whose: Whose<'_>, what: Happened<'_>);

@@ -41,7 +41,7 @@ impl CacheTier {
     }
 }
 
-/// The hash of a prefix, as it is told. Eight bytes nearly always: a fingerprint in big-endian.
+/// The hash of a prefix, as reported. Eight bytes nearly always: a fingerprint in big-endian.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PrefixHash {
     /// Eight bytes.
@@ -67,7 +67,7 @@ impl PrefixHash {
         self.with_bytes(<[u8]>::to_vec)
     }
 
-    /// Lends the bytes that are told.
+    /// Lends the bytes that are sent.
     pub(crate) fn with_bytes<T>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
         match self {
             Self::Fingerprint(fingerprint) => read(&fingerprint.to_be_bytes()),
@@ -101,7 +101,7 @@ pub struct Prefix {
     /// The warmest place where it lies.
     pub tier: CacheTier,
     /// The engine itself says so, and says when it ends. Else nobody will: it is worth telling once, and
-    /// whoever was told forgets it in time.
+    /// receivers forget it in time.
     pub sure: bool,
     /// The adapter that it was computed with; empty for none.
     pub adapter: Arc<str>,

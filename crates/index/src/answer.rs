@@ -181,10 +181,11 @@ impl Answer<'_> {
 
     /// From how many blocks streams of this answer can go on that have equal needs, by level: as
     /// [`Resumption::resumable`] of what counts of their main blocks ([`Resumption::whole_units`]), with the
-    /// marks that [`Index::set_sides`] told. With a `side`, as if that one alone counted. `depths` gets one
+    /// marks that [`Index::set_sides`] set. With a `side`, as if that one alone counted. `depths` gets one
     /// for each, in order.
     ///
-    /// Marks are read when they are asked for: of a stream that is written to meanwhile, some may be older than others.
+    /// Marks are read when they are asked for: of a stream that is written to meanwhile, some may be older
+    /// than others.
     pub fn resume(
         &mut self,
         found: &[Match],

@@ -11,7 +11,8 @@ use std::ptr::NonNull;
 
 /// Rooms come in multiples of a cache line.
 pub(crate) const LINE: usize = 64;
-/// The largest room. Miri looks at all of a slice whenever it is made anew, and tables are slices: smaller ones there.
+/// The largest room. Miri looks at all of a slice whenever it is made anew, and tables are slices: smaller
+/// ones there.
 pub(crate) const LARGEST: usize = if cfg!(miri) { 4 * 1024 } else { 32 * 1024 };
 
 /// One huge page. Under miri less: it keeps notes of every word, and goes through them often.
@@ -36,7 +37,7 @@ pub(crate) struct Room {
     pub(crate) bytes: u32,
 }
 
-// SAFETY: a room is a piece of memory that whoever has it owns; it is tied to no thread.
+// SAFETY: a room is a piece of memory that its holder owns; it is tied to no thread.
 unsafe impl Send for Room {}
 
 /// A line of a chunk.
@@ -156,7 +157,8 @@ impl Arena {
         let layout = chunk_layout();
         // SAFETY: the layout has a size.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-        // A small index costs the pages that it uses; from the second chunk on it is large enough for huge ones.
+        // A small index costs the pages that it uses; from the second chunk on it is large enough for huge
+        // ones.
         let others = self.chunks.iter().flatten().count();
         back(start, others > 0);
         if others == 1 {
@@ -188,14 +190,16 @@ fn back(chunk: NonNull<u8>, huge: bool) {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
         let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-        // SAFETY: the chunk is ours, aligned and of this length; the call changes how it is backed, not what is in it.
+        // SAFETY: the chunk is ours, aligned and of this length; the call changes how it is backed, not what
+        // is in it.
         unsafe { libc::madvise(chunk.as_ptr().cast(), CHUNK, advice) };
     }
     #[cfg(not(all(target_os = "linux", not(miri))))]
     let _ = (chunk, huge);
 }
 
-/// Gives the whole pages of a free range back to the system. They read as zeros until something is written to them.
+/// Gives the whole pages of a free range back to the system. They read as zeros until something is written to
+/// them.
 fn drop_pages(start: NonNull<u8>, bytes: usize) {
     // Miri has no madvise.
     #[cfg(all(target_os = "linux", not(miri)))]
@@ -222,7 +226,7 @@ fn chunk_layout() -> Layout {
 impl Drop for Arena {
     fn drop(&mut self) {
         for number in 0..self.chunks.len() as u32 {
-            // Whoever drops the arena has no reader left.
+            // An arena that is dropped has no reader left.
             self.release(number);
         }
     }
@@ -259,7 +263,8 @@ mod tests {
                 rooms.push((room, mark));
             }
         }
-        // A room has 16 KiB on average; a tenth more is what the holes between them may take, and the last chunk.
+        // A room has 16 KiB on average; a tenth more is what the holes between them may take, and the last
+        // chunk.
         let chunks = arena.chunks.iter().flatten().count();
         assert!(
             chunks * CHUNK < arena.bytes() + arena.bytes() / 8 + 2 * CHUNK,

@@ -11,7 +11,8 @@ use crate::extent::{Extent, ROOT};
 use crate::matching::prefetch;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Slots of a bucket; with the count of those that did not fit it fills a line. Under loom there are fewer to try.
+/// Slots of a bucket; with the count of those that did not fit it fills a line. Under loom there are fewer to
+/// try.
 pub(crate) const SLOTS: usize = if cfg!(loom) { 2 } else { 7 };
 /// Addresses have 48 bits; the tag has the rest.
 const TAG: u32 = 48;
@@ -20,7 +21,8 @@ const TAG: u32 = 48;
 #[repr(align(64))]
 struct Bucket {
     slots: [AtomicU64; SLOTS],
-    /// Edges that belong here and lie in a later bucket: how many, and (in the upper half) how far the farthest may be.
+    /// Edges that belong here and lie in a later bucket: how many, and (in the upper half) how far the
+    /// farthest may be.
     elsewhere: AtomicU64,
 }
 
@@ -130,8 +132,8 @@ impl Edges {
                     // The contents come at the same time as the header.
                     prefetch(extent.wrapping_add(1));
                     prefetch(extent.wrapping_add(1).wrapping_byte_add(LINE));
-                    // SAFETY: an extent that the table names is not freed before every reader that sat down earlier
-                    // is gone; the writer unlinks before it frees.
+                    // SAFETY: an extent that the table names is not freed before every reader that sat down
+                    // earlier is gone; the writer unlinks before it frees.
                     let extent = unsafe { &*extent };
                     if is_it(extent) {
                         return Some(extent);

@@ -45,7 +45,8 @@ impl Epochs {
     /// The reader sits down. From here on nothing it can reach is used again, until it stands up.
     pub(crate) fn enter(&self, seat: &Seat) {
         seat.since.store(self.now.load(Ordering::Acquire), Ordering::Release);
-        // Either the writer, after unlinking, sees this seat taken, or this reader sees what was unlinked as gone.
+        // Either the writer, after unlinking, sees this seat taken, or this reader sees what was unlinked as
+        // gone.
         fence(Ordering::SeqCst);
     }
 

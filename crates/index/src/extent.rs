@@ -5,18 +5,20 @@
 //!   one line is all that most questions read, beside the contents they compare
 //! ```
 //!
-//! **Who holds what.** A lane (a stream, up to a tier) holds the first `cutoff` blocks of an extent. Lanes that share
-//! one cutoff form the *crowd*; any other has an entry of its own, and an entry goes before a bit in the
-//! crowd. What a lane holds behind a hole is the writer's business: no answer depends on it.
+//! **Who holds what.** A lane (a stream, up to a tier) holds the first `cutoff` blocks of an extent. Lanes
+//! that share one cutoff form the *crowd*; any other has an entry of its own, and an entry goes before a bit
+//! in the crowd. What a lane holds behind a hole is the writer's business: no answer depends on it.
 //!
 //! **What readers may rely on**, since they take no lock:
 //! - contents below `len` do not change while a reader sits that could have read that `len` (see `epoch`);
-//! - a spot means another block only when no reader sits that knew it as the block before. So whoever compared contents with a prompt may
-//!   look for what follows them, and may believe a cutoff that it reads later;
-//! - a lane's cutoff changes by one store: to its entry, or to its bit. A bit is set or cleared, and an entry removed, only when the other
-//!   says the same already. Readers look at entries first, then at the crowd and once at each of its words, so that what they
-//!   read was true at one moment in between;
-//! - whatever cannot be said by one store is built aside as a new extent and put in place by one store to its edge.
+//! - a spot means another block only when no reader sits that knew it as the block before. So a reader that
+//!   compared contents with a prompt may look for what follows them, and may believe a cutoff that it reads
+//!   later;
+//! - a lane's cutoff changes by one store: to its entry, or to its bit. A bit is set or cleared, and an entry
+//!   removed, only when the other says the same already. Readers look at entries first, then at the crowd and
+//!   once at each of its words, so that what they read was true at one moment in between;
+//! - whatever cannot be said by one store is built aside as a new extent and put in place by one store to its
+//!   edge.
 
 use std::ptr::NonNull;
 
@@ -41,7 +43,8 @@ pub(crate) struct Extent {
     len: AtomicU32,
     /// Entries from here on are empty.
     used: AtomicU32,
-    /// The spot of the first block. Block i has spot `origin + i`, for ever: a split leaves spots as they are.
+    /// The spot of the first block. Block i has spot `origin + i`, for ever: a split leaves spots as they
+    /// are.
     pub(crate) origin: u64,
     /// The spot of the block before the first.
     pub(crate) parent: u64,
@@ -181,8 +184,8 @@ impl Extent {
         let extent = room.start.cast::<Self>();
         // For `start`, and for the edges, which keep addresses.
         room.start.as_ptr().expose_provenance();
-        // SAFETY: the room is fresh, a multiple of a line long and aligned to one, and has space for the header and
-        // `capacity` contents behind it.
+        // SAFETY: the room is fresh, a multiple of a line long and aligned to one, and has space for the
+        // header and `capacity` contents behind it.
         unsafe {
             extent.write(header);
             let start = extent.add(1).cast::<u64>().as_ptr();
@@ -191,7 +194,8 @@ impl Extent {
         extent
     }
 
-    /// What the writer noted of the same extent, before it moved here. Slots behind the end are fresh, spots are not.
+    /// What the writer noted of the same extent, before it moved here. Slots behind the end are fresh, spots
+    /// are not.
     pub(crate) fn take_notes(&self, old: &Self) {
         self.take_spots(old, 0);
         self.notes.limit.set(old.notes.limit.get());
@@ -200,7 +204,8 @@ impl Extent {
         self.notes.skipped.set(old.notes.skipped.get());
     }
 
-    /// From a block of another extent on, this one has its spots, and those behind the end meant something there.
+    /// From a block of another extent on, this one has its spots, and those behind the end meant something
+    /// there.
     pub(crate) fn take_spots(&self, old: &Self, from: u32) {
         let high = old.notes.high.get() - from;
         self.notes.high.set(high);
@@ -224,8 +229,8 @@ impl Extent {
     #[inline]
     pub(crate) fn contents(&self) -> &[u64] {
         let len = self.len() as usize;
-        // SAFETY: slots below `len` were written before `len` was published, and are not written again while anyone
-        // sits who could have read this `len` (the writer waits for that before it uses a slot again).
+        // SAFETY: slots below `len` were written before `len` was published, and are not written again while
+        // anyone sits who could have read this `len` (the writer waits for that before it uses a slot again).
         unsafe { std::slice::from_raw_parts(self.start(), len) }
     }
 

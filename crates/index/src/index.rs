@@ -10,8 +10,8 @@ use crate::sync::{Mutex, hand_over};
 use crate::writer::Writer;
 use crate::{Block, Operation, Options, Refused, Slot, Stats};
 
-/// Blocks that [`Index::apply`] changes before it hands the lock over: a fraction of a millisecond. An operation
-/// with more blocks is not divided. Few under loom and miri, so that tests reach it.
+/// Blocks that [`Index::apply`] changes before it hands the lock over: a fraction of a millisecond. An
+/// operation with more blocks is not divided. Few under loom and miri, so that tests reach it.
 const HOLD: usize = if cfg!(any(loom, miri)) { 4 } else { 1024 };
 
 /// All streams of one keyspace.
@@ -41,8 +41,8 @@ impl Index {
     }
 
     /// Applies the changes of a batch in order, under one lock. A long batch hands the lock over from time to
-    /// time to whoever waits for it. Stops after an operation that was refused: pass the iterator by reference
-    /// to go on with the rest.
+    /// time to the next that waits for it. Stops after an operation that was refused: pass the iterator by
+    /// reference to go on with the rest.
     pub fn apply<'a>(
         &self,
         slot: Slot,
@@ -65,8 +65,8 @@ impl Index {
         Ok(())
     }
 
-    /// Consecutive blocks got a copy in a tier. `parent` is the block before the first, `None` at the start of a
-    /// prompt. Each call adds a copy; [`Self::remove`] takes one away.
+    /// Consecutive blocks got a copy in a tier. `parent` is the block before the first, `None` at the start
+    /// of a prompt. Each call adds a copy; [`Self::remove`] takes one away.
     pub fn store(
         &self,
         slot: Slot,
@@ -89,8 +89,8 @@ impl Index {
     }
 
     /// Which sides hold blocks of the stream, as they do now: each block's marks and no others. They go when
-    /// the stream loses the block from its last tier, and count again when they are told again. Of a block
-    /// that the stream does not hold, nothing is kept. Where two hashes name one block, what was told last
+    /// the stream loses the block from its last tier, and count again when they are set again. Of a block
+    /// that the stream does not hold, nothing is kept. Where two hashes name one block, what was set last
     /// counts, until either goes.
     pub fn set_sides(&self, slot: Slot, marks: &[(u64, Marks)]) -> Result<(), Refused> {
         if marks.is_empty() {
@@ -105,8 +105,8 @@ impl Index {
         self.writer.lock().clear(slot);
     }
 
-    /// Frees about this many blocks of streams that went or were cleared. Says whether there are more: some may
-    /// have to wait until a question is answered that was asked before. Stores do a little of this by
+    /// Frees about this many blocks of streams that went or were cleared. Says whether there are more: some
+    /// may have to wait until a question is answered that was asked before. Stores do a little of this by
     /// themselves.
     pub fn reclaim(&self, blocks: usize) -> bool {
         self.writer.lock().reclaim(blocks)

@@ -49,12 +49,12 @@ pub use reader::Reader;
 
 use kvplane_core::{Marks, Tier};
 
-/// How many levels an answer has: one per tier that can be credited, each counting itself and everything warmer.
-/// A block in [`Tier::Unknown`] is never credited, and an index is not told of it.
+/// How many levels an answer has: one per tier that can be credited, each counting itself and everything
+/// warmer. A block in [`Tier::Unknown`] is never credited, and does not reach an index.
 pub const LEVELS: usize = Tier::Unknown as usize;
 
-/// Blocks of the prompt that a stream holds, from the first on without a gap: by level, in the order of [`Tier::ALL`].
-/// `depths[T]` counts blocks that lie in T or in a warmer tier.
+/// Blocks of the prompt that a stream holds, from the first on without a gap: by level, in the order of
+/// [`Tier::ALL`]. `depths[T]` counts blocks that lie in T or in a warmer tier.
 pub type Depths = [u32; LEVELS];
 
 /// A stream's place in an index. Given out by [`Index::add_stream`], void after [`Index::remove_stream`].
@@ -148,8 +148,8 @@ pub struct Stats {
     pub streams: usize,
     /// (stream, block) pairs.
     pub blocks: usize,
-    /// Different blocks, once each however many streams hold them. A block that is missing between two others of its
-    /// prefix counts too.
+    /// Different blocks, once each however many streams hold them. A block that is missing between two others
+    /// of its prefix counts too.
     pub distinct: usize,
     /// Blocks that wait for a parent.
     pub waiting: usize,

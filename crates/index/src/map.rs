@@ -130,7 +130,7 @@ impl Bucket {
     }
 }
 
-/// The buckets of a table, in a room of an arena. Whoever drops them gives the room back first.
+/// The buckets of a table, in a room of an arena. The room is given back before they are dropped.
 #[derive(Debug)]
 struct Buckets {
     room: Room,
@@ -149,7 +149,8 @@ impl Buckets {
     }
 
     fn free(self, arena: &mut Arena) {
-        // SAFETY: taken from the arena that all tables of a writer use, and given back once, since this consumes it.
+        // SAFETY: taken from the arena that all tables of a writer use, and given back once, since this
+        // consumes it.
         unsafe { arena.give_back(self.room) };
     }
 }
@@ -294,7 +295,8 @@ impl Table {
         self.len -= 1;
     }
 
-    /// A table with those blocks of this one that are chosen by their mixed hash; `None` if it has too few buckets.
+    /// A table with those blocks of this one that are chosen by their mixed hash; `None` if it has too few
+    /// buckets.
     fn copied(
         &self,
         buckets: usize,
@@ -402,7 +404,8 @@ impl Map {
         Before::Absent
     }
 
-    /// A block is in these tiers no more. Says where it lies and in which tiers it was, if it was in any of them.
+    /// A block is in these tiers no more. Says where it lies and in which tiers it was, if it was in any of
+    /// them.
     pub(crate) fn take(&mut self, hash: u64, tiers: u8) -> Option<(u32, u8)> {
         let mixed = mix(hash, self.seed);
         let id = self.table_of(mixed);
@@ -499,7 +502,8 @@ impl Map {
         }
     }
 
-    /// The blocks of one table: (hash, place, tiers). Tables are numbered from 0; there is none from `tables` on.
+    /// The blocks of one table: (hash, place, tiers). Tables are numbered from 0; there is none from `tables`
+    /// on.
     pub(crate) fn table(&self, id: usize) -> impl Iterator<Item = (u64, u32, u8)> + '_ {
         self.tables[id].iter()
     }

@@ -1,7 +1,8 @@
 //! The naive model: what the index must answer, written so that it can be seen to be right.
 //!
-//! One node per distinct prefix, one entry per (stream, engine's hash). A question walks the nodes and asks for each
-//! whether anything of the stream lies there. Nothing is ever reclaimed. It is the oracle of the tests.
+//! One node per distinct prefix, one entry per (stream, engine's hash). A question walks the nodes and asks
+//! for each whether anything of the stream lies there. Nothing is ever reclaimed. It is the oracle of the
+//! tests.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -26,7 +26,8 @@ impl Hashes for Slice<'_> {
     }
 }
 
-/// The hashes of a prompt that grows: a conversation keeps one from turn to turn, and only what is new is hashed.
+/// The hashes of a prompt that grows: a conversation keeps one from turn to turn, and only what is new is
+/// hashed.
 #[derive(Debug)]
 pub struct Prompt {
     namespace: Namespace,

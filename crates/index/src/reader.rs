@@ -1,4 +1,5 @@
-//! Readers: follow a prompt down the trie. No lock, no write that anybody else reads but the writer, no waiting.
+//! Readers: follow a prompt down the trie. No lock, no write that anybody else reads but the writer, no
+//! waiting.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -175,8 +176,8 @@ impl Reader {
         Answer { reader: self, buffer }
     }
 
-    /// Of the lanes that hold everything before an extent: who holds its first `matched` blocks too. The others hold so
-    /// much and no more.
+    /// Of the lanes that hold everything before an extent: who holds its first `matched` blocks too. The
+    /// others hold so much and no more.
     fn descend(&self, extent: &Extent, base: u32, matched: u32, alive: Alive, buffer: &mut Buffer) -> Alive {
         let before = match alive {
             Alive::Word(word) => return Alive::Word(descend_word(extent, base, matched, word, buffer)),

@@ -14,7 +14,8 @@ use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 pub(crate) struct LaneInfo {
     owner: AtomicU64,
     marker: AtomicU32,
-    /// The slot of its stream (upper half), and the levels that it stands for: from (inclusive), to (exclusive).
+    /// The slot of its stream (upper half), and the levels that it stands for: from (inclusive), to
+    /// (exclusive).
     place: AtomicU64,
 }
 
@@ -100,8 +101,8 @@ impl Shared {
 
     #[inline]
     pub(crate) fn edges(&self) -> &Edges {
-        // SAFETY: a table that was replaced is freed only when nobody sits who could have read it here; the writer
-        // replaces it itself.
+        // SAFETY: a table that was replaced is freed only when nobody sits who could have read it here; the
+        // writer replaces it itself.
         unsafe { &*self.edges.load(Ordering::Acquire) }
     }
 
@@ -173,7 +174,7 @@ impl Old {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: whoever drops this is the last who knows it; the tables came from boxes.
+        // SAFETY: the last reference is being dropped; the tables came from boxes.
         unsafe {
             drop(Box::from_raw(self.edges.load(Ordering::Relaxed)));
             drop(Box::from_raw(self.prefixes.load(Ordering::Relaxed)));

@@ -1,4 +1,5 @@
-//! What readers and writers share: the standard atomics and the usual lock, or loom's when it explores interleavings.
+//! What readers and writers share: the standard atomics and the usual lock, or loom's when it explores
+//! interleavings.
 
 #[cfg(not(loom))]
 mod real {

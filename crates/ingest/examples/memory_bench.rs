@@ -1,9 +1,11 @@
-//! What streams and their blocks take, in the process's own memory: idle streams, and blocks with different windows.
+//! What streams and their blocks take, in the process's own memory: idle streams, and blocks with different
+//! windows.
 //!
 //! `cargo run --release -p kvplane-ingest --example memory_bench streams [STREAMS]`
 //! `cargo run --release -p kvplane-ingest --example memory_bench blocks [ENGINES] [BLOCKS] [WINDOW]`
 //!
-//! One measurement a process: memory that was given back is used again. Without huge pages, as `kvplane serve` is.
+//! One measurement a process: memory that was given back is used again. Without huge pages, as `kvplane
+//! serve` is.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 

@@ -161,8 +161,8 @@ async fn fanout(subscribers: usize) -> (f64, f64) {
     (BATCHES as f64 / seconds, cpu * 1e6 / BATCHES as f64)
 }
 
-/// Batches a second, and CPU microseconds a batch: several streams of one model, each fed by its own thread, and
-/// all in one index if there is a catalog.
+/// Batches a second, and CPU microseconds a batch: several streams of one model, each fed by its own thread,
+/// and all in one index if there is a catalog.
 fn beside_index(streams: usize, chains: u64, blocks: u64, catalog: Option<&Arc<Catalog>>) -> (f64, f64) {
     const EVENTS: u64 = 1_600_000;
     const CHUNK: u64 = 40_000;

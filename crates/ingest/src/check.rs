@@ -45,7 +45,7 @@ pub enum AddError {
     },
     /// Two streams that could not be distinguished.
     #[error(
-        "engines {first:?} and {second:?} share {address} and topic {topic:?}: their messages cannot be told apart; give each a `topic`, or an address, of its own"
+        "engines {first:?} and {second:?} share {address} and topic {topic:?}: their messages cannot be distinguished; give each a `topic`, or an address, of its own"
     )]
     SharedTopic {
         /// One of them.

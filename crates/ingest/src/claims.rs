@@ -49,7 +49,8 @@ impl<S: Eq + Hash + Clone> Claims<S> {
         *proof = (*proof).max(Some(at));
     }
 
-    /// The oldest proof among the connections that nobody has claimed; `None` if there is none, or one without proof.
+    /// The oldest proof among the connections that nobody has claimed; `None` if there is none, or one
+    /// without proof.
     pub(crate) fn unclaimed(&self) -> Option<Instant> {
         let claimed: HashSet<u64> = self.claimed.values().copied().collect();
         let unclaimed = self.proofs.iter().filter(|(connection, _)| !claimed.contains(connection));

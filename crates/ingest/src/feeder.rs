@@ -84,7 +84,9 @@ impl Feeder {
         self.stream.remark(Said::of(&happening));
         let stream = self.stream.id();
         match happening {
-            Happening::Standing(standing) => info!(%stream, continuity = %standing, "continuity changed"),
+            Happening::Continuity(continuity) => {
+                info!(%stream, continuity = %continuity, "continuity changed");
+            }
             Happening::Trust(Trust::Exact, _) => info!(%stream, trust = %Trust::Exact, "trust changed"),
             Happening::Trust(trust, reason) => {
                 let reason = reason.map_or("none", kvplane_core::Reason::as_str);

@@ -1,13 +1,15 @@
 //! Hints from an engine's `/metrics`: when its process started, how many blocks it has.
 //!
-//! They support a verdict and never decide alone: with several API servers they are absent, and they name the front
-//! end rather than the publisher.
+//! They support a verdict and never decide alone: with several API servers they are absent, and they name the
+//! front end rather than the publisher.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_transport::{HttpClient, MAX_PAGE};
 
 use crate::metrics_page::label;
+use crate::provenance::Provenance;
 
 /// What an engine says about itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -20,8 +22,29 @@ pub(crate) struct Hint {
 /// A front end that does not answer its metrics within this is no help.
 const DEADLINE: Duration = Duration::from_secs(2);
 
+/// Where hints about one engine come from.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct HintSource {
+    /// Its HTTP server.
+    pub(crate) http: Option<String>,
+    /// Who found it.
+    pub(crate) provenance: Option<Arc<Provenance>>,
+}
+
+impl HintSource {
+    /// The engine's own word; of one without an HTTP server, when its container started. Never one and then the other: they
+    /// differ by the seconds that the engine takes.
+    pub(crate) async fn fetch(&self, client: &HttpClient) -> Hint {
+        if let Some(base) = &self.http {
+            return fetch(client, base).await;
+        }
+        let started = self.provenance.as_ref().and_then(|provenance| provenance.started_ms());
+        Hint { start_time_ms: started, usable_blocks: None }
+    }
+}
+
 /// The engine's hint; empty if it has none or does not answer.
-pub(crate) async fn fetch(client: &HttpClient, base: &str) -> Hint {
+async fn fetch(client: &HttpClient, base: &str) -> Hint {
     match client.get(base, "/metrics", MAX_PAGE, DEADLINE).await {
         Ok((status, page)) if status.is_success() => {
             std::str::from_utf8(&page).map(parse).unwrap_or_default()

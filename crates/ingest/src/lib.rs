@@ -7,8 +7,8 @@
 //! Each stream also feeds an index, in the [`Catalog`](kvplane_catalog::Catalog): there a whole model is
 //! asked who holds a prompt, without a stream's lock.
 //!
-//! This room decides nothing about continuity: it carries what happened to the recorder, and the recorder's questions
-//! to the outside.
+//! This room decides nothing about continuity: it carries what happened to the recorder, and the recorder's
+//! questions to the outside.
 
 mod check;
 mod chronicle;
@@ -19,6 +19,8 @@ mod hint;
 mod metrics_page;
 mod peers;
 mod plane;
+mod provenance;
+mod questions;
 mod ranks;
 mod shared_source;
 mod source;
@@ -35,6 +37,7 @@ pub use kvplane_socket::Endpoint;
 pub use metrics_page::{Sample, samples};
 pub use peers::{MAX_PEERS, PeerCounts, PeerOptions, Peers, TooManyPeers};
 pub use plane::{Engine, Engines, Plane};
+pub use provenance::{Finding, Provenance};
 pub use ranks::{RankReader, follow_ranks};
 pub use source::*;
 pub use spec::{CacheSpec, ControlSpec, DEFAULT_ROUTING_GROUP, EngineSpec, Origin, PlaneOptions};

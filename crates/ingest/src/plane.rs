@@ -290,7 +290,7 @@ impl Plane {
         stream.remark(Said::new(
             "members",
             Mood::Plain,
-            "the rank was removed: what it held does not count any more",
+            "the rank was removed: its blocks are no longer counted",
         ));
         Ok(())
     }

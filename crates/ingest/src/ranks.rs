@@ -106,7 +106,7 @@ async fn follow<R: RankReader>(stream: Arc<Stream>, mut reader: R, leave: Cancel
             }
         }
         let Some(snapshot) = leave.run_until_cancelled(stream.snapshot()).await else { return Some(reader) };
-        let (mut cursor, mut standing) = (snapshot.cursor, snapshot.standing);
+        let (mut cursor, mut continuity) = (snapshot.cursor, snapshot.continuity);
         reader = aside(reader, move |reader| reader.load(&snapshot)).await?;
         loop {
             let news = async {
@@ -114,16 +114,16 @@ async fn follow<R: RankReader>(stream: Arc<Stream>, mut reader: R, leave: Cancel
                     biased;
                     // A protocol without a trust field must not go on serving a stream that fell silent.
                     () = stream.stale() => None,
-                    news = stream.news_after(cursor, standing, READ) => Some(news),
+                    news = stream.news_after(cursor, continuity, READ) => Some(news),
                 }
             };
             let Some(news) = leave.run_until_cancelled(news).await else { return Some(reader) };
             let Some(news) = news else { break };
             let entries = match news {
                 Ok(News::Entries(entries)) => entries,
-                Ok(News::Standing(Continuity::Down)) => break,
-                Ok(News::Standing(now)) => {
-                    standing = now;
+                Ok(News::Continuity(Continuity::Down)) => break,
+                Ok(News::Continuity(now)) => {
+                    continuity = now;
                     continue;
                 }
                 Err(_) => {
@@ -135,7 +135,7 @@ async fn follow<R: RankReader>(stream: Arc<Stream>, mut reader: R, leave: Cancel
                 }
             };
             cursor.sequence = entries.last().map_or(cursor.sequence, |last| last.sequence);
-            standing = entries.iter().rev().find_map(|entry| entry.standing).unwrap_or(standing);
+            continuity = entries.iter().rev().find_map(|entry| entry.continuity).unwrap_or(continuity);
             let goes_on;
             (reader, goes_on) = take(reader, entries).await?;
             if !goes_on {
@@ -145,14 +145,14 @@ async fn follow<R: RankReader>(stream: Arc<Stream>, mut reader: R, leave: Cancel
     }
 }
 
-/// Waits until a stream is wanted. Whatever may make it so is an entry, another life, or another standing.
+/// Waits until a stream is wanted. Whatever may make it so is an entry, another life, or another continuity.
 async fn wanted<R: RankReader>(stream: &Stream, reader: &mut R) {
     loop {
-        let (cursor, standing) = (stream.cursor(), stream.standing());
+        let (cursor, continuity) = (stream.cursor(), stream.continuity());
         if reader.wants(&stream.status()) {
             return;
         }
-        let _ = stream.news_after(cursor, standing, 1).await;
+        let _ = stream.news_after(cursor, continuity, 1).await;
     }
 }
 
@@ -179,7 +179,8 @@ fn is_much(entries: &[Arc<Entry>]) -> bool {
     entries.iter().flat_map(|entry| &entry.transitions).map(blocks).sum::<usize>() > FEW_BLOCKS
 }
 
-/// Does something with a reader on the blocking pool. `None` when the process ends, or the reader has a defect.
+/// Does something with a reader on the blocking pool. `None` when the process ends, or the reader has a
+/// defect.
 async fn aside<R: RankReader>(mut reader: R, work: impl FnOnce(&mut R) + Send + 'static) -> Option<R> {
     let work = move || {
         work(&mut reader);

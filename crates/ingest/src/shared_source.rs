@@ -94,7 +94,8 @@ impl SharedSource {
     }
 }
 
-/// Feeds one stream from its engine's one source, which is started with the first: `run`, a task called `name`.
+/// Feeds one stream from its engine's one source, which is started with the first: `run`, a task called
+/// `name`.
 pub(crate) fn share<F>(opening: Opening<'_>, name: &'static str, run: impl FnOnce(Arc<Ranks>, Duration) -> F)
 where
     F: Future<Output = ()> + Send + 'static,

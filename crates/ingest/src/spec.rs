@@ -1,6 +1,7 @@
 //! What a plane is made of, as configured.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_core::{EngineId, EngineKind, default_worker_id};
@@ -8,6 +9,7 @@ use kvplane_stream::{Duplicates, Limits, OnGap};
 use kvplane_transport::grpc::GrpcSpec;
 
 use crate::peers::PeerOptions;
+use crate::provenance::Provenance;
 use crate::source::Source;
 use crate::token_file::{TokenFileError, read_token};
 
@@ -23,7 +25,8 @@ pub struct EngineSpec {
     pub kind: EngineKind,
     /// The model it serves.
     pub model: String,
-    /// Among which engines prompts of this model are routed; [`DEFAULT_ROUTING_GROUP`] unless somebody said so.
+    /// Among which engines prompts of this model are routed; [`DEFAULT_ROUTING_GROUP`] unless somebody said
+    /// so.
     pub routing_group: String,
     /// Whose prompts it serves, where hints are asked for by tenant; absent where nobody said so.
     pub tenant: Option<String>,
@@ -43,6 +46,8 @@ pub struct EngineSpec {
     pub http: Option<String>,
     /// How it is asked to do something, besides over `http`.
     pub control: ControlSpec,
+    /// Who found it; absent where somebody described it.
+    pub provenance: Option<Arc<Provenance>>,
 }
 
 impl EngineSpec {
@@ -62,6 +67,7 @@ impl EngineSpec {
             max_silence: None,
             http: None,
             control: ControlSpec::default(),
+            provenance: None,
         }
     }
 
@@ -119,6 +125,8 @@ pub enum Origin {
     Register,
     /// The other plane that it comes from.
     Upstream,
+    /// A cluster that is watched.
+    Kubernetes,
 }
 
 impl Origin {
@@ -129,6 +137,7 @@ impl Origin {
             Self::Api => "api",
             Self::Register => "register",
             Self::Upstream => "upstream",
+            Self::Kubernetes => "kubernetes",
         }
     }
 }

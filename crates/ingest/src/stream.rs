@@ -99,7 +99,8 @@ pub struct StreamStatus {
     pub trouble: Option<Trouble>,
     /// How often each kind of trouble began.
     pub troubles: Vec<(Trouble, u64)>,
-    /// Time since the last event: since it was applied, or since the engine's stamp if it came after the fact.
+    /// Time since the last event: since it was applied, or since the engine's stamp if it came after the
+    /// fact.
     pub since_last_event: Option<Duration>,
     /// From the engine's stamp of the last batch until it was applied here, where it stamps with the time of
     /// day and the batch was heard as it happened. What their clocks differ by is in it.
@@ -152,8 +153,8 @@ pub struct Stream {
     changed: Notify,
     /// Something is in the window that nobody has been woken for.
     unannounced: AtomicBool,
-    /// The snapshot that was taken last and when it was begun, while somebody still uses it. A caller that takes
-    /// one, on a task or on a thread, holds this: two at once would end each other's for ever.
+    /// The snapshot that was taken last and when it was begun, while somebody still uses it. A caller that
+    /// takes one, on a task or on a thread, holds this: two at once would end each other's for ever.
     snapshot: tokio::sync::Mutex<(Duration, Weak<Snapshot>)>,
     removed: CancellationToken,
     /// With what a report about a request that is sent now would be accepted.
@@ -255,7 +256,8 @@ impl Stream {
         &self.id
     }
 
-    /// Feeds the recorder. Who waits for news is woken by [`Self::announce`], so that a burst wakes them once.
+    /// Feeds the recorder. Who waits for news is woken by [`Self::announce`], so that a burst wakes them
+    /// once.
     pub fn feed(&self, input: impl FnOnce(&mut Recorder, Now)) -> Outcome {
         let now = self.clock.now();
         let mut inner = self.inner.lock();
@@ -281,8 +283,8 @@ impl Stream {
         outcome
     }
 
-    /// Takes the stream off the plane. Followers learn of it by [`Self::removed`] first; then what it holds is let
-    /// go of, and nothing is recorded any more.
+    /// Takes the stream off the plane. Followers learn of it by [`Self::removed`] first; then what it holds
+    /// is let go of, and nothing is recorded any more.
     pub(crate) fn remove(&self) -> Outcome {
         self.removed.cancel();
         self.leave_index();
@@ -364,7 +366,7 @@ impl Stream {
     pub fn go_beyond(&self, cursor: Cursor) {
         self.feed(|recorder, _| {
             if recorder.ledger().cursor() == cursor && !recorder.is_mirror() {
-                recorder.ledger_mut().note_nothing();
+                recorder.note_nothing();
             }
         });
         self.announce();
@@ -423,7 +425,7 @@ impl Stream {
             }
             let Inner { recorder, troubles, .. } = inner;
             let is_idle = seen.cursor == recorder.ledger().cursor()
-                && seen.continuity == recorder.standing()
+                && seen.continuity == recorder.continuity()
                 && seen.counters == recorder.counters()
                 && seen.trouble == troubles.now();
             if is_idle {
@@ -442,7 +444,7 @@ impl Stream {
         let journal = inner.recorder.ledger();
         let age = self.freshness.age();
         StreamStatus {
-            continuity: self.freshness.judge(inner.recorder.standing(), age),
+            continuity: self.freshness.judge(inner.recorder.continuity(), age),
             age,
             trust: journal.trust().clone(),
             epoch: journal.epoch(),
@@ -480,13 +482,17 @@ impl Stream {
 #[derive(PartialEq)]
 struct Looks {
     cursor: Cursor,
-    standing: Continuity,
+    continuity: Continuity,
     stale: bool,
 }
 
 impl Looks {
     fn of(recorder: &Recorder) -> Self {
-        Self { cursor: recorder.ledger().cursor(), standing: recorder.standing(), stale: recorder.is_stale() }
+        Self {
+            cursor: recorder.ledger().cursor(),
+            continuity: recorder.continuity(),
+            stale: recorder.is_stale(),
+        }
     }
 }
 
@@ -495,7 +501,7 @@ fn view(recorder: &Recorder) -> View {
     let journal = recorder.ledger();
     View {
         epoch: journal.epoch(),
-        continuity: recorder.standing(),
+        continuity: recorder.continuity(),
         trust: journal.trust().level(),
         reason: journal.trust().worst().map(|worst| worst.reason),
     }

@@ -1,7 +1,7 @@
 //! The troubles of one stream.
 //!
-//! Two parties may report one: the source that carries its events, and the discovery that asks the engine about itself.
-//! Each ends only what it reported.
+//! Two parties may report one: the source that carries its events, and the discovery that asks the engine
+//! about itself. Each ends only what it reported.
 
 use kvplane_core::Trouble;
 

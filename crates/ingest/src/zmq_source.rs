@@ -1,4 +1,5 @@
-//! The `ZeroMQ` source: carries what sockets say to a stream's recorder, and the recorder's questions to sockets.
+//! The `ZeroMQ` source: carries what sockets say to a stream's recorder, and the recorder's questions to
+//! sockets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +16,8 @@ use tracing::warn;
 
 use crate::claims::Claims;
 use crate::feeder::Feeder;
-use crate::hint::{self, Hint};
+use crate::hint::HintSource;
+use crate::questions::Questions;
 use crate::spec::PlaneOptions;
 use crate::stream::Stream;
 use kvplane_transport::HttpClient;
@@ -30,10 +32,9 @@ struct Inner {
     replay: Option<String>,
     replay_idle: Duration,
     replay_deadline: Duration,
-    /// The engine's HTTP server.
-    http: Option<String>,
+    hints: HintSource,
     client: HttpClient,
-    in_flight: Mutex<Option<ReplayHandle>>,
+    questions: Mutex<Questions<ReplayHandle>>,
 }
 
 impl Driver {
@@ -42,7 +43,7 @@ impl Driver {
         sockets: Sockets,
         options: &PlaneOptions,
         replay: Option<String>,
-        http: Option<String>,
+        hints: HintSource,
         client: HttpClient,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -51,9 +52,9 @@ impl Driver {
             replay,
             replay_idle: options.replay_idle,
             replay_deadline: options.replay_deadline,
-            http,
+            hints,
             client,
-            in_flight: Mutex::new(None),
+            questions: Mutex::default(),
         }))
     }
 
@@ -94,22 +95,19 @@ impl Driver {
         let mut request = ReplayRequest::new(endpoint.clone(), from);
         request.idle_timeout = self.0.replay_idle;
         request.deadline = self.0.replay_deadline;
-        // One at a time: it runs on the engine's publisher thread.
-        self.cancel();
         let answer = Answer { driver: self.clone(), id, batches: 0 };
-        match self.0.sockets.replay(request, Box::new(answer)) {
-            Ok(handle) => *self.0.in_flight.lock() = Some(handle),
-            Err(error) => warn!(stream = %self.stream().id(), %error, "replay cannot be asked"),
+        let ask = || self.0.sockets.replay(request, Box::new(answer));
+        // One at a time: it runs on the engine's publisher thread.
+        let asked = self.0.questions.lock().ask(id, |void| void.cancel(), ask);
+        if let Err(error) = asked {
+            warn!(stream = %self.stream().id(), %error, "replay cannot be asked");
         }
     }
 
     fn ask_hint(&self, id: u64) {
         let driver = self.clone();
         kvplane_runtime::spawn_on(self.0.feeder.runtime(), "engine hint", async move {
-            let hint = match &driver.0.http {
-                Some(base) => hint::fetch(&driver.0.client, base).await,
-                None => Hint::default(),
-            };
+            let hint = driver.0.hints.fetch(&driver.0.client).await;
             // The recorder decodes and applies what waited for this: not a task's business.
             let _ = tokio::task::spawn_blocking(move || {
                 driver.tell(|recorder, now| recorder.hint(now, id, hint.start_time_ms, hint.usable_blocks));
@@ -142,7 +140,7 @@ impl Driver {
     }
 
     fn cancel(&self) {
-        if let Some(void) = self.0.in_flight.lock().take() {
+        if let Some(void) = self.0.questions.lock().take() {
             void.cancel();
         }
     }
@@ -384,7 +382,8 @@ impl SubscriberHandler for BoundHandler {
     }
 
     fn proven(&mut self, connection: u64, at: Instant) {
-        // Its streams hear of it with the next tick: telling all of them now would cost connections times streams.
+        // Its streams hear of it with the next tick: telling all of them now would cost connections times
+        // streams.
         self.claims.proven(connection, at);
     }
 

@@ -1,4 +1,5 @@
-//! What the guide says that a block takes is what it takes. Alone in its file: it measures this process's memory.
+//! What the guide says that a block takes is what it takes. Alone in its file: it measures this process's
+//! memory.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "support/fill.rs"]

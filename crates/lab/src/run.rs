@@ -242,6 +242,7 @@ impl<'a> Run<'a> {
             }
         }
         let ask = Ask {
+            about: 0,
             prompt: request.prompt,
             outline: &outline,
             session: request.session,

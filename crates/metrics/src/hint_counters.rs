@@ -81,6 +81,8 @@ counted! {
     Unusable {
         /// It brings text, and there is no tokenizer.
         PromptText = "prompt_text_needs_tokenizer",
+        /// It brings text that does not become ids: the template fails, or it takes too long.
+        NotTokenized = "prompt_text_not_tokenized",
         /// A chain with more hashes than counts, or the other way round.
         UnequalArrays = "unequal_arrays",
         /// Fewer than no tokens in a block.
@@ -135,7 +137,7 @@ impl<R: Counted> ByReason<R> {
         self.add(reason, 1);
     }
 
-    /// Counts so many.
+    /// Adds to the count.
     pub fn add(&self, reason: R, count: usize) {
         self.counts[reason.index()].fetch_add(count as u64, Ordering::Relaxed);
     }

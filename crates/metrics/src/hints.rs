@@ -21,7 +21,7 @@ use crate::latencies::LatenciesRead;
 pub struct HintRows {
     book: Arc<Book>,
     counters: Arc<Counters>,
-    /// Blocks of engines that are not told, by reason; none while no engine is followed.
+    /// Blocks of engines that are withheld, by reason; none while no engine is followed.
     withheld: Option<Vec<(&'static str, u64)>>,
     listeners: usize,
     census: Census,
@@ -31,7 +31,7 @@ pub struct HintRows {
 }
 
 impl HintRows {
-    /// `withheld` is what is not told of engines, once they are followed; `encrypted` is whether the gRPC
+    /// `withheld` counts blocks of followed engines that are not reported; `encrypted` is whether the gRPC
     /// server has TLS.
     pub fn of(
         book: Arc<Book>,

@@ -1,4 +1,5 @@
-//! The part of `/metrics` that Dynamo's standalone indexer has, under its names: for dashboards that were made for it.
+//! The part of `/metrics` that Dynamo's standalone indexer has, under its names: for dashboards that were
+//! made for it.
 
 use std::fmt::Error;
 

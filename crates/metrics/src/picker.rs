@@ -20,6 +20,8 @@ pub struct PickerRows {
     pub ended: Vec<(&'static str, u64)>,
     /// Answers of another endpoint.
     pub wrong_endpoints: u64,
+    /// Requests for which another model was asked for.
+    pub rewritten: u64,
     /// Streams that are open.
     pub streams: u64,
     /// Bytes of bodies that are held.
@@ -42,6 +44,7 @@ impl Collector for PickerRows {
             }
         }
         ConstCounter::new(self.wrong_endpoints).encode(picker::WRONG_ENDPOINTS.begin(&mut encoder)?)?;
+        ConstCounter::new(self.rewritten).encode(picker::REWRITTEN.begin(&mut encoder)?)?;
         gauge(self.streams, picker::STREAMS.begin(&mut encoder)?)?;
         gauge(self.held_bytes, picker::HELD_BYTES.begin(&mut encoder)?)?;
         gauge(self.endpoints, picker::ENDPOINTS.begin(&mut encoder)?)

@@ -27,6 +27,12 @@ impl Collector for PromptRows {
         ] {
             ConstCounter::new(count).encode(family.begin(&mut encoder)?)?;
         }
+        let mut metric = prompts::WITHOUT_TOKENS.begin(&mut encoder)?;
+        for (reason, count) in
+            [("tokenizer_too_slow", read(&counters.too_slow)), ("tokenizer_busy", read(&counters.busy))]
+        {
+            ConstCounter::new(count).encode(metric.encode_family(&[("reason", reason)])?)?;
+        }
         let seconds = read(&counters.nanoseconds) as f64 / 1e9;
         ConstCounter::new(seconds).encode(prompts::SECONDS_SPENT.begin(&mut encoder)?)?;
         let rows = self.0.parity();

@@ -71,7 +71,7 @@ impl Collector for ReportRows {
         let gauges: [Level; 7] = [
             (families::CONNECTED, |row| u64::from(row.report.link.is_up())),
             (families::FAILING, |row| u64::from(row.report.is_failing())),
-            (families::BLOCKS, |row| row.pending.maybe_told as u64),
+            (families::BLOCKS, |row| row.pending.maybe_reported as u64),
             (families::PENDING_ADDS, |row| row.pending.adds as u64),
             (families::PENDING_EVICTIONS, |row| row.pending.evictions as u64),
             (families::PENDING_CLEAR, |row| u64::from(row.pending.clear)),

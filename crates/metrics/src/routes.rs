@@ -17,7 +17,8 @@ pub struct RouteRows {
     pub decisions: Vec<(&'static str, u64)>,
     /// How long they took.
     pub took: LatenciesRead,
-    /// Of settled receipts: prompt, seen before, best in the fleet, best eligible, predicted, delivered, gained.
+    /// Of settled receipts: prompt, seen before, best in the fleet, best eligible, predicted, delivered,
+    /// gained.
     pub tokens: [u64; 7],
     /// Tokens lost, by cause.
     pub lost: Vec<(&'static str, u64)>,
@@ -33,6 +34,14 @@ pub struct RouteRows {
     pub polls: Vec<(&'static str, u64)>,
     /// Bookings that are not over.
     pub bookings: u64,
+    /// Those of them that other planes told of.
+    pub told_bookings: u64,
+    /// Planes that share bookings, by which follows which.
+    pub planes: [(&'static str, u64); 2],
+    /// What they told and were told.
+    pub updates: [(&'static str, u64); 2],
+    /// What of that was dropped, by reason.
+    pub updates_refused: Vec<(&'static str, u64)>,
     /// Bookings that nobody ended.
     pub expired: u64,
     /// Bookings that there was no room for.
@@ -45,11 +54,14 @@ pub struct RouteRows {
 
 impl Collector for RouteRows {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let updates = self.updates.to_vec();
         let labelled = [
             (routes::DECISIONS, "why", &self.decisions),
             (routes::LOST_TOKENS, "cause", &self.lost),
             (routes::UNLEDGERED, "reason", &self.unledgered),
             (routes::LOAD_POLLS, "outcome", &self.polls),
+            (routes::SHARED_UPDATES, "direction", &updates),
+            (routes::SHARED_REFUSED, "reason", &self.updates_refused),
         ];
         for (family, label, counts) in labelled {
             let mut metric = family.begin(&mut encoder)?;
@@ -81,7 +93,12 @@ impl Collector for RouteRows {
         for (source, count) in &self.loads {
             gauge(*count, metric.encode_family(&[("source", *source)])?)?;
         }
+        let mut metric = routes::SHARING_PLANES.begin(&mut encoder)?;
+        for (how, count) in self.planes {
+            gauge(count, metric.encode_family(&[("how", how)])?)?;
+        }
         gauge(self.bookings, routes::BOOKINGS.begin(&mut encoder)?)?;
+        gauge(self.told_bookings, routes::TOLD_BOOKINGS.begin(&mut encoder)?)?;
         gauge(self.receipt_bytes, routes::RECEIPT_BYTES.begin(&mut encoder)?)?;
         let LatenciesRead { sum, count, buckets } = &self.took;
         routes::DECISION_SECONDS

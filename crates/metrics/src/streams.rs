@@ -18,7 +18,7 @@ use crate::family::Family;
 use crate::family::list::{stream_counters, streams};
 use crate::gauge;
 
-/// A stream, or several that are told together.
+/// A stream, or several that share a row.
 #[derive(Debug)]
 struct Row {
     labels: Labels,
@@ -104,9 +104,9 @@ impl Streams {
             }
         })?;
         self.gauge(encoder, streams::CONTINUITY, |row, metric| {
-            for standing in Continuity::ALL {
-                let labels = row.labels.with("continuity", standing.as_str());
-                let count = row.count(|status| status.continuity == standing);
+            for continuity in Continuity::ALL {
+                let labels = row.labels.with("continuity", continuity.as_str());
+                let count = row.count(|status| status.continuity == continuity);
                 gauge(count, metric.encode_family(&labels)?)?;
             }
             Ok(())

@@ -53,7 +53,7 @@ pub fn dry_run(backend: &Backend, verb: &Verb) -> Result<String, String> {
 }
 
 /// Asks one backend. Always ends within the deadline, whatever the backend does. `sent` is marked before
-/// anything leaves, and tells whoever drops this whether the engine may act on it.
+/// anything leaves, and shows a caller that drops this whether the engine may act on it.
 pub async fn ask(backend: &Backend, verb: &Verb, limits: &Limits, sent: &Sent) -> Answer {
     ask_and_tell(backend, verb, limits, sent, &|| {}).await
 }
@@ -107,7 +107,7 @@ struct Asker<'a> {
     backend: &'a Backend,
     limits: &'a Limits,
     sent: &'a Sent,
-    /// Is told when an attempt begins that is not the first thing that the engine is asked.
+    /// Called when an attempt begins that is not the first request to the engine.
     again: &'a (dyn Fn() + Send + Sync),
     deadline: Instant,
     /// The engine's release, as far as it is known.
@@ -166,7 +166,8 @@ impl Asker<'_> {
         }
     }
 
-    /// Asks the engine for its release, if that is not known. Changes nothing there, so it does not count as sent.
+    /// Asks the engine for its release, if that is not known. Changes nothing there, so it does not count as
+    /// sent.
     async fn learn_version(&mut self) {
         let (None, Some(base)) = (self.version, self.backend.http.as_deref()) else { return };
         let now = Instant::now();
@@ -180,7 +181,7 @@ impl Asker<'_> {
             match client.ask(question, MAX_ANSWER, left, &Sent::default()).await {
                 Ok((StatusCode::OK, page)) => self.version = release(&page),
                 Ok(_) => {}
-                // Whoever does not answer here is not asked twice for the same.
+                // A server that does not answer here is not asked again.
                 Err(_) => return,
             }
             if self.version.is_some() {

@@ -17,8 +17,8 @@ pub struct Backend {
     pub grpc: Option<GrpcServer>,
     /// Its release, where it is known. Unknown counts as the newest: the answer tells what it was.
     pub version: Option<Version>,
-    /// What its HTTP server is told of who asks, where it wants a key. To be marked as sensitive, so that
-    /// nothing prints it.
+    /// The `Authorization` header of its HTTP server, where it wants a key. To be marked as sensitive, so
+    /// that nothing prints it.
     pub authorization: Option<HeaderValue>,
 }
 
@@ -80,8 +80,8 @@ impl Service {
         }
     }
 
-    /// The services that a server of this kind may offer. A relay may stand before any engine: then all are tried, and
-    /// those that it does not have change nothing.
+    /// The services that a server of this kind may offer. A relay may stand before any engine: then all are
+    /// tried, and those that it does not have change nothing.
     pub fn of(kind: EngineKind) -> &'static [Self] {
         match kind {
             EngineKind::Vllm => &[Self::Vllm],

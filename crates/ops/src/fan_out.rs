@@ -29,7 +29,8 @@ use crate::verb::{Profile, Verb};
 pub struct Asked<T> {
     /// Everybody who is behind the backend: it was asked once for all of them.
     pub targets: Vec<T>,
-    /// The how-manieth backend it was, from 0: [`ProfileId::of_backend`](crate::ProfileId::of_backend) has it.
+    /// The how-manieth backend it was, from 0: [`ProfileId::of_backend`](crate::ProfileId::of_backend) has
+    /// it.
     pub number: usize,
     /// What came of it.
     pub answer: Answer,
@@ -139,7 +140,7 @@ impl<T: Clone + Send + Sync + 'static> FanOut<T> {
             before(&targets);
         }
         let verb = match &*self.verb {
-            // Recordings of backends that write to one folder are told apart.
+            // Recordings of backends that write to one folder need different names.
             Verb::StartProfile(profile) => Arc::new(Verb::StartProfile(Profile {
                 id: profile.id.of_backend(self.started),
                 ..profile.clone()

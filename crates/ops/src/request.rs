@@ -1,4 +1,4 @@
-//! From a verb to the requests that say it. Nothing that a caller set is ever left out: who cannot be told all of it is
+//! From a verb to its requests. No option is ever left out: an engine that does not accept all of them is
 //! not asked.
 
 use bytes::Bytes;
@@ -73,7 +73,7 @@ fn add(reasons: &mut Vec<String>, reason: String) {
     }
 }
 
-/// Whoever answers for a backend. SMG's services come first: they tell of all ranks.
+/// The servers that can answer for a backend. SMG's services come first: they cover all ranks.
 fn speakers(backend: &Backend) -> Vec<Speaker> {
     let mut speakers = Vec::new();
     if backend.grpc.is_some() {
@@ -94,7 +94,7 @@ pub(crate) fn ask(
     version: Option<Version>,
 ) -> Result<Ask, String> {
     let content = content(way.takes, verb, version)
-        .map_err(|options| format!("{} cannot be told {}", way.call, options.join(", ")))?;
+        .map_err(|options| format!("{} does not accept {}", way.call, options.join(", ")))?;
     let Content { query, body, message, header, waits, note, by_release } = content;
     let http = |method, path: &str| {
         let path = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
@@ -139,8 +139,8 @@ fn content(takes: Takes, verb: &Verb, version: Option<Version>) -> Result<Conten
     }
 }
 
-/// By this header vLLM's server is told which rank computes a request. Servers that do not know it choose one
-/// themselves.
+/// This header selects the rank that computes a request at vLLM's server. Servers that do not know it choose
+/// one themselves.
 const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 const NO_ID: &str = "the traces do not carry the recording's id";
@@ -149,7 +149,7 @@ fn none_of(options: &[&'static str], note: Option<&'static str>) -> Result<Conte
     if options.is_empty() { Ok(Content { note, ..Content::default() }) } else { Err(options.to_vec()) }
 }
 
-/// The options of a flush that not every engine can be told.
+/// The options of a flush that not every engine accepts.
 fn flush_options(flush: &Flush) -> Vec<&'static str> {
     set(&[("reset_running", flush.reset_running), ("reset_external", flush.reset_external)])
 }
@@ -193,7 +193,8 @@ fn sglang_flush(flush: &Flush, version: Option<Version>) -> Result<Content, Vec<
         String::new()
     };
     let by_release = version.is_none() && !query.is_empty();
-    // An older release that ignores the parameter answers at once, and is asked again: only a known one waits for sure.
+    // An older release that ignores the parameter answers at once, and is asked again: only a known one waits
+    // for sure.
     let waits = waits && version.is_some();
     Ok(Content { query, waits, note: tree_note(flush), by_release, ..Content::default() })
 }
@@ -228,7 +229,7 @@ fn profile_options(profile: &Profile) -> Vec<&'static str> {
     ])
 }
 
-/// The options that are set, except those that can be told.
+/// The options that are set and not accepted.
 fn untold(profile: &Profile, told: &[&str]) -> Vec<&'static str> {
     profile_options(profile).into_iter().filter(|option| !told.contains(option)).collect()
 }

@@ -1,6 +1,6 @@
 //! The one table of who supports what, over what, and how it is asked.
 //!
-//! Whoever speaks ([`Speaker`]) has, for every verb, ways to be asked or a sentence why there is none. The
+//! Every [`Speaker`] has, for every verb, ways to be asked or a sentence why there is none. The
 //! ways of a verb are tried in turn, while a server says that it does not have one.
 //! `docs/reference/operations.md` shows the table.
 
@@ -147,12 +147,12 @@ const NO_METHOD: &str = "the server does not have the method: an older release, 
 
 const ELSEWHERE: &str = "it is an engine of another plane: ask that plane";
 const WHICH_ENGINE: &str = "what is behind a relay's HTTP server is not known: it is asked over gRPC";
-const TRTLLM_FLUSH: &str = "TensorRT-LLM cannot be told from outside to forget its cache";
-const TRTLLM_PROFILE: &str = "TensorRT-LLM cannot be told from outside to profile";
+const TRTLLM_FLUSH: &str = "TensorRT-LLM has no call that clears its cache";
+const TRTLLM_PROFILE: &str = "TensorRT-LLM has no call that starts a profile";
 const TRTLLM_LOADS: &str =
-    "TensorRT-LLM tells no loads; its /metrics are emptied by reading and belong to whoever collects them";
+    "TensorRT-LLM has no call for loads; its /metrics are emptied by reading and belong to its collector";
 const MLX_FLUSH: &str = "MLX has no operations on its cache";
-const MLX_PROFILE: &str = "MLX cannot be told from outside to profile";
+const MLX_PROFILE: &str = "MLX has no call that starts a profile";
 const NO_LOADS: &str = "the service has no loads";
 const NUDGE_IDLE: &str = "it publishes its clear by itself when it is idle";
 const NUDGE_NEVER: &str = "it publishes no clear, whatever it is sent";
@@ -176,7 +176,7 @@ pub const fn support(speaker: Speaker, verb: VerbName) -> Support {
 }
 
 /// The pages of an engine's HTTP server that tell its release, as `version` in JSON; the next where one is
-/// missing. None for engines that can be told the same whatever their release is.
+/// missing. None for engines whose calls are the same in every release.
 pub(crate) const fn release_pages(kind: EngineKind) -> &'static [&'static str] {
     match kind {
         EngineKind::Vllm => &["/version"],
@@ -294,7 +294,8 @@ const STOP_PROFILE: &[Way] = &[method("StopProfile", Takes::Nothing, Reads::Succ
 const VLLM_START: &[Way] = &[method("StartProfile", Takes::Nothing, Reads::Success)];
 const SCHEDULER_START: &[Way] = &[method("StartProfile", Takes::ProfileMessage, Reads::Success)];
 
-/// The services that have every operation. They differ in what a flush reaches and in what a profile can be told.
+/// The services that have every operation. They differ in what a flush reaches and in which options a profile
+/// accepts.
 const fn whole_grpc(verb: VerbName, flush: &'static [Way], start: &'static [Way]) -> Support {
     Support::Ways(match verb {
         VerbName::Flush => flush,

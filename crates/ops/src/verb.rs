@@ -130,8 +130,8 @@ pub struct Flush {
     pub reset_external: bool,
 }
 
-/// How to profile: what any engine can be told. An engine that cannot be told something that is set here is not
-/// asked at all.
+/// How to profile: the options of any engine. An engine that does not accept an option that is set here is
+/// not asked at all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     /// Tells this recording from every other.
@@ -187,7 +187,8 @@ impl ProfileId {
         &self.0
     }
 
-    /// The recording of one backend among several that were asked together: their traces may land in one folder.
+    /// The recording of one backend among several that were asked together: their traces may land in one
+    /// folder.
     #[must_use]
     pub fn of_backend(&self, number: usize) -> Self {
         Self(format!("{}-{number}", self.0).into())
@@ -200,8 +201,8 @@ impl fmt::Display for ProfileId {
     }
 }
 
-/// Gives out ids that no other plane, no other run of this one and no other recording has: the plane's own identity,
-/// and a number that rises. A clock would not do: two recordings can begin in one tick.
+/// Gives out ids that no other plane, no other run of this one and no other recording has: the plane's own
+/// identity, and a number that rises. A clock would not do: two recordings can begin in one tick.
 #[derive(Debug)]
 pub struct ProfileIds {
     plane: PlaneId,

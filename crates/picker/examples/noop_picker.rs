@@ -15,7 +15,7 @@ use std::pin::Pin;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
-use kvplane_proto::envoy as proto;
+use kvplane_proto::{Received, Reply, envoy as proto};
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use proto::processing_request::Request as Incoming;
@@ -28,10 +28,10 @@ struct Noop {
     endpoint: String,
 }
 
-type Messages = Pin<Box<dyn Stream<Item = Result<proto::ProcessingResponse, Status>> + Send>>;
+type Messages = Pin<Box<dyn Stream<Item = Result<Reply, Status>> + Send>>;
 
 struct State {
-    incoming: Streaming<proto::ProcessingRequest>,
+    incoming: Streaming<Received>,
     endpoint: String,
     body: Vec<Bytes>,
     out: VecDeque<proto::ProcessingResponse>,
@@ -91,19 +91,16 @@ impl State {
 impl ExternalProcessor for Noop {
     type ProcessStream = Messages;
 
-    async fn process(
-        &self,
-        request: Request<Streaming<proto::ProcessingRequest>>,
-    ) -> Result<Response<Messages>, Status> {
+    async fn process(&self, request: Request<Streaming<Received>>) -> Result<Response<Messages>, Status> {
         let (incoming, endpoint) = (request.into_inner(), self.endpoint.clone());
         let state = State { incoming, endpoint, body: Vec::new(), out: VecDeque::new() };
         let messages = futures::stream::unfold(Box::new(state), |mut state| async move {
             loop {
                 if let Some(message) = state.out.pop_front() {
-                    return Some((Ok(message), state));
+                    return Some((Ok(Reply::from(message)), state));
                 }
                 let message = state.incoming.message().await.ok().flatten()?;
-                state.take(message);
+                state.take(message.read().ok()?);
             }
         });
         Ok(Response::new(messages.boxed()))

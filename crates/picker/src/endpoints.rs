@@ -5,15 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::pool::{Endpoint, Pool, Role};
 use crate::yaml;
+use kvplane_inference::{Endpoint, Pool};
 
 /// Endpoints of one file.
 const MAX_ENDPOINTS: usize = 4_096;
-/// Labels that say more of an endpoint.
-const ROLE: &str = "llm-d.ai/role";
-const ENGINE: &str = "kvplane.io/engine";
-const RANK: &str = "kvplane.io/rank";
 
 /// What is wrong with a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -84,22 +80,16 @@ fn endpoint(value: Value) -> Result<Endpoint, String> {
         Some(Value::Number(number)) => Some(number.to_string()),
         _ => None,
     };
-    let role = label(ROLE).map_or(Ok(Role::Both), |role| {
-        Role::of_label(&role).ok_or_else(|| format!("label {ROLE}: {role:?} is not prefill, decode or both"))
-    })?;
-    let rank =
-        label(RANK).map(|rank| rank.parse().map_err(|_| format!("label {RANK}: {rank:?} is not a rank")));
-    Ok(Endpoint {
-        address: SocketAddr::new(ip, port),
-        engine: label(ENGINE),
-        name: json.name.clone(),
-        rank: rank.transpose()?,
-        role,
-    })
+    let mut endpoint = Endpoint::at(SocketAddr::new(ip, port));
+    endpoint.read_labels(label)?;
+    endpoint.name = json.name;
+    Ok(endpoint)
 }
 
 #[cfg(test)]
 mod tests {
+    use kvplane_inference::Role;
+
     use super::*;
 
     #[test]
@@ -112,10 +102,13 @@ mod tests {
         let [first, second] = pool.endpoints() else { panic!() };
         assert_eq!(
             (first.to_string().as_str(), first.role, first.name.as_str()),
-            ("10.0.0.1:8000", Role::Decode, "vllm-0")
+            ("10.0.0.1:8000", Some(Role::Decode), "vllm-0")
         );
         assert_eq!(second.to_string(), "[fd00::1]:8001");
-        assert_eq!((second.engine.as_deref(), second.rank, second.role), (Some("e"), Some(3), Role::Prefill));
+        assert_eq!(
+            (second.engine.as_deref(), second.rank, second.role),
+            (Some("e"), Some(3), Some(Role::Prefill))
+        );
         assert_eq!(read("endpoints: []").unwrap(), Pool::default());
         assert_eq!(read("- {address: 10.0.0.1, port: 1}").unwrap().endpoints().len(), 1);
     }

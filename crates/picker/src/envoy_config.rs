@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use crate::pool::Pool;
+use kvplane_inference::Pool;
 
 const TEMPLATE: &str = include_str!("envoy_config/bootstrap.yaml");
 
@@ -23,7 +23,7 @@ pub struct Bootstrap<'a> {
 
 /// The bootstrap, as YAML.
 pub fn bootstrap(parts: &Bootstrap<'_>) -> String {
-    let takers = parts.pool.endpoints().iter().filter(|one| one.role.takes_requests());
+    let takers = parts.pool.endpoints().iter().filter(|one| one.takes_requests());
     let endpoints: String =
         takers.map(|one| format!("\n        - endpoint: {{address: {}}}", socket(one.address))).collect();
     let endpoints = if endpoints.is_empty() { " []".to_owned() } else { endpoints };

@@ -15,21 +15,22 @@
 //! | buffered | at the body; the headers are answered at once | with the body |
 //! | streamed, none, or no body at all | at the headers | with the headers |
 //!
-//! A stream is never left without an answer: closing one before made Envoy send an empty body, with status 200.
+//! A stream is never left without an answer: closing one before made Envoy send an empty body, with status
+//! 200.
 
 mod budget;
 mod head;
 mod response;
 
 use bytes::Bytes;
-use kvplane_proto::envoy as proto;
+use kvplane_proto::{Passed, Received, Side, envoy as proto};
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 use proto::BodySendMode as Mode;
 use proto::processing_request::Request as Incoming;
 use proto::processing_response::Response;
 
-use crate::message::{Side, field, plain, set};
+use crate::message::{MAX_PIECE, field, plain, replaced, set, unchanged};
 use crate::names;
 use crate::refusal::Refusal;
 pub(crate) use budget::Budget;
@@ -61,8 +62,19 @@ pub(crate) struct Go {
     pub(crate) body: Option<Vec<Bytes>>,
     /// The event with the usage was not asked for by the client.
     pub(crate) withhold_usage: bool,
+    /// The answer names the model that the client asked for.
+    pub(crate) renamed: Option<Renamed>,
     /// The name of the receipt, for clients that ask for it.
     pub(crate) receipt: Option<String>,
+}
+
+/// Another model was asked for than the client did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Renamed {
+    /// As the client calls it.
+    pub(crate) client: String,
+    /// As the engine is asked for it.
+    pub(crate) engine: String,
 }
 
 /// Where the request goes, or why it does not.
@@ -76,6 +88,8 @@ pub(crate) enum Verdict {
 #[derive(Debug)]
 pub(crate) enum Output {
     Send(Box<proto::ProcessingResponse>),
+    /// Send bytes of a body back.
+    Pass(Passed),
     /// Decide, and hand in the verdict.
     Decide(Box<Request>),
     /// The first byte of a streamed answer came.
@@ -157,13 +171,28 @@ impl Exchange {
         }
     }
 
-    /// What there is to do since the last time.
-    pub(crate) fn take(&mut self) -> Vec<Output> {
-        std::mem::take(&mut self.out)
+    /// What there is to do since the last time, in the order in which it came up.
+    pub(crate) fn take(&mut self, into: &mut Vec<Output>) {
+        into.append(&mut self.out);
     }
 
-    /// A message from Envoy.
-    pub(crate) fn message(&mut self, message: proto::ProcessingRequest) {
+    /// A message from Envoy. What is not a message is refused, or passed over where it no longer matters.
+    pub(crate) fn message(&mut self, received: impl Into<Received>) {
+        let received = received.into();
+        // Who answered is in the metadata of every message, and is read once.
+        let is_wanted = match received.message.request {
+            Some(Incoming::RequestBody(_)) => false,
+            Some(Incoming::ResponseBody(_)) => self.answer.wants_place(),
+            _ => true,
+        };
+        let message = if is_wanted {
+            match received.read() {
+                Ok(message) => message,
+                Err(_) => return self.broken(),
+            }
+        } else {
+            received.message
+        };
         let proto::ProcessingRequest {
             request,
             metadata_context,
@@ -185,12 +214,8 @@ impl Exchange {
                 self.overtaken();
                 self.answer.place(metadata_context.as_ref(), &attributes);
                 self.answer.headers(&headers);
-                let set_headers = self.receipt.as_deref().filter(|_| self.wants_receipt);
-                let set_headers: Vec<_> =
-                    set_headers.map(|name| set(names::RECEIPT, name.to_owned())).into_iter().collect();
-                let mutation = proto::HeaderMutation { set_headers, remove_headers: Vec::new() };
-                let mutation = Some(mutation).filter(|mutation| !mutation.set_headers.is_empty());
-                let response = proto::CommonResponse { header_mutation: mutation, ..Default::default() };
+                let header_mutation = self.answer_headers();
+                let response = proto::CommonResponse { header_mutation, ..Default::default() };
                 self.send(plain(Response::ResponseHeaders(proto::HeadersResponse {
                     response: Some(response),
                 })));
@@ -201,6 +226,9 @@ impl Exchange {
                 self.response_body(body);
             }
             Incoming::ResponseTrailers(_) => {
+                if self.response_mode == Mode::FullDuplexStreamed {
+                    self.pass_answer(&Bytes::new(), true, false);
+                }
                 self.send(plain(Response::ResponseTrailers(proto::TrailersResponse::default())));
                 self.progress(true);
             }
@@ -230,7 +258,7 @@ impl Exchange {
             Verdict::Go(go) => {
                 self.phase = Phase::Sent;
                 self.answer.picked();
-                self.answer.withhold(go.withhold_usage);
+                self.answer.change(go.withhold_usage, go.renamed.clone());
                 self.receipt.clone_from(&go.receipt);
                 self.go(*go, place);
             }
@@ -239,6 +267,52 @@ impl Exchange {
 
     fn send(&mut self, message: proto::ProcessingResponse) {
         self.out.push(Output::Send(Box::new(message)));
+    }
+
+    /// Sends bytes of a body back, in messages that every Envoy takes; more of the same body may follow in
+    /// the last of them. An end without bytes is a message, too.
+    fn pass(&mut self, side: Side, mut body: Bytes, end_of_stream: bool) {
+        if body.is_empty() && !end_of_stream {
+            return;
+        }
+        loop {
+            let room = match self.out.last() {
+                Some(Output::Pass(last)) if last.side() == side => last.room(MAX_PIECE),
+                _ => 0,
+            };
+            if room == 0 {
+                self.out.push(Output::Pass(Passed::new(side)));
+            }
+            let room = if room == 0 { MAX_PIECE } else { room };
+            let Some(Output::Pass(last)) = self.out.last_mut() else { return };
+            last.push(body.split_to(body.len().min(room)));
+            if body.is_empty() {
+                if end_of_stream {
+                    last.end();
+                }
+                return;
+            }
+        }
+    }
+
+    /// Envoy sent something that is no message of its protocol.
+    fn broken(&mut self) {
+        match self.phase {
+            Phase::Sent | Phase::Over => {}
+            _ => self.refuse(&Refusal::invalid("Envoy sent metadata that cannot be read")),
+        }
+    }
+
+    /// What changes in the answer's headers.
+    fn answer_headers(&self) -> Option<proto::HeaderMutation> {
+        let receipt = self.receipt.as_deref().filter(|_| self.wants_receipt);
+        let set_headers: Vec<_> =
+            receipt.map(|name| set(names::RECEIPT, name.to_owned())).into_iter().collect();
+        let other_length = self.answer.changes() && self.response_mode != Mode::None;
+        let remove_headers: Vec<_> =
+            other_length.then(|| names::CONTENT_LENGTH.to_owned()).into_iter().collect();
+        let mutation = proto::HeaderMutation { set_headers, remove_headers };
+        Some(mutation).filter(|one| !one.set_headers.is_empty() || !one.remove_headers.is_empty())
     }
 
     fn refuse(&mut self, refusal: &Refusal) {
@@ -260,7 +334,7 @@ impl Exchange {
         let map = headers.headers.unwrap_or_default();
         let names = map.headers.iter().map(|header| &header.key).filter(|name| names::is_stripped(name));
         self.stripped = names.cloned().collect();
-        let head = Head::read(&map, metadata);
+        let head = Head { answer_passes: self.response_mode != Mode::None, ..Head::read(&map, metadata) };
         self.wants_receipt = head.wants_receipt;
         let has_body = !headers.end_of_stream;
         match self.request_mode {
@@ -298,7 +372,7 @@ impl Exchange {
         }
         // Chunks that nobody collects, behind a pick by the headers alone, pass.
         if self.request_mode != Mode::FullDuplexStreamed && !matches!(self.phase, Phase::Over) {
-            self.send(Side::Request.unchanged());
+            self.send(unchanged(Side::Request));
         }
     }
 
@@ -342,7 +416,11 @@ impl Exchange {
             }
             Place::Body { .. } => {
                 if let Some(body) = go.body {
-                    let mutation = proto::body_mutation::Mutation::Body(Bytes::from(body.concat()));
+                    let body = Bytes::from(body.concat());
+                    // Envoy compares, and answers with 500 where the length is another one.
+                    let length = set(names::CONTENT_LENGTH, body.len().to_string());
+                    common.header_mutation.get_or_insert_default().set_headers.push(length);
+                    let mutation = proto::body_mutation::Mutation::Body(body);
                     common.body_mutation = Some(proto::BodyMutation { mutation: Some(mutation) });
                 }
                 common.clear_route_cache = true;
@@ -354,17 +432,13 @@ impl Exchange {
 
     /// Sends a collected body back: forgetting it means an empty one at the engine.
     fn give_back(&mut self, chunks: Vec<Bytes>, trailers: bool) {
-        let out = &mut self.out;
-        let mut send = |message| out.push(Output::Send(Box::new(message)));
-        let last = chunks.len().saturating_sub(1);
-        if chunks.is_empty() && !trailers {
-            Side::Request.pieces(Bytes::new(), true, &mut send);
-        }
-        for (at, chunk) in chunks.into_iter().enumerate() {
-            Side::Request.pieces(chunk, at == last && !trailers, &mut send);
+        for chunk in chunks {
+            self.pass(Side::Request, chunk, false);
         }
         if trailers {
-            send(plain(Response::RequestTrailers(proto::TrailersResponse::default())));
+            self.send(plain(Response::RequestTrailers(proto::TrailersResponse::default())));
+        } else {
+            self.pass(Side::Request, Bytes::new(), true);
         }
     }
 
@@ -388,19 +462,29 @@ impl Exchange {
     fn response_body(&mut self, chunk: proto::HttpBody) {
         let (end, body) = (chunk.end_of_stream, chunk.body);
         if self.response_mode == Mode::FullDuplexStreamed {
-            // Sent on before it is looked at.
-            let passed = self.answer.pass(&body, end);
-            if end || !passed.is_empty() {
-                let out = &mut self.out;
-                Side::Response.pieces(passed, end, &mut |message| out.push(Output::Send(Box::new(message))));
-            }
+            self.pass_answer(&body, end, end);
+        } else if self.answer.changes() {
+            let passed = self.answer.pass(&body, end).concat();
+            self.send(replaced(Side::Response, passed));
         } else {
-            self.send(Side::Response.unchanged());
+            self.send(unchanged(Side::Response));
         }
         if self.answer.chunk(&body) {
             self.out.push(Output::FirstByte);
         }
         self.progress(end);
+    }
+
+    /// Sends a chunk on: `last` is the last one, `end` says so to Envoy, unless trailers follow.
+    fn pass_answer(&mut self, chunk: &Bytes, last: bool, end: bool) {
+        if self.answer.changes() {
+            for piece in self.answer.pass(chunk, last) {
+                self.pass(Side::Response, piece, false);
+            }
+            self.pass(Side::Response, Bytes::new(), end);
+        } else {
+            self.pass(Side::Response, chunk.clone(), end);
+        }
     }
 
     fn progress(&mut self, end: bool) {

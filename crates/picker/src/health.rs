@@ -27,7 +27,7 @@ pub(crate) async fn report(shared: Arc<Shared>, reporter: HealthReporter, stop: 
         let ready = shared.is_ready() && !stop.is_cancelled();
         if last != Some(ready) {
             last = Some(ready);
-            tracing::info!(ready, endpoints = shared.pool().endpoints().len(), "picker");
+            tracing::info!(ready, endpoints = shared.rules().pool.endpoints().len(), "picker");
             let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
             for name in READY {
                 reporter.set_service_status(name, status).await;

@@ -7,12 +7,10 @@
 //! ```
 //!
 //! An [`Exchange`] is the state of one HTTP request, without IO. What a decision is made of (the index, bookings, receipts) is behind
-//! [`Plane`]: `/v1/pick` and this crate ask the same one. Bodies pass through unread but for one scan of the request and the usage
+//! [`Plane`](kvplane_inference::Plane): `/v1/pick` and this crate ask the same one. Bodies pass through unread but for one scan of the request and the usage
 //! of the response; no text leaves this crate but to Envoy and to the tokenizer.
 
-mod body;
 mod decide;
-mod edit;
 mod endpoints;
 mod envoy_config;
 mod exchange;
@@ -21,20 +19,17 @@ mod llmd;
 mod message;
 mod names;
 mod options;
-mod plane;
-mod pool;
 mod refusal;
+mod rewrite;
+mod rules;
 mod service;
 mod stats;
-mod usage;
 mod watch;
 mod yaml;
 
 /// What fuzz targets call.
 #[cfg(any(test, feature = "checks"))]
 pub mod checks {
-    pub use crate::usage::checks::usage_of_pieces;
-
     /// Reads a file of endpoints and a router's configuration. It must not panic.
     pub fn yaml(text: &str) {
         let _ = crate::endpoints::read(text);
@@ -46,10 +41,9 @@ pub use endpoints::{EndpointsError, read as read_endpoints};
 pub use envoy_config::{Bootstrap, bootstrap};
 pub use llmd::{LlmdConfig, LlmdError, read as read_llmd_config};
 pub use options::Options;
-pub use plane::{Ask, Chosen, Found, NoTokens, PickError, Plane, Report, Tokens};
-pub use pool::{Endpoint, Pool, Role};
 pub use refusal::Refusal;
+pub use rewrite::{Rewrite, Rewrites, Target};
+pub use rules::Rules;
 pub use service::Picker;
 pub use stats::{Outcome, Stats};
-pub use usage::Usage;
 pub use watch::follow_file;

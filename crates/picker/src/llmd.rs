@@ -15,6 +15,8 @@ pub struct LlmdConfig {
     pub fallbacks: Option<usize>,
     /// Uncached tokens from which on a prompt is prefilled elsewhere.
     pub prefill_from: Option<u64>,
+    /// Tokens that another endpoint has to hold more, for them to be pulled.
+    pub pull_from: Option<u64>,
     /// What was mapped, in words.
     pub mapped: Vec<String>,
     /// What has no effect, in words, with why.
@@ -95,6 +97,18 @@ impl LlmdConfig {
                     self.prefill_from = Some(tokens);
                     self.mapped.push(format!("{kind}: prefill_from = {tokens}"));
                 }
+            }
+            "p2p-source-producer" => {
+                let delta = number("minCachedTokenDelta").unwrap_or(1).max(1);
+                self.pull_from = Some(delta);
+                self.mapped.push(format!("{kind}: pull_from = {delta}"));
+            }
+            "always-disagg-multimodal-decider" => {
+                self.mapped.push(format!("{kind}: endpoints that encode, by the label llm-d.ai/role"));
+            }
+            "always-disagg-pd-decider" => {
+                self.prefill_from = Some(1);
+                self.mapped.push(format!("{kind}: prefill_from = 1"));
             }
             "prefix-cache-scorer" | "approximate-prefix-cache-producer" => {
                 self.mapped.push(format!("{kind}: kvplane's own index, exact instead of approximate"));
@@ -215,6 +229,9 @@ dataLayer: {sources: []}
         assert_eq!(config("unheard-of-scorer").ignored.len(), 1);
         let disaggregated = "kind: EndpointPickerConfig\nplugins:\n- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 32}}\n";
         assert_eq!(read(disaggregated).unwrap().prefill_from, Some(32));
+        let pulls = "kind: EndpointPickerConfig\nplugins:\n- {type: p2p-source-producer, parameters: {minCachedTokenDelta: 64}}\n- type: always-disagg-pd-decider\n";
+        let config = read(pulls).unwrap();
+        assert_eq!((config.pull_from, config.prefill_from, config.ignored.len()), (Some(64), Some(1), 0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Messages of external processing, read and written.
 
 use bytes::Bytes;
-use kvplane_proto::envoy as proto;
+use kvplane_proto::{Side, envoy as proto};
 use prost_types::value::Kind;
 use prost_types::{ListValue, Struct, Value};
 use proto::header_value_option::HeaderAppendAction;
@@ -40,43 +40,24 @@ pub(crate) fn plain(response: Response) -> proto::ProcessingResponse {
     proto::ProcessingResponse { response: Some(response), dynamic_metadata: None }
 }
 
-/// Which body a piece belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
-    Request,
-    Response,
+fn body(side: Side, body_mutation: Option<proto::BodyMutation>) -> proto::ProcessingResponse {
+    let response = proto::CommonResponse { body_mutation, ..Default::default() };
+    let body = proto::BodyResponse { response: Some(response) };
+    plain(match side {
+        Side::Request => Response::RequestBody(body),
+        Side::Response => Response::ResponseBody(body),
+    })
 }
 
-impl Side {
-    fn body(self, response: proto::CommonResponse) -> proto::ProcessingResponse {
-        let body = proto::BodyResponse { response: Some(response) };
-        plain(match self {
-            Self::Request => Response::RequestBody(body),
-            Self::Response => Response::ResponseBody(body),
-        })
-    }
+/// Lets a chunk pass as it came.
+pub(crate) fn unchanged(side: Side) -> proto::ProcessingResponse {
+    body(side, None)
+}
 
-    /// Lets a chunk pass as it came.
-    pub(crate) fn unchanged(self) -> proto::ProcessingResponse {
-        self.body(proto::CommonResponse::default())
-    }
-
-    /// Sends bytes back, in pieces that every Envoy takes. An end without bytes is a piece of its own.
-    pub(crate) fn pieces(self, mut body: Bytes, end: bool, send: &mut impl FnMut(proto::ProcessingResponse)) {
-        loop {
-            let piece = body.split_to(body.len().min(MAX_PIECE));
-            let end_of_stream = end && body.is_empty();
-            let streamed = proto::StreamedBodyResponse { body: piece, end_of_stream };
-            let mutation = proto::body_mutation::Mutation::StreamedResponse(streamed);
-            send(self.body(proto::CommonResponse {
-                body_mutation: Some(proto::BodyMutation { mutation: Some(mutation) }),
-                ..Default::default()
-            }));
-            if body.is_empty() {
-                return;
-            }
-        }
-    }
+/// Puts other bytes in a chunk's place, where Envoy waits for them.
+pub(crate) fn replaced(side: Side, bytes: impl Into<Bytes>) -> proto::ProcessingResponse {
+    let mutation = Some(proto::body_mutation::Mutation::Body(bytes.into()));
+    body(side, Some(proto::BodyMutation { mutation }))
 }
 
 /// A text of a namespace's metadata.
@@ -143,14 +124,5 @@ mod tests {
             ["a:1", "b:2", "c:3"]
         );
         assert!(texts(&text("")).is_empty());
-    }
-
-    #[test]
-    fn pieces_are_bounded_and_end_once() {
-        for (length, pieces) in [(0, 1), (1, 1), (MAX_PIECE, 1), (MAX_PIECE + 1, 2), (3 * MAX_PIECE, 3)] {
-            let mut sent = Vec::new();
-            Side::Request.pieces(Bytes::from(vec![7; length]), true, &mut |message| sent.push(message));
-            assert_eq!(sent.len(), pieces, "{length}");
-        }
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use crate::rewrite::Rewrites;
+
 /// How the picker behaves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
@@ -12,7 +14,8 @@ pub struct Options {
     pub scores: bool,
     /// The policy to decide by; absent: the router's.
     pub policy: Option<String>,
-    /// How long a prompt may take to become ids, before a millisecond for every 4 KiB of it. Then the load decides.
+    /// How long a prompt may take to become ids, before a millisecond for every 4 KiB of it. Then the load
+    /// decides.
     pub tokenize_timeout: Duration,
     /// The longest body of a request.
     pub max_body: usize,
@@ -22,8 +25,14 @@ pub struct Options {
     pub token_in: bool,
     /// Asks engines for the usage of streamed answers, and takes it out where the client did not.
     pub include_usage: bool,
-    /// Uncached tokens from which on a prompt is prefilled elsewhere, where the pool has endpoints for that.
+    /// Uncached tokens from which on a prompt is prefilled elsewhere, where the pool has endpoints for that;
+    /// 0: never.
     pub prefill_from: u64,
+    /// Tokens that another endpoint has to hold more than the one that computes a prompt, for that one to
+    /// pull them; 0: engines cannot.
+    pub pull_from: u64,
+    /// Which model is asked for in the place of another, where the rules are silent.
+    pub rewrites: Rewrites,
     /// Priorities by the names of objectives. Below 0: may be shed.
     pub objectives: HashMap<String, i32>,
     /// Requests in flight per endpoint from which on those that may be shed are.
@@ -42,6 +51,8 @@ impl Default for Options {
             token_in: false,
             include_usage: false,
             prefill_from: 16,
+            pull_from: 0,
+            rewrites: Rewrites::default(),
             objectives: HashMap::new(),
             shed_at: 128,
         }
@@ -53,10 +64,5 @@ impl Options {
     pub(crate) fn tokenize_within(&self, bytes: usize) -> Duration {
         const PER_MILLISECOND: usize = 4 << 10;
         self.tokenize_timeout + Duration::from_millis((bytes / PER_MILLISECOND) as u64)
-    }
-
-    /// Whether a request of an objective may be shed.
-    pub(crate) fn is_sheddable(&self, objective: Option<&str>) -> bool {
-        objective.and_then(|name| self.objectives.get(name)).is_some_and(|priority| *priority < 0)
     }
 }

@@ -22,6 +22,12 @@ pub struct Refusal {
     pub retry_after: Option<u32>,
 }
 
+impl From<kvplane_inference::Unreadable> for Refusal {
+    fn from(unreadable: kvplane_inference::Unreadable) -> Self {
+        Self::invalid(unreadable.to_string())
+    }
+}
+
 impl Refusal {
     /// The request cannot be understood.
     pub fn invalid(message: impl Into<String>) -> Self {

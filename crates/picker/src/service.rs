@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use futures::future::BoxFuture;
 use futures::{Stream, StreamExt as _};
-use kvplane_proto::envoy as proto;
-use parking_lot::RwLock;
-use proto::server::external_processor_server::{ExternalProcessor, ExternalProcessorServer};
-use tokio::sync::Semaphore;
+use kvplane_inference::{Endpoint, Plane, Pool, Report};
+use kvplane_proto::envoy::server::external_processor_server::{ExternalProcessor, ExternalProcessorServer};
+use kvplane_proto::{Received, Reply};
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
@@ -21,8 +21,7 @@ use crate::decide::{Decided, decide};
 use crate::exchange::{Budget, End, Ending, Exchange, Output};
 use crate::health;
 use crate::options::Options;
-use crate::plane::{Plane, Report};
-use crate::pool::Pool;
+use crate::rules::Rules;
 use crate::stats::{Ended, Stats};
 
 /// What all streams share.
@@ -34,17 +33,21 @@ pub(crate) struct Shared {
     pub(crate) tokenizing: Arc<Semaphore>,
     /// Whose turn it is where nothing else decides.
     pub(crate) turn: AtomicUsize,
-    pool: RwLock<Arc<Pool>>,
+    /// Draws of models that share requests.
+    pub(crate) drawn: AtomicU64,
+    rules: watch::Receiver<Arc<Rules>>,
     budget: Budget,
 }
 
 impl Shared {
-    pub(crate) fn pool(&self) -> Arc<Pool> {
-        self.pool.read().clone()
+    /// What requests are decided by now.
+    pub(crate) fn rules(&self) -> Arc<Rules> {
+        self.rules.borrow().clone()
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        self.plane.is_ready() && self.pool().endpoints().iter().any(|one| one.role.takes_requests())
+        let rules = self.rules();
+        rules.synced && self.plane.is_ready() && rules.pool.endpoints().iter().any(Endpoint::takes_requests)
     }
 
     pub(crate) fn ticket(self: &Arc<Self>, receipt: String, picked: String) -> Ticket {
@@ -105,6 +108,7 @@ impl Ticket {
             usage: ending.usage,
             served: ending.served,
             attempts: ending.attempts,
+            any_rank: false,
             first_byte_ms: self.first_byte_ms,
         };
         // What was cached is what the one who prefilled says.
@@ -140,13 +144,13 @@ pub struct Picker {
 
 impl fmt::Debug for Picker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Picker").field("pool", &self.shared.pool()).finish_non_exhaustive()
+        f.debug_struct("Picker").field("rules", &self.shared.rules()).finish_non_exhaustive()
     }
 }
 
 impl Picker {
-    /// A picker over a plane, with an empty pool.
-    pub fn new(plane: Arc<dyn Plane>, options: Options) -> Self {
+    /// A picker over a plane. It goes by the rules of each moment: see `rules.rs` for who sends them.
+    pub fn new(plane: Arc<dyn Plane>, options: Options, rules: watch::Receiver<Arc<Rules>>) -> Self {
         // More at once than there are processors only makes each of them slower.
         let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         let budget = Budget::new(options.max_body, options.max_bodies);
@@ -156,20 +160,16 @@ impl Picker {
             stats: Arc::default(),
             tokenizing: Arc::new(Semaphore::new(threads)),
             turn: AtomicUsize::new(0),
-            pool: RwLock::default(),
+            drawn: AtomicU64::new(0),
+            rules,
             budget,
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// From now on, requests are sent to these endpoints.
-    pub fn set_pool(&self, pool: Pool) {
-        *self.shared.pool.write() = Arc::new(pool);
-    }
-
     /// The endpoints.
     pub fn pool(&self) -> Arc<Pool> {
-        self.shared.pool()
+        self.shared.rules().pool.clone()
     }
 
     /// What was counted.
@@ -182,7 +182,8 @@ impl Picker {
         self.shared.budget.held()
     }
 
-    /// The services of a listener: external processing, and health that says "not serving" once `stop` is cancelled.
+    /// The services of a listener: external processing, and health that says "not serving" once `stop` is
+    /// cancelled.
     pub fn routes(&self, stop: CancellationToken) -> Routes {
         let max = self.shared.options.max_body + (1 << 20);
         let server = ExternalProcessorServer::new(self.clone()).max_decoding_message_size(max);
@@ -197,16 +198,13 @@ impl Picker {
     }
 }
 
-type Outgoing = Pin<Box<dyn Stream<Item = Result<proto::ProcessingResponse, Status>> + Send>>;
+type Outgoing = Pin<Box<dyn Stream<Item = Result<Reply, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl ExternalProcessor for Picker {
     type ProcessStream = Outgoing;
 
-    async fn process(
-        &self,
-        request: Request<Streaming<proto::ProcessingRequest>>,
-    ) -> Result<Response<Outgoing>, Status> {
+    async fn process(&self, request: Request<Streaming<Received>>) -> Result<Response<Outgoing>, Status> {
         let conversation = Box::new(Conversation::new(self.shared.clone(), request.into_inner()));
         let outgoing = futures::stream::unfold(conversation, |mut conversation| async move {
             conversation.next().await.map(|message| (Ok(message), conversation))
@@ -215,19 +213,22 @@ impl ExternalProcessor for Picker {
     }
 }
 
-/// One stream. It is driven by whoever reads its messages: what Envoy does not read holds up what is read from it.
+/// One stream. It is driven by whoever reads its messages: what Envoy does not read holds up what is read
+/// from it.
 struct Conversation {
     shared: Arc<Shared>,
-    incoming: Option<Streaming<proto::ProcessingRequest>>,
+    incoming: Option<Streaming<Received>>,
     exchange: Exchange,
     deciding: Option<BoxFuture<'static, Decided>>,
-    outgoing: VecDeque<proto::ProcessingResponse>,
+    outgoing: VecDeque<Reply>,
+    /// What the exchange wants; kept for its room.
+    outputs: Vec<Output>,
     ticket: Option<Ticket>,
     closing: bool,
 }
 
 impl Conversation {
-    fn new(shared: Arc<Shared>, incoming: Streaming<proto::ProcessingRequest>) -> Self {
+    fn new(shared: Arc<Shared>, incoming: Streaming<Received>) -> Self {
         shared.stats.stream_began();
         let exchange = Exchange::new(shared.budget.clone());
         Self {
@@ -236,13 +237,14 @@ impl Conversation {
             exchange,
             deciding: None,
             outgoing: VecDeque::new(),
+            outputs: Vec::new(),
             ticket: None,
             closing: false,
         }
     }
 
     /// The next message for Envoy; `None` when all is said.
-    async fn next(&mut self) -> Option<proto::ProcessingResponse> {
+    async fn next(&mut self) -> Option<Reply> {
         loop {
             if let Some(message) = self.outgoing.pop_front() {
                 return Some(message);
@@ -270,7 +272,7 @@ impl Conversation {
         }
     }
 
-    fn message(&mut self, message: Result<Option<proto::ProcessingRequest>, Status>) {
+    fn message(&mut self, message: Result<Option<Received>, Status>) {
         if let Ok(Some(message)) = message {
             return self.exchange.message(message);
         }
@@ -287,9 +289,11 @@ impl Conversation {
     }
 
     fn carry_out(&mut self) {
-        for output in self.exchange.take() {
+        self.exchange.take(&mut self.outputs);
+        for output in self.outputs.drain(..) {
             match output {
-                Output::Send(message) => self.outgoing.push_back(*message),
+                Output::Send(message) => self.outgoing.push_back(Reply::Message(message)),
+                Output::Pass(passed) => self.outgoing.push_back(Reply::Passed(passed)),
                 Output::Decide(request) => {
                     self.deciding = Some(Box::pin(decide(self.shared.clone(), *request)));
                 }

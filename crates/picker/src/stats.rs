@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::plane::NoTokens;
+use kvplane_inference::NoTokens;
 
 /// What became of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +78,7 @@ pub struct Stats {
     without_tokens: [AtomicU64; NoTokens::ALL.len()],
     ended: [AtomicU64; Ended::ALL.len()],
     wrong_endpoint: AtomicU64,
+    rewritten: AtomicU64,
     streams: AtomicUsize,
     all_streams: AtomicU64,
     in_flight: AtomicUsize,
@@ -98,6 +99,10 @@ impl Stats {
 
     pub(crate) fn count_wrong_endpoint(&self) {
         self.wrong_endpoint.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_rewritten(&self) {
+        self.rewritten.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn stream_began(&self) {
@@ -134,6 +139,11 @@ impl Stats {
     /// Answers of somebody else than the endpoint that was picked.
     pub fn wrong_endpoints(&self) -> u64 {
         self.wrong_endpoint.load(Ordering::Relaxed)
+    }
+
+    /// Requests for which another model was asked for.
+    pub fn rewritten(&self) -> u64 {
+        self.rewritten.load(Ordering::Relaxed)
     }
 
     /// Streams that there were.

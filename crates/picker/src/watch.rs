@@ -1,15 +1,17 @@
 //! A file of endpoints, followed while it changes.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::endpoints::{self, EndpointsError};
-use crate::pool::Pool;
-use crate::service::Picker;
+use crate::rules::Rules;
 use crate::yaml::MAX_TEXT;
+use kvplane_inference::{Endpoint, Pool};
 
 /// How often the file is looked at. Its content is compared, so that a file that is swapped behind a link is noticed, too.
 const EVERY: Duration = Duration::from_millis(500);
@@ -26,17 +28,16 @@ async fn read(path: PathBuf) -> Result<String, String> {
     read.await.unwrap_or_else(|_| Err("could not be read".to_owned()))
 }
 
-/// Keeps the picker's pool at what a file says. A file that is missing or wrong changes nothing, and is told once. Returns after the
-/// first read with the task that goes on; the first read has to succeed.
+/// Rules with what a file says, besides some endpoints that stay. A file that is missing or wrong changes nothing, and is told once.
+/// Returns after the first read, which has to succeed.
 pub async fn follow_file(
-    picker: Picker,
-    fixed: Vec<crate::Endpoint>,
+    fixed: Vec<Endpoint>,
     path: PathBuf,
     stop: CancellationToken,
-) -> Result<(), EndpointsError> {
+) -> Result<watch::Receiver<Arc<Rules>>, EndpointsError> {
     let mut last = read(path.clone()).await.map_err(EndpointsError::Shape)?;
-    let with = move |pool: &Pool| Pool::new(fixed.iter().chain(pool.endpoints()).cloned().collect());
-    picker.set_pool(with(&endpoints::read(&last)?));
+    let with = move |pool: &Pool| Rules::of(fixed.iter().chain(pool.endpoints()).cloned().collect());
+    let (rules, followed) = watch::channel(with(&endpoints::read(&last)?));
     let following = async move {
         let mut failed: Option<String> = None;
         loop {
@@ -53,14 +54,14 @@ pub async fn follow_file(
                 Ok((text, pool)) => {
                     if text != last {
                         info!(file = %path.display(), endpoints = pool.endpoints().len(), "endpoints changed");
-                        picker.set_pool(with(&pool));
+                        rules.send_replace(with(&pool));
                         last = text;
                     }
                     failed = None;
                 }
                 Err(error) => {
                     if failed.as_ref() != Some(&error) {
-                        error!(file = %path.display(), error, "endpoints not read: the pool stays as it is");
+                        error!(file = %path.display(), error, "cannot read the endpoints; keeping the pool");
                     }
                     failed = Some(error);
                 }
@@ -70,5 +71,5 @@ pub async fn follow_file(
     kvplane_runtime::spawn("follow endpoints", async move {
         stop.run_until_cancelled_owned(following).await;
     });
-    Ok(())
+    Ok(followed)
 }

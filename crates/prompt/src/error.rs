@@ -1,6 +1,7 @@
 //! What can go wrong, never with text or ids in it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvplane_core::{ErrorCode, PublicError};
 
@@ -48,6 +49,15 @@ pub enum PromptError {
     /// Too many texts are being tokenized.
     #[error("too many texts are being tokenized")]
     Busy,
+    /// The ids did not come within the deadline.
+    #[error("tokenizing took longer than {} ms", after.as_millis())]
+    TooSlow {
+        /// The deadline.
+        after: Duration,
+    },
+    /// A defect.
+    #[error("tokenizing failed")]
+    Panicked,
     /// A defect, or a tokenizer file that cannot do what it says.
     #[error("the tokenizer of model {model:?} failed")]
     Failed {
@@ -60,6 +70,20 @@ impl PromptError {
     /// A field that is wrong.
     pub fn field(field: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Field { field: field.into(), reason: reason.into() }
+    }
+
+    /// Why a request whose ids cannot be had is still worth a decision by load: its fields are as they should be.
+    pub fn decides_by_load(&self) -> Option<&'static str> {
+        match self {
+            Self::TooSlow { .. } => Some("tokenizer_too_slow"),
+            Self::Busy => Some("tokenizer_busy"),
+            Self::Contradicted { .. } => Some("contradicted"),
+            Self::Panicked | Self::Failed { .. } => Some("tokenizer_failed"),
+            Self::Field { .. }
+            | Self::NoTokenizer { .. }
+            | Self::NoTemplate { .. }
+            | Self::Template { .. } => None,
+        }
     }
 }
 
@@ -96,7 +120,12 @@ impl From<PromptError> for PublicError {
                 )
             }
             error @ PromptError::Busy => PublicError::new(ErrorCode::LimitReached, error.to_string()),
-            error @ PromptError::Failed { .. } => PublicError::new(ErrorCode::Internal, error.to_string()),
+            error @ PromptError::TooSlow { .. } => {
+                PublicError::new(ErrorCode::Unavailable, error.to_string())
+            }
+            error @ (PromptError::Panicked | PromptError::Failed { .. }) => {
+                PublicError::new(ErrorCode::Internal, error.to_string())
+            }
         }
     }
 }

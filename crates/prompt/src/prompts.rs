@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -14,11 +15,14 @@ use crate::model::Model;
 use crate::parity::{Contradiction, Dimensions, Evidence, Parity, ParityRow, Standing};
 use crate::{LoadError, PromptError};
 
-/// Text that is tokenized where it is asked for: less than a millisecond.
-const AT_ONCE: usize = 16 << 10;
-/// Texts that are tokenized elsewhere at the same time, and that may wait for it.
+/// Text that takes less than a millisecond. It does not wait behind longer text.
+const SHORT: usize = 16 << 10;
+/// Texts that are tokenized at the same time under a deadline, and that may wait for their turn.
+const SHORT_AT_ONCE: usize = 32;
 const LONG_AT_ONCE: usize = 8;
-const LONG_WAITING: usize = 256;
+const MAX_WAITING: usize = 1_024;
+/// The deadline of a text grows by a millisecond for every so many bytes.
+const BYTES_PER_MILLISECOND: usize = 4 << 10;
 
 /// Makes ids of prompts. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -32,7 +36,8 @@ struct Shared {
     models: HashMap<String, Arc<Model>>,
     parity: Mutex<Parity>,
     counters: Counters,
-    running: Semaphore,
+    /// Places for short and for long texts.
+    running: [Arc<Semaphore>; 2],
     waiting: Semaphore,
 }
 
@@ -42,8 +47,8 @@ impl Default for Shared {
             models: HashMap::new(),
             parity: Mutex::default(),
             counters: Counters::default(),
-            running: Semaphore::new(LONG_AT_ONCE),
-            waiting: Semaphore::new(LONG_WAITING),
+            running: [SHORT_AT_ONCE, LONG_AT_ONCE].map(|places| Arc::new(Semaphore::new(places))),
+            waiting: Semaphore::new(MAX_WAITING),
         }
     }
 }
@@ -61,6 +66,10 @@ pub struct Counters {
     pub nanoseconds: AtomicU64,
     /// Contradictions that were found.
     pub contradictions: AtomicU64,
+    /// Prompts whose ids came after their deadline.
+    pub too_slow: AtomicU64,
+    /// Prompts that found too many others waiting.
+    pub busy: AtomicU64,
 }
 
 /// Ids, and what they are worth.
@@ -145,16 +154,43 @@ impl Prompts {
         made
     }
 
-    /// The same, without keeping an async worker busy: long texts are computed elsewhere, a few at a time.
-    pub async fn tokenized(&self, model: &str, input: PromptInput) -> Result<Tokenized, PromptError> {
-        if input.size() <= AT_ONCE {
-            return self.tokenize(model, &input);
-        }
-        let _place = self.shared.waiting.try_acquire().map_err(|_| PromptError::Busy)?;
-        let _turn = self.shared.running.acquire().await.map_err(|_| PromptError::Busy)?;
-        let (prompts, name) = (self.clone(), model.to_owned());
-        let made = tokio::task::spawn_blocking(move || prompts.tokenize(&name, &input)).await;
-        made.unwrap_or_else(|_| Err(PromptError::Failed { model: model.to_owned() }))
+    /// How long a text of so many bytes may take, where short ones may take `usual`.
+    pub fn deadline(usual: Duration, bytes: usize) -> Duration {
+        usual + Duration::from_millis((bytes / BYTES_PER_MILLISECOND) as u64)
+    }
+
+    /// Runs `work` on a text of so many bytes away from the async workers, and waits for it until the deadline at most.
+    /// Work that is late goes on, and keeps its place until it is done: what is under way stays bounded.
+    pub async fn in_time<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        deadline: Duration,
+        work: impl FnOnce() -> Result<T, PromptError> + Send + 'static,
+    ) -> Result<T, PromptError> {
+        let done = async {
+            let _waiting = self.shared.waiting.try_acquire().map_err(|_| PromptError::Busy)?;
+            let places = &self.shared.running[usize::from(bytes > SHORT)];
+            let place = places.clone().acquire_owned().await.map_err(|_| PromptError::Busy)?;
+            let work = tokio::task::spawn_blocking(move || {
+                let _place = place;
+                work()
+            });
+            work.await.unwrap_or(Err(PromptError::Panicked))
+        };
+        let done = tokio::time::timeout(deadline, done).await;
+        let done = done.unwrap_or(Err(PromptError::TooSlow { after: deadline }));
+        let counters = &self.shared.counters;
+        match &done {
+            Err(PromptError::TooSlow { .. }) => counters.too_slow.fetch_add(1, Ordering::Relaxed),
+            Err(PromptError::Busy) => counters.busy.fetch_add(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        done
+    }
+
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        MAX_WAITING - self.shared.waiting.available_permits()
     }
 
     fn make(&self, name: &str, input: &PromptInput) -> Result<Tokenized, PromptError> {

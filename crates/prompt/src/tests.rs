@@ -2,6 +2,10 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use crate::testing::{model_directory, write_model};
 use crate::{
@@ -9,6 +13,7 @@ use crate::{
     Tokenizer,
 };
 use kvplane_core::{ErrorCode, PublicError};
+use parking_lot::Mutex;
 use proptest::prelude::*;
 
 fn chat(messages: &str) -> PromptInput {
@@ -259,10 +264,63 @@ fn debug_shows_neither_text_nor_ids() {
 }
 
 #[tokio::test]
-async fn long_texts_leave_the_workers_alone() {
+async fn a_text_under_a_deadline_has_the_same_ids() {
     let (directory, prompts) = loaded("async");
     let text = "the and ".repeat(10_000);
-    let tokenized = prompts.tokenized("m", PromptInput::text(text.clone())).await.unwrap();
-    assert_eq!(tokenized.ids, prompts.tokenize("m", &PromptInput::text(text)).unwrap().ids);
+    let expected = prompts.tokenize("m", &PromptInput::text(text.clone())).unwrap().ids;
+    let here = prompts.clone();
+    let bytes = text.len();
+    let work = move || here.tokenize("m", &PromptInput::text(text));
+    let made = prompts.in_time(bytes, Duration::from_mins(10), work).await.unwrap();
+    assert_eq!(made.ids, expected);
     fs::remove_dir_all(directory).unwrap();
+}
+
+#[tokio::test]
+async fn what_is_late_keeps_its_place_and_what_waits_is_bounded() {
+    let prompts = Prompts::default();
+    let (free, held) = mpsc::sync_channel::<()>(8);
+    let held = Arc::new(Mutex::new(held));
+    let stuck = |held: &Arc<Mutex<mpsc::Receiver<()>>>| {
+        let held = held.clone();
+        move || held.lock().recv().map_err(|_| PromptError::Panicked)
+    };
+    let soon = Duration::from_millis(1);
+    // Every place for long texts is taken by work that does not end.
+    for _ in 0..8 {
+        let late = prompts.in_time(1 << 20, soon, stuck(&held)).await;
+        assert_eq!(late, Err(PromptError::TooSlow { after: soon }));
+    }
+    // The next one has no place, and does not begin.
+    let begun = Arc::new(AtomicBool::new(false));
+    let here = begun.clone();
+    let late = prompts.in_time(1 << 20, soon, move || {
+        here.store(true, Ordering::Relaxed);
+        Ok(())
+    });
+    assert_eq!(late.await, Err(PromptError::TooSlow { after: soon }));
+    assert!(!begun.load(Ordering::Relaxed));
+    // Short texts do not wait behind long ones.
+    assert_eq!(prompts.in_time(100, Duration::from_mins(10), || Ok(7)).await, Ok(7));
+    // Beyond a number of those that wait, the next one is told so at once.
+    let waiting: Vec<_> = (0..1_024)
+        .map(|_| {
+            let (prompts, long) = (prompts.clone(), Duration::from_mins(10));
+            kvplane_runtime::spawn("waiting", async move { prompts.in_time(1 << 20, long, || Ok(())).await })
+        })
+        .collect();
+    while prompts.waiting() < 1_024 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(prompts.in_time(1 << 20, Duration::from_mins(10), || Ok(())).await, Err(PromptError::Busy));
+    for _ in 0..8 {
+        free.send(()).unwrap();
+    }
+    for one in waiting {
+        assert_eq!(one.await.unwrap(), Ok(()));
+    }
+    let counters = prompts.counters();
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    assert_eq!((read(&counters.too_slow), read(&counters.busy)), (9, 1));
+    assert_eq!(Prompts::deadline(Duration::from_millis(50), 400 << 10), Duration::from_millis(150));
 }

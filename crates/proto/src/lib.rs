@@ -5,10 +5,12 @@
 
 mod bearer;
 mod encoded;
+mod ext_proc;
 mod worth;
 
 pub use bearer::{Bearer, UnfitToken};
 pub use encoded::Encoded;
+pub use ext_proc::{Passed, Received, Reply, Side};
 pub use worth::{continuity, trust_level};
 
 /// All contracts as a descriptor set, for reflection.

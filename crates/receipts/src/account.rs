@@ -92,7 +92,9 @@ fn served_elsewhere(decided: &Decided, delivered: &Delivered) -> Option<Cause> {
     if delivered.rank.is_some_and(|rank| rank != chosen.rank) {
         return Some(Cause::WrongRank);
     }
-    delivered.prompt.is_some_and(|prompt| prompt != decided.prompt).then_some(Cause::WrongTokens)
+    // A decision without tokens counted none.
+    let counted = delivered.prompt.filter(|_| decided.prompt > 0);
+    counted.is_some_and(|prompt| prompt != decided.prompt).then_some(Cause::WrongTokens)
 }
 
 /// Why less was delivered than predicted.

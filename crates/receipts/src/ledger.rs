@@ -177,7 +177,8 @@ impl Ledger {
             return Err(SettleError::Settled);
         }
         let most = delivered.prompt.unwrap_or(0).max(receipt.decided.prompt);
-        if delivered.cached > most {
+        // Of a prompt that nobody told the tokens of, nothing is too much.
+        if delivered.cached > most && most > 0 {
             return Err(SettleError::MoreThanPrompt);
         }
         let account = Account::settle(&receipt.decided, &delivered, replay);

@@ -1,4 +1,4 @@
-//! What engines hold, told as metadata.
+//! What engines hold, reported as metadata.
 //!
 //! ```text
 //! journals of an engine's ranks ──> Feed ──> notes ──┬──> the hints of this plane
@@ -14,7 +14,7 @@ mod sender;
 mod sink;
 mod stats;
 
-pub use feed::{AdapterNames, Feeds, Rules, Told, WithheldCounts, hear};
+pub use feed::{AdapterNames, Feeds, Rules, Target, WithheldCounts, hear};
 pub use outbox::{Add, Call, Next, Outbox, OutboxCounts, OutboxOptions, Outcome, Pending, Saying, Ticket};
 pub use reports::{ReplicaName, ReportSpec, Reports, ReportsChanged};
 pub use sender::{

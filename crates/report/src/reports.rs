@@ -14,7 +14,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
-use crate::feed::{Feeds, Rules, Told, WithheldCounts};
+use crate::feed::{Feeds, Rules, Target, WithheldCounts};
 use crate::sender::{Identity, Link, ReplicaReport, ReportSink, ReporterOptions, ServerAddress, begin};
 use crate::sink::Sink;
 use crate::stats::{StatsNews, StatsOptions, StatsSource, follow_stats};
@@ -39,13 +39,13 @@ pub struct ReportSpec {
     pub scheme: Option<String>,
     /// How the engine is called there; by its id when absent.
     pub replica: Option<String>,
-    /// How changes are told.
+    /// How changes are reported.
     pub reporter: ReporterOptions,
     /// How statistics are read.
     pub stats: StatsOptions,
     /// The page with an engine's statistics; the one of its HTTP server when absent.
     pub metrics_url: Option<String>,
-    /// How an engine is told of.
+    /// How an engine is reported.
     pub rules: Rules,
 }
 
@@ -82,7 +82,7 @@ impl ReportSpec {
     }
 }
 
-/// A replica for a server. Whoever clears it clears all of it, whatever the scheme: it must be told by one report only.
+/// A replica for a server. A clear clears all of it, whatever the scheme: one report only may cover it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ReplicaName {
     server: String,
@@ -103,7 +103,7 @@ impl fmt::Display for ReplicaName {
 pub struct ReportsChanged {
     /// Reports that began.
     pub begun: usize,
-    /// Reports that ended: what they told is withdrawn.
+    /// Reports that ended: what they reported is withdrawn.
     pub ended: usize,
     /// Reports as before.
     pub unchanged: usize,
@@ -129,17 +129,17 @@ struct Running {
 #[derive(Debug, Default)]
 struct Replicas {
     links: Mutex<Vec<Weak<Link>>>,
-    /// Each is told by its first; the others wait until those before them have ended.
+    /// Each is reported by its first; the others wait until those before them have ended.
     by_name: Mutex<HashMap<ReplicaName, Vec<Reported>>>,
     tasks: TaskTracker,
-    /// Nothing more is told, whatever is left.
+    /// Nothing more is reported, whatever is left.
     give_up: CancellationToken,
 }
 
 #[derive(Debug, Clone)]
 struct Reported {
     report: Arc<ReplicaReport>,
-    /// Cancelled when it is not to be told any more: all that is left is to withdraw it.
+    /// Cancelled when it is not to be reported any more: all that is left is to withdraw it.
     leaving: CancellationToken,
     ended: CancellationToken,
 }
@@ -172,13 +172,13 @@ impl Reports {
         all
     }
 
-    /// Blocks that are not told, by server.
+    /// Blocks that are withheld, by server.
     pub fn withheld(&self) -> Vec<(String, Arc<WithheldCounts>)> {
         let of = |report: &Running| (report.spec.server.url().to_owned(), report.feeds.withheld().clone());
         self.running.lock().iter().map(of).collect()
     }
 
-    /// Ends all reports when everything is told that journals have now, or after 5 s.
+    /// Ends all reports when everything in the ledgers now is reported, or after 5 s.
     pub async fn shutdown(&self) {
         let by = Instant::now() + SHUTDOWN;
         let running = std::mem::take(&mut *self.running.lock());
@@ -245,7 +245,7 @@ impl Replicas {
         link: Arc<Link>,
         leaving: &CancellationToken,
         stop: CancellationToken,
-    ) -> Told {
+    ) -> Target {
         let identity = Identity {
             tenant: name.tenant.clone(),
             model: name.model.clone(),
@@ -263,17 +263,17 @@ impl Replicas {
         let stats = StatsSource::of(&engine.spec, spec.metrics_url.as_deref())
             .map(|source| (source, spec.stats.clone()));
         let this = self.clone();
-        let told = Told {
+        let told = Target {
             rules: spec.rules.clone(),
             sink: Box::new(Leaving { sink, _guard: reported.leaving.clone().drop_guard() }),
         };
         self.tasks.spawn(async move {
             let telling = async {
-                // What it still withdraws must not hit what is told now.
+                // What it still withdraws must not hit what is reported now.
                 if let Some(previous) = &previous {
                     previous.ended.cancelled().await;
                 }
-                // Where all end, the one that was told has said everything.
+                // Where all end, the one that reported has said everything.
                 if report.is_duplicate() && stop.is_cancelled() {
                     return;
                 }

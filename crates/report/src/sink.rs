@@ -2,13 +2,13 @@
 
 use kvplane_hints::Note;
 
-/// Takes what changed for one replica, in order. It never waits: whoever is slow keeps what it still owes by itself.
+/// Takes what changed for one replica, in order. It never waits: a slow sink queues what it still owes.
 pub trait Sink: Send + 'static {
     /// What changed.
     fn tell(&mut self, notes: &[Note]);
 }
 
-/// Why blocks are not told: the protocol has no way to say what would make them right.
+/// Why blocks are withheld: the protocol has no way to say what would make them right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Withheld {
     /// Their salt is not part of a fingerprint: another tenant's prompt would match.
@@ -25,7 +25,8 @@ pub enum Withheld {
     LongAdapter,
     /// Other groups decide with them how much can be reused.
     Hybrid,
-    /// The engine gives up the last block that it finds: every prefix would be said to be a block longer than it is.
+    /// The engine gives up the last block that it finds: every prefix would be said to be a block longer than
+    /// it is.
     GivesUpLast,
     /// The stream is not trusted enough, or the tier does not say exactly what it would give back.
     NotExact,

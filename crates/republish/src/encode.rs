@@ -126,7 +126,8 @@ fn removed(place: &Place, hashes: impl Iterator<Item = u64>) -> OwnedEvent {
     })
 }
 
-/// The stores of every copy of every block, parents first. A hole that others build on is stored and then removed.
+/// The stores of every copy of every block, parents first. A hole that others build on is stored and then
+/// removed.
 pub(super) fn copies(snapshot: &Snapshot) -> Vec<OwnedEvent> {
     let main = snapshot.image.places.iter().find(|place| place.tier == Tier::Device && place.is_main());
     let mut runs = Runs::default();
@@ -159,7 +160,8 @@ pub(super) fn copies(snapshot: &Snapshot) -> Vec<OwnedEvent> {
 
 /// A whole state as batches: first a clear, by itself where there may be several, since what a vLLM tells of
 /// its colder tiers beside a clear may be older than that; then what is held. At most `max_batches`, however
-/// large they become: their numbers end at the snapshot's, and all of them must be above what the listener has.
+/// large they become: their numbers end at the snapshot's, and all of them must be above what the listener
+/// has.
 pub(super) fn batches(rank: u32, events: Vec<OwnedEvent>, max_batches: u64) -> Vec<Bytes> {
     let encode = |events: &[OwnedEvent]| -> Bytes { encode_republished(0.0, rank, events).into() };
     let stored = events.iter().map(|event| match event {
@@ -216,7 +218,7 @@ fn add_image(runs: &mut Runs, snapshot: &Snapshot, (block, place): (&BlockImage,
     // Blocks of other groups may be known by what the main group says of them, which is not what they are.
     let any = || snapshot.chains_of(block).0.filter(|_| place.is_main() || snapshot.groups.len() < 2);
     match own.or_else(any) {
-        // A peer named it by its content: without tokens nobody can be told of it.
+        // A peer named it by its content: without tokens it cannot be published.
         Some(chain) if chain.tokens.is_empty() => {}
         Some(chain) => {
             let keys = chain.extra_keys.as_ref();
@@ -295,7 +297,7 @@ impl Runs {
 
     fn close(&mut self) {
         if let Some((stored, copies, _)) = self.open.take() {
-            // One announcement a copy: whoever counts must arrive at the same number.
+            // One announcement a copy: listeners that count must arrive at the same number.
             for _ in 1..copies {
                 self.further.push(OwnedEvent::Stored(stored.clone()));
             }
@@ -312,8 +314,8 @@ impl Runs {
     }
 }
 
-/// A block's extra keys. The first block of a prompt has the salt among them, as with vLLM: as the engine sent
-/// it, or else with the mark by which Dynamo's routers know it.
+/// A block's extra keys. The first block of a prompt has the salt among them, as with vLLM: as the engine
+/// sent it, or else with the mark by which Dynamo's routers know it.
 pub(super) fn first_keys(
     is_first: bool,
     keys: Option<&ExtraKeys>,

@@ -139,7 +139,7 @@ impl std::fmt::Debug for BoundOutlets {
     }
 }
 
-/// What the thread is told.
+/// Messages to the thread.
 enum Command {
     Publish(Vec<Outlet>),
     /// Closes an engine's sockets.

@@ -18,8 +18,8 @@ use crate::presence::Presence;
 use crate::{Announce, BURST, encode};
 
 const FRAMING: ReplyFraming = ReplyFraming::WithTopic;
-/// Newcomers of one rank that are told the state at a time; each may hold a state in memory.
-const TELLING: usize = 4;
+/// Newcomers of one rank that are sent the state at a time; each may hold a state in memory.
+const GREETINGS: usize = 4;
 /// A newcomer that takes nothing for so long gives its place to the next, and begins anew later.
 const STALLED: Duration = Duration::from_secs(30);
 
@@ -37,13 +37,13 @@ pub(super) struct Outlet {
     newest: Option<(u64, Bytes)>,
     /// The replay that is being answered. Others wait in the socket, which gives each peer its turn.
     replay: Option<(ReplayRequestIn, Feed)>,
-    /// Newcomers that are to be told the state.
+    /// Newcomers that wait for the state.
     newcomers: VecDeque<SubscriberId>,
-    telling: Vec<Telling>,
+    greetings: Vec<Greeting>,
 }
 
-/// A newcomer that is told the state.
-struct Telling {
+/// A newcomer that is being sent the state.
+struct Greeting {
     id: SubscriberId,
     feed: Feed,
     /// When it last took something.
@@ -70,7 +70,7 @@ impl Outlet {
             newest: None,
             replay: None,
             newcomers: VecDeque::new(),
-            telling: Vec::new(),
+            greetings: Vec::new(),
         }
     }
 
@@ -87,7 +87,7 @@ impl Outlet {
         if self.loading.is_none() {
             worked |= match self.announce {
                 Announce::Batch => self.greet(),
-                Announce::State => self.tell(building),
+                Announce::State => self.greet_with_state(building),
             };
             worked |= self.answer(building);
         }
@@ -173,7 +173,7 @@ impl Outlet {
             (self.source.published, self.source.encoded_after) = (whole, whole);
             return;
         }
-        info!(stream = %stream.id(), "republishing goes on from a later state");
+        info!(stream = %stream.id(), "republishing resumed from a later state");
         match form {
             Form::Copies => {
                 // Listeners see a hole in the numbers, and ask.
@@ -190,8 +190,8 @@ impl Outlet {
         }
     }
 
-    /// Sends newcomers the newest batch once more: its number shows them that they missed something, and they ask at
-    /// once. Whoever has it already knows it by its number.
+    /// Sends newcomers the newest batch once more: its number shows them that they missed something, and they
+    /// ask at once. Listeners that have it already know it by its number.
     fn greet(&mut self) -> bool {
         let newcomers = self.publisher.newcomers(&self.topic);
         if newcomers.is_empty() {
@@ -221,55 +221,57 @@ impl Outlet {
         (published.sequence, entry.map_or_else(empty, |entry| encode::entry(rank, &entry)))
     }
 
-    /// Sends newcomers a clear, the state and what followed; then they get what is published, like the others.
-    fn tell(&mut self, building: &Building) -> bool {
+    /// Sends newcomers a clear, the state and what followed; then they get what is published, like the
+    /// others.
+    fn greet_with_state(&mut self, building: &Building) -> bool {
         for id in self.publisher.newcomers(&self.topic) {
-            let known = self.telling.iter().any(|telling| telling.id == id) || self.newcomers.contains(&id);
+            let known =
+                self.greetings.iter().any(|greeting| greeting.id == id) || self.newcomers.contains(&id);
             if !known {
                 self.newcomers.push_back(id);
             }
         }
-        while self.telling.len() < TELLING {
+        while self.greetings.len() < GREETINGS {
             let Some(id) = self.newcomers.pop_front() else { break };
             let feed = Feed::from(&self.source, 0, building);
-            self.telling.push(Telling { id, feed, moved: kvplane_runtime::now() });
+            self.greetings.push(Greeting { id, feed, moved: kvplane_runtime::now() });
         }
         let mut worked = false;
-        for mut telling in std::mem::take(&mut self.telling) {
-            match self.tell_one(&mut telling) {
-                Told::All => worked = true,
-                Told::Gone => {}
-                Told::Part => {
+        for mut greeting in std::mem::take(&mut self.greetings) {
+            match self.greet_one(&mut greeting) {
+                Progress::All => worked = true,
+                Progress::Gone => {}
+                Progress::Part => {
                     worked = true;
-                    self.telling.push(telling);
+                    self.greetings.push(greeting);
                 }
-                Told::Waits if telling.moved.elapsed() < STALLED => self.telling.push(telling),
-                Told::Waits | Told::Broken => self.newcomers.push_back(telling.id),
+                Progress::Waits if greeting.moved.elapsed() < STALLED => self.greetings.push(greeting),
+                Progress::Waits | Progress::Broken => self.newcomers.push_back(greeting.id),
             }
         }
         worked
     }
 
-    fn tell_one(&mut self, telling: &mut Telling) -> Told {
+    fn greet_one(&mut self, greeting: &mut Greeting) -> Progress {
         let Self { source, publisher, topic, .. } = self;
         let mut gone = false;
-        let step = telling.feed.step(source, |sequence, payload| {
-            let delivery = publisher.send_to(telling.id, topic, sequence, payload).unwrap_or(Delivery::Gone);
+        let step = greeting.feed.step(source, |sequence, payload| {
+            let delivery = publisher.send_to(greeting.id, topic, sequence, payload).unwrap_or(Delivery::Gone);
             gone |= delivery == Delivery::Gone;
             delivery
         });
         match step {
             Step::CaughtUp => {
-                publisher.admit(telling.id);
-                Told::All
+                publisher.admit(greeting.id);
+                Progress::All
             }
             Step::GoesOn => {
-                telling.moved = kvplane_runtime::now();
-                Told::Part
+                greeting.moved = kvplane_runtime::now();
+                Progress::Part
             }
-            Step::Waits => Told::Waits,
-            Step::Broken if gone => Told::Gone,
-            Step::Broken => Told::Broken,
+            Step::Waits => Progress::Waits,
+            Step::Broken if gone => Progress::Gone,
+            Step::Broken => Progress::Broken,
         }
     }
 
@@ -315,7 +317,7 @@ impl Outlet {
 }
 
 /// How far a newcomer is.
-enum Told {
+enum Progress {
     All,
     Part,
     Waits,

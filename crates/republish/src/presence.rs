@@ -1,14 +1,14 @@
 //! What listeners hold that count no copies, and what they are sent so that they hold what the engine does.
 //!
-//! To such a listener a block is there or it is not: the first copy in a tier is announced as stored, the last one as
-//! removed. That is what transitions are. But some listeners (Dynamo's indexers among them) let go of
-//! whatever follows a block when that is removed, or drop a store whose parent they do not hold. So when a
-//! hole is filled, everything behind it that the tier holds is announced again. Announcing a block twice
-//! changes nothing.
+//! To such a listener a block is there or it is not: the first copy in a tier is announced as stored, the
+//! last one as removed. That is what transitions are. But some listeners (Dynamo's indexers among them) let
+//! go of whatever follows a block when that is removed, or drop a store whose parent they do not hold. So
+//! when a hole is filled, everything behind it that the tier holds is announced again. Announcing a block
+//! twice changes nothing.
 //!
-//! For that the blocks that are held are kept here with their children. Tokens, names and keys are shared with the
-//! stream's own state. A block that is not held is kept only while some held block follows it, so there are never more
-//! than twice as many as are held.
+//! For that the blocks that are held are kept here with their children. Tokens, names and keys are shared
+//! with the stream's own state. A block that is not held is kept only while some held block follows it, so
+//! there are never more than twice as many as are held.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -294,7 +294,7 @@ struct Part<'p> {
     block_size: u32,
 }
 
-/// The events of a state that is told from nothing, without the clear before it.
+/// The events that announce a whole state, without the clear before it.
 pub(crate) fn state_events(transitions: &[Transition]) -> Vec<OwnedEvent> {
     let mut events = Vec::new();
     for transition in transitions {
@@ -311,8 +311,8 @@ pub(crate) fn state_events(transitions: &[Transition]) -> Vec<OwnedEvent> {
     events
 }
 
-/// The blocks of a store whose tokens are known, as runs with the block before each. Of the others listeners cannot be
-/// told: a peer named them by their content.
+/// The blocks of a store whose tokens are known, as runs with the block before each. Of the others listeners
+/// cannot be published: a peer named them by their content.
 fn with_tokens(
     parent: Option<u64>,
     blocks: &[VisibleBlock],

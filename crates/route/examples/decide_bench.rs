@@ -61,6 +61,7 @@ fn round(ranks: u32, holders: u32, picks: usize) -> (f64, f64) {
     let mut pick = |at: usize, book: bool| {
         let outline = &outlines[at % outlines.len()];
         let ask = Ask {
+            about: 0,
             prompt: outline.tokens(),
             outline,
             session: None,

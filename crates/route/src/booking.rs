@@ -83,6 +83,16 @@ impl Bookings {
         Some(id)
     }
 
+    pub(crate) fn get(&self, id: BookingId) -> Option<&Booking> {
+        find(&self.cells, id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (BookingId, &Booking)> {
+        let named = |(at, cell): (usize, &Cell)| BookingId(u64::from(cell.serial) << 32 | at as u64);
+        let all = self.cells.iter().enumerate();
+        all.filter_map(move |(at, cell)| Some((named((at, cell)), cell.booking.as_ref()?)))
+    }
+
     pub(crate) fn get_mut(&mut self, id: BookingId) -> Option<&mut Booking> {
         let cell = self.cells.get_mut(id.0 as u32 as usize)?;
         if u64::from(cell.serial) == id.0 >> 32 { cell.booking.as_mut() } else { None }
@@ -112,11 +122,7 @@ impl Bookings {
 
     /// Bookings of one worker.
     pub(crate) fn of(&self, worker: Slot) -> Vec<BookingId> {
-        let here = |(at, cell): (usize, &Cell)| {
-            cell.booking.filter(|booking| booking.worker == worker)?;
-            Some(BookingId(u64::from(cell.serial) << 32 | at as u64))
-        };
-        self.cells.iter().enumerate().filter_map(here).collect()
+        self.iter().filter(|(_, booking)| booking.worker == worker).map(|(id, _)| id).collect()
     }
 }
 

@@ -71,6 +71,11 @@ impl Outline {
         self.lead
     }
 
+    /// The hashes of its prefixes, shortest first.
+    pub(crate) fn hashes(&self) -> Box<[u64]> {
+        self.points.iter().map(|point| point.hash).collect()
+    }
+
     /// Whether nothing is known of the prompt.
     pub fn is_empty(&self) -> bool {
         self.points.is_empty()

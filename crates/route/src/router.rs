@@ -15,6 +15,7 @@ use crate::policy::{Policy, View, Weights};
 use crate::rng::Rng;
 use crate::worker::{Slot, Worker};
 
+pub use account::Told;
 pub use decision::{Ask, Choice, Decision, Skipped, Why};
 
 /// What a router goes by, and its bounds.

@@ -9,7 +9,8 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tracing::error;
 
-/// Spawns a task on the current runtime. If it panics, the log names it, whether or not somebody waits for it.
+/// Spawns a task on the current runtime. If it panics, the log names it, whether or not somebody waits for
+/// it.
 pub fn spawn<F>(name: &'static str, future: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send + 'static> + Send + 'static,
@@ -26,7 +27,8 @@ where
         match AssertUnwindSafe(future).catch_unwind().await {
             Ok(output) => output,
             Err(panic) => {
-                // The message was printed by the panic hook. It may hold what a peer sent, so it is not repeated here.
+                // The message was printed by the panic hook. It may hold what a peer sent, so it is not
+                // repeated here.
                 error!(task = name, "a task panicked");
                 resume_unwind(panic)
             }

@@ -53,8 +53,8 @@ function facts(engine, ranks) {
   const link = known.links.find((link) => link.engine === engine);
   if (link) return `Another kvplane, ${linkWords(link)}.`;
   if (!ranks.length) return "No such engine.";
-  const [{ kind, model }] = ranks;
-  return `${kind}, ${model ? `model ${model}` : "no model"}, ${counted(ranks.length, "rank")}`;
+  const [{ kind, model, found }] = ranks;
+  return `${kind}, ${model ? `model ${model}` : "no model"}, ${counted(ranks.length, "rank")}${found ? `. Found as ${found}` : ""}`;
 }
 
 function buildRank(rank) {

@@ -2,8 +2,8 @@
 //!
 //! `drain_fleet_bench KVPLANE_BINARY [ENGINES] [EVENTS_A_SECOND] [SUBSCRIBERS]`
 //!
-//! Runs `kvplane serve` as a process of its own beside an HTTP server, which plays all engines, and SMG subscribers in this
-//! one. Every subscriber must get every block that its engine stored.
+//! Runs `kvplane serve` as a process of its own beside an HTTP server, which plays all engines, and SMG
+//! subscribers in this one. Every subscriber must get every block that its engine stored.
 
 #![allow(
     clippy::disallowed_methods,

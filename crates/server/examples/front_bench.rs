@@ -4,8 +4,8 @@
 //! cargo run --release -p kvplane-server --example front_bench [calls per round]
 //! ```
 //!
-//! Engine, front and client have a thread each, as they would have a process each. The front's processor time is what the
-//! whole process uses more per call than without it.
+//! Engine, front and client have a thread each, as they would have a process each. The front's processor time
+//! is what the whole process uses more per call than without it.
 
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, clippy::expect_used)]
 

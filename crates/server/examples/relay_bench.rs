@@ -2,9 +2,9 @@
 //!
 //! `relay_bench KVPLANE_BINARY [PYTHON RELAY_SCRIPT]`
 //!
-//! Runs `kvplane serve` as a process of its own beside a publisher and SMG subscribers in this one. The publisher is held
-//! to a few thousand batches ahead of the slowest subscriber, so that what is measured can be sustained. With a Python
-//! and a script, SMG's own relay is measured in the same way, in the same run.
+//! Runs `kvplane serve` as a process of its own beside a publisher and SMG subscribers in this one. The
+//! publisher is held to a few thousand batches ahead of the slowest subscriber, so that what is measured can
+//! be sustained. With a Python and a script, SMG's own relay is measured in the same way, in the same run.
 
 #![allow(
     clippy::disallowed_methods,

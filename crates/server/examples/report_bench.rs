@@ -2,7 +2,8 @@
 //!
 //! `report_bench KVPLANE_BINARY`
 //!
-//! Runs `kvplane report` as a process of its own, between a publisher and a server that keeps what it is told, in this one.
+//! Runs `kvplane report` as a process of its own, between a publisher and a server that keeps what it is
+//! told, in this one.
 
 #![allow(
     clippy::disallowed_methods,

@@ -2,9 +2,9 @@
 //!
 //! `scale_bench KVPLANE_BINARY [ENGINES ...]`
 //!
-//! Runs `kvplane serve` as a process of its own. All publishers are in this process, each with a port of its own. Needs
-//! about two descriptors an engine here and one in the plane: `ulimit -n`. Processor time is read off `/proc`; compare
-//! lines of one run.
+//! Runs `kvplane serve` as a process of its own. All publishers are in this process, each with a port of its
+//! own. Needs about two descriptors an engine here and one in the plane: `ulimit -n`. Processor time is read
+//! off `/proc`; compare lines of one run.
 
 #![allow(
     clippy::disallowed_methods,
@@ -205,8 +205,8 @@ impl Fleet {
         took[took.len() / 2].as_secs_f64() * 1e6
     }
 
-    /// Milliseconds from publishing a batch until a question finds it, at engines that are always there: the middle and the
-    /// worst of a hundred.
+    /// Milliseconds from publishing a batch until a question finds it, at engines that are always there: the
+    /// middle and the worst of a hundred.
     fn delays(&mut self) -> [f64; 2] {
         let healthy = self.publishers.len() - self.publishers.len() / 3;
         let mut took = Vec::new();
@@ -228,7 +228,8 @@ impl Fleet {
         [50, 99].map(|percent| took[took.len() * percent / 100].as_secs_f64() * 1e3)
     }
 
-    /// The same while the last third of the engines goes and comes back again and again; and how often that was, a second.
+    /// The same while the last third of the engines goes and comes back again and again; and how often that
+    /// was, a second.
     fn flap(&mut self) -> ([f64; 2], f64) {
         let flapping = self.publishers.split_off(self.publishers.len() - self.publishers.len() / 3);
         let (stop, flaps) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));

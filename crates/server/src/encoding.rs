@@ -1,4 +1,5 @@
-//! Encoding for subscribers: once for all who are sent the same, and not on the threads that answer questions.
+//! Encoding for subscribers: once for all who are sent the same, and not on the threads that answer
+//! questions.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
@@ -31,8 +32,8 @@ pub(crate) trait Plan: Send + Sync + 'static {
     fn encode(&self, index: usize) -> Bytes;
 }
 
-/// A plan, with the messages that were encoded lately. Subscribers that begin together are sent the same message at about
-/// the same time, and encoding it takes far longer than copying it.
+/// A plan, with the messages that were encoded lately. Subscribers that begin together are sent the same
+/// message at about the same time, and encoding it takes far longer than copying it.
 #[derive(Debug)]
 pub(crate) struct Planned<P> {
     plan: P,
@@ -48,7 +49,8 @@ impl<P: Plan> Planned<P> {
         &self.plan
     }
 
-    /// The message at an index. Whoever needs it while it is being encoded waits instead of encoding it once more.
+    /// The message at an index. A reader that needs it while it is being encoded waits instead of encoding it
+    /// again.
     async fn message(self: &Arc<Self>, index: usize) -> Result<Bytes, Status> {
         let mut recent = self.recent.lock().await;
         if let Some((_, message)) = recent.iter().find(|(known, _)| *known == index) {
@@ -102,8 +104,8 @@ pub(crate) async fn entries(
     elsewhere(move || entries.iter().map(|entry| encode(entry)).collect()).await
 }
 
-/// Encodes on a thread that serves nobody else. A thread that has begun keeps its place to the end, also when whoever
-/// asked is gone.
+/// Encodes on a thread that serves nobody else. A thread that has begun keeps its place to the end, also when
+/// the reader asked is gone.
 async fn elsewhere<T: Send + 'static>(encode: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
     let place = ENCODERS.acquire().await.map_err(|_| failed())?;
     let encoded = tokio::task::spawn_blocking(move || {

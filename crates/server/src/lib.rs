@@ -1,10 +1,11 @@
 //! What the plane answers: gRPC and HTTP servers over the streams that `ingest` keeps.
 //!
-//! Servers take listeners that somebody else bound, so that a taken port is known before anything starts. They never
-//! see an engine's bytes.
+//! Servers take listeners that somebody else bound, so that a taken port is known before anything starts.
+//! They never see an engine's bytes.
 
 mod encoding;
 mod fleet;
+mod gateway;
 mod grpc;
 mod held;
 mod hints;
@@ -12,6 +13,7 @@ mod http;
 mod listeners;
 mod ops;
 mod parity;
+mod parts;
 mod picker;
 mod plans;
 mod publishers;
@@ -38,6 +40,7 @@ pub use fleet::{
     AnnounceConfig, DuplicatesName, EngineConfig, EngineConfigError, EnginePlan, Fleet, FleetError,
     Registration, Reloaded, RepublishConfig, WorkerId,
 };
+pub use gateway::{GatewayEndpoint, GatewaySetup};
 pub use hints::{AcceptReports, HintsOptions};
 pub use kvplane_metrics::Detail as MetricsDetail;
 pub use picker::PickerSetup;

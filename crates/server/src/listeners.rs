@@ -1,8 +1,50 @@
-//! Sockets that are opened for an engine, and whether they ask who connects.
+//! The sockets that others connect to, and whether they ask who connects.
 
-use kvplane_access::Listener;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
 
-use crate::fleet::EngineConfig;
+use kvplane_access::{Access, Listener};
+use tokio::net::TcpListener;
+
+use crate::fleet::{EngineConfig, Fleet};
+
+/// The servers' own listeners, and those of the fleet's engines.
+#[derive(Debug)]
+pub(crate) struct Doors {
+    access: Arc<Access>,
+    fleet: Fleet,
+    /// Where the servers listen, once they do: the key that configures it, and the address.
+    open: OnceLock<Vec<(&'static str, SocketAddr)>>,
+}
+
+impl Doors {
+    pub(crate) fn new(access: Arc<Access>, fleet: Fleet) -> Self {
+        Self { access, fleet, open: OnceLock::new() }
+    }
+
+    /// Notes where the servers listen.
+    pub(crate) fn note(&self, doors: &[(&'static str, &TcpListener)]) {
+        let known = doors.iter().filter_map(|(name, door)| Some((*name, door.local_addr().ok()?)));
+        // Servers run once.
+        let _ = self.open.set(known.collect());
+    }
+
+    /// Every socket that others connect to.
+    pub(crate) fn listeners(&self) -> Vec<Listener> {
+        let keys = self.access.has_keys();
+        let open = self.access.has_open_networks();
+        let doors = self.open.get().into_iter().flatten();
+        let mut all: Vec<Listener> = doors
+            .map(|(name, address)| {
+                // Networks are open on purpose, and asked for no key.
+                let opened = open && *name == "listen.http";
+                Listener::new(*name, address.to_string(), keys && !opened, opened)
+            })
+            .collect();
+        all.extend(self.fleet.listeners(keys));
+        all
+    }
+}
 
 impl EngineConfig {
     /// Where kvplane listens for the engine's events, if the engine connects.

@@ -151,7 +151,7 @@ fn address(engine: &Engine) -> Option<EngineAddress> {
     Some(EngineAddress { base, model: engine.spec.model.clone(), authorization: authorization(engine) })
 }
 
-/// What an engine that wants a key is told.
+/// The `Authorization` header for an engine that wants a key.
 pub(crate) fn authorization(engine: &Engine) -> Option<HeaderValue> {
     let key = engine.spec.control.api_key().ok()??;
     let mut header = HeaderValue::from_str(&format!("Bearer {key}")).ok()?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvplane_catalog::Question;
 use kvplane_core::{EngineKind, ErrorCode, PublicError};
-use kvplane_picker::{Ask, Chosen, Found, NoTokens, PickError, Plane, Report as Came, Tokens};
+use kvplane_inference::{Ask, Chosen, Found, NoTokens, PickError, Plane, Report as Came, Tokens};
 use kvplane_prompt::{PromptError, PromptInput, Standing, Tokenized};
 use kvplane_receipts::Delivered;
 use parking_lot::Mutex;
@@ -16,29 +16,38 @@ use tokio::runtime::Handle;
 use tracing::debug;
 
 pub use listen::PickerSetup;
-pub(crate) use listen::{picker, run};
+pub(crate) use listen::run;
 use places::Places;
 
-use crate::routing::{MAX_ENDPOINTS, Report, State, Wish};
-use crate::service::Shared;
+use crate::questions::{Asker, WithoutTokens};
+use crate::readiness::Readiness;
+use crate::routing::{MAX_ENDPOINTS, Report, Routing, State, Wish};
 
 /// What a picker decides with.
 #[derive(Debug)]
 pub(crate) struct Decider {
-    shared: Arc<Shared>,
+    asker: Arc<Asker>,
+    routing: Arc<Routing>,
+    readiness: Arc<Readiness>,
     policy: Option<String>,
     places: Mutex<Arc<Places>>,
     ready: AtomicBool,
 }
 
 impl Decider {
-    pub(crate) fn new(shared: Arc<Shared>, policy: Option<String>) -> Self {
-        Self { shared, policy, places: Mutex::default(), ready: AtomicBool::new(false) }
+    pub(crate) fn new(
+        asker: Arc<Asker>,
+        routing: Arc<Routing>,
+        readiness: Arc<Readiness>,
+        policy: Option<String>,
+    ) -> Self {
+        let (places, ready) = (Mutex::default(), AtomicBool::new(false));
+        Self { asker, routing, readiness, policy, places, ready }
     }
 
     /// Which streams the endpoints of a pool are.
-    fn places(&self, pool: &Arc<kvplane_picker::Pool>) -> Arc<Places> {
-        let engines = self.shared.plane.engines();
+    fn places(&self, pool: &Arc<kvplane_inference::Pool>) -> Arc<Places> {
+        let engines = self.asker.plane.engines();
         let mut places = self.places.lock();
         if !places.is_of(pool, &engines) {
             *places = Arc::new(Places::new(pool.clone(), engines));
@@ -47,7 +56,7 @@ impl Decider {
     }
 
     fn report(&self, receipt: &str, report: Report) {
-        if let Err(error) = self.shared.routing.report(&self.shared.plane, receipt, report) {
+        if let Err(error) = self.routing.report(&self.asker.plane, receipt, report) {
             debug!(receipt, error = error.message, "report not taken");
         }
     }
@@ -65,7 +74,7 @@ impl Decider {
 
 impl Plane for Decider {
     fn tokenize(&self, model: &str, prompt: PromptInput) -> Result<Tokens, NoTokens> {
-        let made = self.shared.asker.ids(model, &prompt).map_err(|error| match error {
+        let made = self.asker.ids(model, &prompt).map_err(|error| match error {
             PromptError::NoTokenizer { .. } => NoTokens::NoTokenizer,
             PromptError::Contradicted { .. } => NoTokens::Contradicted,
             PromptError::Busy => NoTokens::Busy,
@@ -73,6 +82,10 @@ impl Plane for Decider {
         })?;
         let Tokenized { model, adapter, ids, standing, .. } = made;
         Ok(Tokens { model, adapter, ids, proven: standing == Standing::Proven })
+    }
+
+    fn tokenizes(&self, model: &str) -> bool {
+        self.asker.prompts.model(model).is_some()
     }
 
     fn pick(&self, ask: &Ask<'_>) -> Result<Chosen, PickError> {
@@ -91,17 +104,17 @@ impl Plane for Decider {
         }
         let mut wish = Wish {
             output: ask.output,
-            without_tokens: ask.tokens.err().map(NoTokens::as_str),
+            without_tokens: ask.tokens.err().map(|why| WithoutTokens { why: why.as_str(), about: 0 }),
             ..Wish::default()
         };
-        // Of engines with several ranks at one address, only the best rank is told.
+        // Of engines with several ranks at one address, only the best rank is returned.
         wish.limit = if ask.limit <= 1 { 1 } else { MAX_ENDPOINTS };
         wish.set_session(ask.session).map_err(|error| PickError::Invalid(error.message))?;
         wish.set_policy(self.policy.as_deref()).map_err(|error| PickError::Invalid(error.message))?;
         let among = |id: &kvplane_core::StreamId| places.of(id).any(|place| ask.allows(place));
-        let picked = self.shared.routing.pick_among(&self.shared.asker, &mut question, &wish, &among);
+        let picked = self.routing.pick_among(&self.asker, &mut question, &wish, &among);
         let picked = picked.map_err(refused)?;
-        let mut endpoints: Vec<Found> = Vec::with_capacity(ask.limit);
+        let mut endpoints: Vec<Found> = Vec::with_capacity(ask.limit.min(picked.endpoints.len()));
         for one in &picked.endpoints {
             let Some(place) = places.of(&one.id).find(|place| ask.allows(*place)) else { continue };
             if endpoints.len() >= ask.limit || endpoints.iter().any(|known| known.place == place) {
@@ -123,6 +136,8 @@ impl Plane for Decider {
     fn ended(&self, receipt: &str, came: Came) {
         let state = Some(if came.finished { State::Finish } else { State::Abort });
         let (engine, rank) = self.served(&came);
+        // No rank is that one: what was delivered is another's.
+        let rank = if came.any_rank { Some(u32::MAX) } else { rank };
         let delivered = came.usage.cached.filter(|_| came.finished).map(|cached| Delivered {
             cached,
             prompt: came.usage.prompt,
@@ -131,14 +146,14 @@ impl Plane for Decider {
             first_token_ms: came.first_byte_ms.map(|ms| ms as f64),
             attempts: came.attempts.unwrap_or(1).max(1),
         });
-        let long =
-            delivered.as_ref().is_some_and(|one| self.shared.routing.needs_replay(receipt, one.cached));
+        let long = delivered.as_ref().is_some_and(|one| self.routing.needs_replay(receipt, one.cached));
         let report = Report { state, delivered };
         match Handle::try_current() {
             Ok(runtime) if long => {
-                let (shared, receipt) = (self.shared.clone(), receipt.to_owned());
+                let (plane, routing) = (self.asker.plane.clone(), self.routing.clone());
+                let receipt = receipt.to_owned();
                 runtime.spawn_blocking(move || {
-                    if let Err(error) = shared.routing.report(&shared.plane, &receipt, report) {
+                    if let Err(error) = routing.report(&plane, &receipt, report) {
                         debug!(receipt, error = error.message, "report not taken");
                     }
                 });
@@ -151,7 +166,7 @@ impl Plane for Decider {
         if self.ready.load(Ordering::Relaxed) {
             return true;
         }
-        let ready = self.shared.readiness.check(&self.shared.plane, false).ready;
+        let ready = self.readiness.check(&self.asker.plane, false).ready;
         self.ready.store(ready, Ordering::Relaxed);
         ready
     }

@@ -6,7 +6,8 @@ use kvplane_stream::Snapshot;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-/// Snapshots that are taken and planned for subscribers at a time: others wait, and queries keep their threads.
+/// Snapshots that are taken and planned for subscribers at a time: others wait, and queries keep their
+/// threads.
 pub(crate) static BUILDS: Semaphore = Semaphore::const_new(2);
 
 /// What was made of snapshots that are still in use.
@@ -39,7 +40,8 @@ impl<T> Plans<T> {
         }
         let plan = Arc::new(make(snapshot));
         let mut all = self.0.lock();
-        // A plan lives no longer than those who are sent it; a snapshot's address is not used again while it is known.
+        // A plan lives no longer than those who are sent it; a snapshot's address is not used again while it
+        // is known.
         all.retain(|known| known.plan.strong_count() > 0);
         all.push(Known { snapshot: Arc::downgrade(snapshot), variant, plan: Arc::downgrade(&plan) });
         plan
@@ -60,7 +62,7 @@ mod tests {
         let stream = Stream::in_process(id, Options::default(), JournalOptions::default());
         let (one, two) = (stream.snapshot_to_follow().await, stream.snapshot_to_follow().await);
         assert!(Arc::ptr_eq(&one, &two));
-        // Whoever wants the state of now gets it.
+        // A reader that wants the current state gets it.
         assert!(!Arc::ptr_eq(&one, &stream.snapshot().await));
         let plans: Plans<Vec<u32>> = Plans::new();
         let first = plans.of(&one, 0, Snapshot::parents_first);

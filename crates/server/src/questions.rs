@@ -1,7 +1,8 @@
-//! How questions about prompts went, whoever asked them in our own words: `/v1/query`, `Query` and `QueryStream`.
+//! How questions about prompts went, in kvplane's own protocols: `/v1/query`, `Query` and `QueryStream`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use kvplane_catalog::{Asking, Catalog, Question};
 use kvplane_core::{PublicError, Trust};
@@ -26,7 +27,7 @@ pub(crate) enum Outcome {
     Hit,
     /// Nobody does.
     Miss,
-    /// It could not be answered; the caller was told why.
+    /// It could not be answered; the caller got an error.
     Refused,
 }
 
@@ -81,6 +82,8 @@ pub(crate) struct Asker {
     pub(crate) credit: Vec<Trust>,
     /// The longest prompt that may be asked for.
     pub(crate) max_tokens: usize,
+    /// How long the text of a decision may take to become ids, before a millisecond for every 4 KiB of it.
+    pub(crate) tokenize_timeout: Duration,
     pub(crate) questions: Questions,
     /// Tokens asked for and found, over all protocols.
     pub(crate) value: Arc<Value>,
@@ -99,6 +102,49 @@ pub(crate) struct TokenizedNote {
     pub(crate) parity: &'static str,
 }
 
+/// A text that is not known in tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WithoutTokens {
+    /// In one word.
+    pub(crate) why: &'static str,
+    /// About how many tokens it has.
+    pub(crate) about: u64,
+}
+
+/// Bytes of a token in usual text: good enough to know long work from short.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// Refuses what does not go with text.
+fn check_beside(question: &Question, input: &PromptInput) -> Result<(), PublicError> {
+    let field = if matches!(input, PromptInput::Text(_)) { "prompt" } else { "messages" };
+    for (other, given) in
+        [("token_ids", question.token_ids.is_some()), ("block_hashes", question.block_hashes.is_some())]
+    {
+        if given {
+            return Err(PublicError::field(field, format!("and {other} exclude each other")));
+        }
+    }
+    for (other, given) in
+        [("multimodal", question.multimodal.is_some()), ("extra_keys", question.extra_keys.is_some())]
+    {
+        if given {
+            return Err(PublicError::field(other, format!("goes with token_ids, not with {field}")));
+        }
+    }
+    Ok(())
+}
+
+fn put(question: &mut Question, made: Tokenized) -> TokenizedNote {
+    let Tokenized { model, adapter, ids, standing, .. } = made;
+    let note = TokenizedNote { tokens: ids.len() as u64, parity: standing.as_str() };
+    if question.lora_name.is_none() && question.lora_id.is_none() {
+        question.lora_name = adapter;
+    }
+    question.model = Some(model);
+    question.set_token_ids(ids, true);
+    note
+}
+
 impl Asker {
     /// Puts the ids of a text into the question, and the adapter that it was asked for by.
     pub(crate) fn tokenize(
@@ -106,30 +152,35 @@ impl Asker {
         question: &mut Question,
         input: &PromptInput,
     ) -> Result<TokenizedNote, PublicError> {
-        let field = if matches!(input, PromptInput::Text(_)) { "prompt" } else { "messages" };
-        for (other, given) in
-            [("token_ids", question.token_ids.is_some()), ("block_hashes", question.block_hashes.is_some())]
-        {
-            if given {
-                return Err(PublicError::field(field, format!("and {other} exclude each other")));
-            }
+        check_beside(question, input)?;
+        let made = self.ids(question.model.as_deref().unwrap_or_default(), input)?;
+        Ok(put(question, made))
+    }
+
+    /// The same for a decision: without ids in time the question stays without them, and the word says why.
+    pub(crate) async fn tokenize_in_time(
+        self: &Arc<Self>,
+        question: &mut Question,
+        input: PromptInput,
+    ) -> Result<Result<TokenizedNote, WithoutTokens>, PublicError> {
+        check_beside(question, &input)?;
+        let (here, model) = (self.clone(), question.model.clone().unwrap_or_default());
+        let bytes = input.size();
+        let deadline = Prompts::deadline(self.tokenize_timeout, bytes);
+        match self.prompts.in_time(bytes, deadline, move || here.ids(&model, &input)).await {
+            Ok(made) => Ok(Ok(put(question, made))),
+            Err(error) => match error.decides_by_load() {
+                Some(why) => {
+                    if let Some(model) = question.model.as_deref().and_then(|name| self.prompts.model(name)) {
+                        // The engines serve the model; an adapter is one of its names.
+                        question.model = Some(model.name().to_owned());
+                    }
+                    tracing::debug!(why, bytes, %error, "picked by load: no tokens");
+                    Ok(Err(WithoutTokens { why, about: (bytes / BYTES_PER_TOKEN) as u64 }))
+                }
+                None => Err(error.into()),
+            },
         }
-        for (other, given) in
-            [("multimodal", question.multimodal.is_some()), ("extra_keys", question.extra_keys.is_some())]
-        {
-            if given {
-                return Err(PublicError::field(other, format!("goes with token_ids, not with {field}")));
-            }
-        }
-        let model = question.model.clone().unwrap_or_default();
-        let Tokenized { model, adapter, ids, standing, .. } = self.ids(&model, input)?;
-        let note = TokenizedNote { tokens: ids.len() as u64, parity: standing.as_str() };
-        if question.lora_name.is_none() && question.lora_id.is_none() {
-            question.lora_name = adapter;
-        }
-        question.model = Some(model);
-        question.set_token_ids(ids, true);
-        Ok(note)
     }
 
     /// The ids of a text. Some are compared with an engine's.

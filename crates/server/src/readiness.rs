@@ -5,16 +5,18 @@ use std::time::{Duration, Instant};
 
 use kvplane_core::{Continuity, LinkTrouble, Reason, Trust};
 use kvplane_ingest::{Plane, StreamStatus};
+use kvplane_kubernetes::Board;
 
-/// Ready once every stream has a verdict, or once the start-up deadline has passed; then for good: one engine's
-/// trouble must not take the plane away from the others, and restarting the plane does not bring an engine
-/// back. A plane without engines is ready too, so that engines can be added, but that does not count for the
-/// engines that come.
+/// Ready once every stream has a verdict, or once the start-up deadline has passed; then for good: one
+/// engine's trouble must not take the plane away from the others, and restarting the plane does not bring an
+/// engine back. A plane without engines is ready too, so that engines can be added, but that does not count
+/// for the engines that come.
 #[derive(Debug)]
 pub(crate) struct Readiness {
     started: Instant,
     deadline: Duration,
     reached: AtomicBool,
+    discovery: Board,
 }
 
 /// An answer, with the reasons for a no, and with every stream that is not live for a yes.
@@ -25,8 +27,8 @@ pub(crate) struct Verdict {
 }
 
 impl Readiness {
-    pub(crate) fn new(deadline: Duration) -> Self {
-        Self { started: kvplane_runtime::now(), deadline, reached: AtomicBool::new(false) }
+    pub(crate) fn new(deadline: Duration, discovery: Board) -> Self {
+        Self { started: kvplane_runtime::now(), deadline, reached: AtomicBool::new(false), discovery }
     }
 
     pub(crate) fn check(&self, plane: &Plane, strict: bool) -> Verdict {
@@ -59,6 +61,12 @@ impl Readiness {
                 let trust = status.trust.level();
                 inexact.push(format!("{id}: {continuity}, {trust}, reason {reason}{trouble}"));
             }
+        }
+        // Which engines there are is not known before a first list.
+        for source in self.discovery.sources().iter().filter(|source| source.counted.lists == 0) {
+            let no_list = format!("{}: {}", source.name, source.state.as_str());
+            unheard.push(no_list.clone());
+            inexact.push(no_list);
         }
         let all_heard = unheard.is_empty();
         if all_heard && !engines.is_empty() {
@@ -93,7 +101,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_plane_without_engines_is_ready_but_not_for_good() {
         let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
-        let readiness = Readiness::new(Duration::from_hours(1));
+        let readiness = Readiness::new(Duration::from_hours(1), Board::default());
         assert!(readiness.check(&plane, false).ready);
         let engine = serde_json::json!({"id": "a", "kind": "vllm", "events": "tcp://127.0.0.1:1"});
         let engine: EngineConfig = serde_json::from_value(engine).unwrap();

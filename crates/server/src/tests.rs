@@ -16,7 +16,7 @@ use self::rig::{Key, Served};
 
 /// Every path that the router knows. The router tells them nowhere but in its debug form.
 fn paths(served: &Served) -> BTreeSet<String> {
-    let printed = format!("{:?}", crate::http::router(served.shared.clone()));
+    let printed = format!("{:?}", crate::http::router(served.parts.clone()));
     let (_, known) = printed.split_once("paths: {").unwrap();
     let (known, _) = known.split_once("} }").unwrap();
     let paths = known.split('"').filter(|part| part.starts_with('/'));

@@ -1,7 +1,8 @@
-//! What the plane is worth: tokens asked for and tokens found, by protocol, and the prefixes that save the most.
+//! What the plane is worth: tokens asked for and tokens found, by protocol, and the prefixes that save the
+//! most.
 //!
-//! Every answered question counts, whatever protocol it came by. Prefixes are kept as keyed hashes: neither tokens
-//! nor text can be recovered from them, and another run has other hashes.
+//! Every answered question counts, whatever protocol it came by. Prefixes are kept as keyed hashes: neither
+//! tokens nor text can be recovered from them, and another run has other hashes.
 
 mod sketch;
 

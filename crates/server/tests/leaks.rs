@@ -1,4 +1,5 @@
-//! Engines that come and go for a long time leave nothing behind. Alone in its process: it counts what the process has.
+//! Engines that come and go for a long time leave nothing behind. Alone in its process: it counts what the
+//! process has.
 
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "tests")]
 
@@ -43,7 +44,8 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_that_come_and_go_leave_no_sockets_threads_or_memory() {
-    // Four thousand blocks: what one engine holds in the plane is a few megabytes, so that two hundred left behind show.
+    // Four thousand blocks: what one engine holds in the plane is a few megabytes, so that two hundred left
+    // behind show.
     let config = SimConfig { blocks: 4096, http: None, ..SimConfig::default() };
     let sim = SimEngine::start(config).unwrap();
     for prompt in 0..16u32 {

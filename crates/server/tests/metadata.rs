@@ -1,5 +1,5 @@
-//! Metadata only: whatever leaves the process by hints and by reports holds no token of any prompt. Alone in its process: it reads every
-//! log line.
+//! Metadata only: whatever leaves the process by hints and by reports holds no token of any prompt. Alone in
+//! its process: it reads every log line.
 
 #![allow(
     clippy::disallowed_methods,
@@ -44,7 +44,8 @@ fn text_of(tokens: &[u32]) -> String {
     tokens.iter().map(|token| format!("{token} ")).collect()
 }
 
-/// Every form in which tokens could be written. Two fixed-width numbers in a row, because four bytes may well be a part of some hash.
+/// Every form in which tokens could be written. Two fixed-width numbers in a row, because four bytes may well
+/// be a part of some hash.
 fn forms(tokens: &[u32]) -> HashSet<Vec<u8>> {
     let mut forms = HashSet::new();
     for pair in tokens.windows(2) {

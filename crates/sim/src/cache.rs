@@ -106,7 +106,7 @@ impl Cache {
     /// The events since the last call, in order, if they leave at this moment.
     pub(crate) fn take_events(&mut self, moment: Moment) -> Vec<OwnedEvent> {
         match self {
-            // Only a step publishes: a reset of an idle vLLM is told with the next one.
+            // Only a step publishes: a reset of an idle vLLM is published with the next one.
             Self::Pool(_) if moment == Moment::Idle => Vec::new(),
             Self::Pool(pool) => pool.take_events(),
             Self::Radix(radix) => radix.take_events(moment),

@@ -12,8 +12,8 @@ use kvplane_wire::Profile;
 use crate::digest::HashForm;
 use crate::fault::Fault;
 use crate::operate::Conduct;
-use crate::pool::{GroupKind, GroupSpec, Groups, Habits, HostConfig, HostTelling, PoolConfig};
-use crate::radix::{PageHash, RadixConfig, Telling};
+use crate::pool::{GroupKind, GroupSpec, Groups, Habits, HostConfig, HostForm, PoolConfig};
+use crate::radix::{EventStyle, PageHash, RadixConfig};
 
 /// A simulated engine's configuration. The default is a small engine on free loopback ports.
 #[derive(Debug, Clone)]
@@ -46,9 +46,9 @@ pub struct SimConfig {
     pub seed: u64,
     /// How vLLM's hashes are written. Other engines have one form each.
     pub hash_form: HashForm,
-    /// What only vLLM can be told.
+    /// What only vLLM knows.
     pub vllm: VllmOptions,
-    /// What only `SGLang` can be told.
+    /// What only `SGLang` knows.
     pub sglang: SglangOptions,
     /// Where HTTP is served; `None` for none.
     pub http: Option<SocketAddr>,
@@ -97,16 +97,16 @@ pub struct HostOptions {
     pub blocks: usize,
     /// Tokens that are written and given back together; a block's without.
     pub chunk: Option<usize>,
-    /// What is told of it.
+    /// What is published of it.
     pub events: HostEvents,
     /// Blocks of a storage tier behind it, which never tells a removal; 0 for none.
     pub storage_blocks: usize,
 }
 
-/// What is told of a host tier.
+/// What is published of a host tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HostEvents {
-    /// Hashes alone, as vLLM does unless it is told otherwise; see [`HostTelling`].
+    /// Hashes alone, as vLLM does by default; see [`HostEvents`].
     #[default]
     Placeholder,
     /// All that the device tells, but no extra keys (vLLM since 0.24).
@@ -246,13 +246,13 @@ impl SimConfig {
             chunks: blocks * block_size / chunk,
             stored_chunks: storage_blocks * block_size / chunk,
             storage_medium: if self.profile.is_at_least(Profile::Vllm0_29) { "STORAGE" } else { "FS" },
-            telling: match events {
-                HostEvents::None => HostTelling::Nothing,
-                HostEvents::SelfDescribing => HostTelling::SelfDescribing,
+            style: match events {
+                HostEvents::None => HostForm::Nothing,
+                HostEvents::SelfDescribing => HostForm::SelfDescribing,
                 HostEvents::Placeholder if self.profile.is_at_least(Profile::Vllm0_24) => {
-                    HostTelling::Placeholders
+                    HostForm::Placeholders
                 }
-                HostEvents::Placeholder => HostTelling::Raw { block_size: told },
+                HostEvents::Placeholder => HostForm::Raw { block_size: told },
             },
             hash_form: self.hash_form,
             seed: self.seed,
@@ -273,7 +273,7 @@ impl SimConfig {
             page_size: self.block_size.max(1),
             pages: self.blocks,
             host_pages: if is_sglang { self.sglang.host_pages } else { 0 },
-            telling: Telling {
+            style: EventStyle {
                 pairs: is_sglang && self.sglang.eagle,
                 hash,
                 coalesced: !is_sglang || self.profile.is_at_least(Profile::Sglang0_5_18),

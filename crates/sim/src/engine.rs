@@ -85,7 +85,7 @@ pub(crate) struct Rank {
 pub(crate) struct Life {
     number: u64,
     cache: Cache,
-    /// Events that are told before those of the next step.
+    /// Events that are published before those of the next step.
     held_back: Vec<OwnedEvent>,
     history: History,
     running: usize,
@@ -269,7 +269,7 @@ impl SimHandle {
         &self.engine.config
     }
 
-    /// Ends all threads and closes all sockets, whoever else holds a handle.
+    /// Ends all threads and closes all sockets, even where others hold a handle.
     pub fn stop(&self) {
         for server in self.servers.iter().flat_map(|servers| [&servers.http, &servers.grpc]).flatten() {
             server.stop();

@@ -54,7 +54,7 @@ pub(crate) fn router(service: RelayService, engine: Arc<dyn Operated>, relay: Op
     routes.into_axum_router()
 }
 
-/// Whoever answers calls.
+/// The handler of calls.
 struct Servant {
     engine: Arc<dyn Operated>,
     relay: Option<Arc<Shared>>,

@@ -122,7 +122,7 @@ impl Prompt {
     }
 }
 
-/// The rank that vLLM's server is told to use.
+/// The header that selects a rank at vLLM's server.
 fn wanted_rank(headers: &HeaderMap) -> Option<u32> {
     headers.get("x-data-parallel-rank")?.to_str().ok()?.parse().ok()
 }

@@ -39,6 +39,6 @@ pub use digest::HashForm;
 pub use engine::{CompletionOptions, CompletionResult, RankState, Running, SimEngine, SimError, SimHandle};
 pub use fault::{Fault, ReplayMode, Restart};
 pub use keys::{Image, Keys};
-pub use operate::{ClearTold, Conduct, Question, Reply};
+pub use operate::{ClearEvent, Conduct, Question, Reply};
 pub use pool::{GroupKind, GroupSpec, Report};
 pub use relay::{RelayConfig, RelayFault, RelayService, RelayStyle, SimRelay};

@@ -22,7 +22,7 @@ mod layer;
 
 use std::sync::Arc;
 
-pub use self::conduct::{ClearTold, Conduct, Question, Reply};
+pub use self::conduct::{ClearEvent, Conduct, Question, Reply};
 pub(crate) use self::desk::{Desk, Manner, ProfileError};
 pub(crate) use self::flush::{flush_once, flush_ranks, flush_together};
 pub(crate) use self::layer::before_routes;

@@ -21,13 +21,13 @@
 //! Windows are cached where a later request may go on, and nowhere else: see
 //! [`PoolConfig::keeps_tails_only`].
 
+mod announce;
 mod blocks;
 mod commit;
 mod group;
 mod host;
 mod lookup;
 mod shelf;
-mod told;
 
 #[cfg(test)]
 mod tests;
@@ -40,7 +40,7 @@ use self::group::Group;
 pub(crate) use self::group::Groups;
 pub use self::group::{GroupKind, GroupSpec, UnknownGroup};
 use self::host::Host;
-pub use self::host::{HostConfig, HostTelling};
+pub use self::host::{HostConfig, HostForm};
 use crate::cache::GroupState;
 use crate::digest::{Digest, HashForm};
 use crate::keys::Keys;
@@ -50,7 +50,7 @@ use crate::keys::Keys;
 pub struct PoolConfig {
     /// Tokens per block, for groups that have no size of their own.
     pub block_size: usize,
-    /// The groups, in the order in which they are told; one that keeps everything without.
+    /// The groups, in the order in which they are published; one that keeps everything without.
     pub groups: Vec<GroupSpec>,
     /// Physical blocks, for all groups together.
     pub blocks: usize,
@@ -78,7 +78,7 @@ pub enum Habits {
     /// Two requests that compute the same block hold two copies. Stores tell adapter and salt.
     #[default]
     Vllm,
-    /// A block is cached once: a second copy is of no use, and not told. Stores tell no adapter and no salt. One group.
+    /// A block is cached once: a second copy is of no use, and not published. Stores tell no adapter and no salt. One group.
     Trtllm,
 }
 
@@ -86,11 +86,11 @@ pub enum Habits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// Nothing: only what is new is told.
+    /// Nothing: only what is new is published.
     #[default]
     #[serde(alias = "default", alias = "incremental")]
     New,
-    /// It is told again, as one store per group without a parent. Windows are told whole, also where nothing is held.
+    /// It is published again, as one store per group without a parent. Windows are published whole, also where nothing is held.
     Full,
 }
 
@@ -135,7 +135,7 @@ pub struct Table {
 struct Held {
     /// Its blocks from the start of the prompt on; `None` where the group keeps none.
     blocks: Vec<Option<usize>>,
-    /// How many were looked at already to be told.
+    /// How many were looked at already to be published.
     told: usize,
     /// How many were given up already.
     passed: usize,
@@ -240,7 +240,7 @@ impl Pool {
     }
 
     /// Forgets every cached block of the device, and of colder tiers if they are to be `emptied` too; refused
-    /// while a request holds one. The same is told either way.
+    /// while a request holds one. The same is published either way.
     pub fn reset(&mut self, emptied: bool) -> Result<(), PoolError> {
         self.blocks.forget_all()?;
         self.events.push(OwnedEvent::Cleared);
@@ -324,7 +324,7 @@ impl Pool {
     /// Takes the next free block; what it held is evicted.
     fn take(&mut self) -> Result<usize, PoolError> {
         let (block, evicted) = self.blocks.take()?;
-        self.events.extend(evicted.map(|name| told::removed(&self.config, name)));
+        self.events.extend(evicted.map(|name| announce::removed(&self.config, name)));
         Ok(block)
     }
 

@@ -3,11 +3,11 @@
 //! A prompt's pages are in the tree as soon as they are computed, generated ones when their request ends. Nothing is
 //! held twice: a request that computed what another one stored meanwhile gives its own copy up. Where room is
 //! needed, the leaf that was not used for longest goes, with all its pages. With a host tier, every new page is
-//! written through to it, which is told a step later; a page that then goes from the device is loaded back when
+//! written through to it, which is published a step later; a page that then goes from the device is loaded back when
 //! it is asked for again.
 
+mod events;
 mod page_hash;
-mod told;
 mod tree;
 
 #[cfg(test)]
@@ -15,9 +15,9 @@ mod tests;
 
 use kvplane_wire::OwnedEvent;
 
+pub use self::events::EventStyle;
+use self::events::{Medium, PendingEvents};
 pub use self::page_hash::PageHash;
-pub use self::told::Telling;
-use self::told::{Medium, Told};
 use self::tree::{Host, Page, Tree};
 use crate::cache::{Copies, Moment};
 use crate::keys::Keys;
@@ -36,7 +36,7 @@ pub struct RadixConfig {
     /// Pages on the host; 0 for no such tier.
     pub host_pages: usize,
     /// How events are made.
-    pub telling: Telling,
+    pub style: EventStyle,
 }
 
 /// The cache.
@@ -44,7 +44,7 @@ pub struct RadixConfig {
 pub struct Radix {
     config: RadixConfig,
     tree: Tree,
-    told: Told,
+    told: PendingEvents,
     clock: u64,
     /// Device pages of the tree.
     cached: usize,
@@ -87,8 +87,8 @@ impl Request {
 impl Radix {
     /// An empty tree, which is what it tells first.
     pub fn new(config: RadixConfig) -> Self {
-        let mut told = Told::new(config.telling);
-        if config.telling.clears {
+        let mut told = PendingEvents::new(config.style);
+        if config.style.clears {
             told.cleared();
         }
         Self {
@@ -167,7 +167,7 @@ impl Radix {
         if self.running > 0 {
             return Err(PoolError::Held);
         }
-        if self.config.telling.clears {
+        if self.config.style.clears {
             self.told.cleared();
         } else {
             let nodes = self.tree.all_pages().filter(|pages| !pages.is_empty());
@@ -206,7 +206,7 @@ impl Radix {
 
     /// The full pages of a text.
     fn cut(&self, tokens: &[u32]) -> Vec<Vec<u32>> {
-        if self.config.telling.pairs {
+        if self.config.style.pairs {
             let pairs: Vec<u32> = tokens.windows(2).flatten().copied().collect();
             pairs.chunks_exact(2 * self.config.page_size).map(<[u32]>::to_vec).collect()
         } else {
@@ -216,7 +216,7 @@ impl Radix {
 
     /// How many pages of a prompt may be taken from the cache: its last token is always computed.
     fn reusable(&self, prompt: &[u32]) -> usize {
-        let unusable = if self.config.telling.pairs { 2 } else { 1 };
+        let unusable = if self.config.style.pairs { 2 } else { 1 };
         prompt.len().saturating_sub(unusable) / self.config.page_size
     }
 
@@ -249,13 +249,13 @@ impl Radix {
         }
         let last = path.last().copied().unwrap_or_else(|| self.tree.root(keys));
         let Some(new) = pages.get(known..).filter(|new| !new.is_empty()) else { return last };
-        let telling = self.config.telling;
-        let seed = telling.hash.seed(keys);
+        let style = self.config.style;
+        let seed = style.hash.seed(keys);
         let mut before = self.tree.node(last).pages.last().map(|page| page.digest).or(seed);
         let page = |ids: &Vec<u32>| {
-            let digest = telling.hash.page(before.as_ref(), ids);
+            let digest = style.hash.page(before.as_ref(), ids);
             before = Some(digest);
-            Page { ids: ids.clone(), digest, bits: telling.hash.bits(&digest, ids, telling.pairs, keys) }
+            Page { ids: ids.clone(), digest, bits: style.hash.bits(&digest, ids, style.pairs, keys) }
         };
         let new: Vec<Page> = new.iter().map(page).collect();
         self.cached += new.len();

@@ -28,7 +28,7 @@ pub(crate) struct ServerThread {
 pub(crate) struct Line(Arc<Notify>);
 
 impl Line {
-    /// Ends the connection without another word. Never returns: whoever cuts is cut off as well.
+    /// Ends the connection without another word. Never returns: the caller is cut off as well.
     pub(crate) async fn cut(&self) -> ! {
         self.0.notify_one();
         std::future::pending().await

@@ -1,5 +1,5 @@
-//! What heartbeats of idle streams cost: opens subscriptions to publishers, lets them idle, and prints the CPU time of the
-//! threads that serve the subscriptions (and of `kvp-pub`, which answers, beside it).
+//! What heartbeats of idle streams cost: opens subscriptions to publishers, lets them idle, and prints the
+//! CPU time of the threads that serve the subscriptions (and of `kvp-pub`, which answers, beside it).
 //!
 //! ```text
 //! cargo run --release -p kvplane-socket --example idle_heartbeats [STREAMS] [SECONDS]

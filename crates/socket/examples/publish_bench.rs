@@ -1,11 +1,12 @@
-//! What publishing costs, beside libzmq: both publish to subscribers that read and discard, in the same process, in turns.
+//! What publishing costs, beside libzmq: both publish to subscribers that read and discard, in the same
+//! process, in turns.
 //!
 //! ```text
 //! cargo run --release -p kvplane-socket --example publish_bench [SUBSCRIBERS] [PAYLOAD] [MESSAGES] [ROUNDS]
 //! ```
 //!
-//! Prints messages per second, CPU time per message of all threads but the readers', and how long a single message takes
-//! until every subscriber has it.
+//! Prints messages per second, CPU time per message of all threads but the readers', and how long a single
+//! message takes until every subscriber has it.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "a measurement fails by panicking")]
 
 use std::io::{Read, Write};

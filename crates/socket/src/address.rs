@@ -36,7 +36,8 @@ impl Address {
         }
     }
 
-    /// Reads an address to listen at: the host may be `*` for all of IPv4, the port 0 for one that the system chooses.
+    /// Reads an address to listen at: the host may be `*` for all of IPv4, the port 0 for one that the system
+    /// chooses.
     pub(crate) fn to_bind(text: &str) -> Result<Self, EndpointCause> {
         Self::parse(text, Some(IpAddr::V4(Ipv4Addr::UNSPECIFIED)))
     }

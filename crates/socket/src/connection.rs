@@ -11,7 +11,8 @@ use crate::zmtp::command::PingContext;
 use crate::zmtp::frame::Multipart;
 use crate::zmtp::session::{Carrier, Event, Session};
 
-/// Messages and commands taken from one connection before the others get their turn. The rest of one read is taken too.
+/// Messages and commands taken from one connection before the others get their turn. The rest of one read is
+/// taken too.
 pub(crate) const MESSAGES_PER_TURN: usize = 512;
 
 /// Bytes after which a turn ends, so that a connection with huge batches does not keep the thread.
@@ -239,8 +240,8 @@ impl Connection {
                 self.tell(event, hear)?;
             }
         }
-        // A short read has emptied the kernel's buffer: what comes later is announced by an edge of its own. The end of
-        // the stream is not, if it was there before this read.
+        // A short read has emptied the kernel's buffer: what comes later is announced by an edge of its own.
+        // The end of the stream is not, if it was there before this read.
         Ok(count == room || self.hung_up || self.broken.is_some())
     }
 

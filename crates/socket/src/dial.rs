@@ -140,8 +140,8 @@ impl Dialer {
         }
     }
 
-    /// The connection was established, and is lost: dials again after a pause. One that was cut for a protocol error
-    /// soon after its handshake would be cut again: the pause goes on to double.
+    /// The connection was established, and is lost: dials again after a pause. One that was cut for a
+    /// protocol error soon after its handshake would be cut again: the pause goes on to double.
     pub(crate) fn lost(&mut self, now: Instant, established: Option<Instant>, at_fault: bool, why: &str) {
         let lasted = established.map(|since| now.saturating_duration_since(since));
         if lasted.is_some_and(|lasted| !at_fault || lasted >= self.backoff.longest()) {

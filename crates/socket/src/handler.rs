@@ -11,13 +11,13 @@ use crate::poller::PollerQueue;
 /// What a subscription's owner hears, all on one poller thread. A handler must not block: the other
 /// subscriptions of its thread wait for it.
 ///
-/// Everything about one connection is reported in the order in which it happened on the wire: `connected`, then
-/// messages and proofs, then `disconnected`; what was read before the end of a connection is reported before
-/// `disconnected`. Connections of a bound socket take turns; [`connection`](Self::connection) says whose turn
-/// it is.
+/// Everything about one connection is reported in the order in which it happened on the wire: `connected`,
+/// then messages and proofs, then `disconnected`; what was read before the end of a connection is reported
+/// before `disconnected`. Connections of a bound socket take turns; [`connection`](Self::connection) says
+/// whose turn it is.
 pub trait SubscriberHandler: Send {
-    /// The calls that follow are about this connection, until the next call of this. Ids are never used again. With an
-    /// address that is connected to, there is one connection at a time.
+    /// The calls that follow are about this connection, until the next call of this. Ids are never used
+    /// again. With an address that is connected to, there is one connection at a time.
     fn connection(&mut self, _id: u64) {}
 
     /// A publisher is connected (its handshake succeeded). In bind mode there may be several.
@@ -33,34 +33,36 @@ pub trait SubscriberHandler: Send {
     /// `sequence_length`.
     fn malformed(&mut self, reason: &'static str);
 
-    /// The publisher of this connection was there at `at`, and everything that it sent before has been delivered.
-    /// `at` is when the PING was sent that it answered, or our greeting; for publishers that have not
-    /// answered a PING yet, a moment before the last frames arrived. It is never later than the truth, and
-    /// not always later than at the call before.
+    /// The publisher of this connection was there at `at`, and everything that it sent before has been
+    /// delivered. `at` is when the PING was sent that it answered, or our greeting; for publishers that have
+    /// not answered a PING yet, a moment before the last frames arrived. It is never later than the truth,
+    /// and not always later than at the call before.
     fn proven(&mut self, _connection: u64, _at: Instant) {}
 
     /// A connection was closed because the peer broke the protocol or a limit. `reason` is a stable word.
     fn protocol_error(&mut self, _reason: &'static str) {}
 
-    /// Everything that could be read for now has been delivered: the moment to wake others, once for a whole burst.
+    /// Everything that could be read for now has been delivered: the moment to wake others, once for a whole
+    /// burst.
     fn drained(&mut self) {}
 
-    /// Its thread has begun to serve the subscription. Whatever makes [`Self::next_tick`] earlier outside of these calls
-    /// has to ring `alarm`.
+    /// Its thread has begun to serve the subscription. Whatever makes [`Self::next_tick`] earlier outside of
+    /// these calls has to ring `alarm`.
     fn begun(&mut self, _alarm: Alarm) {}
 
     /// Time passes: called when [`Self::next_tick`] has come, to within 100 ms.
     fn tick(&mut self, now: Instant);
 
-    /// When a tick is due; `None` for not at all as things are. Asked after every other call, so it should cost next to
-    /// nothing: thousands of idle streams must not be looked at one by one. What is due at `now` is ticked once more
-    /// within 100 ms.
+    /// When a tick is due; `None` for not at all as things are. Asked after every other call, so it should
+    /// cost next to nothing: thousands of idle streams must not be looked at one by one. What is due at `now`
+    /// is ticked once more within 100 ms.
     fn next_tick(&self, now: Instant) -> Option<Instant> {
         Some(now)
     }
 }
 
-/// Asks the thread of a subscription to look again when a tick is due. Cheap to clone; may be rung from any thread.
+/// Asks the thread of a subscription to look again when a tick is due. Cheap to clone; may be rung from any
+/// thread.
 #[derive(Clone)]
 pub struct Alarm {
     pub(crate) id: u64,

@@ -43,8 +43,9 @@ pub(crate) struct Heart {
 }
 
 impl Heart {
-    /// Begins when the handshake is complete. PINGs are sent at one of the moments that the thread's connections share,
-    /// counted from `began`; which one is random, so that connections that were opened together are spread over them.
+    /// Begins when the handshake is complete. PINGs are sent at one of the moments that the thread's
+    /// connections share, counted from `began`; which one is random, so that connections that were opened
+    /// together are spread over them.
     pub(crate) fn new(pace: Pace, began: Instant, now: Instant) -> Self {
         Self {
             pace,
@@ -119,8 +120,8 @@ impl Heart {
         !self.answers
     }
 
-    /// How long nothing has come, when that is too long. A PING must have been under way for a good part of it: a
-    /// thread that was held up has not asked, and must not conclude anything from silence.
+    /// How long nothing has come, when that is too long. A PING must have been under way for a good part of
+    /// it: a thread that was held up has not asked, and must not conclude anything from silence.
     pub(crate) fn silence(&self, heard_at: Instant, now: Instant) -> Option<Duration> {
         let silence = now.saturating_duration_since(heard_at);
         let asked = now.saturating_duration_since(self.unheard_since?);

@@ -1,9 +1,9 @@
 //! `ZeroMQ` on its own threads: the only room that speaks it.
 //!
 //! [`Sockets`] is the reading side: it subscribes to engines' event publishers and asks their replay sockets.
-//! [`PubSocket`] and [`RouterSocket`] are the publishing side, used by the simulator and the republisher; they share a
-//! [`PublishContext`]. Both speak ZMTP by themselves, on non-blocking sockets. A fixed handful of threads
-//! serves any number of streams:
+//! [`PubSocket`] and [`RouterSocket`] are the publishing side, used by the simulator and the republisher;
+//! they share a [`PublishContext`]. Both speak ZMTP by themselves, on non-blocking sockets. A fixed handful
+//! of threads serves any number of streams:
 //!
 //! ```text
 //! kvp-sub-0, kvp-sub-1    each serves half of the subscriptions with epoll, and calls the handlers

@@ -97,8 +97,8 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(TcpListener::from_std(StdTcpListener::from(socket)))
 }
 
-/// A name is bound at its first address that is this machine's. This waits for the lookup: it is done on the caller's
-/// thread.
+/// A name is bound at its first address that is this machine's. This waits for the lookup: it is done on the
+/// caller's thread.
 fn bind_name(host: &str, port: u16) -> io::Result<TcpListener> {
     let mut found: Vec<_> = (host, port).to_socket_addrs()?.collect();
     found.sort_by_key(SocketAddr::is_ipv6);

@@ -31,9 +31,9 @@ pub(crate) enum Room {
 }
 
 impl Places {
-    /// Finds a place for one more connection from a host. It takes that of the oldest that has not completed its
-    /// handshake; when all have, there is none. `peers` are the connections by token, and whether each has completed its
-    /// handshake.
+    /// Finds a place for one more connection from a host. It takes that of the oldest that has not completed
+    /// its handshake; when all have, there is none. `peers` are the connections by token, and whether each
+    /// has completed its handshake.
     pub(crate) fn room<'a, P>(self, host: Option<IpAddr>, peers: &P) -> Room
     where
         P: ExactSizeIterator<Item = (usize, &'a Connection, bool)> + Clone,

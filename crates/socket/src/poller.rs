@@ -1,8 +1,9 @@
 //! A thread that serves many subscriptions.
 //!
-//! It sleeps in epoll until a connection has news, edge-triggered: so a connection that was not read to its end stays in
-//! the queue `hot` and gets another turn, after the others had theirs. Deadlines (pauses between attempts, handshakes,
-//! heartbeats, ticks of handlers) are in [`Timers`]: a subscription that waits costs nothing until its own has come.
+//! It sleeps in epoll until a connection has news, edge-triggered: so a connection that was not read to its
+//! end stays in the queue `hot` and gets another turn, after the others had theirs. Deadlines (pauses between
+//! attempts, handshakes, heartbeats, ticks of handlers) are in [`Timers`]: a subscription that waits costs
+//! nothing until its own has come.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -33,7 +34,8 @@ const EVENTS: usize = 1024;
 /// The longest sleep: longer rounds than a few of these mean that the thread is stuck.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// Where many publishers are away, a thread dials about one in this time, and a pause is at most [`LONGEST_PAUSE`].
+/// Where many publishers are away, a thread dials about one in this time, and a pause is at most
+/// [`LONGEST_PAUSE`].
 const DIAL_EVERY: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -246,7 +248,7 @@ impl Poller {
         }
     }
 
-    /// Ticks whoever waits for a moment that has come.
+    /// Ticks the handlers whose moment has come.
     fn tick(&mut self, now: Instant) {
         while let Some((slot, waiting)) = self.timers.come(now) {
             for id in waiting {
@@ -317,8 +319,8 @@ impl Poller {
         }
     }
 
-    /// Calls a subscriber, and looks when it is due next. One whose handler panics is dropped: the other streams of this
-    /// thread are not to blame.
+    /// Calls a subscriber, and looks when it is due next. One whose handler panics is dropped: the other
+    /// streams of this thread are not to blame.
     fn call<T>(&mut self, id: u64, call: impl FnOnce(&mut Subscriber, &mut Desk<'_>) -> T) -> Option<T> {
         let subscriber = self.subscribers.get_mut(&id)?;
         let now = kvplane_runtime::now();

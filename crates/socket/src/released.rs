@@ -1,7 +1,8 @@
 //! Ports that were ours a moment ago.
 //!
-//! Sockets are closed on a thread of their own: some moments after a bound socket was dropped its port is still taken.
-//! Binding it again then waits, if it was this process that let go of it; any other taken port is an error at once.
+//! Sockets are closed on a thread of their own: some moments after a bound socket was dropped its port is
+//! still taken. Binding it again then waits, if it was this process that let go of it; any other taken port
+//! is an error at once.
 
 use std::collections::HashMap;
 use std::thread;

@@ -9,8 +9,8 @@
 //!
 //! The frames are read by [`kvplane_wire::replay::parse_reply`].
 //!
-//! A fresh connection per request, because an answer that comes after its deadline would otherwise be taken for
-//! the answer to the next one. All of them run on one thread of their own.
+//! A fresh connection per request, because an answer that comes after its deadline would otherwise be taken
+//! for the answer to the next one. All of them run on one thread of their own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

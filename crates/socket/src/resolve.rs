@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Lookups at the same time. A name server that does not answer holds one of them for as long as the system waits.
+/// Lookups at the same time. A name server that does not answer holds one of them for as long as the system
+/// waits.
 const THREADS: usize = 4;
 
 /// A thread without work ends after this.
@@ -23,8 +24,8 @@ struct Job {
     answer: Answer,
 }
 
-/// Resolves names on threads of its own, which are started when they are needed and never waited for. A caller has one
-/// question open per connection, which bounds the queue.
+/// Resolves names on threads of its own, which are started when they are needed and never waited for. A
+/// caller has one question open per connection, which bounds the queue.
 #[derive(Clone, Default)]
 pub(crate) struct Resolver(Arc<Inner>);
 

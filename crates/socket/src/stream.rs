@@ -56,8 +56,8 @@ impl Stream {
         }
     }
 
-    /// The host at the other end: an IPv4 address, or the /64 of an IPv6 address, which is what one host is given. `None`
-    /// for a UNIX socket, and for a peer that has gone.
+    /// The host at the other end: an IPv4 address, or the /64 of an IPv6 address, which is what one host is
+    /// given. `None` for a UNIX socket, and for a peer that has gone.
     pub(crate) fn host(&self) -> Option<IpAddr> {
         let Self::Tcp(stream) = self else { return None };
         Some(match stream.peer_addr().ok()?.ip().to_canonical() {

@@ -30,8 +30,8 @@ pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections accepted in one turn.
 const ACCEPTED_PER_TURN: usize = 64;
 
-/// Memory for unfinished messages of all connections of one listener. The connection that reads when it is exceeded is
-/// closed, unless it holds next to nothing.
+/// Memory for unfinished messages of all connections of one listener. The connection that reads when it is
+/// exceeded is closed, unless it holds next to nothing.
 const LISTENER_BYTES: usize = 256 << 20;
 const NEXT_TO_NOTHING: usize = 256 << 10;
 

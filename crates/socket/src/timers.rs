@@ -1,7 +1,7 @@
 //! When a thread's subscriptions want to be looked at.
 //!
-//! Deadlines are rounded up to slots of one tick. So a thread wakes up once for all that is due within a tick, and its work
-//! is what is due: a subscription that waits is in a slot, and nobody looks at it before.
+//! Deadlines are rounded up to slots of one tick. So a thread wakes up once for all that is due within a
+//! tick, and its work is what is due: a subscription that waits is in a slot, and nobody looks at it before.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ impl Timers {
         Self { began, tick: tick.max(Duration::from_millis(1)), slots: BTreeMap::new() }
     }
 
-    /// Puts a subscription into the slot of a deadline, unless it waits for an earlier one. Every slot is after `now`: what
-    /// is due already gets its turn with the next tick.
+    /// Puts a subscription into the slot of a deadline, unless it waits for an earlier one. Every slot is
+    /// after `now`: what is due already gets its turn with the next tick.
     pub(crate) fn set(&mut self, id: u64, waits_for: &mut Option<u64>, due: Instant, now: Instant) {
         let until = due.saturating_duration_since(self.began).as_nanos();
         let slot = until.div_ceil(self.tick.as_nanos()) as u64;

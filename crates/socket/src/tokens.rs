@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-/// The tokens of one thread. None is ever used again, so that a late event finds nobody rather than somebody else.
+/// The tokens of one thread. None is ever used again, so that a late event finds nobody rather than somebody
+/// else.
 #[derive(Default)]
 pub(crate) struct Tokens {
     last: usize,

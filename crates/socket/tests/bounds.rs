@@ -141,7 +141,8 @@ impl SubscriberHandler for Stalled {
     fn tick(&mut self, _now: Instant) {}
 }
 
-/// 1 GiB is offered to a handler that does not come back: all but what the kernel holds stays with the publisher.
+/// 1 GiB is offered to a handler that does not come back: all but what the kernel holds stays with the
+/// publisher.
 #[test]
 fn a_stalled_handler_leaves_data_in_the_publisher() {
     const PAYLOAD: usize = 4 << 20;

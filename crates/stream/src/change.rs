@@ -1,7 +1,7 @@
 //! What a batch did to the state, in full: what subscribers are sent.
 //!
-//! A change says what the engine announced **and** what that made of the state (`copies` after it). So a replica sets
-//! what it receives; it never counts, heals or guesses by itself.
+//! A change says what the engine announced **and** what that made of the state (`copies` after it). So a
+//! replica sets what it receives; it never counts, heals or guesses by itself.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,10 +17,11 @@ use crate::state::{Attributes, Chain, ExtraKeys, Parent, Place, keys_cost};
 pub enum StoreCause {
     /// The engine announced them.
     Announced,
-    /// A store that builds on them proves it, or somebody else who heard the engine: a request's report, a peer's dump.
+    /// A store that builds on them proves it, or somebody else who heard the engine: a request's report, a
+    /// peer's dump.
     Proven,
-    /// They were held before, or are announced next by their hashes alone; what comes before them is known, and so is
-    /// their content.
+    /// They were held before, or are announced next by their hashes alone; what comes before them is known,
+    /// and so is their content.
     Attached,
 }
 
@@ -232,7 +233,7 @@ pub struct Entry {
     /// From where on everything is known, sent with the trust.
     pub known_from: Option<u64>,
     /// Where the stream stands after it, where that changed.
-    pub standing: Option<Continuity>,
+    pub continuity: Option<Continuity>,
     /// Digest of the resident state after it.
     pub digest: StateDigest,
     /// How old the proof was that the engine is there when this was recorded; `None` before the first proof.
@@ -246,7 +247,8 @@ pub struct Entry {
     /// Which other groups hold main blocks after all transitions: each block's marks as they are now. A block
     /// that no tier holds any more has none, and is not named.
     pub marks: Vec<(u64, Marks)>,
-    /// From here on the main group holds blocks whose tokens are not known: a peer's protocol cannot carry them.
+    /// From here on the main group holds blocks whose tokens are not known: a peer's protocol cannot carry
+    /// them.
     pub untranslatable: bool,
     pub(crate) cost: usize,
     pub(crate) encodings: Encodings,

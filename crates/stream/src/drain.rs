@@ -1,6 +1,6 @@
 //! A read-once buffer (TensorRT-LLM's HTTP drain): is what was read all that there was?
 //!
-//! A sans-IO state machine, as [`Continuity`](crate::Continuity) is. Every event has a number that rises by
+//! A sans-IO state machine, as [`Sequencer`](crate::Sequencer) is. Every event has a number that rises by
 //! one from 0 in every life, and every event can be had once: nothing can be asked for again. So a missing
 //! number is lost for good, and the only question is why:
 //!
@@ -19,11 +19,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvplane_core::{Continuity as Standing, Reason, digest};
+use kvplane_core::{Continuity, Reason, digest};
 
 use crate::clock::Now;
-use crate::continuity::{Action, Counters, EpochCause, OnGap, Origin, Sequenced};
 use crate::loss::lose;
+use crate::sequencer::{Action, Counters, EpochCause, OnGap, Origin, Sequenced};
 use crate::silence::Silence;
 
 /// How a drain is followed.
@@ -126,13 +126,13 @@ impl Drain {
     }
 
     /// Where the stream stands.
-    pub fn standing(&self) -> Standing {
+    pub fn continuity(&self) -> Continuity {
         match (self.down, self.failing_since, self.answered_before) {
-            (true, ..) => Standing::Down,
-            (_, Some(_), true) => Standing::Recovering,
-            (_, None, true) if self.in_doubt => Standing::Recovering,
-            (_, None, true) => self.silence.limit(Standing::Live),
-            (_, _, false) => Standing::Connecting,
+            (true, ..) => Continuity::Down,
+            (_, Some(_), true) => Continuity::Recovering,
+            (_, None, true) if self.in_doubt => Continuity::Recovering,
+            (_, None, true) => self.silence.limit(Continuity::Live),
+            (_, _, false) => Continuity::Connecting,
         }
     }
 

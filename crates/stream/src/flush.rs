@@ -13,11 +13,14 @@
 
 use kvplane_core::Tier;
 
-use crate::continuity::EpochCause;
+use crate::persist::{persist, persist_enum};
+use crate::sequencer::EpochCause;
 
 /// Names a flush that is watched on one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlushId(u64);
+
+persist!(FlushId(_));
 
 /// Why a flush cannot be watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +44,8 @@ pub enum FlushSign {
     NothingHeld,
 }
 
+persist_enum!(FlushSign { Clear = 0, Removals = 1, NothingHeld = 2 });
+
 impl FlushSign {
     /// The name used in JSON and logs.
     pub fn as_str(self) -> &'static str {
@@ -60,6 +65,8 @@ pub struct FlushReach {
     /// Tiers that may still hold blocks, each with their number; `None` where it is not known.
     pub remaining: Vec<(Tier, Option<u64>)>,
 }
+
+persist!(FlushReach { cleared, remaining });
 
 impl FlushReach {
     pub(crate) fn clear(&mut self, tier: Tier) {
@@ -100,6 +107,13 @@ pub enum FlushOutcome {
     Lost,
 }
 
+persist_enum!(FlushOutcome {
+    Proven { sign, reach } = 0,
+    Restarted { reach } = 1,
+    Unproven = 2,
+    Lost = 3,
+});
+
 impl FlushOutcome {
     /// The name used in JSON and logs.
     pub fn as_str(&self) -> &'static str {
@@ -122,6 +136,8 @@ enum Stage {
     Ended(FlushOutcome),
 }
 
+persist_enum!(Stage { Asked = 0, Accepted { live } = 1, Ended(outcome) = 2 });
+
 #[derive(Debug)]
 struct Flush {
     id: FlushId,
@@ -129,6 +145,8 @@ struct Flush {
     /// Batches were lost since it began.
     lost: bool,
 }
+
+persist!(Flush { id, stage, lost });
 
 impl Flush {
     fn is_open(&self) -> bool {
@@ -138,9 +156,9 @@ impl Flush {
 
 /// The flushes of one stream that somebody watches.
 ///
-/// Every flush is announced by a clear of its own, and nothing says which clear is whose. So flushes at the same
-/// time are proven together, by as many clears as there are flushes that may have been done: also those that
-/// are not answered yet, and those that nobody waits for any more.
+/// Every flush is announced by a clear of its own, and nothing says which clear is whose. So flushes at the
+/// same time are proven together, by as many clears as there are flushes that may have been done: also those
+/// that are not answered yet, and those that nobody waits for any more.
 #[derive(Debug, Default)]
 pub(crate) struct Fence {
     last_id: u64,
@@ -153,6 +171,8 @@ pub(crate) struct Fence {
     seen: Option<(FlushSign, FlushReach)>,
 }
 
+persist!(Fence { last_id, flushes, clears, owed, seen });
+
 impl Fence {
     pub(crate) fn begin(&mut self) -> FlushId {
         // A clear beyond the flushes that are open was somebody else's, and is older than this one.
@@ -161,6 +181,11 @@ impl Fence {
         let id = FlushId(self.last_id);
         self.flushes.push(Flush { id, stage: Stage::Asked, lost: false });
         id
+    }
+
+    /// Those that have not ended.
+    pub(crate) fn open(&self) -> Vec<FlushId> {
+        self.flushes.iter().filter(|flush| flush.is_open()).map(|flush| flush.id).collect()
     }
 
     /// Whether somebody waits for a sign.

@@ -1,8 +1,9 @@
-//! Batches that the engine's own process hands over, with its own numbers: does each follow the one before it?
+//! Batches that the engine's own process hands over, with its own numbers: does each follow the one before
+//! it?
 //!
 //! Nothing lies between the engine and us that could delay, double or reorder a batch, and nobody can be
 //! asked again. So a missing number is lost for good, and one that has passed is a mistake of the caller, who
-//! is told:
+//! gets an error:
 //!
 //! | number | meaning |
 //! |---|---|
@@ -11,11 +12,11 @@
 //! | the last, or below | refused; nothing changes |
 //! | the first of all | the beginning, if the caller says that he was there from the start; else what came before is unknown |
 
-use kvplane_core::{Continuity as Standing, Reason};
+use kvplane_core::{Continuity, Reason};
 use kvplane_wire::{DecodeError, RejectReason};
 
-use crate::continuity::{Action, Counters, OnGap};
 use crate::loss::lose;
+use crate::sequencer::{Action, Counters, OnGap};
 
 /// How batches are handed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,8 +72,8 @@ impl Handed {
     }
 
     /// Nothing is between the engine and us, so that it is heard from the first batch on.
-    pub(crate) fn standing(&self) -> Standing {
-        if self.last.is_some() { Standing::Live } else { Standing::Connecting }
+    pub(crate) fn continuity(&self) -> Continuity {
+        if self.last.is_some() { Continuity::Live } else { Continuity::Connecting }
     }
 
     pub(crate) fn counters(&self) -> Counters {
@@ -100,7 +101,8 @@ impl Handed {
         }
     }
 
-    /// What must be done before the batch of that number is applied. `begins` says that it can be the first of a life.
+    /// What must be done before the batch of that number is applied. `begins` says that it can be the first
+    /// of a life.
     pub(crate) fn take(&mut self, number: u64, begins: bool) -> Option<Action> {
         match self.last.replace(number) {
             None if self.options.from_start && begins => Some(Action::HeardFromStart),

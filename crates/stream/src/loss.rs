@@ -2,7 +2,7 @@
 
 use kvplane_core::Reason;
 
-use crate::continuity::{Action, Counters, OnGap};
+use crate::sequencer::{Action, Counters, OnGap};
 
 /// Counts a loss, and says what it does to the state.
 pub(crate) fn lose(counters: &mut Counters, on_gap: OnGap, reason: Reason) -> Action {
@@ -20,7 +20,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::continuity::{Continuity, Options, Origin, Sequenced};
+    use crate::sequencer::{Options, Origin, Sequenced, Sequencer};
     use crate::{Drain, DrainOptions, DrainedPart, HandedOptions, Now, Relay, RelayOptions};
 
     const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 0 };
@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn every_source_counts_a_loss_once_and_says_the_same() {
-        let mut published = Continuity::new(Options::default());
+        let mut published = Sequencer::new(Options::default());
         published.undecodable(NOW, unreadable());
         let mut relayed = Relay::new(RelayOptions::default());
         relayed.undecodable(NOW, unreadable());

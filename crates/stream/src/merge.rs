@@ -1,7 +1,7 @@
 //! Several ranks seen as one cache, for consumers that route to an engine and not to a rank.
 //!
-//! A block is there when the first rank gets it and gone when the last loses it. A rank that is cleared, restarts or
-//! is lost takes with it only what nobody else holds.
+//! A block is there when the first rank gets it and gone when the last loses it. A rank that is cleared,
+//! restarts or is lost takes with it only what nobody else holds.
 
 use kvplane_core::Tier;
 use rustc_hash::FxHashMap;
@@ -17,7 +17,8 @@ type Holders = SmallVec<[u32; 4]>;
 struct Merged {
     block: VisibleBlock,
     parent: Option<u64>,
-    /// Blocks here that name this one as their parent: as long as there are any it is remembered, held or not.
+    /// Blocks here that name this one as their parent: as long as there are any it is remembered, held or
+    /// not.
     children: u32,
     /// Empty for a hole.
     tiers: SmallVec<[(Tier, Holders); 1]>,
@@ -147,7 +148,8 @@ impl RankMerge {
         true
     }
 
-    /// Forgets a block that nobody holds and nothing builds on, and ancestors that were remembered only for it.
+    /// Forgets a block that nobody holds and nothing builds on, and ancestors that were remembered only for
+    /// it.
     fn release(&mut self, hash: u64) {
         let mut next = Some(hash);
         while let Some(hash) = next.take() {
@@ -249,7 +251,8 @@ mod tests {
                 prop_assert_eq!(&consumer, &union);
                 prop_assert_eq!(merge.blocks(), union.len());
             }
-            // A snapshot never names a parent that it has not sent, invents nothing, and has all that hangs together.
+            // A snapshot never names a parent that it has not sent, invents nothing, and has all that hangs
+            // together.
             let mut placed = BTreeSet::new();
             for change in merge.as_transitions() {
                 match change {

@@ -2,6 +2,7 @@
 
 use kvplane_core::EngineKind;
 
+use crate::persist::{persist, persist_enum};
 use crate::state::Limits;
 
 /// What a second store of a held hash means.
@@ -14,6 +15,8 @@ pub enum Duplicates {
     Presence,
 }
 
+persist_enum!(Duplicates { Count = 0, Presence = 1 });
+
 /// What a clear empties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClearScope {
@@ -23,6 +26,8 @@ pub enum ClearScope {
     /// Every tier (`SGLang`, and whatever is relayed as one cache).
     Everything,
 }
+
+persist_enum!(ClearScope { Device = 0, Everything = 1 });
 
 /// What an engine's events mean where engines differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -50,6 +55,17 @@ pub struct Semantics {
     pub cold_stores_name_keys: bool,
 }
 
+persist!(Semantics {
+    clears,
+    starts_with_clear,
+    flushes_by_removals,
+    partial_blocks,
+    held_once,
+    sglang_hashes,
+    windows,
+    cold_stores_name_keys,
+});
+
 impl Semantics {
     /// Those of a kind of engine.
     pub fn of(kind: EngineKind) -> Self {
@@ -76,7 +92,7 @@ impl Semantics {
 }
 
 /// The bounds and rules of a journal.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, not one state in disguise")]
 pub struct JournalOptions {
     /// Batches in the replay window.
@@ -105,6 +121,21 @@ pub struct JournalOptions {
     /// alone, by hashes alone. The state and snapshots of it have all.
     pub transitions_only: bool,
 }
+
+persist!(JournalOptions {
+    max_batches,
+    max_bytes,
+    state,
+    duplicates,
+    block_size,
+    semantics,
+    relayed,
+    sole_rank,
+    eagle,
+    device_only,
+    offload_chunk,
+    transitions_only,
+});
 
 impl Default for JournalOptions {
     fn default() -> Self {

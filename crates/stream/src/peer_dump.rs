@@ -1,6 +1,8 @@
 //! What a peer says that a stream's engine holds, for a stream whose own past is not known.
 
-/// A batch, told from every other by its payload.
+use crate::persist::persist;
+
+/// A batch, identified by its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     /// The publisher's number of it.
@@ -9,6 +11,8 @@ pub struct Position {
     pub digest: u128,
 }
 
+persist!(Position { sequence, digest });
+
 /// The blocks that a peer says are on an engine's device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PeerDump {
@@ -16,10 +20,12 @@ pub struct PeerDump {
     pub block_size: u32,
     /// Parents before children.
     pub runs: Vec<DumpedRun>,
-    /// The last batch that the peer had applied, where it says so and vouches for what it tells. Without one, nothing
-    /// proves how old the dump is.
+    /// The last batch that the peer had applied, where it says so and vouches for what it tells. Without one,
+    /// nothing proves how old the dump is.
     pub position: Option<Position>,
 }
+
+persist!(PeerDump { block_size, runs, position });
 
 /// Blocks that follow one another.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +36,17 @@ pub struct DumpedRun {
     pub blocks: Vec<(u64, u64)>,
 }
 
+persist!(DumpedRun { parent, blocks });
+
 /// What became of a dump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DumpOutcome {
-    /// Its blocks are held from now on: so many that were not known before.
+    /// Its blocks are held from now on; the number of those that were not known before.
     Taken(usize),
     /// The stream lacks no past, or nothing that a dump could give.
     NotWanted(&'static str),
-    /// It may be taken later, unchanged: the peer has read what was not read here, or no block was heard of yet.
+    /// It may be taken later, unchanged: the peer has read what was not read here, or no block was heard of
+    /// yet.
     Early(&'static str),
     /// It is of no use, and another one may be.
     Stale(&'static str),

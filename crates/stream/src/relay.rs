@@ -1,8 +1,8 @@
 //! A stream of numbered batches that somebody else keeps (SMG's `SubscribeKvEvents`): is it still the one
 //! that we followed?
 //!
-//! A sans-IO state machine, as [`Continuity`](crate::Continuity) is; one per rank. [`Link`] is what the ranks of one
-//! connection have in common.
+//! A sans-IO state machine, as [`Sequencer`](crate::Sequencer) is; one per rank. [`Link`] is what the ranks
+//! of one connection have in common.
 //!
 //! A server may be asked for what follows a number. It has no epochs, so every reconnect is a question:
 //! subscribe with the number **before** our last batch, and a server that still has it sends our last batch
@@ -26,8 +26,8 @@
 //! | a number that skips some | a gap: asked for once; if it stays, residency is dropped |
 //! | `DATA_LOSS` | the server lost continuity: another epoch |
 //!
-//! The question names one number. A server that numbers several ranks separately cannot be asked about each of them, so
-//! where there are several, nothing is proven over a reconnect.
+//! The question names one number. A server that numbers several ranks separately cannot be asked about each
+//! of them, so where there are several, nothing is proven over a reconnect.
 
 mod link;
 mod snapshot;
@@ -37,12 +37,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvplane_core::{Continuity as Standing, Reason};
+use kvplane_core::{Continuity, Reason};
 use kvplane_wire::smg::Outline;
 
 use crate::clock::Now;
-use crate::continuity::{Action, Counters, EpochCause, Origin, Sequenced};
 use crate::loss::lose;
+use crate::sequencer::{Action, Counters, EpochCause, Origin, Sequenced};
 use crate::silence::Silence;
 pub use link::{Link, Next};
 pub use types::{Ended, RelayOptions};
@@ -113,12 +113,12 @@ impl Relay {
     }
 
     /// Where the stream stands.
-    pub fn standing(&self) -> Standing {
+    pub fn continuity(&self) -> Continuity {
         match self.phase {
-            _ if self.down => Standing::Down,
-            Phase::Following => self.silence.limit(Standing::Live),
-            Phase::Away if !self.settled_before => Standing::Connecting,
-            _ => Standing::Recovering,
+            _ if self.down => Continuity::Down,
+            Phase::Following => self.silence.limit(Continuity::Live),
+            Phase::Away if !self.settled_before => Continuity::Connecting,
+            _ => Continuity::Recovering,
         }
     }
 
@@ -203,7 +203,7 @@ impl Relay {
         self.phase = Phase::Away;
         match how {
             Ended::OutOfRange => self.void(EpochCause::CursorRefused),
-            Ended::DataLoss => self.void(EpochCause::LossTold),
+            Ended::DataLoss => self.void(EpochCause::DataLoss),
             Ended::FailedPrecondition => self.void(EpochCause::Untellable),
             Ended::Unimplemented => {
                 if !std::mem::replace(&mut self.events_disabled, true) {

@@ -52,7 +52,8 @@ pub(crate) struct Folded {
 
 impl Hasher for Folded {
     fn finish(&self) -> u64 {
-        // Once more, by a factor that is known to mix: with some seeds one multiplication leaves keys close together.
+        // Once more, by a factor that is known to mix: with some seeds one multiplication leaves keys close
+        // together.
         fold(self.state, MIXING)
     }
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use kvplane_core::Continuity as Standing;
+use kvplane_core::Continuity;
 
 use crate::clock::Now;
-use crate::continuity::Counters;
+use crate::sequencer::Counters;
 
 /// Since when nothing has been proven, while that is too long.
 #[derive(Debug, Default)]
@@ -32,10 +32,10 @@ impl Silence {
     }
 
     /// Where a stream stands that would stand there, were it not for the silence.
-    pub(crate) fn limit(&self, standing: Standing) -> Standing {
-        match standing {
-            _ if self.down => Standing::Down,
-            Standing::Live if self.since.is_some() => Standing::Recovering,
+    pub(crate) fn limit(&self, continuity: Continuity) -> Continuity {
+        match continuity {
+            _ if self.down => Continuity::Down,
+            Continuity::Live if self.since.is_some() => Continuity::Recovering,
             other => other,
         }
     }

@@ -30,8 +30,8 @@ impl Rig {
         self.client().await.query(request).await.map(tonic::Response::into_inner)
     }
 
-    /// Asks what the first engine holds of its next request, and runs that: tokens that were predicted, and those that the
-    /// engine found.
+    /// Asks what the first engine holds of its next request, and runs that: tokens that were predicted, and
+    /// those that the engine found.
     pub async fn predict_and_run(&self, engine: &mut Engine, options: &CompletionOptions) -> (u64, u64) {
         let turn = engine.next_turn();
         let items = options

@@ -93,14 +93,14 @@ impl Engine {
         Self::start(|_| {})
     }
 
-    /// kvplane is not told of the replay socket.
+    /// kvplane does not know the replay socket.
     #[must_use]
     pub fn without_replay(mut self) -> Self {
         self.replay = false;
         self
     }
 
-    /// kvplane is not told of the HTTP server: no start-time hint.
+    /// kvplane does not know the HTTP server: no start-time hint.
     #[must_use]
     pub fn without_http(mut self) -> Self {
         self.http = false;
@@ -129,7 +129,8 @@ impl Engine {
         result
     }
 
-    /// `SGLang` speaks before anybody listens: it clears its cache when it starts. A flush says the same again.
+    /// `SGLang` speaks before anybody listens: it clears its cache when it starts. A flush says the same
+    /// again.
     pub fn repeat_what_nobody_heard(&self) {
         if self.sim.config().profile.engine() == EngineKind::Sglang {
             assert!(self.sim.reset_prefix_cache());

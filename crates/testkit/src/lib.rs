@@ -1,7 +1,7 @@
 //! Rigs for tests: simulated engines, served planes over them, and connections that can be cut.
 //!
-//! - [`Engine`], [`DrainedEngine`] and [`RelayedEngine`] are simulated engines with a seeded load, one per way in which
-//!   events come;
+//! - [`Engine`], [`DrainedEngine`] and [`RelayedEngine`] are simulated engines with a seeded load, one per
+//!   way in which events come;
 //! - [`Rig`] is a plane with its servers on free ports, over any of them;
 //! - [`Subscriber`] is a replica that is fed by the wire alone;
 //! - [`Line`] is a TCP connection that can be cut, or go silent;

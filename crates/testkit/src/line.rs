@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Copies bytes between whoever connects to `address` and a server. Ends with the test's runtime.
+/// Copies bytes between clients of `address` and a server. Ends with the test's runtime.
 #[derive(Debug)]
 pub struct Line {
     /// Where to connect instead of to the server.
@@ -63,7 +63,7 @@ impl Line {
         self.garbled.store(true, Ordering::SeqCst);
     }
 
-    /// Nothing passes any more, in either direction, and nobody is told: connections stay open.
+    /// Nothing passes any more, in either direction, without an error: connections stay open.
     pub fn silence(&self) {
         self.silent.send_replace(true);
     }
@@ -74,7 +74,8 @@ impl Line {
     }
 }
 
-/// Copies bytes one way, changed by `change`, until one side ends. Nothing is passed on while the line is silent.
+/// Copies bytes one way, changed by `change`, until one side ends. Nothing is passed on while the line is
+/// silent.
 async fn carry(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,

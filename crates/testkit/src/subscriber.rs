@@ -25,7 +25,7 @@ pub struct Subscriber {
     /// Streams that were removed.
     pub gone: usize,
     /// The continuity of the stream, in the order in which it was announced.
-    pub standings: Vec<proto::Continuity>,
+    pub continuities: Vec<proto::Continuity>,
     /// A snapshot is under way.
     partial: bool,
 }
@@ -40,7 +40,7 @@ impl Subscriber {
             cursor: proto::Cursor::default(),
             batches: 0,
             gone: 0,
-            standings: Vec::new(),
+            continuities: Vec::new(),
             partial: false,
         }
     }
@@ -58,18 +58,18 @@ impl Subscriber {
                 self.partial = true;
             }
             Item::Snapshot(chunk) => {
-                self.standings.extend(chunk.last.then(|| chunk.continuity()));
+                self.continuities.extend(chunk.last.then(|| chunk.continuity()));
                 chunk.stored.iter().for_each(|stored| self.stored(stored));
                 self.partial = !chunk.last;
             }
-            Item::Standing(standing) => self.standings.push(standing.continuity()),
+            Item::Standing(continuity) => self.continuities.push(continuity.continuity()),
             Item::Gone(_) => {
                 self.gone += 1;
                 self.blocks.clear();
             }
             Item::Batch(batch) => {
                 self.batches += 1;
-                self.standings.extend(Some(batch.continuity()).filter(|told| *told as i32 != 0));
+                self.continuities.extend(Some(batch.continuity()).filter(|told| *told as i32 != 0));
                 for event in batch.events {
                     self.event(event.kind.unwrap());
                 }

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use http::Uri;
 
-/// An address as it is compared: whatever does not lead elsewhere is written in one way. What is none stays as it is.
+/// An address as it is compared: whatever does not lead elsewhere is written in one way. What is none stays
+/// as it is.
 pub fn normal_address(url: &str) -> String {
     let Ok(uri) = url.parse::<Uri>() else { return url.to_owned() };
     let (Some(scheme), Some(host)) = (uri.scheme_str(), uri.host()) else { return url.to_owned() };
@@ -23,8 +24,8 @@ pub fn is_nobodys_name(host: &str) -> bool {
     bare.parse::<IpAddr>().is_ok() || host == "localhost" || host.ends_with(".localhost")
 }
 
-/// The two parts of `host`, `host:port` or `[address]:port`, and of nothing else: no user, no path, nothing after a
-/// bracket but a port. The host keeps its brackets.
+/// The two parts of `host`, `host:port` or `[address]:port`, and of nothing else: no user, no path, nothing
+/// after a bracket but a port. The host keeps its brackets.
 pub fn host_and_port(text: &str) -> Option<(&str, Option<u16>)> {
     let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((six, rest)) => {

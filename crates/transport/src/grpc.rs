@@ -9,7 +9,8 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
-/// How often a quiet connection is tested, and how long the answer may take: a machine that vanished says nothing.
+/// How often a quiet connection is tested, and how long the answer may take: a machine that vanished says
+/// nothing.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_WITHIN: Duration = Duration::from_secs(10);
 /// What a server may send before we have read it: enough for a snapshot to flow.
@@ -30,10 +31,10 @@ pub struct GrpcSpec {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoConnection {
     /// It is not `http://host:port` or `https://host:port`, or its certificates are none.
-    #[error("the address or its certificates cannot be used")]
+    #[error("invalid address or certificates: expected http://host:port or https://host:port")]
     Address,
     /// Refused, no such host, no TLS.
-    #[error("nobody answers ({0})")]
+    #[error("cannot connect ({0})")]
     Unreachable(String),
     /// The time was over.
     #[error("no connection in time")]
@@ -121,7 +122,8 @@ pub fn has_certificate(pem: &[u8]) -> bool {
     pem.windows(BEGIN.len()).any(|window| window == BEGIN)
 }
 
-/// One question and one answer of at most `max` bytes. It has no deadline: a caller that cannot wait for ever drops it.
+/// One question and one answer of at most `max` bytes. It has no deadline: a caller that cannot wait for ever
+/// drops it.
 pub async fn unary(
     channel: Channel,
     path: &str,

@@ -1,4 +1,5 @@
-//! Questions over HTTP/1: each has a connection of its own, so that dropping one is seen by the server at once.
+//! Questions over HTTP/1: each has a connection of its own, so that dropping one is seen by the server at
+//! once.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::Sent;
 
-/// How long a connection may take to be made, the name included: a machine that is there answers within a second.
+/// How long a connection may take to be made, the name included: a machine that is there answers within a
+/// second.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
 /// A metrics page is some hundred kilobytes; what is larger is not one.
@@ -32,25 +34,25 @@ pub const MAX_PAGE: usize = 16 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoAnswer {
     /// It is not `http://host[:port]`, nor `https://host[:port]` where TLS is spoken.
-    #[error("the address is none")]
+    #[error("invalid address: expected http://host[:port]")]
     Address,
     /// No TLS: the server speaks none, or shows a certificate that is not trusted.
-    #[error("no TLS: the server speaks none, or its certificate is not trusted")]
+    #[error("TLS failed: the server does not use it, or its certificate is not trusted")]
     Tls,
     /// No connection: refused, no such host, no way to it.
-    #[error("nobody answers ({})", reason(*.0))]
+    #[error("cannot connect ({})", reason(*.0))]
     Unreachable(io::ErrorKind),
     /// The time was over.
     #[error("no answer in time")]
     Timeout,
     /// The connection ended before there was an answer, or what came is no HTTP.
-    #[error("the connection broke off before there was an answer")]
+    #[error("connection closed before a response")]
     Lost,
     /// The answer ended before its end.
-    #[error("the answer broke off")]
+    #[error("connection closed in the middle of the response")]
     Body,
     /// The answer is larger than it may be.
-    #[error("the answer is too large")]
+    #[error("the response is too large")]
     TooLarge,
 }
 
@@ -126,7 +128,8 @@ impl HttpClient {
         Self { connect_within, tls: None }
     }
 
-    /// A client that speaks TLS to `https` addresses. `ca`: certificates (PEM) to trust instead of the public ones.
+    /// A client that speaks TLS to `https` addresses. `ca`: certificates (PEM) to trust instead of the public
+    /// ones.
     pub fn with_tls(ca: Option<&[u8]>) -> Result<Self, TlsUnusable> {
         Ok(Self { tls: Some(connector(ca)?), ..Self::new() })
     }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Says whether any of a request may have left, also to a caller that dropped it. Cheap to clone; clones are one.
+/// Says whether any of a request may have left, also to a caller that dropped it. Cheap to clone; clones are
+/// one.
 #[derive(Debug, Clone, Default)]
 pub struct Sent(Arc<AtomicBool>);
 

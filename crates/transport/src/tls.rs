@@ -1,5 +1,5 @@
-//! TLS towards servers that are spoken to without tonic: one configuration for all of them. [`grpc::tls`](crate::grpc::tls)
-//! is its twin for tonic's own connections.
+//! TLS towards servers that are spoken to without tonic: one configuration for all of them.
+//! [`grpc::tls`](crate::grpc::tls) is its twin for tonic's own connections.
 
 use std::sync::Arc;
 

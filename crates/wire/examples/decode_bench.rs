@@ -1,7 +1,8 @@
 //! What one core pays per block of 16 tokens: decoding alone, and decoding with content hashes, for the wire
 //! shape of every engine release.
 //!
-//! `cargo run --release -p kvplane-wire --example decode_bench`, or with the names of some profiles behind `--`
+//! `cargo run --release -p kvplane-wire --example decode_bench`, or with the names of some profiles behind
+//! `--`
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark")]
 

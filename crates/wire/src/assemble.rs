@@ -8,7 +8,8 @@ use crate::hash::Hash;
 use crate::owned::{OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
 
 impl Decoder {
-    /// The batch of these events, as if an engine had sent them. One that does not hold together makes them all none.
+    /// The batch of these events, as if an engine had sent them. One that does not hold together makes them
+    /// all none.
     pub fn assemble<'d, 'f>(
         &'d mut self,
         timestamp: f64,

@@ -61,8 +61,8 @@ pub fn decode_batch(frame: &[u8]) {
     }
 }
 
-/// Any bytes are a batch of SMG's contract, whole or broken off, with bounded memory, and twice the same; where it
-/// belongs can be told whenever all of it can be read.
+/// Any bytes are a batch of SMG's contract, whole or broken off, with bounded memory, and twice the same;
+/// where it belongs is known whenever all of it can be read.
 pub fn smg_batch(message: &[u8]) {
     let mut decoder = Decoder::default();
     let Ok(batch) = decoder.decode_as(Dialect::Smg, message) else { panic!("broken, never refused") };
@@ -79,7 +79,8 @@ pub fn smg_batch(message: &[u8]) {
     assert_eq!(smg::outline(message), outline);
 }
 
-/// Any bytes are read as what an engine says of itself, or refused; and no more is made of them than they are.
+/// Any bytes are read as what an engine says of itself, or refused; and no more is made of them than they
+/// are.
 pub fn engine_info(message: &[u8]) {
     let sources = engine_info::kv_event_sources(message).unwrap_or_default();
     let args = engine_info::server_args(message).unwrap_or_default();

@@ -127,7 +127,7 @@ pub enum KvCacheEventData {
 pub struct KvCacheStoreData {
     /// The engine's hash of the block before the first; null at the start of a prompt.
     pub parent_hash: Option<u64>,
-    /// The first block's position, if told.
+    /// The first block's position, if given.
     pub start_position: Option<u32>,
     /// The blocks.
     pub blocks: Vec<KvCacheStoredBlockData>,
@@ -140,7 +140,7 @@ pub struct KvCacheStoredBlockData {
     pub block_hash: u64,
     /// The hash of the content alone.
     pub tokens_hash: u64,
-    /// Multimodal items, if told.
+    /// Multimodal items, if given.
     pub mm_extra_info: Option<BlockExtraInfo>,
 }
 

@@ -1,8 +1,9 @@
 //! From events to the bytes that an engine of some version would send.
 //!
-//! The encoder stands in for msgspec: a field that its struct declares is written in the order of declaration,
-//! by position or by name, with nil for what is absent; maps begin with `type`. Which fields those are, and
-//! which are left out instead, is the [profile's](profile) table. What a version does not know is not sent.
+//! The encoder stands in for msgspec: a field that its struct declares is written in the order of
+//! declaration, by position or by name, with nil for what is absent; maps begin with `type`. Which fields
+//! those are, and which are left out instead, is the [profile's](profile) table. What a version does not know
+//! is not sent.
 
 mod profile;
 

@@ -204,7 +204,7 @@ pub enum RejectedKind {
     Store,
     /// A removal: blocks may be phantoms from now on.
     Removal,
-    /// Its kind could not be told.
+    /// Its kind could not be read.
     Unknown,
 }
 

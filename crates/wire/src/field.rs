@@ -57,7 +57,7 @@ impl Kind {
         }
     }
 
-    /// The fields after the tag, where they are told by position.
+    /// The fields after the tag, where they are given by position.
     pub(crate) fn positions(self) -> &'static [Field] {
         match self {
             Self::Stored => &[

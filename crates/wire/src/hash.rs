@@ -21,8 +21,8 @@ pub struct Hash {
     pub(crate) hex: bool,
 }
 
-/// How long a digest may be, in bytes. vLLM sends 16 or 32, TensorRT-LLM 32; what has less than 64 bits tells no
-/// blocks apart.
+/// How long a digest may be, in bytes. vLLM sends 16 or 32, TensorRT-LLM 32; what has less than 64 bits tells
+/// no blocks apart.
 const DIGEST_BYTES: RangeInclusive<usize> = 8..=64;
 
 impl Hash {

@@ -1,7 +1,7 @@
 //! Msgpack at the level of bytes: a reader that borrows and trusts nothing, and a writer that picks the
 //! shortest form, which is the form that engines send.
 //!
-//! The reader never recurses and never allocates by a length that it was told. A length is only a number
+//! The reader never recurses and never allocates by a length from the wire. A length is only a number
 //! of values still to come, and each of them needs at least one byte.
 
 mod ids;

@@ -110,9 +110,9 @@ pub enum OwnedEvent {
 impl OwnedEvent {
     /// A decoded event with its parts copied out of the batch.
     ///
-    /// `None` for events that were rejected or are of an unknown kind, and for what no encoder writes: a store
-    /// with extra keys of an unknown shape; a removal from wherever the blocks lie; moves. A token that was a
-    /// text comes back as an extra key.
+    /// `None` for events that were rejected or are of an unknown kind, and for what no encoder writes: a
+    /// store with extra keys of an unknown shape; a removal from wherever the blocks lie; moves. A token that
+    /// was a text comes back as an extra key.
     pub fn from_decoded<'f>(batch: &Batch<'_, 'f>, event: &Event<'f>) -> Option<Self> {
         match event {
             Event::Stored(stored) => own_stored(batch, stored).map(Self::Stored),

@@ -14,11 +14,11 @@
 //!
 //! Every block has its own tokens and may have its own size, so one store may become several
 //! [`Stored`](crate::Stored)s, each the parent of the next. Hashes are the 64 bits of a signed number. Where
-//! blocks lie is told in up to three ways: the engine's own word counts, then the tier, then the level; none
+//! blocks lie is given in up to three ways: the engine's own word counts, then the tier, then the level; none
 //! means the device.
 //!
-//! As everywhere, a bad value costs its event, a field that is not known is counted, and bytes that are no protobuf
-//! break the message off.
+//! As everywhere, a bad value costs its event, a field that is not known is counted, and bytes that are no
+//! protobuf break the message off.
 
 pub(crate) mod fields;
 pub mod generate;

@@ -7,6 +7,13 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
+def model_of(body):
+    try:
+        return json.loads(body).get("model")
+    except (ValueError, AttributeError):
+        return None
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 512
@@ -51,10 +58,11 @@ class Echo:
                 seen = {
                     "served": echo.address, "method": self.command, "path": self.path, "headers": headers,
                     "length": len(body), "sha256": hashlib.sha256(body).hexdigest(), "trailers": self.trailers,
+                    "model": model_of(body),
                 }
                 echo.requests.append({**seen, "body": body})
                 if events := headers.get("x-echo-events"):
-                    return self.events(*map(int, events.split(",")))
+                    return self.events(seen["model"], *map(int, events.split(",")))
                 answer = {**seen, "usage": json.loads(headers.get("x-echo-usage", "null"))}
                 text = json.dumps(answer).encode()
                 self.send_response(int(headers.get("x-echo-status", 200)))
@@ -65,14 +73,14 @@ class Echo:
 
             do_POST = do_GET
 
-            def events(self, count, pause):
+            def events(self, model, count, pause):
                 self.send_response(200)
                 self.send_header("content-type", "text/event-stream")
                 self.send_header("transfer-encoding", "chunked")
                 self.end_headers()
                 try:
                     for at in range(count):
-                        event = f"data: {{\"choices\":[{{}}],\"n\":{at}}}\n\n".encode()
+                        event = f"data: {json.dumps({'choices': [{}], 'n': at, 'model': model})}\n\n".encode()
                         echo.sent.append(time.monotonic())
                         self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
                         self.wfile.flush()

@@ -1,4 +1,4 @@
-"""Block hashes as docs/reference/hashing.md says them, from nothing but that page. A gateway may copy this file."""
+"""Block hashes as docs/internals/hashing.md says them, from nothing but that page. A gateway may copy this file."""
 
 import re
 import struct

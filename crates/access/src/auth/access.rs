@@ -213,8 +213,8 @@ impl Access {
         Err(Refused::NotLoopback)
     }
 
-    /// A caller in a network that this is open to. A browser is none: a page of any site could ask through it,
-    /// and the clients that this is for are no browsers.
+    /// A caller in a network that this is open to. A browser is none: a page of any site could ask through
+    /// it, and the clients that this is for are no browsers.
     fn by_network(
         &self,
         gate: &Gate,

@@ -42,7 +42,8 @@ pub enum NetworkError {
     TooMany,
 }
 
-/// The networks that are open, each with what its callers may do on the routes of an indexer. The default is none.
+/// The networks that are open, each with what its callers may do on the routes of an indexer. The default is
+/// none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Networks(Vec<Open>);
 

@@ -66,26 +66,26 @@ impl Refused {
     }
 
     /// The message to the caller: what is missing, and nothing about what is behind.
-    pub(crate) fn public(self) -> PublicError {
+    pub fn public(self) -> PublicError {
         let unauthenticated = |message: &str| PublicError::new(ErrorCode::Unauthenticated, message);
         let forbidden = |message: String| PublicError::new(ErrorCode::Forbidden, message);
         match self {
-            Self::NoKey => unauthenticated("a bearer token or a client certificate with a role is needed"),
+            Self::NoKey => unauthenticated("a bearer token or a client certificate with a role is required"),
             Self::NotBearer => unauthenticated("authorization is not one bearer token"),
-            Self::UnknownToken => unauthenticated("the token is not known").with_next(
+            Self::UnknownToken => unauthenticated("unknown token").with_next(
                 "compare it with the file or variable that [[auth.token]] names, and reload kvplane",
             ),
             Self::UnknownCertificate => unauthenticated("the client certificate has no role here")
                 .with_next("give its name a role under [[auth.certificate]], and reload kvplane"),
             Self::WrongRole(role) => forbidden(format!("this needs the role {role}")),
             Self::NotLoopback => {
-                forbidden("this is for callers on this machine, as long as there are no keys".to_owned())
+                forbidden("loopback only until [auth] is configured".to_owned())
                     .with_next("connect over loopback, or configure [auth] and send a token; clients of an indexer may be admitted by [indexer] open")
             }
-            Self::ForeignPage => forbidden("this is not for pages of other sites".to_owned())
-                .with_next("ask from a page of this plane, or without a browser"),
+            Self::ForeignPage => forbidden("requests from pages of other sites are rejected".to_owned())
+                .with_next("use this plane's own pages, or a client that is not a browser"),
             Self::ForeignHost => forbidden(
-                "without keys, only localhost or an address may be asked, not another name".to_owned(),
+                "without keys, the host must be localhost or an address".to_owned(),
             )
             .with_next("write localhost or 127.0.0.1 in the URL, or configure [auth] and send a token"),
         }

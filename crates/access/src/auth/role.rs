@@ -13,19 +13,22 @@ pub enum Role {
     Read,
     /// Report what replicas hold, and nothing else: a reporter need not see other replicas' prompts.
     Report,
+    /// Send requests to engines through the gateway, and nothing else.
+    Infer,
     /// Everything, all that changes state included.
     Admin,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Read, Self::Report, Self::Admin];
+    pub const ALL: [Self; 4] = [Self::Read, Self::Report, Self::Infer, Self::Admin];
 
     /// The role's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::Report => "report",
+            Self::Infer => "infer",
             Self::Admin => "admin",
         }
     }
@@ -50,21 +53,24 @@ pub enum Needs {
 
 /// The roles of one caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "one for each role")]
 pub struct Roles {
     read: bool,
     report: bool,
+    infer: bool,
     admin: bool,
 }
 
 impl Roles {
     /// What somebody may who reaches a port that was opened to everybody: nothing that changes engines.
-    pub(super) const ANYONE: Self = Self { read: true, report: true, admin: false };
+    pub(super) const ANYONE: Self = Self { read: true, report: true, infer: true, admin: false };
 
     /// Whether a caller with these may do what `role` may.
     pub fn include(self, role: Role) -> bool {
         match role {
             Role::Read => self.read,
             Role::Report => self.report,
+            Role::Infer => self.infer,
             Role::Admin => self.admin,
         }
     }
@@ -81,7 +87,8 @@ impl From<Role> for Roles {
     /// `admin` includes the others; they do not include each other.
     fn from(role: Role) -> Self {
         let admin = role == Role::Admin;
-        Self { read: admin || role == Role::Read, report: admin || role == Role::Report, admin }
+        let has = |one: Role| admin || role == one;
+        Self { read: has(Role::Read), report: has(Role::Report), infer: has(Role::Infer), admin }
     }
 }
 
@@ -92,9 +99,10 @@ mod tests {
     #[test]
     fn admin_includes_the_others_and_they_stay_apart() {
         let includes = |mine: Role| Role::ALL.map(|role| Roles::from(mine).include(role));
-        assert_eq!(includes(Role::Read), [true, false, false]);
-        assert_eq!(includes(Role::Report), [false, true, false]);
-        assert_eq!(includes(Role::Admin), [true, true, true]);
+        assert_eq!(includes(Role::Read), [true, false, false, false]);
+        assert_eq!(includes(Role::Report), [false, true, false, false]);
+        assert_eq!(includes(Role::Infer), [false, false, true, false]);
+        assert_eq!(includes(Role::Admin), [true; 4]);
         assert!(!Roles::ANYONE.include(Role::Admin));
     }
 }

@@ -8,11 +8,11 @@ use super::Output;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DemoArgs {
-    /// Approximate length of the tour in seconds; every step runs in any case
+    /// Approximate length of the demo in seconds; every step runs in any case
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = value_parser!(u64).range(..=86_400))]
     pub(crate) seconds: u64,
-    /// Recorded requests instead of made-up conversations: a Mooncake trace (JSON lines with timestamp, `input_length`, `output_length`
-    /// and `hash_ids`)
+    /// Recorded requests instead of made-up conversations: a Mooncake trace (JSON lines with timestamp,
+    /// `input_length`, `output_length` and `hash_ids`)
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Wait for Enter before each step
@@ -27,7 +27,7 @@ pub(crate) struct DemoArgs {
     /// Seed of the made-up conversations
     #[arg(long, default_value_t = 7)]
     pub(crate) seed: u64,
-    /// The tour as text, or its summary alone as JSON
+    /// Output format; JSON is the summary only
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
 }

@@ -29,30 +29,30 @@ Examples:
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct DoctorArgs {
-    /// Look at this configuration and its engines
+    /// Check this configuration and its engines
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Look at this engine, described as for serve; repeatable
+    /// Check this engine, described as for serve; repeatable
     #[arg(long, value_name = "ENGINE")]
     pub(crate) engine: Vec<String>,
-    /// Look at the kvplane that runs here (its HTTP address); the usual one if nothing else is looked at
+    /// Check the kvplane at this HTTP address [default: the local one, if nothing else is checked]
     #[arg(long, value_name = "URL")]
     pub(crate) server: Option<String>,
-    /// Look at the running kvplane alone, and not at its engines
+    /// Check the running kvplane only, not its engines
     #[arg(long, conflicts_with = "engines")]
     pub(crate) plane_only: bool,
-    /// Look at the engines of the running kvplane, also if it is on another machine
+    /// Check the engines of the running kvplane even if it runs on another machine
     #[arg(long)]
     pub(crate) engines: bool,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
-    /// How long to listen to engines; it ends sooner where enough was heard
+    /// How long to listen to engines; ends sooner when enough was heard
     #[arg(long, value_name = "DURATION", default_value = "5s")]
     pub(crate) listen: Span,
-    /// Warnings are errors
+    /// Treat warnings as errors
     #[arg(long)]
     pub(crate) strict: bool,
-    /// How to print
+    /// Output format
     #[arg(long, short, value_enum, default_value_t = TableOutput::Table)]
     pub(crate) output: TableOutput,
 }

@@ -7,7 +7,7 @@ use crate::config::Span;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum OperateCommand {
-    /// Make engines forget their caches, and prove it by their streams
+    /// Flush engines' caches, and verify it in their event streams
     #[command(
         after_help = "Ends with 0 only if every rank is proven or done, with 3 if some are, with 1 if none is.\n\n\
         Examples:\n  \
@@ -17,19 +17,19 @@ pub(crate) enum OperateCommand {
         kvplane flush --kind sglang --dry-run"
     )]
     Flush(FlushArgs),
-    /// Begin or end profiling
+    /// Start or stop profiling
     #[command(
         subcommand,
         after_help = "Example:\n  kvplane profile start --engine sglang-0 && sleep 10 && kvplane profile stop --engine sglang-0"
     )]
     Profile(ProfileCommand),
-    /// What engines say of themselves
+    /// Show what engines report about themselves
     #[command(after_help = "Example:\n  kvplane info --engine sglang-0 -o json | jq '.ranks[0].detail'")]
     Info(OperationArgs),
-    /// How busy engines are
+    /// Show the load of engines
     #[command(after_help = "Example:\n  kvplane loads --model llama")]
     Loads(OperationArgs),
-    /// Whether engines are well
+    /// Check the health of engines
     #[command(
         after_help = "Ends with 0 only if every engine is well.\n\nExample:\n  kvplane health --deadline 2s"
     )]
@@ -38,14 +38,14 @@ pub(crate) enum OperateCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
-    /// Begin to profile
+    /// Start profiling
     #[command(
         after_help = "What is not set is left to the engine. An engine that cannot be told something that is set is not asked.\n\n\
         Example:\n  \
         kvplane profile start --engine sglang-0 --output-dir /traces --num-steps 20 --activity CPU --activity GPU"
     )]
     Start(StartProfileArgs),
-    /// End profiling, and let engines write what they recorded
+    /// Stop profiling and write the traces
     #[command(after_help = "Example:\n  kvplane profile stop --engine sglang-0")]
     Stop(OperationArgs),
 }
@@ -64,16 +64,16 @@ pub(crate) struct OperationArgs {
     /// Only engines of this kind: vllm, sglang, tokenspeed, trtllm, grpc, kvplane; repeatable
     #[arg(long, value_name = "KIND")]
     pub(crate) kind: Vec<String>,
-    /// How long one server may take in all [default: what the operation usually needs]
+    /// Deadline for each server [default: depends on the operation]
     #[arg(long, value_name = "DURATION")]
     pub(crate) deadline: Option<Span>,
-    /// Say what would be asked, and ask nothing
+    /// Show what would be sent, without sending it
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// How to print what came of it
+    /// Output format of the results
     #[arg(long, short, value_enum, default_value_t = TableOutput::Table)]
     pub(crate) output: TableOutput,
-    /// Lines instead of a live table meanwhile (also when standard error is not a terminal)
+    /// Print lines instead of a live table (also when standard error is not a terminal)
     #[arg(long)]
     pub(crate) plain: bool,
 }
@@ -84,19 +84,19 @@ pub(crate) struct FlushArgs {
     pub(crate) operation: OperationArgs,
     #[command(flatten)]
     pub(crate) consent: Consent,
-    /// How long to wait for a busy engine; 0s: it is asked once
+    /// How long to retry a busy engine; 0s asks once
     #[arg(long, value_name = "DURATION", default_value = "0s")]
     pub(crate) timeout: Span,
-    /// How long to wait for a stream to show the flush, after the engine's answer [default: 30s]
+    /// How long to wait for the event stream to confirm the flush after the engine's answer [default: 30s]
     #[arg(long, value_name = "DURATION")]
     pub(crate) proof_timeout: Option<Span>,
-    /// Send an idle engine that shows its flush only with its next step a request for one token
+    /// Send a one-token request to idle engines that publish a flush only with their next step
     #[arg(long)]
     pub(crate) nudge: bool,
-    /// vllm: running requests lose what they hold, and are computed again
+    /// vllm: preempt running requests; they are recomputed
     #[arg(long)]
     pub(crate) reset_running: bool,
-    /// Flush the tiers behind the device too
+    /// Also flush the tiers behind the device
     #[arg(long)]
     pub(crate) reset_external: bool,
 }
@@ -116,34 +116,34 @@ pub(crate) struct Consent {
 pub(crate) struct StartProfileArgs {
     #[command(flatten)]
     pub(crate) operation: OperationArgs,
-    /// The folder for traces, on the engine's machine
+    /// Directory for traces, on the engine's machine
     #[arg(long, value_name = "FOLDER")]
     pub(crate) output_dir: Option<String>,
-    /// Put before the names of traces
+    /// Prefix of trace file names
     #[arg(long, value_name = "TEXT")]
     pub(crate) prefix: Option<String>,
-    /// Steps to let pass first
+    /// Steps to skip first
     #[arg(long, value_name = "N")]
     pub(crate) start_step: Option<u32>,
-    /// Steps to record [default: until it is stopped]
+    /// Steps to record [default: until stopped]
     #[arg(long, value_name = "N")]
     pub(crate) num_steps: Option<u32>,
-    /// What to record, as the engine names it: CPU, GPU, MEM, RPD; repeatable
+    /// Activity to record, as the engine names it: CPU, GPU, MEM, RPD; repeatable
     #[arg(long, value_name = "NAME")]
     pub(crate) activity: Vec<String>,
-    /// Whether to record where in the source
+    /// Record source locations
     #[arg(long, value_name = "BOOL")]
     pub(crate) with_stack: Option<bool>,
-    /// Whether to record the shapes of inputs
+    /// Record input shapes
     #[arg(long, value_name = "BOOL")]
     pub(crate) record_shapes: Option<bool>,
-    /// Prefill and decode apart
+    /// Record prefill and decode separately
     #[arg(long)]
     pub(crate) by_stage: bool,
     /// Only this stage; repeatable
     #[arg(long, value_name = "NAME")]
     pub(crate) stage: Vec<String>,
-    /// One trace of all ranks
+    /// Merge the ranks into one trace
     #[arg(long)]
     pub(crate) merge: bool,
 }

@@ -16,16 +16,16 @@ pub(crate) struct PickArgs {
     /// The model
     #[arg(long)]
     pub(crate) model: String,
-    /// Adapter of the prompt
+    /// LoRA adapter of the prompt
     #[arg(long, value_name = "NAME")]
     pub(crate) lora_name: Option<String>,
     /// Cache salt of the prompt
     #[arg(long, value_name = "SALT")]
     pub(crate) cache_salt: Option<String>,
-    /// Whose conversation it is, for the policy session
+    /// Session of the request, for the policy `session`
     #[arg(long, value_name = "NAME")]
     pub(crate) session: Option<String>,
-    /// Another policy than work
+    /// Routing policy [default: work]
     #[arg(long, value_name = "NAME")]
     pub(crate) policy: Option<String>,
     /// Endpoints in the answer [default: 3]
@@ -34,7 +34,7 @@ pub(crate) struct PickArgs {
     /// Book the best endpoint, and open a receipt
     #[arg(long)]
     pub(crate) book: bool,
-    /// How the answer is printed
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = TableOutput::Table)]
     pub(crate) output: TableOutput,
 }
@@ -43,13 +43,13 @@ pub(crate) struct PickArgs {
 pub(crate) struct LedgerArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// Show this receipt instead
+    /// Show this receipt
     #[arg(value_name = "RECEIPT")]
     pub(crate) receipt: Option<String>,
-    /// Receipts that lost the most
+    /// Number of receipts to list, those that lost most first
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=64))]
     pub(crate) worst: u32,
-    /// How the answer is printed
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = TableOutput::Table)]
     pub(crate) output: TableOutput,
 }

@@ -12,31 +12,31 @@ use super::ServeArgs;
 pub(crate) struct PickerArgs {
     #[command(subcommand)]
     pub(crate) command: Option<PickerCommand>,
-    /// Address of external processing
+    /// Address to serve external processing at
     #[arg(long, default_value = "127.0.0.1:9002", value_name = "ADDRESS")]
     pub(crate) listen: SocketAddr,
-    /// Address of health without TLS [default: health at --listen alone]
+    /// Address to serve health checks at, without TLS [default: --listen only]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) health: Option<SocketAddr>,
-    /// TLS with a certificate that is made at the start
+    /// Serve TLS with a certificate generated at start
     #[arg(long)]
     pub(crate) secure_serving: bool,
     /// An endpoint: ADDRESS:PORT, or ADDRESS:PORT=ENGINE
     #[arg(long, value_name = "ENDPOINT")]
     pub(crate) endpoint: Vec<String>,
-    /// A file with endpoints in the shape that llm-d's router reads; it is followed
+    /// File with endpoints in llm-d's format; reloaded when it changes
     #[arg(long, value_name = "FILE")]
     pub(crate) endpoints_file: Option<PathBuf>,
     /// An `EndpointPickerConfig` of llm-d's router
     #[arg(long, value_name = "FILE")]
     pub(crate) config_file: Option<PathBuf>,
-    /// The `InferencePool` to watch: not supported yet
+    /// The `InferencePool` to watch: its pods, objectives and rewrites
     #[arg(long, value_name = "NAME")]
     pub(crate) pool_name: Option<String>,
     /// Its namespace
     #[arg(long, value_name = "NAMESPACE", default_value = "default")]
     pub(crate) pool_namespace: String,
-    /// Tell the gateway what endpoints were worth
+    /// Send the endpoints' scores to the gateway
     #[arg(long)]
     pub(crate) emit_endpoint_scores: bool,
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub(crate) struct EnvoyConfigArgs {
     /// Where clients connect to Envoy
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
     pub(crate) listen: SocketAddr,
-    /// Envoy's own pages
+    /// Address of Envoy's admin pages
     #[arg(long, default_value = "127.0.0.1:9901", value_name = "ADDRESS")]
     pub(crate) admin: SocketAddr,
     /// Where Envoy finds the picker [default: picker.listen]

@@ -10,65 +10,67 @@ use super::{KeyArgs, TableOutput};
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct QueryArgs {
-    /// The kvplane to ask, its HTTP address [default: 127.0.0.1:8090]. With --tenant, the gRPC address of a kvplane or of an
-    /// inference-cache server [default: 127.0.0.1:50090]
+    /// The kvplane to ask, its HTTP address [default: 127.0.0.1:8090]. With --tenant, the gRPC address of a
+    /// kvplane or of an inference-cache server [default: 127.0.0.1:50090]
     #[arg(long, value_name = "URL")]
     pub(crate) server: Option<String>,
     #[command(flatten)]
     pub(crate) key: KeyArgs,
-    /// A file with token ids: a JSON list, or numbers separated by commas or white space; "-" is standard input. What has white
-    /// space in it and is no file is the prompt as text
+    /// A file with token ids: a JSON list, or numbers separated by commas or white space; "-" is standard
+    /// input. What has white space in it and is no file is the prompt as text
     #[arg(default_value = "-", value_name = "FILE|TEXT")]
     pub(crate) file: PathBuf,
     /// The prompt as text, for a model with a tokenizer
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["file", "chat", "hashes", "tenant", "multimodal", "extra_keys"])]
     pub(crate) prompt: Option<String>,
-    /// A file with a chat, for a model with a tokenizer: a JSON list of messages, or a request to /v1/chat/completions, of which the
-    /// fields that decide about tokens are taken; "-" is standard input
+    /// A file with a chat, for a model with a tokenizer: a JSON list of messages, or a request to
+    /// /v1/chat/completions, of which the fields that decide about tokens are taken; "-" is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "hashes", "tenant", "multimodal", "extra_keys"])]
     pub(crate) chat: Option<PathBuf>,
     /// The model
     #[arg(long)]
     pub(crate) model: String,
-    /// Ask who should serve the prompt, as gateways do in inference-cache's protocol, for this tenant
+    /// Look up a route for this tenant, in inference-cache's protocol
     #[arg(long, value_name = "NAME", requires = "scheme", conflicts_with_all = ["lora_name", "lora_id", "cache_salt", "multimodal", "extra_keys", "groups", "limit", "min_tokens", "all"])]
     pub(crate) tenant: Option<String>,
-    /// How replicas hash prefixes, for example vllm or sglang
+    /// Hash scheme of the replicas, for example vllm or sglang
     #[arg(long, value_name = "NAME", requires = "tenant")]
     pub(crate) scheme: Option<String>,
-    /// The adapter that replicas report the prompt under
+    /// Adapter under which replicas report the prompt
     #[arg(long, value_name = "NAME", requires = "tenant")]
     pub(crate) adapter: Option<String>,
-    /// Adapter of the prompt
+    /// LoRA adapter of the prompt
     #[arg(long, value_name = "NAME", conflicts_with = "hashes")]
     pub(crate) lora_name: Option<String>,
-    /// Number of the prompt's adapter, for engines that tell no name
+    /// LoRA adapter's number, for engines that do not announce names
     #[arg(long, value_name = "N", conflicts_with = "hashes")]
     pub(crate) lora_id: Option<i64>,
     /// Cache salt of the prompt
     #[arg(long, value_name = "SALT", conflicts_with = "hashes")]
     pub(crate) cache_salt: Option<String>,
-    /// An image or other item in the prompt: its id, the position of its first token, how many positions it takes; again for each, in order
+    /// An image or other item in the prompt: its id, the position of its first token, how many positions it
+    /// takes; again for each, in order
     #[arg(long, value_name = "ID:OFFSET:LENGTH", conflicts_with = "hashes")]
     pub(crate) multimodal: Vec<Item>,
-    /// What each block is made of besides tokens, as vLLM tells it: JSON, a list per block or null
+    /// Extra keys of each block as vLLM announces them: JSON, a list per block or null
     #[arg(long, value_name = "FILE", requires = "block_size", conflicts_with_all = ["hashes", "multimodal"])]
     pub(crate) extra_keys: Option<PathBuf>,
-    /// The numbers are content hashes of blocks, not tokens
+    /// The numbers are content hashes of blocks instead of token ids
     #[arg(long, requires = "block_size")]
     pub(crate) hashes: bool,
-    /// Tokens per block of the hashes or the extra keys; with --tenant tokens are hashed here, and none leaves the process
+    /// Tokens per block of the hashes or the extra keys; with --tenant tokens are hashed here, and none
+    /// leaves the process
     #[arg(long, value_name = "N")]
     pub(crate) block_size: Option<u32>,
-    /// Each hash is of the whole prefix that ends with its block
+    /// Hashes are prefix hashes: each covers the whole prefix up to its block
     #[arg(long, requires = "hashes")]
     pub(crate) chained: bool,
-    /// Show also how far each group of a cache could go on
+    /// Also show the prefix that each cache group could reuse
     #[arg(long)]
     pub(crate) groups: bool,
     #[command(flatten)]
     pub(crate) listing: ListingArgs,
-    /// How to print
+    /// Output format
     #[arg(long, short, value_enum, default_value_t = TableOutput::Table)]
     pub(crate) output: TableOutput,
 }
@@ -76,13 +78,13 @@ pub(crate) struct QueryArgs {
 /// Which streams an answer lists.
 #[derive(Debug, Default, ClapArgs)]
 pub(crate) struct ListingArgs {
-    /// List at most this many streams that hold something [default: 32]
+    /// List at most this many holders [default: 32]
     #[arg(long, value_name = "STREAMS")]
     pub(crate) limit: Option<u32>,
     /// List only streams that hold at least this many tokens
     #[arg(long, value_name = "TOKENS")]
     pub(crate) min_tokens: Option<u64>,
-    /// List every stream, also those that hold nothing
+    /// List every stream, including those that hold nothing
     #[arg(long, conflicts_with_all = ["limit", "min_tokens"])]
     pub(crate) all: bool,
 }

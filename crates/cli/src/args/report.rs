@@ -15,7 +15,7 @@ pub(crate) struct ReportArgs {
     /// Where the engine publishes its events
     #[arg(long, default_value = "tcp://127.0.0.1:5557", value_name = "ADDRESS")]
     pub(crate) engine_endpoint: String,
-    /// Its replay socket: without it a lost message or a late start costs what was missed
+    /// The engine's replay socket; without it lost messages and a late start cannot be recovered
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) replay: Option<String>,
     /// Topic of its events; empty for all
@@ -32,47 +32,48 @@ pub(crate) struct ReportArgs {
     /// The model's name at the server
     #[arg(long, value_name = "ID")]
     pub(crate) model_id: String,
-    /// Whose prompts it serves; lookups without a tenant get no hint
+    /// Tenant of the engine's prompts; lookups without a tenant get no hint
     #[arg(long, default_value = "", value_name = "ID")]
     pub(crate) tenant_id: String,
-    /// How hashes are called at the server: vllm or sglang; also how the engine names its metrics
+    /// Hash scheme at the server, vllm or sglang; also selects the engine's metric names
     #[arg(long, default_value = "vllm", value_name = "NAME")]
     pub(crate) hash_scheme: String,
-    /// Changes are collected for this long
+    /// How long to batch changes
     #[arg(long, default_value = "100ms", value_name = "DURATION")]
     pub(crate) window: GoDuration,
-    /// Every block is told again so often: servers forget what they do not hear of for 30 minutes
+    /// How often to report every block again: servers expire blocks after 30 minutes
     #[arg(long, default_value = "10m", value_name = "DURATION")]
     pub(crate) refresh: GoDuration,
-    /// The engine's metrics, for its statistics; empty for none
+    /// URL of the engine's metrics; empty for none
     #[arg(long, default_value = "http://127.0.0.1:8000/metrics", value_name = "URL")]
     pub(crate) engine_metrics_url: String,
-    /// How often they are read
+    /// How often to read the metrics
     #[arg(long, default_value = "10s", value_name = "DURATION")]
     pub(crate) stats_interval: GoDuration,
-    /// Bytes of the engine's cache; 0 if nobody knows
+    /// Bytes of the engine's cache; 0 if unknown
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     pub(crate) engine_cache_size_bytes: u64,
-    /// So many requests, running and waiting, are as busy as it gets
+    /// Number of running and waiting requests that counts as full load
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_concurrency_ceiling: u32,
-    /// Which number says how full the cache is
+    /// Source of the cache fullness
     #[arg(long, value_enum, default_value_t = CacheTierName::Auto)]
     pub(crate) cache_tier: CacheTierName,
-    /// Only metrics with this `model_name`; all when empty
+    /// Only read metrics with this `model_name`; empty for all
     #[arg(long, default_value = "", value_name = "NAME")]
     pub(crate) engine_model_name: String,
-    /// The engine keeps what leaves its device elsewhere, and does not say so: what it removes is told to lie in T2
+    /// The engine keeps what leaves its device elsewhere, and does not say so: what it removes is told to lie
+    /// in T2
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true",
         action = clap::ArgAction::Set, value_name = "BOOL")]
     pub(crate) ignore_block_removed: bool,
-    /// Names of adapters that the engine knows by number: 1=sql-lora,2=chat-lora
+    /// Names of adapters that the engine announces by number: 1=sql-lora,2=chat-lora
     #[arg(long, default_value = "", value_name = "ID=NAME,…")]
     pub(crate) lora_adapter_names: String,
-    /// Where to serve /metrics, /healthz and /readyz; nowhere when absent
+    /// Address to serve /metrics, /healthz and /readyz at [default: none]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics_listen: Option<SocketAddr>,
-    /// Let --metrics-listen be beyond loopback: whoever reaches it is answered
+    /// Allow --metrics-listen beyond loopback, without authentication
     #[arg(long)]
     pub(crate) insecure: bool,
     #[command(flatten)]

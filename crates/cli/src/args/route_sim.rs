@@ -18,28 +18,28 @@ pub(crate) struct RouteSimArgs {
     /// Only these populations, by the beginning of their names [default: all]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) populations: Vec<String>,
-    /// Chance begins here
+    /// Seed of everything random
     #[arg(long, default_value_t = 7)]
     pub(crate) seed: u64,
-    /// How long populations last: 1 is two minutes
+    /// Length of the populations: 1 is two minutes
     #[arg(long, default_value_t = 1.0)]
     pub(crate) scale: f64,
-    /// Requests of a trace come this much faster
+    /// Speed up a trace by this factor
     #[arg(long, default_value_t = 1.5)]
     pub(crate) speed: f64,
-    /// Engines that serve a trace
+    /// Number of engines that serve a trace
     #[arg(long, default_value_t = 8)]
     pub(crate) engines: usize,
-    /// KV tokens of each engine that serves a trace
+    /// KV capacity of each engine that serves a trace, in tokens
     #[arg(long, default_value_t = 400_000)]
     pub(crate) capacity: u64,
-    /// Requests of a trace at most
+    /// Use at most this many requests of a trace
     #[arg(long, value_name = "REQUESTS")]
     pub(crate) limit: Option<usize>,
     /// The price of prefilling what is cached elsewhere, in `work` [default: the router's]
     #[arg(long)]
     pub(crate) alpha: Option<f64>,
-    /// How the tables are printed
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Output::Text)]
     pub(crate) output: Output,
 }

@@ -11,7 +11,7 @@ use super::LogArgs;
 
 #[derive(Debug, ClapArgs)]
 pub(crate) struct SimArgs {
-    /// Where to publish: binds; "connect:ADDRESS" connects instead
+    /// Address to publish at; "connect:ADDRESS" connects instead of binding
     #[arg(long, default_value = "tcp://127.0.0.1:5557", value_name = "ADDRESS")]
     pub(crate) events: String,
     /// Replay socket; "off" for none [default: the port after the last rank's events]
@@ -20,38 +20,39 @@ pub(crate) struct SimArgs {
     /// HTTP address: completions, admin, faults
     #[arg(long, default_value = "127.0.0.1:8000", value_name = "ADDRESS")]
     pub(crate) http: SocketAddr,
-    /// What callers of the HTTP server have to send as a bearer token: vllm asks for it below /v1, sglang and tokenspeed nearly everywhere
+    /// What callers of the HTTP server have to send as a bearer token: vllm asks for it below /v1, sglang and
+    /// tokenspeed nearly everywhere
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
     /// SMG's service for this engine, with operations and without events [default: none]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) grpc: Option<SocketAddr>,
-    /// grpc, grpc-live: whose service it is [default: vllm]
+    /// grpc, grpc-live: the engine's service name [default: vllm]
     #[arg(long, value_enum)]
     pub(crate) service: Option<SimService>,
-    /// vllm: what its server was started without
+    /// vllm: features that its server was started without
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',')]
     pub(crate) without: Vec<SimWithout>,
     /// Topic of its messages
     #[arg(long, default_value = "")]
     pub(crate) topic: String,
-    /// Which engine, and since which release it speaks like this: vllm-0.9.0, -0.10.2, -0.14, -0.17, -0.20, -0.22, -0.24,
-    /// -0.26, -0.29, -0.32; sglang-0.4.6, -0.4.7, -0.5.9, -0.5.18, -0.5.20, -0.5.22; tokenspeed-0.1.1; trtllm-zmq (TensorRT-LLM's
-    /// push mode), trtllm-http (TensorRT-LLM, drained over HTTP); grpc (a server of SMG's contract at --events, with a history),
-    /// grpc-live (the same without)
+    /// Which engine, and since which release it speaks like this: vllm-0.9.0, -0.10.2, -0.14, -0.17, -0.20,
+    /// -0.22, -0.24, -0.26, -0.29, -0.32; sglang-0.4.6, -0.4.7, -0.5.9, -0.5.18, -0.5.20, -0.5.22;
+    /// tokenspeed-0.1.1; trtllm-zmq (TensorRT-LLM's push mode), trtllm-http (TensorRT-LLM, drained over
+    /// HTTP); grpc (a server of SMG's contract at --events, with a history), grpc-live (the same without)
     #[arg(long, default_value = "vllm-0.32")]
     pub(crate) profile: SimProfile,
-    /// vllm since 0.20: the cache groups of a hybrid model, in the engine's order: full, sliding:WINDOW, mamba, each with
-    /// a slash and a block size where that differs [default: full]
+    /// vllm since 0.20: the cache groups of a hybrid model, in the engine's order: full, sliding:WINDOW,
+    /// mamba, each with a slash and a block size where that differs [default: full]
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     pub(crate) groups: Vec<GroupSpec>,
-    /// As with EAGLE: vllm gives up the last block that it finds, sglang caches by pairs of tokens
+    /// Simulate EAGLE: vllm drops the last block that it finds, sglang caches by token pairs
     #[arg(long)]
     pub(crate) eagle: bool,
-    /// sglang since 0.5.22: events in the dynamo format, with adapters named
+    /// sglang since 0.5.22: publish events in the dynamo format, which names adapters
     #[arg(long)]
     pub(crate) dynamo_format: bool,
-    /// vllm: how block hashes look on the wire
+    /// vllm: format of block hashes
     #[arg(long, value_enum, default_value_t = SimHash::Unsigned)]
     pub(crate) hashes: SimHash,
     /// Tokens per block
@@ -66,13 +67,14 @@ pub(crate) struct SimArgs {
     /// Blocks of the host tier; 0 for none (vllm, sglang, `trtllm-http`)
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) host_blocks: u32,
-    /// vllm: what is told of the host tier
+    /// vllm: what events say about the host tier
     #[arg(long, value_enum, default_value_t = SimHostEvents::Placeholder)]
     pub(crate) host_events: SimHostEvents,
-    /// vllm: tokens that the host tier takes and gives back together, a multiple of the block size [default: a block's]
+    /// vllm: tokens that the host tier takes and gives back together, a multiple of the block size [default:
+    /// a block's]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) host_chunk: Option<u32>,
-    /// vllm since 0.26: blocks of a storage tier behind the host, which never tells a removal; 0 for none
+    /// vllm since 0.26: blocks of a storage tier behind the host, which never announces removals; 0 for none
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) storage_blocks: u32,
     /// Batches in the replay ring; events in the buffer of `trtllm-http`
@@ -81,22 +83,22 @@ pub(crate) struct SimArgs {
     /// Seed of everything random
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Requests a second that it sends to itself
+    /// Requests per second that it sends to itself
     #[arg(long, default_value_t = 0.0, value_name = "RATE")]
     pub(crate) load: f64,
-    /// The model that clients ask for, where the engine publishes [default: sim]
+    /// The served model's name, for engines that publish [default: sim]
     #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
-    /// Adapters that clients may ask for instead of the model
+    /// Adapters that requests may name as the model
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) loras: Vec<String>,
-    /// The load has adapters (those of --loras), salts, images and full reports among its requests
+    /// Mix adapters (those of --loras), salts, images and full reports into the load
     #[arg(long)]
     pub(crate) mixed: bool,
-    /// Faults from the start, as the JSON that POST /sim/fault takes
+    /// Fault to start with, as JSON for POST /sim/fault
     #[arg(long, value_name = "JSON")]
     pub(crate) fault: Vec<String>,
-    /// Stop after so many seconds
+    /// Stop after this many seconds
     #[arg(long, value_name = "N")]
     pub(crate) seconds: Option<u64>,
     #[command(flatten)]
@@ -139,11 +141,11 @@ pub(crate) enum SimService {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SimWithout {
-    /// `VLLM_SERVER_DEV_MODE=1`: no resets, no `/server_info`
+    /// Without `VLLM_SERVER_DEV_MODE=1`: no resets, no `/server_info`
     DevMode,
-    /// --profiler-config: no recordings
+    /// Without --profiler-config: no profiles
     Profiler,
-    /// --enable-server-load-tracking: `/load` is always 0
+    /// Without --enable-server-load-tracking: `/load` is always 0
     LoadTracking,
 }
 

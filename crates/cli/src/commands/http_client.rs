@@ -27,8 +27,8 @@ use crate::args::KeyArgs;
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const NO_TLS: &str = "what is there speaks no TLS, use http";
 
-/// Sends a request, with JSON if there is any, and returns the JSON of the answer (null if it is empty). What the plane
-/// refuses is a failure in its words.
+/// Sends a request, with JSON if there is any, and returns the JSON of the answer (null if it is empty). What
+/// the plane refuses is a failure in its words.
 pub(crate) async fn ask(
     server: &str,
     key: &KeyArgs,
@@ -99,15 +99,15 @@ async fn answer_to_text(
     send(server, authority, connector, request(authority, token.as_deref(), method, target, body)?).await
 }
 
-/// Asks the kvplane that listens at an address of this machine. With TLS, its certificate is for others, and not checked here: no token
-/// is sent, and nothing comes back that is secret.
+/// Asks the kvplane that listens at an address of this machine. With TLS, its certificate is for others, and
+/// not checked here: no token is sent, and nothing comes back that is secret.
 pub(crate) async fn answer_of_own(
     address: SocketAddr,
     tls: bool,
     path: &str,
 ) -> Result<(StatusCode, Value), Failure> {
     let server = format!("{}://{address}", if tls { "https" } else { "http" });
-    let authority: Authority = address.to_string().parse().context("an address that is none")?;
+    let authority: Authority = address.to_string().parse().context("invalid address")?;
     let connector = if tls { Some(unchecked_connector()?) } else { None };
     send(&server, &authority, connector, request(&authority, None, Method::GET, path, None)?).await
 }
@@ -187,7 +187,8 @@ async fn exchange(stream: Stream, request: Request<Full<Bytes>>) -> anyhow::Resu
         let body = response.into_body().collect().await?.to_bytes();
         Ok::<_, hyper::Error>((status, body))
     };
-    // The connection moves what is sent and read, and knows best why it ended: a server may refuse a certificate late.
+    // The connection moves what is sent and read, and knows best why it ended: a server may refuse a
+    // certificate late.
     match tokio::join!(exchange, connection) {
         (Ok(answer), _) => Ok(answer),
         // A gRPC server answers with HTTP/2 frames.

@@ -79,7 +79,7 @@ impl KeyArgs {
     }
 }
 
-/// TLS towards whoever answers. For addresses of this machine, and for nothing that is secret.
+/// TLS that verifies no certificate. For addresses of this machine, and for nothing that is secret.
 pub(crate) fn unchecked_connector() -> anyhow::Result<TlsConnector> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let verifier = Arc::new(Unchecked(provider.signature_verification_algorithms));

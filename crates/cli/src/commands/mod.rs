@@ -1,9 +1,9 @@
 //! What each command does.
 
-mod closing;
 pub(crate) mod config;
 #[cfg(feature = "sim")]
 pub(crate) mod demo;
+pub(crate) mod discover;
 pub(crate) mod doctor;
 pub(crate) mod dump;
 pub(crate) mod engines;
@@ -21,6 +21,8 @@ pub(crate) mod report;
 #[cfg(feature = "sim")]
 pub(crate) mod route_sim;
 pub(crate) mod serve;
+#[cfg(feature = "kubernetes")]
+mod serve_kubernetes;
 pub(crate) mod shipped;
 #[cfg(feature = "sim")]
 pub(crate) mod sim;

@@ -8,11 +8,11 @@ use anyhow::Context as _;
 
 use super::Failure;
 
-/// Text without anything that a terminal would obey. What engines and planes call themselves is theirs to choose, and must not
-/// move the cursor, retitle the window or forge a line.
+/// Text without anything that a terminal would obey. What engines and planes call themselves is theirs to
+/// choose, and must not move the cursor, retitle the window or forge a line.
 ///
-/// A control character becomes what JSON writes for it, so that a document stays one. Marks that turn the direction of text
-/// count as such.
+/// A control character becomes what JSON writes for it, so that a document stays one. Marks that turn the
+/// direction of text count as such.
 pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     escaped(text, |_| false)
 }
@@ -67,7 +67,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 /// Prints a page whose colours are ours, and whose words were made harmless before.
 pub(crate) fn print_as_it_is(text: &str) -> Result<(), Failure> {
     match std::io::stdout().write_all(text.as_bytes()) {
-        // Whoever read has read enough.
+        // The reader has closed the pipe: not an error.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         result => Ok(result.context("cannot print")?),
     }

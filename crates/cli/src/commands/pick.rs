@@ -1,4 +1,5 @@
-//! `kvplane pick`: where a prompt should go. `kvplane ledger`: what was predicted, what was delivered, and where the rest went.
+//! `kvplane pick`: where a prompt should go. `kvplane ledger`: what was predicted, what was delivered, and
+//! where the rest went.
 
 use http::Method;
 use serde_json::{Value, json};

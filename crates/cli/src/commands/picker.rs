@@ -3,7 +3,8 @@
 use std::io::Write as _;
 
 use anyhow::{Context as _, anyhow};
-use kvplane_picker::{Bootstrap, Pool, bootstrap, read_endpoints};
+use kvplane_inference::Pool;
+use kvplane_picker::{Bootstrap, bootstrap, read_endpoints};
 
 use super::{Failure, serve, usage};
 use crate::args::{EnvoyConfigArgs, PickerArgs, PickerCommand};

@@ -1,4 +1,4 @@
-//! A line for whoever waits.
+//! A progress line on a terminal.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -7,7 +7,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(1);
 const EVERY: Duration = Duration::from_millis(250);
 
-/// Runs something that may take long. After a second, standard error says what is waited for, if it is a terminal.
+/// Runs something that may take long. After a second, standard error says what is waited for, if it is a
+/// terminal.
 pub(crate) async fn while_waiting<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);
     if !std::io::stderr().is_terminal() {

@@ -178,7 +178,8 @@ pub(super) fn numbers(text: &str) -> anyhow::Result<Vec<u64>> {
         .collect()
 }
 
-/// One line per stream, below it one per group where there are any; those that are not credited last, and what the whole is worth.
+/// One line per stream, below it one per group where there are any; those that are not credited last, and
+/// what the whole is worth.
 fn table(answer: &Value) -> String {
     let text = |value: &Value| match value {
         Value::Null => "-".to_owned(),

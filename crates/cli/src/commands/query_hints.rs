@@ -14,7 +14,7 @@ use super::query::{numbers, read};
 use super::{Failure, refused, usage};
 use crate::args::{QueryArgs, TableOutput};
 
-/// Where kvplane has its gRPC server unless told otherwise.
+/// The default address of kvplane's gRPC server.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:50090";
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! `kvplane ready`: the probe of whoever starts a kvplane, where there is no other HTTP client.
+//! `kvplane ready`: a readiness probe for machines that have no other HTTP client.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -49,7 +49,7 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-/// Callers who may not read are told none.
+/// Callers without the role `read` get none.
 fn reasons(verdict: &Value) -> String {
     let reasons = verdict["reasons"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let listed: Vec<&str> = reasons.collect();

@@ -7,14 +7,15 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use kvplane_access::{Access, Keys};
 use kvplane_core::EngineKind;
-use kvplane_ingest::{Origin, Plane, PlaneOptions};
+use kvplane_ingest::PlaneOptions;
 use kvplane_report::{
     AdapterNames, OutboxOptions, ReportSpec, ReporterOptions, Rules, ServerAddress, StatsOptions,
 };
-use kvplane_server::{EngineConfig, EnginePlan, HintsOptions, Options, Service};
+use kvplane_server::{EngineConfig, EnginePlan, HintsOptions, Options};
 use tracing::{info, warn};
 
-use super::{Failure, bind, closing, stop_signal, usage};
+use super::{Failure, bind, stop_signal, usage};
+use crate::app::{App, MARGIN};
 use crate::args::ReportArgs;
 use crate::config::check_times;
 use crate::logging;
@@ -22,17 +23,17 @@ use crate::version::COMMIT;
 
 /// What servers of the original forget after.
 const SERVER_TTL: Duration = Duration::from_mins(30);
-/// Blocks of a rank that are told to lie behind the device after they left it, where the engine does not tell of that.
+/// Blocks of a rank that are reported as behind the device after they left it, where the engine does not say.
 const KEEP_LEFT: usize = 1_000_000;
 
-/// After a stop: reports end within 5 s, then sockets close.
-const STOP_WITHIN: Duration = Duration::from_secs(6);
+/// After a stop: reports end within 5 s, then sockets close. The process ends 6 s after it at the latest.
+const DRAIN: Duration = Duration::from_secs(6).saturating_sub(MARGIN);
 
 pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
     let spec = spec(&args).map_err(usage)?;
     let plan = plan(&args).map_err(usage)?;
     if let Some(address) = args.metrics_listen.filter(|at| !at.ip().is_loopback() && !args.insecure) {
-        let danger = "whoever reaches it could see how engines are";
+        let danger = "anyone who reaches it could see the engines' metrics";
         return Err(usage(anyhow!(
             "--metrics-listen: {address} is beyond loopback, and {danger}: start with --insecure"
         )));
@@ -46,37 +47,20 @@ pub(crate) async fn run(args: ReportArgs) -> Result<(), Failure> {
     if args.tenant_id.is_empty() {
         warn!("--tenant-id is empty: lookups with an empty tenant always get NO_HINT");
     }
-    let plane =
-        Plane::start(Vec::new(), &PlaneOptions::default()).context("cannot start the socket threads")?;
     let access = Arc::new(Access::new(Keys::default(), args.insecure));
     // It reports, and answers nobody.
     let hints = HintsOptions { enabled: false, ..HintsOptions::default() };
-    let service =
-        Service::new(plane.clone(), Options { hints, access, commit: COMMIT, ..Options::default() });
-    let (fleet, reports) = (service.fleet(), service.reports());
-    fleet.add(vec![plan], Origin::Config).await.map_err(|error| {
-        let code = if error.is_mistake() { 2 } else { 1 };
-        Failure { code, error: anyhow::Error::new(error) }
-    })?;
+    let options = Options { hints, access, commit: COMMIT, drain_timeout: DRAIN, ..Options::default() };
+    let (app, service) = App::start(&PlaneOptions::default(), options)?;
+    app.add(vec![plan]).await?;
     info!(engine = args.engine_endpoint, server = spec.server.url(), replica = args.replica_id, "reporting");
-    reports.set(&plane, vec![spec]);
+    app.reports.set(&app.plane, vec![spec]);
     if let Some(listener) = listener {
         info!(address = %listener.local_addr().context("--metrics-listen")?, "metrics");
         kvplane_runtime::spawn("report pages", service.run_pages(listener, stop.clone()));
     }
-    stop.cancelled().await;
-    info!("stopping: telling what is left");
-    closing::exit_after(&plane, STOP_WITHIN, || std::process::exit(0));
-    reports.shutdown().await;
-    let closing = tokio::task::spawn_blocking(move || {
-        fleet.shutdown();
-        plane.shutdown();
-    });
-    if closing.await.is_err() {
-        warn!("sockets did not close cleanly");
-    }
-    info!("stopped");
-    Ok(())
+    // Reports go on without their pages.
+    app.run(stop.clone().cancelled_owned(), &stop, None).await
 }
 
 /// The engine, as `serve` would have it.

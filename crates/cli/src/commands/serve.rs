@@ -8,16 +8,21 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use kvplane_access::{Access, Tls, TlsError, descriptor_limit};
-use kvplane_ingest::{Mood, Origin, Plane, PlaneOptions, Said, TokenFileError};
-use kvplane_report::Reports;
-use kvplane_server::{EngineConfigError, Fleet, FleetError, PickerSetup, Reloaded, Service};
+use kvplane_ingest::{Mood, Plane, PlaneOptions, Said, TokenFileError};
+use kvplane_picker::{Rules, follow_file};
+use kvplane_server::{EngineConfigError, FleetError, GatewaySetup, PickerSetup, Reloaded};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::{Failure, bind, closing, stop_signal, usage};
+#[cfg(feature = "kubernetes")]
+use super::serve_kubernetes;
+use super::{Failure, bind, stop_signal, usage};
+use crate::app::App;
 use crate::args::ServeArgs;
-use crate::config::{self, Config, Listen, PickerPlan};
+use crate::config::{self, Config, GatewayPlan, Listen, PickerPlan};
 use crate::logging;
 use crate::systemd::Manager;
 
@@ -31,6 +36,10 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let plans = config.plans().map_err(unusable)?;
     let reported = config.reports().map_err(unusable)?;
     let peers = config.peers().map_err(unusable)?;
+    #[cfg(feature = "kubernetes")]
+    let sources = config.discovered().map_err(unusable)?;
+    #[cfg(not(feature = "kubernetes"))]
+    config.check_discovered().map_err(unusable)?;
     logging::start(&args.log).map_err(usage)?;
     use_small_pages();
     reserve_descriptors();
@@ -38,6 +47,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let access = Arc::new(config.access(args.insecure).map_err(unusable)?);
     let tls = config.tls().map_err(unusable)?;
     let picker = config.picker.plan(&access).map_err(unusable)?;
+    let gateway = config.gateway.plan(&access, &config.auth.names()).map_err(unusable)?;
     let read = config.clone();
     let prompts = aside(move || read.prompts()).await.map_err(unusable)?;
     let stop = stop_signal(None)?;
@@ -48,22 +58,26 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let grpc = bind("listen.grpc", config.listen.grpc).await?;
     warn_of_strangers(&config, &access);
     let options = PlaneOptions { peers, ..config.plane_options() };
-    let plane = Plane::start(Vec::new(), &options).context("cannot start the socket threads")?;
-    let service = Service::new(plane.clone(), config.server_options(access.clone(), tls.clone(), prompts));
-    let (fleet, reports) = (service.fleet(), service.reports());
+    let served = config.server_options(access.clone(), tls.clone(), prompts);
+    #[cfg(feature = "kubernetes")]
+    let board = served.discovery.clone();
+    let (app, service) = App::start(&options, served)?;
     let service = match picker {
-        Some(plan) => service.with_picker(bind_picker(plan, config.picker.drain.0).await?),
+        Some(plan) => service.with_picker(bind_picker(plan, config.picker.drain.0, stop.clone()).await?),
         None => service,
     };
-    if plans.is_empty() {
+    let service = match gateway {
+        Some(plan) => service.with_gateway(bind_gateway(plan).await?),
+        None => service,
+    };
+    if plans.is_empty() && config.discover.is_empty() {
         warn!("no engine is configured: add one with `kvplane engines add`, or let engines register");
     }
-    let (count, drain) = (plans.len(), config.listen.drain_timeout);
-    fleet.add(plans, Origin::Config).await.map_err(|error| {
-        let code = if error.is_mistake() { 2 } else { 1 };
-        Failure { code, error: anyhow::Error::new(error) }
-    })?;
-    reports.set(&plane, reported);
+    let count = plans.len();
+    app.add(plans).await?;
+    #[cfg(feature = "kubernetes")]
+    serve_kubernetes::discover(sources, &board, &app.fleet, &stop);
+    app.reports.set(&app.plane, reported);
     let addresses = Addresses {
         http: http.local_addr().context("listen.http")?,
         grpc: grpc.local_addr().context("listen.grpc")?,
@@ -72,17 +86,15 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         http = %addresses.http,
         grpc = %addresses.grpc,
         engines = count,
-        streams = plane.streams().count(),
+        streams = app.plane.streams().count(),
         "serving"
     );
     addresses.show(config.listen.tls.is_some());
-    manager.ready(&addresses.status(&plane)).await;
+    manager.ready(&addresses.status(&app.plane)).await;
     let running = Running {
         args: Arc::new(args),
         started: config,
-        fleet: fleet.clone(),
-        reports: reports.clone(),
-        plane: plane.clone(),
+        app: app.clone(),
         access,
         tls,
         addresses,
@@ -92,54 +104,27 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), Failure> {
         "reload on SIGHUP",
         stop.clone().run_until_cancelled_owned(running.reload_on(hangup)),
     );
-    let serving = service.run(http, grpc, stop.clone());
-    tokio::pin!(serving);
-    let stopped_early = tokio::select! {
-        () = &mut serving => true,
-        () = stop.cancelled() => false,
-        never = manager.show_life(|| plane.longest_socket_round()) => match never {},
-    };
-    manager.stopping(drain.0);
-    let code = i32::from(stopped_early);
-    closing::exit_after(&plane, drain.0.saturating_add(closing::MARGIN), move || std::process::exit(code));
-    if stopped_early {
-        reports.shutdown().await;
-    } else {
-        info!(drain_timeout = %drain, "stopping: draining connections");
-        let draining =
-            async { tokio::join!(tokio::time::timeout(drain.0, &mut serving), reports.shutdown()) };
-        let (served, ()) = tokio::select! {
-            drained = draining => drained,
-            never = manager.show_life(|| plane.longest_socket_round()) => match never {},
-        };
-        if served.is_err() {
-            warn!(drain_timeout = %drain, "drain timeout reached; closing the connections that are left");
-        }
-    }
-    let closing = tokio::task::spawn_blocking(move || {
-        fleet.shutdown();
-        plane.shutdown();
-    });
-    if closing.await.is_err() {
-        warn!("sockets did not close cleanly");
-    }
-    info!("stopped");
-    if stopped_early {
-        Err(anyhow::anyhow!("a server ended unexpectedly; see the log").into())
-    } else {
-        Ok(())
-    }
+    app.run(Box::pin(service.run(http, grpc, stop.clone())), &stop, Some(&manager)).await
 }
 
 /// Opens the picker's listeners.
-async fn bind_picker(plan: PickerPlan, drain: Duration) -> anyhow::Result<PickerSetup> {
-    let PickerPlan { listen, health, tls, options, endpoints, endpoints_file } = plan;
-    if let Some(path) = &endpoints_file {
-        // Followed later; a mistake in it is told now.
-        let text = std::fs::read_to_string(path);
-        let named = || format!("picker.endpoints_file: {}", path.display());
-        kvplane_picker::read_endpoints(&text.with_context(named)?).with_context(named)?;
-    }
+async fn bind_picker(
+    plan: PickerPlan,
+    drain: Duration,
+    stop: CancellationToken,
+) -> anyhow::Result<PickerSetup> {
+    #[cfg(feature = "kubernetes")]
+    let pool = plan.pool.clone();
+    let PickerPlan { listen, health, tls, options, endpoints, endpoints_file, pool: _ } = plan;
+    let rules = match endpoints_file {
+        #[cfg(feature = "kubernetes")]
+        None if pool.is_some() => serve_kubernetes::follow_pool_of(pool, endpoints, &stop)?,
+        Some(path) => {
+            let named = || format!("picker.endpoints_file: {}", path.display());
+            follow_file(endpoints, path.clone(), stop).await.with_context(named)?
+        }
+        None => watch::channel(Rules::of(endpoints)).1,
+    };
     let listener = bind("picker.listen", listen).await?;
     let health = match health {
         Some(address) => Some(bind("picker.health", address).await?),
@@ -152,7 +137,16 @@ async fn bind_picker(plan: PickerPlan, drain: Duration) -> anyhow::Result<Picker
         tls = tls.is_some(),
         "picker listening"
     );
-    Ok(PickerSetup { listener, health, tls, options, endpoints, endpoints_file, drain })
+    Ok(PickerSetup { listener, health, tls, options, rules, drain })
+}
+
+/// Opens the gateway's listener.
+async fn bind_gateway(plan: GatewayPlan) -> anyhow::Result<GatewaySetup> {
+    let GatewayPlan { listen, tls, options, endpoints } = plan;
+    let listener = bind("gateway.listen", listen).await?;
+    let address = listener.local_addr().context("gateway.listen")?;
+    info!(%address, tls = tls.is_some(), "gateway listening");
+    Ok(GatewaySetup { listener, tls, options, endpoints })
 }
 
 /// Keeps the kernel from backing memory with huge pages. The first touch of one clears 2 MiB, for up to
@@ -168,9 +162,9 @@ fn use_small_pages() {
 /// Descriptors for which there is room from the start.
 const DESCRIPTORS: u64 = 16_384;
 
-/// Makes the kernel's table of descriptors large enough at once. It grows by doubling, and in a process with threads
-/// each time waits for all processors to pass by (10 ms and more): a burst of connections would hold up whoever
-/// accepts them.
+/// Makes the kernel's table of descriptors large enough at once. It grows by doubling, and in a process with
+/// threads each time waits for all processors to pass by (10 ms and more): a burst of connections would hold
+/// up the task that accepts them.
 fn reserve_descriptors() {
     let allowed = descriptor_limit().unwrap_or(DESCRIPTORS).min(DESCRIPTORS);
     let highest = i32::try_from(allowed.saturating_sub(1)).unwrap_or(i32::MAX);
@@ -180,8 +174,8 @@ fn reserve_descriptors() {
     }
 }
 
-/// The configuration cannot be used. A mistake in it stays one: 2, and a service manager does not try again. A file that it names, a
-/// certificate or a token, may be there a moment later: 1.
+/// The configuration cannot be used. A mistake in it stays one: 2, and a service manager does not try again.
+/// A file that it names, a certificate or a token, may be there a moment later: 1.
 fn unusable(error: anyhow::Error) -> Failure {
     let of_a_file = |cause: &(dyn std::error::Error + 'static)| {
         let engine = cause.downcast_ref::<EngineConfigError>();
@@ -217,9 +211,7 @@ fn warn_of_strangers(config: &Config, access: &Access) {
 struct Running {
     args: Arc<ServeArgs>,
     started: Config,
-    fleet: Fleet,
-    reports: Arc<Reports>,
-    plane: Arc<Plane>,
+    app: App,
     access: Arc<Access>,
     tls: Option<Arc<Tls>>,
     addresses: Addresses,
@@ -261,7 +253,7 @@ impl Addresses {
         );
     }
 
-    /// A line for whoever looks at the service.
+    /// The status line that a service manager shows.
     fn status(&self, plane: &Plane) -> String {
         let (engines, streams) = (plane.engines().len(), plane.streams().count());
         format!("engines: {engines}, streams: {streams}, http: {}, grpc: {}", self.http, self.grpc)
@@ -269,7 +261,8 @@ impl Addresses {
 }
 
 impl Running {
-    /// Reads the configuration again at every SIGHUP, and applies what it says about engines, reports and who may ask.
+    /// Reads the configuration again at every SIGHUP, and applies what it says about engines, reports and who
+    /// may ask.
     async fn reload_on(self, mut hangup: Signal) {
         while hangup.recv().await.is_some() {
             self.manager.reloading();
@@ -287,13 +280,14 @@ impl Running {
                     status.push_str("; configuration applied in part, see the log");
                     format!("configuration applied in part, see the log: {applied}")
                 };
-                self.plane.remark(Said::new("reload", Mood::Bad, words));
+                self.app.plane.remark(Said::new("reload", Mood::Bad, words));
             }
-            self.manager.ready(&format!("{}{status}", self.addresses.status(&self.plane))).await;
+            self.manager.ready(&format!("{}{status}", self.addresses.status(&self.app.plane))).await;
         }
     }
 
-    /// Applies one part after the other. Who may ask comes first: no mistake elsewhere holds up the revocation of a token.
+    /// Applies one part after the other. Who may ask comes first: no mistake elsewhere holds up the
+    /// revocation of a token.
     async fn reload(&self) -> Result<(), Interrupted> {
         let mut applied = Vec::new();
         self.apply(&mut applied).await.map_err(|error| Interrupted { applied, error })
@@ -321,12 +315,12 @@ impl Running {
         let restart = config.differs_in(&self.started)?;
         // Engines and reports are both read before either is applied.
         let (plans, reported) = aside(move || Ok((config.plans()?, config.reports()?))).await?;
-        let reloaded = self.fleet.reload(plans).await;
+        let reloaded = self.app.fleet.reload(plans).await;
         if matches!(reloaded, Err(FleetError::BrokeOff)) {
             applied.push("some engines");
         }
         let Reloaded { added, removed, changed, unchanged, failed } = reloaded?;
-        let reports = self.reports.set(&self.plane, reported);
+        let reports = self.app.reports.set(&self.app.plane, reported);
         if !restart.is_empty() {
             warn!(keys = restart.join(", "), "changed in the configuration, and needs a restart");
         }

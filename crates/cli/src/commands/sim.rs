@@ -108,7 +108,7 @@ pub(super) async fn until_stopped(
 pub(super) fn fault<T: serde::de::DeserializeOwned>(text: &str) -> anyhow::Result<T> {
     serde_json::from_str(text).map_err(|error| {
         let error = kvplane_core::in_plain_words(&error.to_string());
-        anyhow::anyhow!("--fault {text}: {error}; write JSON such as {{\"drop\":1}}: docs/guide/simulate.md lists the faults")
+        anyhow::anyhow!("--fault {text}: {error}; write JSON such as {{\"drop\":1}}: docs/reference/simulator.md lists the faults")
     })
 }
 
@@ -180,7 +180,7 @@ fn vllm_options(args: &SimArgs, is_vllm: bool) -> VllmOptions {
     }
 }
 
-/// Where replay is served: as told, or at the port after the last rank's events.
+/// Where replay is served: as given, or at the port after the last rank's events.
 fn replay_address(args: &SimArgs) -> Option<String> {
     match args.replay.as_deref() {
         Some("off") => None,
@@ -210,8 +210,8 @@ fn load_config(args: &SimArgs) -> LoadConfig {
     }
 }
 
-/// Sends seeded conversations to an engine, `rate` requests a second. `complete` runs a turn and says what was
-/// generated.
+/// Sends seeded conversations to an engine, `rate` requests a second. `complete` runs a turn and says what
+/// was generated.
 fn generate_load(
     complete: impl Fn(&Turn) -> Option<Vec<u32>>,
     rate: f64,

@@ -35,7 +35,7 @@ pub(crate) async fn run(args: TailArgs) -> Result<(), Failure> {
         let message =
             message.map_err(|status| anyhow::anyhow!("the subscription ended: {}", status.message()))?;
         let Some(message) = message else { return Ok(()) };
-        // Whoever reads us has seen enough: not an error.
+        // The reader has closed the pipe: not an error.
         if printer.print(&message).context("cannot print")? == Written::ReaderGone {
             return Ok(());
         }

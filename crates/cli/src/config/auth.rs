@@ -63,6 +63,12 @@ pub(crate) struct CertificateConfig {
 }
 
 impl AuthConfig {
+    /// What callers with a key are called.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        let tokens = self.token.iter().map(|token| token.name.as_str());
+        tokens.chain(self.certificate.iter().map(|certificate| certificate.name.as_str())).collect()
+    }
+
     /// Reads the tokens. `shown` is whether clients can show certificates at all.
     pub(super) fn keys(&self, shown: bool) -> anyhow::Result<Keys> {
         let tokens = self.token.iter().enumerate();
@@ -119,7 +125,7 @@ fn check_name(name: &str) -> anyhow::Result<()> {
 fn warn_if_exposed(file: &Path) {
     let mode = std::fs::metadata(file).map_or(0, |metadata| metadata.permissions().mode());
     if mode & READABLE_BY_OTHERS != 0 {
-        warn!(file = %file.display(), "everybody on this machine can read this token");
+        warn!(file = %file.display(), "token file is readable by every user on this machine");
     }
 }
 
@@ -138,7 +144,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::vars_os().find(|(key, _)| key == name).and_then(|(_, value)| value.into_string().ok())
 }
 
-/// Reads a value; what is wrong with it is told without the value. Somebody may have written the token itself where its
+/// Reads a value; errors do not repeat it. Somebody may have written the token itself where its
 /// file belongs.
 fn without_values<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result<T, D::Error> {
     let value = toml::Value::deserialize(from)?;

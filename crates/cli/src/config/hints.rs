@@ -17,16 +17,17 @@ pub(crate) struct HintsConfig {
     pub(crate) enabled: bool,
     /// The tenant of engines that name none.
     pub(crate) default_tenant: String,
-    /// Tokens per block of replicas that report themselves, for lookups that bring tokens. Engines that are heard here have their own
-    /// sizes beside it.
+    /// Tokens per block of replicas that report themselves, for lookups that bring tokens. Engines that are
+    /// heard here have their own sizes beside it.
     pub(crate) block_size: u32,
     /// Prefixes that replicas report, once per replica; beyond that `eviction` says which go.
     pub(crate) max_entries: usize,
-    /// Who may report where there are no keys: `loopback` is callers on this machine, `anyone` everybody who reaches the port, which
-    /// beyond loopback also needs `--insecure`. Whoever reports can clear any replica. With keys it says nothing: the role `report`
-    /// decides.
+    /// Who may report where there are no keys: `loopback` is callers on this machine, `anyone` everybody who
+    /// reaches the port, which beyond loopback also needs `--insecure`. Whoever reports can clear any
+    /// replica. With keys it says nothing: the role `report` decides.
     pub(crate) accept_reports: AcceptReportsName,
-    /// What was not reported again for so long is forgotten. Engines that are heard here say themselves what goes.
+    /// What was not reported again for so long is forgotten. Engines that are heard here say themselves what
+    /// goes.
     pub(crate) ttl: Span,
     /// Prompts of fewer tokens get no match.
     pub(crate) minimum_prefix_tokens: u32,
@@ -38,7 +39,8 @@ pub(crate) struct HintsConfig {
     pub(crate) lookup_timeout: Span,
     /// A prompt that nobody holds always goes to the same replica.
     pub(crate) affinity_routing: bool,
-    /// What goes first where there is no room: `lru`, what was reported longest ago, or `lfu`, what answered the fewest lookups.
+    /// What goes first where there is no room: `lru`, what was reported longest ago, or `lfu`, what answered
+    /// the fewest lookups.
     pub(crate) eviction: EvictionName,
     /// Chains are matched block by block; otherwise by their last hash alone.
     pub(crate) chain_matching: bool,

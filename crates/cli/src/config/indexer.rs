@@ -11,18 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use super::units::ByteSize;
 
-/// The routes of an indexer: `/query`, `/query_by_hash`, `/dump`, `/workers`, `/register`, `/unregister`, `/peers` and the rest.
+/// The routes of an indexer: `/query`, `/query_by_hash`, `/dump`, `/workers`, `/register`, `/unregister`,
+/// `/peers` and the rest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct IndexerConfig {
-    /// Networks whose callers may use these routes without a key, `/register` and `/unregister` included: `["10.0.0.0/8"]`. Everything
-    /// else that kvplane serves stays closed to them.
+    /// Networks whose callers may use these routes without a key, `/register` and `/unregister` included:
+    /// `["10.0.0.0/8"]`. Everything else that kvplane serves stays closed to them.
     pub(crate) open: Vec<String>,
-    /// Networks whose callers may ask without a key: `/query`, `/query_by_hash`, `/dump`, `/workers`, `/peers`. Where networks overlap,
-    /// the narrower one decides.
+    /// Networks whose callers may ask without a key: `/query`, `/query_by_hash`, `/dump`, `/workers`,
+    /// `/peers`. Where networks overlap, the narrower one decides.
     pub(crate) open_read: Vec<String>,
-    /// Other indexers, `["http://10.0.0.2:8090"]`: Dynamo's, or kvplanes. Where a stream's past is not known, the blocks of the first
-    /// of them that knows its worker are taken. `/register_peer` adds more.
+    /// Other indexers, `["http://10.0.0.2:8090"]`: Dynamo's, or kvplanes. Where a stream's past is not known,
+    /// the blocks of the first of them that knows its worker are taken. `/register_peer` adds more.
     pub(crate) peers: Vec<String>,
     /// File with the bearer token that `peers` are shown. Peers that `/register_peer` adds are shown none.
     pub(crate) peers_token_file: Option<PathBuf>,

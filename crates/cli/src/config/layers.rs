@@ -120,7 +120,7 @@ fn check(tree: &Table) -> anyhow::Result<Config> {
         if path == "." {
             return anyhow!("{message}{SEE_KEYS}");
         }
-        // Whoever set it by the environment looks for the variable's name.
+        // A key that was set by the environment is named by its variable.
         let variable = path.to_uppercase().replace(['.', '['], "__").replace(']', "");
         anyhow!("{path}: {message} (by file, --set, --engine or {PREFIX}{variable}){SEE_KEYS}")
     })
@@ -169,7 +169,8 @@ pub(crate) fn engine_flag(flag: &str) -> anyhow::Result<Table> {
         .ok_or_else(|| anyhow!("write KIND=EVENTS, for example vllm=tcp://127.0.0.1:5557"))?;
     let mut engine = Table::new();
     engine.insert("kind".to_owned(), Value::String(kind.to_owned()));
-    // An engine's HTTP server is where its events are only if they are drained; the others tell there where they publish.
+    // An engine's HTTP server is where its events are only if they are drained; the others tell there where
+    // they publish.
     let at = match kind {
         "kvplane" => "grpc",
         "trtllm" => "events",

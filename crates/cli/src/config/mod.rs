@@ -1,6 +1,9 @@
-//! The configuration: one typed tree, from a file, then the environment, then flags. Nothing else reads either.
+//! The configuration: one typed tree, from a file, then the environment, then flags. Nothing else reads
+//! either.
 
 mod auth;
+mod discover;
+mod gateway;
 mod hints;
 mod indexer;
 mod layers;
@@ -26,12 +29,19 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use auth::{AuthConfig, client_token, usual_server};
+use discover::DiscoverConfig;
+#[cfg(feature = "kubernetes")]
+pub(crate) use discover::way;
+use gateway::GatewayConfig;
+pub(crate) use gateway::GatewayPlan;
 use hints::HintsConfig;
 use indexer::IndexerConfig;
 pub(crate) use layers::{engine_flag, environment, load, load_file};
 use model::ModelConfig;
 use picker::PickerConfig;
 pub(crate) use picker::PickerPlan;
+#[cfg(feature = "kubernetes")]
+pub(crate) use picker::PoolConfig;
 use report::ReportConfig;
 pub(crate) use report::{CacheTierName, check_times};
 pub(crate) use schema::schema;
@@ -66,8 +76,12 @@ pub(crate) struct Config {
     pub(crate) hints: HintsConfig,
     /// The endpoint picker of a gateway.
     pub(crate) picker: PickerConfig,
+    /// A gateway in front of the engines.
+    pub(crate) gateway: GatewayConfig,
     /// The engines.
     pub(crate) engine: Vec<EngineConfig>,
+    /// Where engines are found, besides those that are listed.
+    pub(crate) discover: Vec<DiscoverConfig>,
     /// Models whose prompts may be given as text.
     pub(crate) model: Vec<ModelConfig>,
     /// What is told to inference-cache servers elsewhere.
@@ -82,8 +96,8 @@ pub(crate) struct Listen {
     pub(crate) http: SocketAddr,
     /// Address of the gRPC server.
     pub(crate) grpc: SocketAddr,
-    /// How long calls may go on after SIGTERM or SIGINT, those through fronts included. New connections are refused at once. A
-    /// second signal ends the process without waiting.
+    /// How long calls may go on after SIGTERM or SIGINT, those through fronts included. New connections are
+    /// refused at once. A second signal ends the process without waiting.
     pub(crate) drain_timeout: Span,
     /// TLS on both; without it they are plain.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,14 +119,15 @@ impl Default for Listen {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Journal {
-    /// Batches in the replay window. It decides how long a consumer may be away and still resume without a snapshot.
+    /// Batches in the replay window. It decides how long a consumer may be away and still resume without a
+    /// snapshot.
     pub(crate) max_batches: usize,
     /// Bytes in the replay window.
     pub(crate) max_bytes: ByteSize,
     /// Bytes of the live state, estimated. When it is full, new blocks are not recorded: `lower`, `budget`.
     pub(crate) max_state_bytes: ByteSize,
-    /// What a gap does that cannot be filled: `drop` drops what the stream held and goes on as `lower`, `gap`; `keep` keeps it, and is
-    /// `unsound`, `gap_kept`.
+    /// What a gap does that cannot be filled: `drop` drops what the stream held and goes on as `lower`,
+    /// `gap`; `keep` keeps it, and is `unsound`, `gap_kept`.
     pub(crate) on_gap: OnGapName,
 }
 
@@ -141,8 +156,8 @@ pub(crate) enum OnGapName {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Follow {
-    /// A stream whose engine has not been proven to be there for longer than this is `recovering` and not credited, unless its engine
-    /// has a `max_silence` of its own.
+    /// A stream whose engine has not been proven to be there for longer than this is `recovering` and not
+    /// credited, unless its engine has a `max_silence` of its own.
     pub(crate) max_silence: Span,
     /// Without a verdict for longer than this, a stream is `down`.
     pub(crate) down_after: Span,
@@ -174,10 +189,11 @@ impl Default for Follow {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct IndexConfig {
-    /// Memory. What does not fit is not indexed: answers say `lower`, `budget` of that stream until its next clear or life. Nothing
-    /// is evicted.
+    /// Memory. What does not fit is not indexed: answers say `lower`, `budget` of that stream until its next
+    /// clear or life. Nothing is evicted.
     pub(crate) max_bytes: ByteSize,
-    /// Blocks of a stream that may wait for a parent that nobody holds; beyond that `lower`, `waiting_overflow`.
+    /// Blocks of a stream that may wait for a parent that nobody holds; beyond that `lower`,
+    /// `waiting_overflow`.
     pub(crate) max_waiting: usize,
 }
 
@@ -194,11 +210,15 @@ impl Default for IndexConfig {
 pub(crate) struct QueryConfig {
     /// The longest prompt that may be asked for; also bounds the size of a request.
     pub(crate) max_tokens: usize,
+    /// How long the text of a decision (`/v1/pick`) may take to become token ids, before a millisecond for every 4 KiB of it. A text that
+    /// takes longer is routed by load: `why` is `no_tokens`.
+    pub(crate) tokenize_timeout: Span,
 }
 
 impl Default for QueryConfig {
     fn default() -> Self {
-        Self { max_tokens: kvplane_server::Options::default().max_tokens }
+        let options = kvplane_server::Options::default();
+        Self { max_tokens: options.max_tokens, tokenize_timeout: Span(options.tokenize_timeout) }
     }
 }
 
@@ -206,9 +226,9 @@ impl Default for QueryConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TrustConfig {
-    /// Levels that are credited in answers to questions, and whose state is given out by formats that cannot carry a flag: the routes of
-    /// an indexer, `/kv_recover` and SMG's `SubscribeKvEvents`. kvplane.v1 always gives the state and says what it is worth;
-    /// `republish` gives it at any level.
+    /// Levels that are credited in answers to questions, and whose state is given out by formats that cannot
+    /// carry a flag: the routes of an indexer, `/kv_recover` and SMG's `SubscribeKvEvents`. kvplane.v1 always
+    /// gives the state and says what it is worth; `republish` gives it at any level.
     pub(crate) credit: Vec<TrustName>,
 }
 
@@ -231,8 +251,9 @@ pub(crate) enum TrustName {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct MetricsConfig {
-    /// What has series of its own: every `stream`, every `engine` with its ranks together, or the `fleet`, model by model. `auto` is the
-    /// finest of them that has at most 500 rows. `/metrics?detail=stream` asks for another one.
+    /// What has series of its own: every `stream`, every `engine` with its ranks together, or the `fleet`,
+    /// model by model. `auto` is the finest of them that has at most 500 rows. `/metrics?detail=stream` asks
+    /// for another one.
     pub(crate) detail: DetailName,
 }
 
@@ -384,6 +405,7 @@ impl Config {
         kvplane_server::Options {
             credit: credit.collect(),
             max_tokens: self.query.max_tokens,
+            tokenize_timeout: self.query.tokenize_timeout.0,
             ready_deadline: self.follow.ready_deadline.0,
             drain_timeout: self.listen.drain_timeout.0,
             hints: self.hints.options(),
@@ -399,6 +421,7 @@ impl Config {
             },
             indexer_metrics: self.indexer.metrics,
             commit: crate::version::COMMIT,
+            discovery: kvplane_kubernetes::Board::default(),
         }
     }
 }

@@ -13,18 +13,21 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct ModelConfig {
     /// The engines' `model`.
     pub(crate) name: String,
-    /// A directory with `tokenizer.json`, that file, or a model's directory in a Hugging Face cache (`models--org--name`).
+    /// A directory with `tokenizer.json`, that file, or a model's directory in a Hugging Face cache
+    /// (`models--org--name`).
     pub(crate) tokenizer: PathBuf,
     /// A chat template instead of the directory's: what engines were started with as `--chat-template`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) chat_template: Option<PathBuf>,
-    /// What engines were started with as `--chat-template-content-format`; found from the template when absent.
+    /// What engines were started with as `--chat-template-content-format`; found from the template when
+    /// absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) content_format: Option<ContentFormatName>,
     /// What engines were started with as `--default-chat-template-kwargs`: a JSON object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) default_kwargs: Option<String>,
-    /// Names of adapters: a prompt that is asked for under one has the model's tokenizer and the adapter's blocks.
+    /// Names of adapters: a prompt that is asked for under one has the model's tokenizer and the adapter's
+    /// blocks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) adapters: Vec<String>,
 }

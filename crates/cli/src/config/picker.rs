@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail, ensure};
 use kvplane_access::{Access, Tls, TlsFiles};
-use kvplane_picker::{Endpoint, LlmdConfig, Options, Role, read_llmd_config};
+use kvplane_inference::{Endpoint, Role};
+use kvplane_picker::{LlmdConfig, Options, Rewrite, Rewrites, Target, read_llmd_config};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
@@ -25,10 +26,11 @@ pub(crate) struct PickerConfig {
     /// Address of `grpc.health.v1` without TLS, usually port 9003. Health is served at `listen`, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) health: Option<SocketAddr>,
-    /// Anyone who reaches these addresses may send requests' bodies and learn where they would go: for addresses beyond loopback, on a
-    /// network that is trusted.
+    /// Anyone who reaches these addresses may send requests' bodies and learn where they would go: for
+    /// addresses beyond loopback, on a network that is trusted.
     pub(crate) open: bool,
-    /// TLS at `listen` with a certificate that is made at the start and signed by nobody, as llm-d's router does by default.
+    /// TLS at `listen` with a certificate that is made at the start and signed by nobody, as llm-d's router
+    /// does by default.
     pub(crate) self_signed: bool,
     /// TLS at `listen` with a certificate from files.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,16 +38,19 @@ pub(crate) struct PickerConfig {
     /// The endpoints.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) endpoint: Vec<EndpointConfig>,
-    /// A file with endpoints in the shape that llm-d's router reads (YAML: name, address, port, labels). It is followed.
+    /// A file with endpoints in the shape that llm-d's router reads (YAML: name, address, port, labels). It
+    /// is followed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) endpoints_file: Option<PathBuf>,
-    /// An `EndpointPickerConfig` of llm-d's router. What it says is used where a key here is absent; the log says what was ignored.
+    /// An `EndpointPickerConfig` of llm-d's router. What it says is used where a key here is absent; the log
+    /// says what was ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) llm_d_config: Option<PathBuf>,
     /// The `InferencePool` to watch. Not supported yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pool: Option<PoolConfig>,
-    /// Endpoints behind the first that a gateway may try: only for a load balancing policy that takes a list (`override_host`) [default: 0].
+    /// Endpoints behind the first that a gateway may try: only for a load balancing policy that takes a list
+    /// (`override_host`) [default: 0].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fallbacks: Option<usize>,
     /// Tells the gateway what each endpoint of the list was worth.
@@ -53,21 +58,32 @@ pub(crate) struct PickerConfig {
     /// The policy to decide by, as in `/v1/pick` [default: work].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) policy: Option<String>,
-    /// How long a prompt may take to become ids, and a millisecond more for every 4 KiB of it. Then the load decides, and the receipt
-    /// says so.
+    /// How long a prompt may take to become ids, and a millisecond more for every 4 KiB of it. Then the load
+    /// decides, and the receipt says so.
     pub(crate) tokenize_timeout: Span,
     /// The longest body of a request; a longer one is answered with 413.
     pub(crate) max_body: ByteSize,
     /// Bodies that are held at the same time.
     pub(crate) max_bodies: ByteSize,
-    /// Sends vLLM and `SGLang` the ids of chats that nothing but their text decides about: what is predicted is then what is computed.
+    /// Sends vLLM and `SGLang` the ids of chats that nothing but their text decides about: what is predicted
+    /// is then what is computed.
     pub(crate) token_in: bool,
     /// Asks engines for the usage of streamed answers, and takes it out again where the client did not ask.
     pub(crate) include_usage: bool,
-    /// Uncached tokens from which on a prompt is prefilled elsewhere, where endpoints have the role `prefill` [default: 16].
+    /// Uncached tokens from which on a prompt is prefilled elsewhere, where endpoints have the role
+    /// `prefill`; 0: never [default: 16].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prefill_from: Option<u64>,
-    /// Priorities by the names of objectives. Requests with a priority below 0 are shed when endpoints are busy.
+    /// Tokens that another endpoint has to hold more than the one that computes a prompt, to be named in
+    /// `x-kv-cache-source-host-port`: where llm-d's sidecar pulls blocks from other engines; 0: never
+    /// [default: 0].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pull_from: Option<u64>,
+    /// Which model is asked for in the place of another. The answer names the client's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) rewrite: Vec<RewriteConfig>,
+    /// Priorities by the names of objectives. Requests with a priority below 0 are shed when endpoints are
+    /// busy.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) objectives: BTreeMap<String, i32>,
     /// Requests in flight per endpoint from which on endpoints count as busy.
@@ -98,6 +114,8 @@ impl Default for PickerConfig {
             token_in: false,
             include_usage: false,
             prefill_from: None,
+            pull_from: None,
+            rewrite: Vec::new(),
             objectives: BTreeMap::new(),
             shed_at: options.shed_at,
             drain: Span(std::time::Duration::from_secs(25)),
@@ -132,6 +150,19 @@ pub(crate) enum RoleName {
     Prefill,
     /// Decode what others prefilled.
     Decode,
+    /// Encode images for others.
+    Encode,
+}
+
+/// Which models are asked for in the place of one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RewriteConfig {
+    /// The model that clients ask for; absent: any that no other rule names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) model: Option<String>,
+    /// The models that share its requests, and their weights.
+    pub(crate) targets: BTreeMap<String, u32>,
 }
 
 /// An `InferencePool`.
@@ -158,18 +189,26 @@ pub(crate) struct PickerPlan {
     pub(crate) options: Options,
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) endpoints_file: Option<PathBuf>,
+    /// Watched where the build can.
+    pub(crate) pool: Option<PoolConfig>,
 }
 
 impl PickerConfig {
     /// Checks it, and reads the files that it names but for the endpoints. `None`: there is no picker.
     pub(crate) fn plan(&self, access: &Access) -> anyhow::Result<Option<PickerPlan>> {
         let Some(listen) = self.listen else { return Ok(None) };
-        if let Some(PoolConfig { name, namespace }) = &self.pool {
+        if let Some(PoolConfig { name, namespace }) =
+            self.pool.as_ref().filter(|_| !cfg!(feature = "kubernetes"))
+        {
             bail!(
-                "picker.pool: InferencePool {namespace}/{name} cannot be watched by this build: name the endpoints in \
-                 [[picker.endpoint]], or in a file with picker.endpoints_file"
+                "picker.pool: InferencePool {namespace}/{name} cannot be watched by this build (feature kubernetes): name the \
+                 endpoints in [[picker.endpoint]], or in a file with picker.endpoints_file"
             );
         }
+        ensure!(
+            self.pool.is_none() || self.endpoints_file.is_none(),
+            "picker.pool: and picker.endpoints_file exclude each other: leave one out"
+        );
         for (key, address) in [("listen", Some(listen)), ("health", self.health)] {
             let closed = address.is_none_or(|address| address.ip().to_canonical().is_loopback());
             ensure!(
@@ -179,12 +218,17 @@ impl PickerConfig {
             );
         }
         ensure!(
-            !self.endpoint.is_empty() || self.endpoints_file.is_some(),
-            "picker: there is no endpoint: name some in [[picker.endpoint]], or in a file with picker.endpoints_file"
+            !self.endpoint.is_empty() || self.endpoints_file.is_some() || self.pool.is_some(),
+            "picker: there is no endpoint: name some in [[picker.endpoint]], in a file with picker.endpoints_file, or an \
+             InferencePool in picker.pool"
         );
         ensure!(
             !(self.self_signed && self.tls.is_some()),
             "picker.self_signed: and picker.tls exclude each other: leave one out"
+        );
+        ensure!(
+            self.rewrite.iter().all(|one| !one.targets.is_empty()),
+            "picker.rewrite: a rule has no targets: name a model with its weight, as in targets = {{ \"m\" = 1 }}"
         );
         let tls = match &self.tls {
             Some(files) => Some(Tls::load(files.clone()).context("picker.tls")?),
@@ -205,21 +249,23 @@ impl PickerConfig {
             options,
             endpoints: self.endpoints(),
             endpoints_file: self.endpoints_file.clone(),
+            pool: self.pool.clone(),
         }))
     }
 
     /// The endpoints that are configured one by one.
     pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
         let endpoint = |config: &EndpointConfig| Endpoint {
-            address: config.address,
-            name: String::new(),
             engine: config.engine.clone(),
             rank: config.rank,
             role: match config.role {
-                RoleName::Both => Role::Both,
-                RoleName::Prefill => Role::Prefill,
-                RoleName::Decode => Role::Decode,
+                RoleName::Both => Some(Role::Both),
+                RoleName::Prefill => Some(Role::Prefill),
+                RoleName::Decode => Some(Role::Decode),
+                RoleName::Encode => None,
             },
+            encodes: config.role == RoleName::Encode,
+            ..Endpoint::at(config.address)
         };
         self.endpoint.iter().map(endpoint).collect()
     }
@@ -230,10 +276,10 @@ impl PickerConfig {
         let text = std::fs::read_to_string(path).with_context(named)?;
         let config = read_llmd_config(&text).with_context(named)?;
         for mapped in &config.mapped {
-            info!(mapped, "from llm-d's configuration");
+            info!(mapped, "setting taken from llm-d's configuration");
         }
         for ignored in &config.ignored {
-            warn!(ignored, "not used of llm-d's configuration");
+            warn!(ignored, "setting of llm-d's configuration ignored");
         }
         if let Some(block_size) = config.block_size {
             info!(
@@ -256,6 +302,17 @@ impl PickerConfig {
             token_in: self.token_in,
             include_usage: self.include_usage,
             prefill_from: self.prefill_from.or(llmd.prefill_from).unwrap_or(usual.prefill_from),
+            pull_from: self.pull_from.or(llmd.pull_from).unwrap_or(usual.pull_from),
+            rewrites: Rewrites::new(self.rewrite.iter().map(|one| {
+                Rewrite {
+                    model: one.model.clone(),
+                    targets: one
+                        .targets
+                        .iter()
+                        .map(|(model, weight)| Target { model: model.clone(), weight: *weight })
+                        .collect(),
+                }
+            })),
             objectives: self.objectives.clone().into_iter().collect(),
             shed_at: self.shed_at,
         }
@@ -280,7 +337,7 @@ mod tests {
         let picker = picker.unwrap().unwrap();
         assert_eq!(
             (picker.endpoints.len(), picker.endpoints[0].role, picker.tls.is_some()),
-            (1, Role::Decode, true)
+            (1, Some(Role::Decode), true)
         );
     }
 
@@ -292,8 +349,12 @@ mod tests {
             (format!("listen = \"0.0.0.0:0\"\n{endpoint}"), "picker.listen"),
             (format!("listen = \"127.0.0.1:0\"\nhealth = \"0.0.0.0:0\"\n{endpoint}"), "picker.health"),
             (
-                format!("listen = \"127.0.0.1:0\"\npool = {{name = \"p\", namespace = \"n\"}}\n{endpoint}"),
-                "n/p",
+                "listen = \"127.0.0.1:0\"\nendpoints_file = \"x\"\npool = {name = \"p\"}".to_owned(),
+                if cfg!(feature = "kubernetes") { "picker.pool: and" } else { "default/p" },
+            ),
+            (
+                format!("listen = \"127.0.0.1:0\"\n[[rewrite]]\nmodel = \"m\"\ntargets = {{}}\n{endpoint}"),
+                "picker.rewrite",
             ),
             (format!("listen = \"127.0.0.1:0\"\npolicy = \"best\"\n{endpoint}"), "picker.policy"),
             (format!("listen = \"127.0.0.1:0\"\nllm_d_config = \"/nowhere\"\n{endpoint}"), "/nowhere"),

@@ -58,7 +58,7 @@ pub(crate) struct ReportConfig {
     /// The engine's name there, where one engine is reported; its id when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) replica: Option<String>,
-    /// Changes are collected for this long.
+    /// How long to batch changes.
     #[serde(default = "window")]
     pub(crate) window: Span,
     /// So many adds are told before the window is over.
@@ -232,11 +232,11 @@ fn read(key: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     read_small_file(path, PEM_BYTES_MAX).with_context(|| format!("{key}: cannot read {}", path.display()))
 }
 
-/// No replica is told by two reports, as far as that can be known of engines that may come.
+/// Rejects two reports on one replica, as far as that can be known of engines that may come.
 pub(super) fn check_distinct(reports: &[ReportSpec], engines: &[EngineConfig]) -> anyhow::Result<()> {
     let configured = engines.iter().map(|engine| (&*engine.id, &*engine.model, engine.tenant.as_deref()));
-    // Nothing is empty in a report: an engine whose model and tenant are empty differs from what a report names. The one without a name
-    // stands for all that nobody names.
+    // Nothing is empty in a report: an engine whose model and tenant are empty differs from what a report
+    // names. The one without a name stands for all that nobody names.
     let named = reports.iter().flat_map(|report| report.engines.iter().flatten()).map(String::as_str);
     let unknown = named.filter(|name| engines.iter().all(|engine| engine.id != **name)).chain([""]);
     let mut told = HashMap::new();

@@ -1,5 +1,5 @@
-//! The configuration's schema, from its types: for editors that check files, for the page of keys, and to tell numbers from text
-//! where a layer has no types.
+//! The configuration's schema, from its types: for editors that check files, for the page of keys, and to
+//! tell numbers from text where a layer has no types.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

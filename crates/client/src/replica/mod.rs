@@ -8,8 +8,8 @@
 //!                              └───────────── Reset ─────────┘
 //! ```
 //!
-//! What a snapshot brings is gathered beside the state that can be read, and replaces it with its last chunk, once the
-//! digest was found right. Every batch is checked against its digest too.
+//! What a snapshot brings is gathered beside the state that can be read, and replaces it with its last chunk,
+//! once the digest was found right. Every batch is checked against its digest too.
 
 mod state;
 #[cfg(test)]
@@ -42,10 +42,10 @@ pub enum Applied {
     /// A snapshot is complete and replaced what was held.
     Loaded,
     /// The stream stands elsewhere; nothing else has changed.
-    Standing,
+    Continuity,
     /// The message is of a kind that this build does not know. Nothing has changed.
     Nothing,
-    /// A batch was applied; given back for whoever wants to know what happened.
+    /// A batch was applied; returned so that a caller can see what happened.
     Batch(proto::Batch),
 }
 
@@ -92,8 +92,8 @@ impl Replica {
         }
     }
 
-    /// Applies the next message of the stream. After an error, [`ReplicaError::Foreign`] apart, the replica is void:
-    /// subscribe again; [`Self::resume`] says from where.
+    /// Applies the next message of the stream. After an error, [`ReplicaError::Foreign`] apart, the replica
+    /// is void: subscribe again; [`Self::resume`] says from where.
     pub fn apply(&mut self, message: proto::SubscribeResponse) -> Result<Applied, ReplicaError> {
         self.apply_retiring(message, &mut Retired::default())
     }
@@ -113,9 +113,9 @@ impl Replica {
             Some(Item::Snapshot(chunk)) => self.chunk(cursor, &chunk, retired),
             Some(Item::Batch(batch)) => self.batch(cursor, batch, retired),
             Some(Item::Gone(_)) => Err(ReplicaError::Gone),
-            Some(Item::Standing(standing)) => {
-                self.continuity = kvplane_proto::continuity(standing.continuity).unwrap_or(self.continuity);
-                Ok(Applied::Standing)
+            Some(Item::Standing(continuity)) => {
+                self.continuity = kvplane_proto::continuity(continuity.continuity).unwrap_or(self.continuity);
+                Ok(Applied::Continuity)
             }
             // A later version's.
             None => Ok(Applied::Nothing),
@@ -216,7 +216,8 @@ impl Replica {
         batch: &proto::Batch,
         retired: &mut Retired,
     ) -> Result<(), ReplicaError> {
-        // An event of a kind that this build does not know is passed over: the digest tells whether it mattered.
+        // An event of a kind that this build does not know is passed over: the digest tells whether it
+        // mattered.
         for kind in batch.events.iter().filter_map(|event| event.kind.as_ref()) {
             retired.0.extend(self.state.apply(kind, self.options.keep_tokens)?);
         }
@@ -231,7 +232,8 @@ impl Replica {
         self.continuity = Continuity::Connecting;
     }
 
-    // --- reading ---------------------------------------------------------------------------------------------
+    // --- reading
+    // ---------------------------------------------------------------------------------------------
 
     /// Whose replica it is.
     pub fn stream(&self) -> &StreamId {
@@ -300,8 +302,8 @@ impl Replica {
     }
 }
 
-fn verify(at: Cursor, told: Option<proto::Digest>, ours: StateDigest) -> Result<(), ReplicaError> {
-    let told = told.ok_or(ReplicaError::Malformed("no digest"))?;
-    let told = StateDigest::from_parts(told.low, told.high);
-    if told == ours { Ok(()) } else { Err(ReplicaError::DigestMismatch { at, told, ours }) }
+fn verify(at: Cursor, theirs: Option<proto::Digest>, ours: StateDigest) -> Result<(), ReplicaError> {
+    let theirs = theirs.ok_or(ReplicaError::Malformed("no digest"))?;
+    let theirs = StateDigest::from_parts(theirs.low, theirs.high);
+    if theirs == ours { Ok(()) } else { Err(ReplicaError::DigestMismatch { at, theirs, ours }) }
 }

@@ -6,7 +6,8 @@
 //!                  └ children                   entries that name it as their parent
 //! ```
 //!
-//! An entry without copies is a hole. It stays while others build on it, so that a chain can be walked to its root.
+//! An entry without copies is a hole. It stays while others build on it, so that a chain can be walked to its
+//! root.
 
 use std::sync::Arc;
 

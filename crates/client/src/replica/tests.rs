@@ -1,4 +1,5 @@
-//! Replicas against a plane made up here: a naive state, its messages, and everything that can happen to them.
+//! Replicas against a plane made up here: a naive state, its messages, and everything that can happen to
+//! them.
 
 use std::collections::BTreeMap;
 
@@ -119,7 +120,8 @@ impl Plane {
         self.history.push((Some(message), self.copies.clone()));
     }
 
-    /// What a subscriber is sent: what follows its cursor, or a reset and a snapshot in chunks of `chunk` blocks.
+    /// What a subscriber is sent: what follows its cursor, or a reset and a snapshot in chunks of `chunk`
+    /// blocks.
     fn answer(&self, replica: &Replica, chunk: usize) -> Vec<proto::SubscribeResponse> {
         if let Some(cursor) = replica.resume()
             && cursor.epoch.as_u64() == self.epoch
@@ -351,8 +353,8 @@ fn ops() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    /// However a replica is fed (cut in the middle, resumed, reset), it is at every moment what the plane was at its
-    /// cursor; and whatever is done to a message, it is never wrong and current.
+    /// However a replica is fed (cut in the middle, resumed, reset), it is at every moment what the plane was
+    /// at its cursor; and whatever is done to a message, it is never wrong and current.
     #[test]
     fn a_replica_equals_the_plane(
         steps in prop::collection::vec((prop::collection::vec(ops(), 1..6), 1..7_usize, 0..12_usize, 0..12_u8), 1..40),

@@ -105,7 +105,8 @@ impl fmt::Debug for Block<'_> {
     }
 }
 
-/// How many blocks each tier holds. A block that lies in two places of a tier counts twice, as in the plane's status.
+/// How many blocks each tier holds. A block that lies in two places of a tier counts twice, as in the plane's
+/// status.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BlockCounts([u64; Tier::ALL.len()]);
 

@@ -1,4 +1,5 @@
-//! One buffer that can be read once, and eight subscribers that come and go: each ends with the engine's exact state.
+//! One buffer that can be read once, and eight subscribers that come and go: each ends with the engine's
+//! exact state.
 
 use std::collections::BTreeSet;
 

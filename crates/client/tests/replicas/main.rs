@@ -1,5 +1,5 @@
-//! Replicas over gRPC, of a plane over simulated engines: equal to the plane and to the engines' own truth, whatever
-//! happens in between.
+//! Replicas over gRPC, of a plane over simulated engines: equal to the plane and to the engines' own truth,
+//! whatever happens in between.
 
 #![allow(
     clippy::disallowed_methods,
@@ -64,7 +64,8 @@ async fn ready_waits_for_the_first_proof_that_engines_are_there() {
     assert!(timeout(Duration::from_millis(200), following.ready()).await.is_err());
 }
 
-/// Once ready is not ready for ever: without proofs a later caller waits, although nothing has arrived that says so.
+/// Once ready is not ready for ever: without proofs a later caller waits, although nothing has arrived that
+/// says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn ready_waits_again_once_the_proofs_are_too_old() {
     let mut engine = seeded(1);
@@ -75,16 +76,16 @@ async fn ready_waits_again_once_the_proofs_are_too_old() {
     let address = Liar::mute(rig.url(), mute.clone()).await;
     let following =
         Client::connect(&format!("http://{address}"), hasty()).await.unwrap().follow(Selection::All);
-    let standing = || following.replica(&stream(0)).map(|view| view.continuity());
-    until_async("live", async || standing() == Some(Continuity::Live)).await;
+    let continuity = || following.replica(&stream(0)).map(|view| view.continuity());
+    until_async("live", async || continuity() == Some(Continuity::Live)).await;
     ready(&following).await;
     mute.store(true, Ordering::Relaxed);
-    until_async("too old", async || standing() == Some(Continuity::Recovering)).await;
+    until_async("too old", async || continuity() == Some(Continuity::Recovering)).await;
     assert_eq!(following.connection(), Connection::Connected);
     assert!(following.ready().now_or_never().is_none());
     mute.store(false, Ordering::Relaxed);
     ready(&following).await;
-    assert_eq!(standing(), Some(Continuity::Live));
+    assert_eq!(continuity(), Some(Continuity::Live));
 }
 
 #[tokio::test(flavor = "multi_thread")]

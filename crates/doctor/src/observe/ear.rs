@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::Heard;
 
-/// Topics that are told apart; an address with more has one publisher that makes them up.
+/// Topics that are distinguished; an address with more has one publisher that makes them up.
 const MAX_TOPICS: usize = 8;
 
 /// An open subscription to everything that is published at one place.
@@ -50,7 +50,7 @@ struct Handler {
 }
 
 impl Ear {
-    /// Begins to listen, for whoever wants one of these topics.
+    /// Begins to listen to these topics.
     pub(crate) fn open(
         sockets: &Sockets,
         endpoint: Endpoint,

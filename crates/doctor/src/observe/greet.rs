@@ -6,7 +6,8 @@
 //! then each   04 size 05 "READY" (name-length name value-length(4) value)*   "Socket-Type" is among the names
 //! ```
 //!
-//! The other side names its type before it hears ours. We leave at that point, so that we never are a subscriber.
+//! The other side names its type before it hears ours. We leave at that point, so that we never are a
+//! subscriber.
 
 use std::io;
 use std::time::Duration;
@@ -54,7 +55,8 @@ fn nobody(error: &io::Error) -> Peer {
 async fn introduce(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Peer {
     let ours = our_greeting();
     let mut greeting = [0_u8; GREETING];
-    // The rest waits until the other side has named its mechanism: one that wants another leaves when it hears ours.
+    // The rest waits until the other side has named its mechanism: one that wants another leaves when it
+    // hears ours.
     let (version, rest) = ours.split_at(MECHANISM.start);
     if stream.write_all(version).await.is_err() {
         return Peer::Other;

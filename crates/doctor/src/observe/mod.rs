@@ -84,7 +84,7 @@ pub async fn examine(examination: &Examination) -> Vec<Finding> {
     found
 }
 
-/// What listens at the addresses that engines connect to: one for each, whoever shares it.
+/// What listens at the addresses that engines connect to: one for each, however many engines share it.
 pub(crate) type Ears = HashMap<String, Ear>;
 
 fn bound_ears(sockets: &Sockets, engines: &[EngineSpec]) -> Ears {

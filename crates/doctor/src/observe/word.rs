@@ -36,6 +36,7 @@ async fn ask_sources(spec: &EngineSpec) -> Option<Result<EngineWord, Refusal>> {
                 http: spec.http.clone(),
                 grpc: spec.control.grpc.clone(),
                 overrides: Overrides::default(),
+                usual: None,
             }
         }
         _ => return None,

@@ -1,5 +1,6 @@
 //! From what was seen to what is wrong: pure functions.
 
+mod cluster;
 mod fleet;
 mod plane;
 mod reach;
@@ -29,7 +30,7 @@ pub fn judge_engine(seen: &EngineSeen, window: Option<&Window>) -> Vec<Finding> 
         return vec![reach::elsewhere(seen)];
     }
     let mut found = word::judge(seen);
-    // Whoever publishes nothing is neither silent by accident nor in need of replay.
+    // An engine that publishes nothing is neither silent by accident nor in need of replay.
     if word::publishes_nothing(seen) {
         return found;
     }

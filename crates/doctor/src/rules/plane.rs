@@ -168,7 +168,8 @@ impl PlaneSeen {
         streams.collect()
     }
 
-    /// Whether it takes a second look: to tell how long windows last, and whether a stream that is not live stays so.
+    /// Whether it takes a second look: to tell how long windows last, and whether a stream that is not live
+    /// stays so.
     pub fn needs_a_second_look(&self) -> bool {
         let status = status(&self.status);
         status.engines.iter().flat_map(|engine| &engine.ranks).any(|rank| rank.is_cut() || rank.is_unheard())
@@ -189,6 +190,7 @@ pub fn judge_plane(seen: &PlaneSeen) -> Vec<Finding> {
             "give callers roles in [auth] (docs/guide/security.md)",
         ));
     }
+    found.extend(super::cluster::judge(seen));
     found.extend(descriptors(&now, &seen.address));
     found.extend(drift(&now.routing, &seen.address));
     found.extend(now.contradicted_tokenizers.iter().map(tokenizer));

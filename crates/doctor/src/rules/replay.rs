@@ -194,7 +194,8 @@ fn foreign_ring(
 fn too_short(rank: &RankSeen, subject: String, address: &str, ring: &RingSeen) -> Option<Finding> {
     let RingSeen { heard, end } = ring;
     let Some(first) = heard.first else {
-        // Listening began before the ring was read: an engine that has just begun is heard from its first batch on.
+        // Listening began before the ring was read: an engine that has just begun is heard from its first
+        // batch on.
         let had_some = rank.live.first.is_some_and(|first| first.sequence > 0);
         return (had_some && heard.batches == 0).then(|| {
             Finding::new(

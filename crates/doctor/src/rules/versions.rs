@@ -178,7 +178,8 @@ fn parse(text: &str) -> Option<Version> {
     Some(Version { numbers, is_final: !is_early(text) })
 }
 
-/// Whether a version is one before a release: `1.3.0rc1`, `1.3.0-beta.2`, `1.3.0a1`. What follows a plus names a build.
+/// Whether a version is one before a release: `1.3.0rc1`, `1.3.0-beta.2`, `1.3.0a1`. What follows a plus
+/// names a build.
 fn is_early(text: &str) -> bool {
     let version = text.split('+').next().unwrap_or(text);
     let word = version.trim_start_matches(|c: char| !c.is_ascii_alphabetic());

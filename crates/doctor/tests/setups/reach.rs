@@ -155,7 +155,8 @@ async fn an_engine_listens_where_kvplane_would() {
     assert_eq!(codes(&found), [(Code::WrongSocket, ERROR)], "{found:#?}");
 }
 
-/// Where a plane listens is the plane's, also if it is a plane in another place where nobody has that port here.
+/// Where a plane listens is the plane's, also if it is a plane in another place where nobody has that port
+/// here.
 #[tokio::test(flavor = "multi_thread")]
 async fn engines_that_a_plane_lists() {
     let address = free_address();
@@ -207,7 +208,8 @@ async fn a_rank_too_many() {
     assert_eq!(codes(&found), expected, "{found:#?}");
 }
 
-/// As libzmq does, it names its mechanism once it has heard the version, and would leave when it hears of another.
+/// As libzmq does, it names its mechanism once it has heard the version, and would leave when it hears of
+/// another.
 #[tokio::test]
 async fn a_socket_that_wants_a_password() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();

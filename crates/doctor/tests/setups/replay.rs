@@ -87,7 +87,8 @@ async fn another_ranks_ring_beside_an_idle_publisher() {
 async fn a_window_that_is_short_at_this_rate() {
     let window = Window { max_batches: 10, max_bytes: usize::MAX };
     let short = vec![(Code::WindowBelowRate, WARNING)];
-    // Over ten seconds, or all at once: that is a burst, and says nothing of a rate. The ring tells it, or what comes live.
+    // Over ten seconds, or all at once: that is a burst, and says nothing of a rate. The ring tells it, or
+    // what comes live.
     for (seconds, is_live, expected) in
         [(10.0, false, short.clone()), (10.0, true, short), (0.1, false, vec![])]
     {

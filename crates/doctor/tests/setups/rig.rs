@@ -44,7 +44,8 @@ pub(crate) fn with_source(kind: EngineKind, source: Source) -> EngineSpec {
 
 /// An engine that is asked where it publishes.
 pub(crate) fn asked(kind: EngineKind, http: String) -> EngineSpec {
-    let spec = DiscoverySpec { http: Some(http.clone()), grpc: None, overrides: Overrides::default() };
+    let spec =
+        DiscoverySpec { http: Some(http.clone()), grpc: None, overrides: Overrides::default(), usual: None };
     let source = Source::Discovered(Discovered { spec, ranks: vec![FoundRank::unknown(0)] });
     EngineSpec { http: Some(http), ..with_source(kind, source) }
 }

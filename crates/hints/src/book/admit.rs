@@ -132,7 +132,8 @@ impl Known {
         }
     }
 
-    /// From now on nobody finds the replica by its name, nor is it matched. Its cells go with [`Self::drain`].
+    /// From now on nobody finds the replica by its name, nor is it matched. Its cells go with
+    /// [`Self::drain`].
     pub(super) fn detach(&mut self, replica: u32) -> Ghost {
         self.ghosts += 1;
         let owner = &mut self.replicas[replica];

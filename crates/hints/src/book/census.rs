@@ -7,7 +7,8 @@ use crate::policy::Eviction;
 /// Bounds of the whole book.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Reported (replica, prefix) pairs. Engines that are heard do not count: what they hold is bounded elsewhere.
+    /// Reported (replica, prefix) pairs. Engines that are heard do not count: what they hold is bounded
+    /// elsewhere.
     pub max_entries: usize,
     /// Tenants, models, schemes, adapters and replicas. Reports of one replica more are refused, entries with
     /// one scheme or adapter more are left out; engines that are heard count, but are never refused.
@@ -64,7 +65,7 @@ pub struct Whose<'a> {
     pub replica: &'a str,
 }
 
-/// What a replica says of itself. Numbers that are none are 0.
+/// What a replica says of itself. NaN and infinities become 0.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Stats {
     /// Bytes of its cache in use.
@@ -81,7 +82,7 @@ pub struct Stats {
 
 /// What a replica said of itself, and when.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Told {
+pub(super) struct ReplicaReport {
     pub(super) stats: Stats,
     /// When it said so.
     pub(super) at_us: i64,

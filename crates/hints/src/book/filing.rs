@@ -1,16 +1,16 @@
 //! What is dropped first, and what a replica holds: every cell is filed once, in its replica's bucket of that
 //! rank and place.
 //!
-//! Buckets list keys and are never searched: a cell that leaves one, because it goes or is reported again later, only
-//! lowers the bucket's count. Its key is found when the bucket is emptied, or by [`Known::tidy`] once more
-//! keys are void than not.
+//! Buckets list keys and are never searched: a cell that leaves one, because it goes or is reported again
+//! later, only lowers the bucket's count. Its key is found when the bucket is emptied, or by [`Known::tidy`]
+//! once more keys are void than not.
 
 use super::cells::{Holders, Row, Seen};
 use super::known::Known;
 use super::sweep::Progress;
 
-/// Time is told apart in steps of 2^22 microseconds (4 s): what was reported within one is dropped in any order. Finer
-/// buckets would be many and nearly empty where a replica reports ten times a second.
+/// Time is kept in steps of 2^22 microseconds (4 s): what was reported within one is dropped in any order.
+/// Finer buckets would be many and nearly empty where a replica reports ten times a second.
 const STEP_BITS: u32 = 22;
 /// Keys of a bucket that are looked at whenever one is void: more than one, so that tidying wins.
 const TIDIED: usize = 4;
@@ -119,7 +119,8 @@ impl Known {
         }
     }
 
-    /// Takes the next key out of a bucket, whether it still belongs there or not. A bucket without keys is gone.
+    /// Takes the next key out of a bucket, whether it still belongs there or not. A bucket without keys is
+    /// gone.
     pub(super) fn pop(&mut self, filed: Filed) -> Option<u64> {
         let (rank, replica, place) = filed;
         let key = self.replicas[replica].filing.get_mut(&(rank, place))?.pop();
@@ -140,7 +141,8 @@ impl Known {
         }
     }
 
-    /// Looks at a few keys, after a cell has left the bucket but its key has not, and drops those that are void.
+    /// Looks at a few keys, after a cell has left the bucket but its key has not, and drops those that are
+    /// void.
     pub(super) fn tidy(&mut self, filed: Filed) {
         let (rank, replica, place) = filed;
         for _ in 0..TIDIED {
@@ -194,7 +196,8 @@ impl Known {
         Progress::More
     }
 
-    /// Moves a key that was popped to where it belongs by its hits. Nothing happens if it did not belong where it was.
+    /// Moves a key that was popped to where it belongs by its hits. Nothing happens if it did not belong
+    /// where it was.
     pub(super) fn refile(&mut self, filed: Filed, key: u64, hits: u32) {
         let (rank, replica, place) = filed;
         let row = self.places[place].table.get(key);

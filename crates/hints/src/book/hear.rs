@@ -1,4 +1,5 @@
-//! Engines that are heard here: what they hold is told as it changes, and what others say of them does not count.
+//! Engines that are followed here: what they hold is reported as it changes, and reports of others on them do
+//! not count.
 
 use parking_lot::RwLockWriteGuard;
 

@@ -232,7 +232,8 @@ impl Known {
         }
     }
 
-    /// Every place where a replica may hold a hash, whatever the scheme; with an empty adapter whatever the adapter.
+    /// Every place where a replica may hold a hash, whatever the scheme; with an empty adapter whatever the
+    /// adapter.
     pub(super) fn places_of(&self, replica: u32, hash: &PrefixHash, adapter: &str) -> SmallVec<[u32; 4]> {
         let wide = matches!(hash, PrefixHash::Wide(_));
         let holds = |place: &u32| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::cells::{Holders, Row, Run, Seen};
-use super::census::{Stats, Told};
+use super::census::{ReplicaReport, Stats};
 use super::known::Known;
 use super::names::{Model, Scheme};
 use super::table::{Spot, Table};
@@ -52,8 +52,8 @@ impl<'a> View<'a> {
         table.zip(self.known.find_key(hash)).map_or(Row::NOWHERE, |(table, key)| table.get(key))
     }
 
-    /// Rows of several hashes, no more than [`TOGETHER`]. What has to come from memory is asked for first, all of it: a
-    /// comparison that has to wait for it would hold up the next.
+    /// Rows of several hashes, no more than [`TOGETHER`]. What has to come from memory is asked for first,
+    /// all of it: a comparison that has to wait for it would hold up the next.
     fn rows(&self, hashes: &[PrefixHash]) -> [Row; TOGETHER] {
         let mut spots = [Spot::default(); TOGETHER];
         let mut touched = 0;
@@ -254,7 +254,7 @@ impl Knowledge for View<'_> {
     fn hot(&self) -> Vec<Warm> {
         let scope = self.scheme.map(|scheme| scheme.scope.iter()).into_iter().flatten();
         let hot = |(name, (number, _)): (&Arc<str>, &(u32, u32))| {
-            let Told { stats: Stats { hit_rate, pressure, .. }, at_us, .. } =
+            let ReplicaReport { stats: Stats { hit_rate, pressure, .. }, at_us, .. } =
                 self.known.replicas[*number].told?;
             let age = self.age(at_us);
             let freshness = 1.0 - age as f32 / HOT_FOR_US as f32;

@@ -24,11 +24,11 @@ mod hear;
 mod known;
 mod look;
 mod names;
+mod reported;
 mod sweep;
 mod table;
 #[cfg(test)]
 mod tests;
-mod told;
 mod wide;
 
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub struct Book {
 }
 
 impl Book {
-    /// An empty book, and somebody who is told of its changes.
+    /// An empty book, and an observer of its changes.
     pub fn new(limits: Limits, policies: Policies, observer: Option<Arc<dyn Observer>>) -> Self {
         Self { limits, policies: RwLock::new(Arc::new(policies)), known: RwLock::new(Known::new()), observer }
     }
@@ -182,7 +182,8 @@ impl Book {
         }
     }
 
-    /// A replica does not hold this any more, in any scheme; with an empty adapter with none. Returns how many went.
+    /// A replica does not hold this any more, in any scheme; with an empty adapter with none. Returns how
+    /// many went.
     pub fn evict(&self, whose: Whose<'_>, hash: &PrefixHash, adapter: &str) -> usize {
         let mut known = self.known.write();
         let Some(replica) = known.find(whose).filter(|replica| !known.replicas[*replica].heard) else {

@@ -1,13 +1,15 @@
-//! Tenants, their models, and the replicas and places of each: who there is. Numbers stand for names everywhere else.
+//! Tenants, their models, and the replicas and places of each: who there is. Numbers stand for names
+//! everywhere else.
 //!
-//! A *place* is where prefixes can be compared: a tenant's model, a scheme and an adapter; wide hashes have places of
-//! their own. A replica is in *scope* of a scheme while it holds anything there, whatever the adapter.
+//! A *place* is where prefixes can be compared: a tenant's model, a scheme and an adapter; wide hashes have
+//! places of their own. A replica is in *scope* of a scheme while it holds anything there, whatever the
+//! adapter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
-use super::census::Told;
+use super::census::ReplicaReport;
 use super::filing::{Bucket, Filed, Rank};
 use super::table::Table;
 
@@ -136,7 +138,7 @@ pub(super) struct Replica {
     pub(super) tenant: u32,
     pub(super) model: u32,
     pub(super) name: Arc<str>,
-    pub(super) told: Option<Told>,
+    pub(super) told: Option<ReplicaReport>,
     pub(super) last_event_us: i64,
     pub(super) heard: bool,
     /// It is forgotten: nobody finds it by name, its cells are not matched, and they are about to go. No two

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::census::{Dropped, Limits, Told};
+use super::census::{Dropped, Limits, ReplicaReport};
 use super::filing::{Filed, Rank};
 use super::known::{Known, Listener};
 use super::names::Ghost;
 use crate::policy::{Eviction, Policies};
 
-/// Drops are told apart by tenant for this many tenants; what others lose is counted under [`OTHERS`]. Tenants
+/// Drops are counted by tenant for this many tenants; what others lose is counted under [`OTHERS`]. Tenants
 /// come and go, counts stay.
 const TENANTS_COUNTED: usize = 4096;
 /// No tenant's name: it is too odd, and it is only a label.
@@ -181,11 +181,12 @@ impl Known {
         (dropped, below)
     }
 
-    /// Statistics that nobody confirmed for as long as entries last are forgotten, and replicas that have nothing else.
+    /// Statistics that nobody confirmed for as long as entries last are forgotten, and replicas that have
+    /// nothing else.
     pub(super) fn expire_stats(&mut self, now_us: i64, policies: &Policies) {
         let old = |(number, replica): (u32, &super::names::Replica)| {
             let ttl_us = policies.of(&self.tenants[replica.tenant].name).ttl_us();
-            let old = |told: Told| now_us.saturating_sub(told.alive_us) >= ttl_us;
+            let old = |told: ReplicaReport| now_us.saturating_sub(told.alive_us) >= ttl_us;
             replica.told.is_some_and(old).then_some(number)
         };
         let old: Vec<u32> = self.replicas.iter().filter_map(old).collect();

@@ -33,8 +33,8 @@ const GROUP: usize = 4;
 #[repr(align(64))]
 struct Group([Slot; GROUP]);
 
-/// Slots in a row, and around to the first again. A key is in the first group that its lower bits name, unless that was
-/// full; before it no slot is free from there on.
+/// Slots in a row, and around to the first again. A key is in the first group that its lower bits name,
+/// unless that was full; before it no slot is free from there on.
 #[derive(Debug)]
 struct Segment {
     groups: Box<[Group]>,
@@ -291,7 +291,7 @@ mod tests {
     use crate::book::cells::{Cell, Cells, Seen};
     use crate::prefix::CacheTier;
 
-    /// Rows that can be told apart.
+    /// Rows that differ.
     fn rows(cells: &mut Cells, count: u32) -> Vec<Row> {
         let cell = Cell { seen: Seen::reported(1, CacheTier::T1), tokens: 1 };
         (0..count).map(|who| cells.insert(Row::NOWHERE, who, cell, false)).collect()

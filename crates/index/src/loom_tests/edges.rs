@@ -1,4 +1,4 @@
-//! Edges: whoever is there throughout is found, whatever happens beside it.
+//! Edges: what is there throughout is found, whatever happens beside it.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -95,7 +95,8 @@ fn what_is_appended_is_there_when_it_is_seen() {
     });
 }
 
-/// A lane moves from its entry to the crowd, to an entry again, and goes. The orders are those of `trie::holders`.
+/// A lane moves from its entry to the crowd, to an entry again, and goes. The orders are those of
+/// `trie::holders`.
 fn entry_crowd_entry_gone(extent: &Extent, crowd: &Crowd) {
     // 5 -> 9, which is what the crowd holds.
     extent.set_entry(1, Holder { lane: LANE, cutoff: 9 });

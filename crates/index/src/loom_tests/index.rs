@@ -85,7 +85,8 @@ fn an_end_is_evicted_and_another_takes_its_place() {
         let index = index();
         let slot = index.add_stream(1);
         store(&index, slot, None, &[1, 2, 3]);
-        // Of 1, 2, 9 nothing but the first block is ever there together with 9: 2 goes before 8 comes, and 9 follows 8.
+        // Of 1, 2, 9 nothing but the first block is ever there together with 9: 2 goes before 8 comes, and 9
+        // follows 8.
         let reader = asks(&index, &[1, 2, 9], 1, &[2, 1]);
         remove(&index, slot, &[3, 2]);
         store(&index, slot, Some(1), &[8, 9]);
@@ -140,7 +141,7 @@ fn lanes_without_an_entry_left_form_a_crowd() {
         let index = index();
         let slots = others(&index, &[1, 2, 3]);
         let late = index.add_stream(1);
-        // Whoever is there already does not seem to hold less for a moment.
+        // A stream that is there already does not seem to hold less for a moment.
         let reader = asks(&index, &[1, 2, 3], OTHERS, &[3]);
         store(&index, late, None, &[1, 2]);
         reader.join().unwrap();

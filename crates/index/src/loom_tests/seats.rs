@@ -9,13 +9,15 @@ use super::explore;
 use crate::epoch::{Epochs, Seat};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Two things, of which a word names one. The cells know who looked and who wrote, and whether that was in order.
+/// Two things, of which a word names one. The cells know who looked and who wrote, and whether that was in
+/// order.
 struct Things {
     current: AtomicU64,
     things: [UnsafeCell<u64>; 2],
 }
 
-// SAFETY: the word and the seats say who may touch what; that is what is tested, and the cells panic if it is wrong.
+// SAFETY: the word and the seats say who may touch what; that is what is tested, and the cells panic if it is
+// wrong.
 unsafe impl Sync for Things {}
 
 impl Things {

@@ -29,7 +29,7 @@ pub(crate) use resume::{Resuming, Steps};
 const BITS: u32 = 6;
 /// Columns that a stream may have in a page, as a power of two.
 const KINDS: u32 = (LEVELS * MARK_CHANNELS).ilog2();
-/// Locks. With so many, a reader rarely meets the writer.
+/// Locks. With this many, a reader rarely meets the writer.
 const SHARDS: usize = 64;
 
 const _: () = assert!(1 << KINDS == u64::BITS, "marks have a bit for every kind of column");

@@ -13,7 +13,8 @@ use super::walk::{Asked, Kinds, Rule, WORD, Walk};
 use super::{BITS, Sides, marked};
 use crate::{Depths, LEVELS, Match};
 
-/// The way of a question through the trie: each extent's first spot and how many of its blocks the prompt shares.
+/// The way of a question through the trie: each extent's first spot and how many of its blocks the prompt
+/// shares.
 #[derive(Debug, Default)]
 pub(crate) struct Steps(Vec<(u64, u32)>);
 

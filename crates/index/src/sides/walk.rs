@@ -247,7 +247,8 @@ fn first_ones(word: u64) -> u64 {
     word & !word.wrapping_add(1)
 }
 
-/// Leaves those bits that end this many ones in a row. One shift is for all words, so that the compiler uses vectors.
+/// Leaves those bits that end this many ones in a row. One shift is for all words, so that the compiler uses
+/// vectors.
 fn erode(words: &mut [u64], window: u32) {
     if window == 0 || window >= WORD {
         // A whole word is held from its first position on, which its carry knows too.
@@ -264,7 +265,7 @@ fn erode(words: &mut [u64], window: u32) {
     }
 }
 
-/// The positions from `first` on that end a block of so many, one bit each.
+/// The positions from `first` on that end a block of this many, one bit each.
 fn ends(first: u32, stride: u32) -> u64 {
     if stride == 1 {
         return u64::MAX;

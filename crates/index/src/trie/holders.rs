@@ -169,7 +169,8 @@ impl Trie {
         }
     }
 
-    /// A lane holds this many of an extent's first blocks. Fails when it needs an entry and there is none left.
+    /// A lane holds this many of an extent's first blocks. Fails when it needs an entry and there is none
+    /// left.
     fn set_cutoff(&mut self, lane: u32, id: u32, cutoff: u32) -> bool {
         let extent = self.extent(id);
         let entry = extent.entry(lane);
@@ -191,7 +192,8 @@ impl Trie {
             return true;
         }
         if crowd.is_some_and(|crowd| crowd.upto == cutoff) {
-            // The entry says it first: whoever sees the bit and not the entry must not be ahead of who sees the entry.
+            // The entry is written first: a reader that sees the bit and not the entry must not be ahead of
+            // one that sees the entry.
             if let Some(slot) = entry {
                 extent.set_entry(slot, Holder { lane, cutoff });
             }
@@ -237,8 +239,8 @@ impl Trie {
         self.shared.lanes().len().div_ceil(64)
     }
 
-    /// Frees entries of an extent: by a crowd of those that hold equally much, or by splitting it. Says what it has
-    /// become: its parts and where each begins.
+    /// Frees entries of an extent: by a crowd of those that hold equally much, or by splitting it. Says what
+    /// it has become: its parts and where each begins.
     fn make_room(&mut self, id: u32) -> Vec<(u32, u32)> {
         const WORTH: usize = 2;
         let extent = self.extent(id);

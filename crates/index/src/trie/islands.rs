@@ -1,4 +1,5 @@
-//! What lanes hold of an extent behind their first hole. Rare, and of no account in an answer until the hole is filled.
+//! What lanes hold of an extent behind their first hole. Rare, and of no account in an answer until the hole
+//! is filled.
 
 use smallvec::SmallVec;
 

@@ -55,7 +55,8 @@ struct Cold {
     pages: Pages,
     /// Extents that hang below its blocks: (offset, extent).
     children: BTreeSet<(u32, u32)>,
-    /// A block whose chained hash was needed before, and that hash. Holds as long as spots mean what they meant.
+    /// A block whose chained hash was needed before, and that hash. Holds as long as spots mean what they
+    /// meant.
     chained: (u32, u64),
     /// What lanes hold behind a hole.
     islands: Option<Box<Islands>>,
@@ -84,7 +85,8 @@ pub(crate) struct Trie {
     pub(crate) free_lanes: Vec<u32>,
 }
 
-// SAFETY: the trie owns its extents and crowds; its pointers are tied to no thread, and one thread at a time has it.
+// SAFETY: the trie owns its extents and crowds; its pointers are tied to no thread, and one thread at a time
+// has it.
 unsafe impl Send for Trie {}
 
 /// No chained hash is known: behind every block.
@@ -216,7 +218,8 @@ impl Trie {
         Some(Run { extent: child.id, from: 0, to: common(child.contents(), contents) as u32 })
     }
 
-    /// Adds blocks that are not there yet below a block, as many as fit one extent. `lane` is who will hold them.
+    /// Adds blocks that are not there yet below a block, as many as fit one extent. `lane` is who will hold
+    /// them.
     pub(crate) fn grow(&mut self, at: Option<Block>, contents: &[u64], lane: u32) -> Run {
         if let Some(Block { extent, offset }) = at {
             let len = self.extent(extent).len();
@@ -348,7 +351,8 @@ impl Trie {
             same = 0;
         }
         let extent = self.extent(id);
-        // SAFETY: slots from `high` on were never seen, or are out of sight; those below are not written again.
+        // SAFETY: slots from `high` on were never seen, or are out of sight; those below are not written
+        // again.
         unsafe { extent.write(len + same, &contents[same as usize..count as usize]) };
         extent.set_len(len + count);
         let notes = &extent.notes;

@@ -40,8 +40,8 @@ impl Trie {
         parts
     }
 
-    /// Where to cut: at the crowd's cutoff, and wherever enough lanes stop before the next cut. Nowhere if all who hold
-    /// anything hold all: then a new crowd is what is needed.
+    /// Where to cut: at the crowd's cutoff, and wherever enough lanes stop before the next cut. Nowhere if
+    /// all who hold anything hold all: then a new crowd is what is needed.
     fn choose_cuts(&self, id: u32, held: &[(u32, Vec<(u32, u32)>)]) -> Vec<u32> {
         let extent = self.extent(id);
         let len = extent.len();

@@ -74,7 +74,7 @@ impl Writer {
                 wider.set(lane, lanes.get(lane));
             }
             let alive = self.shared.alive().widened(wider.len() / 64);
-            // Whoever sees a lane alive finds out whose it is: the owners first.
+            // A reader that sees a lane alive looks up its owner: write the owners first.
             let old = self.shared.replace_lanes(wider);
             self.trie.discard_table(old);
             let old = self.shared.replace_alive(alive);

@@ -85,7 +85,8 @@ struct Past {
     marker: Option<u32>,
     /// The next table of the map.
     table: usize,
-    /// The epoch in which its lanes left the answers. Who sat then may still follow them, and must find all or nothing.
+    /// The epoch in which its lanes left the answers. Who sat then may still follow them, and must find all
+    /// or nothing.
     left: u64,
 }
 
@@ -213,7 +214,8 @@ impl Writer {
                     done += 1;
                     for lane in &past.lanes {
                         let Some(block) = self.trie.locate(place) else { break };
-                        // Once per extent: the first of its blocks takes the lane away, and maybe the extent with it.
+                        // Once per extent: the first of its blocks takes the lane away, and maybe the extent
+                        // with it.
                         if self.trie.knows(*lane, block.extent) {
                             if let Some(marker) = past.marker {
                                 self.shared.sides.forget(marker, self.trie.spots(block.extent));

@@ -1,4 +1,4 @@
-//! Marks of a stream's blocks: set by whoever feeds it, and gone with the block.
+//! Marks of a stream's blocks: set by its feed, and gone with the block.
 
 use kvplane_core::Marks;
 
@@ -18,7 +18,7 @@ impl Writer {
         }
         let mut outcome = Ok(());
         for &(hash, wanted) in marks {
-            // What went must be told; without what came, the stream seems to be able to do less.
+            // Removed marks must be applied; without added ones the stream only seems to hold less.
             let allowed = if full { Marks::default() } else { wanted };
             if allowed != wanted {
                 outcome = Err(Refused::Budget);

@@ -1,4 +1,5 @@
-//! Readers beside writers on real threads: what is not written to is answered exactly, and what is written to only as it was at some time.
+//! Readers beside writers on real threads: what is not written to is answered exactly, and what is written to
+//! only as it was at some time.
 
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, reason = "tests")]
 

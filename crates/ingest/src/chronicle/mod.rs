@@ -1,4 +1,5 @@
-//! What happened lately, over all streams, in words: a ring for people to look at. Logs have the same, and more.
+//! What happened lately, over all streams, in words: a ring for people to look at. Logs have the same, and
+//! more.
 
 mod words;
 
@@ -198,7 +199,7 @@ mod tests {
         write(0, "trust", Mood::Bad, "unsound");
         for rank in 0..KEPT as u32 {
             write(rank, "source", Mood::Plain, "has not said yet");
-            write(rank, "source", Mood::Good, "no longer so");
+            write(rank, "source", Mood::Good, "resolved");
             write(rank, "continuity", Mood::Plain, "asking");
             write(rank, "continuity", Mood::Good, "following");
             write(rank, "trust", Mood::Good, "exact");

@@ -23,15 +23,16 @@ impl Said {
     pub(crate) fn added(engines: &[&EngineId], origin: Origin) -> Self {
         let by = match origin {
             Origin::Config => "as configured",
-            Origin::Api => "by a call",
+            Origin::Api => "through the API",
             Origin::Register => "because it registered",
-            Origin::Upstream => "because the plane that is followed has it",
+            Origin::Upstream => "from the upstream plane",
+            Origin::Kubernetes => "from the Kubernetes cluster",
         };
         Self::new("members", Mood::Plain, format!("added {by}: {}", named(engines)))
     }
 
     pub(crate) fn removed(engines: &[&EngineId]) -> Self {
-        let words = format!("removed: {}. What it held does not count any more", named(engines));
+        let words = format!("removed: {}. Its blocks are no longer counted", named(engines));
         Self::new("members", Mood::Plain, words)
     }
 
@@ -43,24 +44,24 @@ impl Said {
 
     /// It does not any more.
     pub(crate) fn trouble_over(trouble: Trouble) -> Self {
-        Self::new("source", Mood::Good, format!("no longer so: {}", trouble.words()))
+        Self::new("source", Mood::Good, format!("resolved: {}", trouble.words()))
     }
 
     pub(crate) fn of(happening: &Happening) -> Self {
         match happening {
-            Happening::Standing(standing) => {
-                let (mood, words) = match standing {
+            Happening::Continuity(continuity) => {
+                let (mood, words) = match continuity {
                     Continuity::Connecting => (Mood::Plain, "not reached yet"),
                     Continuity::Recovering => (Mood::Plain, "asking the engine for what was missed"),
-                    Continuity::Live => (Mood::Good, "following, nothing is missing between batches"),
+                    Continuity::Live => (Mood::Good, "live, no gaps"),
                     Continuity::Down => {
-                        (Mood::Bad, "out of reach for too long: not credited until it is back")
+                        (Mood::Bad, "unreachable for too long: not credited until it is back")
                     }
                 };
                 Self::new("continuity", mood, words)
             }
             Happening::Trust(Trust::Exact, _) => {
-                Self::new("trust", Mood::Good, "exact: what is shown is what the engine holds")
+                Self::new("trust", Mood::Good, "exact: in sync with the engine")
             }
             Happening::Trust(trust, reason) => {
                 let why = reason.map_or("", kvplane_core::Reason::words);
@@ -70,9 +71,9 @@ impl Said {
                 Self::new("trust", mood, format!("{trust}: {why}"))
             }
             Happening::Epoch(epoch, cause) => {
-                let verdict = if cause.proven() { "restart proven" } else { "a new life is assumed" };
+                let verdict = if cause.proven() { "restart proven" } else { "restart assumed" };
                 let words = format!(
-                    "{verdict}: {}. What it held before does not count any more (epoch {epoch})",
+                    "{verdict}: {}. Its earlier blocks are no longer counted (epoch {epoch})",
                     cause.as_str()
                 );
                 Self::new("epoch", if cause.proven() { Mood::Plain } else { Mood::Bad }, words)
@@ -162,6 +163,6 @@ mod tests {
         let ids: Vec<_> = (0..6).map(|at| EngineId::new(&format!("e{at}"))).collect();
         let ids: Vec<_> = ids.iter().collect();
         assert_eq!(Said::added(&ids, Origin::Config).words, "added as configured: e0, e1, e2, e3 and 2 more");
-        assert_eq!(Said::removed(&ids[..1]).words, "removed: e0. What it held does not count any more");
+        assert_eq!(Said::removed(&ids[..1]).words, "removed: e0. Its blocks are no longer counted");
     }
 }

@@ -1,7 +1,8 @@
 //! Other indexers, whose dumps give streams back what happened before they were heard.
 //!
-//! Peers are asked only while some stream lacks its past; a stream with a ring that reaches back never asks. One task does
-//! it for all streams: nothing here is on the way of a batch, and what fails is tried again later.
+//! Peers are asked only while some stream lacks its past; a stream with a ring that reaches back never asks.
+//! One task does it for all streams: nothing here is on the way of a batch, and what fails is tried again
+//! later.
 
 mod dump;
 mod recovery;

@@ -27,7 +27,8 @@ impl Engine {
 }
 
 impl Plane {
-    /// Gives an engine that was asked by `asked` the ranks that it was found to have. True if anything changed.
+    /// Gives an engine that was asked by `asked` the ranks that it was found to have. True if anything
+    /// changed.
     ///
     /// A rank that is where it was does not notice. One that is elsewhere stays the same stream, and its
     /// recorder finds out whether it is the same life.

@@ -11,7 +11,8 @@ use crate::check::{AddError, UnknownMember};
 use crate::source::Source;
 use crate::source::kvplane_source::Link;
 
-/// An identity that no other plane has. Hashers are seeded at random by the system: that is all that is needed.
+/// An identity that no other plane has. Hashers are seeded at random by the system: that is all that is
+/// needed.
 pub(super) fn random_id() -> PlaneId {
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
     PlaneId::from_bits(half() << 64 | half())

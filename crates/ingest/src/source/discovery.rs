@@ -1,8 +1,8 @@
 //! The task that asks one engine, as long as the engine is there.
 //!
-//! It asks at once, then again whenever something is missing, and after every reconnect and restart: an engine may come
-//! back with other ranks. An unusable answer becomes a trouble of the streams that wait for a better one; it
-//! never touches a stream that is followed.
+//! It asks at once, then again whenever something is missing, and after every reconnect and restart: an
+//! engine may come back with other ranks. An unusable answer becomes a trouble of the streams that wait for a
+//! better one; it never touches a stream that is followed.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The HTTP drain of TensorRT-LLM: one poller per engine, for all of its ranks and for everybody who follows them.
+//! The HTTP drain of TensorRT-LLM: one poller per engine, for all of its ranks and for everybody who follows
+//! them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

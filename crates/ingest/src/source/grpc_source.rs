@@ -1,4 +1,5 @@
-//! `SubscribeKvEvents` of an engine, or of a relay before one: one subscription per engine, for all of its ranks.
+//! `SubscribeKvEvents` of an engine, or of a relay before one: one subscription per engine, for all of its
+//! ranks.
 //!
 //! What messages mean is decided by the ranks' recorders, and when to subscribe again by [`Link`]. Here calls
 //! are made, each with a deadline on its set-up, and messages are carried to the ranks that they are about.

@@ -8,6 +8,7 @@ use kvplane_stream::{JournalOptions, Now, Options, Recorder};
 
 use crate::check::AddError;
 use crate::feeder::Feeder;
+use crate::hint::HintSource;
 use crate::source::{Events, Opening, RankSpec, SourceKind};
 use crate::spec::PlaneOptions;
 use crate::zmq_source::Driver;
@@ -73,8 +74,9 @@ impl PublishedRank {
         let Opening { plane, sources, spec, stream } = opening;
         let feeder = Feeder::new(stream.clone(), plane.runtime().clone());
         let (sockets, client) = (plane.sockets()?, plane.http().clone());
-        let (replay, http) = (self.replay.clone(), spec.http.clone());
-        let driver = Driver::new(feeder, sockets.clone(), plane.options(), replay, http, client);
+        let hints = HintSource { http: spec.http.clone(), provenance: spec.provenance.clone() };
+        let replay = self.replay.clone();
+        let driver = Driver::new(feeder, sockets.clone(), plane.options(), replay, hints, client);
         let opened = sources.open(&sockets, self.events.clone(), spec.topic.clone(), driver);
         opened.map_err(|error| AddError::Socket { address: self.events.address().to_owned(), error })
     }

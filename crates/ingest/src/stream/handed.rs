@@ -95,7 +95,7 @@ impl Stream {
     /// What answers are worth, and where the stream stands.
     pub fn worth(&self) -> (TrustState, Continuity) {
         let inner = self.inner.lock();
-        (inner.recorder.ledger().trust().clone(), inner.recorder.standing())
+        (inner.recorder.ledger().trust().clone(), inner.recorder.continuity())
     }
 
     /// Digest of the resident state.

@@ -22,7 +22,7 @@ pub(super) struct Hearing {
 impl Hearing {
     pub(super) fn begin(recorder: &Recorder) -> Self {
         Self {
-            live: recorder.standing() == Continuity::Live,
+            live: recorder.continuity() == Continuity::Live,
             batches: recorder.ledger().counters().batches,
             replayed: recorder.counters().replayed_batches,
         }

@@ -89,7 +89,7 @@ fn picture(inner: &mut Inner) -> Snapshot {
 fn pictured(snapshot: &Snapshot) -> View {
     View {
         epoch: snapshot.cursor.epoch,
-        continuity: snapshot.standing,
+        continuity: snapshot.continuity,
         trust: snapshot.trust.level(),
         reason: snapshot.trust.worst().map(|worst| worst.reason),
     }

@@ -40,7 +40,8 @@ impl Stream {
         *self.via.lock() = via;
     }
 
-    /// Takes over a whole state. The index follows step by step; until it has, answers do not credit the stream.
+    /// Takes over a whole state. The index follows step by step; until it has, answers do not credit the
+    /// stream.
     pub(crate) fn load(&self, state: MirroredState) -> Outcome {
         let now = self.clock.now();
         let (state, transitions) = state.split();

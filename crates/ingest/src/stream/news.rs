@@ -13,21 +13,21 @@ pub enum News {
     /// Entries, at least one.
     Entries(Vec<Arc<Entry>>),
     /// It stands elsewhere, and no entry says so: the plane that it comes from is out of reach, or back.
-    Standing(Continuity),
+    Continuity(Continuity),
 }
 
 impl Stream {
     /// What follows a cursor; waits until there is something.
     pub async fn next_after(&self, cursor: Cursor, max: usize) -> Result<Vec<Arc<Entry>>, Loss> {
         loop {
-            if let News::Entries(entries) = self.news_after(cursor, self.standing(), max).await? {
+            if let News::Entries(entries) = self.news_after(cursor, self.continuity(), max).await? {
                 return Ok(entries);
             }
         }
     }
 
-    /// What follows a cursor, for somebody who believes that the stream stands at `believed`; waits until there is
-    /// something.
+    /// What follows a cursor, for somebody who believes that the stream stands at `believed`; waits until
+    /// there is something.
     pub async fn news_after(&self, cursor: Cursor, believed: Continuity, max: usize) -> Result<News, Loss> {
         loop {
             // Registered before the look, so that nothing that happens after the look is missed.
@@ -35,13 +35,13 @@ impl Stream {
             let mut changed = std::pin::pin!(changed);
             changed.as_mut().enable();
             // Read before the entries: one of those may say so.
-            let standing = self.standing();
+            let continuity = self.continuity();
             let entries = self.read_after(cursor, max)?;
             if !entries.is_empty() {
                 return Ok(News::Entries(entries));
             }
-            if self.mirrored && standing != believed {
-                return Ok(News::Standing(standing));
+            if self.mirrored && continuity != believed {
+                return Ok(News::Continuity(continuity));
             }
             changed.await;
         }
@@ -75,7 +75,7 @@ impl Stream {
     }
 
     /// Where the stream stands, without its lock.
-    pub fn standing(&self) -> Continuity {
-        self.window.standing()
+    pub fn continuity(&self) -> Continuity {
+        self.window.continuity()
     }
 }

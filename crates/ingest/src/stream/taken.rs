@@ -17,8 +17,8 @@ const SNAPSHOT_STEP: usize = 512;
 const SHARED_FOR: Duration = Duration::from_secs(2);
 
 impl Stream {
-    /// The state at a moment after the call. Batches go on being applied while it is taken; several who ask at the same
-    /// time share one.
+    /// The state at a moment after the call. Batches go on being applied while it is taken; several who ask
+    /// at the same time share one.
     pub async fn snapshot(&self) -> Arc<Snapshot> {
         // Only one whose moment is after the question: a caller that asks now must not get an older state.
         self.snapshot_since(self.clock.now().mono).await
@@ -75,7 +75,8 @@ impl Stream {
     }
 }
 
-/// A snapshot being taken. The caller may go away at any moment: then the journal must not go on saving for it.
+/// A snapshot being taken. The caller may go away at any moment: then the journal must not go on saving for
+/// it.
 struct Taking<'s> {
     stream: &'s Stream,
     builder: Option<SnapshotBuilder>,

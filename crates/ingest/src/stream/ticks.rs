@@ -1,4 +1,5 @@
-//! When a stream wants a tick. Most are idle most of the time: nobody looks at them until their moment has come.
+//! When a stream wants a tick. Most are idle most of the time: nobody looks at them until their moment has
+//! come.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,12 +12,13 @@ use super::Stream;
 /// No moment at all.
 const NEVER: u64 = u64::MAX;
 
-/// The moment of the next tick, in microseconds on the plane's monotonic clock. Written under the stream's lock, read without.
+/// The moment of the next tick, in microseconds on the plane's monotonic clock. Written under the stream's
+/// lock, read without.
 #[derive(Debug, Default)]
 pub(super) struct Ticks {
     /// Until when a tick changes nothing.
     idle_until: AtomicU64,
-    /// The moment that the thread of its socket was last told; zero before it has asked.
+    /// The moment that the thread of its socket last read; zero before it has asked.
     told: AtomicU64,
     alarm: Mutex<Option<Alarm>>,
 }
@@ -33,8 +35,8 @@ impl Ticks {
         }
     }
 
-    /// The moment, which whoever asks will wait for. One that is set meanwhile and is earlier is not missed: either it is seen
-    /// here, or whoever sets it sees what was told.
+    /// The moment, which the caller will wait for. One that is set meanwhile and is earlier is not missed:
+    /// either it is seen here, or the setter sees which moment was read.
     fn tell(&self) -> u64 {
         loop {
             let at = self.idle_until.load(Ordering::SeqCst);
@@ -52,8 +54,8 @@ impl Stream {
         self.clock.mono(now).as_micros() >= u128::from(self.ticks.idle_until.load(Ordering::Acquire))
     }
 
-    /// When a tick may change something; `None` while only what is fed does. Whoever has asked is woken by the alarm when it
-    /// becomes earlier.
+    /// When a tick may change something; `None` while only what is fed does. The thread that asked is woken
+    /// by the alarm when it becomes earlier.
     pub(crate) fn next_tick(&self) -> Option<Instant> {
         match self.ticks.tell() {
             NEVER => None,

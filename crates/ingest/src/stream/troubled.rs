@@ -56,7 +56,7 @@ mod tests {
         stream.feed(|_, _| panic!("a defect, on purpose"));
         stream.set_trouble(None);
         assert_eq!(stream.status().trouble, Some(Trouble::Defect), "it stays");
-        let over = format!("no longer so: {}", Trouble::BlockSize.words());
+        let over = format!("resolved: {}", Trouble::BlockSize.words());
         let wanted = [
             (Mood::Bad, Trouble::Unreached.words()),
             (Mood::Bad, Trouble::BlockSize.words()),

@@ -1,4 +1,5 @@
-//! Answers over streams, what a late start and a defect leave behind, and what every kind of source has to pass.
+//! Answers over streams, what a late start and a defect leave behind, and what every kind of source has to
+//! pass.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

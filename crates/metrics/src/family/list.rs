@@ -38,14 +38,14 @@ families! {
         gauge BLOCKS "kvplane_stream_blocks" [engine rank model tier] "Blocks resident, by tier";
         gauge USED_BLOCKS "kvplane_stream_used_blocks" [engine rank model] "Device blocks in use: every copy, in all groups of the cache";
         gauge CAPACITY_BLOCKS "kvplane_stream_capacity_blocks" [engine rank model]
-            "Device blocks that the engine has; absent where it does not say. Used blocks divided by this is how full the cache is";
+            "Device blocks of the engine; absent if unknown. Used blocks divided by this is the fullness of the cache";
         gauge CONTINUITY "kvplane_stream_continuity" [engine rank model continuity] "1 for the current continuity, 0 for the others";
         gauge TRUST "kvplane_stream_trust" [engine rank model trust] "1 for the current trust level, 0 for the others";
         gauge DEGRADED "kvplane_stream_degraded" [engine rank model reason] "1 for each active reason; absent for the others";
         gauge EPOCH "kvplane_stream_epoch" [engine rank model] "Start of the current epoch, unix milliseconds";
-        gauge LAST_SEQUENCE "kvplane_stream_last_sequence" [engine rank model] "The engine's number of the last batch; 0 also before the first";
+        gauge LAST_SEQUENCE "kvplane_stream_last_sequence" [engine rank model] "Engine sequence of the last batch; also 0 before the first";
         gauge KNOWN_FROM_SEQUENCE "kvplane_stream_known_from_sequence" [engine rank model]
-            "Everything is known from this number of the engine on; 0 also when nothing is known";
+            "Engine sequence from which the history is complete; also 0 when nothing is known";
         gauge WAITING_BLOCKS "kvplane_stream_waiting_blocks" [engine rank model] "Blocks that wait for an unknown parent";
         gauge UNJOINED_BLOCKS "kvplane_stream_unjoined_blocks" [engine rank model]
             "Blocks in colder tiers that came as hashes alone and could not be joined to a known block yet: held, credited to nobody. A figure that stays up is credit that is missing";
@@ -54,11 +54,11 @@ families! {
         gauge WINDOW_BYTES "kvplane_stream_window_bytes" [engine rank model] "Bytes of the replay window (estimated)";
         gauge WINDOW_BATCHES "kvplane_stream_window_batches" [engine rank model] "Entries in the replay window, kvplane's own notes included";
         gauge SINCE_LAST_EVENT_SECONDS "kvplane_stream_since_last_event_seconds" [engine rank model]
-            "Time since the last batch was applied, or since the engine's stamp of one that a replay brought; absent before the first, and where such a stamp is no time of day";
+            "Time since the last batch was applied, or since its timestamp if it came from a replay; absent before the first batch, and without a usable timestamp";
         gauge READ_BEFORE_SECONDS "kvplane_stream_read_before_seconds" [engine rank model]
             "Age of this stream's values, because it is busy with a batch; absent if they were read just now";
         gauge LAG_SECONDS "kvplane_stream_lag_seconds" [engine rank model]
-            "How old the last batch was, by the engine's clock, when it was applied; absent before the first, of one that a replay brought, and where batches bear no time of day";
+            "Age of the last batch when it was applied, by the engine's clock; absent before the first batch, for a replayed one, and without usable timestamps";
         gauge AGE_SECONDS "kvplane_stream_age_seconds" [engine rank model]
             "Time since the engine was last proven to be there, by a heartbeat or an answer; beyond max_silence the stream is recovering. Absent before the first proof";
     }
@@ -66,17 +66,17 @@ families! {
     /// What happened to a stream.
     stream_counters {
         counter BATCHES "kvplane_stream_batches" [engine rank model] "Batches applied";
-        counter EVENTS "kvplane_stream_events" [engine rank model] "Events in them";
+        counter EVENTS "kvplane_stream_events" [engine rank model] "Events in applied batches";
         counter BLOCKS_STORED "kvplane_stream_blocks_stored" [engine rank model] "Blocks announced as stored";
         counter BLOCKS_REMOVED "kvplane_stream_blocks_removed" [engine rank model] "Copies announced as removed";
         counter CLEARS "kvplane_stream_clears" [engine rank model] "Clears";
         counter GAPS "kvplane_stream_gaps" [engine rank model] "Gaps seen in the live sequence, damaged frames included";
         counter GAPS_UNFILLED "kvplane_stream_gaps_unfilled" [engine rank model] "Losses that could not be repaired";
-        counter REPLAYS "kvplane_stream_replays" [engine rank model] "Questions to the replay socket, those during a silence included";
-        counter REPLAYS_FAILED "kvplane_stream_replays_failed" [engine rank model] "Questions to the replay socket that failed or proved to be cut short";
+        counter REPLAYS "kvplane_stream_replays" [engine rank model] "Replay requests, including those during a silence";
+        counter REPLAYS_FAILED "kvplane_stream_replays_failed" [engine rank model] "Replay requests that failed or returned a truncated range";
         counter REPLAYED_BATCHES "kvplane_stream_replayed_batches" [engine rank model] "Batches that came from a ring";
         counter RESTARTS "kvplane_stream_restarts" [engine rank model] "Restarts proven";
-        counter UNPROVEN_EPOCHS "kvplane_stream_unproven_epochs" [engine rank model] "New epochs because sameness could not be proven";
+        counter UNPROVEN_EPOCHS "kvplane_stream_unproven_epochs" [engine rank model] "New epochs begun because the engine could not be proven to be the same process";
         counter DISCONNECTS "kvplane_stream_disconnects" [engine rank model] "Disconnects noticed; not for streams on a bound socket";
         counter DUPLICATES "kvplane_stream_duplicates" [engine rank model] "Duplicates dropped, batches that came both live and replayed included";
         counter REFUSED "kvplane_stream_refused" [engine rank model]
@@ -94,11 +94,11 @@ families! {
         counter MALFORMED_FRAMES "kvplane_stream_malformed_frames" [engine rank model]
             "Malformed messages: wrong number of frames, or no sequence";
         counter UNKNOWN_EVENTS "kvplane_stream_unknown_events" [engine rank model] "Events of an unknown kind, skipped";
-        counter UNKNOWN_FIELDS "kvplane_stream_unknown_fields" [engine rank model] "Unknown fields, passed over";
+        counter UNKNOWN_FIELDS "kvplane_stream_unknown_fields" [engine rank model] "Unknown fields, ignored";
         counter UNKNOWN_REMOVALS "kvplane_stream_unknown_removals" [engine rank model]
             "Removals of blocks that no place held. Normal after a loss or a late join";
         counter MISPLACED_REMOVALS "kvplane_stream_misplaced_removals" [engine rank model]
-            "Removals of blocks that another place held, and not the one that was named. Nothing changes";
+            "Removals that name another place than the one that holds the block; ignored";
         counter PROVEN_BLOCKS "kvplane_stream_proven_blocks" [engine rank model] "Blocks that a later store proved to be held";
         counter REANNOUNCED_BLOCKS "kvplane_stream_reannounced_blocks" [engine rank model]
             "Blocks that were announced again without another copy (vLLM's kv_cache_report_mode)";
@@ -136,6 +136,7 @@ families! {
     prompts {
         counter TOKENIZED "kvplane_prompts_tokenized" [] "Text prompts tokenized";
         counter REFUSED "kvplane_prompts_refused" [] "Text prompts rejected";
+        counter WITHOUT_TOKENS "kvplane_prompts_without_tokens" [reason] "Texts of decisions that were made by load: their ids did not come in time, or too many others waited";
         counter TOKENS "kvplane_prompt_tokens" [] "Token ids computed from text prompts";
         counter SECONDS_SPENT "kvplane_prompt_tokenize_seconds" [] "Time spent tokenizing";
         counter CONTRADICTIONS "kvplane_prompt_contradictions" [] "Engines found to compute different ids, once per finding";
@@ -178,19 +179,23 @@ families! {
         histogram DECISION_SECONDS "kvplane_route_decision_seconds" [] "Decision duration, hashing and lookup included";
         counter PROMPT_TOKENS "kvplane_route_prompt_tokens" [] "Prompt tokens of settled receipts; the following token counts are of the same receipts";
         counter CEILING_TOKENS "kvplane_route_seen_before_tokens" [] "Prompt tokens in prefixes seen before: what an unlimited cache would hold";
-        counter FLEET_TOKENS "kvplane_route_fleet_cached_tokens" [] "The most that any engine held";
-        counter ELIGIBLE_TOKENS "kvplane_route_eligible_cached_tokens" [] "The most among the engines that could be picked";
-        counter PREDICTED_TOKENS "kvplane_route_predicted_tokens" [] "Predicted for the engine that was picked";
-        counter DELIVERED_TOKENS "kvplane_route_delivered_tokens" [] "Reported as cached by the engine that served";
-        counter GAINED_TOKENS "kvplane_route_gained_tokens" [] "Delivered beyond the prediction: stored after the decision";
+        counter FLEET_TOKENS "kvplane_route_fleet_cached_tokens" [] "Cached tokens of the longest match on any engine";
+        counter ELIGIBLE_TOKENS "kvplane_route_eligible_cached_tokens" [] "Cached tokens of the longest match among eligible engines";
+        counter PREDICTED_TOKENS "kvplane_route_predicted_tokens" [] "Cached tokens predicted for the picked engine";
+        counter DELIVERED_TOKENS "kvplane_route_delivered_tokens" [] "Cached tokens reported by the engine that served";
+        counter GAINED_TOKENS "kvplane_route_gained_tokens" [] "Cached tokens delivered beyond the prediction: stored after the decision";
         counter LOST_TOKENS "kvplane_route_lost_tokens" [cause] "Cached before and not delivered, by cause";
-        counter UNLEDGERED "kvplane_route_unledgered" [reason] "Requests without an account: nobody reported what was delivered, or the request was given up";
+        counter UNLEDGERED "kvplane_route_unledgered" [reason] "Bookings that ended without a report of what was delivered";
         counter SETTLED "kvplane_route_receipts_settled" [] "Receipts for which somebody reported what was delivered";
         counter EQUAL "kvplane_route_receipts_equal" [] "Of those, with as much delivered as predicted";
         counter DRIFTS "kvplane_route_drifts" [] "Exact predictions that differ from what was delivered, without any event of the engine that says why: a defect of kvplane or of the engine";
-        gauge LOADS "kvplane_route_loads" [source] "Endpoints by what their load is known from: bookings alone, a fresh report of the engine, or bookings because the last report is stale";
-        counter LOAD_POLLS "kvplane_route_load_polls" [outcome] "Questions to engines' /metrics for their load, by how they ended";
+        gauge LOADS "kvplane_route_loads" [source] "Endpoints by source of their load: bookings alone, a fresh report of the engine, or bookings because the last report is stale";
+        counter LOAD_POLLS "kvplane_route_load_polls" [outcome] "Polls of engines' /metrics for their load, by outcome";
         gauge BOOKINGS "kvplane_route_bookings" [] "Requests in flight";
+        gauge TOLD_BOOKINGS "kvplane_route_bookings_of_others" [] "Requests in flight that other planes sent, as they tell over links";
+        gauge SHARING_PLANES "kvplane_route_sharing_planes" [how] "Planes that share bookings: followed by this one, or following it";
+        counter SHARED_UPDATES "kvplane_route_shared_updates" [direction] "Updates of bookings that planes told, and were told";
+        counter SHARED_REFUSED "kvplane_route_shared_updates_dropped" [reason] "Updates dropped: too many bookings of others, an engine that is not known here, or a plane that reads too slowly and begins anew";
         counter EXPIRED "kvplane_route_bookings_expired" [] "Bookings that expired after 300 s";
         counter REFUSED "kvplane_route_bookings_refused" [] "Bookings rejected because the table was full; the decision was made without one";
         counter UNPREDICTED "kvplane_route_flights_refused" [] "Prompts in flight not recorded because the table was full; they did not count as held";
@@ -199,13 +204,33 @@ families! {
 
     /// The endpoint picker. Absent without one.
     picker {
-        counter REQUESTS "kvplane_picker_requests" [outcome] "Requests that gateways asked about, by what became of them";
-        counter WITHOUT_TOKENS "kvplane_picker_without_tokens" [reason] "Requests that were picked by load, by why their tokens were not known";
-        counter ENDED "kvplane_picker_ended" [how] "Picked requests that are over, by how they ended";
-        counter WRONG_ENDPOINTS "kvplane_picker_wrong_endpoints" [] "Answers of another endpoint than the one that was picked";
-        gauge STREAMS "kvplane_picker_streams" [] "Streams that are open: requests under way";
-        gauge HELD_BYTES "kvplane_picker_held_bytes" [] "Bytes of requests' bodies that are held";
+        counter REQUESTS "kvplane_picker_requests" [outcome] "Requests from gateways, by outcome";
+        counter WITHOUT_TOKENS "kvplane_picker_without_tokens" [reason] "Requests picked by load only, by reason why their tokens were unknown";
+        counter ENDED "kvplane_picker_ended" [how] "Finished requests, by how they ended";
+        counter WRONG_ENDPOINTS "kvplane_picker_wrong_endpoints" [] "Responses from an endpoint other than the picked one";
+        counter REWRITTEN "kvplane_picker_rewritten" [] "Requests sent on with another model name";
+        gauge STREAMS "kvplane_picker_streams" [] "Open external processing streams: requests in progress";
+        gauge HELD_BYTES "kvplane_picker_held_bytes" [] "Bytes of request bodies held";
         gauge ENDPOINTS "kvplane_picker_endpoints" [] "Endpoints of the pool";
+    }
+
+    /// The gateway. Absent without one.
+    gateway {
+        counter REQUESTS "kvplane_gateway_requests" [api status] "Requests of clients, by API and by the hundreds of the status they were answered with";
+        counter DECISIONS "kvplane_gateway_decisions" [by] "Requests that were sent on, by how their engine was chosen: by the prompt's tokens, by load, or in turn";
+        counter WITHOUT_TOKENS "kvplane_gateway_without_tokens" [reason] "Requests that were decided without the tokens of their prompt, by why";
+        counter ENDED "kvplane_gateway_ended" [how] "Answers of engines, by how they ended";
+        counter RETRIES "kvplane_gateway_retries" [reason] "Requests that were sent once more, by why";
+        counter UNRETRIED "kvplane_gateway_retries_refused" [] "Retries that were not made because the retry budget was used up";
+        counter LIMITED "kvplane_gateway_limited" [limit] "Requests refused because their caller had reached a limit";
+        counter FORWARDED_IDS "kvplane_gateway_forwarded_ids" [] "Prompts that were sent to an engine as token ids";
+        counter WITHDRAWN_IDS "kvplane_gateway_withdrawn_ids" [] "Endpoints that were found to refuse or ignore token ids, and are sent text since";
+        gauge IN_FLIGHT "kvplane_gateway_in_flight" [] "Requests under way";
+        gauge HELD_BYTES "kvplane_gateway_held_bytes" [] "Bytes of requests' bodies that are held";
+        gauge ENDPOINTS "kvplane_gateway_endpoints" [standing] "Endpoints by whether they take requests: up, on trial, breaker open, or down";
+        histogram FIRST_TOKEN "kvplane_gateway_time_to_first_token_seconds" [] "From a request's head to the first byte of its streamed answer";
+        histogram PER_TOKEN "kvplane_gateway_time_per_output_token_seconds" [] "Time of each output token after the first, of streamed answers that say their usage";
+        histogram QUEUE "kvplane_gateway_queue_seconds" [] "From a request's head to its being sent to an engine: body, tokens and decision";
     }
 
     /// Fronts of engines.
@@ -213,15 +238,15 @@ families! {
         counter FORWARDED_CALLS "kvplane_front_forwarded_calls" [engine] "Calls passed to the engine";
         counter OWN_CALLS "kvplane_front_own_calls" [engine] "Calls that kvplane answered itself";
         counter UNAVAILABLE_CALLS "kvplane_front_unavailable_calls" [engine] "Calls that failed because the engine was unreachable";
-        counter REFUSED_CALLS "kvplane_front_refused_calls" [engine reason] "Calls refused because too many were under way, by reason";
+        counter REFUSED_CALLS "kvplane_front_refused_calls" [engine reason] "Calls rejected because too many were in progress, by reason";
         counter CONNECTS "kvplane_front_connects" [engine] "Connections made to the engine";
-        counter CONNECT_FAILURES "kvplane_front_connect_failures" [engine] "Dials that failed";
-        counter REFUSED_CONNECTIONS "kvplane_front_refused_connections" [engine] "Clients turned away because there were too many";
-        counter EVIDENCE "kvplane_front_evidence" [engine] "Requests whose cached tokens, as the engine reported them, proved blocks of a stream whose past is not known";
-        counter EVIDENCE_BLOCKS "kvplane_front_evidence_blocks" [engine] "Blocks proven by them, each time that they are";
+        counter CONNECT_FAILURES "kvplane_front_connect_failures" [engine] "Failed connection attempts to the engine";
+        counter REFUSED_CONNECTIONS "kvplane_front_refused_connections" [engine] "Connections rejected because there were too many";
+        counter EVIDENCE "kvplane_front_evidence" [engine] "Requests whose reported cached tokens proved blocks of a stream with unknown history";
+        counter EVIDENCE_BLOCKS "kvplane_front_evidence_blocks" [engine] "Blocks proven by such requests, counted each time";
         counter EVIDENCE_REJECTED "kvplane_front_evidence_rejected" [engine reason]
             "Requests that proved nothing, by reason; counted only while a stream of the engine would accept a proof";
-        gauge IN_FLIGHT_CALLS "kvplane_front_in_flight_calls" [engine] "Calls under way";
+        gauge IN_FLIGHT_CALLS "kvplane_front_in_flight_calls" [engine] "Calls in progress";
     }
 
     /// Other planes that are followed.
@@ -234,15 +259,28 @@ families! {
         counter VOIDS "kvplane_link_voids" [engine reason] "Streams invalidated because a message did not match their state";
     }
 
+    /// Sources of engines (`[[discover]]`).
+    discovery {
+        gauge CURRENT "kvplane_discovery_current" [source]
+            "1 while the source is watched: what is known is what is there. 0: engines stay as they were";
+        gauge PODS "kvplane_discovery_pods" [source] "Pods that match";
+        gauge ENGINES "kvplane_discovery_engines" [source] "Engines that they are";
+        counter LISTS "kvplane_discovery_lists" [source] "Lists that were read to their end";
+        counter CHANGES "kvplane_discovery_changes" [source] "Changes that were watched";
+        counter REFUSED_PODS "kvplane_discovery_refused_pods" [source] "Pods beyond the 16,384 that a source may have";
+        counter FAILURES "kvplane_discovery_failures" [source reason]
+            "Requests that failed, by reason: forbidden (401, 403), expired (410, listed again), failed; and conflict: engines that could not be added";
+    }
+
     /// Other indexers whose dumps are taken where a stream's past is not known.
     peers {
         gauge PEERS "kvplane_peers" [] "Peers that are configured or were registered";
-        counter DUMPS "kvplane_peer_dumps" [] "Dumps of peers that were read";
-        counter FAILURES "kvplane_peer_dump_failures" [] "Dumps of peers that could not be had or read";
+        counter DUMPS "kvplane_peer_dumps" [] "Peer dumps read";
+        counter FAILURES "kvplane_peer_dump_failures" [] "Peer dumps that could not be fetched or read";
         counter UNFIT "kvplane_peer_dumps_unfit" []
-            "Dumps that a stream could not take: older than what it had heard, ahead of it for too long, or of another life of its engine";
-        counter RECOVERIES "kvplane_peer_recoveries" [] "Streams that took a dump";
-        counter BLOCKS "kvplane_peer_blocks" [] "Blocks that these brought";
+            "Peer dumps rejected by a stream: older than its own events, ahead of them for too long, or of another epoch of the engine";
+        counter RECOVERIES "kvplane_peer_recoveries" [] "Streams recovered from a dump";
+        counter BLOCKS "kvplane_peer_blocks" [] "Blocks recovered from dumps";
     }
 
     /// What is reported to servers elsewhere.
@@ -282,9 +320,9 @@ families! {
         gauge BLOCKS "kvplane_index_blocks" [model block_size bigrams] "Blocks, once per stream that holds them";
         gauge DISTINCT_BLOCKS "kvplane_index_distinct_blocks" [model block_size bigrams]
             "Different blocks in the index. Blocks divided by this is the number of engines that hold a block, on average";
-        gauge INDEX_BYTES "kvplane_index_bytes" [model block_size bigrams] "Bytes that the index takes";
+        gauge INDEX_BYTES "kvplane_index_bytes" [model block_size bigrams] "Memory of the index in bytes";
         gauge WAITING_BLOCKS "kvplane_index_waiting_blocks" [model block_size bigrams]
-            "Blocks whose parent nobody holds: not credited until it comes";
+            "Blocks without a held parent: not credited until it arrives";
         gauge UNRECLAIMED_BLOCKS "kvplane_index_unreclaimed_blocks" [model block_size bigrams]
             "Blocks of past epochs waiting to be freed; in no answer";
         counter REFUSED "kvplane_index_refused" [model reason] "Stores that were not recorded completely, by reason";
@@ -294,14 +332,14 @@ families! {
     hints {
         gauge ENTRIES "kvplane_hints_entries" [] "Prefixes, once per replica that holds them";
         gauge BOOK_BYTES "kvplane_hints_bytes" [] "Bytes of the hint tables (estimated)";
-        gauge REPLICAS "kvplane_hints_replicas" [from] "Replicas that something is known of: reported, or engines that are heard here";
+        gauge REPLICAS "kvplane_hints_replicas" [from] "Known replicas: reported ones, and engines followed here";
         gauge LISTENERS "kvplane_hints_listeners" [] "Subscribers of StreamCacheEvents";
         counter DROPPED "kvplane_hints_dropped" [reason] "Parts of reports and events that changed nothing, by reason";
         counter UNUSABLE_LOOKUPS "kvplane_hints_unusable_lookups" [reason]
-            "Lookups that were answered with no hint because they could not be used; the response says so too, in the metadata kvplane-reason";
-        counter REFUSED "kvplane_hints_refused" [reason] "Calls that were refused, and listeners that were ended";
+            "Unusable lookups, answered without a hint; the response names the reason in the metadata kvplane-reason";
+        counter REFUSED "kvplane_hints_refused" [reason] "Calls rejected and listeners ended, by reason";
         counter WITHHELD_BLOCKS "kvplane_hints_withheld_blocks" [reason]
-            "Blocks of engines that are heard here and not told, because hints cannot carry what they would need; absent before the first call";
+            "Blocks of engines followed here that hints leave out because the protocol cannot express them; absent before the first call";
     }
 
     /// Under the names of inference-cache's server.
@@ -310,15 +348,15 @@ families! {
         gauge GRPC_TLS_ENABLED "inferencecache_server_grpc_tls_enabled" [] "1 with listen.tls, else 0";
         gauge INDEX_ENTRIES "inferencecache_index_entries" [model] "Distinct prefixes";
         counter LOOKUP_ROUTE_CALLS "inferencecache_lookup_route_calls" [model reason_code hint_used]
-            "Lookups, by what was answered; absent until there is one";
+            "Lookups, by answer; absent until there is one";
         histogram LOOKUP_ROUTE_LATENCY_SECONDS "inferencecache_lookup_route_latency_seconds" [model]
-            "How long lookups took, from when the request was read to when the response is written";
+            "Lookup duration, from reading the request to writing the response";
         counter TENANT_EVICTIONS "inferencecache_tenant_evictions" [tenant_id reason] "Entries dropped to keep a tenant to its quota";
         counter INDEX_EVICTIONS "inferencecache_index_evictions" [algorithm reason]
             "Entries dropped because there were too many in all, or because they were not reported again";
-        counter SNAPSHOT_AUTH "inferencecache_snapshot_auth" [result] "Calls of /snapshot by callers who may";
-        counter POLICY_AUTH "inferencecache_policy_auth" [result] "Calls of /policy by callers who may";
-        counter PROBE_AUTH "inferencecache_probe_auth" [result] "Calls of /probe by callers who may";
+        counter SNAPSHOT_AUTH "inferencecache_snapshot_auth" [result] "Authorised calls of /snapshot";
+        counter POLICY_AUTH "inferencecache_policy_auth" [result] "Authorised calls of /policy";
+        counter PROBE_AUTH "inferencecache_probe_auth" [result] "Authorised calls of /probe";
     }
 
     /// The routes of an indexer, under the names of Dynamo's.
@@ -326,9 +364,9 @@ families! {
         counter REQUESTS "dynamo_kvindexer_requests" [endpoint method] "Requests on the routes of an indexer";
         counter ERRORS "dynamo_kvindexer_errors" [endpoint status_class] "Responses of 400 and above, by class";
         histogram DURATION_SECONDS "dynamo_kvindexer_request_duration_seconds" [endpoint]
-            "How long requests took, from their head to the head of the response";
+            "Request duration, from request head to response head";
         gauge MODELS "dynamo_kvindexer_models" [] "Models, counted once per routing group";
         gauge WORKERS "dynamo_kvindexer_workers" [] "Engines";
-        gauge LISTENERS "dynamo_kvindexer_listeners" [status] "Streams, by where they stand in the words of /workers";
+        gauge LISTENERS "dynamo_kvindexer_listeners" [status] "Streams by status, as in /workers";
     }
 }

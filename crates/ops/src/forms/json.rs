@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 use prost_reflect::{DescriptorPool, DynamicMessage, MapKey, MessageDescriptor, ReflectMessage as _, Value};
 use serde_json::{Map, Number, Value as Json};
 
-/// More values than any engine says of itself. A megabyte of empty messages must not become a gigabyte of JSON.
+/// More values than any engine says of itself. A megabyte of empty messages must not become a gigabyte of
+/// JSON.
 const MAX_VALUES: usize = 1 << 16;
 
 static CONTRACTS: LazyLock<Option<DescriptorPool>> =
@@ -39,7 +40,7 @@ impl Writer {
     fn fields(&mut self, kind: &MessageDescriptor, message: &DynamicMessage) -> Option<Json> {
         let mut json = Map::new();
         for field in kind.fields() {
-            // What is absent and can be told from zero is left out.
+            // What is absent, where zero means something else, is left out.
             if field.supports_presence() && !message.has_field(&field) {
                 continue;
             }

@@ -89,11 +89,11 @@ fn services_come_first_and_http_after_them() {
     let calls: Vec<_> = calls.iter().map(|ask| ask.way.call.to_string()).collect();
     assert_eq!(calls, ["gRPC FlushCache", "POST /reset_prefix_cache"]);
 
-    // What the service cannot be told goes over HTTP alone.
+    // What the service does not accept goes over HTTP alone.
     let verb = Verb::Flush(Flush { reset_external: true, ..Flush::default() });
     assert_eq!(path(&both, &verb), "/reset_prefix_cache?reset_external=true");
     let why = plan(&over_grpc(EngineKind::Vllm), &verb).unwrap_err();
-    assert_eq!(why, "gRPC FlushCache cannot be told reset_external");
+    assert_eq!(why, "gRPC FlushCache does not accept reset_external");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_recording_is_told_to_vllm_in_three_fields() {
     let told = json!({"profile_prefix": format!("p-{}", profile.id), "delay_iterations": 2});
     assert_eq!(body(&over_http(EngineKind::Vllm, Some(Version(0, 32, 0))), &verb), told);
     let why = plan(&over_http(EngineKind::Vllm, Some(Version(0, 31, 0))), &verb).unwrap_err();
-    assert_eq!(why, "POST /start_profile cannot be told prefix, start_step");
+    assert_eq!(why, "POST /start_profile does not accept prefix, start_step");
     let old = over_http(EngineKind::Vllm, Some(Version(0, 31, 0)));
     assert_eq!(first(&old, &plain(VerbName::StartProfile)).note, Some(NO_ID));
     let more = Verb::StartProfile(Profile { merge: true, ..profile });
@@ -200,7 +200,7 @@ fn a_recording_is_told_over_grpc_with_a_folder_of_its_own() {
         }
     );
     let why = plan(&over_grpc(EngineKind::Sglang), &Verb::StartProfile(everything())).unwrap_err();
-    assert_eq!(why, "gRPC StartProfile cannot be told prefix, stages, merge");
+    assert_eq!(why, "gRPC StartProfile does not accept prefix, stages, merge");
     let far = Profile { start_step: Some(u32::MAX), ..Profile::new(id()) };
     assert!(plan(&over_grpc(EngineKind::Sglang), &Verb::StartProfile(far)).is_err());
     // vLLM's service takes a start without options only.

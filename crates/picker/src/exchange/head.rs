@@ -2,9 +2,9 @@
 
 use kvplane_proto::envoy as proto;
 
-use crate::body::Api;
 use crate::message::{header, texts};
 use crate::names;
+use kvplane_inference::Api;
 
 /// Bytes of a header's value that are kept.
 const MAX_VALUE: usize = 1_024;
@@ -22,6 +22,10 @@ pub(crate) struct Head {
     /// `prefer: if-available`: only where a part of the prompt is cached.
     pub(crate) only_cached: bool,
     pub(crate) wants_receipt: bool,
+    /// The model that a gateway in front wants to be asked for.
+    pub(crate) rewrite: Option<String>,
+    /// The answer's body passes here, and can be changed.
+    pub(crate) answer_passes: bool,
 }
 
 impl Head {
@@ -40,6 +44,12 @@ impl Head {
             session: short(names::SESSION).map(str::to_owned),
             only_cached: short("prefer").is_some_and(prefers),
             wants_receipt: header(headers, names::RECEIPT).is_some(),
+            rewrite: names::REWRITE
+                .iter()
+                .find_map(|name| short(name))
+                .filter(|name| !name.is_empty())
+                .map(str::to_owned),
+            answer_passes: false,
         }
     }
 }

@@ -6,9 +6,11 @@ use bytes::Bytes;
 use kvplane_proto::envoy as proto;
 use prost_types::Struct;
 
+use kvplane_inference::{Format, Rename, Scanner, Usage, Withhold};
+
+use super::Renamed;
 use crate::message::{header, number, text};
 use crate::names;
-use crate::usage::{Format, Scanner, Usage, Withhold};
 
 /// How what was picked came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,15 +43,22 @@ enum Picked {
 
 /// What passed of the answer.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a question of its own about what has passed")]
 pub(super) struct Answer {
     picked: Picked,
     status: u16,
     scanner: Option<Scanner>,
     streamed: bool,
+    /// What was asked for, and no error.
+    succeeded: bool,
     first: bool,
     served: Option<String>,
     attempts: Option<u32>,
     withhold: Option<Withhold>,
+    renamed: Option<Renamed>,
+    rename: Option<Rename>,
+    /// Who answered was looked for in a chunk.
+    looked: bool,
 }
 
 impl Answer {
@@ -57,8 +66,20 @@ impl Answer {
         self.picked = Picked::Yes;
     }
 
-    pub(super) fn withhold(&mut self, withhold: bool) {
+    /// What of the answer is to be changed.
+    pub(super) fn change(&mut self, withhold: bool, renamed: Option<Renamed>) {
         self.withhold = withhold.then(Withhold::default);
+        self.renamed = renamed;
+    }
+
+    /// Whether anything of its body may be changed.
+    pub(super) fn changes(&self) -> bool {
+        self.withhold.is_some() || self.rename.is_some()
+    }
+
+    /// Whether it is not known yet who answered.
+    pub(super) fn wants_place(&self) -> bool {
+        !self.looked && (self.served.is_none() || self.attempts.is_none())
     }
 
     pub(super) fn has_begun(&self) -> bool {
@@ -67,9 +88,10 @@ impl Answer {
 
     /// Who answered, where Envoy says so: by its load balancer, or by its connection.
     pub(super) fn place(&mut self, metadata: Option<&proto::Metadata>, attributes: &HashMap<String, Struct>) {
-        if self.served.is_some() && self.attempts.is_some() {
+        if !self.wants_place() {
             return;
         }
+        self.looked = self.has_begun();
         let lb = metadata.and_then(|metadata| metadata.filter_metadata.get(names::LB));
         let attribute = |key: &str| attributes.values().find(|one| one.fields.contains_key(key));
         let served = text(lb, names::SERVED)
@@ -90,15 +112,39 @@ impl Answer {
         if !self.streamed {
             self.withhold = None;
         }
-        let is_answer = matches!(self.picked, Picked::Yes) && (200..300).contains(&self.status);
-        self.scanner = format.filter(|_| is_answer).map(Scanner::new);
+        let succeeded = matches!(self.picked, Picked::Yes) && (200..300).contains(&self.status);
+        self.succeeded = succeeded;
+        match (format, self.renamed.take()) {
+            // It reads the usage, too.
+            (Some(format), Some(Renamed { client, engine })) => {
+                self.rename = Some(Rename::new(format, &engine, &client));
+            }
+            _ => self.scanner = format.filter(|_| succeeded).map(Scanner::new),
+        }
     }
 
-    /// What is passed on of a chunk: all of it, but for an event that the client did not ask for.
-    pub(super) fn pass(&mut self, chunk: &Bytes, end: bool) -> Bytes {
+    /// What is passed on of a chunk where something is changed: with the client's name of the model, and
+    /// without an event that it did not ask for.
+    pub(super) fn pass(&mut self, chunk: &Bytes, end: bool) -> Vec<Bytes> {
+        let mut out = Vec::with_capacity(3);
+        match &mut self.rename {
+            Some(rename) => {
+                rename.pass(chunk, &mut out);
+                if end {
+                    rename.finish(&mut out);
+                }
+            }
+            None => out.push(chunk.clone()),
+        }
         match &mut self.withhold {
-            Some(withhold) => withhold.pass(chunk, end),
-            None => chunk.clone(),
+            Some(withhold) => {
+                let joined = match <[Bytes; 1]>::try_from(out) {
+                    Ok([whole]) => whole,
+                    Err(pieces) => pieces.concat().into(),
+                };
+                vec![withhold.pass(joined, end)]
+            }
+            None => out,
         }
     }
 
@@ -107,7 +153,7 @@ impl Answer {
         if let Some(scanner) = &mut self.scanner {
             scanner.feed(chunk);
         }
-        let is_first = self.streamed && !self.first && !chunk.is_empty() && self.scanner.is_some();
+        let is_first = self.streamed && !self.first && !chunk.is_empty() && self.succeeded;
         self.first |= is_first;
         is_first
     }
@@ -116,7 +162,8 @@ impl Answer {
     pub(super) fn end(&mut self, end: End) -> Option<Ending> {
         let Picked::Yes = self.picked else { return None };
         self.picked = Picked::Ended;
-        let usage = self.scanner.take().map(|scanner| scanner.usage()).unwrap_or_default();
+        let scanner = self.scanner.as_ref().or_else(|| self.rename.as_ref().map(Rename::scanner));
+        let usage = scanner.filter(|_| self.succeeded).map(Scanner::usage).unwrap_or_default();
         let served = self.served.take();
         Some(Ending { end, status: self.status, usage, served, attempts: self.attempts })
     }

@@ -54,14 +54,27 @@ pub(super) fn response_body(body: &[u8], end_of_stream: bool) -> proto::Processi
 }
 
 pub(super) fn go() -> Verdict {
+    go_with(false)
+}
+
+/// With an answer that is changed on its way, or not.
+pub(super) fn go_with(changed: bool) -> Verdict {
+    let renamed = Renamed { client: "asked".into(), engine: "tuned".into() };
     Verdict::Go(Box::new(Go {
         endpoints: vec![PICKED.into()],
         scores: Vec::new(),
         headers: Vec::new(),
         body: None,
-        withhold_usage: false,
+        withhold_usage: changed,
+        renamed: changed.then_some(renamed),
         receipt: Some("name".into()),
     }))
+}
+
+pub(super) fn taken(exchange: &mut Exchange) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    exchange.take(&mut outputs);
+    outputs
 }
 
 /// What was done, in words.
@@ -71,6 +84,11 @@ pub(super) fn words(exchange: &mut Exchange) -> Vec<String> {
         Output::FirstByte => "first byte".to_owned(),
         Output::Ended(ending) => format!("{:?}", ending.end).to_lowercase(),
         Output::Close => "close".to_owned(),
+        Output::Pass(passed) => {
+            let size: usize = passed.pieces().iter().map(Bytes::len).sum();
+            let side = if passed.side() == Side::Request { "request" } else { "response" };
+            format!("{side} body {size}{}", if passed.is_end() { " end" } else { "" })
+        }
         Output::Send(message) => match message.response.unwrap() {
             Response::RequestHeaders(one) => match one.response.unwrap().header_mutation {
                 Some(mutation) => format!(
@@ -87,7 +105,7 @@ pub(super) fn words(exchange: &mut Exchange) -> Vec<String> {
             Response::ImmediateResponse(one) => format!("answer {}", one.status.unwrap().code),
         },
     };
-    exchange.take().into_iter().map(word).collect()
+    taken(exchange).into_iter().map(word).collect()
 }
 
 fn piece(body: proto::BodyResponse) -> String {
@@ -231,7 +249,7 @@ fn whatever_a_client_forged_is_replaced_or_taken_off() {
     let mut one = exchange();
     one.message(request_headers(DUPLEX, true));
     one.decided(go());
-    let Some(Output::Send(sent)) = one.take().pop() else { panic!() };
+    let Some(Output::Send(sent)) = taken(&mut one).pop() else { panic!() };
     let Some(Response::RequestHeaders(headers)) = sent.response else { panic!() };
     let mutation = headers.response.unwrap().header_mutation.unwrap();
     assert_eq!(mutation.remove_headers, ["x-prefiller-host-port"]);
@@ -246,7 +264,7 @@ fn served_attempts_and_usage_are_read() {
     let mut one = exchange();
     one.message(request_headers(DUPLEX, true));
     one.decided(go());
-    one.take();
+    taken(&mut one);
     let mut headers = response_headers("application/json", false);
     let served = field(names::SERVED, Kind::StringValue("10.0.0.2:8000".into()));
     headers.metadata_context =
@@ -257,7 +275,7 @@ fn served_attempts_and_usage_are_read() {
     one.message(headers);
     one.message(response_body(br#"{"usage":{"prompt_tokens":4,"prompt_tok"#, false));
     one.message(response_body(br#"ens_details":{"cached_tokens":3}}}"#, true));
-    let Some(Output::Ended(ending)) = one.take().pop() else { panic!() };
+    let Some(Output::Ended(ending)) = taken(&mut one).pop() else { panic!() };
     assert_eq!((ending.end, ending.status), (End::Finished, 200));
     assert_eq!((ending.served.as_deref(), ending.attempts), (Some("10.0.0.2:8000"), Some(2)));
     assert_eq!((ending.usage.prompt, ending.usage.cached), (Some(4), Some(3)));
@@ -271,9 +289,9 @@ fn the_receipt_is_named_to_who_asks() {
     inner.headers = Some(header_map(&[(names::RECEIPT, "1")]));
     one.message(headers);
     one.decided(go());
-    one.take();
+    taken(&mut one);
     one.message(response_headers("application/json", true));
-    let Some(Output::Send(sent)) = one.take().into_iter().next() else { panic!() };
+    let Some(Output::Send(sent)) = taken(&mut one).into_iter().next() else { panic!() };
     let Some(Response::ResponseHeaders(headers)) = sent.response else { panic!() };
     let set = headers.response.unwrap().header_mutation.unwrap().set_headers;
     let map = proto::HeaderMap { headers: set.into_iter().filter_map(|one| one.header).collect() };
@@ -300,8 +318,50 @@ fn a_verdict_that_nobody_waits_for_is_given_back() {
         } else {
             one.closed();
         }
-        one.take();
+        taken(&mut one);
         one.decided(go());
         assert_eq!(words(&mut one), ["aborted"]);
+    }
+}
+
+#[test]
+fn what_is_held_back_comes_before_trailers() {
+    for (sent, passed) in [
+        (&b"data: {\"model\":\"tun"[..], 19),
+        (b"data: {\"model\":\"tuned\"}", 23),
+        (b"data: {\"choices\":[],\"usage\":{}}", 0),
+    ] {
+        let mut one = exchange();
+        one.message(request_headers(DUPLEX, false));
+        one.message(request_body(b"{}", true));
+        taken(&mut one);
+        one.decided(go_with(true));
+        one.message(response_headers("text/event-stream", false));
+        taken(&mut one);
+        one.message(response_body(sent, false));
+        assert_eq!(words(&mut one), ["first byte"], "an event is passed when it is whole");
+        one.message(message(Incoming::ResponseTrailers(proto::HttpTrailers::default())));
+        let mut expected =
+            vec![format!("response body {passed}"), "response trailers".into(), "finished".into()];
+        expected.retain(|word| word != "response body 0");
+        assert_eq!(words(&mut one), expected);
+    }
+}
+
+#[test]
+fn answers_of_another_length_lose_theirs() {
+    for (kind, changed, expected) in
+        [("application/json", true, true), ("text/plain", true, false), ("application/json", false, false)]
+    {
+        let mut one = exchange();
+        one.message(request_headers(DUPLEX, true));
+        taken(&mut one);
+        one.decided(go_with(changed));
+        taken(&mut one);
+        one.message(response_headers(kind, false));
+        let Some(Output::Send(sent)) = taken(&mut one).into_iter().next() else { panic!() };
+        let Some(Response::ResponseHeaders(headers)) = sent.response else { panic!() };
+        let removed = headers.response.unwrap().header_mutation.map(|mutation| mutation.remove_headers);
+        assert_eq!(removed.is_some_and(|names| names == ["content-length"]), expected, "{kind} {changed}");
     }
 }

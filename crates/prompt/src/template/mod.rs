@@ -80,6 +80,11 @@ impl ChatTemplate {
         self.format
     }
 
+    /// Its source.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Whether what it makes depends on the time of day.
     pub fn reads_clock(&self) -> bool {
         self.source.contains("strftime_now")

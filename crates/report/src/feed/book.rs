@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Rules;
-use super::feeds::{Feeds, Told};
+use super::feeds::{Feeds, Target};
 use crate::sender::unix_us;
 use crate::sink::Sink;
 use crate::stats::{StatsNews, StatsOptions, StatsSource, follow_stats};
@@ -19,7 +19,7 @@ pub fn hear(plane: &Arc<Plane>, book: &Arc<Book>, tenant: &str) -> Feeds {
     let (book, tenant) = (book.clone(), tenant.to_owned());
     Feeds::start(plane, move |engine| {
         let sink = Page::open(book.clone(), engine, &tenant);
-        Some(Told { rules: Rules::default(), sink: Box::new(sink) })
+        Some(Target { rules: Rules::default(), sink: Box::new(sink) })
     })
 }
 
@@ -37,7 +37,7 @@ struct Entry {
     model: String,
     replica: String,
     scheme: &'static str,
-    /// Nothing is written any more: whoever reads statistics may be a step behind.
+    /// Nothing is written any more: readers of statistics may be a step behind.
     closed: Mutex<bool>,
 }
 

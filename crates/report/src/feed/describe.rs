@@ -11,7 +11,7 @@ use crate::sink::Withheld;
 /// Names of adapters that an engine knows by their numbers alone.
 pub type AdapterNames = BTreeMap<i64, Arc<str>>;
 
-/// Longer names are told to nobody: one would have the whole message refused that it is in.
+/// Longer names are not reported: a server would refuse the whole message.
 const MAX_ADAPTER_BYTES: usize = 1_024;
 
 /// A block without its tokens.
@@ -19,11 +19,12 @@ const MAX_ADAPTER_BYTES: usize = 1_024;
 pub(super) struct Described<'b> {
     /// The engine's hash.
     pub(super) hash: u64,
-    /// What its tokens hash to, adapter left out. Nothing where the block is withheld: what builds on it is too.
+    /// What its tokens hash to, adapter left out. Nothing where the block is withheld: what builds on it is
+    /// too.
     pub(super) content: u64,
     /// Tokens in it.
     pub(super) size: u32,
-    /// Its adapter, empty for none; or why nothing is told of it.
+    /// Its adapter, empty for none; or why it is withheld.
     pub(super) adapter: Result<&'b str, Withheld>,
 }
 

@@ -15,8 +15,8 @@ use super::replica::Replica;
 use super::{Rules, WithheldCounts};
 use crate::sink::Sink;
 
-/// How an engine is told, and to whom.
-pub struct Told {
+/// How an engine is reported, and to whom.
+pub struct Target {
     /// How.
     pub rules: Rules,
     /// To whom. It is dropped when the engine is gone, before another one takes its name.
@@ -33,9 +33,9 @@ pub struct Feeds {
 }
 
 impl Feeds {
-    /// Feeds every engine for which `told` says how, those that come later too. It is asked once for each.
-    /// Must be called within a tokio runtime.
-    pub fn start(plane: &Arc<Plane>, told: impl Fn(&Engine) -> Option<Told> + Send + 'static) -> Self {
+    /// Feeds every engine for which `target` gives one, those that come later too. It is called once for
+    /// each. Must be called within a tokio runtime.
+    pub fn start(plane: &Arc<Plane>, told: impl Fn(&Engine) -> Option<Target> + Send + 'static) -> Self {
         let (counts, progress) = (Arc::<WithheldCounts>::default(), Progress::default());
         let supervisor = Supervisor {
             plane: plane.clone(),
@@ -48,18 +48,20 @@ impl Feeds {
         Self { plane: plane.clone(), counts, progress, _running: running }
     }
 
-    /// Waits until all is told that the engines' journals have now. Engines that are not heard are not waited for.
+    /// Waits until everything in the engines' ledgers now is reported. Engines that are not connected are not
+    /// waited for.
     pub async fn ready(&self) {
         self.progress.catch_up(self.plane.streams()).await;
     }
 
-    /// Tokens per block of the engines of a model, each size once: prompts that are given as tokens are cut into these.
+    /// Tokens per block of the engines of a model, each size once: prompts that are given as tokens are cut
+    /// into these.
     pub fn block_sizes(&self, model: &str) -> BTreeSet<u32> {
         let members = self.plane.catalog().model(model).map(|roster| roster.members()).unwrap_or_default();
         members.iter().filter_map(|member| member.block_size()).collect()
     }
 
-    /// Blocks that were not told, and why.
+    /// Blocks that were withheld, and why.
     pub fn withheld(&self) -> &Arc<WithheldCounts> {
         &self.counts
     }
@@ -87,7 +89,7 @@ struct Fed {
     /// The engine as it is. Its feed knows of no other: if it watched the plane itself, it might miss a
     /// change that is seen here, or the other way round. It ends when this is dropped.
     engine: watch::Sender<Engines>,
-    /// None where nobody wants to be told of it.
+    /// None where no server wants reports of it.
     feed: Option<AbortOnDropHandle<()>>,
 }
 
@@ -99,7 +101,7 @@ struct Supervisor<F> {
     engines: HashMap<EngineId, Fed>,
 }
 
-impl<F: Fn(&Engine) -> Option<Told> + Send + 'static> Supervisor<F> {
+impl<F: Fn(&Engine) -> Option<Target> + Send + 'static> Supervisor<F> {
     async fn run(mut self) {
         let mut engines = self.plane.watch();
         loop {
@@ -126,7 +128,7 @@ impl<F: Fn(&Engine) -> Option<Told> + Send + 'static> Supervisor<F> {
         for engine in now.iter().filter(|engine| !matches!(engine.spec.source, Source::Linked(_))) {
             let id = engine.spec.id.clone();
             let fed = self.engines.entry(id).or_insert_with(|| {
-                let common = (self.told)(engine).map(|Told { rules, sink }| Common {
+                let common = (self.told)(engine).map(|Target { rules, sink }| Common {
                     rules: Arc::new(rules),
                     replica: Arc::new(Mutex::new(Replica::new(sink))),
                     counts: self.counts.clone(),

@@ -1,8 +1,9 @@
 //! What one rank holds, without tokens: a tree of its blocks by the engine's hashes.
 //!
-//! A block is *told* where it lies in a tier that counts, and everything before it does too. Engines reuse
-//! prefixes: what lies behind a hole is worth nothing until the hole is filled, and whoever asks for one hash
-//! cannot see the hole. So a block that is stored or removed may tell, or take back, what builds on it.
+//! A block is *reported* where it lies in a tier that counts, and everything before it does too. Engines
+//! reuse prefixes: what lies behind a hole is worth nothing until the hole is filled, and a question about
+//! one hash cannot see the hole. So a block that is stored or removed may tell, or take back, what builds on
+//! it.
 
 mod slot;
 
@@ -32,9 +33,9 @@ pub(super) struct Shift<'l> {
     pub(super) tokens: u32,
     /// Tokens of its last block.
     pub(super) block: u32,
-    /// Where it lay, if it was told.
+    /// Where it lay, if it was reported.
     pub(super) was: Option<Lies>,
-    /// Where it lies, if it is told.
+    /// Where it lies, if it is reported.
     pub(super) now: Option<Lies>,
 }
 
@@ -66,7 +67,7 @@ pub(super) struct Ledger {
     told: usize,
     /// Scratch space of [`Self::settle`].
     unsettled: Vec<u32>,
-    /// Blocks that were stored and not told.
+    /// Blocks that were stored and withheld.
     withheld: Tally,
 }
 
@@ -92,7 +93,7 @@ impl Ledger {
         self.share
     }
 
-    /// How many blocks are told.
+    /// How many blocks are reported.
     pub(super) fn told(&self) -> usize {
         self.told
     }
@@ -103,12 +104,12 @@ impl Ledger {
         self.by_hash.is_empty() && self.free.len() == self.slots.len() && self.adapters.len() == 0
     }
 
-    /// Blocks that were not told since the last call.
+    /// Blocks that were withheld since the last call.
     pub(super) fn take_withheld(&mut self) -> Tally {
         std::mem::take(&mut self.withheld)
     }
 
-    /// All that is told, as if it had just come.
+    /// All that is reported, as if it had just come.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = Shift<'_>> {
         let told = self.slots.iter().filter(|slot| slot.told.is_some());
         told.map(|slot| self.shift(slot, None, slot.told))
@@ -178,7 +179,7 @@ impl Ledger {
     }
 
     /// Notes what a block is. An engine may give a hash to another block once the first is gone; what was
-    /// told of that is taken back.
+    /// reported of that is taken back.
     fn describe(&mut self, at: u32, parent: u32, block: &Described<'_>, tell: &mut impl FnMut(Shift<'_>)) {
         let adapter = block.adapter.unwrap_or_default();
         let (mut parent, mut own_reason) = (parent, block.adapter.err());
@@ -243,7 +244,7 @@ impl Ledger {
         self.unsettled = open;
     }
 
-    /// What a block is and whether it is told, by itself and its parent.
+    /// What a block is and whether it is reported, by itself and its parent.
     fn follow_from(&self, at: u32) -> ((Known, u64, u32, Option<Withheld>), Option<Lies>) {
         let slot = &self.slots[at as usize];
         let parent = (slot.parent != NONE).then(|| &self.slots[slot.parent as usize]);
@@ -263,7 +264,7 @@ impl Ledger {
         ((known, fingerprint, tokens, reason), told)
     }
 
-    /// From now on a block is told to lie there.
+    /// From now on a block is reported there.
     fn tell(&mut self, at: u32, now: Option<Lies>, tell: &mut impl FnMut(Shift<'_>)) {
         let was = std::mem::replace(&mut self.slots[at as usize].told, now);
         if was == now {
@@ -292,7 +293,7 @@ impl Ledger {
         }
     }
 
-    /// Whether a block is another one, or builds on it. Only asked of blocks on which something builds.
+    /// Whether a block equals another, or builds on it. Only asked of blocks on which something builds.
     fn is_same_or_below(&self, block: u32, other: u32) -> bool {
         if self.slots[other as usize].first_child == NONE {
             return block == other;
@@ -332,7 +333,8 @@ impl Ledger {
         }
     }
 
-    /// Lets go of a block that lies nowhere and that nothing builds on, and of what was remembered only for it.
+    /// Lets go of a block that lies nowhere and that nothing builds on, and of what was remembered only for
+    /// it.
     fn release(&mut self, at: u32) {
         let mut at = at;
         while at != NONE {

@@ -1,8 +1,8 @@
-//! Where a block is told to lie.
+//! Where a block is reported to lie.
 
 use kvplane_hints::CacheTier;
 
-/// Where a block is told to lie, the best place first.
+/// Where a block is reported to lie, the best place first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lies {
     /// On the device.
@@ -19,7 +19,7 @@ impl Lies {
     /// All of them, the best first.
     pub(super) const ALL: [Lies; 4] = [Self::Device, Self::Behind, Self::Left, Self::Elsewhere];
 
-    /// The tier that is told.
+    /// The tier that is reported.
     pub(super) fn tier(self) -> CacheTier {
         match self {
             Self::Device => CacheTier::T1,

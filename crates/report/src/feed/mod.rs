@@ -6,9 +6,9 @@
 //! Stream ───────────────────────>  place with tokens)  ┘
 //! ```
 //!
-//! A peer cannot be told what an answer is worth, so what cannot be vouched for is not told (`share.rs`), nor
+//! The protocol carries no trust, so what cannot be vouched for is not reported (`share.rs`), nor
 //! is what a fingerprint cannot say (`describe.rs`). Both are counted. While a stream is being recovered,
-//! what was told of it stays; once it is out of reach, or another life has begun, nothing does.
+//! what was reported of it stays; once it is out of reach, or another epoch has begun, nothing does.
 
 mod adapters;
 mod book;
@@ -24,18 +24,18 @@ mod withheld;
 
 pub use book::hear;
 pub use describe::AdapterNames;
-pub use feeds::{Feeds, Told};
+pub use feeds::{Feeds, Target};
 use ledger::Ledger;
 use share::Share;
 pub use withheld::WithheldCounts;
 
-/// How an engine is told of.
+/// How an engine is reported.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     /// Names of adapters that the engine knows by their numbers alone.
     pub adapter_names: AdapterNames,
     /// For engines that keep what leaves their device, and do not say so: this many blocks of each rank that
-    /// left it are told to lie behind it. The one that left first is the first to be given up. 0: what is
+    /// left it are reported behind it. The one that left first is the first to be given up. 0: what is
     /// removed is gone.
     pub keep_left: usize,
 }

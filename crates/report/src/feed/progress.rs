@@ -1,4 +1,4 @@
-//! How far streams have been told.
+//! How far streams have been reported.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,18 +7,18 @@ use kvplane_core::{Continuity, Cursor, StreamId};
 use kvplane_ingest::Stream;
 use tokio::sync::watch;
 
-/// How far one stream has been told.
+/// How far one stream has been reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reached {
     /// Everything up to here.
-    Told(Cursor),
+    Reported(Cursor),
     /// Nothing: it was not live.
     Nothing,
-    /// Nothing, ever: nobody wants to be told of its engine.
+    /// Nothing, ever: no server wants reports of its engine.
     Unwanted,
 }
 
-/// How far every stream has been told. Cheap to clone.
+/// How far every stream has been reported. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Progress(watch::Sender<HashMap<StreamId, Reached>>);
 
@@ -42,14 +42,14 @@ impl Progress {
         self.0.send_modify(|streams| streams.retain(|stream, _| stays(stream)));
     }
 
-    /// Waits until all is told that these streams have recorded by now.
+    /// Waits until everything that these streams have recorded by now is reported.
     pub(super) async fn catch_up(&self, streams: impl Iterator<Item = Arc<Stream>>) {
         let recorded: Vec<(Arc<Stream>, Cursor)> =
             streams.map(|stream| (stream.clone(), stream.cursor())).collect();
         let mut progress = self.0.subscribe();
         for (stream, cursor) in recorded {
             let is_told = |reached: &HashMap<StreamId, Reached>| match reached.get(stream.id()) {
-                Some(Reached::Told(told)) => {
+                Some(Reached::Reported(told)) => {
                     (told.epoch, told.sequence) >= (cursor.epoch, cursor.sequence) || !is_live(&stream)
                 }
                 Some(Reached::Nothing) => !is_live(&stream),
@@ -65,5 +65,5 @@ impl Progress {
 
 /// Streams that are not heard are not waited for.
 fn is_live(stream: &Stream) -> bool {
-    stream.standing() == Continuity::Live
+    stream.continuity() == Continuity::Live
 }

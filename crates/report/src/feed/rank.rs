@@ -17,7 +17,7 @@ use super::share::Share;
 use super::withheld::{Tally, WithheldCounts};
 use crate::sink::Withheld;
 
-/// Prefixes that are told while the replica's lock is held; the engine's other ranks wait for it.
+/// Prefixes that are reported while the replica's lock is held; the engine's other ranks wait for it.
 const STEP: usize = 1_024;
 
 /// What the feeds of an engine's ranks have in common.
@@ -52,16 +52,16 @@ impl RankFeed {
         }
     }
 
-    /// What is told of the stream from now on.
+    /// What is reported of the stream from now on.
     fn judge(&mut self) -> Result<Share, Withheld> {
         let share = Share::of(&self.trust, &self.resumption);
         if share != self.share {
             let stream = &self.stream;
             match share {
-                Ok(share) => info!(%stream, ?share, "what the engine holds is told as metadata"),
+                Ok(share) => info!(%stream, ?share, "reporting what the engine holds as metadata"),
                 Err(reason) => {
                     let reason = reason.as_str();
-                    info!(%stream, reason, "nothing of what the engine holds is told as metadata");
+                    info!(%stream, reason, "not reporting what the engine holds");
                 }
             }
             self.share = share;
@@ -69,7 +69,7 @@ impl RankFeed {
         share
     }
 
-    /// Another ledger takes the place of this one. What both tell is not told again.
+    /// Another ledger takes the place of this one. What both hold is not reported again.
     fn replace(&mut self, new: Ledger) {
         let old = std::mem::replace(&mut self.ledger, new);
         if self.ledger.told() == 0 && self.common.replica.lock().empty(&old) {
@@ -125,7 +125,7 @@ impl RankReader for RankFeed {
             }
         }
         self.replace(new);
-        self.common.progress.set(&self.stream, Reached::Told(snapshot.cursor));
+        self.common.progress.set(&self.stream, Reached::Reported(snapshot.cursor));
     }
 
     fn follow(&mut self, entry: &Entry) -> bool {
@@ -154,8 +154,8 @@ impl RankReader for RankFeed {
             }
         }
         let cursor = Cursor { epoch: entry.epoch, sequence: entry.sequence };
-        self.common.progress.set(&self.stream, Reached::Told(cursor));
-        entry.standing != Some(Continuity::Down)
+        self.common.progress.set(&self.stream, Reached::Reported(cursor));
+        entry.continuity != Some(Continuity::Down)
     }
 
     fn forget(&mut self) {
@@ -177,7 +177,7 @@ fn change(ledger: &mut Ledger, transition: &Transition, rules: &Rules, tell: &mu
             ledger.store(*tier, *parent, blocks, tell);
         }
         Transition::Removed { tier, hashes } => ledger.remove(*tier, hashes, tell),
-        // The state of a snapshot has none, and whoever follows a stream starts over with it.
+        // The state of a snapshot has none, and subscribers of a stream start over with it.
         Transition::Cleared => {}
     }
 }

@@ -27,7 +27,7 @@ impl Shares {
     }
 }
 
-/// What an engine holds, and who is told.
+/// What an engine holds, and who receives it.
 pub(super) struct Replica {
     /// By adapter, then by fingerprint.
     held: FxHashMap<Arc<str>, FxHashMap<u64, Shares>>,

@@ -1,4 +1,4 @@
-//! How much of a stream can be told to somebody who cannot hear of trust.
+//! How much of a stream can be reported over a protocol without trust.
 
 use kvplane_core::{Reason, Resumption, Tier, Trust, TrustState};
 

@@ -1,4 +1,4 @@
-//! How many blocks were not told, and why.
+//! How many blocks were withheld, and why.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ impl Tally {
     }
 }
 
-/// Counts blocks that were stored, or found to be held, and not told. Shared by all feeds of one purpose.
+/// Counts blocks that were stored, or found to be held, and withheld. Shared by all feeds of one purpose.
 #[derive(Debug, Default)]
 pub struct WithheldCounts([AtomicU64; Withheld::ALL.len()]);
 

@@ -9,7 +9,7 @@ use super::adapters::Adapters;
 
 /// What the server believes of a prefix, as far as we know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Reported {
     /// That it is not held.
     Absent,
     /// That it is held there.
@@ -36,13 +36,13 @@ pub(super) struct Slot {
     pub(super) entry: u32,
     /// Where the replica holds it, if it does.
     pub(super) wanted: Option<CacheTier>,
-    pub(super) told: Told,
+    pub(super) reported: Reported,
     pub(super) queued: Queued,
     /// A call about it is under way: nothing else is said of it until that has ended.
     pub(super) in_flight: bool,
-    /// The engine will say when it is gone. Else it is told once: a server that forgets it is right to.
+    /// The engine will say when it is gone. Otherwise it is reported once, and may expire at the server.
     pub(super) sure: bool,
-    /// It is told again only so that the server does not forget it.
+    /// It is reported again only to refresh it at the server.
     pub(super) refreshed: bool,
     /// Calls about it that nobody answered, and that the server may still apply.
     pub(super) late: u16,
@@ -51,7 +51,7 @@ pub(super) struct Slot {
 impl Slot {
     /// Whether anything is to be known of it.
     pub(super) fn is_used(&self) -> bool {
-        self.wanted.is_some() || self.told != Told::Absent || self.late > 0
+        self.wanted.is_some() || self.reported != Reported::Absent || self.late > 0
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Holdings {
     free: Vec<SlotId>,
     by_fingerprint: FxHashMap<u64, Slots>,
     adapters: Adapters,
-    maybe_told: usize,
+    maybe_reported: usize,
 }
 
 /// The slots of one fingerprint: one for each adapter, which are seldom several.
@@ -86,8 +86,8 @@ impl Slots {
 
 impl Holdings {
     /// Prefixes that the server may hold.
-    pub(super) fn maybe_told(&self) -> usize {
-        self.maybe_told
+    pub(super) fn maybe_reported(&self) -> usize {
+        self.maybe_reported
     }
 
     /// Slots, free ones included.
@@ -125,7 +125,7 @@ impl Holdings {
             adapter,
             entry: 0,
             wanted: None,
-            told: Told::Absent,
+            reported: Reported::Absent,
             queued: Queued::No,
             in_flight: false,
             sure: true,
@@ -157,16 +157,16 @@ impl Holdings {
         self.by_fingerprint.get(&fingerprint).map_or(&[], Slots::ids)
     }
 
-    pub(super) fn set_told(&mut self, id: SlotId, told: Told) {
+    pub(super) fn set_reported(&mut self, id: SlotId, reported: Reported) {
         let slot = &mut self.slots[id as usize];
-        self.maybe_told -= usize::from(slot.told != Told::Absent);
-        self.maybe_told += usize::from(told != Told::Absent);
-        slot.told = told;
+        self.maybe_reported -= usize::from(slot.reported != Reported::Absent);
+        self.maybe_reported += usize::from(reported != Reported::Absent);
+        slot.reported = reported;
     }
 
     /// Nothing is to be known of it any more.
     pub(super) fn free(&mut self, id: SlotId) {
-        self.set_told(id, Told::Absent);
+        self.set_reported(id, Reported::Absent);
         let slot = &self.slots[id as usize];
         let (fingerprint, adapter) = (slot.fingerprint, slot.adapter);
         self.adapters.give_back(adapter);

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::Outbox;
-use super::holdings::{Queued, SlotId, Told};
+use super::holdings::{Queued, Reported, SlotId};
 
-/// Prefixes that are told again so that they are not forgotten are collected for this long.
+/// Prefixes that are refreshed are collected for this long.
 const REFRESH_STEP: Duration = Duration::from_secs(1);
 
 /// Where the walk over all prefixes is that tells them again.
@@ -17,8 +17,8 @@ pub(super) struct Lap {
 }
 
 impl Outbox {
-    /// Queues what is to be told again. The walk goes over all slots once in a refresh, so nothing comes in
-    /// bursts, also after everything was told at once.
+    /// Queues what is to be refreshed. The walk goes over all slots once in a refresh, so nothing comes in
+    /// bursts, also after everything was reported at once.
     pub(super) fn walk(&mut self, now: Duration) {
         let step = self.refresh_step();
         let since = now.saturating_sub(self.lap.walked);
@@ -37,8 +37,9 @@ impl Outbox {
             let id = self.lap.at as SlotId;
             self.lap.at += 1;
             let slot = self.holdings.slot(id);
-            let is_told = slot.sure && slot.wanted.is_some_and(|tier| slot.told == Told::At(tier));
-            if is_told && !slot.in_flight && slot.queued == Queued::No {
+            let is_reported =
+                slot.sure && slot.wanted.is_some_and(|tier| slot.reported == Reported::At(tier));
+            if is_reported && !slot.in_flight && slot.queued == Queued::No {
                 self.queue(id, Queued::Add, now);
                 self.holdings.slot_mut(id).refreshed = true;
             }

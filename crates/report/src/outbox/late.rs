@@ -1,11 +1,11 @@
 //! Calls that nobody answered. The server may apply one after calls that were made later: what it was about
-//! is told once more when that cannot happen any longer.
+//! is reported once more when that cannot happen any longer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Outbox;
-use super::holdings::{SlotId, Told};
+use super::holdings::{Reported, SlotId};
 
 /// What calls without an answer were about.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(super) struct Late {
     pub(super) grace: Duration,
     /// From when on no call will be, as far as is known.
     pub(super) until: Duration,
-    /// Prefixes, and when they are told once more; the earliest first.
+    /// Prefixes, and when they are reported once more; the earliest first.
     slots: VecDeque<(Duration, SlotId)>,
 }
 
@@ -55,7 +55,7 @@ impl Outbox {
                 // The late one may have been applied after this one.
                 self.is_late(id, now);
             } else if slot.late == 0 {
-                self.holdings.set_told(id, Told::Perhaps);
+                self.holdings.set_reported(id, Reported::Perhaps);
                 self.settle(id, now);
             }
         }

@@ -1,7 +1,7 @@
 //! What is to be said to a server about one replica, and what comes next. No IO: calls are handed out, and
-//! their ends are told.
+//! their ends are reported.
 //!
-//! For every prefix there is where the replica holds it (*wanted*) and what the server believes (*told*).
+//! For every prefix there is where the replica holds it (*wanted*) and what the server believes (*reported*).
 //! Where they differ, a call is due; one that failed leaves `Perhaps`, which differs from everything. So
 //! nothing is lost by a failure, and nothing is a log.
 //!
@@ -29,7 +29,7 @@ use kvplane_core::Backoff;
 use kvplane_hints::{CacheTier, Note, Prefix, Stats};
 
 use adapters::NO_ADAPTER;
-use holdings::{Holdings, Queued, SlotId, Told};
+use holdings::{Holdings, Queued, Reported, SlotId};
 use lap::Lap;
 use late::Late;
 use queue::{Queue, is_live};
@@ -57,7 +57,8 @@ pub struct Outbox {
     adds: Queue,
     evictions: Queue,
     next_entry: u32,
-    /// Changes when everything that was known is void: calls of an earlier life say nothing about what is known now.
+    /// Changes when everything that was known is void: calls of an earlier life say nothing about what is
+    /// known now.
     life: u32,
     link: LinkState,
     clear: bool,
@@ -91,7 +92,8 @@ struct StatsState {
 }
 
 impl Outbox {
-    /// A replica of which nothing is known. The server may remember an earlier life of it: everything is cleared first.
+    /// A replica of which nothing is known. The server may remember an earlier life of it: everything is
+    /// cleared first.
     ///
     /// A call without an answer may still be applied for as long as `grace` after it was given up.
     pub fn new(options: OutboxOptions, grace: Duration) -> Self {
@@ -129,11 +131,11 @@ impl Outbox {
             adds: self.adds.live(),
             evictions: self.evictions.live(),
             clear: self.clear,
-            maybe_told: self.holdings.maybe_told(),
+            maybe_reported: self.holdings.maybe_reported(),
         }
     }
 
-    /// Everything was told, as far as is known.
+    /// Everything was reported, as far as is known.
     pub fn is_settled(&self) -> bool {
         !self.clear
             && self.in_flight == 0
@@ -174,7 +176,8 @@ impl Outbox {
         self.stats.due = true;
     }
 
-    /// There is a new connection. The server may be another one, which knows nothing: everything held is told again.
+    /// There is a new connection. It may be to another server, which knows nothing: everything held is
+    /// reported again.
     pub fn connected(&mut self, now: Duration) {
         self.counts.resyncs += u64::from(self.link.number > 0);
         self.link.number += 1;
@@ -195,12 +198,13 @@ impl Outbox {
         self.cycle = None;
     }
 
-    /// Nothing more will be noted: what waits is told at once.
+    /// Nothing more will be noted: what waits is reported at once.
     pub fn close(&mut self) {
         self.closing = true;
     }
 
-    /// What comes next. To be asked again after every call that it hands out, and whenever something happened.
+    /// What comes next. To be asked again after every call that it hands out, and whenever something
+    /// happened.
     pub fn next(&mut self, now: Duration) -> Next {
         if !self.link.up {
             return Next::Wait(None);
@@ -242,7 +246,8 @@ impl Outbox {
         let outcome = if link == self.link.number || !answered { outcome } else { Outcome::Failed };
         let ours = life == self.life;
         let failed = match &issued {
-            // Of an add that is refused nothing false follows: it waits for its refresh, and holds up no eviction.
+            // Of an add that is refused nothing false follows: it waits for its refresh, and holds up no
+            // eviction.
             Issued::Adds(_) => matches!(outcome, Outcome::Failed | Outcome::Unanswered),
             _ => outcome != Outcome::Taken,
         };
@@ -266,7 +271,8 @@ impl Outbox {
                 }
                 for (id, tier) in adds.into_iter().filter(|_| ours) {
                     self.holdings.slot_mut(id).in_flight = false;
-                    self.holdings.set_told(id, if failed { Told::Perhaps } else { Told::At(tier) });
+                    self.holdings
+                        .set_reported(id, if failed { Reported::Perhaps } else { Reported::At(tier) });
                     if !answered {
                         self.is_late(id, now);
                     }
@@ -277,7 +283,7 @@ impl Outbox {
                 self.counts.evicted_blocks += u64::from(!failed);
                 if ours {
                     self.holdings.slot_mut(id).in_flight = false;
-                    self.holdings.set_told(id, if failed { Told::Perhaps } else { Told::Absent });
+                    self.holdings.set_reported(id, if failed { Reported::Perhaps } else { Reported::Absent });
                     if !answered {
                         self.is_late(id, now);
                     }
@@ -314,16 +320,16 @@ impl Outbox {
         let other = slot.tokens != prefix.tokens || prefix.sure && !slot.sure;
         slot.sure = prefix.sure;
         slot.tokens = prefix.tokens;
-        if other && matches!(slot.told, Told::At(_)) {
-            self.holdings.set_told(id, Told::Perhaps);
+        if other && matches!(slot.reported, Reported::At(_)) {
+            self.holdings.set_reported(id, Reported::Perhaps);
         }
         self.settle(id, now);
     }
 
     /// Everything that waits is superseded. What is under way is waited for.
     fn nothing(&mut self) {
-        // A server that holds nothing is not told so again.
-        self.clear |= self.holdings.maybe_told() > 0 || self.late.next().is_some();
+        // A server that holds nothing needs no clear.
+        self.clear |= self.holdings.maybe_reported() > 0 || self.late.next().is_some();
         self.holdings = Holdings::default();
         self.adds.clear();
         self.evictions.clear();
@@ -348,10 +354,10 @@ impl Outbox {
                 let slot = self.holdings.slot_mut(id);
                 slot.in_flight = false;
                 slot.late = 0;
-                // What is told only once is not told after a clear.
+                // What is reported only once is not reported after a clear.
                 slot.wanted = slot.wanted.filter(|_| slot.sure);
                 slot.queued = Queued::No;
-                self.holdings.set_told(id, Told::Absent);
+                self.holdings.set_reported(id, Reported::Absent);
                 self.settle(id, now);
             }
         }
@@ -370,7 +376,7 @@ impl Outbox {
             // The server has dropped them too.
             self.stats.due = self.stats.latest.is_some();
             if now < self.late.until {
-                // An earlier call may still be applied. Until then the server is told nothing, and then it is
+                // An earlier call may still be applied. Until then nothing is reported, and then it is
                 // cleared again.
                 self.clear = true;
                 self.paused_until = self.late.until;
@@ -378,7 +384,8 @@ impl Outbox {
         }
     }
 
-    /// The server takes an eviction without an adapter for all of them: what others hold is to be told again.
+    /// The server takes an eviction without an adapter for all of them: what others hold must be reported
+    /// again.
     fn evicted_elsewhere(&mut self, fingerprint: u64, adapter: u32, answered: bool, now: Duration) {
         if adapter != NO_ADAPTER {
             return;
@@ -391,11 +398,11 @@ impl Outbox {
         }
     }
 
-    /// The server may have forgotten what it took. What is told only once is left at that.
+    /// The server may have forgotten what it took. What is reported only once is not reported again.
     fn doubt(&mut self, id: SlotId, now: Duration) {
         let slot = self.holdings.slot(id);
-        if matches!(slot.told, Told::At(_)) && (slot.sure || slot.wanted.is_none()) {
-            self.holdings.set_told(id, Told::Perhaps);
+        if matches!(slot.reported, Reported::At(_)) && (slot.sure || slot.wanted.is_none()) {
+            self.holdings.set_reported(id, Reported::Perhaps);
             self.settle(id, now);
         }
     }
@@ -406,10 +413,10 @@ impl Outbox {
         if slot.in_flight {
             return;
         }
-        let due = match (slot.wanted, slot.told) {
-            (Some(wanted), Told::At(told)) if wanted == told && !slot.refreshed => Queued::No,
+        let due = match (slot.wanted, slot.reported) {
+            (Some(wanted), Reported::At(told)) if wanted == told && !slot.refreshed => Queued::No,
             (Some(_), _) => Queued::Add,
-            (None, Told::Absent) => Queued::No,
+            (None, Reported::Absent) => Queued::No,
             (None, _) => Queued::Eviction,
         };
         self.queue(id, due, now);
@@ -527,7 +534,7 @@ impl Outbox {
             self.counts.refreshed_blocks += u64::from(std::mem::take(&mut slot.refreshed));
             let (fingerprint, tokens, adapter) = (slot.fingerprint, slot.tokens, slot.adapter);
             // From here on the server may hold it.
-            self.holdings.set_told(id, Told::Perhaps);
+            self.holdings.set_reported(id, Reported::Perhaps);
             adds.push(Add { fingerprint, tokens, tier, adapter: self.holdings.adapter(adapter).clone() });
             issued.push((id, tier));
         }

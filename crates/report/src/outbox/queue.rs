@@ -1,4 +1,4 @@
-//! Prefixes in the order in which they are to be told.
+//! Prefixes in the order in which they are to be reported.
 
 use std::collections::VecDeque;
 

@@ -7,20 +7,20 @@ use kvplane_hints::{CacheTier, Stats};
 
 use super::holdings::SlotId;
 
-/// How changes are told.
+/// How changes are reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutboxOptions {
     /// Changes are collected for this long.
     pub window: Duration,
-    /// This many adds are told at once, before the window is over.
+    /// This many adds are reported at once, before the window is over.
     pub max_batch: usize,
     /// Bytes of one message's entries: gRPC servers refuse more than 4 MiB.
     pub max_message: usize,
     /// Evictions under way at a time.
     pub concurrency: usize,
-    /// Every prefix is told again so often, give or take; at worst after twice this, while a cache grows fast.
+    /// Every prefix is refreshed about this often; at worst after twice this, while a cache grows fast.
     pub refresh: Duration,
-    /// Evictions that may wait. Beyond it everything is cleared and told again, which costs less.
+    /// Evictions that may wait. Beyond it everything is cleared and reported again, which costs less.
     pub max_evictions: usize,
 }
 
@@ -123,17 +123,17 @@ pub struct OutboxCounts {
     pub told_blocks: u64,
     /// Evictions that the server took.
     pub evicted_blocks: u64,
-    /// Adds that were only told so that they are not forgotten.
+    /// Adds that were only refreshes.
     pub refreshed_blocks: u64,
     /// Adds that the server refused: they wait for their refresh.
     pub refused_blocks: u64,
     /// Times that everything was cleared.
     pub clears: u64,
-    /// Times that everything was told again, because the connection was new.
+    /// Times that everything was reported again, because the connection was new.
     pub resyncs: u64,
     /// Times that too many evictions waited.
     pub collapses: u64,
-    /// Calls that failed, and whose content is told again.
+    /// Calls that failed, and whose content is reported again.
     pub retries: u64,
 }
 
@@ -147,5 +147,5 @@ pub struct Pending {
     /// Everything has to be cleared first.
     pub clear: bool,
     /// Prefixes that the server may hold.
-    pub maybe_told: usize,
+    pub maybe_reported: usize,
 }

@@ -50,7 +50,8 @@ pub(super) async fn say(
     }
 }
 
-/// The token may have been replaced: the next call has the one that is there by then. Returns what is to be said of it.
+/// The token may have been replaced: the next call has the one that is there by then. Returns what is to be
+/// said of it.
 fn turned_away(connection: &Connection, status: Status) -> Status {
     match connection.token.read_again() {
         Ok(()) => status,

@@ -102,7 +102,8 @@ impl ServerAddress {
         })
     }
 
-    /// Connects once. A channel that came back by itself would hide that the server may be another one by then.
+    /// Connects once. A channel that came back by itself would hide that the server may be another one by
+    /// then.
     pub(super) async fn connect(&self) -> Result<Connection, NoConnection> {
         let token = Held::read(&self.credentials.token)?;
         let broken = CancellationToken::new();
@@ -163,7 +164,7 @@ impl Service<Uri> for Once {
     }
 }
 
-/// A stream whose end is told: whoever drives the connection drops it then.
+/// A stream that signals its end: the driver of the connection drops it then.
 struct Watched {
     stream: TcpStream,
     _end: DropGuard,

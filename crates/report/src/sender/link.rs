@@ -14,7 +14,8 @@ use tracing::{info, warn};
 
 use super::connection::{Connection, ServerAddress};
 
-/// How soon a server that is away is dialled again, at first and later: one that restarts is back within a second.
+/// How soon a server that is away is dialled again, at first and later: one that restarts is back within a
+/// second.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// A server that is there says within this time how it is.

@@ -20,13 +20,13 @@ use super::tally::{CALL_OUTCOMES, ReplicaReport, SAYINGS, place_of};
 use crate::outbox::{Call, Next, Outbox, OutboxOptions, Outcome, Ticket};
 use crate::sink::Sink;
 
-/// How long the last things may take to be told, when a report ends.
+/// How long the last changes may take to be reported, when a report ends.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// How one replica is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReporterOptions {
-    /// How changes are told.
+    /// How changes are reported.
     pub outbox: OutboxOptions,
     /// How long a call may take.
     pub deadline: Duration,
@@ -39,8 +39,8 @@ impl Default for ReporterOptions {
 }
 
 /// Begins to report an engine, once the reporter runs. It ends after its sink is dropped: with everything
-/// withdrawn, because the engine is gone; or after `stop`, with what was still to be told. Either takes 5 s
-/// at most.
+/// withdrawn, because the engine is gone; or after `stop`, with what was still to be reported. Either takes 5
+/// s at most.
 pub fn begin(
     engine: String,
     identity: Identity,
@@ -88,7 +88,7 @@ impl ReplicaReport {
         }
     }
 
-    /// It ends after so long, and not everything is told.
+    /// It ends after this long, and not everything is reported.
     pub(crate) fn warn_of_rest(&self, after: Duration) {
         let pending = self.pending();
         warn!(
@@ -98,7 +98,7 @@ impl ReplicaReport {
             evictions = pending.evictions,
             clear = pending.clear,
             seconds = after.as_secs(),
-            "a report ended before everything was told"
+            "a report ended before everything was reported"
         );
     }
 
@@ -128,7 +128,7 @@ struct Ended {
 type Calls = FuturesUnordered<Pin<Box<dyn Future<Output = Ended> + Send>>>;
 
 impl Reporter {
-    /// Reports until the sink is dropped and everything is told.
+    /// Reports until the sink is dropped and everything is reported.
     pub async fn run(mut self) {
         let mut calls = Calls::new();
         let mut drained_by: Option<Instant> = None;
@@ -218,7 +218,7 @@ impl Reporter {
         );
     }
 
-    /// Returns until when the last things may be told.
+    /// Returns until when the last changes may be reported.
     fn close(&self) -> Instant {
         self.report.outbox.lock().close();
         Instant::now() + DRAIN

@@ -63,7 +63,7 @@ impl ReplicaReport {
         self.outbox.lock().counts()
     }
 
-    /// What waits to be told.
+    /// What waits to be reported.
     pub fn pending(&self) -> Pending {
         self.outbox.lock().pending()
     }
@@ -93,7 +93,7 @@ impl ReplicaReport {
         self.stats_stale.store(stale, Ordering::Relaxed);
     }
 
-    /// Nothing of it is told, because another report tells the same replica.
+    /// Nothing of it is reported, because another report covers the same replica.
     pub fn is_duplicate(&self) -> bool {
         self.duplicate.load(Ordering::Relaxed)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvplane_hints::Note;
 use kvplane_ingest::Origin;
-use kvplane_report::{Feeds, Rules, Sink, Told};
+use kvplane_report::{Feeds, Rules, Sink, Target};
 use tokio::sync::watch;
 
 use crate::reports::{compute, engine, planed, spec_of};
@@ -42,7 +42,7 @@ async fn an_engine_that_goes_and_comes_back_is_heard_whoever_saw_it() {
     let held = Arc::new(watch::Sender::new(HashSet::new()));
     let told = held.clone();
     let feeds = Feeds::start(&plane, move |_| {
-        Some(Told { rules: Rules::default(), sink: Box::new(Holder(told.clone())) })
+        Some(Target { rules: Rules::default(), sink: Box::new(Holder(told.clone())) })
     });
     let mut now = held.subscribe();
     // With one thread, tasks run only here: after a few turns some have seen a change, and others not.

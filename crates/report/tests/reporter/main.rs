@@ -320,7 +320,7 @@ async fn a_stop_does_not_wait_for_a_server_that_stalls() {
     let at = Instant::now();
     let report = reporting.stopped().await;
     assert!(at.elapsed() < Duration::from_secs(20), "{:?}", at.elapsed());
-    assert!(report.pending().maybe_told >= 1);
+    assert!(report.pending().maybe_reported >= 1);
     script.hold(false);
 }
 

@@ -90,11 +90,12 @@ impl Recorded {
     }
 }
 
-/// A listener that notes what it is told.
+/// A listener that notes what it receives.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Plain(BTreeMap<&'static str, BTreeSet<u64>>);
 
-/// A listener that lets go of all that follows a removed block, and drops stores without a parent: for the device.
+/// A listener that lets go of all that follows a removed block, and drops stores without a parent: for the
+/// device.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Forgetful(BTreeSet<u64>);
 

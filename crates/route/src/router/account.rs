@@ -7,6 +7,26 @@ use crate::policy::Weights;
 use crate::rate::assumed;
 use crate::worker::Slot;
 
+/// Tokens of a booking that somebody else tells of.
+const MAX_TOLD: u64 = 1 << 32;
+
+/// A booking of another router.
+#[derive(Debug, Clone, Copy)]
+pub struct Told<'a> {
+    /// Tokens of the prompt.
+    pub prompt: u64,
+    /// Tokens that are to be prefilled.
+    pub uncached: u64,
+    /// Tokens that it is expected to generate.
+    pub output: u64,
+    /// How many seconds ago it was made.
+    pub age: f64,
+    /// Its first token came.
+    pub started: bool,
+    /// Hashes of the prompt's prefixes, shortest first.
+    pub prefixes: &'a [u64],
+}
+
 /// What goes to an endpoint, in tokens.
 pub(super) struct Sent {
     pub(super) prompt: u64,
@@ -25,32 +45,77 @@ impl Router {
         outline: &Outline,
         now: f64,
     ) -> Option<BookingId> {
-        let weights = self.options.weights;
-        let worker = self.workers.get_mut(slot.index())?.as_mut()?;
-        let kv = prompt.saturating_add(output);
-        let alone = worker.pending == 0;
+        let alone = self.workers.get(slot.index())?.as_ref()?.pending == 0;
         let telling = alone && sure;
         let booking = Booking { worker: slot, prompt, uncached, output, made: now, started: false, telling };
+        let id = self.enter(booking, now)?;
+        if self.options.flight_ttl > 0.0 && !outline.is_empty() {
+            self.predict(id, slot, outline.hashes(), now + self.options.flight_ttl);
+        }
+        Some(id)
+    }
+
+    /// Books what another router sent to `slot`. Its first token says nothing of the engine's speed: clocks and ways differ.
+    pub fn book_told(&mut self, slot: Slot, told: &Told<'_>, now: f64) -> Option<BookingId> {
+        let &Told { prompt, uncached, output, age, started, prefixes } = told;
+        if !(0.0..self.options.booking_ttl).contains(&age) {
+            return None;
+        }
+        // More than any prompt has is told by mistake, and sums must not overflow.
+        let [prompt, output] = [prompt, output].map(|tokens| tokens.min(MAX_TOLD));
+        let (uncached, made) = (uncached.min(prompt), now - age);
+        let booking = Booking { worker: slot, prompt, uncached, output, made, started, telling: false };
+        let id = self.enter(booking, now)?;
+        let ends = made + self.options.flight_ttl;
+        if !started && ends > now && !prefixes.is_empty() {
+            self.predict(id, slot, prefixes.into(), ends);
+        }
+        Some(id)
+    }
+
+    /// Adds a booking to the list, and to what its endpoint has to do.
+    fn enter(&mut self, booking: Booking, now: f64) -> Option<BookingId> {
+        let Booking { worker: slot, prompt, uncached, output, started, .. } = booking;
+        let Weights { a, t, .. } = self.options.weights;
+        let worker = self.workers.get_mut(slot.index())?.as_mut()?;
         let Some(id) = self.bookings.add(booking) else {
             self.totals.refused += 1;
             return None;
         };
-        if alone {
-            worker.since = now;
+        if !started {
+            if worker.pending == 0 {
+                worker.since = now;
+            }
+            worker.pending += 1;
+            worker.pending_tokens += uncached;
+            worker.pending_seconds += assumed(prompt, uncached, a, t);
         }
-        worker.pending += 1;
-        worker.pending_tokens += uncached;
-        worker.pending_seconds += assumed(prompt, uncached, weights.a, weights.t);
         worker.requests += 1;
-        worker.kv_tokens += kv;
+        worker.kv_tokens += prompt.saturating_add(output);
         worker.kv_new += uncached.saturating_add(output);
-        if self.options.flight_ttl > 0.0
-            && !outline.is_empty()
-            && !self.flights.add(id, slot, outline, now + self.options.flight_ttl)
-        {
+        Some(id)
+    }
+
+    /// The prompt counts as held until `ends`.
+    fn predict(&mut self, id: BookingId, slot: Slot, hashes: Box<[u64]>, ends: f64) {
+        if !self.flights.add(id, slot, hashes, ends) {
             self.totals.unpredicted += 1;
         }
-        Some(id)
+    }
+
+    /// A booking that is not over.
+    pub fn booking(&self, id: BookingId) -> Option<&Booking> {
+        self.bookings.get(id)
+    }
+
+    /// Every booking that is not over.
+    pub fn bookings(&self) -> impl Iterator<Item = (BookingId, &Booking)> {
+        self.bookings.iter()
+    }
+
+    /// Hashes of the prefixes that count as held because of a booking.
+    pub fn prefixes(&self, id: BookingId) -> &[u64] {
+        self.flights.hashes(id)
     }
 
     /// The first token came: its prefill is done, and its blocks are where the engine's events say. Says

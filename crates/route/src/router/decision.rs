@@ -16,6 +16,8 @@ use crate::worker::{Slot, Worker};
 pub struct Ask<'a> {
     /// Tokens of the prompt; 0 where they are not known.
     pub prompt: u64,
+    /// About how many it has, where they are not known: what is booked of it.
+    pub about: u64,
     /// Its prefixes; empty where they are not known.
     pub outline: &'a Outline,
     /// Whose conversation it is.
@@ -152,9 +154,10 @@ impl Router {
         self.flights.depths(ask.outline, &mut self.depths);
         let policy = ask.policy.unwrap_or(self.options.policy);
         let deserved = self.demand.arrive(ask.outline, candidates.len(), now);
+        let length = if ask.prompt == 0 { ask.about } else { ask.prompt };
         let mut context = Context {
             weights: self.options.weights,
-            prompt: ask.prompt,
+            prompt: length,
             session: ask.session,
             lead: ask.outline.lead(),
             turn: self.turn,
@@ -193,9 +196,9 @@ impl Router {
             let candidate = &candidates[view.at];
             self.note_silence(candidate);
             if ask.book {
-                let uncached = (ask.prompt as f64 - view.held).max(0.0) as u64;
-                let sure = view.held <= view.credit;
-                let sent = Sent { prompt: ask.prompt, uncached, output: ask.output, sure };
+                let uncached = (length as f64 - view.held).max(0.0) as u64;
+                let sure = ask.prompt > 0 && view.held <= view.credit;
+                let sent = Sent { prompt: length, uncached, output: ask.output, sure };
                 decision.booking = self.book(candidate.worker, sent, ask.outline, now);
             }
         }

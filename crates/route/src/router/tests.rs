@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::rate::assumed;
-use crate::{BookingId, Candidate, Role, Skip, Standing};
+use crate::{Booking, BookingId, Candidate, Role, Skip, Standing};
 
 fn router(workers: u32, options: Options) -> Router {
     let mut router = Router::new(options);
@@ -31,6 +31,7 @@ fn candidate(worker: u32, cached: u64) -> Candidate {
 
 fn ask(outline: &Outline) -> Ask<'_> {
     Ask {
+        about: 0,
         prompt: outline.tokens(),
         outline,
         session: None,
@@ -59,6 +60,60 @@ fn the_holder_is_picked_and_says_why() {
     assert!(decision.order.is_sorted_by(|one, next| one.cost <= next.cost));
     assert_eq!((decision.best_fleet, decision.best_eligible, decision.eligible), (4_080, 4_080, 4));
     assert_eq!(router.booked(Slot(2)), Some((1, 16)));
+}
+
+#[test]
+fn a_prompt_without_tokens_goes_by_load_and_is_booked_by_its_size() {
+    let mut router = router(2, Options::default());
+    let nothing = Outline::default();
+    let blind = Ask { prompt: 0, about: 50_000, ..ask(&nothing) };
+    let candidates = [candidate(0, 0), candidate(1, 0)];
+    let first = router.pick(&blind, &candidates, 0.0);
+    let second = router.pick(&blind, &candidates, 0.0);
+    assert_eq!((first.why, second.why), (Why::NoTokens, Why::NoTokens));
+    assert_ne!(first.order[0].worker, second.order[0].worker, "the first one's work is known");
+    for slot in [Slot(0), Slot(1)] {
+        assert_eq!(router.booked(slot), Some((1, 50_000)));
+    }
+    // It says nothing of the engine's speed: its length is a guess.
+    assert!(router.first_token(first.booking.unwrap(), 100.0).is_some());
+    assert_eq!(router.slowness(first.order[0].worker), Some(1.0));
+}
+
+#[test]
+fn what_another_router_tells_counts_as_what_is_booked_here() {
+    let outline = prompt(1, 4_096);
+    let (mut here, mut there) = (router(3, Options::default()), router(3, Options::default()));
+    let candidates: Vec<Candidate> = (0..3).map(|at| candidate(at, 0)).collect();
+    let first = there.pick(&ask(&outline), &candidates, 100.0);
+    let (slot, id) = (first.order[0].worker, first.booking.unwrap());
+    let &Booking { prompt, uncached, output, made, started, .. } = there.booking(id).unwrap();
+    let prefixes: Vec<u64> = there.prefixes(id).to_vec();
+    let told = Told { prompt, uncached, output, age: 101.0 - made, started, prefixes: &prefixes };
+    let same = here.book_told(slot, &told, 7.0).unwrap();
+    assert_eq!(here.booked(slot), there.booked(slot));
+    assert_eq!(here.in_flight(&outline), there.in_flight(&outline));
+    let dry = Ask { book: false, ..ask(&outline) };
+    let (one, other) = (here.pick(&dry, &candidates, 7.0), there.pick(&dry, &candidates, 101.0));
+    assert_eq!((one.order[0].worker, one.why), (other.order[0].worker, Why::InFlight));
+    // Its end, its first token and its age do as here; it says nothing of the engine's speed.
+    assert!(here.first_token(same, 7.1).is_some());
+    assert_eq!((here.booked(slot), here.slowness(slot)), (Some((1, 0)), Some(1.0)));
+    assert!(here.in_flight(&outline).iter().all(|tokens| *tokens == 0));
+    assert_eq!(here.bookings().map(|(id, _)| id).collect::<Vec<_>>(), [same]);
+    here.expire(7.0 + 300.0);
+    assert_eq!((here.booked(slot), here.totals().expired), (Some((0, 0)), 1));
+    // What cannot be is not taken, and cannot break sums.
+    for age in [-1.0, 300.0, f64::NAN, f64::INFINITY] {
+        assert_eq!(here.book_told(slot, &Told { age, ..told }, 8.0), None);
+    }
+    assert_eq!(here.book_told(Slot(9), &told, 8.0), None);
+    let huge = Told { prompt: u64::MAX, uncached: u64::MAX, output: u64::MAX, ..told };
+    let ids: Vec<BookingId> = (0..3).map(|_| here.book_told(slot, &huge, 8.0).unwrap()).collect();
+    for id in ids {
+        assert!(here.finish(id));
+    }
+    assert_eq!(here.booked(slot), Some((0, 0)));
 }
 
 #[test]

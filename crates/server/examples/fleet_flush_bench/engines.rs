@@ -1,4 +1,5 @@
-//! A fleet of very small engines: each has an HTTP server that can be told to flush, and publishes what it holds.
+//! A fleet of very small engines: each has an HTTP server that can be told to flush, and publishes what it
+//! holds.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;

@@ -1,11 +1,12 @@
-//! A flush of a thousand engines of which some are dead: how long it takes, how many are asked at a time, and what it costs.
+//! A flush of a thousand engines of which some are dead: how long it takes, how many are asked at a time, and
+//! what it costs.
 //!
 //! ```text
 //! fleet_flush_bench KVPLANE_BINARY [ENGINES]
 //! ```
 //!
-//! `kvplane serve` is a process of its own, the engines are in this one. Every engine that lives must be proven, every dead
-//! one must not, and nobody may be asked twice.
+//! `kvplane serve` is a process of its own, the engines are in this one. Every engine that lives must be
+//! proven, every dead one must not, and nobody may be asked twice.
 
 #![allow(
     clippy::disallowed_methods,
@@ -26,8 +27,8 @@ use plane::Served;
 
 /// How long one engine may take.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// How long a stream may take to show the flush. An engine that never answers may have done it all the same: its stream is
-/// watched for as long, after the deadline.
+/// How long a stream may take to show the flush. An engine that never answers may have done it all the same:
+/// its stream is watched for as long, after the deadline.
 const PROOF: Duration = Duration::from_secs(1);
 /// What a flush may take beside the deadlines of dead engines.
 const ROOM: Duration = Duration::from_secs(2);

@@ -28,7 +28,8 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// What is asked over and over.
 #[derive(Clone)]
 pub(crate) enum Questions {
-    /// Bodies for a path, each with the length of the answer that it must get; of any length where it is always another.
+    /// Bodies for a path, each with the length of the answer that it must get; of any length where it is
+    /// always another.
     Http { server: SocketAddr, path: &'static str, asked: Arc<[(Bytes, Option<usize>)]> },
     /// Prompts for `Query`, each with the blocks that the best stream holds of it.
     Grpc { server: SocketAddr, asked: Arc<[(Vec<u32>, u32)]> },
@@ -55,7 +56,8 @@ impl Questions {
         Self::Grpc { server, asked: prompts.into_iter().map(|prompt| (prompt, blocks)).collect() }
     }
 
-    /// Asks for so long, and gives how many answers came per second of the server's processor time, and per second.
+    /// Asks for so long, and gives how many answers came per second of the server's processor time, and per
+    /// second.
     pub(crate) async fn measure(&self, server: &Server, length: Duration) -> (f64, f64) {
         let answered = Arc::new(AtomicU64::new(0));
         let local = LocalSet::new();

@@ -40,7 +40,8 @@ impl Engines {
         self.0.iter().map(endpoints).collect()
     }
 
-    /// Makes every engine publish something. Dynamo's indexer asks for what it has missed only when it hears a batch.
+    /// Makes every engine publish something. Dynamo's indexer asks for what it has missed only when it hears
+    /// a batch.
     pub(crate) fn publish_something(&self, round: u32) {
         for engine in &self.0 {
             run(engine, &[u32::MAX - round; BLOCK_SIZE]);

@@ -111,7 +111,8 @@ async fn ask(client: &mut InferenceCacheClient<Channel>, request: &LookupRouteRe
     assert_eq!(answer.replica_scores[0].matched_tokens as usize, BLOCKS * BLOCK_SIZE);
 }
 
-/// One lookup after the other on each connection: answers per second of the server's processor time, and per second.
+/// One lookup after the other on each connection: answers per second of the server's processor time, and per
+/// second.
 async fn as_fast_as_possible(
     server: &Server,
     grpc: SocketAddr,
@@ -140,7 +141,8 @@ async fn as_fast_as_possible(
     (count / cpu, count / elapsed)
 }
 
-/// At a steady rate, whether answers come or not: milliseconds from when a lookup was due until its answer, median and p99.
+/// At a steady rate, whether answers come or not: milliseconds from when a lookup was due until its answer,
+/// median and p99.
 async fn steadily(grpc: SocketAddr, asked: &Arc<[LookupRouteRequest]>, length: Duration) -> [f64; 2] {
     let mut clients = Vec::new();
     for _ in 0..CONNECTIONS {

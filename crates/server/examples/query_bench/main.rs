@@ -1,16 +1,17 @@
-//! What a question or a pick costs when it is served: prompts of 512 blocks over HTTP and gRPC, also beside Dynamo's indexer; and hints,
-//! from a million entries that replicas reported.
+//! What a question or a pick costs when it is served: prompts of 512 blocks over HTTP and gRPC, also beside
+//! Dynamo's indexer; and hints, from a million entries that replicas reported.
 //!
 //! ```text
 //! cargo run --release -p kvplane-server --example query_bench KVPLANE_BINARY [SECONDS [ROUNDS [PYTHON]]]
 //! ```
 //!
-//! Servers are processes of their own; callers and simulated engines are in this one. Eight connections ask one question
-//! after the other. What counts is the processor time that the kernel adds up for the server's process: unlike the clock,
-//! it hardly depends on what else the machine does. Servers take turns, round by round.
+//! Servers are processes of their own; callers and simulated engines are in this one. Eight connections ask
+//! one question after the other. What counts is the processor time that the kernel adds up for the server's
+//! process: unlike the clock, it hardly depends on what else the machine does. Servers take turns, round by
+//! round.
 //!
-//! With a Python that has `ai-dynamo` installed, `dynamo.indexer` is told of the same engines, must give the same
-//! answers as kvplane's route of the same name, and is measured with the same bodies.
+//! With a Python that has `ai-dynamo` installed, `dynamo.indexer` is told of the same engines, must give the
+//! same answers as kvplane's route of the same name, and is measured with the same bodies.
 
 #![allow(
     clippy::disallowed_methods,

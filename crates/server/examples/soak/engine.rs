@@ -135,8 +135,8 @@ impl Engine {
         format!("{} ({:?}, {replay} replay, {http} HTTP)", self.name, self.kind())
     }
 
-    /// Serves a document, or something that it has never seen: then it has something to tell. Says what it would serve of each
-    /// document after every step, as each may be a batch.
+    /// Serves a document, or something that it has never seen: then it has something to tell. Says what it
+    /// would serve of each document after every step, as each may be a batch.
     pub fn serve(&mut self, document: Option<usize>, mut step: impl FnMut(Hits)) {
         let options = CompletionOptions::default();
         let fresh: Vec<u32>;

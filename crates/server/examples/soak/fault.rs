@@ -176,7 +176,8 @@ fn restart(worker: &mut Worker, ahead: impl Fn(u64) -> u64) {
     let same_content = worker.below(2) == 0;
     worker.engine.fault(Fault::Restart(Restart { first_sequence: first, same_content }));
     if worker.engine.is_drained() {
-        // Unlike the simulated one, a process that restarts is gone for longer than from one drain to the next.
+        // Unlike the simulated one, a process that restarts is gone for longer than from one drain to the
+        // next.
         worker.engine.paths(Proxy::vanish);
         worker.engine.drained(TrtFault::Restart(TrtRestart { first_event_id: first, same_content }));
         worker.changed();

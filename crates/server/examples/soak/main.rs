@@ -1,15 +1,18 @@
-//! Random faults against a running plane for as long as wanted, and every answer compared with the engines' own word.
+//! Random faults against a running plane for as long as wanted, and every answer compared with the engines'
+//! own word.
 //!
-//! `soak KVPLANE_BINARY [--seconds N] [--faults N] [--engines N] [--seed N] [--bound-ms N] [--trace 1] [--drained 1]`: `make soak`
+//! `soak KVPLANE_BINARY [--seconds N] [--faults N] [--engines N] [--seed N] [--bound-ms N] [--trace 1]
+//! [--drained 1]`: `make soak`
 //!
-//! Runs `kvplane serve` as a process of its own. Engines are simulated in this one, each behind a proxy that can fall
-//! silent, and each driven by a thread that injects a fault, serves requests, asks what the plane says of its engine, and
-//! checks that. An answer that is credited is wrong
+//! Runs `kvplane serve` as a process of its own. Engines are simulated in this one, each behind a proxy that
+//! can fall silent, and each driven by a thread that injects a fault, serves requests, asks what the plane
+//! says of its engine, and checks that. An answer that is credited is wrong
 //!
 //! - under `exact`, if the engine was in no such state within the last `max_silence` and some slack;
 //! - under `lower`, if it claims more than the engine held in any of these states.
 //!
-//! Ends with 1 if an answer was wrong, a stream did not come back, the plane died or panicked, or its memory grew.
+//! Ends with 1 if an answer was wrong, a stream did not come back, the plane died or panicked, or its memory
+//! grew.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test program")]
 #![allow(

@@ -51,8 +51,8 @@ impl Plane {
         let mut command = Command::new(binary);
         command.args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--log-format", "json"]);
         command.args(["--log", if trace { "info" } else { "error,kvplane::commands::serve=info" }]);
-        // What is resident is in use: nothing that is free waits for being used again, and the kernel rounds nothing up
-        // to huge pages.
+        // What is resident is in use: nothing that is free waits for being used again, and the kernel rounds
+        // nothing up to huge pages.
         command.env("MIMALLOC_PURGE_DELAY", "0").env("MIMALLOC_ALLOW_THP", "0");
         // Windows are full soon, so that memory settles soon.
         command.args(["--set", "journal.max_batches=128", "--set", "follow.replay_idle=500ms"]);
@@ -180,7 +180,19 @@ impl Asker {
         }
     }
 
+    /// What the plane's status says of an engine, for people.
+    pub fn status(&mut self, engine: &str) -> String {
+        let status = self.request("GET", "/v1/status?limit=10000", "").unwrap_or_default();
+        let engines = status["engines"].as_array();
+        let found = engines.and_then(|all| all.iter().find(|one| one["id"] == engine));
+        found.map_or_else(|| "no status".to_owned(), Value::to_string)
+    }
+
     fn post(&mut self, path: &str, body: &str) -> std::io::Result<Value> {
+        self.request("POST", path, body)
+    }
+
+    fn request(&mut self, method: &str, path: &str, body: &str) -> std::io::Result<Value> {
         if self.connection.is_none() {
             let stream = TcpStream::connect(&self.address)?;
             stream.set_nodelay(true)?;
@@ -189,7 +201,7 @@ impl Asker {
         }
         let connection = self.connection.as_mut().unwrap();
         let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             self.address,
             body.len()
         );

@@ -1,4 +1,5 @@
-//! A proxy between the plane and one socket of an engine, which can stop passing bytes on without closing anything.
+//! A proxy between the plane and one socket of an engine, which can stop passing bytes on without closing
+//! anything.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -16,7 +17,8 @@ use tokio::time::sleep;
 struct Path {
     /// Nothing passes, and nothing is closed.
     is_silent: bool,
-    /// Connections below this number never pass anything again. Their engine's side is closed, the plane's is not.
+    /// Connections below this number never pass anything again. Their engine's side is closed, the plane's is
+    /// not.
     dead_below: u64,
     /// Connections below this number are reset.
     reset_below: u64,

@@ -100,7 +100,8 @@ impl Worker {
         for document in 0..DOCUMENTS {
             self.serve(Some(document));
         }
-        // The plane's windows are full before the first fault: what its memory grows by from then on is a leak.
+        // The plane's windows are full before the first fault: what its memory grows by from then on is a
+        // leak.
         self.serve_fresh(WARM_UP);
         self.settle();
         while !self.tally.ended.load(Ordering::Relaxed) {
@@ -238,9 +239,14 @@ impl Worker {
             if begun.elapsed() > STUCK {
                 self.tally.stuck.fetch_add(1, Ordering::Relaxed);
                 let said = self.asker.ask(&self.engine.documents[0]).1;
+                // What still moves, and what does not.
+                let earlier = self.asker.status(&self.engine.name);
+                self.serve_fresh(1);
+                thread::sleep(Duration::from_secs(3));
+                let later = self.asker.status(&self.engine.name);
                 let engine = self.engine.describe();
                 self.tally.tell(format!(
-                    "{engine}: not credited for {STUCK:?}: {said:?}; after {:?}{}",
+                    "{engine}: not credited for {STUCK:?}: {said:?}; after {:?}{}\n    {earlier}\n    {later}",
                     self.recent,
                     self.plane.trace(&self.engine.name)
                 ));

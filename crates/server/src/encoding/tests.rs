@@ -44,7 +44,7 @@ async fn read(mut messages: Messages<Counting>) -> Vec<Bytes> {
     read
 }
 
-/// Whoever reads in step shares every message. The runtime has one thread, so that the order is always the same.
+/// Readers in step share every message. The runtime has one thread, so that the order is always the same.
 #[tokio::test]
 async fn subscribers_that_begin_together_are_encoded_for_once() {
     let planned = Arc::new(Planned::new(Counting::default()));

@@ -1,5 +1,5 @@
-//! One engine as people describe it: in the configuration file, by a flag, or in a call. One set of keys, checked in one
-//! place.
+//! One engine as people describe it: in the configuration file, by a flag, or in a call. One set of keys,
+//! checked in one place.
 
 mod asked;
 mod control;
@@ -47,16 +47,19 @@ pub struct EngineConfig {
     /// The model it serves: what is asked for by name, and a label in status and metrics.
     #[serde(default)]
     pub model: String,
-    /// Where its events come from: `tcp://host:port` or `ipc://path` where it publishes them (`bind:` in front: kvplane binds and engines
-    /// connect), `http://…` where they are drained, `grpc://…` or `grpcs://…` where they are subscribed to. Rank r is at port + r. A
-    /// wildcard host means this machine when connecting. Without it the engine is asked, at `http` or `grpc`; some kinds have their
-    /// events there.
+    /// Where its events come from: `tcp://host:port` or `ipc://path` where it publishes them (`bind:` in
+    /// front: kvplane binds and engines connect), `http://…` where they are drained, `grpc://…` or
+    /// `grpcs://…` where they are subscribed to. Rank r is at port + r. A wildcard host means this machine
+    /// when connecting. Without it the engine is asked, at `http` or `grpc`; some kinds have their events
+    /// there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub events: Option<String>,
-    /// Anyone who reaches a `bind:` address may publish events: for addresses beyond loopback, on a network that is trusted.
+    /// Anyone who reaches a `bind:` address may publish events: for addresses beyond loopback, on a network
+    /// that is trusted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub events_open: bool,
-    /// Its replay socket. Rank r is at port + r. Event and replay ports of the ranks must not meet on one host.
+    /// Its replay socket. Rank r is at port + r. Event and replay ports of the ranks must not meet on one
+    /// host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay: Option<String>,
     /// Events that the engine's buffer holds per rank, where they are drained (`event_buffer_max_size`).
@@ -68,73 +71,82 @@ pub struct EngineConfig {
     /// Data-parallel ranks, 1 to 1024; 1 when absent, or as many as the engine says if it is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,
-    /// Whether the engine is asked for what is not said here: `events`, `replay`, `topic`, `ranks`. When absent, it is asked if `events` is.
-    /// Kinds `vllm`, `sglang`, `tokenspeed`; needs `http` or `grpc`.
+    /// Whether the engine is asked for what is not said here: `events`, `replay`, `topic`, `ranks`. When
+    /// absent, it is asked if `events` is. Kinds `vllm`, `sglang`, `tokenspeed`; needs `http` or `grpc`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub discover: Option<bool>,
-    /// Tokens per block, to be checked; learned when absent. Blocks of another size make trust `unverified`, and so does an engine that says
-    /// another size when it is asked.
+    /// Tokens per block, to be checked; learned when absent. Blocks of another size make trust `unverified`,
+    /// and so does an engine that says another size when it is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_size: Option<u32>,
-    /// The `worker_id` in Dynamo-shaped JSON, as of `/kv_recover`: 0 to 2^64-1, as text where it does not fit into 63 bits. A stable
-    /// 53-bit hash of `id` when absent.
+    /// The `worker_id` in Dynamo-shaped JSON, as of `/kv_recover`: 0 to 2^64-1, as text where it does not fit
+    /// into 63 bits. A stable 53-bit hash of `id` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_id: Option<WorkerId>,
     /// Whose prompts it serves, where hints are asked for by tenant; `hints.default_tenant` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// What a second store of a held block means. `count`: another physical copy, it takes as many removals. `presence`: the same copy,
-    /// announced again. Only for kinds that may hold a block several times (vLLM, and what is relayed): the others hold it once.
+    /// What a second store of a held block means. `count`: another physical copy, it takes as many removals.
+    /// `presence`: the same copy, announced again. Only for kinds that may hold a block several times (vLLM,
+    /// and what is relayed): the others hold it once.
     #[serde(default)]
     pub duplicates: DuplicatesName,
-    /// The engine gives up the last block that it finds, as vLLM with EAGLE does: answers count one block less.
+    /// The engine gives up the last block that it finds, as vLLM with EAGLE does: answers count one block
+    /// less.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub eagle: bool,
-    /// The engine has no tier behind its device (vLLM without a connector that offloads). No event says so. A clear of an engine whose
-    /// history is not known then makes it `exact`; else it stays `lower`, `tier_history`.
+    /// The engine has no tier behind its device (vLLM without a connector that offloads). No event says so. A
+    /// clear of an engine whose history is not known then makes it `exact`; else it stays `lower`,
+    /// `tier_history`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub device_only: bool,
-    /// Tokens that a tier behind vLLM's device gives back at once: what its offloading calls `block_size`, a multiple of the engine's.
-    /// Learned when absent, as far as the events tell; else trust is `lower`, `chunk_size`.
+    /// Tokens that a tier behind vLLM's device gives back at once: what its offloading calls `block_size`, a
+    /// multiple of the engine's. Learned when absent, as far as the events tell; else trust is `lower`,
+    /// `chunk_size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_chunk: Option<u32>,
-    /// The longest time without proof that the engine is there (a heartbeat, an answer). A stream with an older proof is `recovering` and
-    /// not credited. `follow.max_silence` when absent. Of another kvplane: from its engines to here.
+    /// The longest time without proof that the engine is there (a heartbeat, an answer). A stream with an
+    /// older proof is `recovering` and not credited. `follow.max_silence` when absent. Of another kvplane:
+    /// from its engines to here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_silence: Option<Span>,
-    /// The engine's HTTP server, `http://host:port`. Its `/metrics` give the start time and the number of device blocks; it is also where the
-    /// engine is asked where it publishes, and for operations.
+    /// The engine's HTTP server, `http://host:port`. Its `/metrics` give the start time and the number of
+    /// device blocks; it is also where the engine is asked where it publishes, and for operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<String>,
-    /// Which engine's service a server of kind `grpc` offers: `vllm`, `sglang`, `tokenspeed`, `trtllm`; all are tried when absent.
+    /// Which engine's service a server of kind `grpc` offers: `vllm`, `sglang`, `tokenspeed`, `trtllm`; all
+    /// are tried when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::kind_or_none")]
     pub service: Option<EngineKind>,
-    /// The engine's own gRPC server, `http://host:port` or `https://host:port`: for operations, behind `front`, where events of kind `grpc` come
-    /// from, and where an engine is asked where it publishes. Of another kvplane: its gRPC address.
+    /// The engine's own gRPC server, `http://host:port` or `https://host:port`: for operations, behind
+    /// `front`, where events of kind `grpc` come from, and where an engine is asked where it publishes. Of
+    /// another kvplane: its gRPC address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc: Option<String>,
-    /// Of another kvplane (`kind = "kvplane"`), the only engine that is wanted; all of them when absent. Such an entry has no other keys but
-    /// `grpc`, `grpc_ca` and `token_file`: its engines are as they are there.
+    /// Of another kvplane (`kind = "kvplane"`), the only engine that is wanted; all of them when absent. Such
+    /// an entry has no other keys but `grpc`, `grpc_ca` and `token_file`: its engines are as they are there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
-    /// File with the certificates (PEM) to trust for an `https` `grpc`, and for `events = "grpcs://…"`, instead of the public ones.
+    /// File with the certificates (PEM) to trust for an `https` `grpc`, and for `events = "grpcs://…"`,
+    /// instead of the public ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grpc_ca: Option<PathBuf>,
-    /// `host:port` where a transparent gRPC front of this engine listens, for SMG. Needs `grpc`, or `http`: then it answers events and
-    /// operations, and nothing else.
+    /// `host:port` where a transparent gRPC front of this engine listens, for SMG. Needs `grpc`, or `http`:
+    /// then it answers events and operations, and nothing else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub front: Option<SocketAddr>,
-    /// Callers of the front are not asked who they are, unless they would change the engine: for gateways that cannot send a
-    /// token, on a network that is trusted.
+    /// Callers of the front are not asked who they are, unless they would change the engine: for gateways
+    /// that cannot send a token, on a network that is trusted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub front_open: bool,
-    /// File with the bearer token that another kvplane wants. It is read again with every connection. Only in the configuration, not in
-    /// calls.
+    /// File with the bearer token that another kvplane wants. It is read again with every connection. Only in
+    /// the configuration, not in calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
-    /// File with the key that the engine's own HTTP server wants for operations (`SGLang`'s `--admin-api-key`, vLLM's `--api-key`). Sent as a
-    /// bearer token, read again with every operation. Only in the configuration, not in calls.
+    /// File with the key that the engine's own HTTP server wants for operations (`SGLang`'s
+    /// `--admin-api-key`, vLLM's `--api-key`). Sent as a bearer token, read again with every operation. Only
+    /// in the configuration, not in calls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key_file: Option<PathBuf>,
     /// Where this engine's events are published again, in vLLM's framing.
@@ -182,7 +194,8 @@ impl EnginePlan {
 }
 
 impl EngineConfig {
-    /// Finds every mistake that can be found without touching the network. Reads the files that it names, so it may block.
+    /// Finds every mistake that can be found without touching the network. Reads the files that it names, so
+    /// it may block.
     pub fn plan(self) -> Result<EnginePlan, EngineConfigError> {
         // Before the files are read for use: a file that is replaced in between differs at the next reload.
         let files = ReadOnce::of(&self);
@@ -257,6 +270,7 @@ impl EngineConfig {
                 offload_chunk: self.offload_chunk,
             },
             max_silence: self.max_silence.map(|max| max.0),
+            provenance: None,
             http: self.http.clone(),
             control,
         })

@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{error, info};
 
-use crate::service::Shared;
-use crate::smg::{SmgService, SubscribeTo, own_calls};
+use crate::smg::{SmgService, own_calls};
 
-/// How long the port of a front that was just stopped may still be taken, and how often it is tried again meanwhile.
+/// How long the port of a front that was just stopped may still be taken, and how often it is tried again
+/// meanwhile.
 const FREED_WITHIN: Duration = Duration::from_secs(2);
 const TRY_AGAIN: Duration = Duration::from_millis(5);
 
@@ -65,17 +65,16 @@ impl Fronts {
     }
 
     /// Runs an engine's front.
-    pub(super) fn start(&self, shared: &Arc<Shared>, engine: &str, front: Front, listener: TcpListener) {
+    pub(super) fn start(&self, events: &SmgService, engine: &str, front: Front, listener: TcpListener) {
         let Ok(address) = listener.local_addr() else { return };
         info!(engine, %address, "front");
-        let stop = shared.stop.child_token();
+        let stop = events.stop().child_token();
         let (heard, counters) = (self.heard.clone(), front.counters());
-        let evidence = Evidence::new(shared.plane.clone(), engine, front.service(), heard, counters);
+        let evidence = Evidence::new(events.plane().clone(), engine, front.service(), heard, counters);
         let front = front.listening(evidence);
         let running = Running { address, counters: front.counters(), stop: stop.clone() };
         self.running.lock().insert(engine.to_owned(), running);
-        let events = SmgService::new(shared.clone(), SubscribeTo::Engine(engine.to_owned()));
-        let own = own_calls(front.service(), events, front.upstream().as_ref());
+        let own = own_calls(front.service(), events.of_engine(engine), front.upstream().as_ref());
         let run = async move |listener| front.run(listener, stop, own).await;
         self.ends.spawn(on_thread(listener, run));
     }
@@ -96,8 +95,8 @@ impl Fronts {
     }
 }
 
-/// Runs a front on a thread of its own. A call passes through two connections; with both on one thread, no message has
-/// to wake another.
+/// Runs a front on a thread of its own. A call passes through two connections; with both on one thread, no
+/// message has to wake another.
 fn on_thread<R>(listener: TcpListener, run: R) -> impl Future<Output = ()>
 where
     R: AsyncFnOnce(TcpListener) + Send + 'static,

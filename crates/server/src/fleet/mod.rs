@@ -1,4 +1,5 @@
-//! Which engines there are, while the plane runs: added and removed whole, with their front and what is republished.
+//! Which engines there are, while the plane runs: added and removed whole, with their front and what is
+//! republished.
 //!
 //! ```text
 //!  file, flags ── start, reload ──┐
@@ -6,43 +7,57 @@
 //!  POST /register, /unregister ───┘
 //! ```
 //!
-//! One change at a time. What is wrong is found before anything is touched: first the description, then ports, and only
-//! then is an engine contacted. Nobody else notices a change.
+//! One change at a time. What is wrong is found before anything is touched: first the description, then
+//! ports, and only then is an engine contacted. Nobody else notices a change.
 
 mod config;
 mod error;
+mod found;
 mod fronts;
 mod register;
 mod reload;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use kvplane_ingest::{Engine, Origin};
+use kvplane_ingest::{Engine, Origin, Plane};
 use parking_lot::Mutex;
 use tracing::info;
 
 pub use config::{AnnounceConfig, DuplicatesName, EngineConfig, EnginePlan, RepublishConfig, WorkerId};
 pub use error::{EngineConfigError, FleetError};
-pub(crate) use fronts::Fronts;
 pub use register::Registration;
 pub use reload::Reloaded;
 
 use config::ReadOnce;
+use fronts::Fronts;
 
-use crate::service::Shared;
-use kvplane_access::Listener;
-use kvplane_access::{Exposed, Port};
-use kvplane_front::Front;
+use crate::smg::SmgService;
+use kvplane_access::{Access, Bounds, Exposed, Listener, Port};
+use kvplane_front::{Front, FrontCounters};
 use kvplane_republish::Republisher;
 
-/// What the fleet is made of besides the plane.
-#[derive(Debug, Default)]
-pub(crate) struct Parts {
-    pub(crate) fronts: Fronts,
-    pub(crate) republisher: Republisher,
+/// What fronts are guarded and bounded by.
+#[derive(Debug)]
+pub(crate) struct FrontLimits {
+    pub(crate) access: Arc<Access>,
+    pub(crate) bounds: Bounds,
+    pub(crate) drain_timeout: Duration,
+}
+
+#[derive(Debug)]
+struct Inner {
+    plane: Arc<Plane>,
+    /// What fronts answer themselves.
+    events: SmgService,
+    limits: FrontLimits,
+    fronts: Fronts,
+    republisher: Republisher,
     /// How engines were described; not those that registered themselves.
     configs: Mutex<HashMap<String, Described>>,
+    /// Engines that were found, as they were wanted last.
+    found: Mutex<HashMap<String, found::Found>>,
     changing: tokio::sync::Mutex<()>,
 }
 
@@ -53,24 +68,41 @@ struct Described {
     files: ReadOnce,
 }
 
-impl Parts {
+/// The engines of a plane, to be changed. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Fleet(Arc<Inner>);
+
+impl Fleet {
+    pub(crate) fn new(plane: Arc<Plane>, events: SmgService, limits: FrontLimits) -> Self {
+        Self(Arc::new(Inner {
+            plane,
+            events,
+            limits,
+            fronts: Fronts::default(),
+            republisher: Republisher::default(),
+            configs: Mutex::default(),
+            found: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+        }))
+    }
+
     /// What listens for engines, in a plane with or without keys.
     pub(crate) fn listeners(&self, has_keys: bool) -> Vec<Listener> {
-        let configs = self.configs.lock();
+        let configs = self.0.configs.lock();
         let mut all: Vec<Listener> =
             configs.values().flat_map(|engine| engine.config.listeners(has_keys)).collect();
         all.sort_by(|one, other| one.name.cmp(&other.name));
         all
     }
-}
 
-/// The engines of a plane, to be changed. Cheap to clone.
-#[derive(Debug, Clone)]
-pub struct Fleet(Arc<Shared>);
+    /// What each front counts, by engine.
+    pub(crate) fn front_counters(&self) -> Vec<(String, Arc<FrontCounters>)> {
+        self.0.fronts.counters()
+    }
 
-impl Fleet {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self(shared)
+    /// Waits until every front has ended. They end when the plane stops.
+    pub(crate) async fn fronts_ended(&self) {
+        self.0.fronts.ended().await;
     }
 
     /// Adds engines, all or none.
@@ -92,13 +124,13 @@ impl Fleet {
         Ok(plan.await.map_err(|_| FleetError::BrokeOff)??)
     }
 
-    /// Removes an engine: its subscribers are told, its sockets close, what it held is freed.
+    /// Removes an engine: its subscriptions end, its sockets close, what it held is freed.
     pub async fn remove(&self, id: &str) -> Result<(), FleetError> {
         let id = id.to_owned();
         self.change(|fleet| async move { fleet.remove_locked(&id).await }).await
     }
 
-    /// Makes one change, alone, and to its end: also when whoever asked for it goes away.
+    /// Makes one change, alone, and to its end: also when its caller goes away.
     async fn change<T, C>(&self, change: impl FnOnce(Fleet) -> C) -> Result<T, FleetError>
     where
         T: Send + 'static,
@@ -106,7 +138,7 @@ impl Fleet {
     {
         let (fleet, change) = (self.clone(), change(self.clone()));
         let task = kvplane_runtime::spawn("change the fleet", async move {
-            let _changing = fleet.0.fleet.changing.lock().await;
+            let _changing = fleet.0.changing.lock().await;
             change.await
         });
         task.await.map_err(|_| FleetError::BrokeOff)?
@@ -119,11 +151,11 @@ impl Fleet {
 
     /// Ends what this adds to the plane: blocks until the republisher has ended. Fronts end with the servers.
     pub fn shutdown(&self) {
-        self.0.fleet.republisher.stop();
+        self.0.republisher.stop();
     }
 
     async fn add_locked(&self, plans: Vec<EnginePlan>, origin: Origin) -> Result<(), FleetError> {
-        let parts = &self.0.fleet;
+        let parts = &*self.0;
         self.check_exposure(&plans)?;
         let specs: Vec<_> = plans.iter().map(|plan| plan.spec.clone()).collect();
         self.0.plane.check(|_| false, &specs)?;
@@ -137,13 +169,13 @@ impl Fleet {
             republished.extend(republish);
             configs.push((config.id.clone(), Described { config, files }));
         }
-        self.off_the_runtime(move |shared| {
-            let republisher = &shared.fleet.republisher;
+        self.off_the_runtime(move |fleet| {
+            let republisher = &fleet.republisher;
             let bound = republished.iter().map(|spec| republisher.bind(spec));
             let bound = bound.collect::<Result<Vec<_>, _>>()?;
-            shared.plane.add(specs, origin)?;
+            fleet.plane.add(specs, origin)?;
             for (spec, outlets) in republished.iter().zip(bound) {
-                if let Some(engine) = shared.plane.engine(&spec.engine) {
+                if let Some(engine) = fleet.plane.engine(&spec.engine) {
                     republisher.publish(outlets, &engine);
                 }
             }
@@ -151,7 +183,7 @@ impl Fleet {
         })
         .await?;
         for (engine, front, listener) in fronts {
-            parts.fronts.start(&self.0, &engine, front, listener);
+            parts.fronts.start(&parts.events, &engine, front, listener);
         }
         parts.configs.lock().extend(configs);
         Ok(())
@@ -159,15 +191,15 @@ impl Fleet {
 
     /// A front as this plane runs it.
     fn set_up(&self, front: Front, config: &EngineConfig) -> Front {
-        let options = &self.0.options;
-        let front = front.guarded(options.access.gate(Port::Front)).draining(options.drain_timeout);
-        let front = front.bounded(options.bounds.clone());
+        let FrontLimits { access, bounds, drain_timeout } = &self.0.limits;
+        let front = front.guarded(access.gate(Port::Front)).draining(*drain_timeout);
+        let front = front.bounded(bounds.clone());
         if config.front_open { front.opened() } else { front }
     }
 
     /// Whether nothing of these engines is open to everybody unless somebody said so.
     fn check_exposure(&self, plans: &[EnginePlan]) -> Result<(), Exposed> {
-        let access = &self.0.options.access;
+        let access = &self.0.limits.access;
         for EnginePlan { config, front, .. } in plans {
             let id = &config.id;
             if let Some((address, _)) = front.as_ref().filter(|_| !config.front_open) {
@@ -191,7 +223,7 @@ impl Fleet {
             return Err(FleetError::Conflict(format!("engine {id} comes over {}: remove that", spec.link)));
         }
         let name = id.to_owned();
-        self.off_the_runtime(move |shared| Ok(shared.plane.remove(&name).map(drop)?)).await?;
+        self.off_the_runtime(move |fleet| Ok(fleet.plane.remove(&name).map(drop)?)).await?;
         self.forget(id);
         info!(engine = %id, "engine removed");
         Ok(())
@@ -199,7 +231,7 @@ impl Fleet {
 
     /// Lets go of what an engine had besides its streams.
     fn forget(&self, id: &str) {
-        let parts = &self.0.fleet;
+        let parts = &*self.0;
         parts.fronts.stop(id);
         parts.republisher.close(id);
         parts.configs.lock().remove(id);
@@ -208,10 +240,10 @@ impl Fleet {
     /// Does what may wait for a socket, or free a lot of memory.
     async fn off_the_runtime<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Shared) -> Result<T, FleetError> + Send + 'static,
+        work: impl FnOnce(&Inner) -> Result<T, FleetError> + Send + 'static,
     ) -> Result<T, FleetError> {
-        let shared = self.0.clone();
-        tokio::task::spawn_blocking(move || work(&shared)).await.map_err(|_| FleetError::BrokeOff)?
+        let inner = self.0.clone();
+        tokio::task::spawn_blocking(move || work(&inner)).await.map_err(|_| FleetError::BrokeOff)?
     }
 }
 

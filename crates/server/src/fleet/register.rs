@@ -55,7 +55,7 @@ impl Fleet {
             }
             let Some(rank) = rank else { return fleet.remove_locked(&id).await };
             let name = id.clone();
-            fleet.off_the_runtime(move |shared| Ok(shared.plane.remove_rank(&name, rank)?)).await?;
+            fleet.off_the_runtime(move |inner| Ok(inner.plane.remove_rank(&name, rank)?)).await?;
             info!(engine = %id, rank, "rank removed");
             Ok(())
         })
@@ -82,8 +82,8 @@ impl Fleet {
         }
         let known = self.engine(&id).is_some();
         let name = id.clone();
-        self.off_the_runtime(move |shared| {
-            let plane = &shared.plane;
+        self.off_the_runtime(move |inner| {
+            let plane = &inner.plane;
             if known { plane.add_rank(&name, at) } else { plane.add(vec![spec], Origin::Register) }?;
             Ok(())
         })

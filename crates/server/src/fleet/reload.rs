@@ -1,4 +1,4 @@
-//! The configured engines, told again: what differs is applied.
+//! The configured engines, read again: what differs is applied.
 
 use std::collections::HashSet;
 
@@ -18,15 +18,16 @@ pub struct Reloaded {
     pub changed: usize,
     /// Engines as before.
     pub unchanged: usize,
-    /// Engines that could not be added, because a port was taken, or could not be removed. The log names them.
+    /// Engines that could not be added, because a port was taken, or could not be removed. The log names
+    /// them.
     pub failed: usize,
 }
 
 impl Fleet {
-    /// Makes the configured engines those that `plans` say. Engines that were added by calls stay, also against a
-    /// configured one of the same name. An engine that cannot be added or removed is counted in `failed`, and
-    /// the others are applied. Returns an error if the plans cannot be applied as a whole; nothing has
-    /// changed then, unless the error is [`FleetError::BrokeOff`].
+    /// Makes the configured engines those that `plans` say. Engines that were added by calls stay, also
+    /// against a configured one of the same name. An engine that cannot be added or removed is counted in
+    /// `failed`, and the others are applied. Returns an error if the plans cannot be applied as a whole;
+    /// nothing has changed then, unless the error is [`FleetError::BrokeOff`].
     pub async fn reload(&self, plans: Vec<EnginePlan>) -> Result<Reloaded, FleetError> {
         self.change(|fleet| async move { fleet.reload_locked(plans).await }).await
     }
@@ -43,11 +44,11 @@ impl Fleet {
         for plan in plans {
             let id = plan.id().to_string();
             let same =
-                self.0.fleet.configs.lock().get(&id).is_some_and(|described| {
+                self.0.configs.lock().get(&id).is_some_and(|described| {
                     (&described.config, described.files) == (&plan.config, plan.files)
                 });
             if !going.contains(&id) && self.engine(&id).is_some() {
-                warn!(engine = %id, "configured, but added by a call before: kept as it is");
+                warn!(engine = %id, "engine was already added through the API; config entry ignored");
                 reloaded.unchanged += 1;
             } else if same && going.remove(&id) {
                 reloaded.unchanged += 1;

@@ -11,25 +11,26 @@ use kvplane_ops::{Flush, Profile, Verb};
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::server::admin_server::Admin;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::ops::{
-    self, Outcome, Phase, Plan, PlannedRank, RankReport, Selection, Summary, Update, Verdict,
+    self, Operations, Outcome, Phase, Plan, PlannedRank, RankReport, Selection, Summary, Update, Verdict,
     positive_seconds, seconds,
 };
-use crate::service::Shared;
 
 /// The service.
 #[derive(Debug)]
 pub(crate) struct AdminService {
-    shared: Arc<Shared>,
+    operations: Arc<Operations>,
+    stop: CancellationToken,
 }
 
 type Steps = Pin<Box<dyn FutureStream<Item = Result<proto::Progress, Status>> + Send>>;
 
 impl AdminService {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
+    pub(crate) fn new(operations: Arc<Operations>, stop: CancellationToken) -> Self {
+        Self { operations, stop }
     }
 
     /// What every operation takes, of a verb that is made of the operation's id.
@@ -40,7 +41,7 @@ impl AdminService {
     ) -> Result<ops::Request, PublicError> {
         let proto::OperationRequest { selection, deadline_s, dry_run } = operation.unwrap_or_default();
         let proto::EngineSelection { engines, models, kinds } = selection.unwrap_or_default();
-        let id = self.shared.operations.mint();
+        let id = self.operations.mint();
         let mut request = ops::Request::new(id.clone(), verb(id));
         request.selection = Selection::new(engines, models, &kinds, Vec::new())?;
         request.deadline = deadline_s.map(|value| positive_seconds("deadline_s", value)).transpose()?;
@@ -53,12 +54,11 @@ impl AdminService {
         caller: Option<Caller>,
         request: Result<ops::Request, PublicError>,
     ) -> Result<Response<Steps>, Status> {
-        let updates =
-            request.and_then(|request| ops::start(&self.shared, caller, request)).map_err(ApiError)?;
+        let updates = request.and_then(|request| self.operations.start(caller, request)).map_err(ApiError)?;
         let steps = ReceiverStream::new(updates).map(|update| Ok(progress(update)));
-        let stop = self.shared.stop.clone().cancelled_owned();
+        let stop = self.stop.clone().cancelled_owned();
         let farewell = PublicError::new(ErrorCode::ShuttingDown, "kvplane is shutting down");
-        let (stopped, farewell) = (self.shared.stop.clone(), Status::from(ApiError(farewell)));
+        let (stopped, farewell) = (self.stop.clone(), Status::from(ApiError(farewell)));
         let end = stream::once(async move { stopped.is_cancelled().then_some(Err(farewell)) });
         let steps = steps.take_until(stop).chain(end.filter_map(futures::future::ready));
         Ok(Response::new(steps.boxed()))

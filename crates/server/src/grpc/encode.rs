@@ -32,7 +32,7 @@ pub(super) fn entry(id: &StreamId, entry: &Entry) -> Bytes {
             timestamp: entry.timestamp,
             events: entry.changes.iter().map(|change| proto::Event { kind: Some(event(change)) }).collect(),
             trust: entry.trust.as_ref().map(trust),
-            continuity: entry.standing.map_or(0, |standing| continuity(standing).into()),
+            continuity: entry.continuity.map_or(0, |told| proto_continuity(told).into()),
             last_event_id: entry.next_event_id() - 1,
             digest: Some(state_digest(entry.digest)),
             known_from: entry.trust.as_ref().and(entry.known_from),
@@ -55,8 +55,8 @@ pub(super) fn via(stream: &Stream) -> Vec<String> {
     stream.via().iter().map(ToString::to_string).collect()
 }
 
-pub(super) fn standing(id: &StreamId, cursor: Cursor, standing: Continuity) -> Bytes {
-    response(id, cursor, Item::Standing(proto::Standing { continuity: continuity(standing).into() }))
+pub(super) fn continuity_item(id: &StreamId, cursor: Cursor, continuity: Continuity) -> Bytes {
+    response(id, cursor, Item::Standing(proto::Standing { continuity: proto_continuity(continuity).into() }))
 }
 
 pub(super) fn gone(id: &StreamId, cursor: Cursor) -> Bytes {
@@ -196,8 +196,8 @@ fn group(group: &Group) -> proto::CacheGroup {
     }
 }
 
-pub(super) fn continuity(standing: Continuity) -> proto::Continuity {
-    match standing {
+pub(super) fn proto_continuity(continuity: Continuity) -> proto::Continuity {
+    match continuity {
         Continuity::Connecting => proto::Continuity::Connecting,
         Continuity::Recovering => proto::Continuity::Recovering,
         Continuity::Live => proto::Continuity::Live,
@@ -258,7 +258,7 @@ impl SnapshotPlan {
             }
             size.add(&snapshot, &snapshot.image.blocks[block as usize]);
         }
-        // An empty state is told too.
+        // An empty state is sent too.
         ranges.push(start..order.len());
         Self { id, snapshot, order, ranges }
     }
@@ -279,7 +279,7 @@ impl Plan for SnapshotPlan {
         let mut chunk = proto::SnapshotChunk { index, last, stored: groups.stored, ..Default::default() };
         if last {
             chunk.trust = Some(trust(&self.snapshot.trust));
-            chunk.continuity = continuity(self.snapshot.standing).into();
+            chunk.continuity = proto_continuity(self.snapshot.continuity).into();
             chunk.engine_sequence = self.snapshot.engine_sequence;
             chunk.known_from = self.snapshot.known_from;
             chunk.age_ms = self.snapshot.age.map(age_ms);
@@ -308,7 +308,7 @@ impl ChunkSize {
         self.blocks >= CHUNK_BLOCKS || self.tokens >= CHUNK_TOKENS
     }
 
-    /// A block is told once for each place that holds it, and once for each other size that it is known at.
+    /// A block is sent once for each place that holds it, and once for each other size that it is known at.
     fn add(&mut self, snapshot: &Snapshot, image: &BlockImage) {
         let (chain, others) = snapshot.chains_of(image);
         let told = image.holdings.len().max(1);

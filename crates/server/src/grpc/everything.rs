@@ -36,7 +36,7 @@ impl Wanted {
         self.asker.as_ref().is_none_or(|asker| !stream.via().contains(asker))
     }
 
-    /// A cursor is good once: a stream that comes back under its name is another one.
+    /// A cursor is good once: a stream that comes back under its name is a new stream.
     fn begin(&mut self, stream: &StreamId) -> Begin {
         self.resume.remove(stream).map_or(self.begin, Begin::After)
     }
@@ -92,14 +92,15 @@ impl Everything {
             }
             match self.parts.next().await? {
                 Part::Changed(engines) => self.reconcile(&engines),
-                // What a stream still had to say after its end was told is not told.
+                // What a stream still had after its end was sent is dropped.
                 Part::Message(number, message) if self.numbers.contains(&number) => return Some(message),
                 Part::Message(..) => {}
             }
         }
     }
 
-    /// Tells of streams that are gone, and begins with those that are new; in this order, as a stream may be both.
+    /// Tells of streams that are gone, and begins with those that are new; in this order, as a stream may be
+    /// both.
     fn reconcile(&mut self, engines: &Engines) {
         let streams = engines.iter().flat_map(|engine| &engine.streams);
         let streams = streams.filter(|stream| self.wanted.includes(stream));

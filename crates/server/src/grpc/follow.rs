@@ -22,7 +22,8 @@ use crate::plans;
 
 /// Entries taken from the journal at a time.
 const READ: usize = 256;
-/// A subscriber that comes from another plane may be ahead of what has arrived here; this is how long it is waited for.
+/// A subscriber that comes from another plane may be ahead of what has arrived here; this is how long it is
+/// waited for.
 const CATCH_UP: Duration = Duration::from_secs(1);
 
 /// Where a subscriber begins.
@@ -91,7 +92,7 @@ impl Follower {
                     };
                     let snapshot = self.stream.snapshot_to_follow().await;
                     let cursor = snapshot.cursor;
-                    self.told = Some(snapshot.standing);
+                    self.told = Some(snapshot.continuity);
                     self.ready.push_back(encode::reset(&self.stream, cursor, reason));
                     // Sorting a million blocks takes a while: not on a thread that serves others.
                     let id = self.stream.id().clone();
@@ -111,14 +112,14 @@ impl Follower {
                     None => self.phase = Phase::Tail(cursor),
                 },
                 Phase::Tail(cursor) => match self.news(cursor).await {
-                    Ok(News::Standing(standing)) => {
-                        self.told = Some(standing);
-                        self.ready.push_back(encode::standing(self.stream.id(), cursor, standing));
+                    Ok(News::Continuity(continuity)) => {
+                        self.told = Some(continuity);
+                        self.ready.push_back(encode::continuity_item(self.stream.id(), cursor, continuity));
                         self.phase = Phase::Tail(cursor);
                     }
                     Ok(News::Entries(entries)) => {
-                        let standing = entries.iter().rev().find_map(|entry| entry.standing);
-                        self.told = standing.or(self.told);
+                        let continuity = entries.iter().rev().find_map(|entry| entry.continuity);
+                        self.told = continuity.or(self.told);
                         let last = entries.last().map_or(cursor.sequence, |entry| entry.sequence);
                         self.phase = Phase::Tail(Cursor { sequence: last, ..cursor });
                         let id = self.stream.id().clone();
@@ -145,15 +146,15 @@ impl Follower {
         }
     }
 
-    /// What the stream does next. Whoever comes back with a cursor is told first where a stream of another
-    /// plane stands: no entry may say so.
+    /// What the stream does next. A subscriber that comes back with a cursor first learns where a stream of
+    /// another plane stands: no entry may say so.
     async fn news(&self, cursor: Cursor) -> Result<News, Loss> {
         match self.told {
             Some(told) => self.stream.news_after(cursor, told, READ).await,
             None if self.stream.is_mirrored() => {
                 let entries = self.stream.read_after(cursor, READ)?;
                 if entries.is_empty() {
-                    return Ok(News::Standing(self.stream.standing()));
+                    return Ok(News::Continuity(self.stream.continuity()));
                 }
                 Ok(News::Entries(entries))
             }

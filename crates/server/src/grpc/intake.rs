@@ -1,4 +1,5 @@
-//! What comes in on the gRPC listener: calls have places, messages are whole and measured before they are decoded.
+//! What comes in on the gRPC listener: calls have places, messages are whole and measured before they are
+//! decoded.
 //!
 //! A message is handed on only once it is here, and only if what it becomes fits. Until it is answered its
 //! bytes count in a budget of the process, of which one peer has a share.
@@ -41,7 +42,7 @@ pub(crate) fn message_limit(path: &str, max_tokens: usize) -> usize {
     const BYTES_PER_TOKEN: usize = 12;
     let of_query = max_tokens.saturating_mul(BYTES_PER_TOKEN).max(4 << 20);
     match path {
-        "/kvplane.v1.Plane/Query" | "/kvplane.v1.Routing/Pick" => of_query,
+        "/kvplane.v1.Plane/Query" | "/kvplane.v1.Plane/Tokenize" | "/kvplane.v1.Routing/Pick" => of_query,
         // Several of the longest prompts.
         "/kvplane.v1.Plane/QueryStream" => of_query.saturating_mul(2).max(16 << 20),
         path if path.starts_with("/inferencecache.") => hints::MAX_MESSAGE,

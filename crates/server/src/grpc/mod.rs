@@ -34,8 +34,7 @@ use tonic_health::ServingStatus;
 use tracing::error;
 
 use crate::hints::{self, Bounded, HintsService};
-use crate::service::Shared;
-use crate::smg::{SmgService, SubscribeTo};
+use crate::parts::Parts;
 
 /// What the decoder takes. Each method has its own, smaller limit in `intake`.
 const MAX_MESSAGE: usize = usize::MAX;
@@ -43,11 +42,11 @@ const MAX_MESSAGE: usize = usize::MAX;
 const MAX_HEADERS: u32 = 16 << 10;
 
 /// All services on one port.
-pub(crate) fn server(shared: &Arc<Shared>) -> Router {
+pub(crate) fn server(parts: &Parts) -> Router {
     let (mut health, health_service) = tonic_health::server::health_reporter();
-    let hints = shared.hints.clone();
+    let hints = parts.hints.clone();
     let gives_hints = hints.is_some();
-    let stop = shared.stop.clone();
+    let stop = parts.stop.clone();
     kvplane_runtime::spawn("gRPC health", async move {
         health.set_serving::<PlaneServer<plane::PlaneService>>().await;
         health.set_serving::<AdminServer<admin::AdminService>>().await;
@@ -56,7 +55,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
             health.set_serving::<InferenceCacheServer<HintsService>>().await;
         }
         stop.cancelled().await;
-        // Whoever watches learns it, and its call ends: a stop waits for calls.
+        // Watchers learn it, and their calls end: a stop waits for calls.
         let named = [
             "",
             PlaneServer::<plane::PlaneService>::NAME,
@@ -70,7 +69,7 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         }
     });
     let hints = hints.map(|hints| {
-        let service = InferenceCacheServer::new(HintsService::new(shared.stop.clone(), hints.clone()));
+        let service = InferenceCacheServer::new(HintsService::new(parts.stop.clone(), hints.clone()));
         Bounded::new(service.max_decoding_message_size(hints::MAX_MESSAGE), hints)
     });
     let reflection = tonic_reflection::server::Builder::configure()
@@ -78,7 +77,8 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1();
     let reflection = reflection.inspect_err(|error| error!(%error, "no gRPC reflection")).ok();
-    let smg = SmgService::new(shared.clone(), SubscribeTo::Named);
+    let smg = parts.smg.clone();
+    let admin = admin::AdminService::new(parts.operations.clone(), parts.stop.clone());
     let mut routes = Routes::new(health_service);
     if let Some(reflection) = reflection {
         routes = routes.add_service(reflection);
@@ -86,32 +86,36 @@ pub(crate) fn server(shared: &Arc<Shared>) -> Router {
     if let Some(hints) = hints {
         routes = routes.add_service(hints);
     }
-    let plane = PlaneServer::new(plane::PlaneService::new(shared.asker.clone(), shared.stop.clone()));
-    let routing = RoutingServer::new(routing::RoutingService(shared.clone()));
+    let plane = PlaneServer::new(plane::PlaneService::new(parts.asker.clone(), parts.stop.clone()));
+    let routing = RoutingServer::new(routing::RoutingService {
+        asker: parts.asker.clone(),
+        routing: parts.routing.clone(),
+        stop: parts.stop.clone(),
+    });
     let routes = routes
         .add_service(routing.max_decoding_message_size(MAX_MESSAGE))
         .add_service(plane.max_decoding_message_size(MAX_MESSAGE))
-        .add_service(AdminServer::new(admin::AdminService::new(shared.clone())))
+        .add_service(AdminServer::new(admin))
         .add_service(VllmEngineServer::new(smg.clone()))
         .add_service(SglangSchedulerServer::new(smg.clone()))
         .add_service(TokenSpeedSchedulerServer::new(smg.clone()))
         .add_service(TrtllmServiceServer::new(smg))
         .into_axum_router();
     let routes = routes.layer(map_response(name_unknown_calls));
-    let gate = shared.options.access.gate(Port::Grpc);
+    let gate = parts.access.gate(Port::Grpc);
     let guarded = routes.layer(from_fn_with_state(gate, guard_calls));
     let bounding = intake::Bounding {
-        edge: shared.edge.clone(),
-        max_tokens: shared.asker.max_tokens,
-        hints: shared.hints.clone(),
+        edge: parts.edge.clone(),
+        max_tokens: parts.asker.max_tokens,
+        hints: parts.hints.clone(),
     };
     let bounded = guarded.layer(from_fn_with_state(Arc::new(bounding), intake::bound_calls));
     Server::builder()
-        .max_concurrent_streams(Some(shared.edge.bounds.streams_per_connection))
+        .max_concurrent_streams(Some(parts.edge.bounds.streams_per_connection))
         .http2_max_header_list_size(Some(MAX_HEADERS))
         // A subscriber behind a dead link is noticed and let go.
-        .http2_keepalive_interval(Some(shared.edge.bounds.ping_every))
-        .http2_keepalive_timeout(Some(shared.edge.bounds.ping_timeout))
+        .http2_keepalive_interval(Some(parts.edge.bounds.ping_every))
+        .http2_keepalive_timeout(Some(parts.edge.bounds.ping_timeout))
         .add_routes(bounded.into())
 }
 

@@ -75,7 +75,7 @@ fn wanted(request: &proto::SubscribeRequest, begin: Begin) -> Result<Wanted, Pub
         };
         resume.insert(StreamId::new(EngineId::new(engine), *rank), cursor(at));
     }
-    let asker = (!request.plane.is_empty()).then(|| PlaneId::as_told(&request.plane));
+    let asker = (!request.plane.is_empty()).then(|| PlaneId::reported(&request.plane));
     Ok(Wanted { begin, resume, asker })
 }
 
@@ -97,6 +97,13 @@ type Responses = Pin<Box<dyn FutureStream<Item = Result<Encoded, Status>> + Send
 #[tonic::async_trait]
 impl Plane for PlaneService {
     type SubscribeStream = Responses;
+    async fn tokenize(
+        &self,
+        request: Request<proto::QueryRequest>,
+    ) -> Result<Response<proto::TokenizeResponse>, Status> {
+        Ok(Response::new(query::tokenize(&self.asker, request.into_inner()).await?))
+    }
+
     type QueryStreamStream = query::Answers;
 
     async fn subscribe(
@@ -176,7 +183,7 @@ fn brief_status(stream: &Stream) -> proto::RankStatus {
     let cursor = stream.cursor();
     proto::RankStatus {
         rank: stream.id().rank,
-        continuity: encode::continuity(freshness.judge(stream.standing(), age)).into(),
+        continuity: encode::proto_continuity(freshness.judge(stream.continuity(), age)).into(),
         cursor: Some(proto::Cursor { epoch: cursor.epoch.as_u64(), sequence: cursor.sequence }),
         age_ms: age.map(age_ms),
         ..Default::default()
@@ -187,7 +194,7 @@ fn rank_status(stream: &Stream) -> proto::RankStatus {
     let status = stream.glance();
     proto::RankStatus {
         rank: stream.id().rank,
-        continuity: encode::continuity(status.continuity).into(),
+        continuity: encode::proto_continuity(status.continuity).into(),
         trust: Some(encode::trust(&status.trust)),
         cursor: Some(proto::Cursor { epoch: status.epoch.as_u64(), sequence: status.cursor.sequence }),
         engine_sequence: status.engine_sequence,

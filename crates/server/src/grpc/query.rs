@@ -8,6 +8,7 @@ use kvplane_access::ApiError;
 use kvplane_catalog::{Answer, Counts, GroupLength, Match, Question, age_ms};
 use kvplane_core::{ErrorCode, MultimodalItem, PublicError, Tier, Trust};
 use kvplane_ingest::told_keys;
+use kvplane_prompt::PromptInput;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::query_result::Outcome;
 use tokio_util::sync::CancellationToken;
@@ -17,13 +18,14 @@ use super::{encode, text};
 use crate::questions::{Asker, TokenizedNote};
 use crate::value::Protocol;
 
-/// Tokens of one message that are hashed at once: some hundred microseconds. More is done where it delays nobody.
+/// Tokens of one message that are hashed at once: some hundred microseconds. More is done where it delays
+/// nobody.
 const AT_ONCE: usize = 128 << 10;
 
 /// Bytes of text that are tokenized at once.
 const TEXT_AT_ONCE: usize = 32 << 10;
 
-pub(super) fn text_length(request: &proto::QueryRequest) -> usize {
+fn text_length(request: &proto::QueryRequest) -> usize {
     let texts = [&request.prompt, &request.messages, &request.tools, &request.chat_template_kwargs];
     texts.into_iter().flatten().map(String::len).sum()
 }
@@ -43,6 +45,32 @@ pub(super) async fn query(
     let answered = tokio::task::spawn_blocking(move || answer(&asker, request)).await;
     let failed = |_| PublicError::new(ErrorCode::Internal, "the query could not be answered");
     Ok(answered.map_err(failed).flatten().map_err(ApiError)?)
+}
+
+/// The ids of a text.
+pub(super) async fn tokenize(
+    asker: &Arc<Asker>,
+    request: proto::QueryRequest,
+) -> Result<proto::TokenizeResponse, Status> {
+    let aside = text_length(&request) > TEXT_AT_ONCE;
+    let (mut question, text) = question(request).map_err(ApiError)?;
+    let missing = || PublicError::field("prompt", "is missing, and so is messages");
+    let text = text.ok_or_else(missing).map_err(ApiError)?;
+    let here = asker.clone();
+    let work = move || {
+        let note = here.tokenize(&mut question, &text)?;
+        Ok(proto::TokenizeResponse {
+            model: question.model.unwrap_or_default(),
+            lora_name: question.lora_name,
+            token_ids: question.token_ids.unwrap_or_default(),
+            tokenized: Some(tokenized_note(note)),
+        })
+    };
+    if !aside {
+        return Ok(work().map_err(ApiError)?);
+    }
+    let failed = |_| PublicError::new(ErrorCode::Internal, "the text could not be tokenized");
+    Ok(tokio::task::spawn_blocking(work).await.map_err(failed).flatten().map_err(ApiError)?)
 }
 
 /// Answers messages one after the other: the next is read when this one is answered and taken.
@@ -96,7 +124,8 @@ fn answer(asker: &Asker, request: proto::QueryRequest) -> Result<proto::QueryRes
 /// The answer, and whether anybody was found.
 fn ask(asker: &Asker, request: proto::QueryRequest) -> Result<(proto::QueryResponse, bool), PublicError> {
     let groups = request.groups;
-    let (question, tokenized) = question(asker, request)?;
+    let (mut question, text) = question(request)?;
+    let tokenized = text.map(|text| asker.tokenize(&mut question, &text)).transpose()?;
     question.ask(asker.catalog(), asker.asking(), |answer| {
         asker.value.answered(Protocol::Grpc, &question, answer);
         let mut response = response(answer, groups);
@@ -109,11 +138,8 @@ pub(super) fn tokenized_note(TokenizedNote { tokens, parity }: TokenizedNote) ->
     proto::Tokenized { tokens, parity: parity.to_owned() }
 }
 
-/// The question of a message, with the ids of its text.
-pub(super) fn question(
-    asker: &Asker,
-    request: proto::QueryRequest,
-) -> Result<(Question, Option<TokenizedNote>), PublicError> {
+/// The question of a message, and its text.
+pub(super) fn question(request: proto::QueryRequest) -> Result<(Question, Option<PromptInput>), PublicError> {
     let proto::QueryRequest {
         model,
         token_ids,
@@ -170,8 +196,7 @@ pub(super) fn question(
     let (tokens_given, hashes_given) = (!token_ids.is_empty(), !block_hashes.is_empty());
     question.set_token_ids(token_ids, tokens_given);
     question.set_block_hashes(block_hashes, hashes_given);
-    let tokenized = text.map(|text| asker.tokenize(&mut question, &text)).transpose()?;
-    Ok((question, tokenized))
+    Ok((question, text))
 }
 
 fn response(answer: &Answer<'_>, groups: bool) -> proto::QueryResponse {
@@ -253,7 +278,7 @@ fn passed_over(found: &Match<'_>) -> proto::NotCredited {
         epoch: found.view.epoch.as_u64(),
         trust: level(found.view.trust),
         reason: found.refusal().to_owned(),
-        continuity: encode::continuity(found.view.continuity).into(),
+        continuity: encode::proto_continuity(found.view.continuity).into(),
         age_ms: found.age.map(age_ms),
     }
 }

@@ -245,7 +245,8 @@ impl<'s> Scan<'s> {
                     continue;
                 }
                 5 => drop(split(&mut bytes, 4)?),
-                // Groups: their fields are walked as if they were ours, which counts too much rather than too little.
+                // Groups: their fields are walked as if they were ours, which counts too much rather than too
+                // little.
                 3 | 4 => continue,
                 _ => return Err(Unfit::Malformed),
             }

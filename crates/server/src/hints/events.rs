@@ -17,7 +17,8 @@ use tonic::Status;
 
 use super::Hints;
 
-/// Events that a listener may be behind. One that is further behind is told so, and ended: nobody waits for it.
+/// Events that a listener may be behind. One that is further behind gets an error, and ends: nobody waits for
+/// it.
 const KEPT: usize = 8192;
 /// Listeners at the same time.
 const MAX_LISTENERS: usize = 256;
@@ -57,7 +58,7 @@ impl Observer for Events {
             timestamp_us: unix_us(),
             adapter_id: prefix.map(|(_, adapter)| adapter.to_owned()).unwrap_or_default(),
         };
-        // Whoever listened may have gone just now.
+        // The listener may have gone just now.
         let _ = sender.send(Arc::new(event));
     }
 }

@@ -1,4 +1,5 @@
-//! `LookupRoute`: who should serve a prompt. Never fails: what cannot be used gets no hint, and the reason why.
+//! `LookupRoute`: who should serve a prompt. Never fails: what cannot be used gets no hint, and the reason
+//! why.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use kvplane_metrics::hint_counters::Unusable;
 use kvplane_proto::inferencecache as proto;
 use kvplane_report::unix_us;
 
-use super::Hints;
+use super::{Hints, text};
 use crate::value::Protocol;
 
 /// The longest prompt that is hashed here.
@@ -45,13 +46,25 @@ pub(super) async fn route(
     if request.tenant_id != RESERVED_TENANT {
         hints.engines_are_heard(deadline).await;
     }
+    let (mut request, mut failed) = (request, None);
+    let as_text = is_text(&request) && request.token_ids.is_empty();
+    if as_text && hints.prompts.model(&request.model_id).is_some() {
+        match text::ids(hints, &request, deadline).await {
+            Ok(ids) => request.token_ids = ids,
+            Err(unusable) => failed = Some(unusable),
+        }
+    }
+    let echo = as_text && !request.token_ids.is_empty();
     let long = request.token_ids.len() > TOKENS_AT_ONCE || request.block_hashes.len() > BLOCKS_AT_ONCE;
     let request = Arc::new(request);
-    let (verdict, unusable) = if long {
+    let (verdict, mut unusable) = if long {
         look_aside(hints, request.clone(), deadline).await
     } else {
         answer(hints, &request, deadline)
     };
+    if let (Some(Unusable::PromptText), Some(failed)) = (unusable, failed) {
+        unusable = Some(failed);
+    }
     let took = started.elapsed();
     hints.counters.lookups.record(&request.model_id, verdict.reason, took);
     let found = match verdict.reason {
@@ -66,10 +79,15 @@ pub(super) async fn route(
         replica_scores: verdict.scores.iter().map(replica_score).collect(),
         reason_code: verdict.reason.as_str().to_owned(),
         lookup_latency_us: took.as_micros() as i64,
-        token_ids: Vec::new(),
+        token_ids: if echo { request.token_ids.clone() } else { Vec::new() },
         adapter_id: request.adapter_id.clone(),
     };
     Answer { response, unusable }
+}
+
+/// Whether the prompt is given as text, and in no form that comes first.
+fn is_text(request: &proto::LookupRouteRequest) -> bool {
+    !request.prompt_text.is_empty() && request.prefix_hash.is_empty() && request.block_hashes.is_empty()
 }
 
 /// Tokens of the prompt, in the form that counts first.
@@ -135,7 +153,7 @@ impl Scratch {
     }
 
     /// The chain of a prompt in blocks of this size: adapter and salt are no part of it.
-    fn hash_tokens(&mut self, tokens: &[u32], block_size: u32) {
+    pub(super) fn hash_tokens(&mut self, tokens: &[u32], block_size: u32) {
         self.clear();
         hash_blocks(tokens, block_size as usize, Namespace::PLAIN, &mut self.contents);
         let mut previous = None;

@@ -1,4 +1,5 @@
-//! `inferencecache.v1alpha1`: hints for gateways, from what replicas report and from engines that are heard here.
+//! `inferencecache.v1alpha1`: hints for gateways, from what replicas report and from engines that are heard
+//! here.
 //!
 //! ```text
 //! ReportCacheState, PublishEvent ──> reports.rs ──┐                 ┌──> lookup.rs ──> LookupRoute
@@ -22,6 +23,7 @@ mod lookup;
 mod options;
 mod reports;
 mod service;
+mod text;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +32,7 @@ use kvplane_core::{ErrorCode, PublicError};
 use kvplane_hints::Book;
 use kvplane_ingest::Plane;
 use kvplane_metrics::hint_counters::{Counters, Refusal};
+use kvplane_prompt::Prompts;
 use kvplane_report::unix_us;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -63,6 +66,8 @@ pub(crate) struct Hints {
     pub(crate) counters: Arc<Counters>,
     /// Tokens asked for and found, over all protocols.
     pub(crate) value: Arc<Value>,
+    /// Makes ids of prompts that are given as text.
+    pub(crate) prompts: Prompts,
     plane: Arc<Plane>,
     heard: Heard,
     events: Arc<Events>,
@@ -72,7 +77,7 @@ pub(crate) struct Hints {
 
 impl Hints {
     /// Nothing is known yet.
-    pub(crate) fn new(plane: Arc<Plane>, options: HintsOptions, value: Arc<Value>) -> Self {
+    pub(crate) fn new(plane: Arc<Plane>, options: HintsOptions, value: Arc<Value>, prompts: Prompts) -> Self {
         let events = Arc::new(Events::default());
         let book = Book::new(options.limits.clone(), options.policies.clone(), Some(events.clone()));
         Self {
@@ -80,6 +85,7 @@ impl Hints {
             options,
             counters: Arc::default(),
             value,
+            prompts,
             plane,
             heard: Heard::default(),
             events,
@@ -93,7 +99,7 @@ impl Hints {
         self.counters.refused.count(Refusal::Oversized);
     }
 
-    /// Refuses writers that nobody knows. Whoever has shown a key has shown its role before this.
+    /// Refuses unknown writers. Callers with a key have shown their role before this.
     fn check_writer(&self, caller: Option<&Caller>) -> Result<(), PublicError> {
         let known = caller.is_some_and(|caller| caller.proof != Proof::Nothing);
         if known || self.options.accept_reports == AcceptReports::Anyone {
@@ -117,7 +123,7 @@ impl Hints {
             // It may look at everything that there is.
             let looked = tokio::task::spawn_blocking(move || book.expire(unix_us())).await;
             if looked.is_err() {
-                tracing::error!("old hints are not forgotten any more: looking for them failed");
+                tracing::error!("old hints no longer expire: the sweep failed");
                 return;
             }
         }
@@ -140,7 +146,7 @@ mod tests {
 
     fn hints(options: HintsOptions) -> Hints {
         let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
-        Hints::new(plane, options, Arc::new(Value::new("test")))
+        Hints::new(plane, options, Arc::new(Value::new("test")), Prompts::default())
     }
 
     #[tokio::test]

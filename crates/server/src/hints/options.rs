@@ -32,7 +32,7 @@ impl Default for HintsOptions {
     }
 }
 
-/// Who may report what replicas hold. The protocol knows no passwords: whoever may report may clear any replica.
+/// Who may report what replicas hold. The protocol knows no passwords: every reporter may clear any replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AcceptReports {
     /// Callers on this machine.

@@ -18,7 +18,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::lookup::{self, Answer};
-use super::{Hints, events, reports};
+use super::{Hints, events, reports, text};
 
 /// Where a response says why a lookup could not be used.
 const REASON: &str = "kvplane-reason";
@@ -166,7 +166,7 @@ impl InferenceCache for HintsService {
         self.hints.engines_are_heard(deadline(request.metadata())).await;
         let events = events::listen(&self.hints, request.into_inner()).map_err(ApiError)?;
         let stop = self.stop.clone().cancelled_owned();
-        // A listener that was ended is not told another status; one that is left at the end is.
+        // A listener that was ended gets no second status; one that is left at the end gets its first.
         let farewell = self.stop.clone();
         let farewell = stream::once(async move { farewell.is_cancelled().then(|| Err(shutting_down())) });
         let events = events.take_until(stop).chain(farewell.filter_map(futures::future::ready));
@@ -175,9 +175,9 @@ impl InferenceCache for HintsService {
 
     async fn render_template(
         &self,
-        _: Request<proto::RenderTemplateRequest>,
+        request: Request<proto::RenderTemplateRequest>,
     ) -> Result<Response<proto::RenderTemplateResponse>, Status> {
-        Err(not_here("renders no templates: hash the prompt as it is"))
+        Ok(Response::new(text::render(&self.hints, request.into_inner()).await))
     }
 
     async fn lookup_pd_route(

@@ -1,6 +1,5 @@
-//! The dashboard: files that are part of the binary. They hold no data; what they show they ask for as any caller does.
-
-use std::sync::Arc;
+//! The dashboard: files that are part of the binary. They hold no data; what they show they ask for as any
+//! caller does.
 
 use axum::Router;
 use axum::extract::Path;
@@ -10,7 +9,7 @@ use axum::routing::get;
 use http::{HeaderValue, Uri, header};
 use kvplane_access::ApiError;
 
-use crate::service::Shared;
+use crate::parts::Parts;
 
 const PAGE: &str = include_str!("../../dashboard/index.html");
 
@@ -51,7 +50,7 @@ const FILES: &[File] = &[
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-pub(super) fn routes() -> Router<Arc<Shared>> {
+pub(super) fn routes() -> Router<Parts> {
     Router::new().route("/", get(page)).route("/dashboard/{file}", get(file))
 }
 

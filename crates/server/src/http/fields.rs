@@ -1,7 +1,7 @@
 //! Reads a JSON object field by field.
 //!
-//! A question is one long list of numbers and a few short fields. The list is read here, straight into the caller's vector;
-//! every other value is left to serde. Neither ever reads a value twice.
+//! A question is one long list of numbers and a few short fields. The list is read here, straight into the
+//! caller's vector; every other value is left to serde. Neither ever reads a value twice.
 
 use std::borrow::Cow;
 
@@ -95,8 +95,9 @@ impl<'b> Fields<'b> {
         self.value::<IgnoredAny>().map(|_| ())
     }
 
-    /// A list of at most `max` whole numbers, each handed to `take`, which may refuse it, and may then be asked once more;
-    /// `false` for null. Numbers may be written as text: readers that know only floats cannot write 64 bits otherwise.
+    /// A list of at most `max` whole numbers, each handed to `take`, which may refuse it, and may then be
+    /// asked once more; `false` for null. Numbers may be written as text: readers that know only floats
+    /// cannot write 64 bits otherwise.
     pub(super) fn numbers(
         &mut self,
         max: usize,

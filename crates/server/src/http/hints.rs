@@ -1,4 +1,5 @@
-//! The pages that an inference-cache controller uses: `/snapshot`, `/policy`, `/probe`. Their JSON is the peer's; errors are ours.
+//! The pages that an inference-cache controller uses: `/snapshot`, `/policy`, `/probe`. Their JSON is the
+//! peer's; errors are ours.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,13 +21,13 @@ use time::OffsetDateTime;
 use super::parameters::wrong_body;
 use super::{policy, probe};
 use crate::hints::Hints;
-use crate::service::Shared;
+use crate::parts::Parts;
 
 /// As much as the peer takes.
 const MAX_POLICY: usize = 1 << 20;
 const MAX_PROBE: usize = 4 << 10;
 
-pub(super) fn routes(hints: Arc<Hints>) -> Router<Arc<Shared>> {
+pub(super) fn routes(hints: Arc<Hints>) -> Router<Parts> {
     Router::new()
         .route("/snapshot", get(snapshot_page))
         .route("/policy", post(policy_page).put(policy_page))
@@ -130,7 +131,7 @@ impl Snapshot {
         for replica in &census.replicas {
             replicas.entry((&replica.tenant, &replica.replica)).or_default().add(replica);
         }
-        // Prefixes, and the hit rates that were told.
+        // Prefixes, and the hit rates that were reported.
         let mut tenants: BTreeMap<&str, (usize, Vec<f32>)> = BTreeMap::new();
         for model in &census.models {
             tenants.entry(&model.tenant).or_default().0 += model.prefixes;

@@ -1,5 +1,5 @@
-//! The routes by which an indexer of Dynamo's kind is told of its instances. Their JSON is theirs: unknown fields are
-//! ignored, a body that cannot be read is refused in text, and every other error is `{"error": "words"}`.
+//! The routes that register instances with an indexer of Dynamo's kind. The JSON is Dynamo's: unknown fields
+//! are ignored, a body that cannot be read is refused in text, and every other error is `{"error": "words"}`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use kvplane_core::{Continuity, EngineKind, PublicError};
-use kvplane_ingest::{DEFAULT_ROUTING_GROUP, Engine, RankSpec};
+use kvplane_ingest::{DEFAULT_ROUTING_GROUP, Engine, Plane, RankSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::members::changing;
 use crate::fleet::{Fleet, FleetError, Registration, WorkerId};
-use crate::service::Shared;
+use crate::parts::Parts;
 
 /// Addresses are shorter.
 const MAX_ADDRESS: usize = 2048;
 /// Names of models and groups are shorter: each is kept as often as there are ranks and indexes.
 const MAX_NAME: usize = 1024;
 
-pub(super) fn routes() -> Router<Arc<Shared>> {
+pub(super) fn routes() -> Router<Parts> {
     Router::new()
         .route("/register", changing(post(register)))
         .route("/unregister", changing(post(unregister)))
@@ -70,7 +70,7 @@ fn default_group() -> String {
 
 type Body<T> = Result<Json<T>, JsonRejection>;
 
-async fn register(State(shared): State<Arc<Shared>>, body: Body<RegisterRequest>) -> Response {
+async fn register(State(fleet): State<Fleet>, body: Body<RegisterRequest>) -> Response {
     let Json(request) = match body {
         Ok(request) => request,
         // As text, with the status that its reason has: so does Dynamo's.
@@ -91,7 +91,7 @@ async fn register(State(shared): State<Arc<Shared>>, body: Body<RegisterRequest>
         events: request.endpoint,
         replay: request.replay_endpoint,
     };
-    done(StatusCode::CREATED, Fleet::new(shared).register(registration).await)
+    done(StatusCode::CREATED, fleet.register(registration).await)
 }
 
 impl RegisterRequest {
@@ -126,7 +126,7 @@ fn published_kind(name: Option<&str>) -> Result<EngineKind, String> {
     }
 }
 
-async fn unregister(State(shared): State<Arc<Shared>>, body: Body<UnregisterRequest>) -> Response {
+async fn unregister(State(fleet): State<Fleet>, body: Body<UnregisterRequest>) -> Response {
     let Json(request) = match body {
         Ok(request) => request,
         Err(rejection) => return rejection.into_response(),
@@ -134,7 +134,6 @@ async fn unregister(State(shared): State<Arc<Shared>>, body: Body<UnregisterRequ
     let UnregisterRequest { instance_id, model_name, routing_group, dp_rank } = request;
     // A rank alone is meant only where the group is named too; that is how it was agreed upon there.
     let rank = dp_rank.filter(|_| routing_group.is_some());
-    let fleet = Fleet::new(shared);
     done(StatusCode::OK, fleet.unregister(instance_id.0, model_name, routing_group, rank).await)
 }
 
@@ -204,10 +203,7 @@ struct Wanted {
     routing_group: Option<String>,
 }
 
-async fn workers(
-    State(shared): State<Arc<Shared>>,
-    wanted: Result<Query<Wanted>, QueryRejection>,
-) -> Response {
+async fn workers(State(plane): State<Arc<Plane>>, wanted: Result<Query<Wanted>, QueryRejection>) -> Response {
     let Query(Wanted { model_name: model, routing_group: group }) = match wanted {
         Ok(wanted) => wanted,
         Err(rejection) => return rejection.into_response(),
@@ -216,7 +212,7 @@ async fn workers(
         model.as_ref().is_none_or(|model| *model == engine.spec.model)
             && group.as_ref().is_none_or(|group| *group == engine.spec.routing_group)
     };
-    let engines = shared.plane.engines();
+    let engines = plane.engines();
     let wanted = engines.iter().filter(|engine| is_wanted(engine));
     let mut workers: Vec<Worker> = wanted.map(|engine| worker(engine)).collect();
     workers.sort_by_key(|worker| worker.instance_id);
@@ -248,12 +244,12 @@ fn worker(engine: &Engine) -> Worker {
 }
 
 /// Peers are asked where a stream's past is not known: see `kvplane_ingest`'s `peers`.
-async fn register_peer(State(shared): State<Arc<Shared>>, body: Body<PeerRequest>) -> Response {
+async fn register_peer(State(plane): State<Arc<Plane>>, body: Body<PeerRequest>) -> Response {
     match body {
         Ok(Json(PeerRequest { url })) if url.len() > MAX_ADDRESS => {
             refuse(StatusCode::BAD_REQUEST, &too_long("url", url.len(), MAX_ADDRESS))
         }
-        Ok(Json(PeerRequest { url })) => match shared.plane.peers().add(url) {
+        Ok(Json(PeerRequest { url })) => match plane.peers().add(url) {
             Ok(()) => done(StatusCode::CREATED, Ok(())),
             Err(error) => refuse(StatusCode::TOO_MANY_REQUESTS, &error.to_string()),
         },
@@ -261,16 +257,16 @@ async fn register_peer(State(shared): State<Arc<Shared>>, body: Body<PeerRequest
     }
 }
 
-async fn deregister_peer(State(shared): State<Arc<Shared>>, body: Body<PeerRequest>) -> Response {
+async fn deregister_peer(State(plane): State<Arc<Plane>>, body: Body<PeerRequest>) -> Response {
     match body {
-        Ok(Json(PeerRequest { url })) if shared.plane.peers().remove(&url) => done(StatusCode::OK, Ok(())),
+        Ok(Json(PeerRequest { url })) if plane.peers().remove(&url) => done(StatusCode::OK, Ok(())),
         Ok(_) => refuse(StatusCode::NOT_FOUND, "there is no such peer"),
         Err(rejection) => rejection.into_response(),
     }
 }
 
-async fn peers(State(shared): State<Arc<Shared>>) -> Json<Vec<String>> {
-    let mut urls = shared.plane.peers().urls();
+async fn peers(State(plane): State<Arc<Plane>>) -> Json<Vec<String>> {
+    let mut urls = plane.peers().urls();
     urls.sort();
     Json(urls)
 }

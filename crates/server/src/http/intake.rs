@@ -48,7 +48,7 @@ pub(super) async fn bound_bodies(State(edge): State<Arc<Edge>>, request: Request
         Body::new(Metered { body, state: state.clone(), timer: Box::pin(sleep(edge.bounds.request_time)) })
     };
     let response = next.run(request.map(metered)).await;
-    // The handler saw a body that broke off; the caller is told why.
+    // The handler saw a body that broke off; the answer says why.
     let failed = state.lock().1;
     match failed {
         Some(reason) => refused(&edge, reason),

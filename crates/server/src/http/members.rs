@@ -10,42 +10,42 @@ use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Json, Router};
 use kvplane_access::ApiError;
 use kvplane_core::PublicError;
-use kvplane_ingest::Origin;
+use kvplane_ingest::{Origin, Plane};
 use serde_json::{Value, json};
 
 use super::parameters::wrong_body;
 use super::status;
 use crate::fleet::{EngineConfig, Fleet};
-use crate::service::Shared;
+use crate::parts::Parts;
 
 /// An engine's description is some hundred bytes.
 const MAX_BODY: usize = 64 << 10;
 
-pub(super) fn routes() -> Router<Arc<Shared>> {
+pub(super) fn routes() -> Router<Parts> {
     Router::new()
         .route("/v1/engines", get(list).merge(changing(post(add))))
         .route("/v1/engines/{id}", changing(delete(remove)))
 }
 
 /// A route that takes small bodies. Who may ask for it is in the table of roles.
-pub(super) fn changing(route: MethodRouter<Arc<Shared>>) -> MethodRouter<Arc<Shared>> {
+pub(super) fn changing(route: MethodRouter<Parts>) -> MethodRouter<Parts> {
     route.layer(DefaultBodyLimit::max(MAX_BODY))
 }
 
-async fn list(State(shared): State<Arc<Shared>>) -> Json<Value> {
-    let engines: Vec<_> = shared.plane.engines().iter().map(|engine| status::described(engine)).collect();
+async fn list(State(plane): State<Arc<Plane>>) -> Json<Value> {
+    let engines: Vec<_> = plane.engines().iter().map(|engine| status::described(engine)).collect();
     Json(json!({ "engines": engines }))
 }
 
 async fn add(
-    State(shared): State<Arc<Shared>>,
+    State(fleet): State<Fleet>,
     described: Result<Json<EngineConfig>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let Json(config) = described.map_err(|rejection| match std::error::Error::source(&rejection) {
         Some(why) => wrong_body(why),
         None => wrong_body(rejection.body_text()),
     })?;
-    // Whoever may add engines could have any file of this machine sent elsewhere.
+    // A caller that may add engines could have any file of this machine sent elsewhere.
     for (key, given) in [("token_file", &config.token_file), ("api_key_file", &config.api_key_file)] {
         if given.is_some() {
             let wrong = PublicError::field(key, "can be set in the configuration only");
@@ -53,7 +53,6 @@ async fn add(
         }
     }
     let id = config.id.clone();
-    let fleet = Fleet::new(shared);
     let plan = Fleet::plan(config).await.map_err(PublicError::from)?;
     fleet.add(vec![plan], Origin::Api).await.map_err(PublicError::from)?;
     let added = fleet.engine(&id).map_or(Value::Null, |engine| status::described(&engine));
@@ -61,10 +60,10 @@ async fn add(
 }
 
 async fn remove(
-    State(shared): State<Arc<Shared>>,
+    State(fleet): State<Fleet>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<StatusCode, ApiError> {
     let Path(id) = id.map_err(|rejection| PublicError::field("id", rejection.body_text()))?;
-    Fleet::new(shared).remove(&id).await.map_err(PublicError::from)?;
+    fleet.remove(&id).await.map_err(PublicError::from)?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,6 +1,7 @@
 //! The HTTP server.
 
 mod dashboard;
+mod discover;
 mod fields;
 mod hints;
 mod indexer;
@@ -36,39 +37,44 @@ use axum::{Json, Router};
 use kvplane_access::ApiError;
 use kvplane_access::{Caller, Port, Role, guard_pages, table};
 use kvplane_core::{ErrorCode, PublicError};
+use kvplane_ingest::Plane;
 use kvplane_metrics::Detail;
 use parameters::{Pairs, Parameters};
 use serde_json::json;
 
+use crate::parts::Parts;
 use crate::publishers::Publishers;
+use crate::readiness::Readiness;
 pub(crate) use indexer_counters::IndexerCounters;
+pub(crate) use metrics::MetricsPage;
 pub(crate) use overview::Overviews;
-
-use crate::service::Shared;
+pub(crate) use status::StatusPage;
+pub(crate) use watch::Watching;
 
 /// What there is, where everything is served.
 const OPENAPI_LISTS: &str = "GET /openapi.json lists every path, and its methods";
 
-pub(crate) fn router(shared: Arc<Shared>) -> Router {
-    let dumps = recover::Dumps { asker: shared.asker.clone(), edge: shared.edge.clone() };
+pub(crate) fn router(parts: Parts) -> Router {
+    let dumps = recover::Dumps { asker: parts.asker.clone(), edge: parts.edge.clone() };
     let of_an_indexer = indexer::routes()
-        .route("/query", post(peer_query::query).with_state(shared.asker.clone()))
-        .route("/query_by_hash", post(peer_query::query_by_hash).with_state(shared.asker.clone()))
+        .route("/query", post(peer_query::query).with_state(parts.asker.clone()))
+        .route("/query_by_hash", post(peer_query::query_by_hash).with_state(parts.asker.clone()))
         .route("/dump", get(peer_dump::dump).with_state(dumps.clone()))
-        .route_layer(from_fn_with_state(shared.indexer_counters.clone(), indexer_counters::count));
+        .route_layer(from_fn_with_state(parts.indexer_counters.clone(), indexer_counters::count));
     let more = Router::new()
         .route("/openapi.json", get(openapi::page))
-        .route("/v1/query", post(query::query).with_state(shared.asker.clone()))
+        .route("/v1/query", post(query::query).with_state(parts.asker.clone()))
         .route("/kv_recover", get(recover::kv_recover).with_state(dumps))
         .route("/v1/watch", get(watch::watch))
         .route("/v1/history", get(watch::history))
+        .route("/v1/discover", get(discover::page))
         .merge(dashboard::routes())
         .merge(members::routes())
         .merge(pick::routes())
         .merge(operations::routes())
         .merge(of_an_indexer)
-        .merge(shared.hints.clone().map(hints::routes).unwrap_or_default());
-    serving(more, OPENAPI_LISTS, shared)
+        .merge(parts.hints.clone().map(hints::routes).unwrap_or_default());
+    serving(more, OPENAPI_LISTS, parts)
 }
 
 /// Reads a body of `/v1/query`: what is taken is JSON.
@@ -79,16 +85,16 @@ pub(crate) fn check_query(body: &[u8]) {
 }
 
 /// The pages that say how the process is, and nothing about prompts.
-pub(crate) fn pages(shared: Arc<Shared>) -> Router {
+pub(crate) fn pages(parts: Parts) -> Router {
     serving(
         Router::new(),
         "GET /healthz, /readyz, /metrics and /v1/status are all that is served here",
-        shared,
+        parts,
     )
 }
 
-/// `listed` says what there is, to whoever asks for something else.
-fn serving(more: Router<Arc<Shared>>, listed: &'static str, shared: Arc<Shared>) -> Router {
+/// `listed` names what there is, in answers to unknown paths.
+fn serving(more: Router<Parts>, listed: &'static str, parts: Parts) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
@@ -101,10 +107,10 @@ fn serving(more: Router<Arc<Shared>>, listed: &'static str, shared: Arc<Shared>)
             ApiError(PublicError::new(ErrorCode::MethodNotAllowed, message).with_next(listed))
         })
         .fallback(async move |uri: Uri| ApiError(no_such_path(uri.path(), listed)))
-        .layer(from_fn_with_state(shared.edge.clone(), intake::bound_bodies))
-        .layer(from_fn_with_state(shared.options.access.gate(Port::Http), guard_pages))
+        .layer(from_fn_with_state(parts.edge.clone(), intake::bound_bodies))
+        .layer(from_fn_with_state(parts.access.gate(Port::Http), guard_pages))
         .layer(from_fn(intake::mark_busy))
-        .with_state(shared)
+        .with_state(parts)
 }
 
 async fn healthz() -> &'static str {
@@ -112,17 +118,16 @@ async fn healthz() -> &'static str {
 }
 
 async fn readyz(
-    State(shared): State<Arc<Shared>>,
+    State(readiness): State<Arc<Readiness>>,
+    State(plane): State<Arc<Plane>>,
     caller: Option<Extension<Caller>>,
     query: Pairs,
 ) -> Result<Response, ApiError> {
     let mut given = Parameters::read(query, &[])?;
     let strict = given.flag("strict", &[])?.unwrap_or(false);
     given.finish()?;
-    let (verdict, publishers) = off_the_workers(move || {
-        (shared.readiness.check(&shared.plane, strict), Publishers::of(&shared.plane))
-    })
-    .await?;
+    let read = move || (readiness.check(&plane, strict), Publishers::of(&plane));
+    let (verdict, publishers) = off_the_workers(read).await?;
     let code = if verdict.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     if !caller.is_some_and(|Extension(caller)| caller.roles.include(Role::Read)) {
         // Which engines there are is for those who may read.
@@ -132,11 +137,11 @@ async fn readyz(
     Ok((code, Json(body)).into_response())
 }
 
-async fn metrics_page(State(shared): State<Arc<Shared>>, query: Pairs) -> Result<Response, ApiError> {
+async fn metrics_page(State(page): State<Arc<MetricsPage>>, query: Pairs) -> Result<Response, ApiError> {
     let mut given = Parameters::read(query, &[])?;
     let detail = given.text("detail", &[])?.map(|name| detail(&name)).transpose()?;
     given.finish()?;
-    let page = off_the_workers(move || metrics::page(&shared, detail)).await?.map_err(|error| {
+    let page = off_the_workers(move || page.read(detail)).await?.map_err(|error| {
         ApiError(PublicError::new(ErrorCode::Internal, format!("metrics cannot be written: {error}")))
     })?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -149,14 +154,14 @@ fn detail(name: &str) -> Result<Detail, PublicError> {
 }
 
 async fn status_page(
-    State(shared): State<Arc<Shared>>,
+    State(page): State<Arc<StatusPage>>,
     query: Pairs,
 ) -> Result<Json<status::PlaneStatus>, ApiError> {
     let mut given = Parameters::read(query, &[])?;
     let after = given.text("after", &[])?;
     let limit = given.text("limit", &[])?.map(|text| status::limit(&text)).transpose()?;
     given.finish()?;
-    off_the_workers(move || status::plane(&shared, after.as_deref(), limit)).await.map(Json)
+    off_the_workers(move || page.read(after.as_deref(), limit)).await.map(Json)
 }
 
 /// Reads what may have to wait for a stream: not on a thread that serves others.

@@ -1,7 +1,8 @@
 //! `/openapi.json`: every route, with its parameters, bodies and answers.
 //!
-//! Routes are written down in `crates/server/openapi`, a file for each group of them. Schemas of what is read and written by types
-//! come from the types; who may call comes from the table of roles. The document is put together once.
+//! Routes are written down in `crates/server/openapi`, a file for each group of them. Schemas of what is read
+//! and written by types come from the types; who may call comes from the table of roles. The document is put
+//! together once.
 
 use std::sync::LazyLock;
 
@@ -14,7 +15,7 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::{hints, indexer, policy, probe, query, status, watch};
+use super::{discover, hints, indexer, policy, probe, query, status, watch};
 use crate::fleet::EngineConfig;
 use crate::ops::{Plan, RankReport, Summary};
 use crate::publishers::Publishers;
@@ -68,7 +69,8 @@ fn operations(document: &mut Value) -> impl Iterator<Item = &mut Value> {
     items.filter_map(Value::as_object_mut).flat_map(Map::values_mut)
 }
 
-/// Adds what follows from the rest: the answers that every operation may give, and the schema of a body that takes what the query does.
+/// Adds what follows from the rest: the answers that every operation may give, and the schema of a body that
+/// takes what the query does.
 fn complete(operation: &mut Value, shared: &Value) {
     let is_indexers = operation["tags"] == json!(["indexer"]);
     let other = if is_indexers { "IndexerOther" } else { "Other" };
@@ -117,6 +119,7 @@ fn schemas() -> Value {
     let mut written = SchemaGenerator::new(settings().for_serialize());
     written.subschema_for::<status::PlaneStatus>();
     written.subschema_for::<Publishers>();
+    written.subschema_for::<discover::Discovered>();
     written.subschema_for::<query::StreamJson<'_>>();
     written.subschema_for::<query::MatchJson<'_>>();
     written.subschema_for::<query::NotCreditedJson<'_>>();
@@ -138,7 +141,7 @@ fn schemas() -> Value {
     Value::Object(schemas)
 }
 
-/// Who may call, and what the others are told.
+/// Who may call, and what the others get.
 fn secure(operation: &mut Value, needs: Needs) {
     let role = match needs {
         Needs::Nothing => {

@@ -1,5 +1,5 @@
-//! Operations on the fleet, in the shapes of SMG's pages, with a status that says how it went: 200 if every rank is proven or
-//! done, 207 if some are, 502 if none is.
+//! Operations on the fleet, in the shapes of SMG's pages, with a status that says how it went: 200 if every
+//! rank is proven or done, 207 if some are, 502 if none is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use serde_json::{Map, Value, json};
 
 use super::members::changing;
 use super::parameters::{Pairs, Parameters};
-use crate::ops::{self, Outcome, Plan, RankReport, Selection, Summary, Update, Verdict};
-use crate::service::Shared;
+use crate::ops::{self, Operations, Outcome, Plan, RankReport, Selection, Summary, Update, Verdict};
+use crate::parts::Parts;
 
-pub(super) fn routes() -> Router<Arc<Shared>> {
+pub(super) fn routes() -> Router<Parts> {
     Router::new()
         .route("/flush_cache", changing(post(flush_cache)))
         .route("/start_profile", changing(post(start_profile)))
@@ -35,13 +35,13 @@ type Who = Option<Extension<Caller>>;
 type Body = Result<Bytes, BytesRejection>;
 
 async fn flush_cache(
-    State(shared): State<Arc<Shared>>,
+    State(operations): State<Arc<Operations>>,
     caller: Who,
     query: Pairs,
     body: Body,
 ) -> Result<Response, ApiError> {
     let (mut proof_timeout, mut nudge) = (None, false);
-    let mut request = read(&shared, query, body, |given, _| {
+    let mut request = read(&operations, query, body, |given, _| {
         proof_timeout = given.seconds("proof_timeout_s", &["proof_timeout"])?;
         nudge = given.flag("nudge", &[])?.unwrap_or(false);
         Ok(Verb::Flush(Flush {
@@ -52,16 +52,16 @@ async fn flush_cache(
     })?;
     request.proof_timeout = proof_timeout.unwrap_or(request.proof_timeout);
     request.nudge = nudge;
-    operate(&shared, caller, request).await
+    operate(&operations, caller, request).await
 }
 
 async fn start_profile(
-    State(shared): State<Arc<Shared>>,
+    State(operations): State<Arc<Operations>>,
     caller: Who,
     query: Pairs,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let request = read(&shared, query, body, |given, id| {
+    let request = read(&operations, query, body, |given, id| {
         Ok(Verb::StartProfile(Profile {
             id,
             output_dir: given.text("output_dir", &[])?,
@@ -76,47 +76,47 @@ async fn start_profile(
             merge: given.flag("merge", &["merge_profiles"])?.unwrap_or(false),
         }))
     })?;
-    operate(&shared, caller, request).await
+    operate(&operations, caller, request).await
 }
 
 async fn stop_profile(
-    State(shared): State<Arc<Shared>>,
+    State(operations): State<Arc<Operations>>,
     caller: Who,
     query: Pairs,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let request = read(&shared, query, body, |_, _| Ok(Verb::StopProfile))?;
-    operate(&shared, caller, request).await
+    let request = read(&operations, query, body, |_, _| Ok(Verb::StopProfile))?;
+    operate(&operations, caller, request).await
 }
 
 async fn server_info(
-    State(shared): State<Arc<Shared>>,
+    State(operations): State<Arc<Operations>>,
     caller: Who,
     query: Pairs,
 ) -> Result<Response, ApiError> {
-    let request = read(&shared, query, Ok(Bytes::new()), |_, _| Ok(Verb::Info))?;
-    operate(&shared, caller, request).await
+    let request = read(&operations, query, Ok(Bytes::new()), |_, _| Ok(Verb::Info))?;
+    operate(&operations, caller, request).await
 }
 
 async fn get_loads(
-    State(shared): State<Arc<Shared>>,
+    State(operations): State<Arc<Operations>>,
     caller: Who,
     query: Pairs,
 ) -> Result<Response, ApiError> {
-    let request = read(&shared, query, Ok(Bytes::new()), |_, _| Ok(Verb::Loads))?;
-    operate(&shared, caller, request).await
+    let request = read(&operations, query, Ok(Bytes::new()), |_, _| Ok(Verb::Loads))?;
+    operate(&operations, caller, request).await
 }
 
 /// A verb's own parameters, and those that every operation takes. Nothing else may be given.
 fn read(
-    shared: &Shared,
+    operations: &Operations,
     query: Pairs,
     body: Body,
     verb: impl FnOnce(&mut Parameters, ops::Id) -> Result<Verb, PublicError>,
 ) -> Result<ops::Request, PublicError> {
     let body = body.map_err(|rejection| PublicError::field("body", rejection.body_text()))?;
     let mut given = Parameters::read(query, &body)?;
-    let id = shared.operations.mint();
+    let id = operations.mint();
     let mut request = ops::Request::new(id.clone(), verb(&mut given, id)?);
     request.selection = Selection::new(
         given.list("engine", &[])?,
@@ -130,10 +130,14 @@ fn read(
     Ok(request)
 }
 
-/// Runs an operation to its end. Whoever hangs up ends what was not asked yet.
-async fn operate(shared: &Arc<Shared>, caller: Who, request: ops::Request) -> Result<Response, ApiError> {
+/// Runs an operation to its end. A caller that hangs up ends what was not asked yet.
+async fn operate(
+    operations: &Arc<Operations>,
+    caller: Who,
+    request: ops::Request,
+) -> Result<Response, ApiError> {
     let (verb, dry_run) = (request.verb.name(), request.dry_run);
-    let mut updates = ops::start(shared, caller.map(|Extension(caller)| caller), request)?;
+    let mut updates = operations.start(caller.map(|Extension(caller)| caller), request)?;
     let (mut plan, mut summary, mut ranks) = (None, None, Vec::new());
     while let Some(update) = updates.recv().await {
         match update {

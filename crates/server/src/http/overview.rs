@@ -1,5 +1,5 @@
-//! What people look at first: open problems with their remedies, and what the plane is worth. `/v1/overview`, and an
-//! event of `/v1/watch`.
+//! What people look at first: open problems with their remedies, and what the plane is worth. `/v1/overview`,
+//! and an event of `/v1/watch`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,8 +11,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
-use super::status::{self, Duplication};
-use crate::service::Shared;
+use super::status::{self, Duplication, StatusPage};
 use crate::value::ValueStatus;
 
 /// How old an overview may be that is given again.
@@ -50,37 +49,44 @@ pub(crate) struct Overview {
 }
 
 /// The last overview, for everybody who asks within [`FRESH`].
-#[derive(Debug, Default)]
-pub(crate) struct Overviews(Mutex<Option<(Instant, Arc<str>)>>);
+#[derive(Debug)]
+pub(crate) struct Overviews {
+    status: Arc<StatusPage>,
+    last: Mutex<Option<(Instant, Arc<str>)>>,
+}
 
 impl Overviews {
+    pub(crate) fn new(status: Arc<StatusPage>) -> Self {
+        Self { status, last: Mutex::default() }
+    }
+
     /// As JSON. May take milliseconds: not for a thread that serves others.
-    pub(crate) fn read(&self, shared: &Shared) -> Arc<str> {
-        // Under the lock: whoever else asks meanwhile waits for the same one.
-        let mut last = self.0.lock();
+    pub(crate) fn read(&self) -> Arc<str> {
+        // Under the lock: other callers wait for the same one.
+        let mut last = self.last.lock();
         if let Some((at, overview)) = &*last
             && at.elapsed() < FRESH
         {
             return overview.clone();
         }
-        let overview: Arc<str> = serde_json::to_string(&Overview::of(shared)).unwrap_or_default().into();
+        let overview: Arc<str> =
+            serde_json::to_string(&Overview::of(&self.status)).unwrap_or_default().into();
         *last = Some((kvplane_runtime::now(), overview.clone()));
         overview
     }
 }
 
 impl Overview {
-    fn of(shared: &Shared) -> Self {
+    fn of(page: &StatusPage) -> Self {
         let mut seen = PlaneSeen::looked_at_now("this plane".to_owned());
-        seen.status =
-            serde_json::to_value(status::plane(shared, None, Some(MAX_ENGINES))).unwrap_or_default();
-        let engines = shared.plane.engines();
+        seen.status = serde_json::to_value(page.read(None, Some(MAX_ENGINES))).unwrap_or_default();
+        let engines = page.plane().engines();
         let described: Vec<_> = engines.iter().map(|engine| status::described(engine)).collect();
         seen.engines = json!({ "engines": described });
         Self {
             problems: grouped(judge_plane(&seen)),
-            queries: shared.asker.value.status(),
-            duplication: Duplication::of(&shared.plane),
+            queries: page.queries(),
+            duplication: Duplication::of(page.plane()),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! `GET /dump` in the JSON of Dynamo's indexer: what every credited stream holds, as stores alone.
 //!
-//! Its readers read every event as a store, and know nothing of a block whose parent they were not told of: what lies
-//! behind a hole is left out, and blocks that follow one another are one event. Beside the events stands at which batch
-//! each stream was dumped, for a kvplane that recovers from this one; others do not read it.
+//! Its readers read every event as a store, and ignore a block whose parent they have not seen: what lies
+//! behind a hole is left out, and blocks that follow one another are one event. Beside the events stands at
+//! which batch each stream was dumped, for a kvplane that recovers from this one; others do not read it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ enum Part {
     Panics,
 }
 
-/// Every credited stream's state, parents first. It is written stream by stream: a whole fleet's state is never in
-/// memory as JSON.
+/// Every credited stream's state, parents first. It is written stream by stream: a whole fleet's state is
+/// never in memory as JSON.
 pub(super) async fn dump(State(dumps): State<Dumps>, peer: Option<Extension<ConnectInfo<Peer>>>) -> Response {
     let peer = peer.as_ref().map(|Extension(ConnectInfo(peer))| peer);
     let Some(place) = dumps.edge.dump(peer).await else { return too_many_dumps() };
@@ -80,7 +80,8 @@ pub(super) async fn dump(State(dumps): State<Dumps>, peer: Option<Extension<Conn
 async fn send(parts: Vec<Part>, place: Share) -> Response {
     let mut dump =
         Dump { parts: parts.into_iter(), events: None, after_events: false, positions: Vec::new() };
-    // What fails before anything was sent is an error that the caller can read: so the first events are written first.
+    // What fails before anything was sent is an error that the caller can read: so the first events are
+    // written first.
     let mut first = Vec::new();
     while let Some(piece) = dump.next().await {
         match piece {

@@ -1,7 +1,7 @@
 //! The questions of Dynamo's and Mooncake's indexer: `/query` and `/query_by_hash`, in their JSON.
 //!
-//! Their answers have no room for trust: only streams that are credited are in them. What these routes do not know they
-//! pass over, as the peers do. Counts are tokens; those of colder tiers include the warmer ones.
+//! Their answers have no room for trust: only streams that are credited are in them. What these routes do not
+//! know they pass over, as the peers do. Counts are tokens; those of colder tiers include the warmer ones.
 
 mod form;
 

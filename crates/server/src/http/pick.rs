@@ -9,7 +9,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use kvplane_access::ApiError;
+use kvplane_catalog::Question;
 use kvplane_core::{EngineId, ErrorCode, PublicError, StreamId};
+use kvplane_ingest::Plane;
+use kvplane_prompt::PromptInput;
 use kvplane_receipts::{Account, Cause, Delivered, LedgerTotals, Receipt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -18,24 +21,52 @@ use super::fields::{Fields, Malformed};
 use super::members::changing;
 use super::parameters::{Pairs, Parameters, wrong_body};
 use super::query::{on_a_fitting_thread, read_and, read_body, with_question};
-use crate::questions::TokenizedNote;
-use crate::routing::{Endpoint, MAX_ENDPOINTS, Passed, Picked, Report, State as Stage, Wish};
-use crate::service::Shared;
+use crate::parts::Parts;
+use crate::questions::{Asker, TokenizedNote};
+use crate::routing::{Endpoint, MAX_ENDPOINTS, Passed, Picked, Report, Routing, State as Stage, Wish};
 
 /// What a pick has beside the fields of a question.
 const FIELDS: [&str; 5] = ["session", "policy", "dry_run", "output_tokens", "exclude"];
 
-pub(super) fn routes() -> Router<Arc<Shared>> {
+/// Tokens that are hashed on a thread that serves others: some hundred microseconds.
+const AT_ONCE: usize = 128 << 10;
+
+pub(super) fn routes() -> Router<Parts> {
     Router::new()
         .route("/v1/pick", post(pick))
         .route("/v1/receipts", get(ledger))
         .route("/v1/receipts/{id}", get(receipt).merge(changing(post(report))))
 }
 
-async fn pick(State(shared): State<Arc<Shared>>, request: Request) -> Result<Response, ApiError> {
-    let body = read_body(&shared.asker, request).await?;
-    let here = shared.clone();
-    on_a_fitting_thread(&shared.asker, body, move |body| respond(&here, body)).await?
+async fn pick(
+    State(asker): State<Arc<Asker>>,
+    State(routing): State<Arc<Routing>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = read_body(&asker, request).await?;
+    let (here, decides) = (asker.clone(), routing.clone());
+    let (mut question, mut wish, text) =
+        match on_a_fitting_thread(&asker, body, move |body| by_ids(&here, &decides, body)).await?? {
+            Read::Answered(response) => return Ok(response),
+            Read::Text { question, wish, text } => (question, wish, text),
+        };
+    let tokenized = match asker.tokenize_in_time(&mut question, text).await? {
+        Ok(note) => Some(note),
+        Err(without) => {
+            wish.without_tokens = Some(without);
+            None
+        }
+    };
+    let tokens = question.token_ids.as_ref().map_or(0, Vec::len);
+    let decide = move || {
+        let mut question = question;
+        let picked = routing.pick(&asker, &mut question, &wish)?;
+        answered(&Picked { tokenized, ..picked })
+    };
+    if tokens <= AT_ONCE {
+        return Ok(decide()?);
+    }
+    Ok(off_the_workers(decide).await??)
 }
 
 async fn off_the_workers<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> Result<R, ApiError> {
@@ -43,10 +74,22 @@ async fn off_the_workers<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'st
     tokio::task::spawn_blocking(run).await.map_err(failed)
 }
 
-fn respond(shared: &Shared, body: &[u8]) -> Result<Response, ApiError> {
-    let picked = with_question(|question| {
+/// What a body came to.
+enum Read {
+    Answered(Response),
+    /// There are no ids yet.
+    Text {
+        question: Box<Question>,
+        wish: Wish,
+        text: PromptInput,
+    },
+}
+
+/// Answers at once where ids are given.
+fn by_ids(asker: &Asker, routing: &Routing, body: &[u8]) -> Result<Read, PublicError> {
+    with_question(|question| {
         let mut wish = Wish::default();
-        let max = shared.asker.max_tokens;
+        let max = asker.max_tokens;
         let text =
             read_and(body, max, question, &FIELDS, |field, fields| read_wish(field, fields, &mut wish))?;
         let beside = [
@@ -60,11 +103,15 @@ fn respond(shared: &Shared, body: &[u8]) -> Result<Response, ApiError> {
         if let Some(limit) = question.limit {
             wish.set_limit(limit)?;
         }
-        let tokenized = text.map(|text| shared.asker.tokenize(question, &text)).transpose()?;
-        let picked = shared.routing.pick(&shared.asker, question, &wish)?;
-        Ok(Picked { tokenized, ..picked })
-    })?;
-    let json = serde_json::to_vec(&PickedJson::from(&picked))
+        if let Some(text) = text {
+            return Ok(Read::Text { question: Box::new(std::mem::take(question)), wish, text });
+        }
+        Ok(Read::Answered(answered(&routing.pick(asker, question, &wish)?)?))
+    })
+}
+
+fn answered(picked: &Picked) -> Result<Response, PublicError> {
+    let json = serde_json::to_vec(&PickedJson::from(picked))
         .map_err(|_| PublicError::new(ErrorCode::Internal, "the answer cannot be written"))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }
@@ -126,6 +173,8 @@ struct PickedJson<'a> {
     trust: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokenized: Option<TokenizedNote>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    without_tokens: Option<&'static str>,
     skipped: Vec<PassedJson<'a>>,
     skipped_count: u64,
 }
@@ -196,6 +245,7 @@ impl<'a> From<&'a Picked> for PickedJson<'a> {
             booked: picked.booked,
             trust: picked.trust.as_str(),
             tokenized: picked.tokenized,
+            without_tokens: picked.without_tokens,
             skipped: picked.skipped.iter().map(passed).collect(),
             skipped_count: picked.skipped_count,
         }
@@ -226,7 +276,8 @@ enum StageJson {
 }
 
 async fn report(
-    State(shared): State<Arc<Shared>>,
+    State(plane): State<Arc<Plane>>,
+    State(routing): State<Arc<Routing>>,
     id: Result<Path<String>, PathRejection>,
     body: Result<Json<ReportJson>, JsonRejection>,
 ) -> Result<Json<Value>, ApiError> {
@@ -254,27 +305,27 @@ async fn report(
     });
     let report = Report { state, delivered };
     if report.delivered.is_none() {
-        let receipt = shared.routing.report(&shared.plane, &id, report)?;
+        let receipt = routing.report(&plane, &id, report)?;
         return Ok(Json(receipt_json(&id, &receipt)));
     }
     // The engine's stream may have to be replayed.
     let receipt = off_the_workers(move || {
-        let receipt = shared.routing.report(&shared.plane, &id, report)?;
+        let receipt = routing.report(&plane, &id, report)?;
         Ok::<_, PublicError>(receipt_json(&id, &receipt))
     });
     Ok(Json(receipt.await??))
 }
 
 async fn receipt(
-    State(shared): State<Arc<Shared>>,
+    State(routing): State<Arc<Routing>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Path(id) = id.map_err(|rejection| PublicError::field("id", rejection.body_text()))?;
-    Ok(Json(receipt_json(&id, &shared.routing.receipt(&id)?)))
+    Ok(Json(receipt_json(&id, &routing.receipt(&id)?)))
 }
 
 /// Totals by cause, and the receipts that lost the most.
-async fn ledger(State(shared): State<Arc<Shared>>, query: Pairs) -> Result<Json<Value>, ApiError> {
+async fn ledger(State(routing): State<Arc<Routing>>, query: Pairs) -> Result<Json<Value>, ApiError> {
     const USUAL: u32 = 10;
     let mut given = Parameters::read(query, &[])?;
     let worst = given.number("worst")?.unwrap_or(USUAL);
@@ -283,9 +334,9 @@ async fn ledger(State(shared): State<Arc<Shared>>, query: Pairs) -> Result<Json<
         return Err(PublicError::field("worst", format!("is not 0 to {MAX_ENDPOINTS}")).into());
     }
     let json = off_the_workers(move || {
-        let worst = shared.routing.worst(worst as usize);
+        let worst = routing.worst(worst as usize);
         let worst: Vec<Value> = worst.iter().map(|(name, receipt)| receipt_json(name, receipt)).collect();
-        let mut json = totals_json(&shared.routing.totals());
+        let mut json = totals_json(&routing.totals());
         json["worst"] = worst.into();
         json
     });

@@ -1,5 +1,6 @@
-//! `/policy`: how tenants are treated, told whole. Tenants that are not in it are treated as configured; of those that are, a minimum or
-//! timeout that is not told is none, as the peer's form has it, and everything else is as configured.
+//! `/policy`: how tenants are treated, replaced as a whole. Tenants that are not in it are treated as
+//! configured; of those that are, a minimum or timeout that is absent is none, as the peer's form has it, and
+//! everything else is as configured.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,7 +15,7 @@ const VERSIONS: std::ops::RangeInclusive<i64> = 3..=7;
 /// Since this version a minimum of no matched tokens is meant; before there was no such field.
 const KNOWS_MATCHED_TOKENS: i64 = 4;
 
-/// Everything, as it is told.
+/// The whole body.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PolicySnapshot {
@@ -64,7 +65,7 @@ struct TenantJson {
 }
 
 impl PolicySnapshot {
-    /// The policies, where `default` is for tenants and fields that are not told.
+    /// The policies, where `default` is for tenants and fields that are absent.
     pub(super) fn policies(self, default: &Policy) -> Result<Policies, PublicError> {
         let Self { version, policies, tenants } = self;
         if !VERSIONS.contains(&version) {

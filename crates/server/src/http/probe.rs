@@ -1,8 +1,9 @@
 //! `/probe`: whether what is reported is found again.
 //!
-//! A marker is reported and looked up by the same code as everybody's, in a book of its own: it leaves no traces, neither in what
-//! gateways are told nor in what is counted. The book that gateways ask is asked once too, for the tenant of probes, of whom
-//! nothing is ever known: that it answers at all. What lies behind a replica's device is not looked at.
+//! A marker is reported and looked up by the same code as everybody's, in a book of its own: it leaves no
+//! traces, neither in what gateways get nor in what is counted. The book that gateways ask is asked once too,
+//! for the tenant of probes, of whom nothing is ever known: that it answers at all. What lies behind a
+//! replica's device is not looked at.
 
 use std::sync::Arc;
 

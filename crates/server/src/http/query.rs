@@ -354,12 +354,14 @@ pub(super) struct MatchJson<'a> {
     epoch: u64,
     trust: &'static str,
     reason: Option<&'static str>,
-    /// How old the proof is that the engine is there: the match describes the engine as of at most so long ago.
+    /// How old the proof is that the engine is there: the match describes the engine as of at most so long
+    /// ago.
     age_ms: Option<u64>,
     block_size: Option<u32>,
     #[serde(flatten)]
     length: LengthJson,
-    /// What the engine is expected to report as cached tokens for exactly this prompt. Absent if hashes were given.
+    /// What the engine is expected to report as cached tokens for exactly this prompt. Absent if hashes were
+    /// given.
     #[serde(skip_serializing_if = "Option::is_none")]
     cached_tokens: Option<u64>,
     /// `prompt_shorter_than_block`: the prompt does not fill one block of the stream.

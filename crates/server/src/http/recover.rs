@@ -62,7 +62,7 @@ pub(super) async fn kv_recover(
     }
 }
 
-/// What a caller is told who finds all places taken.
+/// The answer while all places are taken.
 pub(super) fn too_many_dumps() -> Response {
     let message = "too many states are being dumped or sent";
     again_later(PublicError::new(ErrorCode::LimitReached, message))

@@ -5,9 +5,10 @@
 //! 791, 3938, 11, 264]       or a comma and a space
 //! ```
 //!
-//! A question is mostly token ids, and reading them digit by digit costs more than all else that is done with it: how
-//! long the next number is cannot be predicted, and every wrong guess costs as much as several numbers. Here nothing is
-//! guessed: the ends of all numbers in a window are found at once, and the digits of a number are added up at once.
+//! A question is mostly token ids, and reading them digit by digit costs more than all else that is done with
+//! it: how long the next number is cannot be predicted, and every wrong guess costs as much as several
+//! numbers. Here nothing is guessed: the ends of all numbers in a window are found at once, and the digits of
+//! a number are added up at once.
 
 /// Bytes whose ends of numbers are found together; a bit each.
 const WINDOW: usize = u64::BITS as usize;
@@ -16,9 +17,9 @@ const WORD: usize = 8;
 /// A number that fills a word may go on after it.
 const MOST_DIGITS: usize = WORD - 1;
 
-/// Hands the numbers that `bytes` begins with to `take`, at most `max`. Gives how many there were, and how many bytes
-/// they and what separates them take. Stops before whatever is not simple, before a number that `take` refuses, and
-/// before the last of a list: it says nothing about what follows.
+/// Hands the numbers that `bytes` begins with to `take`, at most `max`. Gives how many there were, and how
+/// many bytes they and what separates them take. Stops before whatever is not simple, before a number that
+/// `take` refuses, and before the last of a list: it says nothing about what follows.
 pub(super) fn read(bytes: &[u8], max: usize, mut take: impl FnMut(u64) -> bool) -> (usize, usize) {
     let mut count = 0;
     let mut begin = 0;

@@ -3,19 +3,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvplane_access::Listener;
-use kvplane_access::{descriptor_limit, open_descriptors};
+use kvplane_access::{Access, Listener, descriptor_limit, open_descriptors};
 use kvplane_catalog::age_ms;
 use kvplane_core::{LinkTrouble, PublicError, Tier, Trouble};
-use kvplane_ingest::{Engine, Engines, Events, Plane, RankSpec, Source, Stream};
+use kvplane_ingest::{Engine, Engines, Events, Finding, Plane, RankSpec, Source, Stream};
+use kvplane_kubernetes::{Board, SourceReport};
 use kvplane_metrics::{COUNTERS, rejected};
 use kvplane_prompt::{ParityRow, Standing};
-use kvplane_report::ReplicaReport;
+use kvplane_report::{ReplicaReport, Reports};
 use kvplane_stream::Group;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::service::Shared;
+use crate::listeners::Doors;
+use crate::questions::Asker;
+use crate::routing::Routing;
 use crate::value::ValueStatus;
 
 /// Everything, at one moment per stream.
@@ -45,6 +47,9 @@ pub(crate) struct PlaneStatus {
     /// Engines that compute other token ids than kvplane for some prompts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     contradicted_tokenizers: Vec<ContradictedTokenizer>,
+    /// Sources of engines, and how each is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    discovery: Vec<SourceReport>,
 }
 
 /// What came of decisions.
@@ -52,7 +57,8 @@ pub(crate) struct PlaneStatus {
 struct RoutingStatus {
     /// Receipts for which somebody reported what was delivered.
     settled: u64,
-    /// Of those, exact predictions that differ from what was delivered, without any event of the engine that says why.
+    /// Of those, exact predictions that differ from what was delivered, without any event of the engine that
+    /// says why.
     drifts: u64,
     /// The last of those; null where there is none.
     last_drift: Option<DriftStatus>,
@@ -127,6 +133,9 @@ struct EngineStatus {
     /// How the way to it is, if it is another plane itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     link: Option<LinkStatus>,
+    /// Who found it, if nobody listed it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    found: Option<FoundStatus>,
     ranks: Vec<RankStatus>,
 }
 
@@ -159,8 +168,8 @@ struct RankStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     read_before_ms: Option<u64>,
     continuity: &'static str,
-    /// How old the proof is that the engine is there, milliseconds; null before the first, 0 where the source cannot fall
-    /// silent. Beyond `max_silence_ms` the stream is recovering.
+    /// How old the proof is that the engine is there, milliseconds; null before the first, 0 where the source
+    /// cannot fall silent. Beyond `max_silence_ms` the stream is recovering.
     age_ms: Option<u64>,
     /// The longest age at which the stream is credited; null where the source cannot fall silent.
     max_silence_ms: Option<u64>,
@@ -188,7 +197,8 @@ struct RankStatus {
     capacity_blocks: Option<u64>,
     block_size: Option<u32>,
     groups: Vec<GroupStatus>,
-    /// Since it was applied, or since the engine's stamp if a replay brought it; null where that is no time of day.
+    /// Since it was applied, or since the engine's stamp if a replay brought it; null where that is no time
+    /// of day.
     seconds_since_last_event: Option<f64>,
     window: WindowStatus,
     state: StateStatus,
@@ -248,7 +258,8 @@ pub(super) fn limit(text: &str) -> Result<usize, PublicError> {
     limit.ok_or_else(|| PublicError::field("limit", format!("must be a whole number from 1 to {MAX_PAGE}")))
 }
 
-/// The engines of one page, and whether more follow. All of them in the order of the plane, if they fit; else by name.
+/// The engines of one page, and whether more follow. All of them in the order of the plane, if they fit; else
+/// by name.
 fn on_page(engines: &Engines, after: Option<&str>, limit: usize) -> (Vec<Arc<Engine>>, bool) {
     if after.is_none() && engines.len() <= limit {
         return (engines.to_vec(), false);
@@ -262,47 +273,69 @@ fn on_page(engines: &Engines, after: Option<&str>, limit: usize) -> (Vec<Arc<Eng
     (page, more)
 }
 
-/// A page of engines, from behind the one that is named on, and what is to be said of the whole.
-pub(super) fn plane(shared: &Shared, after: Option<&str>, limit: Option<usize>) -> PlaneStatus {
-    let Shared { plane, reports, .. } = shared;
-    let engines = plane.engines();
-    let (page, more) = on_page(&engines, after, limit.unwrap_or(PAGE));
-    PlaneStatus {
-        plane: plane.id().to_string(),
-        queries: shared.asker.value.status(),
-        duplication: Duplication::of(plane),
-        engines_total: engines.len(),
-        next: page.last().filter(|_| more).map(|last| last.spec.id.to_string()),
-        engines: page.iter().map(|member| engine(member)).collect(),
-        reports: reports.replicas().iter().map(|replica| report(replica)).collect(),
-        listeners: shared.listeners(),
-        insecure: shared.options.access.is_insecure(),
-        process: ProcessStatus { open_files: open_descriptors(), open_files_limit: descriptor_limit() },
-        routing: routing(shared),
-        contradicted_tokenizers: contradicted(shared),
+/// What the page is read off.
+#[derive(Debug)]
+pub(crate) struct StatusPage {
+    pub(crate) asker: Arc<Asker>,
+    pub(crate) routing: Arc<Routing>,
+    pub(crate) reports: Arc<Reports>,
+    pub(crate) doors: Arc<Doors>,
+    pub(crate) access: Arc<Access>,
+    pub(crate) discovery: Board,
+}
+
+impl StatusPage {
+    pub(super) fn plane(&self) -> &Plane {
+        &self.asker.plane
     }
-}
 
-fn routing(shared: &Shared) -> RoutingStatus {
-    let totals = shared.routing.totals();
-    let last_drift = shared.routing.last_drift().map(|last| DriftStatus {
-        receipt: last.receipt,
-        engine: last.engine,
-        rank: last.rank,
-        kind: last.kind,
-        at_ms: last.at_ms,
-    });
-    RoutingStatus { settled: totals.settled, drifts: totals.drifts, last_drift }
-}
+    /// A page of engines, from behind the one that is named on, and what is to be said of the whole.
+    pub(super) fn read(&self, after: Option<&str>, limit: Option<usize>) -> PlaneStatus {
+        let plane = self.plane();
+        let engines = plane.engines();
+        let (page, more) = on_page(&engines, after, limit.unwrap_or(PAGE));
+        PlaneStatus {
+            plane: plane.id().to_string(),
+            queries: self.queries(),
+            duplication: Duplication::of(plane),
+            engines_total: engines.len(),
+            next: page.last().filter(|_| more).map(|last| last.spec.id.to_string()),
+            engines: page.iter().map(|member| engine(member)).collect(),
+            reports: self.reports.replicas().iter().map(|replica| report(replica)).collect(),
+            listeners: self.doors.listeners(),
+            insecure: self.access.is_insecure(),
+            process: ProcessStatus { open_files: open_descriptors(), open_files_limit: descriptor_limit() },
+            routing: self.routing(),
+            contradicted_tokenizers: self.contradicted(),
+            discovery: self.discovery.sources(),
+        }
+    }
 
-fn contradicted(shared: &Shared) -> Vec<ContradictedTokenizer> {
-    let of = |row: ParityRow| {
-        let standings = row.standings.iter().filter(|(_, standing)| *standing == Standing::Contradicted);
-        let dimensions: Vec<&'static str> = standings.map(|(dimension, _)| dimension.as_str()).collect();
-        let (model, engine) = (row.model, row.engine);
-        (!dimensions.is_empty()).then_some(ContradictedTokenizer { model, engine, dimensions })
-    };
-    shared.options.prompts.parity().into_iter().filter_map(of).collect()
+    pub(super) fn queries(&self) -> ValueStatus {
+        self.asker.value.status()
+    }
+
+    fn routing(&self) -> RoutingStatus {
+        let totals = self.routing.totals();
+        let last_drift = self.routing.last_drift().map(|last| DriftStatus {
+            receipt: last.receipt,
+            engine: last.engine,
+            rank: last.rank,
+            kind: last.kind,
+            at_ms: last.at_ms,
+        });
+        RoutingStatus { settled: totals.settled, drifts: totals.drifts, last_drift }
+    }
+
+    fn contradicted(&self) -> Vec<ContradictedTokenizer> {
+        let of = |row: ParityRow| {
+            let standings = row.standings.iter().filter(|(_, standing)| *standing == Standing::Contradicted);
+            let dimensions: Vec<&'static str> = standings.map(|(dimension, _)| dimension.as_str()).collect();
+            let (model, engine) = (row.model, row.engine);
+            (!dimensions.is_empty()).then_some(ContradictedTokenizer { model, engine, dimensions })
+        };
+        self.asker.prompts.parity().into_iter().filter_map(of).collect()
+    }
 }
 
 fn report(report: &ReplicaReport) -> ReportStatus {
@@ -317,7 +350,7 @@ fn report(report: &ReplicaReport) -> ReportStatus {
         state: report.state(),
         pending_adds: pending.adds,
         pending_evictions: pending.evictions,
-        blocks: pending.maybe_told,
+        blocks: pending.maybe_reported,
         seconds_since_last_taken: report.since_last_taken().as_secs_f64(),
     }
 }
@@ -333,6 +366,7 @@ fn engine(engine: &Engine) -> EngineStatus {
             via: engine.streams.first().map(|stream| via(stream)).unwrap_or_default(),
         }),
         link: engine.link.as_ref().map(|state| link(state.status())),
+        found: found(engine),
         ranks: engine.streams.iter().map(|stream| rank(stream)).collect(),
     }
 }
@@ -410,6 +444,31 @@ fn group(group: &Group) -> GroupStatus {
     }
 }
 
+/// Who found an engine, and which rule decided each key.
+#[derive(Debug, Serialize, JsonSchema)]
+struct FoundStatus {
+    /// The entry of `[[discover]]`.
+    source: String,
+    /// `namespace/pod`, the leader first.
+    pods: Vec<String>,
+    decided: Vec<DecidedStatus>,
+    /// What is wrong with the pods, and how to fix it.
+    remarks: Vec<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct DecidedStatus {
+    key: &'static str,
+    value: String,
+    rule: String,
+}
+
+fn found(engine: &Engine) -> Option<FoundStatus> {
+    let Finding { source, places, decided, remarks, .. } = engine.spec.provenance.as_ref()?.get();
+    let decided = decided.into_iter().map(|(key, value, rule)| DecidedStatus { key, value, rule });
+    Some(FoundStatus { source, pods: places, decided: decided.collect(), remarks })
+}
+
 /// An engine as it was described, and by whom.
 pub(super) fn described(engine: &Engine) -> serde_json::Value {
     let spec = &engine.spec;
@@ -429,6 +488,7 @@ pub(super) fn described(engine: &Engine) -> serde_json::Value {
         "http": spec.http,
         "grpc": match &spec.source { Source::Linked(link) => Some(&link.url), _ => None },
         "added_by": engine.origin.as_str(),
+        "found": found(engine),
     })
 }
 

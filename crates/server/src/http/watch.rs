@@ -1,9 +1,9 @@
 //! `/v1/watch`: the fleet and what happens to it, as server-sent events.
 //!
-//! `plane` comes first and says which plane it is. `fleet` has ranks: all of them (`whole`) when the stream begins and when others are
-//! there, else those that changed, and links when one of them changed. `remarks` has what happened, oldest first; the
-//! first one all that is still known. `overview` has open problems, tokens asked for and tokens found. All come with a
-//! picture, however much happens between two.
+//! `plane` comes first and says which plane it is. `fleet` has ranks: all of them (`whole`) when the stream
+//! begins and when others are there, else those that changed, and links when one of them changed. `remarks`
+//! has what happened, oldest first; the first one all that is still known. `overview` has open problems,
+//! tokens asked for and tokens found. All come with a picture, however much happens between two.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -22,11 +22,11 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::overview::Overviews;
 use super::parameters::{Pairs, Parameters};
-use crate::service::Shared;
-use crate::watch::{Looking, Past, Picture};
+use crate::watch::{History, Looking, Past, Picture, Watch};
 
-/// So that proxies do not end a quiet stream, and whoever reads knows soon that nobody is there any more.
+/// So that proxies do not end a quiet stream, and readers notice a dead connection soon.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// What happens is for now: nobody on the way keeps it, or waits for more of it.
 const AT_ONCE: [(HeaderName, HeaderValue); 2] = [
@@ -64,14 +64,23 @@ pub(super) struct RemarkJson<'r> {
     times: u64,
 }
 
+/// What watchers are served from.
+#[derive(Debug, Clone)]
+pub(crate) struct Watching {
+    pub(crate) plane: Arc<Plane>,
+    pub(crate) watch: Arc<Watch>,
+    pub(crate) overviews: Arc<Overviews>,
+    pub(crate) stop: CancellationToken,
+}
+
 /// One who looks.
 struct Watcher {
-    shared: Arc<Shared>,
+    overviews: Arc<Overviews>,
     plane: Arc<Plane>,
     _looking: Arc<Looking>,
     pictures: watch::Receiver<Arc<Picture>>,
     seen: u64,
-    /// The last remark that it was told.
+    /// The last remark that it was sent.
     heard: u64,
     /// The overview that it was sent last.
     overview: Option<Arc<str>>,
@@ -79,8 +88,8 @@ struct Watcher {
     stop: CancellationToken,
 }
 
-pub(super) async fn watch(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
-    let events = futures::stream::unfold(Watcher::new(&shared), async |mut watcher| {
+pub(super) async fn watch(State(watching): State<Watching>) -> impl IntoResponse {
+    let events = futures::stream::unfold(Watcher::new(watching), async |mut watcher| {
         let event = watcher.next().await?;
         Some((Ok::<_, Infallible>(event), watcher))
     });
@@ -88,19 +97,19 @@ pub(super) async fn watch(State(shared): State<Arc<Shared>>) -> impl IntoRespons
 }
 
 impl Watcher {
-    fn new(shared: &Arc<Shared>) -> Self {
-        let looking = shared.watch.look(&shared.plane);
-        let hello = PlaneJson { id: shared.plane.id().to_string(), version: env!("CARGO_PKG_VERSION") };
+    fn new(Watching { plane, watch, overviews, stop }: Watching) -> Self {
+        let looking = watch.look(&plane);
+        let hello = PlaneJson { id: plane.id().to_string(), version: env!("CARGO_PKG_VERSION") };
         Self {
-            shared: shared.clone(),
-            plane: shared.plane.clone(),
+            overviews,
+            plane,
             pictures: looking.pictures(),
             _looking: looking,
             seen: 0,
             heard: 0,
             overview: None,
             ready: Event::default().event("plane").json_data(hello).into_iter().collect(),
-            stop: shared.stop.clone(),
+            stop,
         }
     }
 
@@ -122,9 +131,9 @@ impl Watcher {
                 self.heard = last.number;
                 self.ready.extend(told(&remarks));
             }
-            let shared = self.shared.clone();
+            let overviews = self.overviews.clone();
             // Streams may be busy: not on a thread that serves others.
-            let read = tokio::task::spawn_blocking(move || shared.overviews.read(&shared)).await.ok();
+            let read = tokio::task::spawn_blocking(move || overviews.read()).await.ok();
             if let Some(overview) = read.filter(|read| self.overview.as_ref() != Some(read)) {
                 self.ready.push_back(Event::default().event("overview").data(&*overview));
                 self.overview = Some(overview);
@@ -134,11 +143,14 @@ impl Watcher {
 }
 
 /// `GET /v1/history`: the last hour of the fleet, and of one engine's ranks.
-pub(super) async fn history(State(shared): State<Arc<Shared>>, query: Pairs) -> Result<Json<Past>, ApiError> {
+pub(super) async fn history(
+    State(history): State<Arc<History>>,
+    query: Pairs,
+) -> Result<Json<Past>, ApiError> {
     let mut given = Parameters::read(query, &[])?;
     let engine = given.text("engine", &[])?;
     given.finish()?;
-    Ok(Json(shared.history.past(engine.as_deref())))
+    Ok(Json(history.past(engine.as_deref())))
 }
 
 fn told(remarks: &[Arc<Remark>]) -> Option<Event> {

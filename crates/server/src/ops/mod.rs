@@ -10,7 +10,8 @@
 //! When nobody listens any more, nobody else is asked; what was asked is watched to its end all the same, so
 //! that no stream stays fenced. Every operation ends with a line in the log (target `kvplane::audit`).
 //!
-//! Several operations may run at the same time, also on the same engines: flushes of one stream are proven together.
+//! Several operations may run at the same time, also on the same engines: flushes of one stream are proven
+//! together.
 
 mod input;
 mod operation;
@@ -26,9 +27,11 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_core::{ErrorCode, PlaneId, PublicError};
+use kvplane_core::{ErrorCode, PublicError};
+use kvplane_ingest::Plane;
 use kvplane_ops::{Profile, ProfileIds, Verb};
 use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
 
 pub(crate) use kvplane_ops::ProfileId as Id;
 
@@ -38,7 +41,6 @@ pub(crate) use selection::Selection;
 pub(crate) use tally::Counters;
 pub(crate) use verdict::Verdict;
 
-use crate::service::Shared;
 use kvplane_access::Caller;
 
 /// Operations at the same time: people and their scripts need a few, and each may have 32 connections. Those
@@ -49,9 +51,11 @@ const UPDATES_MAX: usize = 64;
 /// How long to wait for the stream to show a flush, unless somebody says otherwise.
 pub(crate) const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What all operations of a plane share.
+/// Starts operations on a plane's engines, and counts them.
 #[derive(Debug)]
 pub(crate) struct Operations {
+    plane: Arc<Plane>,
+    stop: CancellationToken,
     ids: ProfileIds,
     reading: Arc<Semaphore>,
     changing: Arc<Semaphore>,
@@ -59,10 +63,33 @@ pub(crate) struct Operations {
 }
 
 impl Operations {
-    pub(crate) fn new(plane: PlaneId) -> Self {
+    /// Operations end with `stop`.
+    pub(crate) fn new(plane: Arc<Plane>, stop: CancellationToken) -> Self {
         let places = || Arc::new(Semaphore::new(OPERATIONS_MAX));
         let (reading, changing) = (places(), places());
-        Self { ids: ProfileIds::new(plane), reading, changing, counters: Counters::default() }
+        let ids = ProfileIds::new(plane.id().clone());
+        Self { plane, stop, ids, reading, changing, counters: Counters::default() }
+    }
+
+    /// Begins an operation. Nothing is sent to any engine if this is an error.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        caller: Option<Caller>,
+        request: Request,
+    ) -> Result<mpsc::Receiver<Update>, PublicError> {
+        let engines = request.selection.of(&self.plane.engines())?;
+        let places = if request.verb.name().changes() { &self.changing } else { &self.reading };
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            let message = format!("{OPERATIONS_MAX} such operations are under way");
+            return Err(
+                PublicError::new(ErrorCode::LimitReached, message).with_next("try again when one has ended")
+            );
+        };
+        let (updates, listener) = mpsc::channel(UPDATES_MAX);
+        let run = operation::run(self.clone(), caller, request, engines, updates, Arc::new(place));
+        // A front has a runtime of its own, which may end before the operation does.
+        kvplane_runtime::spawn_on(self.plane.runtime(), "fleet operation", run);
+        Ok(listener)
     }
 
     /// The name of an operation, and of what it records.
@@ -137,26 +164,4 @@ impl Request {
         }
         options
     }
-}
-
-/// Begins an operation. Nothing is sent to any engine if this is an error.
-pub(crate) fn start(
-    shared: &Arc<Shared>,
-    caller: Option<Caller>,
-    request: Request,
-) -> Result<mpsc::Receiver<Update>, PublicError> {
-    let engines = request.selection.of(&shared.plane.engines())?;
-    let Operations { reading, changing, .. } = &shared.operations;
-    let places = if request.verb.name().changes() { changing } else { reading };
-    let Ok(place) = places.clone().try_acquire_owned() else {
-        let message = format!("{OPERATIONS_MAX} such operations are under way");
-        return Err(
-            PublicError::new(ErrorCode::LimitReached, message).with_next("try again when one has ended")
-        );
-    };
-    let (updates, listener) = mpsc::channel(UPDATES_MAX);
-    let run = operation::run(shared.clone(), caller, request, engines, updates, Arc::new(place));
-    // A front has a runtime of its own, which may end before the operation does.
-    kvplane_runtime::spawn_on(shared.plane.runtime(), "fleet operation", run);
-    Ok(listener)
 }

@@ -1,6 +1,6 @@
 //! One operation, from its plan to its summary.
 //!
-//! Whoever listens may be slow: what is told waits in an outbox, which holds no more than a few reports for
+//! A listener may be slow: updates wait in an outbox, which holds no more than a few reports for
 //! each rank, and the operation goes on. Above all a stream is fenced as soon as its engine has answered.
 
 use std::collections::{HashMap, VecDeque};
@@ -16,22 +16,22 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::Request;
 use super::plan::{Bystanders, Target, TargetRank};
 use super::proof::{Asking, At, Nudge, Proof, Proving, Watched};
 use super::remark::left_alone;
 use super::report::{Phase, Plan, RankReport, Update};
 use super::tally::{Order, Tally};
 use super::verdict::{RankPlace, Sight, Wanted, judge, may_have_happened, reports_success};
-use crate::service::Shared;
+use super::{Operations, Request};
 
 /// Of the servers that may be asked at a time, those that are nudged, where that is wanted.
 const NUDGES: usize = 8;
-/// How long a caller that does not read may keep an operation that is over, and its place among those at the same time.
+/// How long a caller that does not read may keep an operation that is over, and its place among those at the
+/// same time.
 const READ_WITHIN: Duration = Duration::from_secs(30);
 
 pub(super) async fn run(
-    shared: Arc<Shared>,
+    operations: Arc<Operations>,
     caller: Option<Caller>,
     request: Request,
     engines: Vec<Arc<Engine>>,
@@ -39,7 +39,7 @@ pub(super) async fn run(
     place: Arc<OwnedSemaphorePermit>,
 ) {
     let verb = &request.verb;
-    let (all, wanted) = (shared.plane.engines(), verb.clone());
+    let (all, wanted) = (operations.plane.engines(), verb.clone());
     // Off the runtime's workers: it reads the files with the engines' keys.
     let planned = tokio::task::spawn_blocking(move || -> Arc<[Target]> {
         let bystanders = Bystanders::of(&engines, &all);
@@ -102,7 +102,7 @@ pub(super) async fn run(
         nudges: Arc::new(Semaphore::new(NUDGES)),
         place,
     };
-    operation.run(&shared, &order, fan_out, proofs, &updates).await;
+    operation.run(&operations, &order, fan_out, proofs, &updates).await;
 }
 
 /// Hands out what is left, as long as the caller reads. A caller that stops learns from the missing summary
@@ -131,7 +131,7 @@ struct Operation {
     wanted: Wanted,
     targets: Arc<[Target]>,
     asking: Arc<Asking>,
-    /// What is still to be told.
+    /// Updates that are still to be sent.
     outbox: VecDeque<Update>,
     told: mpsc::Sender<Proof>,
     /// Ranks whose streams are watched after their engine answered.
@@ -148,14 +148,14 @@ struct Answered {
     asked: Arc<Asked<usize>>,
     /// It is the rank that answers for all, where one does.
     first: bool,
-    /// The first rank of its server: what the server said of itself is told once.
+    /// The first rank of its server: what the server said of itself is reported once.
     has_detail: bool,
 }
 
 impl Operation {
     async fn run(
         mut self,
-        shared: &Shared,
+        operations: &Operations,
         order: &Order,
         mut fan_out: FanOut<usize>,
         mut proofs: mpsc::Receiver<Proof>,
@@ -168,7 +168,7 @@ impl Operation {
             tokio::select! {
                 biased;
                 () = updates.closed() => is_listened_to = false,
-                () = shared.stop.cancelled() => (is_listened_to, is_stopped) = (false, true),
+                () = operations.stop.cancelled() => (is_listened_to, is_stopped) = (false, true),
                 asked = fan_out.next(), if is_asking => match asked {
                     Some(asked) => self.answered(asked),
                     None => is_asking = false,
@@ -186,9 +186,9 @@ impl Operation {
             self.leave(fan_out.cancel().await);
         }
         let took = self.began.elapsed();
-        self.tally.close(order, !is_listened_to, took, shared.operations.counters());
+        self.tally.close(order, !is_listened_to, took, operations.counters());
         if is_stopped {
-            // Whoever still listens learns from the missing summary that this was not the end of it.
+            // A listener learns from the missing summary that this was not the end of it.
             return;
         }
         self.outbox.push_back(Update::Summary(self.tally.summary(took)));

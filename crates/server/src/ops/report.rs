@@ -1,4 +1,4 @@
-//! What is told of an operation while it runs, for every protocol.
+//! What is reported of an operation while it runs, for every protocol.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

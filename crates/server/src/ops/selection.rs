@@ -8,7 +8,8 @@ use kvplane_core::{EngineKind, ErrorCode, PublicError};
 use kvplane_ingest::{Engine, Engines, Source};
 use kvplane_ops::normal_address;
 
-/// Names of one list are alternatives, lists are conditions that all hold; an empty one holds for every engine.
+/// Names of one list are alternatives, lists are conditions that all hold; an empty one holds for every
+/// engine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selection {
     engines: Vec<String>,

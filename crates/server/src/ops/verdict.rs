@@ -1,7 +1,8 @@
 //! What became of an operation on one rank. No IO: what was heard is passed in.
 //!
-//! The engine's answer says what it wants to have done, the rank's stream shows what it did. Where both speak, the stream
-//! counts: a flush that it shows is proven whatever the answer was. `docs/reference/operations.md` has the table.
+//! The engine's answer says what it wants to have done, the rank's stream shows what it did. Where both
+//! speak, the stream counts: a flush that it shows is proven whatever the answer was.
+//! `docs/reference/operations.md` has the table.
 
 use kvplane_core::{Continuity, EngineKind, Tier};
 use kvplane_ops::{Answer, Covers, Meaning, VerbName};
@@ -77,7 +78,8 @@ pub(crate) struct Sight {
     pub(crate) held: bool,
     /// An earlier flush was accepted and never shown: the engine's word alone is worth nothing.
     pub(crate) doubted: bool,
-    /// The verdict does not wait for the proof timeout, because the engine did not say yes. The stream is watched on.
+    /// The verdict does not wait for the proof timeout, because the engine did not say yes. The stream is
+    /// watched on.
     pub(crate) early: bool,
     /// What to say of a stream that shows nothing.
     pub(crate) hint: Option<String>,
@@ -104,9 +106,11 @@ pub(crate) struct RankPlace {
     pub(crate) alone: bool,
 }
 
-/// Whether an engine's answer leaves open that a rank does what it was asked for: then its stream is watched on.
+/// Whether an engine's answer leaves open that a rank does what it was asked for: then its stream is watched
+/// on.
 ///
-/// A refusal of several ranks is one rank's word: over HTTP the first one's, over gRPC anybody's. Others may have done it.
+/// A refusal of several ranks is one rank's word: over HTTP the first one's, over gRPC anybody's. Others may
+/// have done it.
 pub(crate) fn may_have_happened(answer: &Answer, rank: RankPlace) -> bool {
     let over_grpc = answer.asked.as_ref().is_some_and(|asked| asked.starts_with("gRPC"));
     let refused_by_another =
@@ -114,7 +118,8 @@ pub(crate) fn may_have_happened(answer: &Answer, rank: RankPlace) -> bool {
     answer.open || refused_by_another || matches!(answer.meaning, Meaning::Accepted { .. })
 }
 
-/// Whether the engine itself says that this rank did it. `first`: it is the rank that answers for all, where one does.
+/// Whether the engine itself says that this rank did it. `first`: it is the rank that answers for all, where
+/// one does.
 pub(crate) fn reports_success(answer: &Answer, first: bool) -> bool {
     match answer.meaning {
         Meaning::Accepted { proves: true, covers: Covers::Backend } => true,
@@ -123,7 +128,8 @@ pub(crate) fn reports_success(answer: &Answer, first: bool) -> bool {
     }
 }
 
-/// What became of it. `sight` is absent where no stream was watched: it was no flush, or nothing can have happened.
+/// What became of it. `sight` is absent where no stream was watched: it was no flush, or nothing can have
+/// happened.
 pub(crate) fn judge(wanted: Wanted, answer: &Answer, first: bool, sight: Option<&Sight>) -> Ruling {
     let reach = sight.and_then(|sight| match &sight.outcome {
         FlushOutcome::Proven { sign, reach } => Some((shown_by(*sign), reach_of_kind(sight.kind, reach))),
@@ -154,7 +160,8 @@ pub(crate) fn judge(wanted: Wanted, answer: &Answer, first: bool, sight: Option<
     Ruling { verdict, why, reach: FlushReach::default(), may_still_complete: changes_open && unsettled }
 }
 
-/// Behind a relay there is some engine, whose clear may have reached the device alone. What a stream forgets to be safe is no proof.
+/// Behind a relay there is some engine, whose clear may have reached the device alone. What a stream forgets
+/// to be safe is no proof.
 fn reach_of_kind(kind: EngineKind, reach: &FlushReach) -> FlushReach {
     let mut reach = reach.clone();
     if kind == EngineKind::Grpc {
@@ -180,7 +187,7 @@ fn judge_shown(wanted: Wanted, success: bool, shown: &str, reach: FlushReach) ->
                 let why = "nothing shows that the other tiers were flushed";
                 (Verdict::Unknown, format!("{shown}; {why}: {remaining}"))
             }
-            // Whoever flushes wants nothing old to be served, from whatever tier.
+            // A flush means that nothing old is served, from whatever tier.
             (false, _) => {
                 let why =
                     format!("it reached the device alone: {remaining}; reset_external asks for all tiers");

@@ -1,19 +1,16 @@
 //! The picker's listeners: external processing, and health on a port of its own.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_access::{Bounds, Door, Edge, Port, Tls};
-use kvplane_picker::{Endpoint, Options, Picker, Pool, follow_file};
+use kvplane_picker::{Options, Picker, Rules};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tracing::{error, info};
-
-use super::Decider;
-use crate::service::Shared;
 
 /// Streams on one connection: an Envoy has a connection per worker, and a stream per request.
 const STREAMS: u32 = 8_192;
@@ -35,24 +32,15 @@ pub struct PickerSetup {
     pub tls: Option<Arc<Tls>>,
     /// How it behaves.
     pub options: Options,
-    /// Endpoints that were configured.
-    pub endpoints: Vec<Endpoint>,
-    /// A file with more, which is followed.
-    pub endpoints_file: Option<PathBuf>,
+    /// Endpoints, priorities and models, from whoever knows them: see `kvplane_picker::Rules`.
+    pub rules: watch::Receiver<Arc<Rules>>,
     /// How long requests are taken after a stop.
     pub drain: Duration,
 }
 
 /// Serves until `stop` is cancelled, and a little longer: gateways take a moment to notice.
 pub(crate) async fn run(setup: PickerSetup, picker: Picker, stop: CancellationToken) {
-    let PickerSetup { listener, health, tls, endpoints, endpoints_file, drain, .. } = setup;
-    picker.set_pool(Pool::new(endpoints.clone()));
-    if let Some(path) = endpoints_file {
-        let shown = path.display().to_string();
-        if let Err(error) = follow_file(picker.clone(), endpoints, path, stop.clone()).await {
-            error!(file = shown, %error, "endpoints not read");
-        }
-    }
+    let PickerSetup { listener, health, tls, drain, .. } = setup;
     info!(endpoints = picker.pool().endpoints().len(), "picker serving");
     let end = CancellationToken::new();
     let edge = Edge::new(Bounds::default());
@@ -108,10 +96,4 @@ async fn drained(picker: &Picker, at_most: Duration) {
             return;
         }
     }
-}
-
-/// The picker of a plane.
-pub(crate) fn picker(shared: &Arc<Shared>, options: &Options) -> Picker {
-    let decider = Decider::new(shared.clone(), options.policy.clone());
-    Picker::new(Arc::new(decider), options.clone())
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvplane_core::{EngineKind, StreamId};
+use kvplane_inference::{Endpoint, Pool};
 use kvplane_ingest::{Engine, Engines};
-use kvplane_picker::{Endpoint, Pool};
 
 /// Endpoints by the streams behind them, for one pool and one set of engines.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ impl Places {
         }
         if !unknown.is_empty() {
             let endpoints = unknown.join(", ");
-            tracing::warn!(endpoints, "endpoints without an engine: requests are sent there only in turn");
+            tracing::warn!(endpoints, "endpoints without an engine get requests by round robin only");
         }
         Self { pool, engines: Some(engines), by_engine }
     }

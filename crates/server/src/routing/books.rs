@@ -8,6 +8,8 @@ use kvplane_ingest::Plane;
 use kvplane_route::{Candidate, Options, Role, Router, Slot, Standing};
 use rustc_hash::FxHashMap;
 
+use super::peers::Peers;
+
 /// Endpoints that are gone are looked for after this many decisions.
 const TIDY_EVERY: u64 = 1_024;
 
@@ -18,7 +20,10 @@ pub(super) struct Books {
     known: HashMap<StreamId, (Slot, Epoch)>,
     /// The same by the stream's number in the catalog: what most decisions need.
     seen: FxHashMap<u64, Seen>,
+    /// The streams of the endpoints.
+    names: FxHashMap<Slot, StreamId>,
     decisions: u64,
+    pub(super) peers: Peers,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +36,14 @@ struct Seen {
 
 impl Books {
     pub(super) fn new(options: Options) -> Self {
-        Self { router: Router::new(options), known: HashMap::new(), seen: FxHashMap::default(), decisions: 0 }
+        Self {
+            router: Router::new(options),
+            known: HashMap::new(),
+            seen: FxHashMap::default(),
+            names: FxHashMap::default(),
+            decisions: 0,
+            peers: Peers::default(),
+        }
     }
 
     /// The endpoint of a stream. One in a new life holds nothing of what was sent to the one before.
@@ -48,10 +60,10 @@ impl Books {
     }
 
     /// The endpoint of a stream that is new, or in a new life.
-    fn meet(&mut self, id: &StreamId, epoch: Epoch) -> Option<Slot> {
+    pub(super) fn meet(&mut self, id: &StreamId, epoch: Epoch) -> Option<Slot> {
         if let Some((slot, last)) = self.known.get_mut(id) {
             let slot = *slot;
-            // Whoever asked before the new life began may come later.
+            // A question from before the new epoch may come later.
             if *last < epoch {
                 *last = epoch;
                 self.router.restart(slot);
@@ -60,6 +72,7 @@ impl Books {
         }
         let slot = self.router.worker(&id.to_string())?;
         self.known.insert(id.clone(), (slot, epoch));
+        self.names.insert(slot, id.clone());
         Some(slot)
     }
 
@@ -68,19 +81,25 @@ impl Books {
         self.known.get(id).map(|(slot, _)| *slot)
     }
 
+    /// The stream of an endpoint.
+    pub(super) fn name(&self, slot: Slot) -> Option<&StreamId> {
+        self.names.get(&slot)
+    }
+
     /// Forgets engines that were removed, now and then.
     pub(super) fn tidy(&mut self, plane: &Plane) {
         self.decisions += 1;
         if !self.decisions.is_multiple_of(TIDY_EVERY) {
             return;
         }
-        let (router, seen) = (&mut self.router, &mut self.seen);
+        let (router, seen, names) = (&mut self.router, &mut self.seen, &mut self.names);
         self.known.retain(|id, (slot, _)| {
             let there =
                 plane.engine(id.engine.as_str()).is_some_and(|engine| engine.stream(id.rank).is_some());
             if !there {
                 router.remove_worker(&id.to_string());
                 seen.retain(|_, seen| seen.slot != *slot);
+                names.remove(slot);
             }
             there
         });

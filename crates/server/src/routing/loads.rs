@@ -1,6 +1,8 @@
-//! Engines' own load, read from their `/metrics` while somebody picks.
+//! Engines' own load, while somebody picks: from `GetLoads` where they have a gRPC server, and otherwise from their `/metrics`
+//! (`TokenSpeed`: `/v1/loads`).
 //!
-//! A report counts for three rounds. Afterwards the engine is judged by bookings alone, and answers say so (`load`: `stale`).
+//! A report counts for three rounds. Afterwards the engine is judged by bookings alone, and answers say so
+//! (`load`: `stale`).
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -9,15 +11,16 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use kvplane_core::{EngineKind, StreamId};
-use kvplane_ingest::{Engine, Source, samples};
+use kvplane_ingest::{Engine, Plane, Source, samples};
+use kvplane_ops::{Backend, GrpcServer, Limits, Meaning, Verb};
 use kvplane_route::Load;
 use kvplane_transport::{HttpClient, HttpQuestion, Sent};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::Routing;
 use crate::parity::authorization;
-use crate::service::Shared;
 
 /// How often engines are asked, and how much longer a round is for each of many.
 const EVERY: Duration = Duration::from_secs(1);
@@ -64,15 +67,15 @@ impl Polls {
 }
 
 /// Reads loads until `stop`.
-pub(crate) async fn poll(shared: Arc<Shared>, stop: CancellationToken) {
+pub(crate) async fn poll(plane: Arc<Plane>, routing: Arc<Routing>, stop: CancellationToken) {
     let client = HttpClient::new();
     let mut failing: HashSet<String> = HashSet::new();
     while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
-        if !shared.routing.is_busy(IDLE) {
+        if !routing.is_busy(IDLE) {
             continue;
         }
         let engines: Vec<Arc<Engine>> =
-            shared.plane.engines().iter().filter(|engine| tells_loads(engine)).cloned().collect();
+            plane.engines().iter().filter(|engine| tells_loads(engine)).cloned().collect();
         let round = EVERY.max(PER_ENGINE * engines.len() as u32);
         let valid = 3.0 * round.as_secs_f64() + DEADLINE.as_secs_f64();
         failing.retain(|name| engines.iter().any(|engine| engine.spec.id.as_str() == name));
@@ -81,7 +84,7 @@ pub(crate) async fn poll(shared: Arc<Shared>, stop: CancellationToken) {
         let mut answers = asked.buffer_unordered(AT_ONCE);
         let read = async {
             while let Some((engine, answer)) = answers.next().await {
-                take(&shared.routing, &mut failing, &engine, answer, valid);
+                take(&routing, &mut failing, &engine, answer, valid);
             }
         };
         if stop.run_until_cancelled(read).await.is_none() {
@@ -91,10 +94,31 @@ pub(crate) async fn poll(shared: Arc<Shared>, stop: CancellationToken) {
     }
 }
 
-/// Whether an engine's metrics say how busy it is. Reading those of TensorRT-LLM empties them.
+/// Whether an engine can be asked how busy it is.
 fn tells_loads(engine: &Engine) -> bool {
     let own = !matches!(engine.spec.source, Source::Mirrored(_) | Source::Linked(_));
-    own && engine.spec.http.is_some() && matches!(engine.spec.kind, EngineKind::Vllm | EngineKind::Sglang)
+    own && (service(engine).is_some() || has_page(engine))
+}
+
+/// Whether its metrics say it. Reading those of TensorRT-LLM empties them.
+fn has_page(engine: &Engine) -> bool {
+    engine.spec.http.is_some() && matches!(engine.spec.kind, EngineKind::Vllm | EngineKind::Sglang)
+}
+
+/// The server that is asked for loads by the contract of SMG's services. TensorRT-LLM's has none.
+fn service(engine: &Engine) -> Option<Backend> {
+    let kind = engine.spec.kind;
+    if kind == EngineKind::Trtllm {
+        return None;
+    }
+    let grpc = engine.spec.control.grpc.as_ref();
+    let grpc = grpc.map(|grpc| GrpcServer { url: grpc.url.clone(), ca: grpc.ca.clone() });
+    // Over HTTP only TokenSpeed has nothing better.
+    let http = engine.spec.http.clone().filter(|_| kind == EngineKind::Tokenspeed && grpc.is_none());
+    if grpc.is_none() && http.is_none() {
+        return None;
+    }
+    Some(Backend { kind, http, grpc, version: None, authorization: authorization(engine) })
 }
 
 type Answer = Result<BTreeMap<u32, Load>, Outcome>;
@@ -105,6 +129,30 @@ async fn ask_one(client: HttpClient, engine: Arc<Engine>) -> (Arc<Engine>, Answe
 }
 
 async fn ask(client: &HttpClient, engine: &Engine) -> Answer {
+    if let Some(backend) = service(engine) {
+        let answer = ask_service(&backend).await;
+        // An older server has no loads; its page may have.
+        if answer.is_ok() || !has_page(engine) {
+            return answer;
+        }
+    }
+    ask_page(client, engine).await
+}
+
+/// `GetLoads`, or the same over HTTP.
+async fn ask_service(backend: &Backend) -> Answer {
+    let limits = Limits { deadline: DEADLINE, connect: DEADLINE, ..Limits::of(&Verb::Loads) };
+    let answer = kvplane_ops::ask(backend, &Verb::Loads, &limits, &Sent::default()).await;
+    match answer.meaning {
+        Meaning::Accepted { .. } => {}
+        Meaning::Unsupported => return Err(Outcome::NoLoads),
+        _ => return Err(Outcome::NoAnswer),
+    }
+    let loads = answer.detail.as_ref().map(read_loads).unwrap_or_default();
+    if loads.is_empty() { Err(Outcome::NoLoads) } else { Ok(loads) }
+}
+
+async fn ask_page(client: &HttpClient, engine: &Engine) -> Answer {
     let base = engine.spec.http.as_deref().ok_or(Outcome::NoAnswer)?;
     let mut question = HttpQuestion::get(base, "/metrics");
     question.authorization = authorization(engine);
@@ -127,14 +175,14 @@ fn take(routing: &Routing, failing: &mut HashSet<String>, engine: &Engine, answe
     match answer {
         Ok(loads) => {
             if failing.remove(name) {
-                info!(engine = name, "load is read again");
+                info!(engine = name, "engine's load readable again");
             }
             routing.take_loads(engine, &loads, valid);
         }
         Err(outcome) => {
             if failing.insert(name.to_owned()) {
                 let (_, reason) = Outcome::ALL[outcome as usize];
-                warn!(engine = name, reason, "load not read: picks go by bookings alone for this engine");
+                warn!(engine = name, reason, "cannot read the engine's load; picks use bookings only");
             }
         }
     }
@@ -150,6 +198,33 @@ impl Routing {
             }
         }
     }
+}
+
+/// The loads of a `GetLoadsResponse` as JSON, by rank.
+fn read_loads(detail: &Value) -> BTreeMap<u32, Load> {
+    let mut loads = BTreeMap::new();
+    for load in detail["loads"].as_array().into_iter().flatten() {
+        let number = |name: &str| load[name].as_u64();
+        let rank = number("dp_rank").and_then(|rank| u32::try_from(rank).ok());
+        let (Some(rank), Some(running)) = (rank.filter(|rank| *rank < MAX_RANKS), number("num_running_reqs"))
+        else {
+            continue;
+        };
+        let usage = load["token_usage"].as_f64().filter(|usage| usage.is_finite() && *usage >= 0.0);
+        let count = |requests: u64| u32::try_from(requests).unwrap_or(u32::MAX);
+        let waiting = number("num_waiting_reqs").unwrap_or(0);
+        let load = Load {
+            running: count(running),
+            waiting: count(waiting),
+            kv_usage: usage.map(|usage| usage.min(1.0)),
+            kv_capacity: number("max_total_num_tokens").filter(|tokens| *tokens > 0),
+            // An engine that does not count them says 0, whatever waits.
+            waiting_tokens: number("num_waiting_uncached_tokens")
+                .filter(|tokens| *tokens > 0 || waiting == 0),
+        };
+        loads.insert(rank, load);
+    }
+    loads
 }
 
 /// The loads of a page, by rank.
@@ -193,7 +268,30 @@ fn read(kind: EngineKind, page: &str) -> BTreeMap<u32, Load> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn answers_of_get_loads_are_read_by_rank() {
+        let detail = json!({"loads": [
+            {"dp_rank": 0, "num_running_reqs": 3, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 900,
+             "max_total_num_tokens": 4096, "token_usage": 0.5},
+            {"dp_rank": 1, "num_running_reqs": 0, "num_waiting_reqs": 4, "num_waiting_uncached_tokens": 0, "token_usage": -1.0},
+            {"dp_rank": -1, "num_running_reqs": 1}, {"dp_rank": 9_999_999, "num_running_reqs": 1}, {"dp_rank": 2}, 7,
+        ]});
+        let first = Load {
+            running: 3,
+            waiting: 2,
+            kv_usage: Some(0.5),
+            kv_capacity: Some(4_096),
+            waiting_tokens: Some(900),
+        };
+        // That nothing waits although requests do is no measure.
+        let second = Load { waiting: 4, ..Load::default() };
+        assert_eq!(read_loads(&detail), BTreeMap::from([(0, first), (1, second)]));
+        assert!(read_loads(&json!("no")).is_empty());
+    }
 
     #[test]
     fn pages_of_vllm_and_sglang_are_read_by_rank() {

@@ -1,7 +1,10 @@
-//! Where prompts go, and what came of it: the decisions of `kvplane-route` over the catalog, and their receipts.
+//! Where prompts go, and what came of it: the decisions of `kvplane-route` over the catalog, and their
+//! receipts.
 
 mod books;
+pub(crate) mod links;
 pub(crate) mod loads;
+pub(crate) mod peers;
 mod pick;
 mod replay;
 mod report;
@@ -11,13 +14,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use kvplane_core::{ErrorCode, PublicError};
+use kvplane_ingest::Plane;
 use kvplane_metrics::{Latencies, LatenciesRead, RouteRows};
+use kvplane_proto::kvplane::v1 as proto;
 use kvplane_receipts::{Cause, History, Ledger, LedgerTotals, ReceiptId, Unledgered};
 use kvplane_route::{LoadSource, Options, Why};
 use parking_lot::Mutex;
 
 use books::Books;
 use loads::Polls;
+use peers::{Joined, Way};
 pub(crate) use pick::{Endpoint, MAX_ENDPOINTS, Passed, Picked, Wish};
 pub(crate) use report::{Report, State};
 
@@ -105,6 +111,24 @@ impl Routing {
         self.receipt_id(name).is_ok_and(|id| self.receipts.lock().ledger.needs_replay(id, cached))
     }
 
+    /// A plane shares its bookings from here on, until it leaves. `None` when there are too many.
+    pub(crate) fn join(&self, plane: &Plane, way: Way) -> Option<Joined> {
+        self.books.lock().join(plane, way, self.now())
+    }
+
+    /// A plane shares no more.
+    pub(crate) fn leave(&self, plane: &Plane, number: u64) {
+        self.books.lock().leave(plane, number, self.now());
+    }
+
+    /// Takes what a plane shares. False where it is no peer any more.
+    pub(crate) fn take(&self, plane: &Plane, number: u64, updates: &[proto::BookingUpdate]) -> bool {
+        let mut books = self.books.lock();
+        let now = self.now();
+        books.router.expire(now);
+        updates.iter().all(|update| books.take(plane, number, update, now))
+    }
+
     /// What all receipts came to.
     pub(crate) fn totals(&self) -> LedgerTotals {
         self.receipts.lock().ledger.totals()
@@ -122,7 +146,7 @@ impl Routing {
         self.last_pick.store((self.now() * 1e3) as u64 + 1, Ordering::Relaxed);
     }
 
-    /// Whether anybody picked within so many seconds.
+    /// Whether anybody picked within this many seconds.
     fn is_busy(&self, seconds: f64) -> bool {
         let last = self.last_pick.load(Ordering::Relaxed);
         last > 0 && self.now() - last as f64 / 1e3 < seconds
@@ -135,9 +159,9 @@ impl Routing {
     /// For `/metrics`.
     pub(crate) fn rows(&self) -> RouteRows {
         let now = self.now();
-        let (books, sources) = {
+        let (books, sources, peers) = {
             let books = self.books.lock();
-            (books.router.totals(), books.router.load_sources(now))
+            (books.router.totals(), books.router.load_sources(now), books.peers.rows())
         };
         let totals = self.totals();
         let whys = Why::ALL.iter().zip(&self.whys);
@@ -164,6 +188,10 @@ impl Routing {
             loads: LoadSource::ALL.iter().map(|source| source.as_str()).zip(sources).collect(),
             polls: self.polls.outcomes(),
             bookings: books.bookings as u64,
+            told_bookings: peers.told,
+            planes: peers.planes,
+            updates: peers.updates,
+            updates_refused: peers.refused.to_vec(),
             expired: books.expired,
             refused: books.refused,
             unpredicted: books.unpredicted,

@@ -2,6 +2,7 @@
 
 use kvplane_catalog::{Answer, Question};
 use kvplane_core::{ErrorCode, PublicError, StreamId, Trust, hash_blocks};
+use kvplane_proto::kvplane::v1::BookingChange;
 use kvplane_receipts::Decided;
 use kvplane_route::{Ask, Decision, LoadSource, Outline, Policy, Role, Skip, Slot, Terms, Why};
 use xxhash_rust::xxh3::xxh3_64;
@@ -9,10 +10,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Routing;
 use super::books::Books;
 use super::scene::{Outcome, Scene};
-use crate::questions::{Asker, TokenizedNote};
+use crate::questions::{Asker, TokenizedNote, WithoutTokens};
 use crate::value::Protocol;
 
-/// Entries of a stream before the decision that count as after it: the answer is read a little earlier than the cursor.
+/// Entries of a stream before the decision that count as after it: the answer is read a little earlier than
+/// the cursor.
 const MARGIN: u64 = 8;
 /// Endpoints that may be asked for, and excluded; receipts that may be asked for.
 pub(crate) const MAX_ENDPOINTS: usize = 64;
@@ -32,8 +34,8 @@ pub(crate) struct Wish {
     pub(crate) output: u64,
     /// Endpoints that were tried already.
     pub(crate) exclude: Vec<StreamId>,
-    /// Why the prompt's tokens are not known, where they are not.
-    pub(crate) without_tokens: Option<&'static str>,
+    /// The prompt's tokens are not known, and why not.
+    pub(crate) without_tokens: Option<WithoutTokens>,
 }
 
 /// Whether a stream may be picked.
@@ -114,6 +116,8 @@ pub(crate) struct Picked {
     pub(crate) trust: Trust,
     /// Of a prompt that was given as text.
     pub(crate) tokenized: Option<TokenizedNote>,
+    /// Why the prompt's tokens are not known.
+    pub(crate) without_tokens: Option<&'static str>,
 }
 
 impl Picked {
@@ -132,7 +136,10 @@ impl Picked {
                 format!("holds {cached} of {prompt} tokens; another holds {}, and costs more", self.eligible)
             }
             Why::NotHeld => format!("holds none of {prompt} tokens; nobody does"),
-            Why::NoTokens | Why::Nobody => "has the least work; the prompt's tokens are not known".to_owned(),
+            Why::NoTokens | Why::Nobody => {
+                let why = self.without_tokens.unwrap_or("not_given");
+                format!("has the least work; the prompt's tokens are not known: {why}")
+            }
         };
         format!("{} {held}", first.id)
     }
@@ -173,6 +180,7 @@ impl Routing {
             self.pick_blind(asker, question, wish, among)?
         };
         let Outcome { mut picked, mut decided } = outcome;
+        picked.without_tokens = wish.without_tokens.map(|without| without.why);
         if picked.endpoints.is_empty() {
             self.count(Why::Nobody, begun.elapsed());
             return Err(nobody(&picked));
@@ -182,7 +190,7 @@ impl Routing {
         if !wish.dry_run {
             decided.model = question.model.as_deref().unwrap_or_default().into();
             decided.decide_us = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
-            decided.without_tokens = wish.without_tokens;
+            decided.without_tokens = wish.without_tokens.map(|without| without.why);
             stand(asker, &mut decided, &picked.endpoints[0].id);
             decided.contents = contents(question, decided.block_size);
             let mut receipts = self.receipts.lock();
@@ -226,6 +234,9 @@ impl Routing {
         books.tidy(&asker.plane);
         let scene = Scene::of(&mut books, answer, among);
         let decision = self.decide(&mut books, &scene, wish, outline, prompt);
+        if let Some(booking) = decision.booking {
+            books.changed(&asker.plane, booking, BookingChange::Booked, None, self.now());
+        }
         // The next one may decide while this one is put into words.
         drop(books);
         scene.outcome(&decision, prompt)
@@ -243,6 +254,7 @@ impl Routing {
         let exclude: Vec<Slot> = wish.exclude.iter().filter_map(|id| books.find(id)).collect();
         let ask = Ask {
             prompt,
+            about: wish.without_tokens.map_or(0, |without| without.about),
             outline,
             session: wish.session,
             role: Role::Both,

@@ -41,7 +41,8 @@ fn happenings(entries: &[Arc<Entry>]) -> Replay {
     for entry in entries {
         for change in &entry.changes {
             match change {
-                // Told again, also where a copy was held already: an engine that computes a block announces it.
+                // Announced again, also where a copy was held already: an engine that computes a block
+                // announces it.
                 Change::Stored(stored) => {
                     if stored.attributes.bigrams {
                         // Its blocks are pairs of tokens, and are not found by the prompt's contents.

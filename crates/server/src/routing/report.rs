@@ -2,6 +2,7 @@
 
 use kvplane_core::{ErrorCode, PublicError};
 use kvplane_ingest::Plane;
+use kvplane_proto::kvplane::v1::BookingChange;
 use kvplane_receipts::{Account, Decided, Delivered, Drift, Receipt, ReceiptId, Replay, SettleError};
 use kvplane_route::BookingId;
 use tracing::error;
@@ -28,7 +29,8 @@ pub(crate) struct Report {
 }
 
 impl Routing {
-    /// Takes a report. Waits for nobody, but may read thousands of entries: not for a thread that serves others.
+    /// Takes a report. Waits for nobody, but may read thousands of entries: not for a thread that serves
+    /// others.
     pub(crate) fn report(&self, plane: &Plane, name: &str, report: Report) -> Result<Receipt, PublicError> {
         let id = self.receipt_id(name)?;
         let mut receipt =
@@ -37,19 +39,14 @@ impl Routing {
             let now = self.now();
             let mut books = self.books.lock();
             let took = report.delivered.as_ref().and_then(|delivered| delivered.first_token_ms);
-            if let Some(took) = took {
-                books.router.first_token_took(booking, took / 1e3);
+            let took = took.is_some_and(|took| books.router.first_token_took(booking, took / 1e3));
+            let first = state == State::FirstToken && books.router.first_token(booking, now).is_some();
+            if took || first {
+                books.changed(plane, booking, BookingChange::FirstToken, None, now);
             }
-            match state {
-                State::FirstToken => {
-                    books.router.first_token(booking, now);
-                }
-                State::Finish => {
-                    books.router.finish(booking);
-                }
-                State::Abort => {
-                    books.router.abort(booking);
-                }
+            if state != State::FirstToken {
+                books.changed(plane, booking, BookingChange::Over, None, now);
+                books.router.finish(booking);
             }
         }
         if let Some(delivered) = report.delivered {

@@ -1,7 +1,7 @@
 //! What one decision goes by, and what it comes to in names.
 //!
-//! The answer lists every stream of the model, for each may be chosen. What that takes per stream is a number and a few reads:
-//! names are put in for those that the answer tells of.
+//! The answer lists every stream of the model, for each may be chosen. What that takes per stream is a number
+//! and a few reads: names are put in for those that the answer tells of.
 
 use std::time::Duration;
 
@@ -87,6 +87,7 @@ impl<'a> Scene<'a> {
             booked: decision.booking.is_some(),
             trust: self.trust,
             tokenized: None,
+            without_tokens: None,
         }
     }
 

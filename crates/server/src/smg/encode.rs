@@ -17,8 +17,8 @@ const CHUNK_BLOCKS: usize = 2_048;
 /// ... and tokens: well below the 4 MiB that older clients accept, at five bytes a token.
 const CHUNK_TOKENS: usize = 256 * 1_024;
 
-/// An entry of a journal: encoded once, shared by all subscribers. Entries without visible events become empty batches,
-/// so that sequences have no holes.
+/// An entry of a journal: encoded once, shared by all subscribers. Entries without visible events become
+/// empty batches, so that sequences have no holes.
 pub(super) fn entry(entry: &Entry) -> Bytes {
     entry.encoded(Protocol::Smg, |entry| {
         batch(entry.sequence, entry.timestamp, entry.first_event_id, &entry.transitions)
@@ -110,8 +110,8 @@ fn level(tier: Tier) -> i32 {
     }
 }
 
-/// A snapshot as SMG wants it: `count` chunks under consecutive sequences that end at the cut, the first beginning with
-/// a clear, parents before children.
+/// A snapshot as SMG wants it: `count` chunks under consecutive sequences that end at the cut, the first
+/// beginning with a clear, parents before children.
 #[derive(Debug)]
 pub(super) struct Plan {
     transitions: Vec<Transition>,
@@ -152,7 +152,7 @@ impl Plan {
             tokens += piece_tokens;
             total += if matches!(piece, Transition::Stored { .. }) { piece_blocks as u64 } else { 0 };
         }
-        // An empty state is told too: by one chunk with nothing but the clear.
+        // An empty state is sent too: one chunk with nothing but the clear.
         chunks.push(start..pieces.len());
         Self { transitions: pieces, ranges: chunks, cut, blocks: total, unknown_before, _snapshot: snapshot }
     }

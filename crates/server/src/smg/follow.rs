@@ -17,7 +17,8 @@ use super::merger::Subscribed;
 use crate::encoding::{self, Messages, Planned};
 use crate::plans::{self, Plans};
 
-/// Older clients refuse messages above 4 MiB. A batch that is larger reaches them as a snapshot, whose chunks are not.
+/// Older clients refuse messages above 4 MiB. A batch that is larger reaches them as a snapshot, whose chunks
+/// are not.
 const MAX_MESSAGE: usize = (4 << 20) - 1024;
 const TOO_LARGE: &str = "a batch is too large for one message: start over from a snapshot";
 
@@ -47,10 +48,10 @@ pub(super) struct Follower {
     source: Source,
     phase: Phase,
     ready: VecDeque<Bytes>,
-    /// The stream was not credited at the start although it held something: it was told to be empty.
+    /// The stream was not credited at the start although it held something: it was sent as empty.
     withheld: bool,
     /// Where the stream stood when it was last looked at.
-    standing: Option<Continuity>,
+    continuity: Option<Continuity>,
     /// The engine was proven to be there when the stream was last looked at. Once it is not, a gateway that
     /// cannot hear of trust must start over.
     fresh: bool,
@@ -60,7 +61,7 @@ impl Follower {
     /// Checks the start, as the handler: what is wrong here reaches the gateway before any header.
     pub(super) fn new(source: Source, start: u64) -> Result<Self, Status> {
         let phase = if start == 0 { source.check_start()? } else { source.resume(start)? };
-        Ok(Self { source, phase, ready: VecDeque::new(), withheld: false, standing: None, fresh: false })
+        Ok(Self { source, phase, ready: VecDeque::new(), withheld: false, continuity: None, fresh: false })
     }
 
     pub(super) fn into_stream(self) -> impl FutureStream<Item = Result<Encoded, Status>> {
@@ -113,7 +114,7 @@ impl Follower {
                 let _place = plans::BUILDS.acquire().await.map_err(|_| internal())?;
                 let snapshot = stream.snapshot_to_follow().await;
                 let cursor = snapshot.cursor;
-                self.standing = Some(snapshot.standing);
+                self.continuity = Some(snapshot.continuity);
                 self.fresh = credited;
                 self.withheld = !credited && !snapshot.image.blocks.is_empty();
                 let planned = tokio::task::spawn_blocking(move || plan(&snapshot, credited));
@@ -136,11 +137,11 @@ impl Follower {
                 Ok(Phase::Tail { sequence: last, cursor: None })
             }
             (Source::Native { stream, credit }, Some(cursor)) => {
-                let standing = self.standing.unwrap_or_else(|| stream.standing());
+                let continuity = self.continuity.unwrap_or_else(|| stream.continuity());
                 let news = tokio::select! {
                     biased;
                     () = stream.stale(), if self.fresh => return Err(loss(SILENT)),
-                    news = stream.news_after(cursor, standing, READ) => news,
+                    news = stream.news_after(cursor, continuity, READ) => news,
                 };
                 self.fresh = !stream.freshness().is_stale();
                 let news = news.map_err(|_| {
@@ -148,17 +149,17 @@ impl Follower {
                 })?;
                 let entries = match news {
                     News::Entries(entries) => entries,
-                    News::Standing(Continuity::Down) => return Err(loss(OUT_OF_REACH)),
-                    News::Standing(standing) => {
+                    News::Continuity(Continuity::Down) => return Err(loss(OUT_OF_REACH)),
+                    News::Continuity(continuity) => {
                         if self.withheld && is_credited(&stream.status(), credit) {
                             return Err(loss(KNOWN_AGAIN));
                         }
-                        self.standing = Some(standing);
+                        self.continuity = Some(continuity);
                         return Ok(Phase::Tail { sequence, cursor: Some(cursor) });
                     }
                 };
-                let last_standing = entries.iter().rev().find_map(|entry| entry.standing);
-                self.standing = last_standing.or(Some(standing));
+                let last_continuity = entries.iter().rev().find_map(|entry| entry.continuity);
+                self.continuity = last_continuity.or(Some(continuity));
                 let encoded = encoding::entries(&entries, Protocol::Smg, encode::entry).await?;
                 for (entry, bytes) in entries.iter().zip(encoded) {
                     if let Some(reason) = ends(entry, credit) {
@@ -240,7 +241,7 @@ fn is_credited(status: &StreamStatus, credit: &[Trust]) -> bool {
 
 /// Why a gateway that follows must start over at this entry.
 fn ends(entry: &Entry, credit: &[Trust]) -> Option<&'static str> {
-    if entry.standing == Some(Continuity::Down) {
+    if entry.continuity == Some(Continuity::Down) {
         return Some(OUT_OF_REACH);
     }
     if entry.trust.as_ref().is_some_and(|trust| !trust.is_credited(credit)) {

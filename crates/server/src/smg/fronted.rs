@@ -63,8 +63,8 @@ pub(crate) fn own_calls(service: &str, own: SmgService, upstream: Option<&Upstre
     }
 }
 
-/// The load records of an engine's own stream, asked for again when it breaks off. An engine without the method has
-/// none: then this never yields.
+/// The load records of an engine's own stream, asked for again when it breaks off. An engine without the
+/// method has none: then this never yields.
 fn loads<F, A>(upstream: Upstream, subscribe: F) -> impl FutureStream<Item = bytes::Bytes> + Send
 where
     F: Fn(Upstream, SubscribeKvEventsRequest) -> A + Clone + Send,

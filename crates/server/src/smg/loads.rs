@@ -1,5 +1,5 @@
-//! Load records: an engine's own stream carries them beside its events, and a gateway that does not get them routes on
-//! old loads. They are passed on as the engine encoded them.
+//! Load records: an engine's own stream carries them beside its events, and a gateway that does not get them
+//! routes on old loads. They are passed on as the engine encoded them.
 
 use std::fmt;
 use std::sync::Arc;

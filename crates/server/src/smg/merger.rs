@@ -56,7 +56,7 @@ impl Default for Mergers {
 impl Mergers {
     /// Subscribes to the engine's merger, and starts it if there is none.
     ///
-    /// It runs on the plane's own runtime: whoever asks first may be a front, whose runtime ends with it.
+    /// It runs on the plane's own runtime: the first subscriber may be a front, whose runtime ends with it.
     pub(super) fn of(
         &self,
         engine: &EngineId,
@@ -231,8 +231,8 @@ impl Merger {
         &self.ended
     }
 
-    /// Everything at one moment, as messages. Takes its time. Subscribers that begin together share one, as long as all
-    /// that came after it is here.
+    /// Everything at one moment, as messages. Takes its time. Subscribers that begin together share one, as
+    /// long as all that came after it is here.
     pub(super) fn plan(&self) -> Arc<Planned<Plan>> {
         let mut last = self.plan.lock();
         if let Some((begun, plan)) = &*last
@@ -325,13 +325,13 @@ impl RankReader for Rank {
     }
 
     fn load(&mut self, snapshot: &Snapshot) {
-        // Holes are told as stored and removed at once: nothing of them is left.
+        // Holes are sent as stored and removed at once: nothing of them is left.
         self.merger.apply(self.stream.id().rank, 0.0, &snapshot.as_transitions(), true);
     }
 
     fn follow(&mut self, entry: &Entry) -> bool {
         self.merger.apply(self.stream.id().rank, entry.timestamp, &entry.transitions, false);
-        let ends_credit = entry.standing == Some(Continuity::Down)
+        let ends_credit = entry.continuity == Some(Continuity::Down)
             || entry.trust.as_ref().is_some_and(|trust| !trust.is_credited(&self.credit));
         !ends_credit || self.wants(&self.stream.status())
     }

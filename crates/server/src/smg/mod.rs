@@ -1,7 +1,8 @@
 //! SMG's services, for stock gateways: `SubscribeKvEvents`, and operations (`operations.rs`).
 //!
-//! The gateway's consumer decides what this server must do. It knows no epochs and no trust, it takes a store whose
-//! parent it does not know for the beginning of a prompt, and it reads meaning into where a status appears:
+//! The gateway's consumer decides what this server must do. It knows no epochs and no trust, it takes a store
+//! whose parent it does not know for the beginning of a prompt, and it reads meaning into where a status
+//! appears:
 //!
 //! | state | answer |
 //! |---|---|
@@ -23,5 +24,4 @@ mod operations;
 mod service;
 
 pub(crate) use fronted::own_calls;
-pub(crate) use merger::Mergers;
-pub(crate) use service::{SmgService, SubscribeTo};
+pub(crate) use service::SmgService;

@@ -1,4 +1,5 @@
-//! SMG's `FlushCache`, `StartProfile` and `StopProfile`, for one engine: behind its front, or named by metadata.
+//! SMG's `FlushCache`, `StartProfile` and `StopProfile`, for one engine: behind its front, or named by
+//! metadata.
 //!
 //! They are operations as any other, fenced and audited, whatever the engine is asked over. The service has
 //! one answer for the whole engine:
@@ -113,12 +114,12 @@ impl SmgService {
             return Err(ApiError(whole.with_next("leave it out")).into());
         }
         let engine = self.operated(request.metadata()).map_err(ApiError)?;
-        let id = self.shared.operations.mint();
+        let id = self.operations.mint();
         let mut wanted = ops::Request::new(id.clone(), verb(id));
         wanted.selection = Selection::engine(engine.spec.id.as_str());
         wanted.proof_timeout = PROOF_TIMEOUT;
         let caller = request.extensions().get::<Caller>().cloned();
-        let mut updates = ops::start(&self.shared, caller, wanted).map_err(ApiError)?;
+        let mut updates = self.operations.start(caller, wanted).map_err(ApiError)?;
         let (mut ranks, mut ended) = (Vec::new(), false);
         while let Some(update) = updates.recv().await {
             match update {

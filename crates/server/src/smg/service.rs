@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use futures::{Stream as FutureStream, StreamExt as _, future, stream};
 use kvplane_access::ApiError;
-use kvplane_core::{ErrorCode, PublicError};
-use kvplane_ingest::Engine;
+use kvplane_core::{ErrorCode, PublicError, Trust};
+use kvplane_ingest::{Engine, Plane};
 use kvplane_proto::Encoded;
 use kvplane_proto::engines::sglang::server::sglang_scheduler_server::SglangScheduler;
 use kvplane_proto::engines::tokenspeed::server::token_speed_scheduler_server::TokenSpeedScheduler;
@@ -22,15 +22,16 @@ use tonic::{Request, Response, Status};
 
 use super::follow::{Follower, Source};
 use super::loads::{Loads, load_only};
+use super::merger::Mergers;
+use crate::ops::Operations;
 use crate::select;
-use crate::service::Shared;
 
 /// A stream of encoded batches.
 pub(crate) type Batches = Pin<Box<dyn FutureStream<Item = Result<Encoded, Status>> + Send>>;
 
 /// Which engine a call is for.
 #[derive(Debug, Clone)]
-pub(crate) enum SubscribeTo {
+enum SubscribeTo {
     /// The one that the call's metadata name, or the only one.
     Named,
     /// Always this one: behind a front.
@@ -40,14 +41,40 @@ pub(crate) enum SubscribeTo {
 /// What kvplane answers itself, under every name.
 #[derive(Debug, Clone)]
 pub(crate) struct SmgService {
-    pub(super) shared: Arc<Shared>,
+    plane: Arc<Plane>,
+    /// Trust levels whose state is given out.
+    credit: Arc<[Trust]>,
+    mergers: Arc<Mergers>,
+    pub(super) operations: Arc<Operations>,
+    stop: CancellationToken,
     to: SubscribeTo,
     loads: Option<Loads>,
 }
 
 impl SmgService {
-    pub(crate) fn new(shared: Arc<Shared>, to: SubscribeTo) -> Self {
-        Self { shared, to, loads: None }
+    /// For calls whose metadata name the engine, until `stop`.
+    pub(crate) fn new(
+        plane: Arc<Plane>,
+        credit: &[Trust],
+        operations: Arc<Operations>,
+        stop: CancellationToken,
+    ) -> Self {
+        let (credit, mergers) = (credit.into(), Arc::default());
+        Self { plane, credit, mergers, operations, stop, to: SubscribeTo::Named, loads: None }
+    }
+
+    /// The same, for calls that are always about one engine.
+    pub(crate) fn of_engine(&self, engine: &str) -> Self {
+        Self { to: SubscribeTo::Engine(engine.to_owned()), ..self.clone() }
+    }
+
+    pub(crate) fn plane(&self) -> &Arc<Plane> {
+        &self.plane
+    }
+
+    /// Ends every call.
+    pub(crate) fn stop(&self) -> &CancellationToken {
+        &self.stop
     }
 
     /// The same, with the load records of the engine's own stream between the events.
@@ -59,10 +86,10 @@ impl SmgService {
     fn subscribe(&self, request: &Request<SubscribeKvEventsRequest>) -> Result<Response<Batches>, Status> {
         let (source, ends) = self.source(request.metadata()).map_err(ApiError)?;
         let follower = Follower::new(source, request.get_ref().start_sequence_number)?;
-        let stop = self.shared.stop.clone().cancelled_owned();
+        let stop = self.stop.clone().cancelled_owned();
         let farewell =
             Status::from(ApiError(PublicError::new(ErrorCode::ShuttingDown, "kvplane is shutting down")));
-        // The one status that makes a gateway forget what it was told.
+        // The one status that makes a gateway drop its state.
         let gone = PublicError::new(ErrorCode::DataLoss, "the engine was removed, or has other ranks now");
         let gone = Status::from(ApiError(gone));
         let events = follower.into_stream().take_until(ends.cancelled_owned());
@@ -104,7 +131,7 @@ impl SmgService {
             SubscribeTo::Named => text(metadata, ENGINE)?,
             SubscribeTo::Engine(name) => Some(name.as_str()),
         };
-        select::engine(&self.shared.plane, name)
+        select::engine(&self.plane, name)
     }
 
     /// Whether the call's metadata say which engine it is for.
@@ -117,17 +144,15 @@ impl SmgService {
         engine: &Engine,
         rank: Option<u32>,
     ) -> Result<(Source, CancellationToken), PublicError> {
-        let Shared { plane, options, mergers, stop, .. } = &*self.shared;
-        let credit = &options.credit;
         if rank.is_none() && engine.streams.len() > 1 {
-            let merger = mergers.of(&engine.spec.id, plane, credit, stop);
+            let merger = self.mergers.of(&engine.spec.id, &self.plane, &self.credit, &self.stop);
             let ends = merger.ended().clone();
             return Ok((Source::Merged(merger), ends));
         }
         let stream = select::stream(engine, rank)?.clone();
         // Who named no rank follows the engine: with a second rank it is another thing.
         let ends = if rank.is_some() { stream.removed() } else { engine.replaced() }.clone();
-        Ok((Source::Native { stream, credit: credit.clone() }, ends))
+        Ok((Source::Native { stream, credit: self.credit.to_vec() }, ends))
     }
 }
 

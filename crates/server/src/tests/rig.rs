@@ -27,7 +27,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::Code;
 
-use crate::service::{Options, Service, Shared};
+use crate::parts::Parts;
+use crate::service::{Options, Service};
 
 /// Far beyond anything that should take: only a hang reaches it.
 pub(super) const DEADLINE: Duration = Duration::from_secs(30);
@@ -54,7 +55,7 @@ pub(super) enum Key {
 }
 
 impl Key {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::None,
         Self::WrongToken,
         Self::NotAscii,
@@ -63,9 +64,11 @@ impl Key {
         Self::Twice,
         Self::Token(Role::Read),
         Self::Token(Role::Report),
+        Self::Token(Role::Infer),
         Self::Token(Role::Admin),
         Self::Certificate(Role::Read),
         Self::Certificate(Role::Report),
+        Self::Certificate(Role::Infer),
         Self::Certificate(Role::Admin),
         Self::OtherCertificate,
         Self::WrongTokenWithCertificate,
@@ -88,6 +91,7 @@ impl Key {
             // In every way that it may be written.
             Self::Token(Role::Read) => vec![format!("Bearer {}", token(Role::Read))],
             Self::Token(Role::Report) => vec![format!("bearer {}", token(Role::Report))],
+            Self::Token(Role::Infer) => vec![format!("Bearer {}", token(Role::Infer))],
             Self::Token(Role::Admin) => vec![format!("BEARER  {}", token(Role::Admin))],
             Self::None | Self::Certificate(_) | Self::OtherCertificate => Vec::new(),
         }
@@ -147,7 +151,7 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// A certificate for a DNS name, and its key. Its common name is another one.
+    /// A certificate for a DNS name, and its key. Its common name differs.
     fn certificate(&self, name: &str, until: i32) -> (Certificate, KeyPair) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -199,7 +203,7 @@ pub(super) struct Answer {
 
 /// A plane without engines, with a token and a certificate for every role, behind TLS.
 pub(super) struct Served {
-    pub(super) shared: Arc<Shared>,
+    pub(super) parts: Parts,
     pub(super) http: SocketAddr,
     pub(super) grpc: SocketAddr,
     pub(super) authority: Authority,
@@ -230,14 +234,14 @@ impl Served {
         let options = Options { access, tls: secure.then(|| tls.clone()), ..Options::default() };
         let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
         let service = Service::new(plane, options);
-        let shared = service.shared();
+        let parts = service.parts();
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addresses = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let stop = CancellationToken::new();
         tokio::spawn(service.run(http, grpc, stop.clone()));
         let (http, grpc) = addresses;
-        Self { shared, http, grpc, authority, directory, tls, _stop: stop.drop_guard() }
+        Self { parts, http, grpc, authority, directory, tls, _stop: stop.drop_guard() }
     }
 
     /// A TLS connection of a caller with this key.

@@ -154,11 +154,11 @@ async fn refusals_are_counted_and_hold_no_secret() {
     }
 }
 
-/// What a caller on this machine is told who sends this, and what the plane has counted then.
+/// The answer to a caller on this machine who sends this, and what the plane has counted then.
 async fn told_without_keys(request: &str) -> (String, Vec<(&'static str, &'static str, u64)>) {
     let served = Served::without_keys().await;
     let answer = String::from_utf8(answer_to(served.http, request.as_bytes()).await).unwrap();
-    let mut refused = served.shared.options.access.refused();
+    let mut refused = served.parts.access.refused();
     refused.retain(|(.., count)| *count > 0);
     (answer, refused)
 }

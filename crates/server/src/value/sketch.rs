@@ -1,7 +1,8 @@
 //! The heaviest prefixes in bounded memory: the *space-saving* sketch.
 //!
-//! A prefix that is not in a full table takes the place of the lightest one and inherits its count, which is kept as
-//! the most by which its own count may be too high. What is heavier than the lightest entry is never missed.
+//! A prefix that is not in a full table takes the place of the lightest one and inherits its count, which is
+//! kept as the most by which its own count may be too high. What is heavier than the lightest entry is never
+//! missed.
 
 use std::collections::HashMap;
 

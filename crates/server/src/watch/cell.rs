@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_core::{LinkTrouble, Reason, Tier, Trouble};
-use kvplane_ingest::{Engine, Stream};
+use kvplane_ingest::{Engine, Finding, Stream};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -15,6 +15,9 @@ pub(crate) struct Cell {
     rank: u32,
     kind: &'static str,
     model: String,
+    /// Where the engine was found, and by which rules; absent where somebody described it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    found: Option<String>,
     /// Where the stream stands.
     continuity: &'static str,
     /// What answers about it are worth.
@@ -39,9 +42,11 @@ pub(crate) struct Cell {
     capacity_blocks: Option<u64>,
     /// Null until there are two pictures to compare.
     events_per_s: Option<u64>,
-    /// When the last event was applied, in unix milliseconds, to the second; for one that came after the fact, the engine's stamp.
+    /// When the last event was applied, in unix milliseconds, to the second; for one that came after the
+    /// fact, the engine's stamp.
     last_event_ms: Option<u64>,
-    /// How long the last batch was on its way, by the engine's stamp; null for one that did not come as it happened.
+    /// How long the last batch was on its way, by the engine's stamp; null for one that did not come as it
+    /// happened.
     lag_ms: Option<u64>,
     /// Which life of the publisher it is since it is followed, proven or assumed.
     life: u64,
@@ -53,7 +58,8 @@ pub(crate) struct Cell {
     state_bytes: usize,
 }
 
-/// What is shown of an engine that has no rank: another plane that is followed. Its engines are shown as engines.
+/// What is shown of an engine that has no rank: another plane that is followed. Its engines are shown as
+/// engines.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "WatchedLink")]
 pub(crate) struct Link {
@@ -104,6 +110,7 @@ impl Cell {
         let worst = status.trust.worst().map(|worst| worst.reason);
         let counted = Counted { events: status.journal.events, at_ms: now_ms };
         let cell = Self {
+            found: engine.spec.provenance.as_ref().map(|provenance| found(&provenance.get())),
             engine: engine.spec.id.to_string(),
             rank: stream.id().rank,
             kind: engine.spec.kind.as_str(),
@@ -151,6 +158,18 @@ pub(super) fn held(blocks: &[u64; Tier::ALL.len()]) -> BTreeMap<&'static str, u6
         .filter(|(tier, blocks)| **tier == Tier::Device || *blocks > 0)
         .map(|(tier, blocks)| (tier.as_str(), blocks))
         .collect()
+}
+
+/// Where an engine was found, and by which rules, in words.
+fn found(finding: &Finding) -> String {
+    let Finding { source, places, decided, remarks, .. } = finding;
+    let rules = decided.iter().map(|(key, value, rule)| format!("{key} {value} by {rule}"));
+    let rules = rules.collect::<Vec<_>>().join(", ");
+    let mut words = format!("{} by {source}: {rules}", places.join(", "));
+    for remark in remarks {
+        words += &format!(". {remark}");
+    }
+    words
 }
 
 #[cfg(test)]

@@ -121,9 +121,9 @@ impl Picture {
         self.number
     }
 
-    /// What a watcher is told that last saw the picture `seen` (0: none): the cells that are new or changed,
-    /// the ranks that went, and the links if one of them changed; everything if it is too far behind. `None`
-    /// if nothing did.
+    /// The update for a watcher that last saw the picture `seen` (0: none): the cells that are new or
+    /// changed, the ranks that went, and the links if one of them changed; everything if it is too far
+    /// behind. `None` if nothing did.
     pub(crate) fn since(&self, seen: u64) -> Option<String> {
         let whole = seen < self.gone_since;
         let cells: Vec<&str> = self

@@ -1,10 +1,13 @@
-//! Picks and their receipts over simulated engines that evict, restart and are bypassed on purpose: every token that is lost has its
-//! true cause, and none is unexplained.
+//! Picks and their receipts over simulated engines that evict, restart and are bypassed on purpose: every
+//! token that is lost has its true cause, and none is unexplained.
 
+use kvplane_core::Continuity;
 use kvplane_ingest::PlaneOptions;
 use kvplane_proto::kvplane::v1 as proto;
 use kvplane_proto::kvplane::v1::routing_client::RoutingClient;
 use kvplane_sim::{CompletionOptions, Fault, Restart};
+use kvplane_transport::grpc::GrpcSpec;
+use kvplane_wire::Profile;
 use serde_json::{Value, json};
 
 use crate::every_engine;
@@ -172,8 +175,8 @@ fn lost_after(receipt: &Value) -> Vec<(String, u64)> {
     after.map(|(cause, tokens)| (cause.clone(), tokens.as_u64().unwrap())).collect()
 }
 
-/// Engines that evict, restart, serve under another name and see other tokens, in turn and on purpose: every loss has the cause that was
-/// arranged, and every token of a prompt is accounted for.
+/// Engines that evict, restart, serve under another name and see other tokens, in turn and on purpose: every
+/// loss has the cause that was arranged, and every token of a prompt is accounted for.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_lost_token_has_its_true_cause() {
     let engines = [Engine::plain(), Engine::plain()];
@@ -308,7 +311,8 @@ async fn what_an_engine_cannot_go_on_from_is_not_resumable() {
     assert_eq!(totals(&rig).await["lost"]["unknown"], 0);
 }
 
-/// A plane that came late does not know what was cached before: its word is `lower`, and more is delivered than it said.
+/// A plane that came late does not know what was cached before: its word is `lower`, and more is delivered
+/// than it said.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_cached_before_anybody_listened_is_gained_and_no_drift() {
     let engine = Engine::plain().without_replay();
@@ -325,7 +329,8 @@ async fn what_was_cached_before_anybody_listened_is_gained_and_no_drift() {
     assert_eq!((&receipt["drift"], lost_after(&receipt)), (&Value::Null, Vec::new()));
 }
 
-/// What an engine says of its own load is part of the decision while it is fresh; afterwards bookings alone are, and the answer says so.
+/// What an engine says of its own load is part of the decision while it is fresh; afterwards bookings alone
+/// are, and the answer says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn loads_are_read_while_somebody_picks_and_stale_ones_say_so() {
     const PAGE: &str =
@@ -364,6 +369,37 @@ async fn loads_are_read_while_somebody_picks_and_stale_ones_say_so() {
     serving.abort();
     let queue = until("stale").await;
     assert!(queue.abs() < 1e-9, "bookings alone: {queue}");
+}
+
+/// Engines behind SMG's services say it of every rank, by `GetLoads`; nothing is read of a page then.
+#[tokio::test(flavor = "multi_thread")]
+async fn loads_come_by_get_loads_where_an_engine_speaks_grpc() {
+    let engine = Engine::start(|config| {
+        config.grpc = Some(([127, 0, 0, 1], 0).into());
+        (config.profile, config.ranks) = (Profile::Sglang0_5_22, 2);
+    });
+    let mut spec = engine.spec("e0");
+    let url = format!("http://{}", engine.sim.grpc_address().unwrap());
+    let services = spec.kind.grpc_service().into_iter().collect();
+    spec.control.grpc = Some(GrpcSpec { url, ca: None, services });
+    spec.http = None;
+    let rig = Rig::of_specs(vec![spec], PlaneOptions::default()).await;
+    for rank in 0..2 {
+        rig.until_rank(0, rank, "live", |status| status.continuity == Continuity::Live).await;
+    }
+    let dry = json!({"model": "sim", "token_ids": [1], "dry_run": true});
+    for _ in 0..1_200 {
+        let (code, picked) = call(rig.http, "POST", "/v1/pick", &dry).await;
+        assert_eq!(code, 200, "{picked}");
+        if picked["endpoints"].as_array().unwrap().iter().all(|one| one["load"] == "reported") {
+            assert_eq!(picked["endpoints"].as_array().unwrap().len(), 2);
+            let (_, page) = text(rig.http, "GET", "/metrics", String::new()).await;
+            assert!(page.contains("kvplane_route_load_polls_total{outcome=\"no_answer\"} 0\n"), "{page}");
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    panic!("the loads were never read");
 }
 
 /// Broken on purpose: somebody reports what no engine announced.

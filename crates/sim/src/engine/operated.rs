@@ -7,17 +7,17 @@ use serde_json::Value;
 
 use super::{CompletionOptions, CompletionResult, Engine, Life, Rank, SimError, SimHandle};
 use crate::cache::Moment;
-use crate::operate::{ClearTold, Conduct, Desk, Facts, Load, Manner, Operated, Reset};
+use crate::operate::{ClearEvent, Conduct, Desk, Facts, Load, Manner, Operated, Reset};
 use crate::relay::RelayService;
 
 impl SimHandle {
-    /// Forgets every cached block on every rank; false when running requests hold some on any. It is told as
+    /// Forgets every cached block on every rank; false when running requests hold some on any. It is published as
     /// the engine tells it: vLLM with the next batch only, `SGLang` at once. vLLM's colder tiers stay as they are.
     pub fn reset_prefix_cache(&self) -> bool {
         self.flush(Reset::default())
     }
 
-    /// The same, for vLLM's colder tiers too. It is told alike.
+    /// The same, for vLLM's colder tiers too. It is published alike.
     pub fn reset_external_cache(&self) -> bool {
         self.flush(Reset { external: true, ..Reset::default() })
     }
@@ -99,7 +99,7 @@ impl Operated for Engine {
         };
         let mut life = place.state.lock();
         let done = life.reset(reset, told);
-        place.publish(&mut life, if told == ClearTold::Early { Moment::Prefill } else { Moment::Idle });
+        place.publish(&mut life, if told == ClearEvent::Early { Moment::Prefill } else { Moment::Idle });
         done
     }
 
@@ -117,13 +117,13 @@ impl Operated for Engine {
 
 impl Life {
     /// Empties the cache, unless requests hold blocks of it.
-    fn reset(&mut self, reset: Reset, told: ClearTold) -> bool {
+    fn reset(&mut self, reset: Reset, told: ClearEvent) -> bool {
         if reset.running && self.running > 0 {
             self.cache.preempt();
             self.preemptions += 1;
         }
-        // What came before is told before, whatever becomes of the clear.
-        let withheld = matches!(told, ClearTold::NextStep | ClearTold::Lost);
+        // What came before is published before, whatever becomes of the clear.
+        let withheld = matches!(told, ClearEvent::NextStep | ClearEvent::Lost);
         if withheld {
             let before = self.cache.take_events(Moment::Prefill);
             self.held_back.extend(before);
@@ -131,7 +131,7 @@ impl Life {
         let done = self.cache.reset(reset.external).is_ok();
         if withheld {
             let clear = self.cache.take_events(Moment::Prefill);
-            self.held_back.extend(clear.into_iter().filter(|_| told == ClearTold::NextStep));
+            self.held_back.extend(clear.into_iter().filter(|_| told == ClearEvent::NextStep));
         }
         done
     }

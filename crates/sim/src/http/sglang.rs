@@ -38,7 +38,7 @@ struct FlushQuery {
     timeout: f64,
 }
 
-/// Text, not JSON, as in the engine. Every rank is asked; what is told is the first one's word.
+/// Text, not JSON, as in the engine. Every rank is asked; the answer is the first one's.
 async fn flush_cache(State(engine): State<SimHandle>, Query(query): Query<FlushQuery>) -> Response {
     let Ok(timeout) = Duration::try_from_secs_f64(query.timeout) else {
         return error(StatusCode::UNPROCESSABLE_ENTITY, "Input should be greater than or equal to 0");
@@ -89,7 +89,7 @@ async fn server_info(State(engine): State<SimHandle>) -> Json<Value> {
         "served_model_name": config.model,
         "page_size": config.block_size,
         "dp_size": ranks,
-        "speculative_algorithm": config.radix().telling.pairs.then_some("EAGLE"),
+        "speculative_algorithm": config.radix().style.pairs.then_some("EAGLE"),
         "max_total_num_tokens": config.blocks * config.block_size,
         "version": engine.engine.release(),
         "kv_events": {

@@ -145,7 +145,7 @@ async fn reset_prefix_cache(State(engine): State<SimHandle>, Query(query): Query
         Reset { external: known && query.reset_external, running: known && query.reset_running_requests };
     let done = flush_once(&engine.engine, reset).await;
     if profile.is_at_least(Profile::Vllm0_26) {
-        // Every rank was asked. What the others said is not told.
+        // Every rank was asked. What the others said is not returned.
         Json(json!({ "success": done.first() })).into_response()
     } else {
         StatusCode::OK.into_response()

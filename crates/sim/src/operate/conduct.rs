@@ -3,7 +3,7 @@
 //! ```json
 //! {"busy": true} {"busy_ms": 500}                  ranks refuse to flush, until this is lifted or for a time
 //! {"no_effect": true}                              they say that they flushed, and keep everything
-//! {"clear": "early|next_step|lost"}                how a flush is told: at once, with the next step, not at all
+//! {"clear": "early|next_step|lost"}                how a flush is published: at once, with the next step, not at all
 //! {"ranks": [1, 3]}                                all of that holds for these ranks only
 //! {"answer": "hang"}                               nothing is done or said; done, and said, when this is lifted
 //! {"answer": "late", "delay_ms": 500}              done at once, and said later; without a time when this is lifted
@@ -27,8 +27,8 @@ pub struct Conduct {
     pub busy_ms: Option<u64>,
     /// Ranks say that they flushed, and keep everything.
     pub no_effect: bool,
-    /// How a flush is told.
-    pub clear: ClearTold,
+    /// How a flush is published.
+    pub clear: ClearEvent,
     /// The ranks that this holds for; all without.
     pub ranks: Option<Vec<u32>>,
     /// How questions are answered.
@@ -41,10 +41,10 @@ pub struct Conduct {
     pub ill: bool,
 }
 
-/// How a flush is told.
+/// How a flush is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ClearTold {
+pub enum ClearEvent {
     /// As the engine does it: vLLM with the next step, others at once.
     #[default]
     Usual,

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::conduct::{ClearTold, Conduct, Question, Reply};
+use super::conduct::{ClearEvent, Conduct, Question, Reply};
 
 /// Questions and recordings that are remembered; enough for any scenario, bounded for long ones.
 const REMEMBERED: usize = 1024;
@@ -60,7 +60,7 @@ pub(crate) enum Manner {
     /// It says that it did, and did not.
     Pretends,
     /// It does it, and tells it so.
-    Does(ClearTold),
+    Does(ClearEvent),
 }
 
 impl Desk {
@@ -84,7 +84,7 @@ impl Desk {
         let standing = self.standing.borrow();
         let conduct = &standing.conduct;
         if !conduct.concerns(rank) {
-            Manner::Does(ClearTold::Usual)
+            Manner::Does(ClearEvent::Usual)
         } else if standing.is_busy() {
             Manner::Busy
         } else if conduct.no_effect {

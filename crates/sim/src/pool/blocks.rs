@@ -69,7 +69,7 @@ impl Blocks {
         }
     }
 
-    /// Takes all blocks from whoever holds them.
+    /// Takes all blocks from their holders.
     pub(super) fn release_all(&mut self) {
         for block in 0..self.all.len() {
             if self.all[block].holders > 0 {

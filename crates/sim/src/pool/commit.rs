@@ -1,9 +1,9 @@
-//! What becomes of computed blocks: which are cached, and what is told of them.
+//! What becomes of computed blocks: which are cached, and what is published of them.
 
 use std::ops::Range;
 
 use super::group::GroupKind;
-use super::{Habits, Pool, Table, told};
+use super::{Habits, Pool, Table, announce};
 
 impl Pool {
     /// Makes blocks findable that are full within this many tokens, and tells them, group by group.
@@ -47,13 +47,13 @@ impl Pool {
     fn store(&mut self, table: &Table, number: usize, block: usize) {
         let Some(place) = table.held[number].blocks[block] else { return };
         let partial = self.blocks.forget(place);
-        self.events.extend(partial.map(|name| told::removed(&self.config, name)));
+        self.events.extend(partial.map(|name| announce::removed(&self.config, name)));
         self.blocks.name(place, (number, table.digests[self.groups.all[number].hash_of(block)]));
     }
 
     fn tell(&mut self, table: &Table, number: usize, span: Range<usize>, kept: &[usize]) {
         let group = (number, &self.groups.all[number]);
-        self.events.push(told::stored(&self.config, group, table, span, kept));
+        self.events.push(announce::stored(&self.config, group, table, span, kept));
     }
 
     /// Tells again what was found on the device.
@@ -79,7 +79,7 @@ impl Pool {
             let Some(Some(block)) = table.held[number].blocks.last() else { continue };
             self.blocks.name(*block, (number, table.digests[length / self.groups.fine - 1]));
             let group = (number, &self.groups.all[number]);
-            self.events.push(told::partly_stored(&self.config, group, table, self.groups.fine));
+            self.events.push(announce::partly_stored(&self.config, group, table, self.groups.fine));
         }
     }
 }

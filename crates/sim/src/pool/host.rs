@@ -1,7 +1,7 @@
 //! vLLM's colder tiers: what a request computes is written to the host in chunks of blocks, and from there to storage.
 //!
 //! A chunk is found by its last hash. It is written with the step that completed it, or with the next one, so
-//! that a chunk may be told before the one that it follows. A request goes on with whole chunks behind what
+//! that a chunk may be published before the one that it follows. A request goes on with whole chunks behind what
 //! the device has, if that is worth a chunk at least. What the host loses it tells; storage loses silently.
 //!
 //! ```text
@@ -24,7 +24,7 @@ const HOST: &str = "CPU";
 /// One chunk in this many is written a step later.
 const LATE: u64 = 4;
 
-/// Sizes of the colder tiers, and how they are told.
+/// Sizes of the colder tiers, and how they are published.
 #[derive(Debug, Clone, Copy)]
 pub struct HostConfig {
     /// Tokens per device block.
@@ -37,17 +37,17 @@ pub struct HostConfig {
     pub stored_chunks: usize,
     /// The medium of storage.
     pub storage_medium: &'static str,
-    /// What is told.
-    pub telling: HostTelling,
+    /// What is published.
+    pub style: HostForm,
     /// How hashes are written.
     pub hash_form: HashForm,
-    /// Determines which chunks are late, and the order of those that are told together.
+    /// Determines which chunks are late, and the order of those that are published together.
     pub seed: u64,
 }
 
-/// How the host tier is told.
+/// How the host tier is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HostTelling {
+pub enum HostForm {
     /// Not at all.
     Nothing,
     /// One store of many hashes, as 32 bytes whatever the device's look like, without a group (vLLM before 0.24).
@@ -147,7 +147,7 @@ impl Host {
         chunks.truncate(self.storage.capacity());
         self.storage.make_room(chunks.len());
         for chunk in chunks {
-            if self.config.telling != HostTelling::Nothing {
+            if self.config.style != HostForm::Nothing {
                 let stored = of_chunk(&chunk, self.config.storage_medium);
                 self.events.push(OwnedEvent::Stored(stored));
             }
@@ -205,19 +205,19 @@ impl Host {
     }
 
     fn tell_stored(&mut self, chunks: &[Chunk]) {
-        match self.config.telling {
-            HostTelling::Nothing => {}
-            HostTelling::Raw { .. } if chunks.is_empty() => {}
-            HostTelling::Raw { block_size } => {
+        match self.config.style {
+            HostForm::Nothing => {}
+            HostForm::Raw { .. } if chunks.is_empty() => {}
+            HostForm::Raw { block_size } => {
                 let raw = |chunk: &Chunk| chunk.hashes.last().map(|digest| digest.in_form(HashForm::Bytes32));
                 let stored = placeholder(chunks.iter().filter_map(raw).collect(), block_size, HOST);
                 self.events.push(OwnedEvent::Stored(OwnedStored { group: None, ..stored }));
             }
-            HostTelling::Placeholders => {
+            HostForm::Placeholders => {
                 let stored = chunks.iter().map(|chunk| OwnedEvent::Stored(of_chunk(chunk, HOST)));
                 self.events.extend(stored);
             }
-            HostTelling::SelfDescribing => {
+            HostForm::SelfDescribing => {
                 self.events.extend(chunks.iter().map(|chunk| OwnedEvent::Stored(chunk.told.clone())));
             }
         }
@@ -225,20 +225,19 @@ impl Host {
 
     /// All chunks that went are one event.
     fn tell_removed(&mut self, chunks: Vec<Vec<Digest>>) {
-        let form = match self.config.telling {
-            HostTelling::Raw { .. } => HashForm::Bytes32,
+        let form = match self.config.style {
+            HostForm::Raw { .. } => HashForm::Bytes32,
             _ => self.config.hash_form,
         };
         let hashes = chunks.into_iter().flat_map(|hashes| {
-            let known_by =
-                if self.config.telling == HostTelling::SelfDescribing { 0 } else { hashes.len() - 1 };
+            let known_by = if self.config.style == HostForm::SelfDescribing { 0 } else { hashes.len() - 1 };
             hashes.into_iter().skip(known_by)
         });
         let block_hashes: Vec<OwnedHash> = hashes.map(|digest| digest.in_form(form)).collect();
-        if block_hashes.is_empty() || self.config.telling == HostTelling::Nothing {
+        if block_hashes.is_empty() || self.config.style == HostForm::Nothing {
             return;
         }
-        let has_group = !matches!(self.config.telling, HostTelling::Raw { .. });
+        let has_group = !matches!(self.config.style, HostForm::Raw { .. });
         self.events.push(OwnedEvent::Removed(OwnedRemoved {
             block_hashes,
             medium: Some(HOST.to_owned()),

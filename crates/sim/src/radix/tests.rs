@@ -7,13 +7,13 @@ use super::*;
 
 const PAGE: usize = 4;
 
-fn telling() -> Telling {
+fn style() -> EventStyle {
     let hash = PageHash::Chain { salted: true, namespaced: false };
-    Telling { pairs: false, hash, coalesced: true, clears: true }
+    EventStyle { pairs: false, hash, coalesced: true, clears: true }
 }
 
 fn config(pages: usize, host_pages: usize) -> RadixConfig {
-    RadixConfig { page_size: PAGE, pages, host_pages, telling: telling() }
+    RadixConfig { page_size: PAGE, pages, host_pages, style: style() }
 }
 
 fn tree(pages: usize) -> Radix {
@@ -94,7 +94,7 @@ fn pages_that_follow_one_another_share_an_event() {
     assert_eq!((first.block_hashes.len(), first.token_ids.len(), first.block_size), (3, 12, 4));
     assert_eq!((first.parent.clone(), first.medium.as_deref()), (None, Some("GPU")));
 
-    // Shares two pages: the node is split, which nobody is told.
+    // Shares two pages: the node is split, which is not published.
     let other = [text(0, 8), text(50, 4)].concat();
     assert_eq!(run(&mut radix, &other), 2);
     let [OwnedEvent::Stored(second)] = &events(&mut radix)[..] else { panic!("one store") };
@@ -107,8 +107,8 @@ fn pages_that_follow_one_another_share_an_event() {
 #[test]
 fn older_releases_tell_of_each_page_by_itself() {
     let hash = PageHash::Chain { salted: false, namespaced: false };
-    let telling = Telling { hash, coalesced: false, ..telling() };
-    let mut radix = Radix::new(RadixConfig { telling, ..config(3, 0) });
+    let style = EventStyle { hash, coalesced: false, ..style() };
+    let mut radix = Radix::new(RadixConfig { style, ..config(3, 0) });
     run(&mut radix, &text(0, 12));
     run(&mut radix, &text(100, 12));
     let told = events(&mut radix);
@@ -121,8 +121,8 @@ fn older_releases_tell_of_each_page_by_itself() {
 
 #[test]
 fn old_releases_hash_a_page_by_its_tokens_alone() {
-    let telling = Telling { hash: PageHash::TokensOnly, coalesced: false, ..telling() };
-    let mut radix = Radix::new(RadixConfig { telling, ..config(16, 0) });
+    let style = EventStyle { hash: PageHash::TokensOnly, coalesced: false, ..style() };
+    let mut radix = Radix::new(RadixConfig { style, ..config(16, 0) });
     run(&mut radix, &[7; 8]);
     assert_eq!(radix.resident().values().copied().collect::<Vec<_>>(), [2], "two pages, one hash");
     run(&mut radix, &[[7; 8], [9; 8]].concat());
@@ -183,8 +183,8 @@ fn what_runs_is_neither_evicted_nor_reset() {
 
 #[test]
 fn without_clears_a_reset_removes_everything() {
-    let telling = Telling { clears: false, hash: PageHash::UnsignedChain, ..telling() };
-    let mut radix = Radix::new(RadixConfig { telling, ..config(16, 0) });
+    let style = EventStyle { clears: false, hash: PageHash::UnsignedChain, ..style() };
+    let mut radix = Radix::new(RadixConfig { style, ..config(16, 0) });
     assert!(events(&mut radix).is_empty());
     run(&mut radix, &text(0, 12));
     run(&mut radix, &[text(0, 8), text(50, 4)].concat());
@@ -199,8 +199,8 @@ fn without_clears_a_reset_removes_everything() {
 
 #[test]
 fn pairs_of_tokens_overlap_by_one() {
-    let telling = Telling { pairs: true, ..telling() };
-    let mut radix = Radix::new(RadixConfig { telling, ..config(16, 0) });
+    let style = EventStyle { pairs: true, ..style() };
+    let mut radix = Radix::new(RadixConfig { style, ..config(16, 0) });
     run(&mut radix, &text(0, 9));
     let told = events(&mut radix);
     let Some(OwnedEvent::Stored(stored)) = told.last() else { panic!("{told:?}") };
@@ -220,8 +220,8 @@ fn adapters_and_salts_have_trees_of_their_own() {
     let worlds = [keys(None, None), keys(Some("a"), None), keys(None, Some("s")), keys(Some("a"), Some("s"))];
     for (namespaced, hashes) in [(false, 2), (true, 4)] {
         let hash = PageHash::Chain { salted: true, namespaced };
-        let telling = Telling { hash, ..telling() };
-        let mut radix = Radix::new(RadixConfig { telling, ..config(64, 0) });
+        let style = EventStyle { hash, ..style() };
+        let mut radix = Radix::new(RadixConfig { style, ..config(64, 0) });
         let mut names = BTreeSet::new();
         for keys in &worlds {
             assert_eq!(radix.would_hit(&text(0, 9), keys), 0);
@@ -293,8 +293,8 @@ proptest! {
         coalesced in any::<bool>(),
         steps in proptest::collection::vec((0u32..3, 0u32..3, 1usize..24, 0usize..8, any::<bool>()), 1..60),
     ) {
-        let telling = Telling { pairs, coalesced, ..telling() };
-        let mut radix = Radix::new(RadixConfig { telling, ..config(10, host_pages) });
+        let style = EventStyle { pairs, coalesced, ..style() };
+        let mut radix = Radix::new(RadixConfig { style, ..config(10, host_pages) });
         let mut heard = Heard::default();
         let mut running: VecDeque<Request> = VecDeque::new();
         for (first, second, length, more, keep) in steps {

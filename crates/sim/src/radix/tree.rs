@@ -80,7 +80,7 @@ impl Tree {
     }
 
     /// The nodes that hold `pages`, in order, as far as there are any. A node of which only a part is wanted is
-    /// split; the number of the part behind it stays, and `split` is told of the new part before it.
+    /// split; the number of the part behind it stays, and `split` is called with the new part before it.
     pub(super) fn path(
         &mut self,
         keys: &Keys,

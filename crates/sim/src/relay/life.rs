@@ -12,17 +12,17 @@ use crate::config::SimConfig;
 use crate::fault::Restart;
 use crate::history::{History, Recorded, relive};
 use crate::keys::Keys;
-use crate::operate::ClearTold;
+use crate::operate::ClearEvent;
 use crate::pool::{PoolError, Report};
 
 /// A rank.
 #[derive(Debug)]
 pub(super) struct Life {
     config: SimConfig,
-    /// Told in messages, where there are several.
+    /// Published in messages, where there are several.
     rank: Option<u32>,
     cache: Cache,
-    /// Events that are told before those of the next batch.
+    /// Events that are published before those of the next batch.
     held_back: Vec<OwnedEvent>,
     lived: History,
     number: u64,
@@ -91,8 +91,8 @@ impl Life {
         self.cache.reset(false)
     }
 
-    /// The same, for an operator; whether it was done. It is told with what is published next, unless that goes wrong.
-    pub(super) fn flush(&mut self, service: RelayService, told: ClearTold) -> bool {
+    /// The same, for an operator; whether it was done. It is published with what is published next, unless that goes wrong.
+    pub(super) fn flush(&mut self, service: RelayService, told: ClearEvent) -> bool {
         let before = self.cache.take_events(Moment::Decode);
         self.held_back.extend(before);
         let done = self.clear().is_ok();
@@ -100,7 +100,7 @@ impl Life {
         if service == RelayService::Tokenspeed {
             clear = self.removals();
         }
-        if done && told != ClearTold::Lost {
+        if done && told != ClearEvent::Lost {
             self.held_back.extend(clear);
         }
         done

@@ -114,7 +114,7 @@ fn told(event_id: u64, event: &OwnedEvent) -> KvCacheEvent {
 
 fn told_store(stored: &OwnedStored) -> KvBlocksStored {
     KvBlocksStored {
-        blocks: one_by_one(stored).into_iter().map(|(hash, store)| told_block(hash, store)).collect(),
+        blocks: one_by_one(stored).into_iter().map(|(hash, store)| mirror_block(hash, store)).collect(),
         parent_block_hash: stored.parent.as_ref().map(|parent| bits(parent) as i64),
         tier: Some(KvCacheTier::Device.into()),
         medium: stored.medium.clone(),
@@ -128,7 +128,7 @@ fn told_store(stored: &OwnedStored) -> KvBlocksStored {
     }
 }
 
-fn told_block(hash: u64, store: OwnedStored) -> KvBlock {
+fn mirror_block(hash: u64, store: OwnedStored) -> KvBlock {
     let keys = store.extra_keys.into_iter().flatten().flatten().flatten();
     KvBlock {
         block_hash: hash as i64,

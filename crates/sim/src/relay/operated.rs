@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::life::Life;
 use super::{RelayService, Shared};
 use crate::engine::{CompletionResult, SimError};
-use crate::operate::{ClearTold, Conduct, Desk, Facts, Load, Manner, Operated, Reset};
+use crate::operate::{ClearEvent, Conduct, Desk, Facts, Load, Manner, Operated, Reset};
 
 impl RelayService {
     /// The release of the engine behind it.
@@ -74,9 +74,9 @@ impl Operated for Shared {
         let Some(life) = state.ranks.get_mut(rank as usize) else { return false };
         let done = life.flush(service, told);
         let at_once = match told {
-            ClearTold::Usual => service != RelayService::Vllm,
-            ClearTold::Early => true,
-            ClearTold::NextStep | ClearTold::Lost => false,
+            ClearEvent::Usual => service != RelayService::Vllm,
+            ClearEvent::Early => true,
+            ClearEvent::NextStep | ClearEvent::Lost => false,
         };
         if at_once {
             state.publish(rank);

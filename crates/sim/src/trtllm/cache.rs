@@ -205,7 +205,7 @@ impl Cache {
     }
 
     /// Reuses the beginning of a block, of whichever has most of it. A partial block that is used up whole
-    /// is written on: it goes from the tree. Of any other one a copy is made, which nobody is told.
+    /// is written on: it goes from the tree. Of any other one a copy is made, which is not published.
     fn take_part(&mut self, held: &Held, rest: &[u32]) -> usize {
         if !self.shape.partial_reuse {
             return 0;

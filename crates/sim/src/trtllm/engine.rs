@@ -231,7 +231,7 @@ impl TrtHandle {
         &self.server.config
     }
 
-    /// Ends the server, whoever else holds a handle.
+    /// Ends the server, even where others hold a handle.
     pub fn stop(&self) {
         if let Some(http) = &self.http {
             http.stop();

@@ -37,7 +37,7 @@ pub enum TrtAnswer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrtRestart {
-    /// The new life has told this many events before anybody could drain them. What of them is left is in the
+    /// The new life has published this many events before anybody could drain them. What of them is left is in the
     /// buffer; a small one has forgotten the first.
     pub first_event_id: u64,
     /// Whether those come from the requests of the old life, so that their blocks have equal hashes.

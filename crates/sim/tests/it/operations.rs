@@ -10,7 +10,7 @@ use crate::support::client::{ask, call, get, post};
 use crate::support::{Scene, residency};
 use http::{Method, StatusCode};
 use kvplane_sim::{
-    ClearTold, CompletionOptions, Conduct, HostOptions, Question, Reply, Running, SimConfig, SimEngine,
+    ClearEvent, CompletionOptions, Conduct, HostOptions, Question, Reply, Running, SimConfig, SimEngine,
     SimHandle, VllmOptions, Without,
 };
 use kvplane_wire::Profile;
@@ -226,10 +226,10 @@ async fn a_flush_is_told_as_the_engine_does_or_as_it_is_made_to() {
         (Profile::Tokenspeed0_1_1, "/flush_cache", 1),
     ] {
         for (clear, at_once, in_the_end) in [
-            (ClearTold::Usual, usual, true),
-            (ClearTold::Early, 1, true),
-            (ClearTold::NextStep, 0, true),
-            (ClearTold::Lost, 0, false),
+            (ClearEvent::Usual, usual, true),
+            (ClearEvent::Early, 1, true),
+            (ClearEvent::NextStep, 0, true),
+            (ClearEvent::Lost, 0, false),
         ] {
             let scene = Scene::start(config(profile));
             let engine = &scene.engine;

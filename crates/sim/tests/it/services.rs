@@ -19,8 +19,8 @@ use kvplane_proto::smg::{
     FlushCacheRequest, StartProfileRequest, StopProfileRequest, SubscribeKvEventsRequest,
 };
 use kvplane_sim::{
-    ClearTold, CompletionOptions, Conduct, RelayConfig, RelayService, Reply, SimConfig, SimEngine, SimHandle,
-    SimRelay,
+    ClearEvent, CompletionOptions, Conduct, RelayConfig, RelayService, Reply, SimConfig, SimEngine,
+    SimHandle, SimRelay,
 };
 use kvplane_wire::Profile;
 use serde_json::json;
@@ -176,10 +176,10 @@ async fn a_relay_tells_a_flush_as_the_engine_behind_it_does() {
         [(RelayService::Vllm, 0), (RelayService::Sglang, 1), (RelayService::Tokenspeed, 1)]
     {
         for (clear, told) in [
-            (ClearTold::Usual, at_once_told),
-            (ClearTold::Early, 1),
-            (ClearTold::NextStep, 0),
-            (ClearTold::Lost, 0),
+            (ClearEvent::Usual, at_once_told),
+            (ClearEvent::Early, 1),
+            (ClearEvent::NextStep, 0),
+            (ClearEvent::Lost, 0),
         ] {
             let relay = SimRelay::start(RelayConfig { service, ..RelayConfig::default() }).unwrap();
             relay.conduct(Conduct { clear, ..Conduct::default() });

@@ -8,7 +8,8 @@ use crate::SocketError;
 use crate::connection::Refusal;
 use crate::publish::ReplayRequestIn;
 
-/// Requests of one peer that nobody has looked at. Beyond these, and the rest of one read, nothing is read from it.
+/// Requests of one peer that nobody has looked at. Beyond these, and the rest of one read, nothing is read
+/// from it.
 const MAX_REQUESTS: usize = 1000;
 
 /// A peer is read again when it has this many requests left.
@@ -40,7 +41,8 @@ impl Hub {
         }
     }
 
-    /// Queues a reply. As ROUTER sockets do, one to nobody, or to a peer that has too much waiting, is dropped.
+    /// Queues a reply. As ROUTER sockets do, one to nobody, or to a peer that has too much waiting, is
+    /// dropped.
     pub(super) fn reply(&self, identity: &[u8], frames: &[&[u8]]) -> Result<(), SocketError> {
         let mut state = self.state.lock();
         if state.ended {
@@ -96,8 +98,8 @@ impl State {
         Some(request)
     }
 
-    /// The identity of a new peer: what it gave, if nobody has it, or else one that is made up, as libzmq does: 0 and a
-    /// number.
+    /// The identity of a new peer: what it gave, if nobody has it, or else one that is made up, as libzmq
+    /// does: 0 and a number.
     pub(super) fn identify(&mut self, given: &[u8], line: usize) -> Result<Vec<u8>, Refusal> {
         let mut identity = given.to_vec();
         while identity.is_empty() || (given.is_empty() && self.identities.contains_key(&identity)) {

@@ -1,8 +1,9 @@
 //! What the owner of a publishing socket and the thread that serves it share.
 //!
-//! A peer has a [`Line`] from the end of its handshake on. Everything for it goes through the line's queue, under one
-//! lock: messages when they are sent, the answer to a PING when the PING is read. So the answer comes behind every
-//! message that was sent before, and no message comes before the subscription that asked for it.
+//! A peer has a [`Line`] from the end of its handshake on. Everything for it goes through the line's queue,
+//! under one lock: messages when they are sent, the answer to a PING when the PING is read. So the answer
+//! comes behind every message that was sent before, and no message comes before the subscription that asked
+//! for it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -37,7 +38,8 @@ pub(super) struct Hub {
     pub(super) id: u64,
     pub(super) socket: SocketType,
     pub(super) limits: Limits,
-    /// New subscribers get nothing before they are admitted, and those that lose a message are held back again.
+    /// New subscribers get nothing before they are admitted, and those that lose a message are held back
+    /// again.
     holds_back: bool,
     calls: Arc<Calls>,
     pub(super) state: Mutex<State>,

@@ -65,14 +65,14 @@ impl PubOptions {
 
 /// Publishes batches. Never waits for a subscriber.
 ///
-/// It is an XPUB, which on the wire is a PUB that also hears of subscriptions: so a test can wait for its subscriber
-/// instead of hoping. Dropping it closes its connections and frees its address before the drop returns; what
-/// the kernel has not taken by then is discarded.
+/// It is an XPUB, which on the wire is a PUB that also hears of subscriptions: so a test can wait for its
+/// subscriber instead of hoping. Dropping it closes its connections and frees its address before the drop
+/// returns; what the kernel has not taken by then is discarded.
 pub struct PubSocket(Handle);
 
 impl PubSocket {
-    /// Binds or connects. A bind that fails is an error here; a subscriber that cannot be reached is not: it is dialled
-    /// until it is there.
+    /// Binds or connects. A bind that fails is an error here; a subscriber that cannot be reached is not: it
+    /// is dialled until it is there.
     pub fn open(context: &PublishContext, options: &PubOptions) -> Result<Self, SocketError> {
         let limits = Limits::new(options.send_hwm, SUBSCRIBER_BYTES);
         context.open(SocketType::XPub, &options.endpoint, limits, options.hold_back).map(Self)

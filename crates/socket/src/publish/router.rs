@@ -32,8 +32,9 @@ pub struct ReplayRequestIn {
 
 /// Answers replay requests. Never waits for an asker.
 ///
-/// It is a ROUTER: askers are known by the identity that they gave, or else by one that is made up; a second connection
-/// with the same identity is refused. Dropping it closes its connections and frees its address before the drop returns.
+/// It is a ROUTER: askers are known by the identity that they gave, or else by one that is made up; a second
+/// connection with the same identity is refused. Dropping it closes its connections and frees its address
+/// before the drop returns.
 pub struct RouterSocket(Handle);
 
 impl RouterSocket {

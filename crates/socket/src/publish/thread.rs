@@ -25,7 +25,8 @@ use crate::tokens::Tokens;
 /// Events taken from the kernel at once; more come at the next look.
 const EVENTS: usize = 1024;
 
-/// How often deadlines are looked at: those of handshakes and silent peers, and pauses between attempts to connect.
+/// How often deadlines are looked at: those of handshakes and silent peers, and pauses between attempts to
+/// connect.
 const TICK: Duration = Duration::from_secs(1);
 const DIAL_TICK: Duration = Duration::from_millis(100);
 

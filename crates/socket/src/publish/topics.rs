@@ -39,8 +39,8 @@ impl Topics {
 
     /// Whether a topic begins with one of the prefixes.
     ///
-    /// Looks at the greatest prefix that is not above the topic. If the topic does not begin with it, any other prefix
-    /// of the topic is below it, and so a prefix of what the two have in common.
+    /// Looks at the greatest prefix that is not above the topic. If the topic does not begin with it, any
+    /// other prefix of the topic is below it, and so a prefix of what the two have in common.
     pub(super) fn matches(&self, topic: &[u8]) -> bool {
         let mut known = topic;
         loop {

@@ -123,7 +123,8 @@ impl Replayer {
         due.min().unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)
     }
 
-    /// Lets one replay read (when it is its turn) or look at the clock. A handler that panics ends its own replay only.
+    /// Lets one replay read (when it is its turn) or look at the clock. A handler that panics ends its own
+    /// replay only.
     fn step(&mut self, token: usize, is_turn: bool) {
         let Some(running) = self.running.get_mut(&token) else { return };
         let registry = self.poll.registry();

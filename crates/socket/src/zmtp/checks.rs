@@ -10,7 +10,7 @@ const MAX_MESSAGE_BYTES: usize = 100_000;
 
 /// What a session said about some bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
+struct Heard {
     events: Vec<(Event, Vec<Vec<u8>>, usize)>,
     error: Option<ProtocolError>,
     out: Vec<u8>,
@@ -46,8 +46,8 @@ pub fn zmtp_session(bytes: &[u8]) {
     assert_eq!(whole, run(open(), &input, usize::from(*pieces).max(1) * 7, true));
 }
 
-fn run(mut session: Session, mut input: &[u8], piece: usize, direct: bool) -> Told {
-    let mut told = Told::default();
+fn run(mut session: Session, mut input: &[u8], piece: usize, direct: bool) -> Heard {
+    let mut told = Heard::default();
     let mut fed = 0;
     while !input.is_empty() && told.error.is_none() {
         let most = piece.min(input.len());

@@ -4,15 +4,15 @@
 //! frame   flags (1 more, 2 long, 4 command), length (1 byte, or 8 BE when long), body
 //! ```
 //!
-//! A length is checked before anything is allocated for it, and memory follows the bytes that came, not the length
-//! that was announced. A large body is read straight into its own buffer ([`FrameDecoder::space`]).
+//! A length is checked before anything is allocated for it, and memory follows the bytes that came, not the
+//! length that was announced. A large body is read straight into its own buffer ([`FrameDecoder::space`]).
 
 use bytes::Bytes;
 
 use super::ProtocolError;
 
-/// The frames of a message that are kept: a replay reply with delimiter and topic has four. Later ones are counted and
-/// dropped.
+/// The frames of a message that are kept: a replay reply with delimiter and topic has four. Later ones are
+/// counted and dropped.
 pub(crate) const MAX_FRAMES: usize = 4;
 
 /// More frames than this in one message are a protocol error.
@@ -189,8 +189,8 @@ impl FrameDecoder {
         }
     }
 
-    /// Where the next bytes belong, when that is the middle of a large frame: they can be read to there. Say afterwards
-    /// how many they were, with [`Self::filled`].
+    /// Where the next bytes belong, when that is the middle of a large frame: they can be read to there. Say
+    /// afterwards how many they were, with [`Self::filled`].
     pub(crate) fn space(&mut self) -> Option<&mut [u8]> {
         let body = self.body.as_ref()?;
         let left = body.length - body.filled;
@@ -281,8 +281,8 @@ impl FrameDecoder {
     }
 }
 
-/// Makes room for at least `wanted` more bytes of a body and gives it. Doubles, so that bytes are copied once at most
-/// on the average, and never goes beyond the body's length.
+/// Makes room for at least `wanted` more bytes of a body and gives it. Doubles, so that bytes are copied once
+/// at most on the average, and never goes beyond the body's length.
 fn grow<'a>(buffer: &'a mut Vec<u8>, body: &Body, wanted: usize) -> &'a mut [u8] {
     let needed = body.filled + wanted;
     if buffer.len() < needed {

@@ -54,8 +54,8 @@ impl Greeting {
         Self { bytes: [0; LENGTH], have: 0 }
     }
 
-    /// Takes what belongs to the greeting; the greeting when it is complete. A peer that speaks something else is
-    /// rejected at its first wrong byte: it may never send 64.
+    /// Takes what belongs to the greeting; the greeting when it is complete. A peer that speaks something
+    /// else is rejected at its first wrong byte: it may never send 64.
     pub(crate) fn feed(&mut self, input: &[u8]) -> Result<(usize, Option<Greeted>), ProtocolError> {
         let taken = input.len().min(LENGTH - self.have);
         self.bytes[self.have..self.have + taken].copy_from_slice(&input[..taken]);

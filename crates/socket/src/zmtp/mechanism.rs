@@ -1,7 +1,7 @@
 //! What happens between the greeting and the first message.
 //!
-//! NULL is the only mechanism: each side sends READY. CURVE would be a second implementation of [`Mechanism`]: it
-//! exchanges more commands before it is done, and then opens MESSAGE commands into frames.
+//! NULL is the only mechanism: each side sends READY. CURVE would be a second implementation of
+//! [`Mechanism`]: it exchanges more commands before it is done, and then opens MESSAGE commands into frames.
 
 use super::command::{self, Command};
 use super::{ProtocolError, SocketType, printable};

@@ -8,8 +8,8 @@
 //! session.rs     one side of one connection, made of the above
 //! ```
 //!
-//! Four sockets are here: SUB and DEALER read, XPUB and ROUTER publish. Nothing in this module knows time, sockets or
-//! threads.
+//! Four sockets are here: SUB and DEALER read, XPUB and ROUTER publish. Nothing in this module knows time,
+//! sockets or threads.
 
 #[cfg(any(test, feature = "checks"))]
 pub mod checks;

@@ -268,7 +268,8 @@ fn a_pong_comes_behind_everything_that_was_sent_before() {
     }
 }
 
-/// The same while another thread publishes: whatever was sent when a PING was written is there before its PONG.
+/// The same while another thread publishes: whatever was sent when a PING was written is there before its
+/// PONG.
 #[test]
 fn a_pong_comes_behind_what_another_thread_sent() {
     /// Far below what is dropped at.

@@ -107,7 +107,8 @@ fn many_askers_are_answered_each_with_their_own() {
     }
 }
 
-/// An asker with thousands of requests waits like the others; nothing of it is lost, and little of it is held.
+/// An asker with thousands of requests waits like the others; nothing of it is lost, and little of it is
+/// held.
 #[test]
 fn each_asker_gets_its_turn() {
     const FLOOD: u64 = 20_000;

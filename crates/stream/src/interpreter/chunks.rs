@@ -15,6 +15,7 @@ use kvplane_wire::{Batch, Layout, Stored};
 use super::{Interpreter, Reading};
 use crate::ledger::Ledger;
 use crate::options::ClearScope;
+use crate::persist::persist;
 use crate::state::{Parent, Place, PlaceId, SlotId};
 
 /// What is known of the chunks of a life.
@@ -31,6 +32,8 @@ pub(super) struct Chunks {
     /// A placeholder counts for one block, because more was learned of chunks only later.
     alone: bool,
 }
+
+persist!(Chunks { tokens, contradicted, ends, endless, alone });
 
 impl Chunks {
     pub(super) fn new(configured: Option<u32>) -> Self {

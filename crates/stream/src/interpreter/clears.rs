@@ -80,8 +80,8 @@ impl Interpreter {
         clears_device && !self.options.device_only && !self.epoch.tiers.heard_from_start
     }
 
-    /// A batch with a clear announces what other tiers did behind what the device did, whenever that was: a store
-    /// there may be older than the clear, and is not known to have outlived it.
+    /// A batch with a clear announces what other tiers did behind what the device did, whenever that was: a
+    /// store there may be older than the clear, and is not known to have outlived it.
     pub(super) fn forget_others(&mut self, ledger: &mut Ledger, reading: &mut Reading, now: Now) {
         if !reading.forget_others || ledger.state().nothing_but(is_device) {
             return;

@@ -6,6 +6,7 @@ use super::Interpreter;
 use crate::clock::Now;
 use crate::ledger::Ledger;
 use crate::options::Duplicates;
+use crate::persist::persist;
 
 /// What is known of the number of copies on the device.
 #[derive(Debug, Default)]
@@ -17,6 +18,8 @@ pub(super) struct Copies {
     /// Blocks have copies that were not counted, and which is not remembered.
     pub(super) uncounted: bool,
 }
+
+persist!(Copies { capacity, over_counted, uncounted });
 
 impl Interpreter {
     /// How many blocks the engine can hold on its device; knowing that many copies is knowing all.

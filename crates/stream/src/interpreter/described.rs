@@ -48,10 +48,10 @@ impl Interpreter {
     pub(super) fn restore_trust(&mut self, ledger: &mut Ledger) {
         self.epoch.copies.uncounted = false;
         let active = ledger.trust().active().iter();
-        let standing = active.filter(|active| self.stands(ledger, active.reason));
-        let mut standing: Vec<_> = standing.map(|active| (active.reason, active.since_ms)).collect();
-        standing.extend(self.misdescribed_since_ms.map(|since_ms| (Reason::BlockSize, since_ms)));
-        ledger.restore_trust(&standing);
+        let continuity = active.filter(|active| self.stands(ledger, active.reason));
+        let mut continuity: Vec<_> = continuity.map(|active| (active.reason, active.since_ms)).collect();
+        continuity.extend(self.misdescribed_since_ms.map(|since_ms| (Reason::BlockSize, since_ms)));
+        ledger.restore_trust(&continuity);
     }
 
     /// Reasons that describe what is, and not what happened: they come and go with it.

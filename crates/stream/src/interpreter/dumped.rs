@@ -1,12 +1,13 @@
 //! Blocks that a peer dumped, while the past of a stream is not known.
 //!
-//! A peer's state is that of a batch which it names, and it vouches for it: at that batch each of its blocks was held.
-//! If the same batch was read here, all that happened since is known, so a block is still held unless its removal was
-//! heard after it. Those removals are remembered from the moment on at which a dump is wanted; an older dump is refused.
-//! A dump that names no batch is taken all the same, and the stream says so (`peer_dump`).
+//! A peer's state is that of a batch which it names, and it vouches for it: at that batch each of its blocks
+//! was held. If the same batch was read here, all that happened since is known, so a block is still held
+//! unless its removal was heard after it. Those removals are remembered from the moment on at which a dump is
+//! wanted; an older dump is refused. A dump that names no batch is taken all the same, and the stream says so
+//! (`peer_dump`).
 //!
-//! A dump has hashes alone. Blocks are recorded with their content and without tokens, which the engine's next store of
-//! them adds.
+//! A dump has hashes alone. Blocks are recorded with their content and without tokens, which the engine's
+//! next store of them adds.
 
 use kvplane_core::{Reason, Tier};
 
@@ -16,11 +17,12 @@ use crate::change::StoredBlock;
 use crate::clock::Now;
 use crate::ledger::Ledger;
 use crate::peer_dump::{DumpOutcome, DumpedRun, PeerDump};
+use crate::persist::persist;
 use crate::seeded::SeededMap;
 use crate::state::{Parent, Place, PlaceId, Refusal};
 
-/// Removals that are remembered while a dump is waited for: 12 MiB at most. Beyond that all are forgotten, and an older
-/// dump is of no use.
+/// Removals that are remembered while a dump is waited for: 12 MiB at most. Beyond that all are forgotten,
+/// and an older dump is of no use.
 const MAX_REMOVALS: usize = 1 << 18;
 /// Of these, how many are kept from one question to the next.
 const KEPT_REMOVALS: usize = 1 << 14;
@@ -33,6 +35,8 @@ pub(super) struct RemovalLog {
     /// The last batch that removed a block, by its hash.
     last: SeededMap<u64, u64>,
 }
+
+persist!(RemovalLog { after, last });
 
 impl RemovalLog {
     fn since(after: Option<u64>) -> Self {
@@ -104,8 +108,8 @@ impl Interpreter {
         self.dump_taken = false;
     }
 
-    /// Why no dump is wanted, if none is. A flush that the stream does not show is not in a peer's dump either. Of caches
-    /// with several groups a dump tells one.
+    /// Why no dump is wanted, if none is. A flush that the stream does not show is not in a peer's dump
+    /// either. Of caches with several groups a dump tells one.
     fn refuses_dumps(&self, ledger: &Ledger) -> Option<&'static str> {
         let trust = ledger.trust();
         let past = [Reason::History, Reason::Gap, Reason::Unproven, Reason::Undecodable];
@@ -124,8 +128,8 @@ impl Interpreter {
         None
     }
 
-    /// Takes the blocks of a dump, or of a part of one: parts may come one after the other, with batches in between. The
-    /// batch that it names, if any, was read here: the caller has compared it.
+    /// Takes the blocks of a dump, or of a part of one: parts may come one after the other, with batches in
+    /// between. The batch that it names, if any, was read here: the caller has compared it.
     pub fn take_dump(&mut self, ledger: &mut Ledger, dump: &PeerDump, now: Now) -> DumpOutcome {
         if let Some(why) = self.refuses_dumps(ledger) {
             self.removals = None;
@@ -168,7 +172,8 @@ impl Interpreter {
         DumpOutcome::Taken(taken)
     }
 
-    /// Takes the blocks of a run, each after its parent. What the removal of a parent cuts off is held all the same.
+    /// Takes the blocks of a run, each after its parent. What the removal of a parent cuts off is held all
+    /// the same.
     fn take_run(
         &mut self,
         ledger: &mut Ledger,

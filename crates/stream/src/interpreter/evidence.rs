@@ -20,12 +20,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use kvplane_core::{Continuity as Standing, Namespace, Reason, Tier, chain_hash, hash_blocks};
+use kvplane_core::{Continuity, Namespace, Reason, Tier, chain_hash, hash_blocks};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Interpreter, Reading};
 use crate::change::Change;
 use crate::ledger::Ledger;
+use crate::persist::persist;
 use crate::state::{Attributes, Chain, Parent, PlaceId};
 
 /// Blocks of one stream that are held by evidence; the oldest go first.
@@ -39,6 +40,8 @@ const OWN_HASHES: u64 = 0x6b76_706c_616e_6545;
 /// A moment before a request was sent to the engine; see [`Interpreter::mark_request`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestMark(u64);
+
+persist!(RequestMark(_));
 
 /// What is held by evidence.
 #[derive(Debug, Default)]
@@ -59,12 +62,16 @@ pub(super) struct Evidence {
     reports: u64,
 }
 
+persist!(Evidence { accepted, generation, contents, opaque, held, by_content, order, reports });
+
 #[derive(Debug)]
 struct Held {
     content: u64,
     /// The last report of it.
     report: u64,
 }
+
+persist!(Held { content, report });
 
 /// What the journal had counted before a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -332,7 +339,7 @@ impl Interpreter {
         let active = ledger.trust().active();
         self.evidence.accepted
             && !self.evidence.opaque
-            && ledger.standing() == Standing::Live
+            && ledger.continuity() == Continuity::Live
             && !active.is_empty()
             && active.iter().all(|active| unknown_past(active.reason))
             && !semantics.flushes_by_removals

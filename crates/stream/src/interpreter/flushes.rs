@@ -1,13 +1,13 @@
 //! Flushes that somebody watches: signs of them in batches, and the fence until they come.
 
-use kvplane_core::{Continuity as Standing, Reason, Tier};
+use kvplane_core::{Continuity, Reason, Tier};
 
 use super::{Interpreter, Reading};
 use crate::clock::Now;
-use crate::continuity::EpochCause;
 use crate::flush::{FlushId, FlushOutcome, FlushReach, FlushSign};
 use crate::ledger::Ledger;
 use crate::options::ClearScope;
+use crate::sequencer::EpochCause;
 use crate::state::{Place, PlaceId};
 
 impl Interpreter {
@@ -18,7 +18,7 @@ impl Interpreter {
 
     /// The engine accepted it. Unless the stream has shown it already, what is known may be gone from now on.
     pub(crate) fn flush_accepted(&mut self, ledger: &mut Ledger, id: FlushId, now: Now) {
-        let proven = self.fence.accept(id, ledger.standing() == Standing::Live);
+        let proven = self.fence.accept(id, ledger.continuity() == Continuity::Live);
         self.count_proven(ledger, proven);
         if self.fence.is_up() {
             ledger.degrade_source(Reason::Flushing, now);
@@ -61,6 +61,11 @@ impl Interpreter {
     pub(crate) fn end_flush(&mut self, ledger: &mut Ledger, id: FlushId, now: Now) {
         self.flush_expired(ledger, id, now);
         self.fence.forget(id);
+    }
+
+    /// Flushes that have not ended.
+    pub(crate) fn open_flushes(&self) -> Vec<FlushId> {
+        self.fence.open()
     }
 
     /// Whether the stream is fenced.
@@ -141,7 +146,7 @@ impl Interpreter {
 /// Everything is known of the stream, and that is that it holds nothing.
 fn is_known_to_be_empty(ledger: &Ledger) -> bool {
     let is_whole = |reason: Reason| reason == Reason::Flushing || reason.is_permanent();
-    ledger.standing() == Standing::Live
+    ledger.continuity() == Continuity::Live
         && ledger.trust().active().iter().all(|active| is_whole(active.reason))
         && ledger.state().nothing_but(|_| false)
 }

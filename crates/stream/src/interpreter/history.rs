@@ -5,8 +5,8 @@ use kvplane_core::Reason;
 use super::{EpochMemory, Interpreter};
 use crate::change::Transition;
 use crate::clock::Now;
-use crate::continuity::EpochCause;
 use crate::ledger::{Draft, Ledger};
+use crate::sequencer::EpochCause;
 
 impl Interpreter {
     /// Another epoch of the publisher, or one that may be another.

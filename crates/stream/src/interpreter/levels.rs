@@ -1,5 +1,5 @@
-//! What TensorRT-LLM does differently: blocks that move between levels, blocks that are not full, groups told
-//! by their attention window.
+//! What TensorRT-LLM does differently: blocks that move between levels, blocks that are not full, groups
+//! given by their attention window.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use super::stores::refuse;
 use super::{Interpreter, Reading};
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
 use crate::clock::Now;
-use crate::ledger::{Ledger, ToldGroup};
+use crate::ledger::{GroupSpec, Ledger};
+use crate::persist::persist;
 use crate::state::{Chain, Parent, Place, PlaceId, PlaceName, Refusal, SlotId};
 
 /// What the engine's device is called.
@@ -23,6 +24,8 @@ pub(super) struct MainWindow {
     window: u32,
     group: Option<u32>,
 }
+
+persist!(MainWindow { window, group });
 
 impl Interpreter {
     /// A block changes its level in one step: nobody sees it in neither of the two. It is on one level at a
@@ -43,7 +46,7 @@ impl Interpreter {
             spec.as_ref().map_or((None, None), |place| (place.spec_kind.as_deref(), place.sliding_window));
         let spec_kind = spec_kind.or_else(|| self.kind_of_group(moved.group));
         let window = window.or(moved.window);
-        let told = ToldGroup {
+        let told = GroupSpec {
             group: moved.group,
             spec_kind,
             sliding_window: window,
@@ -97,7 +100,7 @@ impl Interpreter {
     /// A pool is there, with nothing in it. Followers learn of it by a store of no blocks.
     fn note_created(&mut self, ledger: &mut Ledger, created: Created, reading: &mut Reading) {
         let (group, spec_kind) = (created.group, self.kind_of_group(created.group));
-        let told = ToldGroup {
+        let told = GroupSpec {
             group,
             spec_kind,
             sliding_window: created.window,
@@ -128,8 +131,8 @@ impl Interpreter {
         }
     }
 
-    /// A group shows its window. The largest is the main one: should a larger one turn up, what was announced as
-    /// whole prefixes may not be.
+    /// A group shows its window. The largest is the main one: should a larger one turn up, what was announced
+    /// as whole prefixes may not be.
     pub(super) fn learn_window(
         &mut self,
         ledger: &mut Ledger,

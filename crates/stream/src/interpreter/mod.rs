@@ -42,6 +42,7 @@ use crate::clock::Now;
 use crate::flush::{Fence, Signs};
 use crate::ledger::{Draft, Ledger, PassedOver};
 use crate::options::JournalOptions;
+use crate::persist::persist;
 use crate::state::{Attributes, Place};
 use chunks::Chunks;
 use copies::Copies;
@@ -84,6 +85,12 @@ pub struct Interpreter {
     passed_over: Vec<PassedOver>,
 }
 
+persist!(Interpreter {
+    rank, misdescribed_since_ms, untold_adapters, fence, evidence, departed, removals, dump_taken, epoch;
+    options: Arc::default(),
+    passed_over: Vec::new(),
+});
+
 /// What is remembered of an epoch.
 #[derive(Debug, Default)]
 struct EpochMemory {
@@ -101,6 +108,8 @@ struct EpochMemory {
     main_window: Option<MainWindow>,
 }
 
+persist!(EpochMemory { named_rank, removed_from, copies, tiers, reports, chunks, page_hashes, main_window });
+
 /// What is known of the tiers behind the device.
 #[derive(Debug, Default)]
 struct OtherTiers {
@@ -112,6 +121,8 @@ struct OtherTiers {
     /// The cache was cleared while their past was unknown, and none of them has been seen since.
     unknown: bool,
 }
+
+persist!(OtherTiers { heard_from_start, seen, unknown });
 
 /// What one batch has done so far.
 #[derive(Debug, Default)]
@@ -154,6 +165,19 @@ impl Interpreter {
     pub fn with_ledger(options: JournalOptions, rank: u32, now: Now) -> (Self, Ledger) {
         let options = Arc::new(options);
         (Self::new(options.clone(), rank), Ledger::new(options, now))
+    }
+
+    /// Makes a loaded interpreter one that can be used.
+    pub(crate) fn revive(&mut self, options: Arc<JournalOptions>) {
+        self.options = options;
+    }
+
+    pub(crate) fn options(&self) -> &Arc<JournalOptions> {
+        &self.options
+    }
+
+    pub(crate) fn rank(&self) -> u32 {
+        self.rank
     }
 
     fn new(options: Arc<JournalOptions>, rank: u32) -> Self {

@@ -13,6 +13,7 @@ use kvplane_wire::{Batch, Hash, OwnedExtraKey, Stored};
 use super::{Interpreter, Reading};
 use crate::clock::Now;
 use crate::ledger::Ledger;
+use crate::persist::persist_enum;
 use crate::state::ExtraKeys;
 
 /// How the engine's hashes came out when they were computed again.
@@ -27,6 +28,8 @@ pub(super) enum PageHashes {
     /// All were different: perhaps a release that hashes a page's tokens alone, mostly without a parent.
     Foreign,
 }
+
+persist_enum!(PageHashes { Unknown = 0, Proven = 1, Foreign = 2 });
 
 impl Interpreter {
     /// Whether the first block of a prompt belongs to a namespace that its store does not name.

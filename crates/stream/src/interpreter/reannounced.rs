@@ -17,11 +17,12 @@ use rustc_hash::FxHashMap;
 
 use super::{Interpreter, Reading};
 use crate::ledger::Ledger;
+use crate::persist::persist;
 use crate::seeded::{SeededMap, SeededSet};
 use crate::state::{Place, PlaceId, PlaceName};
 
-/// Blocks whose number of copies is in doubt and that are remembered one by one. An engine that computes this many
-/// prompts twice does it all the time.
+/// Blocks whose number of copies is in doubt and that are remembered one by one. An engine that computes this
+/// many prompts twice does it all the time.
 const MAX_DOUBTFUL: usize = 16_384;
 
 /// How many beginnings of prompts lie at most between the groups' stores of one: engines tell all groups of a
@@ -80,8 +81,8 @@ impl Interpreter {
         }
         match meaning {
             _ if !reported => StoreMeaning::NewCopy,
-            // A report announces windows whole, also where nothing is held; an engine that computes a prompt keeps the
-            // end of it.
+            // A report announces windows whole, also where nothing is held; an engine that computes a prompt
+            // keeps the end of it.
             StoreMeaning::ProbableCopy if begun.is_partly_held(ledger) => StoreMeaning::Ambiguous,
             meaning => meaning,
         }
@@ -247,6 +248,8 @@ pub(super) struct Reports {
     unsure: SeededSet<(PlaceId, u64)>,
 }
 
+persist!(Reports { seen, doubtful, overflowed, possible, unsure });
+
 impl Reports {
     /// Whether every copy that was counted is one.
     pub(super) fn are_out_of_question(&self) -> bool {
@@ -370,8 +373,8 @@ impl Neighbours {
         found
     }
 
-    /// Blocks are removed. What was found of stores that are still to come depends on what is held, and groups
-    /// of a request store without a removal in between.
+    /// Blocks are removed. What was found of stores that are still to come depends on what is held, and
+    /// groups of a request store without a removal in between.
     pub(super) fn forget_meanings(&mut self) {
         self.meanings.clear();
     }

@@ -11,12 +11,15 @@ use crate::change::{Change, RemovedBlock};
 use crate::clock::Now;
 use crate::ledger::Ledger;
 use crate::options::Duplicates;
+use crate::persist::persist;
 use crate::state::{PlaceId, PlaceName, SlotId};
 
 /// Blocks that left the device, the latest of those that share a slot. Enough to notice one that leaves it
 /// twice; nothing depends on more.
 #[derive(Debug, Default)]
 pub(super) struct Departed(Vec<u64>);
+
+persist!(Departed(_));
 
 impl Departed {
     const SLOTS: usize = 4096;

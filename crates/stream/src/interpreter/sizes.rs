@@ -5,7 +5,7 @@ use kvplane_wire::Stored;
 
 use super::{Interpreter, Reading};
 use crate::clock::Now;
-use crate::ledger::{Ledger, SizeTold};
+use crate::ledger::{Ledger, SizeVerdict};
 
 impl Interpreter {
     /// Holds the size of a store's main blocks against what is known of it.
@@ -22,12 +22,12 @@ impl Interpreter {
             return;
         }
         match ledger.learn_main_size(stored.block_size, blocks, &mut reading.draft) {
-            SizeTold::Other => {
+            SizeVerdict::Other => {
                 let is_first = !ledger.trust().has(Reason::BlockSize);
                 self.contradict_size(ledger, now);
                 ledger.sides.suspects_size = is_first && ledger.is_fraction(stored.block_size, blocks);
             }
-            SizeTold::Same | SizeTold::NotFull if ledger.sides.suspects_size => {
+            SizeVerdict::Same | SizeVerdict::NotFull if ledger.sides.suspects_size => {
                 // What contradicted was not full.
                 ledger.sides.suspects_size = false;
                 if self.misdescribed_since_ms.is_none() {
@@ -35,7 +35,7 @@ impl Interpreter {
                 }
                 ledger.expect_partial_blocks(&mut reading.draft);
             }
-            SizeTold::Same | SizeTold::NotFull => {}
+            SizeVerdict::Same | SizeVerdict::NotFull => {}
         }
     }
 

@@ -11,7 +11,7 @@ use super::reannounced::StoreMeaning;
 use super::{Interpreter, Reading};
 use crate::change::{Change, StoreCause, StoredBlock, StoredChange};
 use crate::clock::Now;
-use crate::ledger::{Ledger, ToldGroup, is_full};
+use crate::ledger::{GroupSpec, Ledger, is_full};
 use crate::options::Duplicates;
 use crate::state::{
     Attributes, Chain, ExtraKeys, Parent, Place, PlaceId, PlaceName, Refusal, SlotId, own_keys,
@@ -65,7 +65,7 @@ impl Interpreter {
         let hidden =
             layout == Layout::Dense && self.has_hidden_namespace(ledger, batch, stored, reading, now);
         let spec_kind = stored.spec_kind.or_else(|| self.kind_of_group(stored.group));
-        let told = ToldGroup {
+        let told = GroupSpec {
             group: stored.group,
             spec_kind,
             sliding_window: stored.sliding_window,
@@ -335,8 +335,8 @@ impl Interpreter {
     }
 }
 
-/// A store tells the tokens of a block of which a peer told the content. False if they do not fit it. Within a prompt that
-/// says nothing: its salt may not be known.
+/// A store gives the tokens of a block that a peer named by its content. False if they do not fit it. Within
+/// a prompt that says nothing: its salt may not be known.
 fn fill_block(
     ledger: &mut Ledger,
     (slot, block_size): (SlotId, u32),

@@ -1,5 +1,6 @@
 //! What a journal counts, and what of it is worth a log line.
 
+use crate::persist::persist;
 use kvplane_wire::RejectedKind;
 
 /// What was rejected and passed over; for status and metrics.
@@ -46,6 +47,13 @@ pub struct JournalCounters {
     /// Stores whose block size contradicts the configured one.
     pub block_size_contradictions: u64,
 }
+
+persist!(JournalCounters {
+    batches, events, blocks_stored, blocks_removed, clears, unknown_events, unknown_fields, unknown_removals,
+    misplaced_removals, proven_blocks, reannounced_blocks, over_counts, flushes_proven, flushes_unproven,
+    unrecorded_blocks, sparse_stores, placeholder_stores, foreign_rank, block_size_contradictions;
+    rejected: Vec::new(),
+});
 
 impl JournalCounters {
     /// Counts a rejection; returns how many of its kind there have been.

@@ -1,6 +1,6 @@
 //! Committing a draft: one entry of the window.
 
-use kvplane_core::{Continuity as Standing, StateDigest};
+use kvplane_core::{Continuity, StateDigest};
 
 use super::window::Notes;
 use super::{Draft, Ledger};
@@ -25,16 +25,16 @@ impl Ledger {
     }
 
     /// The continuity changed: subscribers get an entry.
-    pub fn note_standing(&mut self, standing: Standing) {
-        self.standing = standing;
-        self.standing_changed = true;
+    pub fn note_continuity(&mut self, continuity: Continuity) {
+        self.continuity = continuity;
+        self.continuity_changed = true;
         self.commit(Draft::default());
     }
 
     /// The stream stands elsewhere, and no entry says so.
-    pub(crate) fn stand(&mut self, standing: Standing) {
-        self.standing = standing;
-        self.window.set_standing(standing);
+    pub(crate) fn stand(&mut self, continuity: Continuity) {
+        self.continuity = continuity;
+        self.window.set_continuity(continuity);
     }
 
     /// An entry that says nothing: a consumer that is given a snapshot as batches needs one behind it that
@@ -53,7 +53,7 @@ impl Ledger {
         self.note_doubt_of_device();
         let notes = Notes {
             trust: std::mem::take(&mut self.trust_changed).then(|| self.trust.clone()),
-            standing: std::mem::take(&mut self.standing_changed).then_some(self.standing),
+            continuity: std::mem::take(&mut self.continuity_changed).then_some(self.continuity),
             age: self.age,
             ..self.notes(self.state.digest())
         };

@@ -3,6 +3,7 @@
 use kvplane_core::{Need, SpecKind};
 
 use crate::change::Layout;
+use crate::persist::persist;
 use crate::state::MainGroup;
 
 /// Blocks of a side that a main block may have: a walk over them is short.
@@ -44,9 +45,21 @@ pub struct Group {
     kinds: u8,
 }
 
+persist!(Group {
+    group,
+    spec_kind,
+    sliding_window,
+    block_size,
+    size_is_sure,
+    is_main,
+    kind_of_device,
+    size_of_device,
+    kinds,
+});
+
 impl Group {
     /// A group as another plane knows it.
-    pub fn as_told(
+    pub fn reported(
         group: Option<u32>,
         spec_kind: Option<&str>,
         sliding_window: Option<u32>,
@@ -82,7 +95,7 @@ impl Group {
     }
 
     /// Takes in what an event says of its block size. True if that is new.
-    fn learn_size(&mut self, told: ToldGroup<'_>) -> bool {
+    fn learn_size(&mut self, told: GroupSpec<'_>) -> bool {
         let Some(size) = told.block_size.filter(|_| told.on_device || !self.size_of_device) else {
             return false;
         };
@@ -134,6 +147,8 @@ pub(crate) struct Fit {
     pub(crate) tail_parts: u32,
 }
 
+persist!(Fit { need, parts, tail_parts });
+
 impl Fit {
     /// Whether more than the last of a main block's parts is asked for.
     pub(crate) fn walks(self) -> bool {
@@ -153,7 +168,7 @@ impl Fit {
 
 /// What an event says of a group.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ToldGroup<'a> {
+pub(crate) struct GroupSpec<'a> {
     pub(crate) group: Option<u32>,
     pub(crate) spec_kind: Option<&'a str>,
     pub(crate) sliding_window: Option<u32>,
@@ -181,11 +196,18 @@ pub(crate) struct Groups {
     main: Option<usize>,
 }
 
+persist!(Groups { known, main });
+
 impl Groups {
-    pub(crate) fn as_told(known: Vec<Group>) -> Self {
+    pub(crate) fn reported(known: Vec<Group>) -> Self {
         let mut groups = Self { known, main: None };
         groups.choose_any_main();
         groups
+    }
+
+    /// Whether the main group is one that is there.
+    pub(super) fn is_sound(&self) -> bool {
+        self.main.is_none_or(|main| main < self.known.len())
     }
 
     pub(crate) fn known(&self) -> &[Group] {
@@ -226,7 +248,7 @@ impl Groups {
 
     /// Takes in what an event says. True if that is new. `one_full`: there is one full group, the last that
     /// was said to be.
-    pub(crate) fn learn(&mut self, told: ToldGroup<'_>, one_full: bool) -> bool {
+    pub(crate) fn learn(&mut self, told: GroupSpec<'_>, one_full: bool) -> bool {
         let found = self.known.iter().position(|group| group.group == told.group);
         if found.is_none() && self.known.len() >= MAX_GROUPS {
             // More groups than are counted.

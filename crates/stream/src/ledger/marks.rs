@@ -1,9 +1,9 @@
 //! Marks: which sides hold a main block, and where.
 //!
 //! A block of a side has the hash of the main block that ends where it ends. So it marks that one, whichever
-//! of the two is announced first, and however little a sparse store says. Blocks that are smaller than main ones
-//! mark the main block that they are part of: that is found by going back from its end, over what is known of
-//! the smaller blocks.
+//! of the two is announced first, and however little a sparse store says. Blocks that are smaller than main
+//! ones mark the main block that they are part of: that is found by going back from its end, over what is
+//! known of the smaller blocks.
 //!
 //! Streams without sides whose connector serves whole prompts mark what the tiers behind the device hold
 //! ([`Marks::BEHIND`]).
@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use super::Ledger;
 use super::groups::{Fit, Group};
+use crate::persist::persist;
 use crate::seeded::SeededMap;
 use crate::state::{Parent, Place, SlotId};
 
@@ -27,6 +28,8 @@ pub(crate) struct Parts {
     /// Begin anew when there are more: main blocks that are gone are not taken out one by one.
     limit: usize,
 }
+
+persist!(Parts { wholes, pairs, limit });
 
 impl Parts {
     /// Estimated bytes in use.
@@ -101,7 +104,7 @@ impl Ledger {
     /// Which sides hold a main block; `None` if no tier has the block itself. Notes what is part of it.
     pub(crate) fn marks_of(&self, hash: u64, mut parts: Option<&mut Parts>) -> Option<Marks> {
         let slot = self.state.find(hash)?;
-        self.state.told_chain(slot, self.told_size())?;
+        self.state.visible_chain(slot, self.visible_size())?;
         if !self.state.held_where(slot, Place::is_main) {
             return None;
         }

@@ -1,8 +1,8 @@
 //! What a stream's engine holds, what that is worth, and the window of recent entries.
 //!
 //! The ledger knows no dialect. What feeds it (the [interpreter](crate::interpreter) of an engine's
-//! events, or [another plane](told)) writes a [`Draft`] with a small set of operations and commits it as one
-//! entry:
+//! events, or [another plane](mirrored)) writes a [`Draft`] with a small set of operations and commits it as
+//! one entry:
 //!
 //! | operation | meaning |
 //! |---|---|
@@ -21,20 +21,22 @@ mod draft;
 mod entries;
 mod groups;
 mod marks;
+mod mirrored;
 mod operations;
+mod revive;
 mod sides;
 mod sizes;
 mod snapshot;
 #[cfg(test)]
 mod tests;
-mod told;
 mod visible;
 mod window;
 
+use crate::persist::{persist, persist_enum};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_core::{Continuity as Standing, Cursor, Epoch, Reason, Trust, TrustState};
+use kvplane_core::{Continuity, Cursor, Epoch, Reason, Trust, TrustState};
 
 use crate::change::Entry;
 use crate::clock::Now;
@@ -44,10 +46,10 @@ use crate::state::{Attributes, State};
 pub use counters::{JournalCounters, PassedOver};
 pub(crate) use draft::Draft;
 pub use groups::Group;
-pub(crate) use groups::{Groups, ToldGroup, is_full};
+pub(crate) use groups::{GroupSpec, Groups, is_full};
 pub(crate) use operations::Cleared;
 use sides::Sides;
-pub(crate) use sizes::SizeTold;
+pub(crate) use sizes::SizeVerdict;
 pub use snapshot::{Snapshot, SnapshotBuilder};
 pub use window::{Loss, Range, Window};
 
@@ -60,8 +62,8 @@ pub struct Ledger {
     state: State,
     trust: TrustState,
     trust_changed: bool,
-    standing: Standing,
-    standing_changed: bool,
+    continuity: Continuity,
+    continuity_changed: bool,
     known_from: KnownFrom,
     /// How old the proof is that the engine is there, as of the last input.
     age: Option<Duration>,
@@ -90,6 +92,18 @@ pub struct Ledger {
     fresh: Option<Vec<Arc<Entry>>>,
 }
 
+persist!(Ledger {
+    epoch, state, trust, trust_changed, continuity, continuity_changed, known_from, age, engine_sequence, position,
+    last_timestamp, last_attributes, learned_block_size, untranslatable, counters, sides;
+    options: Arc::default(),
+    window: Arc::new(Window::new(1, 1, Epoch::UNKNOWN)),
+    no_tokens: Arc::default(),
+    no_attributes: Arc::default(),
+    cuts: 0,
+    retired: Vec::new(),
+    fresh: None,
+});
+
 /// From which of the engine's numbers on everything is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum KnownFrom {
@@ -99,6 +113,8 @@ enum KnownFrom {
     Next,
     Number(u64),
 }
+
+persist_enum!(KnownFrom { Never = 0, Next = 1, Number(number) = 2 });
 
 impl KnownFrom {
     fn number(self) -> Option<u64> {
@@ -132,8 +148,8 @@ impl Ledger {
             epoch,
             trust,
             trust_changed: false,
-            standing: Standing::Connecting,
-            standing_changed: false,
+            continuity: Continuity::Connecting,
+            continuity_changed: false,
             known_from: KnownFrom::Never,
             age: None,
             engine_sequence: None,
@@ -172,8 +188,8 @@ impl Ledger {
     }
 
     /// Where the stream stands, as of the last entry.
-    pub(crate) fn standing(&self) -> Standing {
-        self.standing
+    pub(crate) fn continuity(&self) -> Continuity {
+        self.continuity
     }
 
     /// The engine's number from which everything is known.
@@ -186,7 +202,7 @@ impl Ledger {
         self.engine_sequence
     }
 
-    /// Which batch the last one was, told by its payload.
+    /// Which batch the last one was, identified by its payload.
     pub(crate) fn set_position(&mut self, position: Position) {
         self.position = Some(position);
     }
@@ -251,12 +267,17 @@ impl Ledger {
         self.fresh.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
+    pub(crate) fn age(&self) -> Option<Duration> {
+        self.age
+    }
+
     /// How old the proof is that the engine is there: entries and snapshots carry it.
     pub(crate) fn set_age(&mut self, age: Option<Duration>) {
         self.age = age;
     }
 
-    // --- trust -------------------------------------------------------------------------------------------------
+    // --- trust
+    // -------------------------------------------------------------------------------------------------
 
     /// Answers are worth less, for a reason. The next entry says so.
     pub(crate) fn degrade(&mut self, reason: Reason, now: Now) {
@@ -283,9 +304,9 @@ impl Ledger {
     }
 
     /// The state is known whole again. The reasons that still hold stay, each since when it has held.
-    pub(crate) fn restore_trust(&mut self, standing: &[(Reason, u64)]) {
+    pub(crate) fn restore_trust(&mut self, continuity: &[(Reason, u64)]) {
         self.trust.restore();
-        for &(reason, since_ms) in standing {
+        for &(reason, since_ms) in continuity {
             self.trust.degrade(reason, since_ms);
         }
     }
@@ -317,7 +338,8 @@ impl Ledger {
         reasons.any(|reason| reason.trust() == Trust::Lower && !others.contains(&reason))
     }
 
-    // --- history -----------------------------------------------------------------------------------------------
+    // --- history
+    // -----------------------------------------------------------------------------------------------
 
     /// Everything is known from this engine sequence on.
     pub(crate) fn set_known_from(&mut self, sequence: u64) {

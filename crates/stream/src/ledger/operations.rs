@@ -51,7 +51,7 @@ impl Ledger {
     pub(crate) fn before(&self, slot: SlotId) -> Before {
         Before {
             known: self.state.attached_chain(slot).is_some(),
-            tellable: self.state.told_chain(slot, self.told_size()).is_some(),
+            tellable: self.state.visible_chain(slot, self.visible_size()).is_some(),
         }
     }
 
@@ -77,7 +77,7 @@ impl Ledger {
             content,
         };
         self.untranslatable = true;
-        self.state.define_as_told(slot, chain, &mut draft.attached).inspect_err(|_| self.state.release(slot))
+        self.state.define_mirrored(slot, chain, &mut draft.attached).inspect_err(|_| self.state.release(slot))
     }
 
     /// Says the tokens of a block of which only the content was known. False if they do not fit it.
@@ -242,7 +242,8 @@ impl Ledger {
         self.fit_state();
     }
 
-    // --- what subscribers get of blocks that were held all along -----------------------------------------------
+    // --- what subscribers get of blocks that were held all along
+    // -----------------------------------------------
 
     /// Tells of a block that waited to be known, at a block size, in every place that holds it.
     pub(crate) fn tell_attached(&self, (slot, size): Attached, draft: &mut Draft) {

@@ -6,10 +6,11 @@ use kvplane_core::{LEVELS, MARK_CHANNELS, Reason, Resumption, Side, SpecKind};
 use kvplane_wire::Layout;
 use smallvec::SmallVec;
 
-use super::groups::{Fit, Group, Groups, ToldGroup};
+use super::groups::{Fit, Group, GroupSpec, Groups};
 use super::marks::Parts;
 use super::{Draft, Ledger};
-use crate::state::{MainGroup, ToldSize};
+use crate::persist::persist;
+use crate::state::{MainGroup, VisibleSize};
 
 /// Sides that marks have room for.
 const MAX_SIDES: usize = MARK_CHANNELS / 2;
@@ -45,6 +46,23 @@ pub(crate) struct Sides {
     pub(crate) parts: Parts,
 }
 
+persist!(Sides {
+    groups,
+    numbered,
+    blocked,
+    unknown,
+    unsized_blocks,
+    sparse,
+    has_partial,
+    suspects_size,
+    resumption,
+    changed,
+    made_for,
+    stale,
+    all_anew,
+    parts,
+});
+
 impl Sides {
     /// Of a life that nothing is known of yet.
     pub(crate) fn new(drops_last: bool) -> Self {
@@ -56,9 +74,9 @@ impl Sides {
     }
 
     /// Of a state that another plane sends.
-    fn as_told(groups: Vec<Group>, told: &Resumption) -> Self {
+    fn reported(groups: Vec<Group>, told: &Resumption) -> Self {
         let resumption = Resumption { sides: Vec::new(), ..*told };
-        let groups = Groups::as_told(groups);
+        let groups = Groups::reported(groups);
         Self { groups, stale: true, ..Self::of(resumption) }
     }
 
@@ -105,7 +123,7 @@ impl Sides {
     }
 
     /// The size of the main group's blocks, sure or not.
-    pub(crate) fn told_main_size(&self) -> Option<u32> {
+    pub(crate) fn announced_main_size(&self) -> Option<u32> {
         self.groups.main()?.block_size
     }
 
@@ -203,6 +221,11 @@ impl Sides {
         !self.numbered.is_empty()
     }
 
+    /// Whether what was loaded names groups that are there.
+    pub(super) fn is_sound(&self) -> bool {
+        self.groups.is_sound() && self.numbered.iter().all(|&(at, _)| at < self.groups.known().len())
+    }
+
     /// Whether some side's blocks are smaller than main ones.
     pub(crate) fn has_parts(&self) -> bool {
         self.numbered.iter().any(|(_, fit)| fit.parts > 1)
@@ -221,17 +244,17 @@ impl Ledger {
     }
 
     /// Which blocks are sent to consumers that know one block size.
-    pub(crate) fn told_size(&self) -> ToldSize {
+    pub(crate) fn visible_size(&self) -> VisibleSize {
         if self.sides.has_partial || self.options.semantics.partial_blocks {
-            ToldSize::Only(self.block_size())
+            VisibleSize::Only(self.block_size())
         } else {
-            ToldSize::Any
+            VisibleSize::Any
         }
     }
 
     /// An event names a group. That none of them keeps whole prefixes shows at the end of the batch: one that
     /// does may be announced after the others.
-    pub(crate) fn learn_group(&mut self, told: ToldGroup<'_>, draft: &mut Draft) {
+    pub(crate) fn learn_group(&mut self, told: GroupSpec<'_>, draft: &mut Draft) {
         if self.sides.groups.learn(told, self.options.semantics.windows) {
             self.sides.stale = true;
             self.retell(draft, |ledger| {
@@ -316,7 +339,7 @@ impl Ledger {
 
     /// Takes over the groups of a state that another plane sends.
     pub(crate) fn load_groups(&mut self, groups: Vec<Group>, told: &Resumption, partial_blocks: bool) {
-        self.sides = Sides { has_partial: partial_blocks, ..Sides::as_told(groups, told) };
+        self.sides = Sides { has_partial: partial_blocks, ..Sides::reported(groups, told) };
         self.fit_state();
         self.settle_groups(&mut Draft::default());
         self.sides.all_anew = false;

@@ -4,7 +4,7 @@ use super::{Draft, Ledger};
 
 /// What a store of main blocks says of their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SizeTold {
+pub(crate) enum SizeVerdict {
     /// What was known, or is known from now on.
     Same,
     /// Nothing: the block is not full.
@@ -23,22 +23,22 @@ impl Ledger {
     /// size of what it has so far. So there the main group's size is known once it is sure, and until then
     /// no block is sent. While a cache seems to have one group, a block is taken for full; what it
     /// said is taken back with the first larger one.
-    pub(crate) fn learn_main_size(&mut self, size: u32, blocks: usize, draft: &mut Draft) -> SizeTold {
-        let told = self.sides.told_main_size();
+    pub(crate) fn learn_main_size(&mut self, size: u32, blocks: usize, draft: &mut Draft) -> SizeVerdict {
+        let told = self.sides.announced_main_size();
         let Some(known) = self.block_size() else {
             // Where several groups are known, they say what the size is.
             if self.sides.has_partial {
-                return SizeTold::NotFull;
+                return SizeVerdict::NotFull;
             }
             self.learned_block_size = Some(size);
-            return SizeTold::Same;
+            return SizeVerdict::Same;
         };
         self.learned_block_size.get_or_insert(size);
         if size == known {
-            return SizeTold::Same;
+            return SizeVerdict::Same;
         }
         if self.sides.has_partial && self.is_fraction(size, blocks) {
-            return SizeTold::NotFull;
+            return SizeVerdict::NotFull;
         }
         let larger = told == Some(size) && size.is_multiple_of(known);
         if larger && self.options.block_size.is_none() && self.sides.main_has_kind() {
@@ -47,9 +47,9 @@ impl Ledger {
                 ledger.sides.has_partial = true;
                 ledger.fit_main_size();
             });
-            return SizeTold::Same;
+            return SizeVerdict::Same;
         }
-        SizeTold::Other
+        SizeVerdict::Other
     }
 
     /// Whether a store may be of one block that is not full.
@@ -63,8 +63,8 @@ impl Ledger {
         self.retell(draft, |ledger| ledger.sides.has_partial = true);
     }
 
-    /// A block that another builds on is full: the size of all blocks is known. Until then nobody has been
-    /// told of any.
+    /// A block that another builds on is full: the size of all blocks is known. Until then no block
+    /// was announced.
     pub(crate) fn learn_full_size(&mut self, block_size: u32, draft: &mut Draft) {
         if self.learned_block_size.is_some() {
             return;

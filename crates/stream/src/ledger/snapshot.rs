@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_core::{Continuity as Standing, Cursor, Resumption, StateDigest, Tier, TrustState};
+use kvplane_core::{Continuity, Cursor, Resumption, StateDigest, Tier, TrustState};
 
 use super::{Group, Ledger};
 use crate::change::{Transition, VisibleBlock};
 use crate::peer_dump::Position;
 use crate::seeded::{SeededMap, SeededSet};
-use crate::state::{BlockImage, Chain, CutAborted, Image, Parent, ToldSize};
+use crate::state::{BlockImage, Chain, CutAborted, Image, Parent, VisibleSize};
 use crate::transitions::{push_removed, push_stored};
 
 /// A whole state with everything a subscriber needs to go on from it.
@@ -29,7 +29,7 @@ pub struct Snapshot {
     /// What the state is worth.
     pub trust: TrustState,
     /// Where the stream stood.
-    pub standing: Standing,
+    pub continuity: Continuity,
     /// The last transition that is part of it.
     pub last_event_id: u64,
     /// Digest of the state.
@@ -89,12 +89,12 @@ impl Ledger {
                 known_from: self.known_from(),
                 age: self.age,
                 trust: self.trust.clone(),
-                standing: self.standing,
+                continuity: self.continuity,
                 last_event_id: self.last_event_id(),
                 digest: self.state.digest(),
                 untranslatable: self.untranslatable,
                 block_size: self.block_size(),
-                partial_blocks: self.told_size() != ToldSize::Any,
+                partial_blocks: self.visible_size() != VisibleSize::Any,
                 groups: self.groups().to_vec(),
                 resumption: self.resumption().clone(),
                 image: Image::default(),
@@ -164,7 +164,7 @@ impl Snapshot {
         for tier in Tier::ALL.into_iter().filter(|&tier| tier != Tier::Unknown) {
             let mut holes = Vec::new();
             for block in &order {
-                let Some(chain) = self.told_chain(block) else { continue };
+                let Some(chain) = self.visible_chain(block) else { continue };
                 let here = self.is_visible(block, tier);
                 // Only the warmest tier's index walks from the root; the others continue from it.
                 let needed = tier == Tier::Device && supports.contains(&block.hash);
@@ -183,8 +183,8 @@ impl Snapshot {
         log
     }
 
-    /// The state as stores alone, for consumers that take nothing back: blocks that follow one another are one
-    /// store, parents come before children, and what a hole cuts off on the device is left out.
+    /// The state as stores alone, for consumers that take nothing back: blocks that follow one another are
+    /// one store, parents come before children, and what a hole cuts off on the device is left out.
     pub fn as_chains(&self) -> Vec<Transition> {
         let order: Vec<&BlockImage> =
             self.parents_first().iter().map(|&at| &self.image.blocks[at as usize]).collect();
@@ -200,7 +200,7 @@ impl Snapshot {
         let mut told: Vec<(&BlockImage, &Chain)> = Vec::new();
         let mut at: SeededMap<u64, usize> = SeededMap::default();
         for block in parents_first {
-            let Some(chain) = self.told_chain(block).filter(|_| self.is_visible(block, tier)) else {
+            let Some(chain) = self.visible_chain(block).filter(|_| self.is_visible(block, tier)) else {
                 continue;
             };
             let reached = parent_of(chain).is_none_or(|parent| at.contains_key(&parent));
@@ -237,7 +237,7 @@ impl Snapshot {
     }
 
     fn is_visible(&self, block: &BlockImage, tier: Tier) -> bool {
-        self.told_chain(block).is_some()
+        self.visible_chain(block).is_some()
             && block.holdings.iter().any(|holding| {
                 let place = &self.image.places[usize::from(holding.place)];
                 place.tier == tier && place.is_main()
@@ -246,13 +246,14 @@ impl Snapshot {
 
     /// What a block is, and what else it is at other block sizes.
     pub fn chains_of<'s>(&self, block: &'s BlockImage) -> (Option<&'s Chain>, Vec<&'s Chain>) {
-        let told = self.told_chain(block).or_else(|| block.attached_chain()).or_else(|| block.chains.first());
+        let told =
+            self.visible_chain(block).or_else(|| block.attached_chain()).or_else(|| block.chains.first());
         let is_told = |chain: &&Chain| told.is_some_and(|told| std::ptr::eq(*chain, told));
         (told, block.chains.iter().filter(|chain| !is_told(chain)).collect())
     }
 
     /// What a block is, for consumers that know one block size.
-    fn told_chain<'s>(&self, block: &'s BlockImage) -> Option<&'s Chain> {
+    fn visible_chain<'s>(&self, block: &'s BlockImage) -> Option<&'s Chain> {
         if !self.partial_blocks {
             return block.attached_chain();
         }
@@ -264,7 +265,7 @@ impl Snapshot {
         let mut supports = SeededSet::default();
         for block in parents_first.iter().rev() {
             if (supports.contains(&block.hash) || self.is_visible(block, Tier::Device))
-                && let Some(parent) = self.told_chain(block).and_then(parent_of)
+                && let Some(parent) = self.visible_chain(block).and_then(parent_of)
             {
                 supports.insert(parent);
             }

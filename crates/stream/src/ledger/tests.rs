@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::change::{Change, Layout, StoreCause, StoredBlock, StoredChange, Transition};
 use crate::interpreter::Interpreter;
-use crate::mirror::ToldEntry;
+use crate::mirror::MirrorEntry;
 use crate::state::{Chain, Parent, PlaceId, PlaceName};
 use kvplane_core::Tier;
 
@@ -163,7 +163,7 @@ impl World {
         let ledger = &mut self.ledger;
         let parent = parent.filter(|parent| *parent != Parent::Block(hash));
         ledger.learn_group(
-            ToldGroup {
+            GroupSpec {
                 group: Some(0),
                 spec_kind: Some("full_attention"),
                 sliding_window: None,
@@ -283,21 +283,21 @@ impl World {
     }
 
     fn tell_copy(&mut self, entry: &Entry) {
-        let told = ToldEntry {
+        let told = MirrorEntry {
             cursor: Cursor { epoch: entry.epoch, sequence: entry.sequence },
             engine_sequence: entry.engine_sequence,
             timestamp: entry.timestamp,
             changes: entry.changes.clone(),
             trust: entry.trust.clone(),
             known_from: entry.known_from,
-            standing: entry.standing,
+            continuity: entry.continuity,
             digest: entry.digest,
             age: entry.age,
             last_event_id: entry.next_event_id() - 1,
             units: entry.resumption.as_ref().map(|resumption| resumption.units),
             whole_prompt: false,
         };
-        self.copy.apply_told(told).expect("the copy has the same digest and the same transitions");
+        self.copy.apply_mirrored(told).expect("the copy has the same digest and the same transitions");
     }
 }
 

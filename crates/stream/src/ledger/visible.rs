@@ -4,13 +4,13 @@ use kvplane_core::Tier;
 
 use super::{Draft, Ledger};
 use crate::change::{Transition, VisibleBlock};
-use crate::state::{Attached, Parent, Place, SlotId, ToldSize};
+use crate::state::{Attached, Parent, Place, SlotId, VisibleSize};
 use crate::transitions::{push_removed, push_stored};
 
 impl Ledger {
     /// Whether such a consumer knows that the block is in the tier.
     pub(super) fn is_visible(&self, slot: SlotId, tier: Tier) -> bool {
-        self.state.told_chain(slot, self.told_size()).is_some() && self.is_in_main(slot, tier)
+        self.state.visible_chain(slot, self.visible_size()).is_some() && self.is_in_main(slot, tier)
     }
 
     fn is_in_main(&self, slot: SlotId, tier: Tier) -> bool {
@@ -18,7 +18,7 @@ impl Ledger {
     }
 
     pub(super) fn became_visible(&self, slot: SlotId, tier: Tier, log: &mut Vec<Transition>) {
-        let Some(chain) = self.state.told_chain(slot, self.told_size()) else { return };
+        let Some(chain) = self.state.visible_chain(slot, self.visible_size()) else { return };
         if !self.is_in_main(slot, tier) {
             return;
         }
@@ -32,7 +32,7 @@ impl Ledger {
 
     /// A block that waited is attached now, and can be sent where the blocks that waited are sent.
     pub(super) fn attached_visibly(&self, (slot, size): Attached, log: &mut Vec<Transition>) {
-        let told = self.state.told_chain(slot, self.told_size());
+        let told = self.state.visible_chain(slot, self.visible_size());
         if told.is_some_and(|chain| chain.block_size == size) {
             for tier in Tier::ALL {
                 self.became_visible(slot, tier, log);
@@ -43,23 +43,23 @@ impl Ledger {
     /// Makes another group the main one, or another size that of its blocks: sends what that puts out of
     /// sight, and what into it. The order depends on the hashes alone.
     pub(super) fn retell(&mut self, draft: &mut Draft, change: impl FnOnce(&mut Self)) {
-        let old_size = self.told_size();
+        let old_size = self.visible_size();
         change(self);
-        let (size, main) = (self.told_size(), self.sides.main_group());
+        let (size, main) = (self.visible_size(), self.sides.main_group());
         if (size, main) == (old_size, self.state.places.main()) {
             return;
         }
         let slots = self.state.slots_parents_first();
-        let told_sizes = |ledger: &Self, size: ToldSize| -> Vec<[Option<u32>; Tier::ALL.len()]> {
+        let visible_sizes = |ledger: &Self, size: VisibleSize| -> Vec<[Option<u32>; Tier::ALL.len()]> {
             let told = |slot: SlotId, tier| {
-                let chain = ledger.state.told_chain(slot, size)?;
+                let chain = ledger.state.visible_chain(slot, size)?;
                 ledger.is_in_main(slot, tier).then_some(chain.block_size)
             };
             slots.iter().map(|&slot| Tier::ALL.map(|tier| told(slot, tier))).collect()
         };
-        let before = told_sizes(self, old_size);
+        let before = visible_sizes(self, old_size);
         self.state.places.set_main(main);
-        let after = told_sizes(self, size);
+        let after = visible_sizes(self, size);
         let changed = |at: usize, tier: Tier| before[at][tier.index()] != after[at][tier.index()];
         for tier in Tier::ALL {
             for (at, &slot) in slots.iter().enumerate() {
@@ -78,7 +78,7 @@ impl Ledger {
 
     /// Drops what some places hold, and sends what that takes out of sight.
     pub(super) fn drop_visibly(&mut self, gone: impl Fn(&Place) -> bool + Copy, draft: &mut Draft) {
-        for (tier, hash) in self.state.visible_only_in(self.told_size(), gone) {
+        for (tier, hash) in self.state.visible_only_in(self.visible_size(), gone) {
             push_removed(&mut draft.transitions, tier, hash);
         }
         self.state.drop_places(gone);

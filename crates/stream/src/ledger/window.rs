@@ -46,7 +46,7 @@ pub enum Range {
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     pub(super) trust: Option<TrustState>,
-    pub(super) standing: Option<Continuity>,
+    pub(super) continuity: Option<Continuity>,
     pub(super) digest: StateDigest,
     pub(super) age: Option<Duration>,
     pub(super) untranslatable: bool,
@@ -75,11 +75,11 @@ struct Kept {
     /// What kvplane itself did before the first batch that is kept had to go, without any batch after it.
     first_is_torn: bool,
     /// Where the stream stands. What entries say, unless it stands elsewhere since the last one.
-    standing: Continuity,
+    continuity: Continuity,
 }
 
 impl Kept {
-    fn new(epoch: Epoch, standing: Continuity) -> Self {
+    fn new(epoch: Epoch, continuity: Continuity) -> Self {
         Self {
             entries: VecDeque::new(),
             bytes: 0,
@@ -88,7 +88,7 @@ impl Kept {
             next_event_id: epoch.base().nth(1),
             begun_after: 0,
             first_is_torn: false,
-            standing,
+            continuity,
         }
     }
 }
@@ -101,7 +101,7 @@ impl Window {
     /// Another life: nothing of the old one can be replayed.
     pub(super) fn restart(&self, epoch: Epoch) {
         let mut kept = self.kept.lock();
-        let fresh = Kept::new(epoch, kept.standing);
+        let fresh = Kept::new(epoch, kept.continuity);
         let old = std::mem::replace(&mut *kept, fresh);
         drop(kept);
         drop(old); // after the lock
@@ -114,7 +114,7 @@ impl Window {
             next_sequence: cursor.sequence.saturating_add(1),
             next_event_id: last_event_id.saturating_add(1),
             begun_after: cursor.sequence,
-            ..Kept::new(cursor.epoch, kept.standing)
+            ..Kept::new(cursor.epoch, kept.continuity)
         };
         let old = std::mem::replace(&mut *kept, fresh);
         drop(kept);
@@ -122,13 +122,13 @@ impl Window {
     }
 
     /// Where the stream stands.
-    pub fn standing(&self) -> Continuity {
-        self.kept.lock().standing
+    pub fn continuity(&self) -> Continuity {
+        self.kept.lock().continuity
     }
 
     /// The stream stands elsewhere, and no entry says so.
-    pub(super) fn set_standing(&self, standing: Continuity) {
-        self.kept.lock().standing = standing;
+    pub(super) fn set_continuity(&self, continuity: Continuity) {
+        self.kept.lock().continuity = continuity;
     }
 
     /// The position after everything in the window.
@@ -163,7 +163,7 @@ impl Window {
         notes: Notes,
         transitions: Vec<Transition>,
     ) -> Arc<Entry> {
-        let Notes { trust, standing, digest, age, untranslatable, known_from, resumption, marks } = notes;
+        let Notes { trust, continuity, digest, age, untranslatable, known_from, resumption, marks } = notes;
         let cost = Entry::estimate(&changes, &transitions) + std::mem::size_of_val(&marks[..]);
         // Freed after the lock.
         let mut expired: SmallVec<[Arc<Entry>; 4]> = SmallVec::new();
@@ -177,7 +177,7 @@ impl Window {
             changes,
             trust,
             known_from,
-            standing,
+            continuity,
             digest,
             age,
             first_event_id: kept.next_event_id,
@@ -187,7 +187,7 @@ impl Window {
             marks,
             encodings: Encodings::default(),
         };
-        kept.standing = entry.standing.unwrap_or(kept.standing);
+        kept.continuity = entry.continuity.unwrap_or(kept.continuity);
         kept.next_sequence += 1;
         kept.next_event_id = entry.next_event_id();
         kept.bytes += cost;

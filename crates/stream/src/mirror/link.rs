@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use kvplane_core::{Continuity as Standing, Cursor, Epoch};
+use kvplane_core::{Continuity, Cursor, Epoch};
 
 use crate::clock::Now;
-use crate::continuity::Counters;
+use crate::sequencer::Counters;
 use crate::silence::Silence;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) struct Mirror {
     link: Link,
     reached_before: bool,
     /// Where the other plane says that it stands; `None` while nothing of its state is here.
-    told: Option<Standing>,
+    told: Option<Continuity>,
     /// The last life that a state was of.
     life: Option<Epoch>,
     silence: Silence,
@@ -45,17 +45,17 @@ impl Mirror {
         }
     }
 
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn continuity(&self) -> Continuity {
         match (self.link, self.told) {
-            (Link::Lost { down: true, .. }, _) | (_, Some(Standing::Down)) => Standing::Down,
+            (Link::Lost { down: true, .. }, _) | (_, Some(Continuity::Down)) => Continuity::Down,
             (Link::Up, Some(told)) => self.silence.limit(told),
-            (Link::Lost { .. }, _) if !self.reached_before => Standing::Connecting,
-            _ => Standing::Recovering,
+            (Link::Lost { .. }, _) if !self.reached_before => Continuity::Connecting,
+            _ => Continuity::Recovering,
         }
     }
 
     /// Where the other plane says that it stands.
-    pub(crate) fn standing_there(&self) -> Option<Standing> {
+    pub(crate) fn continuity_there(&self) -> Option<Continuity> {
         self.told
     }
 
@@ -106,8 +106,8 @@ impl Mirror {
     }
 
     /// The other plane says where the stream stands.
-    pub(crate) fn told(&mut self, standing: Standing) {
-        self.told = Some(standing);
+    pub(crate) fn told(&mut self, continuity: Continuity) {
+        self.told = Some(continuity);
     }
 
     /// Nothing of its state is here any more.
@@ -117,8 +117,8 @@ impl Mirror {
     }
 
     /// A whole state came, of this life. True if it is another than that of the state before.
-    pub(crate) fn loaded(&mut self, standing: Standing, life: Epoch) -> bool {
-        self.told = Some(standing);
+    pub(crate) fn loaded(&mut self, continuity: Continuity, life: Epoch) -> bool {
+        self.told = Some(continuity);
         if life == Epoch::UNKNOWN {
             return false; // the other plane knows nothing either
         }
@@ -153,26 +153,26 @@ mod tests {
         let cursor = Cursor { epoch: Epoch::from_raw(1), sequence: 1 };
         let mut mirror = Mirror::new(Duration::from_secs(10), at(0));
         mirror.reached(cursor, cursor);
-        mirror.told(Standing::Live);
-        assert_eq!(mirror.standing(), Standing::Live);
+        mirror.told(Continuity::Live);
+        assert_eq!(mirror.continuity(), Continuity::Live);
         mirror.silent(at(2));
-        assert_eq!(mirror.standing(), Standing::Recovering);
+        assert_eq!(mirror.continuity(), Continuity::Recovering);
         // What was sent before the silence, and is read in it, proves nothing.
-        mirror.told(Standing::Live);
+        mirror.told(Continuity::Live);
         mirror.moved(cursor);
-        assert_eq!(mirror.standing(), Standing::Recovering);
+        assert_eq!(mirror.continuity(), Continuity::Recovering);
         mirror.tick(at(12));
-        assert_eq!(mirror.standing(), Standing::Down);
+        assert_eq!(mirror.continuity(), Continuity::Down);
         mirror.proven(at(13));
-        assert_eq!((mirror.standing(), mirror.counters().silences), (Standing::Live, 1));
+        assert_eq!((mirror.continuity(), mirror.counters().silences), (Continuity::Live, 1));
         // Nothing better than what the other plane says.
-        mirror.told(Standing::Recovering);
+        mirror.told(Continuity::Recovering);
         mirror.silent(at(20));
         mirror.proven(at(21));
-        assert_eq!(mirror.standing(), Standing::Recovering);
-        mirror.told(Standing::Live);
+        assert_eq!(mirror.continuity(), Continuity::Recovering);
+        mirror.told(Continuity::Live);
         mirror.silent(at(30));
         mirror.reached(cursor, cursor);
-        assert_eq!(mirror.standing(), Standing::Live, "an answer is a proof");
+        assert_eq!(mirror.continuity(), Continuity::Live, "an answer is a proof");
     }
 }

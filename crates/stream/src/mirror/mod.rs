@@ -2,8 +2,8 @@
 //!
 //! Every entry of the other plane becomes one entry here, with its epoch and its numbers. So a subscriber's
 //! cursor is good at both planes. Nothing is concluded here: the copy sets what it receives, and compares the
-//! digest of the result and the number of its last transition with what it receives of them. What does not fit
-//! voids the copy; then it needs a snapshot.
+//! digest of the result and the number of its last transition with what it receives of them. What does not
+//! fit voids the copy; then it needs a snapshot.
 //!
 //! ```text
 //!             chunk, chunk, …, last                     entry
@@ -12,7 +12,8 @@
 //!    └───────────────────────────────────────────┘
 //! ```
 //!
-//! [`link`] says where the stream stands: what the other plane says, and nothing better than what the way to it allows.
+//! [`link`] says where the stream stands: what the other plane says, and nothing better than what the way to
+//! it allows.
 
 mod link;
 mod snapshot;
@@ -20,7 +21,7 @@ mod snapshot;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_core::{Continuity as Standing, Cursor, LEVELS, Resumption, StateDigest, TrustState};
+use kvplane_core::{Continuity, Cursor, LEVELS, Resumption, StateDigest, TrustState};
 
 use crate::change::{Change, StoredBlock};
 use crate::ledger::Group;
@@ -32,7 +33,7 @@ pub use snapshot::{MirrorSnapshot, MirroredState};
 
 /// An entry, as another plane sent it.
 #[derive(Debug)]
-pub struct ToldEntry {
+pub struct MirrorEntry {
     /// Its life and number.
     pub cursor: Cursor,
     /// The engine's own number of the batch.
@@ -46,7 +47,7 @@ pub struct ToldEntry {
     /// From where on everything is known, sent with the trust.
     pub known_from: Option<u64>,
     /// Where the stream stands after it, where that changed.
-    pub standing: Option<Standing>,
+    pub continuity: Option<Continuity>,
     /// Digest of the resident state after it.
     pub digest: StateDigest,
     /// How old the proof was that the engine is there, when the other plane recorded this.
@@ -61,7 +62,7 @@ pub struct ToldEntry {
 
 /// Blocks of a snapshot that have everything but themselves in common.
 #[derive(Debug)]
-pub struct ToldBlocks {
+pub struct MirrorBlocks {
     /// Where they lie; `None` for holes that others build on.
     pub place: Option<Arc<Place>>,
     /// Tokens per block.
@@ -74,22 +75,22 @@ pub struct ToldBlocks {
 
 /// A part of a snapshot.
 #[derive(Debug)]
-pub struct ToldChunk {
+pub struct MirrorChunk {
     /// From 0.
     pub index: u32,
     /// Parents before children, over all chunks.
-    pub blocks: Vec<ToldBlocks>,
+    pub blocks: Vec<MirrorBlocks>,
     /// On the last one.
-    pub end: Option<ToldEnd>,
+    pub end: Option<MirrorEnd>,
 }
 
 /// What a snapshot says besides its blocks.
 #[derive(Debug)]
-pub struct ToldEnd {
+pub struct MirrorEnd {
     /// What the state is worth.
     pub trust: TrustState,
     /// Where the stream stood.
-    pub standing: Standing,
+    pub continuity: Continuity,
     /// The engine's own number at the cut.
     pub engine_sequence: Option<u64>,
     /// From where on everything is known.
@@ -155,7 +156,7 @@ impl From<Refusal> for Misfit {
 }
 
 /// What a block is, where it was sent.
-pub(crate) fn chain_as_told(
+pub(crate) fn mirrored_chain(
     block: &StoredBlock,
     block_size: u32,
     attributes: &Arc<Attributes>,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvplane_core::{Cursor, Epoch};
 
-use super::{Misfit, ToldBlocks, ToldChunk, ToldEnd, chain_as_told};
+use super::{MirrorBlocks, MirrorChunk, MirrorEnd, Misfit, mirrored_chain};
 use crate::change::{StoredBlock, Transition};
 use crate::ledger::{Groups, Snapshot};
 use crate::options::Semantics;
@@ -25,7 +25,7 @@ pub struct MirrorSnapshot {
     state: State,
     semantics: Semantics,
     untranslatable: bool,
-    end: Option<ToldEnd>,
+    end: Option<MirrorEnd>,
 }
 
 /// A whole state, found right.
@@ -35,7 +35,7 @@ pub struct MirroredState {
     transitions: Vec<Transition>,
     pub(crate) state: State,
     pub(crate) untranslatable: bool,
-    pub(crate) end: ToldEnd,
+    pub(crate) end: MirrorEnd,
 }
 
 impl MirroredState {
@@ -54,7 +54,7 @@ impl MirrorSnapshot {
     }
 
     /// Takes the next chunk. True when it was the last, and the state is right.
-    pub fn chunk(&mut self, cursor: Cursor, chunk: ToldChunk) -> Result<bool, Misfit> {
+    pub fn chunk(&mut self, cursor: Cursor, chunk: MirrorChunk) -> Result<bool, Misfit> {
         if cursor.epoch != self.cursor.epoch {
             return Err(Misfit::Epoch);
         }
@@ -79,19 +79,19 @@ impl MirrorSnapshot {
         }
     }
 
-    fn add(&mut self, told: &ToldBlocks) -> Result<(), Misfit> {
+    fn add(&mut self, told: &MirrorBlocks) -> Result<(), Misfit> {
         let place = match &told.place {
             None => None,
-            Some(place) => Some(self.state.places.place_as_told(place).ok_or(Misfit::Budget)?),
+            Some(place) => Some(self.state.places.mirrored_place(place).ok_or(Misfit::Budget)?),
         };
         for block in &told.blocks {
             let slot = self.state.slot_for(block.hash)?;
             if let Some(wide) = &block.wide {
                 self.state.set_wide(block.hash, wide);
             }
-            if let Some(chain) = chain_as_told(block, told.block_size, &told.attributes) {
+            if let Some(chain) = mirrored_chain(block, told.block_size, &told.attributes) {
                 check(block)?;
-                self.state.define_as_told(slot, chain, &mut Vec::new())?;
+                self.state.define_mirrored(slot, chain, &mut Vec::new())?;
             }
             match place {
                 Some(place) => self.state.set_copies(slot, place, block.copies),
@@ -108,7 +108,7 @@ impl MirrorSnapshot {
     /// The state, once the last chunk came; `None` before. Takes its time.
     pub fn finish(mut self) -> Option<MirroredState> {
         let end = self.end?;
-        let groups = Groups::as_told(end.groups.clone());
+        let groups = Groups::reported(end.groups.clone());
         self.state.places.set_main(groups.main_group());
         let mut image = Image::default();
         self.state.begin_cut(CUT);
@@ -122,7 +122,7 @@ impl MirrorSnapshot {
             known_from: end.known_from,
             age: end.age,
             trust: end.trust.clone(),
-            standing: end.standing,
+            continuity: end.continuity,
             last_event_id: end.last_event_id,
             digest: end.digest,
             untranslatable: self.untranslatable,

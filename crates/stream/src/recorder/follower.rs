@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use kvplane_core::Continuity as Standing;
+use kvplane_core::Continuity;
 
 use crate::clock::Now;
-use crate::continuity::{Action, Continuity, Counters, Sequenced};
 use crate::drain::Drain;
 use crate::handed::Handed;
 use crate::mirror::Mirror;
 use crate::relay::Relay;
+use crate::sequencer::{Action, Counters, Sequenced, Sequencer};
 
 #[derive(Debug)]
 pub(super) enum Follower {
     /// A socket that the engine publishes on, perhaps with a replay socket beside it.
-    Published(Box<Continuity>),
+    Published(Box<Sequencer>),
     /// A read-once buffer.
     Drained(Box<Drain>),
     /// A server that keeps a stream of numbered batches.
@@ -39,8 +39,8 @@ macro_rules! each {
 }
 
 impl Follower {
-    pub(super) fn standing(&self) -> Standing {
-        each!(self, machine => machine.standing())
+    pub(super) fn continuity(&self) -> Continuity {
+        each!(self, machine => machine.continuity())
     }
 
     pub(super) fn counters(&self) -> Counters {

@@ -24,7 +24,8 @@ impl Recorder {
         })
     }
 
-    /// Events under one number, the first of which may be any; without one, under the next. Returns the number.
+    /// Events under one number, the first of which may be any; without one, under the next. Returns the
+    /// number.
     pub fn hand_events(
         &mut self,
         now: Now,

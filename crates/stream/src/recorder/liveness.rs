@@ -1,9 +1,9 @@
 //! How recently the engine of a stream was proven to be there.
 //!
-//! A path that falls silent (link down, host gone, no RST) looks like an idle engine. So a source keeps asking (ZMTP
-//! PING, HTTP/2 PING, a drain, a question to another plane) and says for which moment it has proof:
-//! everything that the engine had published by then has been fed to the recorder. A stream whose proof is older
-//! than `max_silence` is *stale*: it is `recovering`, and nothing of it is credited.
+//! A path that falls silent (link down, host gone, no RST) looks like an idle engine. So a source keeps
+//! asking (ZMTP PING, HTTP/2 PING, a drain, a question to another plane) and says for which moment it has
+//! proof: everything that the engine had published by then has been fed to the recorder. A stream whose proof
+//! is older than `max_silence` is *stale*: it is `recovering`, and nothing of it is credited.
 
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ impl Liveness {
         }
     }
 
-    /// When the proof that there is will be too old. Never, if it is already: only another proof changes that.
+    /// When the proof that there is will be too old. Never, if it is already: only another proof changes
+    /// that.
     pub(super) fn stale_at(&self) -> Duration {
         let at = self.proven_at.filter(|_| !self.stale).zip(self.max_silence);
         at.map_or(Duration::MAX, |(at, max)| at.saturating_add(max))
@@ -67,8 +68,8 @@ impl Recorder {
         self.settle(now);
     }
 
-    /// [`Self::prove`] where nothing follows from it, which is nearly always: true if that was so, and nothing else has
-    /// changed. Else nothing has changed at all.
+    /// [`Self::prove`] where nothing follows from it, which is nearly always: true if that was so, and
+    /// nothing else has changed. Else nothing has changed at all.
     pub fn prove_quietly(&mut self, now: Now, at: Duration) -> bool {
         let is_quiet = !self.liveness.stale && self.follower.proven_quietly(now);
         if is_quiet {

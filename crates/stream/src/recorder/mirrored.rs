@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
-use kvplane_core::{Continuity as Standing, Cursor, Epoch, is_caught_up};
+use kvplane_core::{Continuity, Cursor, Epoch, is_caught_up};
 use kvplane_wire::Dialect;
 
 use super::follower::Follower;
 use super::{Happening, Recorder};
 use crate::clock::Now;
-use crate::continuity::EpochCause;
-use crate::mirror::{Mirror, MirroredState, Misfit, ToldEntry};
+use crate::mirror::{Mirror, MirrorEntry, MirroredState, Misfit};
 use crate::options::JournalOptions;
+use crate::sequencer::EpochCause;
 
 impl Recorder {
-    /// A recorder of a stream that another plane records. Out of its reach for longer than `down_after` is `down`.
+    /// A recorder of a stream that another plane records. Out of its reach for longer than `down_after` is
+    /// `down`.
     pub fn of_mirror(down_after: Duration, keep: JournalOptions, rank: u32, now: Now) -> Self {
         let mirror = Mirror::new(down_after, now);
         let mut recorder =
@@ -35,8 +36,8 @@ impl Recorder {
     /// Whether it is current, and credited here if it is there: see [`is_caught_up`].
     pub fn is_caught_up(&self) -> bool {
         let Follower::Mirrored(mirror) = &self.follower else { return false };
-        let there = mirror.standing_there();
-        there.is_some_and(|there| is_caught_up(mirror.is_current(), there, self.standing()))
+        let there = mirror.continuity_there();
+        there.is_some_and(|there| is_caught_up(mirror.is_current(), there, self.continuity()))
     }
 
     /// Where the other plane goes on; `None`: with a snapshot.
@@ -64,30 +65,30 @@ impl Recorder {
 
     /// A whole state came.
     pub fn load(&mut self, now: Now, state: MirroredState) {
-        let standing = state.end.standing;
+        let continuity = state.end.continuity;
         self.ledger.load(state);
         let (epoch, cursor) = (self.ledger.epoch(), self.ledger.cursor());
         let mut another_life = false;
         self.mirror(now, |mirror| {
-            another_life = mirror.loaded(standing, epoch);
+            another_life = mirror.loaded(continuity, epoch);
             mirror.moved(cursor);
         });
         if another_life {
-            self.happenings.push(Happening::Epoch(epoch, EpochCause::Told));
+            self.happenings.push(Happening::Epoch(epoch, EpochCause::Upstream));
         }
     }
 
     /// The next entry came. After an error everything is void.
-    pub fn told(&mut self, now: Now, entry: ToldEntry) -> Result<(), Misfit> {
-        let standing = entry.standing;
-        if let Err(misfit) = self.ledger.apply_told(entry) {
+    pub fn told(&mut self, now: Now, entry: MirrorEntry) -> Result<(), Misfit> {
+        let continuity = entry.continuity;
+        if let Err(misfit) = self.ledger.apply_mirrored(entry) {
             self.void(now, Some(misfit));
             return Err(misfit);
         }
         let cursor = self.ledger.cursor();
         self.mirror(now, |mirror| {
-            if let Some(standing) = standing {
-                mirror.told(standing);
+            if let Some(continuity) = continuity {
+                mirror.told(continuity);
             }
             mirror.moved(cursor);
         });
@@ -95,8 +96,8 @@ impl Recorder {
     }
 
     /// The other plane says where the stream stands, without an entry.
-    pub fn told_standing(&mut self, now: Now, standing: Standing) {
-        self.mirror(now, |mirror| mirror.told(standing));
+    pub fn mirror_continuity(&mut self, now: Now, continuity: Continuity) {
+        self.mirror(now, |mirror| mirror.told(continuity));
     }
 
     fn mirror(&mut self, now: Now, input: impl FnOnce(&mut Mirror)) {

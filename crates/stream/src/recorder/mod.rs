@@ -15,24 +15,28 @@ mod liveness;
 mod mirrored;
 mod published;
 mod relayed;
+mod remembered;
 mod silence;
 
 use std::time::Duration;
 
-use kvplane_core::{Continuity as Standing, Epoch, Reason, Trust};
+use kvplane_core::{Continuity, Epoch, Reason, Trust};
 use kvplane_wire::{Decoder, Dialect};
 
 use crate::clock::Now;
-use crate::continuity::{Action, Continuity, Counters, EpochCause, Options};
 use crate::drain::{Drain, DrainOptions};
+use crate::flush::FlushId;
 use crate::interpreter::Interpreter;
 use crate::ledger::{Ledger, PassedOver};
+use crate::memory::Step;
 use crate::mirror::Misfit;
 use crate::options::JournalOptions;
 use crate::peer_dump::Position;
 use crate::relay::{Relay, RelayOptions};
+use crate::sequencer::{Action, Counters, EpochCause, Options, Sequenced, Sequencer};
 use follower::Follower;
 use liveness::{Liveness, Turn};
+use remembered::Records;
 
 /// What the driver has to ask the outside for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +61,7 @@ pub enum Ask {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Happening {
     /// The stream stands elsewhere.
-    Standing(Standing),
+    Continuity(Continuity),
     /// Answers are worth something else.
     Trust(Trust, Option<Reason>),
     /// A new epoch.
@@ -107,18 +111,22 @@ pub struct Recorder {
     misdirected: u64,
     /// Answers to older hints speak of another life's capacity.
     hints_from: u64,
-    last_standing: Standing,
+    last_continuity: Continuity,
     /// What had been counted when it was last live; its gaps, when a life began since.
     last_live: Counters,
     last_trust: (Trust, Option<Reason>),
     asks: Vec<Ask>,
     happenings: Vec<Happening>,
+    /// Where somebody keeps them.
+    records: Option<Records>,
+    /// Flushes that nobody watches any more.
+    lost_flushes: Vec<FlushId>,
 }
 
 impl Recorder {
     /// A recorder of what an engine publishes on a socket, which has heard nothing.
     pub fn new(follow: Options, keep: JournalOptions, rank: u32, now: Now) -> Self {
-        Self::of(Follower::Published(Box::new(Continuity::new(follow))), Dialect::Msgpack, keep, rank, now)
+        Self::of(Follower::Published(Box::new(Sequencer::new(follow))), Dialect::Msgpack, keep, rank, now)
     }
 
     /// A recorder of a buffer that is drained.
@@ -133,12 +141,16 @@ impl Recorder {
 
     fn of(follower: Follower, dialect: Dialect, keep: JournalOptions, rank: u32, now: Now) -> Self {
         let (interpreter, ledger) = Interpreter::with_ledger(keep, rank, now);
+        Self::with(follower, dialect, interpreter, ledger)
+    }
+
+    fn with(follower: Follower, dialect: Dialect, interpreter: Interpreter, ledger: Ledger) -> Self {
         Self {
             liveness: Liveness::default(),
             foreign_replays: 0,
             misdirected: 0,
             hints_from: 0,
-            last_standing: follower.standing(),
+            last_continuity: follower.continuity(),
             last_live: Counters::default(),
             last_trust: trust_of(&ledger),
             follower,
@@ -148,6 +160,8 @@ impl Recorder {
             decoder: Decoder::default(),
             asks: Vec::new(),
             happenings: Vec::new(),
+            records: None,
+            lost_flushes: Vec::new(),
         }
     }
 
@@ -172,10 +186,10 @@ impl Recorder {
     }
 
     /// Where the stream stands.
-    pub fn standing(&self) -> Standing {
-        match self.follower.standing() {
-            Standing::Live if self.is_stale() => Standing::Recovering,
-            standing => standing,
+    pub fn continuity(&self) -> Continuity {
+        match self.follower.continuity() {
+            Continuity::Live if self.is_stale() => Continuity::Recovering,
+            continuity => continuity,
         }
     }
 
@@ -217,13 +231,16 @@ impl Recorder {
     /// and did not before.
     pub fn describe_block_size(&mut self, block_size: u32, now: Now) -> bool {
         let news = self.interpreter.describe_block_size(&mut self.ledger, block_size, now);
+        self.note(now, || Step::BlockSize(block_size));
         self.settle(now);
         news
     }
 
-    /// The engine says whether it serves adapters that its events do not name. True if it does, and did not before.
+    /// The engine says whether it serves adapters that its events do not name. True if it does, and did not
+    /// before.
     pub fn describe_adapters(&mut self, untold: bool, now: Now) -> bool {
         let news = self.interpreter.describe_adapters(&mut self.ledger, untold, now);
+        self.note(now, || Step::Adapters(untold));
         self.settle(now);
         news
     }
@@ -234,8 +251,8 @@ impl Recorder {
         self.settle(now);
     }
 
-    /// The moment (monotonic) until which a tick changes nothing, unless something else is fed before. Streams that
-    /// follow an engine without trouble need no tick for most of the time.
+    /// The moment (monotonic) until which a tick changes nothing, unless something else is fed before.
+    /// Streams that follow an engine without trouble need no tick for most of the time.
     pub fn idle_until(&self) -> Duration {
         self.liveness.stale_at().min(self.follower.idle_until())
     }
@@ -243,6 +260,7 @@ impl Recorder {
     /// The stream was removed: everything that it held is let go of, as at the end of a life.
     pub fn remove(&mut self, now: Now) {
         self.interpreter.begin_epoch(&mut self.ledger, EpochCause::Removed, now);
+        self.note(now, || Step::NewEpoch(EpochCause::Removed));
     }
 
     fn settle(&mut self, now: Now) {
@@ -260,29 +278,10 @@ impl Recorder {
                     self.asks.push(Ask::Hint { id });
                 }
                 Action::Resubscribe => self.asks.push(Ask::Resubscribe),
-                Action::Apply(batch) => {
-                    let broken = match self.decoder.decode_as(self.dialect, &batch.payload) {
-                        Ok(decoded) => {
-                            if decoded.broken.is_none() {
-                                self.interpreter.apply(&mut self.ledger, batch.sequence, &decoded, now);
-                                let (sequence, digest) = (batch.sequence, batch.digest);
-                                self.ledger.set_position(Position { sequence, digest });
-                            }
-                            decoded.broken
-                        }
-                        Err(error) => Some(error),
-                    };
-                    if let Some(error) = broken {
-                        let (sequence, reason) = (batch.sequence, error.as_str());
-                        self.follower.undecodable(now, batch);
-                        let count = self.follower.counters().undecodable;
-                        if count.is_power_of_two() {
-                            self.happenings.push(Happening::Undecodable { sequence, reason, count });
-                        }
-                    }
-                }
+                Action::Apply(batch) => self.apply(batch, now),
                 Action::NewEpoch(cause) => {
                     self.interpreter.begin_epoch(&mut self.ledger, cause, now);
+                    self.note(now, || Step::NewEpoch(cause));
                     self.hints_from = u64::MAX;
                     // A gap between two lives is none that can be filled.
                     let Counters { gaps, gaps_unfilled, .. } = self.follower.counters();
@@ -291,25 +290,30 @@ impl Recorder {
                 }
                 action => {
                     heed((&mut self.interpreter, &mut self.ledger), &mut self.happenings, &action, now);
+                    if let Some(step) = Step::of(&action) {
+                        self.note(now, || step);
+                    }
                 }
             }
         }
+        self.note_order(now);
         if self.follower.counters().replays_foreign > self.foreign_replays {
             self.foreign_replays = self.follower.counters().replays_foreign;
             self.happenings.push(Happening::ForeignReplay);
         }
         self.happenings.extend(self.interpreter.take_passed_over().into_iter().map(Happening::PassedOver));
-        let standing = self.standing();
+        let continuity = self.continuity();
         // What another plane records has its entries alone: none is added here.
         let mirrored = self.is_mirror();
         if mirrored {
-            self.ledger.stand(standing);
-        } else if standing == Standing::Live {
+            self.ledger.stand(continuity);
+        } else if continuity == Continuity::Live && self.ledger.trust().has(Reason::Unheard) {
             self.ledger.lack_history(now);
+            self.note(now, || Step::LackHistory);
         }
-        if standing != self.last_standing {
-            self.last_standing = standing;
-            if standing == Standing::Live {
+        if continuity != self.last_continuity {
+            self.last_continuity = continuity;
+            if continuity == Continuity::Live {
                 let counters = self.follower.counters();
                 let before = std::mem::replace(&mut self.last_live, counters);
                 let batches = counters.replayed_batches - before.replayed_batches;
@@ -318,11 +322,48 @@ impl Recorder {
                 self.happenings.extend((batches > 0).then_some(Happening::CaughtUp { batches, gaps_filled }));
             }
             if !mirrored {
-                self.ledger.note_standing(standing);
+                self.ledger.note_continuity(continuity);
+                self.note(now, || Step::Continuity(continuity));
             }
-            self.happenings.push(Happening::Standing(standing));
+            self.happenings.push(Happening::Continuity(continuity));
         }
         self.note_trust();
+        if continuity == Continuity::Live && !self.lost_flushes.is_empty() {
+            self.take_lost_flushes().into_iter().for_each(|id| self.end_flush(id, now));
+        }
+    }
+
+    fn apply(&mut self, batch: Sequenced, now: Now) {
+        let (sequence, digest) = (batch.sequence, batch.digest);
+        let broken = match self.decoder.decode_as(self.dialect, &batch.payload) {
+            Ok(decoded) => {
+                if decoded.broken.is_none() {
+                    self.interpreter.apply(&mut self.ledger, sequence, &decoded, now);
+                    self.ledger.set_position(Position { sequence, digest });
+                }
+                decoded.broken
+            }
+            Err(error) => Some(error),
+        };
+        let Some(error) = broken else {
+            self.note(now, || Step::Batch { sequence, digest, payload: batch.payload });
+            return;
+        };
+        self.follower.undecodable(now, batch);
+        if self.follower.last_sequence() >= Some(sequence) {
+            // It keeps its place in line. Before anything that follows from that.
+            self.note(now, || Step::GivenUp { sequence, digest });
+        }
+        let count = self.follower.counters().undecodable;
+        if count.is_power_of_two() {
+            self.happenings.push(Happening::Undecodable { sequence, reason: error.as_str(), count });
+        }
+    }
+
+    /// An entry that says nothing: a consumer that is given a snapshot as batches needs one behind it.
+    pub fn note_nothing(&mut self) {
+        self.ledger.note_nothing();
+        self.note_alone(|| Step::Nothing);
     }
 
     fn note_trust(&mut self) {

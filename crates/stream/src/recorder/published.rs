@@ -6,55 +6,57 @@ use kvplane_wire::Event;
 use super::Recorder;
 use super::follower::Follower;
 use crate::clock::Now;
-use crate::continuity::Continuity;
+use crate::memory::Step;
+use crate::sequencer::Sequencer;
 
 impl Recorder {
     /// The live socket is connected (again).
     pub fn connected(&mut self, now: Now) {
-        self.published(now, |continuity| continuity.connected(now));
+        self.published(now, |sequencer| sequencer.connected(now));
     }
 
     /// The live socket lost its peer.
     pub fn disconnected(&mut self, now: Now) {
-        self.published(now, |continuity| continuity.disconnected(now));
+        self.published(now, |sequencer| sequencer.disconnected(now));
     }
 
     /// Some peer of a shared, bound socket came or went.
     pub fn recheck(&mut self, now: Now) {
-        self.published(now, |continuity| continuity.recheck(now));
+        self.published(now, |sequencer| sequencer.recheck(now));
     }
 
     /// A live frame arrived.
     pub fn live(&mut self, now: Now, sequence: u64, payload: Bytes) {
         if sequence == 0 && self.begins_with_a_clear(&payload) {
-            self.published(now, |continuity| continuity.began(now, payload));
+            self.published(now, |sequencer| sequencer.began(now, payload));
         } else {
-            self.published(now, |continuity| continuity.live(now, sequence, payload));
+            self.published(now, |sequencer| sequencer.live(now, sequence, payload));
         }
     }
 
     /// The replay socket sent a batch.
     pub fn replayed(&mut self, now: Now, id: u64, sequence: u64, payload: Bytes) {
-        self.published(now, |continuity| continuity.replayed(now, id, sequence, payload));
+        self.published(now, |sequencer| sequencer.replayed(now, id, sequence, payload));
     }
 
     /// The replay ended; `complete` if its end marker was seen.
     pub fn replay_ended(&mut self, now: Now, id: u64, complete: bool) {
-        self.published(now, |continuity| continuity.replay_ended(now, id, complete));
+        self.published(now, |sequencer| sequencer.replay_ended(now, id, complete));
     }
 
     /// The answer to [`Ask::Hint`](super::Ask::Hint): start time in milliseconds, usable device blocks.
     pub fn hint(&mut self, now: Now, id: u64, start_time_ms: Option<u64>, capacity: Option<u64>) {
         if capacity.is_some() && id >= self.hints_from {
             self.interpreter.set_capacity(capacity);
+            self.note(now, || Step::Capacity(capacity));
         }
-        self.published(now, |continuity| continuity.hint(now, id, start_time_ms));
+        self.published(now, |sequencer| sequencer.hint(now, id, start_time_ms));
     }
 
     /// Whether there is a replay socket to ask. Takes effect with the next question.
     pub fn offer_replay(&mut self, offered: bool) {
-        if let Follower::Published(continuity) = &mut self.follower {
-            continuity.offer_replay(offered);
+        if let Follower::Published(sequencer) = &mut self.follower {
+            sequencer.offer_replay(offered);
         } else {
             self.misdirect("published");
         }
@@ -67,9 +69,9 @@ impl Recorder {
         })
     }
 
-    fn published(&mut self, now: Now, input: impl FnOnce(&mut Continuity)) {
-        if let Follower::Published(continuity) = &mut self.follower {
-            input(continuity);
+    fn published(&mut self, now: Now, input: impl FnOnce(&mut Sequencer)) {
+        if let Follower::Published(sequencer) = &mut self.follower {
+            input(sequencer);
             self.settle(now);
         } else {
             self.misdirect("published");

@@ -4,10 +4,11 @@ use kvplane_wire::smg::SnapshotChunk;
 
 use super::{Phase, Relay};
 use crate::clock::Now;
-use crate::continuity::{Action, EpochCause, Sequenced};
+use crate::sequencer::{Action, EpochCause, Sequenced};
 
 impl Relay {
-    /// The next part of a state. The first one replaces everything, and nothing is settled before the last one.
+    /// The next part of a state. The first one replaces everything, and nothing is settled before the last
+    /// one.
     pub(super) fn snapshot_part(&mut self, now: Now, chunk: SnapshotChunk, batch: Sequenced) {
         let expected = match self.phase {
             Phase::Snapshot { parts, of } => (parts, of, self.last.and_then(|last| last.checked_add(1))),
@@ -43,7 +44,7 @@ impl Relay {
         };
     }
 
-    /// Parts that are none, or do not go together.
+    /// Malformed parts, or parts that do not go together.
     pub(super) fn start_over(&mut self) {
         self.counters.refused += 1;
         self.void(EpochCause::NothingToAsk);

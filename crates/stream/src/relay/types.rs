@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvplane_core::Trouble;
 
-use crate::continuity::OnGap;
+use crate::sequencer::OnGap;
 
 /// How a relayed stream is followed.
 #[derive(Debug, Clone)]

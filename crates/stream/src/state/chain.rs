@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::memory::{allocation, slot_cost};
 use super::{Refusal, SlotId, State};
+use crate::persist::{persist, persist_enum};
 
 /// Block sizes at which one block may be known: more than any engine has groups of different sizes.
 const MAX_CHAINS: usize = 16;
@@ -21,9 +22,14 @@ pub enum Parent {
     Block(u64),
 }
 
-/// A block's extra keys, as sent. Behind a thin pointer: nearly no block has any, and every block has room for it.
+persist_enum!(Parent { Root = 0, Block(hash) = 1 });
+
+/// A block's extra keys, as sent. Behind a thin pointer: nearly no block has any, and every block has room
+/// for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExtraKeys(Arc<Box<[OwnedExtraKey]>>);
+
+persist!(ExtraKeys(_));
 
 impl std::ops::Deref for ExtraKeys {
     type Target = [OwnedExtraKey];
@@ -51,6 +57,8 @@ pub struct Attributes {
     /// Tokens are bigrams: two ids per position.
     pub bigrams: bool,
 }
+
+persist!(Attributes { lora_id, lora_name, cache_salt, bigrams });
 
 impl Attributes {
     /// Whether nothing separates such blocks from others with the same tokens.
@@ -99,6 +107,8 @@ pub struct Chain {
     pub content: u64,
 }
 
+persist!(Chain { block_size, parent, tokens, attributes, extra_keys, attached, content });
+
 impl Chain {
     /// Estimated bytes of its own allocations.
     pub(super) fn cost(&self) -> usize {
@@ -136,7 +146,7 @@ pub(crate) fn keys_cost(keys: &[OwnedExtraKey]) -> usize {
 
 /// Which blocks are sent to consumers that know one block size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ToldSize {
+pub(crate) enum VisibleSize {
     /// All: there is one size.
     Any,
     /// Those of the main group's size; none while that is not known.
@@ -147,11 +157,12 @@ pub(crate) enum ToldSize {
 pub(crate) type Attached = (SlotId, u32);
 
 impl State {
-    /// The chain of a block that is sent to consumers that know one block size: it reaches the start of its prompt.
-    pub(crate) fn told_chain(&self, slot: SlotId, size: ToldSize) -> Option<&Chain> {
+    /// The chain of a block that is sent to consumers that know one block size: it reaches the start of its
+    /// prompt.
+    pub(crate) fn visible_chain(&self, slot: SlotId, size: VisibleSize) -> Option<&Chain> {
         match size {
-            ToldSize::Any => self.attached_chain(slot),
-            ToldSize::Only(size) => self.chain(slot, size?).filter(|chain| chain.attached),
+            VisibleSize::Any => self.attached_chain(slot),
+            VisibleSize::Only(size) => self.chain(slot, size?).filter(|chain| chain.attached),
         }
     }
 
@@ -171,8 +182,8 @@ impl State {
         self.slots[slot as usize].chains.iter().find(|chain| chain.attached)
     }
 
-    /// Records what a block is, unless that is known. Blocks that waited for it are attached; their slots are appended
-    /// to `attached`, parents first.
+    /// Records what a block is, unless that is known. Blocks that waited for it are attached; their slots are
+    /// appended to `attached`, parents first.
     pub(crate) fn define(
         &mut self,
         slot: SlotId,
@@ -205,7 +216,7 @@ impl State {
     /// Records what a block is, as another plane says: whether it is attached, and to what content, is taken
     /// from there, since that plane may know ancestors that are not known here. Blocks that waited for it are
     /// attached.
-    pub(crate) fn define_as_told(
+    pub(crate) fn define_mirrored(
         &mut self,
         slot: SlotId,
         told: Chain,
@@ -300,7 +311,8 @@ impl State {
         }
     }
 
-    /// The chain's parent is attached (or it begins a prompt): so is it. Its salt is known now, and with it its hash.
+    /// The chain's parent is attached (or it begins a prompt): so is it. Its salt is known now, and with it
+    /// its hash.
     fn attach_one(&mut self, slot: SlotId, at: usize, parent: Option<SlotId>) {
         self.link(slot, at, parent);
         let chain = &mut self.slots[slot as usize].chains[at];
@@ -363,8 +375,9 @@ impl State {
         }
     }
 
-    /// Walks up from a block to the start of its prompt and collects the ancestors that `place` does not hold, nearest
-    /// first. Stops early where the rest is known to be held. `budget` bounds the walk over a whole batch.
+    /// Walks up from a block to the start of its prompt and collects the ancestors that `place` does not
+    /// hold, nearest first. Stops early where the rest is known to be held. `budget` bounds the walk over a
+    /// whole batch.
     pub(crate) fn missing_ancestors(
         &mut self,
         from: u64,

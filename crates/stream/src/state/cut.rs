@@ -1,8 +1,8 @@
 //! A consistent picture of the state, taken a few slots at a time while batches go on being applied.
 //!
-//! Beginning a cut fixes its moment. Until it is complete, a caller that is about to change a slot that has not been
-//! visited yet first saves what it looked like ([`State::touch`]). So the picture is exactly the state at the cut's
-//! moment, and nobody waits for more than one step of it.
+//! Beginning a cut fixes its moment. Until it is complete, a caller that is about to change a slot that has
+//! not been visited yet first saves what it looked like ([`State::touch`]). So the picture is exactly the
+//! state at the cut's moment, and nobody waits for more than one step of it.
 
 use std::sync::Arc;
 
@@ -80,7 +80,8 @@ impl State {
             }
         }
         cut.next = end;
-        // What changed before it was visited was saved then. Handed out with each step, so that it does not pile up.
+        // What changed before it was visited was saved then. Handed out with each step, so that it does not
+        // pile up.
         blocks.append(&mut cut.saved);
         if end < cut.limit {
             self.cut = Some(cut);

@@ -4,8 +4,8 @@ use super::chain::inherit_salt;
 use super::{Chain, Parent, SlotId, State};
 
 impl State {
-    /// Adds tokens, names and keys to a block of which only the content is known. False if they do not fit it: then
-    /// nothing changes.
+    /// Adds tokens, names and keys to a block of which only the content is known. False if they do not fit
+    /// it: then nothing changes.
     pub(crate) fn fill(&mut self, slot: SlotId, mut said: Chain) -> bool {
         let chains = &self.slots[slot as usize].chains;
         let Some(at) = chains.iter().position(|chain| chain.block_size == said.block_size) else {

@@ -117,14 +117,16 @@ impl State {
         self.beside = bytes;
     }
 
-    /// Whether one more slot would exceed the limit; a table that is full doubles, and the old one is there meanwhile.
+    /// Whether one more slot would exceed the limit; a table that is full doubles, and the old one is there
+    /// meanwhile.
     pub(super) fn is_full(&self) -> bool {
         let grows = self.index.len() == self.index.capacity() && self.index.len() > 1024;
         let growth = if grows { table::<u64, SlotId>(2 * self.index.capacity()) } else { 0 };
         self.bytes() + growth >= self.limits.max_bytes
     }
 
-    /// The sum of what all blocks allocate, counted anew. For tests: it is what was counted as they came and went.
+    /// The sum of what all blocks allocate, counted anew. For tests: it is what was counted as they came and
+    /// went.
     #[doc(hidden)]
     pub fn recounted_bytes(&self) -> usize {
         let slots: usize = self.slots.iter().map(slot_cost).sum();

@@ -6,24 +6,26 @@
 //! ```
 //!
 //! A *place* is (medium, locality, ownership, group). Dropping everything in a place is one increment of its
-//! generation. A slot without valid holdings is a *ghost*: it stays while attached children need it to be reachable
-//! (a hole in a chain), and after a loss, so that later stores can prove it held again. Ghosts that nobody needs are
-//! swept a few at a time, when room is short.
+//! generation. A slot without valid holdings is a *ghost*: it stays while attached children need it to be
+//! reachable (a hole in a chain), and after a loss, so that later stores can prove it held again. Ghosts that
+//! nobody needs are swept a few at a time, when room is short.
 
 mod chain;
 mod cut;
 mod fill;
 mod memory;
 mod place;
+mod revive;
 mod slot;
 mod waiting;
 
-pub(crate) use chain::{Attached, ToldSize, keys_cost, own_keys};
+pub(crate) use chain::{Attached, VisibleSize, keys_cost, own_keys};
 pub use chain::{Attributes, Chain, ExtraKeys, Parent};
 pub use cut::{BlockImage, CutAborted, HoldingImage, Image};
 pub(crate) use place::{MainGroup, PlaceName};
 pub use place::{Place, PlaceId};
 
+use crate::persist::persist;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
@@ -41,13 +43,15 @@ use waiting::Waiting;
 pub(crate) type SlotId = u32;
 
 /// The bounds of a state.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Estimated bytes of everything that is kept: the dictionary, tokens, keys and names.
     pub max_bytes: usize,
     /// Blocks that may wait for an unknown parent, and as many again of which nothing but the hash is known.
     pub max_waiting: usize,
 }
+
+persist!(Limits { max_bytes, max_waiting });
 
 impl Default for Limits {
     fn default() -> Self {
@@ -74,6 +78,8 @@ pub(crate) struct Changed {
     pub(crate) everything: bool,
 }
 
+persist!(Changed { wanted, blocks, everything });
+
 /// The dictionary and the residency of one life of one stream.
 #[derive(Debug)]
 pub struct State {
@@ -83,7 +89,8 @@ pub struct State {
     free: Vec<SlotId>,
     pub(crate) places: Places,
     waiting: Waiting,
-    /// Slots that came to be held in places other than the engine's own on its device; some of them no longer are.
+    /// Slots that came to be held in places other than the engine's own on its device; some of them no longer
+    /// are.
     elsewhere: Vec<SlotId>,
     /// Digests that were sent as bytes, by their 64 bits; empty for streams with integer hashes.
     wide: SeededMap<u64, Arc<[u8]>>,
@@ -96,13 +103,24 @@ pub struct State {
     may_have_cycles: bool,
     /// Entries that were made since circles were last looked for.
     made: usize,
-    /// Rises whenever a block that others build on stops being held: proofs of whole chains made before are void.
+    /// Rises whenever a block that others build on stops being held: proofs of whole chains made before are
+    /// void.
     hole_version: u32,
     sweep_at: usize,
     cut: Option<Cut>,
     pub(crate) changed: Changed,
     pub(crate) hasher: ContentHasher,
 }
+
+persist!(State {
+    slots, free, places, waiting, elsewhere, wide, beside, may_have_cycles, made, hole_version, sweep_at, changed;
+    limits: Limits::default(),
+    index: SeededMap::default(),
+    attributes: Shared::default(),
+    own: 0,
+    cut: None,
+    hasher: ContentHasher::default(),
+});
 
 impl State {
     /// An empty one.
@@ -149,7 +167,8 @@ impl State {
         self.waiting.len()
     }
 
-    /// Blocks of which nothing but the hash is known, in every place that holds them: held, and credited to nobody.
+    /// Blocks of which nothing but the hash is known, in every place that holds them: held, and credited to
+    /// nobody.
     pub fn unjoined(&self) -> u64 {
         self.places.unjoined()
     }
@@ -295,8 +314,13 @@ impl State {
         self.places.iter().all(|(id, place)| these(place) || self.places.blocks(id) == 0)
     }
 
-    /// The blocks that consumers without groups see in a tier only because of the places that `these` accepts.
-    pub(crate) fn visible_only_in(&self, size: ToldSize, these: impl Fn(&Place) -> bool) -> Vec<(Tier, u64)> {
+    /// The blocks that consumers without groups see in a tier only because of the places that `these`
+    /// accepts.
+    pub(crate) fn visible_only_in(
+        &self,
+        size: VisibleSize,
+        these: impl Fn(&Place) -> bool,
+    ) -> Vec<(Tier, u64)> {
         let mut found = Vec::new();
         let holding = |(id, place): (PlaceId, &Arc<Place>)| {
             (self.places.blocks(id) > 0 && these(place)).then(|| (place.is_main(), place.is_own_device()))
@@ -313,7 +337,7 @@ impl State {
             if any_device { (0..self.slots.len() as SlotId).collect() } else { self.slots_elsewhere() };
         for id in slots {
             let slot = &self.slots[id as usize];
-            if !slot.in_use || self.told_chain(id, size).is_none() {
+            if !slot.in_use || self.visible_chain(id, size).is_none() {
                 continue;
             }
             for tier in Tier::ALL {
@@ -410,7 +434,8 @@ impl State {
         }
     }
 
-    /// Lets go of a slot that nothing holds and nobody builds on, and of ancestors that were kept only for it.
+    /// Lets go of a slot that nothing holds and nobody builds on, and of ancestors that were kept only for
+    /// it.
     pub(crate) fn release(&mut self, id: SlotId) {
         let mut open: SmallVec<[SlotId; 4]> = SmallVec::new();
         open.push(id);

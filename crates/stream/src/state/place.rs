@@ -9,11 +9,14 @@ use smallvec::SmallVec;
 
 use super::memory::{allocation, table};
 use super::slot::Holding;
+use crate::persist::{Damaged, Persist, Source, persist};
 use crate::seeded::{Seeded, SeededMap};
 
 /// A place's number within its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PlaceId(pub(super) u16);
+
+persist!(PlaceId(_));
 
 /// Where copies of blocks lie, in the engine's own words and in ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,7 +82,7 @@ impl Place {
     }
 
     /// The place that another plane names. Which tier a medium is, it may know better.
-    pub fn as_told(
+    pub fn reported(
         tier: Tier,
         [medium, locality, ownership]: [Option<&str>; 3],
         group: Option<u32>,
@@ -104,8 +107,8 @@ impl Place {
         }
     }
 
-    /// Whether a peer's protocol that knows neither groups nor owners may hear of it: a tier that we know, of the
-    /// group whose blocks are whole prefixes.
+    /// Whether a peer's protocol that knows neither groups nor owners may hear of it: a tier that we know, of
+    /// the group whose blocks are whole prefixes.
     pub fn is_main(&self) -> bool {
         self.is_main
     }
@@ -128,12 +131,14 @@ impl Place {
         allocation(std::mem::size_of::<Self>() + 16) + texts.sum::<usize>()
     }
 
-    /// Whether what lies here can be reused: a tier that we know, on the engine's own machine, of no other owner.
+    /// Whether what lies here can be reused: a tier that we know, on the engine's own machine, of no other
+    /// owner.
     pub(crate) fn is_ours(&self) -> bool {
         self.is_ours
     }
 
-    /// Whether a store here proves that the blocks before it are held: the request that computed it holds them.
+    /// Whether a store here proves that the blocks before it are held: the request that computed it holds
+    /// them.
     pub fn proves_ancestors(&self) -> bool {
         self.proves_ancestors
     }
@@ -165,6 +170,8 @@ pub(crate) struct MainGroup {
     pub(crate) is_only: bool,
 }
 
+persist!(MainGroup { group, is_only });
+
 impl MainGroup {
     fn includes(self, group: Option<u32>) -> bool {
         group == self.group || (self.is_only && group.is_none())
@@ -182,6 +189,38 @@ struct Known {
     digest: StateDigest,
 }
 
+persist!(Known { place, generation, blocks, copies, unjoined, digest });
+
+/// What a place is good for follows from its name and kind, but for which group is the main one.
+impl Persist for Place {
+    fn save(&self, out: &mut Vec<u8>) {
+        let Self { tier, medium, locality, ownership, group, spec_kind, sliding_window, is_main, .. } = self;
+        tier.save(out);
+        for name in [medium, locality, ownership, spec_kind] {
+            name.save(out);
+        }
+        group.save(out);
+        sliding_window.save(out);
+        is_main.save(out);
+    }
+
+    fn load(from: &mut Source<'_>) -> Result<Self, Damaged> {
+        let tier = Persist::load(from)?;
+        let mut name = || <Option<Box<str>>>::load(from);
+        let (medium, locality) = (name()?, name()?);
+        let (ownership, spec_kind) = (name()?, name()?);
+        let (group, sliding_window) = (Persist::load(from)?, Persist::load(from)?);
+        let name = PlaceName {
+            medium: medium.as_deref(),
+            locality: locality.as_deref(),
+            ownership: ownership.as_deref(),
+            group,
+        };
+        let place = Self::in_tier(tier, name, spec_kind.as_deref(), sliding_window);
+        Ok(Self { is_main: Persist::load(from)?, ..place })
+    }
+}
+
 /// All places of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
@@ -197,6 +236,8 @@ pub(crate) struct Places {
     /// Until it is known, no place is a main one.
     main: Option<MainGroup>,
 }
+
+persist!(Places { known, unjoined, elsewhere, names, main; by_name: SeededMap::default() });
 
 impl Places {
     /// More places than any engine has; what is beyond is an attack or a defect.
@@ -246,8 +287,8 @@ impl Places {
         place
     }
 
-    /// The place that a store names, made if need be, with what the store says of its group. `None` when there are
-    /// absurdly many.
+    /// The place that a store names, made if need be, with what the store says of its group. `None` when
+    /// there are absurdly many.
     pub(crate) fn place_for(
         &mut self,
         name: PlaceName<'_>,
@@ -268,7 +309,7 @@ impl Places {
     }
 
     /// The place that another plane names, as it describes it.
-    pub(crate) fn place_as_told(&mut self, told: &Arc<Place>) -> Option<PlaceId> {
+    pub(crate) fn mirrored_place(&mut self, told: &Arc<Place>) -> Option<PlaceId> {
         let Some(id) = self.find(told.name()) else { return self.make(told.clone()) };
         let told = self.fitted(told.clone());
         if *self.get(id) != told {
@@ -304,6 +345,33 @@ impl Places {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PlaceId, &Arc<Place>)> {
         self.known.iter().enumerate().map(|(at, known)| (PlaceId(at as u16), &known.place))
+    }
+
+    /// Makes loaded places findable again.
+    pub(super) fn revive(&mut self) -> Result<(), Damaged> {
+        if self.known.len() > Self::MAX {
+            return Err(Damaged("too many places"));
+        }
+        for at in 0..self.known.len() {
+            let hash = Seeded::default().hash_one(self.known[at].place.name());
+            self.by_name.entry(hash).or_default().push(at as u16);
+        }
+        Ok(())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// A place's number, and what it adds to a digest; `None` if there is no such place.
+    pub(super) fn numbered(&self, id: PlaceId) -> Option<(usize, PlaceSeed)> {
+        let number = usize::from(id.0);
+        self.known.get(number).map(|known| (number, known.place.seed))
+    }
+
+    /// Whether each place holds what its digest and its number of copies say.
+    pub(super) fn agree(&self, found: &[(StateDigest, u64)]) -> bool {
+        self.known.iter().zip(found).all(|(known, found)| (known.digest, known.copies) == *found)
     }
 
     pub(super) fn generation(&self, id: PlaceId) -> u32 {

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::chain::Chain;
 use super::place::PlaceId;
+use crate::persist::{Damaged, Persist, Source, persist};
 
 /// Copies of a block in one place.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +19,8 @@ pub(super) struct Holding {
     /// The place's generation when it was recorded; void once the place has moved on.
     pub(super) generation: u32,
 }
+
+persist!(Holding { place, copies, covers, generation });
 
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -32,6 +35,8 @@ pub(super) struct Slot {
     pub(super) chains: SmallVec<[Chain; 1]>,
     pub(super) holdings: SmallVec<[Holding; 1]>,
 }
+
+persist!(Slot { hash, in_use, children, intact, chains, holdings; stamp: 0 });
 
 impl Slot {
     pub(super) fn new(hash: u64, stamp: u32) -> Self {
@@ -51,8 +56,8 @@ impl Slot {
     }
 }
 
-/// All slots. They lie in pieces of one size: growing copies nothing, and never takes twice the memory. Only the first piece
-/// begins small, for streams that hold next to nothing.
+/// All slots. They lie in pieces of one size: growing copies nothing, and never takes twice the memory. Only
+/// the first piece begins small, for streams that hold next to nothing.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     pieces: Vec<Vec<Slot>>,
@@ -100,6 +105,23 @@ impl Slots {
             piece.truncate(rest);
         }
         self.len = self.len.min(len);
+    }
+}
+
+/// In their order: they are found by their numbers.
+impl Persist for Slots {
+    fn save(&self, out: &mut Vec<u8>) {
+        let Self { pieces, len } = self;
+        (*len as u64).save(out);
+        pieces.iter().flatten().for_each(|slot| slot.save(out));
+    }
+
+    fn load(from: &mut Source<'_>) -> Result<Self, Damaged> {
+        let mut slots = Self::default();
+        for _ in 0..u64::load(from)? {
+            slots.push(Slot::load(from)?);
+        }
+        Ok(slots)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::SlotId;
 use super::memory::table;
+use crate::persist::persist;
 use crate::seeded::SeededMap;
 
 /// A block that waits, and the block size at which it does.
@@ -14,6 +15,8 @@ pub(super) struct Waiting {
     /// Where in its parent's list each is: there may be very many of one parent, and they leave one by one.
     places: SeededMap<(u64, Waiter), u32>,
 }
+
+persist!(Waiting { by_parent, places });
 
 impl Waiting {
     pub(super) fn len(&self) -> usize {
@@ -53,8 +56,11 @@ impl Waiting {
         list
     }
 
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Waiter> + use<> {
-        std::mem::take(self).by_parent.into_values().flatten()
+    /// All that wait, in an order that does not depend on the process: slots are given back in it.
+    pub(super) fn take_all(&mut self) -> Vec<Waiter> {
+        let mut all: Vec<Waiter> = std::mem::take(self).by_parent.into_values().flatten().collect();
+        all.sort_unstable();
+        all
     }
 
     /// A slot has another number.

@@ -45,13 +45,15 @@ fn snapshot(ledger: &mut Ledger) -> Snapshot {
     builder.finish()
 }
 
-/// How many requests of a recording took from the cache what was predicted for them, of how many; and what is left of trust.
+/// How many requests of a recording took from the cache what was predicted for them, of how many; and what is
+/// left of trust.
 fn predicted(name: &str) -> (usize, usize, Trust) {
     let mut recorder = recorder();
     recorder.ledger_mut().keep_fresh();
     let mut reader = Reader::default();
     let (mut right, mut asked) = (0, 0);
-    // A truth is the state before its own step, whose live lines come first: they wait until it has been asked.
+    // A truth is the state before its own step, whose live lines come first: they wait until it has been
+    // asked.
     let mut waiting: Vec<Value> = Vec::new();
     for line in lines(name) {
         match line["kind"].as_str().unwrap() {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kvplane_core::{Cursor, EngineKind};
 use kvplane_stream::{
-    Chain, Change, Entry, JournalOptions, Ledger, Loss, MirrorSnapshot, Misfit, Now, Recorder, Semantics,
-    Snapshot, StoredBlock, ToldBlocks, ToldChunk, ToldEnd, ToldEntry,
+    Chain, Change, Entry, JournalOptions, Ledger, Loss, MirrorBlocks, MirrorChunk, MirrorEnd, MirrorEntry,
+    MirrorSnapshot, Misfit, Now, Recorder, Semantics, Snapshot, StoredBlock,
 };
 
 const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
@@ -54,7 +54,7 @@ impl Copy {
 
     fn entries(&mut self, entries: &[Arc<Entry>]) {
         for entry in entries {
-            if let Err(misfit) = self.mirror.told(NOW, told_entry(entry)) {
+            if let Err(misfit) = self.mirror.told(NOW, mirror_entry(entry)) {
                 assert!(self.forgot && misfit == Misfit::EventIds, "{misfit}");
                 return;
             }
@@ -66,7 +66,7 @@ impl Copy {
         self.forgot = forgets(ledger, &snapshot);
         let mut mirrored =
             MirrorSnapshot::new(snapshot.cursor, JournalOptions::default().state, self.semantics);
-        for chunk in told_chunks(&snapshot) {
+        for chunk in mirror_chunks(&snapshot) {
             mirrored.chunk(snapshot.cursor, chunk).unwrap();
         }
         self.mirror.load(NOW, mirrored.finish().unwrap());
@@ -87,12 +87,12 @@ pub fn take(ledger: &mut Ledger) -> Snapshot {
 }
 
 /// An entry, as it is sent.
-pub fn told_entry(entry: &Entry) -> ToldEntry {
+pub fn mirror_entry(entry: &Entry) -> MirrorEntry {
     let without_elsewhere = |change: &Change| match change {
         Change::Dropped { reason, .. } => Change::Dropped { reason: *reason, elsewhere: Vec::new() },
         other => other.clone(),
     };
-    ToldEntry {
+    MirrorEntry {
         age: entry.age,
         cursor: Cursor { epoch: entry.epoch, sequence: entry.sequence },
         engine_sequence: entry.engine_sequence,
@@ -100,7 +100,7 @@ pub fn told_entry(entry: &Entry) -> ToldEntry {
         changes: entry.changes.iter().map(without_elsewhere).collect(),
         trust: entry.trust.clone(),
         known_from: entry.trust.as_ref().and(entry.known_from),
-        standing: entry.standing,
+        continuity: entry.continuity,
         digest: entry.digest,
         last_event_id: entry.next_event_id() - 1,
         units: entry.resumption.as_ref().map(|resumption| resumption.units),
@@ -109,22 +109,22 @@ pub fn told_entry(entry: &Entry) -> ToldEntry {
 }
 
 /// A snapshot, as it is sent: two blocks at a time.
-pub fn told_chunks(snapshot: &Snapshot) -> Vec<ToldChunk> {
-    let blocks: Vec<ToldBlocks> =
-        snapshot.parents_first().iter().flat_map(|&at| told_block(snapshot, at)).collect();
+pub fn mirror_chunks(snapshot: &Snapshot) -> Vec<MirrorChunk> {
+    let blocks: Vec<MirrorBlocks> =
+        snapshot.parents_first().iter().flat_map(|&at| mirror_block(snapshot, at)).collect();
     let mut chunks = Vec::new();
     let mut blocks = blocks.into_iter().peekable();
     while blocks.peek().is_some() {
         let index = chunks.len() as u32;
-        chunks.push(ToldChunk { index, blocks: blocks.by_ref().take(2).collect(), end: None });
+        chunks.push(MirrorChunk { index, blocks: blocks.by_ref().take(2).collect(), end: None });
     }
     if chunks.is_empty() {
-        chunks.push(ToldChunk { index: 0, blocks: Vec::new(), end: None });
+        chunks.push(MirrorChunk { index: 0, blocks: Vec::new(), end: None });
     }
-    chunks.last_mut().unwrap().end = Some(ToldEnd {
+    chunks.last_mut().unwrap().end = Some(MirrorEnd {
         age: snapshot.age,
         trust: snapshot.trust.clone(),
-        standing: snapshot.standing,
+        continuity: snapshot.continuity,
         engine_sequence: snapshot.engine_sequence,
         known_from: snapshot.known_from,
         digest: snapshot.digest,
@@ -137,12 +137,12 @@ pub fn told_chunks(snapshot: &Snapshot) -> Vec<ToldChunk> {
     chunks
 }
 
-fn told_block(snapshot: &Snapshot, at: u32) -> Vec<ToldBlocks> {
+fn mirror_block(snapshot: &Snapshot, at: u32) -> Vec<MirrorBlocks> {
     let image = &snapshot.image.blocks[at as usize];
     let (chain, others) = snapshot.chains_of(image);
     let holdings = image.holdings.iter().map(|holding| (Some(holding.place), holding.copies));
     let hole = image.holdings.is_empty().then_some((None, 0));
-    let one = |chain: Option<&Chain>, (place, copies): (Option<u16>, u32)| ToldBlocks {
+    let one = |chain: Option<&Chain>, (place, copies): (Option<u16>, u32)| MirrorBlocks {
         place: place.map(|place| snapshot.image.places[usize::from(place)].clone()),
         block_size: chain.map_or(0, |chain| chain.block_size),
         attributes: chain.map_or_else(Arc::default, |chain| chain.attributes.clone()),

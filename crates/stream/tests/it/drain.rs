@@ -1,4 +1,5 @@
-//! Any history of a drained buffer: what the drain hands out is one life without a hole, or it said so before.
+//! Any history of a drained buffer: what the drain hands out is one life without a hole, or it said so
+//! before.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -6,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvplane_core::{Continuity as Standing, Reason};
+use kvplane_core::{Continuity, Reason};
 use kvplane_stream::{Action, Drain, DrainFailure, DrainOptions, DrainedPart, EpochCause, Now, OnGap};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -116,15 +117,15 @@ impl World {
         }
         self.settle();
         self.in_doubt &= events.is_empty();
-        let settled = if self.in_doubt { Standing::Recovering } else { Standing::Live };
-        assert_eq!(self.drain.standing(), settled);
+        let settled = if self.in_doubt { Continuity::Recovering } else { Continuity::Live };
+        assert_eq!(self.drain.continuity(), settled);
     }
 
     fn fail(&mut self, failure: DrainFailure) {
         let now = self.now();
         self.drain.failed(now, failure);
         self.settle();
-        assert_ne!(self.drain.standing(), Standing::Live);
+        assert_ne!(self.drain.continuity(), Continuity::Live);
     }
 
     fn settle(&mut self) {
@@ -179,8 +180,8 @@ impl World {
             Step::Steal => self.engine.buffer.clear(),
             Step::Outage => self.fail(DrainFailure::Unreached),
             Step::Restart(events) => {
-                // A thief that takes exactly the events that would have shown the new life is not in the model: nothing
-                // could show it.
+                // A thief that takes exactly the events that would have shown the new life is not in the
+                // model: nothing could show it.
                 self.engine.restart(*events);
                 self.fail(DrainFailure::Unreached);
                 self.drain();
@@ -280,10 +281,10 @@ fn a_lost_answer_leaves_a_doubt_until_the_next_event() {
     let mut world = small(100);
     world.run(&Step::LoseAnswer);
     world.drain();
-    assert_eq!(world.drain.standing(), Standing::Recovering, "it may have told of removals");
+    assert_eq!(world.drain.continuity(), Continuity::Recovering, "it may have told of removals");
     world.engine.emit(1);
     world.drain();
-    assert_eq!(world.drain.standing(), Standing::Live);
+    assert_eq!(world.drain.continuity(), Continuity::Live);
     assert!(world.known.lost.is_empty(), "the numbers show that nothing was in it");
 }
 
@@ -357,12 +358,12 @@ fn nothing_ever_is_a_named_state_until_something_comes() {
 fn unanswered_for_long_is_down_and_comes_back() {
     let mut world = small(100);
     world.fail(DrainFailure::Unreached);
-    assert_eq!(world.drain.standing(), Standing::Recovering);
+    assert_eq!(world.drain.continuity(), Continuity::Recovering);
     world.now += Duration::from_secs(11);
     world.run(&Step::Tick);
-    assert_eq!(world.drain.standing(), Standing::Down);
+    assert_eq!(world.drain.continuity(), Continuity::Down);
     world.drain();
-    assert_eq!(world.drain.standing(), Standing::Live);
+    assert_eq!(world.drain.continuity(), Continuity::Live);
 }
 
 #[test]
@@ -381,11 +382,11 @@ fn a_silence_ends_with_the_next_answer() {
     world.drain();
     let now = world.now();
     world.drain.silent(now);
-    assert_eq!(world.drain.standing(), Standing::Recovering);
+    assert_eq!(world.drain.continuity(), Continuity::Recovering);
     world.drain();
-    assert_eq!(world.drain.standing(), Standing::Live);
+    assert_eq!(world.drain.continuity(), Continuity::Live);
     let now = world.now();
     world.drain.silent(now);
     world.drain.proven(now);
-    assert_eq!((world.drain.standing(), world.drain.counters().silences), (Standing::Live, 2));
+    assert_eq!((world.drain.continuity(), world.drain.counters().silences), (Continuity::Live, 2));
 }

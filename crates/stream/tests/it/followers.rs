@@ -1,4 +1,5 @@
-//! Two kinds of consumers: a replica that sets what it is told, and a reader of transitions that counts nothing.
+//! Two kinds of consumers: a replica that sets what it is told, and a reader of transitions that counts
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

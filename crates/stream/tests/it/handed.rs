@@ -47,7 +47,8 @@ fn ask(recorder: &Recorder, start: u64) -> Option<Answer> {
     recovery.from_window(WORKER, Numbering::Batches, &recorder.ledger().window())
 }
 
-/// The numbers of what is told from `start` on, with `c` for a clear, and the number of blocks of anything else.
+/// The numbers of what is told from `start` on, with `c` for a clear, and the number of blocks of anything
+/// else.
 fn told(recorder: &Recorder, start: u64) -> Vec<(u64, String)> {
     let Some(Answer::Events { events, .. }) = ask(recorder, start) else { panic!("not in the window") };
     let told = |data: &KvCacheEventData| match data {
@@ -231,7 +232,7 @@ fn an_input_of_another_kind_of_source_is_counted_and_reported() {
     let mut recorder = recorder();
     recorder.hand_events(NOW, None, &[store(1)]).unwrap();
     recorder.take_happenings();
-    let before = recorder.standing();
+    let before = recorder.continuity();
     recorder.connected(NOW);
     recorder.drain_answered(NOW, 1, 0);
     recorder.relay_subscribed(NOW, 0);
@@ -243,5 +244,5 @@ fn an_input_of_another_kind_of_source_is_counted_and_reported() {
     // Neither do they, nor the silence of a source that there is none of, change anything.
     recorder.silent(NOW);
     recorder.proven(NOW);
-    assert_eq!((recorder.standing(), recorder.counters().silences), (before, 0));
+    assert_eq!((recorder.continuity(), recorder.counters().silences), (before, 0));
 }

@@ -1,4 +1,5 @@
-//! What makes equal tokens different blocks: names that are inherited, keys that are left out, and hashes that tell all the same.
+//! What makes equal tokens different blocks: names that are inherited, keys that are left out, and hashes
+//! that tell all the same.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -16,6 +16,7 @@ mod model;
 mod offload;
 mod reader;
 mod relay;
+mod restarts;
 mod rig;
 mod silence;
 

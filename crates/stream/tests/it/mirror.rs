@@ -1,17 +1,18 @@
-//! Any history of a ledger, told to another plane over a link that is cut, doubled and damaged: at every entry the copy
-//! is what the ledger was there, with its numbers, its trust and its transitions; whoever follows the copy misses nothing.
+//! Any history of a ledger, told to another plane over a link that is cut, doubled and damaged: at every
+//! entry the copy is what the ledger was there, with its numbers, its trust and its transitions; whoever
+//! follows the copy misses nothing.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::copy::{forgets, take, told_chunks, told_entry};
+use crate::copy::{forgets, mirror_chunks, mirror_entry, take};
 use crate::followers::Replica;
-use kvplane_core::{Continuity as Standing, Cursor, EngineKind, Reason, StateDigest, TrustState};
+use kvplane_core::{Continuity, Cursor, EngineKind, Reason, StateDigest, TrustState};
 use kvplane_stream::{
-    Change, Entry, EpochCause, Interpreter, JournalOptions, Ledger, Loss, MirrorSnapshot, Misfit, Now,
-    Recorder, Semantics, Snapshot, ToldEntry, Transition,
+    Change, Entry, EpochCause, Interpreter, JournalOptions, Ledger, Loss, MirrorEntry, MirrorSnapshot,
+    Misfit, Now, Recorder, Semantics, Snapshot, Transition,
 };
 use kvplane_wire::encode::{Profile, encode_batch};
 use kvplane_wire::{Decoder, OwnedEvent, OwnedExtraKey, OwnedHash, OwnedRemoved, OwnedStored};
@@ -31,7 +32,7 @@ enum Op {
     KnownFrom,
     Degrade(Reason),
     Resolve(Reason),
-    Stand(Standing),
+    Stand(Continuity),
     /// So many messages arrive.
     Deliver(usize),
     /// The subscription ends, and begins again with the cursor.
@@ -164,8 +165,8 @@ struct World {
     replica: Replica,
     /// What was done to messages, and not found out yet.
     hurt: Option<Damage>,
-    /// The copy began with a snapshot that does not have everything that is known of blocks that nobody holds. Then it may
-    /// see that blocks become visible in another order.
+    /// The copy began with a snapshot that does not have everything that is known of blocks that nobody
+    /// holds. Then it may see that blocks become visible in another order.
     forgot: bool,
 }
 
@@ -222,12 +223,12 @@ impl World {
             Op::KnownFrom => self.ledger.lack_history_before(self.next_sequence, self.now),
             Op::Degrade(reason) => self.ledger.degrade_source(*reason, self.now),
             Op::Resolve(reason) => self.ledger.resolve_source(*reason),
-            Op::Stand(standing) => self.ledger.note_standing(*standing),
+            Op::Stand(continuity) => self.ledger.note_continuity(*continuity),
             Op::Deliver(count) => self.deliver(*count),
             Op::Cut => {
                 self.hurt = None;
                 self.mirror.lost(self.now);
-                assert_ne!(self.mirror.standing(), Standing::Live);
+                assert_ne!(self.mirror.continuity(), Continuity::Live);
                 self.connect();
             }
             Op::Damage(damage) => self.damage = Some(*damage),
@@ -275,7 +276,7 @@ impl World {
         for entry in entries {
             let Phase::Tail(cursor) = &mut self.phase else { return };
             cursor.sequence = entry.sequence;
-            let mut told = told_entry(&entry);
+            let mut told = mirror_entry(&entry);
             if let Some(done) = self.damage.take() {
                 self.hurt = Some(done);
                 match done {
@@ -307,7 +308,7 @@ impl World {
             self.mirror.void(self.now, None);
         }
         let mut mirrored = MirrorSnapshot::new(cursor, JournalOptions::default().state, self.semantics);
-        let chunks = told_chunks(&snapshot);
+        let chunks = mirror_chunks(&snapshot);
         let last = chunks.len() - 1;
         for (at, chunk) in chunks.into_iter().enumerate() {
             assert_eq!(mirrored.chunk(cursor, chunk), Ok(at == last));
@@ -335,7 +336,7 @@ impl World {
             assert_eq!(in_order(&ours.transitions), in_order(&self.transitions[&key]));
         }
         assert_eq!(ours.trust, entry.trust);
-        assert_eq!(ours.standing, entry.standing);
+        assert_eq!(ours.continuity, entry.continuity);
     }
 
     /// Lets everything arrive.
@@ -353,11 +354,11 @@ impl World {
         assert_eq!(ours.engine_sequence(), theirs.engine_sequence());
         assert_eq!(ours.state().digest(), theirs.state().digest());
         assert_eq!(ours.last_event_id(), theirs.last_event_id());
-        let standing = take(&mut self.ledger).standing;
-        assert_eq!(self.mirror.standing(), standing);
+        let continuity = take(&mut self.ledger).continuity;
+        assert_eq!(self.mirror.continuity(), continuity);
         let (ours, theirs) = (take(self.mirror.ledger_mut()), take(&mut self.ledger));
         assert_eq!(visible(&ours), visible(&theirs));
-        assert_eq!(ours.standing, standing);
+        assert_eq!(ours.continuity, continuity);
     }
 }
 
@@ -388,7 +389,7 @@ fn visible(snapshot: &Snapshot) -> BTreeMap<u64, u64> {
 }
 
 /// One copy more than there is.
-fn damage(told: &mut ToldEntry) {
+fn damage(told: &mut MirrorEntry) {
     for change in &mut told.changes {
         if let Change::Stored(stored) = change
             && let Some(block) = stored.blocks.first_mut()
@@ -419,7 +420,8 @@ fn event() -> impl Strategy<Value = Event> {
 fn op() -> impl Strategy<Value = Op> {
     let reason =
         || prop_oneof![Just(Reason::Relay), Just(Reason::EventsDisabled), Just(Reason::UnknownEvent)];
-    let standing = prop_oneof![Just(Standing::Live), Just(Standing::Recovering), Just(Standing::Down)];
+    let continuity =
+        prop_oneof![Just(Continuity::Live), Just(Continuity::Recovering), Just(Continuity::Down)];
     prop_oneof![
         12 => prop::collection::vec(event(), 1..4).prop_map(Op::Batch),
         1 => Just(Op::Gap),
@@ -428,7 +430,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::KnownFrom),
         1 => reason().prop_map(Op::Degrade),
         1 => reason().prop_map(Op::Resolve),
-        1 => standing.prop_map(Op::Stand),
+        1 => continuity.prop_map(Op::Stand),
         8 => (1..6usize).prop_map(Op::Deliver),
         2 => Just(Op::Cut),
         1 => prop_oneof![Just(Damage::Lost), Just(Damage::Copies)].prop_map(Op::Damage),
@@ -464,7 +466,7 @@ fn a_snapshot_whose_numbers_leave_no_room_is_refused() {
     let load = |cursor: Cursor, last_event_id: u64| {
         let limits = JournalOptions::default().state;
         let mut mirrored = MirrorSnapshot::new(cursor, limits, Semantics::default());
-        let mut chunk = told_chunks(&snapshot).pop().unwrap();
+        let mut chunk = mirror_chunks(&snapshot).pop().unwrap();
         chunk.end.as_mut().unwrap().last_event_id = last_event_id;
         mirrored.chunk(cursor, chunk)
     };
@@ -479,16 +481,16 @@ fn a_snapshot_whose_numbers_leave_no_room_is_refused() {
     }
 }
 
-/// What another plane calls live is credited here once the first proof has arrived, and no sooner: until then the copy is
-/// complete and not ready to be asked.
+/// What another plane calls live is credited here once the first proof has arrived, and no sooner: until then
+/// the copy is complete and not ready to be asked.
 #[test]
 fn a_copy_is_caught_up_once_what_is_live_there_is_live_here() {
     let mut world = World::new(EngineKind::Vllm, 4, None);
     world.mirror.bound_silence(Duration::from_secs(2));
-    world.run(&Op::Stand(Standing::Recovering));
+    world.run(&Op::Stand(Continuity::Recovering));
     world.run(&Op::Deliver(usize::MAX));
     assert!(world.mirror.is_caught_up(), "nothing is live there: there is nothing to wait for");
-    world.run(&Op::Stand(Standing::Live));
+    world.run(&Op::Stand(Continuity::Live));
     world.run(&Op::Deliver(usize::MAX));
     assert!(world.mirror.is_current() && !world.mirror.is_caught_up());
     world.mirror.prove(world.now, world.now.mono);

@@ -1,5 +1,5 @@
-//! Somebody who knows of a stream what its entries say, and answers how much of a prompt its engine can go on from: what the
-//! index does, slow and plain.
+//! Somebody who knows of a stream what its entries say, and answers how much of a prompt its engine can go on
+//! from: what the index does, slow and plain.
 
 use std::collections::HashMap;
 use std::sync::Arc;

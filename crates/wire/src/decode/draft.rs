@@ -160,9 +160,9 @@ impl<'f> Draft<'f> {
     }
 }
 
-/// A store with no more than six fields by position, each of its usual type and for each hash its tokens: what
-/// `TokenSpeed` and `SGLang` without a salt send. `SGLang` did so page by page for long, which is why the way
-/// here is short. `None` for anything else, with some of it read.
+/// A store with no more than six fields by position, each of its usual type and for each hash its tokens:
+/// what `TokenSpeed` and `SGLang` without a salt send. `SGLang` did so page by page for long, which is why
+/// the way here is short. `None` for anything else, with some of it read.
 pub(super) fn usual_store<'f>(
     reader: &mut Reader<'f>,
     fields: usize,

@@ -1,8 +1,8 @@
 //! What TensorRT-LLM says of images and other items in a prompt.
 //!
-//! It has two ways: `mm_keys`, a list of items per block, and texts in the place of token ids, each the digest
-//! of the item that covers the position. Both become extra keys of their block, so that blocks with equal
-//! tokens and different images are different blocks. A text's position keeps id 0.
+//! It has two ways: `mm_keys`, a list of items per block, and texts in the place of token ids, each the
+//! digest of the item that covers the position. Both become extra keys of their block, so that blocks with
+//! equal tokens and different images are different blocks. A text's position keeps id 0.
 
 use std::ops::Range;
 

@@ -50,8 +50,9 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What [`run`](Self::run) is to [`u32s`](Self::u32s). Nearly always a pair begins with the id that the one
-    /// before it ended with. Then its width is known without a look at it, and pairs cost little more than ids.
+    /// What [`run`](Self::run) is to [`u32s`](Self::u32s). Nearly always a pair begins with the id that the
+    /// one before it ended with. Then its width is known without a look at it, and pairs cost little more
+    /// than ids.
     #[inline]
     fn run_of_pairs(&mut self, most: usize, out: &mut Vec<u32>) -> usize {
         /// The head of an array of two.

@@ -42,7 +42,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if include "kvplane.tlsSecret" . }}https{{ else }}http{{ end -}}
 {{- end -}}
 
+{{- /* Not empty where kvplane asks the API server. */ -}}
+{{- define "kvplane.watches" -}}
+{{- if or .Values.discovery .Values.picker.enabled -}}true{{- end -}}
+{{- end -}}
+
 {{- define "kvplane.checks" -}}
+{{- if and .Values.picker.enabled (not .Values.picker.pool) -}}
+{{- fail "picker.enabled needs picker.pool, the name of the InferencePool" -}}
+{{- end -}}
 {{- if not (or .Values.auth.tokens .Values.auth.insecure) -}}
 {{- fail "kvplane would listen beyond loopback without keys: set auth.tokens, or auth.insecure=true on a network that you trust" -}}
 {{- end -}}
@@ -87,6 +95,30 @@ file = "/etc/kvplane/tokens/{{ .name }}/token"
 {{ $key }} = {{ $value | int64 }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- $release := .Release.Namespace }}
+{{- range .Values.discovery }}
+
+[[discover]]
+kind = "kubernetes"
+namespace = {{ default $release .namespace | quote }}
+{{- range $key, $value := omit . "namespace" }}
+{{- if kindIs "string" $value }}
+{{ $key }} = {{ $value | quote }}
+{{- else }}
+{{ $key }} = {{ $value | int64 }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if .Values.picker.enabled }}
+
+[picker]
+listen = "0.0.0.0:{{ .Values.picker.port }}"
+health = "0.0.0.0:{{ .Values.picker.health }}"
+# Gateways send no token.
+open = true
+self_signed = {{ .Values.picker.selfSigned }}
+pool = { name = {{ .Values.picker.pool | quote }}, namespace = {{ .Release.Namespace | quote }} }
 {{- end }}
 {{- with .Values.config }}
 

@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 pub(super) const MODEL: &str = "sim";
 /// All engines generate the same reply to the same prompt, so that two fleets can be given one workload.
 const SEED: u64 = 0;
-/// Tokens that an engine has room for: some ten of the made-up conversations, a fifth of those that are under way.
+/// Tokens that an engine has room for: some ten of the made-up conversations, a fifth of those that are under
+/// way.
 const ROOM: usize = 12 << 10;
 /// The same for recorded requests, of which one may have over a hundred thousand tokens.
 pub(super) const ROOM_FOR_TRACES: usize = 1 << 20;
@@ -64,7 +65,8 @@ impl Fleet {
             model: MODEL.to_owned(),
             block_size: TRTLLM_BLOCK_SIZE,
             levels: vec![room / TRTLLM_BLOCK_SIZE],
-            // Parts of blocks are in nobody's answer: an engine that reuses them serves more than was predicted.
+            // Parts of blocks are in nobody's answer: an engine that reuses them serves more than was
+            // predicted.
             partial_reuse: false,
             seed: SEED,
             ..TrtConfig::default()
@@ -123,7 +125,7 @@ impl Engine {
         result.with_context(|| format!("{} cannot serve {} tokens", self.name, prompt.len()))
     }
 
-    /// The number of the last batch or event that it told; none before the first.
+    /// The number of the last batch or event that it published; none before the first.
     pub(super) fn last_told(&self) -> Option<u64> {
         let next = match &self.sim {
             Sim::Published(sim) => sim.next_sequence(0),

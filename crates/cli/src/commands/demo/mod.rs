@@ -1,8 +1,8 @@
 //! `kvplane demo`: the tour.
 //!
-//! Simulated engines of every kind and one plane, with real sockets between them. Conversations are routed by asking
-//! the plane (`POST /v1/query`). A second fleet gets the same requests round robin, and a third by a plain consumer of
-//! events. In between things go wrong, one after the other.
+//! Simulated engines of every kind and one plane, with real sockets between them. Conversations are routed by
+//! asking the plane (`POST /v1/query`). A second fleet gets the same requests round robin, and a third by a
+//! plain consumer of events. In between things go wrong, one after the other.
 //!
 //! ```text
 //!  workload ──┬─> tour ── query ──> plane <── events ── fleet     ledger: predicted = delivered?
@@ -124,7 +124,7 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), Failure> {
     Ok(verdict?)
 }
 
-/// Says where to look. Beside a summary for programs it is for whoever watches.
+/// Prints where to look. With a JSON summary it goes to stderr, for a person who watches.
 fn greet(view: &mut View, plane: &ServedPlane, silent: bool) {
     let dashboard = format!("dashboard  {}/", plane.url());
     if silent {
@@ -171,7 +171,7 @@ async fn summarise(tour: &mut Tour, halted: Option<Halt>) -> Summary {
             }
             Err(halt) => Some(halt),
         };
-        // In a tour that ended early the plane may not have been told of it yet.
+        // In a tour that ended early the plane may not know of it yet.
         if complete && failure.is_none() {
             failure = not_shown.and_then(Halt::failure);
         }

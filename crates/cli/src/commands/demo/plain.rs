@@ -1,5 +1,5 @@
-//! A plain consumer: what somebody believes who subscribes to an engine's events and applies them as they come, without asking
-//! what came before, whether one is missing, or whose they are.
+//! A plain consumer: what somebody believes who subscribes to an engine's events and applies them as they
+//! come, without asking what came before, whether one is missing, or whose they are.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;

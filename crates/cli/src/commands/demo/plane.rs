@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use http::Method;
 use kvplane_core::{Continuity, Trust};
-use kvplane_ingest::{Plane, PlaneOptions, Remark, Stream, StreamStatus};
-use kvplane_server::{Options, Service};
+use kvplane_ingest::{PlaneOptions, Remark, Stream, StreamStatus};
+use kvplane_server::Options;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Halt;
 use super::fleet::{Engine, Held, MODEL};
+use crate::app::App;
 use crate::args::KeyArgs;
 use crate::commands::http_client;
 use crate::version::COMMIT;
@@ -29,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// A plane and its servers.
 pub(super) struct ServedPlane {
-    plane: Arc<Plane>,
+    app: App,
     url: String,
     pub(super) grpc: SocketAddr,
     key: KeyArgs,
@@ -97,16 +98,16 @@ pub(super) enum Agreement {
 impl ServedPlane {
     /// A plane without engines, on free loopback ports.
     pub(super) async fn start(stop: CancellationToken) -> anyhow::Result<Self> {
-        let plane = Plane::start(Vec::new(), &PlaneOptions::default()).context("cannot start the plane")?;
         let http = TcpListener::bind("127.0.0.1:0").await.context("cannot listen on loopback")?;
         let grpc = TcpListener::bind("127.0.0.1:0").await.context("cannot listen on loopback")?;
         let url = format!("http://{}", http.local_addr().context("http")?);
         let grpc_address = grpc.local_addr().context("grpc")?;
         let ends = CancellationToken::new();
-        let service = Service::new(plane.clone(), Options { commit: COMMIT, ..Options::default() });
+        let options = Options { commit: COMMIT, ..Options::default() };
+        let (app, service) = App::start(&PlaneOptions::default(), options)?;
         let serving = kvplane_runtime::spawn("demo plane", service.run(http, grpc, ends.clone()));
         let key = KeyArgs { token_file: None, ca: None, cert: None, key: None };
-        Ok(Self { plane, url, grpc: grpc_address, key, ends, serving, stop })
+        Ok(Self { app, url, grpc: grpc_address, key, ends, serving, stop })
     }
 
     /// Where its HTTP server is, and the dashboard.
@@ -114,7 +115,7 @@ impl ServedPlane {
         &self.url
     }
 
-    /// Lets the last waits end by themselves: whoever has seen enough still wants the summary to be right.
+    /// Lets the last waits end by themselves: after an early end the summary must still be right.
     pub(super) fn finish(&mut self) {
         self.stop = CancellationToken::new();
     }
@@ -122,9 +123,8 @@ impl ServedPlane {
     /// Ends the servers and the plane.
     pub(super) async fn shutdown(self) -> anyhow::Result<()> {
         self.ends.cancel();
-        let _ = self.serving.await;
-        let plane = self.plane;
-        tokio::task::spawn_blocking(move || plane.shutdown()).await.context("the plane")
+        self.app.drain(self.serving).await;
+        self.app.close().await
     }
 
     /// Adds an engine, as `kvplane engines add` does.
@@ -132,7 +132,8 @@ impl ServedPlane {
         self.call(Method::POST, "/v1/engines", &engine.described()).await.map(drop)
     }
 
-    /// What each engine holds of a prompt, as `POST /v1/query` says it. Engines that are not credited are not among them.
+    /// What each engine holds of a prompt, as `POST /v1/query` says it. Engines that are not credited are not
+    /// among them.
     pub(super) async fn ask(&self, prompt: &[u32]) -> Result<BTreeMap<String, Prediction>, Halt> {
         let question = json!({ "model": MODEL, "token_ids": prompt, "all": true });
         let answer = self.call(Method::POST, "/v1/query", &question).await?;
@@ -151,7 +152,7 @@ impl ServedPlane {
         let path = "/flush_cache";
         let answer = http_client::answer(&self.url, &self.key, Method::POST, path, Some(&request)).await;
         let (status, answer) = answer.map_err(|failure| failed(path, failure.error))?;
-        // Verdicts are told also where no engine did it, and the status says so.
+        // The answer has verdicts also where no engine did it, with an error status.
         let Some(ranks) = answer["ranks"].as_array() else {
             return Err(failed(path, anyhow!(http_client::refusal(&self.url, status, &answer))));
         };
@@ -170,11 +171,11 @@ impl ServedPlane {
 
     /// The number of the last remark in the plane's timeline.
     pub(super) fn last_remark(&self) -> u64 {
-        *self.plane.chronicle().watch().borrow()
+        *self.app.plane.chronicle().watch().borrow()
     }
 
-    /// What the plane's timeline says of an engine since a remark, as soon as it says something of a topic: it is written a moment
-    /// after a stream has changed.
+    /// What the plane's timeline says of an engine since a remark, as soon as it says something of a topic:
+    /// it is written a moment after a stream has changed.
     pub(super) async fn remarks_since(
         &self,
         number: u64,
@@ -184,7 +185,7 @@ impl ServedPlane {
         let is_its = |remark: &Remark| {
             remark.stream.as_ref().is_some_and(|stream| stream.engine.as_str() == engine.name)
         };
-        let its = || self.plane.chronicle().after(number).into_iter().filter(|remark| is_its(remark));
+        let its = || self.app.plane.chronicle().after(number).into_iter().filter(|remark| is_its(remark));
         let wanted = format!("the timeline says something of its {topic}");
         self.until(engine, &wanted, |_| its().any(|remark| remark.said.topic == topic)).await?;
         Ok(its().map(|remark| remark.said.words.clone()).collect())
@@ -218,12 +219,12 @@ impl ServedPlane {
         }
     }
 
-    /// Waits until the plane has heard everything that an engine told.
+    /// Waits until the plane has heard everything that an engine published.
     pub(super) async fn until_heard(&self, engine: &Engine) -> Result<StreamStatus, Halt> {
         let last = engine.last_told();
         let heard =
             |status: &StreamStatus| status.continuity == Continuity::Live && status.engine_sequence == last;
-        self.until(engine, "everything that it told is heard", heard).await
+        self.until(engine, "everything that it published is heard", heard).await
     }
 
     /// What the plane holds of an engine, block by block beside what the engine holds.
@@ -250,7 +251,7 @@ impl ServedPlane {
     }
 
     fn stream(&self, engine: &Engine) -> Result<Arc<Stream>, Halt> {
-        let stream = self.plane.streams().find(|stream| stream.id().engine.as_str() == engine.name);
+        let stream = self.app.plane.streams().find(|stream| stream.id().engine.as_str() == engine.name);
         stream.ok_or_else(|| Halt::Failed(anyhow!("the plane does not know {}", engine.name)))
     }
 }

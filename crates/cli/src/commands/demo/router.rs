@@ -1,7 +1,7 @@
 //! A router that goes by events as they come: what somebody builds who subscribes and asks nothing.
 //!
-//! It has a fleet of its own, with the same engines, the same load and the same faults. Of engines that publish no
-//! socket it remembers what it sent them, as gateways without events do.
+//! It has a fleet of its own, with the same engines, the same load and the same faults. Of engines that
+//! publish no socket it remembers what it sent them, as gateways without events do.
 
 use std::collections::HashSet;
 use std::time::Duration;

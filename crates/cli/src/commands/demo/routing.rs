@@ -5,12 +5,12 @@ use serde::Serialize;
 
 use super::plane::Prediction;
 
-/// Tokens that an engine has computed more than the one that has computed least weigh as one that is to be computed now: a
-/// conversation stays where it is, and new ones go to where there is room.
+/// Tokens that an engine has computed more than the one that has computed least weigh as one that is to be
+/// computed now: a conversation stays where it is, and new ones go to where there is room.
 const BALANCE: u64 = 8;
 
-/// The engine that a prompt goes to: the one that has the least to do for it, with regard to what each has done already. The
-/// first of equals.
+/// The engine that a prompt goes to: the one that has the least to do for it, with regard to what each has
+/// done already. The first of equals.
 pub(super) fn choose(prompt: u64, held: &[u64], computed: &[u64]) -> usize {
     let least = computed.iter().copied().min().unwrap_or(0);
     let cost = |at: usize| prompt.saturating_sub(held[at]) + (computed[at] - least) / BALANCE;
@@ -92,7 +92,8 @@ impl Ledger {
         self.false_hits += u64::from(predicted.tokens > delivered.tokens);
     }
 
-    /// Whether the plane's promise held: exact predictions came true, and nothing was promised that was not there.
+    /// Whether the plane's promise held: exact predictions came true, and nothing was promised that was not
+    /// there.
     pub(super) fn verdict(&self) -> anyhow::Result<()> {
         if self.false_hits > 0 {
             bail!("{} of {} predictions were above what was delivered", self.false_hits, self.requests);

@@ -1,4 +1,4 @@
-//! The tour on a whole terminal: three fleets side by side under the same load.
+//! The demo on a whole terminal: three fleets under the same load, on one scale.
 //!
 //! A thread of its own draws and reads keys, so that resizes and `q` work while the tour waits.
 
@@ -14,7 +14,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Gauge, Paragraph, Wrap};
+use ratatui::widgets::{Block, Paragraph, Wrap};
 use tokio_util::sync::CancellationToken;
 
 use super::routing::Ledger;
@@ -26,6 +26,8 @@ const FRAME: Duration = Duration::from_millis(50);
 const KEPT: usize = 100;
 /// The smallest screen that shows the three fleets.
 const SMALLEST: (u16, u16) = (60, 16);
+/// Columns before a bar: the name and the share.
+const BEFORE_BAR: usize = 36;
 
 /// What is shown.
 #[derive(Debug, Default)]
@@ -119,7 +121,7 @@ fn draw(frame: &mut Frame<'_>, model: &Model, begun: Instant, coloured: bool) {
         frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), area);
         return;
     }
-    let parts = [Constraint::Length(1), Constraint::Length(8), Constraint::Min(4), Constraint::Length(1)];
+    let parts = [Constraint::Length(1), Constraint::Length(9), Constraint::Min(4), Constraint::Length(1)];
     let [head, fleets, story, foot] = Layout::vertical(parts).areas(area);
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let seconds = begun.elapsed().as_secs();
@@ -129,62 +131,54 @@ fn draw(frame: &mut Frame<'_>, model: &Model, begun: Instant, coloured: bool) {
         Span::raw(format!("  {} of {} faults survived  {seconds} s", model.survived, model.steps)),
     ]);
     frame.render_widget(Paragraph::new(title), head);
-    let [left, middle, right] = Layout::horizontal([Constraint::Ratio(1, 3); 3]).areas(fleets);
-    let ledger = &model.ledger;
-    // A step is survived when what kvplane holds was compared with every engine, block by block.
-    let checked = if model.survived > 0 { "0 phantom blocks" } else { "not compared yet" };
-    let (phantoms, misses) = (model.phantoms, ledger.plain_false_hits);
-    let columns = [
-        (
-            left,
-            "round robin",
-            ledger.round_robin.share,
-            Color::Gray,
-            ["asks nobody".to_owned(), String::new()],
-        ),
-        (
-            middle,
-            "plain event consumer",
-            ledger.plain.share,
-            Color::Yellow,
-            [format!("{phantoms} phantom blocks"), format!("{misses} false hits")],
-        ),
-        (
-            right,
-            "kvplane",
-            ledger.routed.share,
-            Color::Green,
-            [checked.to_owned(), format!("{} false hits", ledger.false_hits)],
-        ),
-    ];
-    for (area, name, share, colour, notes) in columns {
-        let alarm = name == "plain event consumer" && phantoms > 0;
-        let notes =
-            notes.map(|note| Line::styled(note, if alarm { paint(Color::Red) } else { Style::new() }));
-        fleet(frame, area, name, share, paint(colour), notes.to_vec(), ledger.requests);
-    }
+    let block = Block::bordered().title(format!(" {} requests to each fleet ", model.ledger.requests));
+    let bars = bars(model, usize::from(block.inner(fleets).width), &paint);
+    frame.render_widget(Paragraph::new(bars).block(block), fleets);
     frame.render_widget(Paragraph::new(lines(model, story, &paint)), story);
     frame.render_widget(Paragraph::new(format!("q quit   dashboard {}", model.dashboard)), foot);
 }
 
-fn fleet(
-    frame: &mut Frame<'_>,
-    area: Rect,
-    name: &str,
-    share: f64,
-    style: Style,
-    notes: Vec<Line<'_>>,
-    requests: u64,
-) {
-    let block = Block::bordered().title(format!(" {name} "));
-    let inner = block.inner(area);
-    frame.render_widget(block, area);
-    let parts = [Constraint::Length(2), Constraint::Length(1), Constraint::Min(2)];
-    let [bar, count, rest] = Layout::vertical(parts).areas(inner);
-    let label = format!("{:.1} % cached", share * 100.0);
-    frame.render_widget(Gauge::default().gauge_style(style).ratio(share.clamp(0.0, 1.0)).label(label), bar);
-    frame.render_widget(Paragraph::new(format!("{requests} requests")), count);
-    frame.render_widget(Paragraph::new(notes), rest);
+/// A bar for each fleet, one below the other on one scale, and what its router gets wrong.
+fn bars(model: &Model, width: usize, paint: &impl Fn(Color) -> Style) -> Vec<Line<'static>> {
+    let ledger = &model.ledger;
+    // A step is survived when what kvplane holds was compared with every engine, block by block.
+    let checked = if model.survived > 0 { "0 phantom blocks" } else { "not compared yet" };
+    let wrong = format!("{} phantom blocks, {} false hits", model.phantoms, ledger.plain_false_hits);
+    let alarm = if model.phantoms > 0 { paint(Color::Red) } else { Style::new() };
+    let fleets = [
+        ("round robin", ledger.round_robin.share, Color::Gray, "asks nobody".to_owned(), Style::new()),
+        ("plain event consumer", ledger.plain.share, Color::Yellow, wrong, alarm),
+        (
+            "kvplane",
+            ledger.routed.share,
+            Color::Green,
+            format!("{checked}, {} false hits", ledger.false_hits),
+            Style::new(),
+        ),
+    ];
+    let room = width.saturating_sub(BEFORE_BAR).max(1);
+    let mut lines = Vec::with_capacity(2 * fleets.len() + 1);
+    for (name, share, colour, note, style) in fleets {
+        // Shares are from 0 to 1, and terminals narrower than 65,536.
+        let full = ((share.clamp(0.0, 1.0) * room as f64).round() as usize).min(room);
+        let head = format!("{name:<20}{:>6.1} % cached ", share * 100.0);
+        lines.push(Line::from(vec![
+            Span::styled(head, Style::new().add_modifier(Modifier::BOLD)),
+            Span::styled("█".repeat(full), paint(colour)),
+            Span::styled("░".repeat(room - full), Style::new().add_modifier(Modifier::DIM)),
+        ]));
+        lines.push(Line::from(vec![Span::raw(" ".repeat(BEFORE_BAR)), Span::styled(note, style)]));
+    }
+    let middle = room.saturating_sub(4) / 2;
+    let right = room.saturating_sub(middle + 4 + 5);
+    let scale = format!(
+        "{}0 %{}50 %{}100 %",
+        " ".repeat(BEFORE_BAR),
+        " ".repeat(middle.saturating_sub(3)),
+        " ".repeat(right)
+    );
+    lines.push(Line::styled(scale, Style::new().add_modifier(Modifier::DIM)));
+    lines
 }
 
 /// The end of the story, as much as fits.
@@ -219,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_fleets_stand_side_by_side_on_eighty_columns() {
+    fn three_fleets_are_compared_on_one_scale() {
         let mut model = Model { title: "Step 3: a crash".to_owned(), phantoms: 347, ..Model::default() };
         (model.ledger.routed.share, model.ledger.round_robin.share, model.ledger.plain.share) =
             (0.887, 0.658, 0.71);
@@ -237,12 +231,20 @@ mod tests {
                 "65.8 % cached",
                 "71.0 % cached",
                 "347 phantom blocks",
+                "100 %",
                 "the last line",
                 "q quit",
             ] {
                 assert!(page.contains(words), "{words} at {width}x{height}\n{page}");
             }
         }
+        // Longer bars for larger shares, whole numbers of columns of the same scale.
+        let rows: Vec<String> =
+            bars(&model, 136, &|_| Style::new()).iter().map(ToString::to_string).collect();
+        let lengths: Vec<usize> =
+            rows.iter().map(|row| row.matches('█').count()).filter(|full| *full > 0).collect();
+        assert_eq!(lengths, [66, 71, 89], "{rows:#?}");
+        assert!(rows.iter().all(|row| row.chars().count() <= 136), "{rows:#?}");
         let mut small = Terminal::new(TestBackend::new(40, 8)).unwrap();
         small.draw(|frame| draw(frame, &model, kvplane_runtime::now(), false)).unwrap();
         assert!(small.backend().to_string().contains("88.7 %"));

@@ -1,4 +1,5 @@
-//! The story, step by step: what is done to an engine, what a plain consumer believes then, and what the plane says.
+//! The story, step by step: what is done to an engine, what a plain consumer believes then, and what the
+//! plane says.
 
 use anyhow::{Context as _, anyhow};
 use http::Method;
@@ -25,8 +26,8 @@ const REQUESTS: usize = 6;
 const AHEAD: u64 = 5;
 /// How often somebody tries to be faster than the plane with a drain.
 const ATTEMPTS: usize = 200;
-/// How long a flush may take to show on an engine's stream, in seconds: far beyond anything that it takes, and
-/// less than its caller waits for an answer.
+/// How long a flush may take to show on an engine's stream, in seconds: far beyond anything that it takes,
+/// and less than its caller waits for an answer.
 const PROOF_S: u64 = 25;
 /// The same for the liar, of which nothing will show: the tour waits for as long.
 const LIAR_PROOF_S: u64 = 2;

@@ -81,7 +81,7 @@ impl Summary {
         if let Some(failure) = &self.failure {
             bail!("{failure}");
         }
-        // Whoever ended the tour in the middle of a step has not seen how it comes out.
+        // A tour that was ended in the middle of a step has no result of it.
         let is_as_told = |engine: &EngineSummary| match engine.compared.agreement {
             Agreement::Equal => true,
             Agreement::Lower => engine.known_in_part || !self.complete,
@@ -171,7 +171,7 @@ impl Summary {
         for (at, EngineSummary { kind, compared, .. }) in self.engines.iter().enumerate() {
             let agree = match compared.agreement {
                 Agreement::Equal => "equal",
-                Agreement::Lower => "fewer, as told",
+                Agreement::Lower => "fewer, as reported",
                 Agreement::Different => "DIFFERENT",
             };
             rows.push(vec![
@@ -241,7 +241,7 @@ mod tests {
         let mut unseen = tour(true, 32);
         unseen.engines[0].compared.restarts = 0;
         assert!(refused(&unseen).contains("restarted 1 times, and kvplane says 0"));
-        // Whoever ended it has not seen it all.
+        // A tour that was ended early has not shown everything.
         unseen.complete = false;
         assert!(unseen.verdict().is_ok());
         unseen.engines[0].compared.agreement = Agreement::Lower;

@@ -1,5 +1,5 @@
-//! Three fleets under one workload: the first is routed to by asking the plane, the second round robin, the third by a
-//! plain consumer of events.
+//! Three fleets under one workload: the first is routed to by asking the plane, the second round robin, the
+//! third by a plain consumer of events.
 
 use std::time::Duration;
 
@@ -71,13 +71,13 @@ impl Tour {
         }
     }
 
-    /// Routes requests as they come, until a moment: at least and at most so many.
+    /// Routes requests as they come, until a moment: at least and at most this number.
     pub(super) async fn load(&mut self, until: Instant, least: usize, most: usize) -> Result<(), Halt> {
         self.due = Instant::now();
         let mut served = 0;
         while served < most && (served < least || Instant::now() < until) {
             let Some(request) = self.workload.next() else { break };
-            // Whoever is late does not wait for what comes anyway, and nobody waits beyond the end.
+            // A late request is sent at once, and no wait goes beyond the end.
             self.due += request.after;
             let arrival = self.due.min(until);
             tokio::select! {
@@ -92,9 +92,11 @@ impl Tour {
         Ok(())
     }
 
-    /// Asks the plane where a request should go, runs it there, and enters what was promised and what was found.
+    /// Asks the plane where a request should go, runs it there, and enters what was promised and what was
+    /// found.
     async fn route(&mut self, request: &Request) -> Result<(), Halt> {
-        // A prediction is judged by what the engine holds. So the plane is asked when it has heard of the last request.
+        // A prediction is judged by what the engine holds. So the plane is asked when it has heard of the
+        // last request.
         if let Some(last) = self.unheard.take() {
             self.plane.until_heard(&self.fleet.engines[last]).await?;
         }
@@ -113,8 +115,8 @@ impl Tour {
         Ok(())
     }
 
-    /// Runs made-up requests on one engine without asking anybody, on the same one of the third fleet, and on the second
-    /// fleet round robin. They are not entered.
+    /// Runs made-up requests on one engine without asking anybody, on the same one of the third fleet, and on
+    /// the second fleet round robin. They are not entered.
     pub(super) fn send_to(&mut self, engine: usize, requests: usize) -> anyhow::Result<()> {
         for _ in 0..requests {
             let request = self.workload.next_made_up();
@@ -155,7 +157,8 @@ impl Tour {
         }
     }
 
-    /// Adds what the plane's timeline says of an engine since a remark, something of a topic among it, and returns that.
+    /// Adds what the plane's timeline says of an engine since a remark, something of a topic among it, and
+    /// returns that.
     pub(super) async fn tell_remarks(
         &mut self,
         since: u64,
@@ -168,7 +171,8 @@ impl Tour {
         Ok(words)
     }
 
-    /// Ends the step: compares what the plane holds with what every engine holds, once it has heard everything.
+    /// Ends the step: compares what the plane holds with what every engine holds, once it has heard
+    /// everything.
     pub(super) async fn check(&mut self) -> Result<(), Halt> {
         let (mut equal, mut lower, mut blocks) = (0, Vec::new(), 0);
         for engine in &self.fleet.engines {

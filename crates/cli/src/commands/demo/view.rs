@@ -156,8 +156,8 @@ impl View {
         self.last = Some(voice);
     }
 
-    /// How the load goes, in the line that moves: short, because one that does not fit cannot be written again.
-    /// Phantoms are counted for the screen alone: they take a comparison.
+    /// How the load goes, in the line that moves: short, because one that does not fit cannot be written
+    /// again. Phantoms are counted for the screen alone: they take a comparison.
     pub(super) fn progress(&self, ledger: &Ledger, phantoms: impl FnOnce() -> usize) {
         if let Some(screen) = &self.screen {
             let phantoms = phantoms();

@@ -14,7 +14,8 @@ use super::story::Act;
 
 /// Requests a second, on the whole fleet: enough to see blocks come and go, and slow enough to watch.
 const RATE: f64 = 12.0;
-/// The same for recorded requests, which come back after minutes: as fast as can be, or a minute would show none of that.
+/// The same for recorded requests, which come back after minutes: as fast as can be, or a minute would show
+/// none of that.
 const TRACE_RATE: f64 = 40.0;
 /// Tokens that a recorded block stands for.
 const TRACE_BLOCK: usize = 512;
@@ -97,7 +98,7 @@ impl Workload {
         self.trace.is_none()
     }
 
-    /// How many requests there are for each of so many loads: a trace is to last for all of them.
+    /// How many requests each of this many loads gets: a trace must last for all of them.
     pub(super) fn share(&self, loads: usize) -> usize {
         self.trace.as_ref().map_or(usize::MAX, |trace| trace.left.len().div_ceil(loads.max(1)))
     }

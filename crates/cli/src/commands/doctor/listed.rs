@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 use super::Looked;
 use crate::args::DoctorArgs;
 
-/// Looks at the engines of a plane that nobody has looked at yet, and says what the plane does not know better.
+/// Looks at the engines of a plane that nobody has looked at yet, and says what the plane does not know
+/// better.
 pub(super) async fn look(args: &DoctorArgs, seen: &PlaneSeen, looked: &Looked) -> Vec<Finding> {
     let new = |engine: &EngineSpec| !looked.engines.contains(&engine.id.to_string());
     let engines: Vec<EngineSpec> = listed(seen).filter_map(described).filter(new).collect();
@@ -45,14 +46,16 @@ fn listed(seen: &PlaneSeen) -> impl Iterator<Item = &Value> {
     engines.filter(move |engine| !mirrored(&engine["id"]))
 }
 
-/// What the plane says of an engine, as it would be configured; none where this release cannot make sense of it.
+/// What the plane says of an engine, as it would be configured; none where this release cannot make sense of
+/// it.
 fn described(listed: &Value) -> Option<EngineSpec> {
     let ranks = listed["ranks"].as_array()?;
     let mut config = Map::new();
     for key in ["id", "kind", "model", "topic", "block_size", "http", "grpc"] {
         config.insert(key.to_owned(), listed[key].clone());
     }
-    // The plane may know where some ranks are and not yet where others are: those that it knows are what it listens to.
+    // The plane may know where some ranks are and not yet where others are: those that it knows are what it
+    // listens to.
     if let Some(known) = ranks.iter().find(|rank| rank["events"].is_string()) {
         for key in ["events", "replay"] {
             config.insert(key.to_owned(), known[key].clone());

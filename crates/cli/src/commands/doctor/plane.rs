@@ -26,6 +26,10 @@ pub(super) async fn look(args: &DoctorArgs, looked: &mut Looked) -> Result<(), F
             }
         }
     }
+    // Older planes have no such page, and one without sources says nothing there.
+    if let Ok(answer) = read(args, server, "/v1/discover").await? {
+        seen.discovered = answer;
+    }
     let shows_key = args.key.token().is_ok_and(|token| token.is_some()) || args.key.cert.is_some();
     seen.answers_strangers = !shows_key && !is_here(server);
     if seen.needs_a_second_look() {
@@ -68,7 +72,7 @@ async fn read_all(
     Ok(Ok(whole))
 }
 
-/// A page of the plane, or why it cannot be had. An address that is none is wrong usage.
+/// A page of the plane, or why it cannot be read. An invalid address is wrong usage.
 async fn read(args: &DoctorArgs, server: &str, path: &str) -> Result<Result<Value, Box<Finding>>, Failure> {
     let shown = without_userinfo(server);
     let finding = |code, seen: String, todo: &str| {

@@ -103,7 +103,7 @@ fn invalid(subject: &str, error: &anyhow::Error) -> Finding {
     Finding::new(Code::ConfigInvalid, Severity::Error, subject, hide_userinfo(&format!("{error:#}")), todo)
 }
 
-/// What is open to whoever reaches it, beyond loopback.
+/// What is open beyond loopback without authentication.
 fn open_sockets(config: &Config) -> Vec<OpenSocket> {
     let has_keys = config.keys().is_ok_and(|keys| !keys.is_empty());
     let listen = [("listen.http", config.listen.http), ("listen.grpc", config.listen.grpc)];

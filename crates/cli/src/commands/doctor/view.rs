@@ -65,7 +65,7 @@ fn summary(looked: &Looked) -> String {
     format!("{of}: {}\n", numbers.join(", "))
 }
 
-/// So many of something.
+/// A count and its noun.
 pub(super) fn counted(number: usize, word: &str) -> String {
     format!("{number} {word}{}", if number == 1 { "" } else { "s" })
 }
@@ -78,7 +78,7 @@ fn colour(severity: Severity) -> &'static str {
     }
 }
 
-/// Lines of at most so many characters, unless a word alone is longer.
+/// Wraps to lines of at most this many characters, unless one word is longer.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

@@ -32,7 +32,7 @@ pub(super) struct Rank {
 /// How far a rank is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Standing {
-    /// Nothing was told of it yet.
+    /// Nothing was reported of it yet.
     Waiting,
     Asking,
     Proving,

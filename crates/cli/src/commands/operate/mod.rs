@@ -160,7 +160,7 @@ impl Call {
     }
 }
 
-/// Reads what the plane tells until it has told all of it. A refusal before the plan is one of the whole operation.
+/// Reads the plane's progress until the end. A refusal before the plan refuses the whole operation.
 async fn follow(
     mut progress: Streaming<Progress>,
     args: &OperationArgs,
@@ -186,7 +186,7 @@ async fn follow(
                 Err(error) => return Ok(Ending::BrokeOff(error.to_string())),
             },
             Ok(None) if course.summary.is_some() => return Ok(Ending::Complete),
-            Ok(None) => return Ok(Ending::BrokeOff("the plane told no end of it".to_owned())),
+            Ok(None) => return Ok(Ending::BrokeOff("the plane reported no end of it".to_owned())),
             Err(status) if course.verb.is_empty() => return Err(refused(&args.plane.plane, &status)),
             Err(status) => return Ok(Ending::BrokeOff(status.message().to_owned())),
         }

@@ -17,9 +17,9 @@ const DETAIL: usize = 160;
 /// How an operation ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The plane has told all of it.
+    /// The plane has reported all of it.
     Complete,
-    /// The plane said what would be asked, as it was told to.
+    /// A dry run: the plane said what would be asked.
     DryRun,
     /// The plane stopped in the middle.
     BrokeOff(String),
@@ -132,12 +132,12 @@ fn remaining(report: &RankReport) -> String {
     tiers.collect::<Vec<_>>().join(", ")
 }
 
-/// The sentence; of an engine that told something of itself, that.
+/// The sentence; for an engine that returned details, those.
 fn why(course: &Course, rank: &Rank, report: &RankReport) -> String {
     let sentence = match rank.standing() {
         Standing::Over(_) if !report.detail_json.is_empty() => cut_short(&report.detail_json),
         Standing::Over(_) => report.why.clone(),
-        Standing::Waiting => "nothing was told of it: it was not asked, unless just now".to_owned(),
+        Standing::Waiting => "nothing was reported of it: it was not asked, unless just now".to_owned(),
         Standing::Asking => "it was being asked".to_owned(),
         Standing::Proving => "the engine took it; the plane goes on watching its stream".to_owned(),
     };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::course::{Course, Rank, Standing};
 use crate::commands::page::{aligned, harmless};
 
-/// A fleet of so many ranks is shown whole. Of a larger one only those are shown that are not fine, and never more.
+/// A fleet of this many ranks is shown whole. Of a larger one, at most this many ranks that are not fine.
 const ROWS: usize = 16;
 /// How often lines say how far it is.
 const SAY_EVERY: Duration = Duration::from_secs(5);
@@ -29,7 +29,7 @@ impl View {
         Self { live, began: now, said: now, drawn: 0 }
     }
 
-    /// The plane has told something: of a rank, if there is one.
+    /// The plane has reported something: of a rank, if there is one.
     pub(super) fn changed(&mut self, course: &Course, rank: Option<usize>) {
         let Some(rank) = rank.filter(|_| !self.live).map(|place| &course.ranks[place]) else { return };
         let standing = rank.standing();
@@ -148,7 +148,7 @@ mod tests {
 
     use super::*;
 
-    /// A flush of so many engines, before anything was told of them.
+    /// A flush of this many engines, before anything was reported of them.
     fn planned(engines: u32) -> Course {
         let call = "POST /flush_cache".to_owned();
         let rank = |number| PlannedRank {

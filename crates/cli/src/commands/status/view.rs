@@ -25,7 +25,8 @@ pub(super) fn json(fleet: &Fleet, problems: &[Finding]) -> Value {
 /// The screen, with as many streams as fit into `height` lines.
 pub(super) fn page(fleet: &Fleet, problems: &[Finding], wide: bool, height: usize, coloured: bool) -> String {
     let mut page = summary(fleet, problems, coloured);
-    // Beside the problems: one line each for what is left out of both lists, the gap, the heading and the prompt.
+    // Beside the problems: one line each for what is left out of both lists, the gap, the heading and the
+    // prompt.
     let lines = height.saturating_sub(page.lines().count() + STREAMS_MIN + 5);
     let listed = if wide { problems.len() } else { (lines / 2).clamp(1, PROBLEMS_MAX) };
     for problem in problems.iter().take(listed) {
@@ -46,7 +47,8 @@ pub(super) fn page(fleet: &Fleet, problems: &[Finding], wide: bool, height: usiz
     page
 }
 
-/// The page with every line cut to the width of the terminal: a line that wraps would push the first one off the screen.
+/// The page with every line cut to the width of the terminal: a line that wraps would push the first one off
+/// the screen.
 pub(super) fn cut(page: &str, width: usize) -> String {
     let mut text = String::with_capacity(page.len());
     for line in page.lines() {

@@ -1,4 +1,5 @@
-//! `kvplane tail --replica`: keeps replicas of streams and prints where they stand, so that two can be compared.
+//! `kvplane tail --replica`: keeps replicas of streams and prints where they stand, so that two can be
+//! compared.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write as _};
@@ -45,7 +46,7 @@ pub(super) async fn run(args: TailArgs, stop: CancellationToken) -> Result<(), F
     Ok(())
 }
 
-/// Prints what changed, until told to stop or nobody reads.
+/// Prints what changed, until it is stopped or the reader closes the pipe.
 async fn watch(following: &Following, stop: &CancellationToken, json: bool) -> io::Result<Written> {
     let mut shown: BTreeMap<StreamId, Look> = BTreeMap::new();
     let mut connection = Connection::Connecting;

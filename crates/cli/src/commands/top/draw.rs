@@ -174,7 +174,7 @@ fn cells(stream: &Stream, rate: String, name_room: usize, wide: bool) -> Vec<Str
     cells.iter().map(|cell| harmless(cell).into_owned()).collect()
 }
 
-/// A text in at most so many characters: the middle is left out, because names differ at their ends.
+/// A text in at most this many characters: the middle is left out, because names differ at their ends.
 pub(super) fn middle(text: &str, room: usize) -> String {
     let count = text.chars().count();
     if count <= room || room < 3 {

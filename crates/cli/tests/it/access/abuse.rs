@@ -45,8 +45,8 @@ fn a_flood_of_guesses_is_counted_and_told_once() {
     assert!(!log.contains("hush"), "{log}");
 }
 
-/// Asks over one connection until `stop`, and returns how often it was let in. Whatever happens to keys, there is an answer,
-/// and it is one of two.
+/// Asks over one connection until `stop`, and returns how often it was let in. Whatever happens to keys,
+/// there is an answer, and it is one of two.
 fn ask_until(stop: &AtomicBool, mut stream: TcpStream, token: &str) -> usize {
     let mut answers = BufReader::new(stream.try_clone().unwrap());
     let mut let_in = 0;

@@ -29,7 +29,7 @@ fn commands_prove_who_they_are() {
         assert!(said(&output).contains(words), "{}", said(&output));
     };
     refused(&mut served.engines(&files, &[]), "bearer token");
-    refused(served.engines(&files, &[]).env("KVPLANE_TOKEN", "hush-wrong"), "not known");
+    refused(served.engines(&files, &[]).env("KVPLANE_TOKEN", "hush-wrong"), "unknown token");
     ok(served.engines(&files, &[]).arg("--token-file").arg(&token));
     refused(served.engines(&files, &ADD).arg("--token-file").arg(&token), "role admin");
     ok(served.engines(&files, &ADD).env("KVPLANE_TOKEN", "hush-admin"));
@@ -219,7 +219,7 @@ fn calls_may_finish_after_a_stop_until_the_drain_timeout() {
     let mut served = Served::start(&short);
     let _stream = half(&served.http_port);
     served.process.terminate();
-    let line = served.process.logged("drain timeout reached; closing the connections that are left");
+    let line = served.process.logged("drain timeout reached; closing remaining connections");
     assert_eq!(line["drain_timeout"], "50ms");
     served.process.logged("stopped");
     // A second signal does not wait.

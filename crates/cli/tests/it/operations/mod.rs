@@ -351,7 +351,7 @@ async fn who_interrupts_it_learns_what_may_still_complete() {
     );
     let page = out(&output);
     assert!(page.contains("it was being asked (may still complete)"), "{page}");
-    assert!(page.contains("nothing was told of it"), "{page}");
+    assert!(page.contains("nothing was reported of it"), "{page}");
 }
 
 #[tokio::test]

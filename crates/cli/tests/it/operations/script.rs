@@ -12,7 +12,7 @@ use kvplane_proto::kvplane::v1::server::plane_server::{Plane, PlaneServer};
 use kvplane_proto::kvplane::v1::{
     FlushRequest, OperationRequest, Outcome, Phase, Plan, PlannedRank, Progress, QueryBatch,
     QueryBatchResponse, QueryRequest, QueryResponse, RankReport, StartProfileRequest, StatusRequest,
-    StatusResponse, SubscribeRequest, Summary, Verdict,
+    StatusResponse, SubscribeRequest, Summary, TokenizeResponse, Verdict,
 };
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
@@ -72,10 +72,10 @@ struct Player {
     asked: Arc<Mutex<Vec<Asked>>>,
 }
 
-type Told = Pin<Box<dyn Stream<Item = Result<Progress, Status>> + Send>>;
+type ProgressStream = Pin<Box<dyn Stream<Item = Result<Progress, Status>> + Send>>;
 
 impl Player {
-    fn answer(&self, asked: Asked) -> Result<Response<Told>, Status> {
+    fn answer(&self, asked: Asked) -> Result<Response<ProgressStream>, Status> {
         self.asked.lock().push(asked);
         let (told, end) = match self.script.clone() {
             Script::Refuse(status) => return Err(status),
@@ -89,34 +89,40 @@ impl Player {
 
 #[tonic::async_trait]
 impl Admin for Player {
-    type FlushStream = Told;
-    type StartProfileStream = Told;
-    type StopProfileStream = Told;
-    type InfoStream = Told;
-    type LoadsStream = Told;
-    type HealthStream = Told;
+    type FlushStream = ProgressStream;
+    type StartProfileStream = ProgressStream;
+    type StopProfileStream = ProgressStream;
+    type InfoStream = ProgressStream;
+    type LoadsStream = ProgressStream;
+    type HealthStream = ProgressStream;
 
-    async fn flush(&self, request: Request<FlushRequest>) -> Result<Response<Told>, Status> {
+    async fn flush(&self, request: Request<FlushRequest>) -> Result<Response<ProgressStream>, Status> {
         self.answer(Asked::Flush(request.into_inner()))
     }
 
-    async fn start_profile(&self, request: Request<StartProfileRequest>) -> Result<Response<Told>, Status> {
+    async fn start_profile(
+        &self,
+        request: Request<StartProfileRequest>,
+    ) -> Result<Response<ProgressStream>, Status> {
         self.answer(Asked::StartProfile(request.into_inner()))
     }
 
-    async fn stop_profile(&self, request: Request<OperationRequest>) -> Result<Response<Told>, Status> {
+    async fn stop_profile(
+        &self,
+        request: Request<OperationRequest>,
+    ) -> Result<Response<ProgressStream>, Status> {
         self.answer(Asked::Other("stop_profile", request.into_inner()))
     }
 
-    async fn info(&self, request: Request<OperationRequest>) -> Result<Response<Told>, Status> {
+    async fn info(&self, request: Request<OperationRequest>) -> Result<Response<ProgressStream>, Status> {
         self.answer(Asked::Other("info", request.into_inner()))
     }
 
-    async fn loads(&self, request: Request<OperationRequest>) -> Result<Response<Told>, Status> {
+    async fn loads(&self, request: Request<OperationRequest>) -> Result<Response<ProgressStream>, Status> {
         self.answer(Asked::Other("loads", request.into_inner()))
     }
 
-    async fn health(&self, request: Request<OperationRequest>) -> Result<Response<Told>, Status> {
+    async fn health(&self, request: Request<OperationRequest>) -> Result<Response<ProgressStream>, Status> {
         self.answer(Asked::Other("health", request.into_inner()))
     }
 }
@@ -141,6 +147,10 @@ impl Plane for Idle {
     }
 
     async fn query(&self, _: Request<QueryRequest>) -> Result<Response<QueryResponse>, Status> {
+        Err(Status::unimplemented("not in this script"))
+    }
+
+    async fn tokenize(&self, _: Request<QueryRequest>) -> Result<Response<TokenizeResponse>, Status> {
         Err(Status::unimplemented("not in this script"))
     }
 

@@ -16,7 +16,7 @@ fn left(book: &Book, replica: &str, numbers: impl IntoIterator<Item = u64>) -> V
     numbers.into_iter().filter(|number| book.holds(whose(replica), "s", "", &hash(*number))).collect()
 }
 
-/// One entry every 5 s, so that all can be told apart.
+/// One entry every 5 s, so that all differ in age.
 fn one_by_one(book: &Book, replica: &str, numbers: impl IntoIterator<Item = u64>) {
     for number in numbers {
         book.told(replica, NOW + number as i64 * 5 * SECOND, &[entry(number, 64)]);
@@ -31,7 +31,7 @@ fn the_oldest_goes_for_the_cap_whatever_the_order_of_reports() {
     one_by_one(&book, "r", [3]);
     book.told("r", NOW + 60 * SECOND, &[entry(3, 64)]);
     one_by_one(&book, "r", [10]);
-    assert_eq!(left(&book, "r", 0..11), [3, 7, 8, 9, 10], "3 was told again");
+    assert_eq!(left(&book, "r", 0..11), [3, 7, 8, 9, 10], "3 was reported again");
     let dropped = book.dropped();
     assert_eq!(dropped.len(), 1);
     assert_eq!((&*dropped[0].tenant, dropped[0].algorithm.as_str(), dropped[0].reason), ("t", "LRU", "cap"));
@@ -71,7 +71,7 @@ fn a_quota_counts_prefixes_and_hurts_nobody_else() {
     for replica in ["r0", "r1", "r2"] {
         book.told(replica, NOW, &[entry(1, 16), entry(2, 32)]);
     }
-    assert_eq!(book.census().models[1].entries, 6, "two prefixes, whoever holds them");
+    assert_eq!(book.census().models[1].entries, 6, "two prefixes, however many hold them");
     book.hear(whose("heard"), "s", &[held(7, 16), held(8, 32), held(9, 48)]);
     book.told("r0", NOW + 10 * SECOND, &[entry(3, 48)]);
     let models = book.census().models;

@@ -288,7 +288,7 @@ fn the_oldest_and_the_coldest_of_a_run_count() {
     let best = book.ask_chain(1..3).scores[0].clone();
     assert_eq!((best.freshness, best.tier), (1.0, Some(CacheTier::T1)));
     book.told("r0", NOW, &[Entry { tier: CacheTier::from_wire(-7), ..entry(2, 32) }]);
-    assert_eq!(book.ask_chain(1..9).scores[0].tier.unwrap().to_wire(), 0, "coldest of all, told as none");
+    assert_eq!(book.ask_chain(1..9).scores[0].tier.unwrap().to_wire(), 0, "coldest of all, sent as none");
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn affinity_is_the_hash_of_the_prompt_over_the_names_in_order() {
         (5, [4, 0, 1, 3], [0, 4], 0, 3),
     ] {
         let book = book(open());
-        // Told in another order than that of their names.
+        // Reported in another order than that of their names.
         for replica in (0..replicas).rev() {
             book.told(&format!("r{replica}"), NOW, &entries(900..901));
         }

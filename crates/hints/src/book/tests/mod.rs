@@ -14,7 +14,7 @@ use crate::policy::Policy;
 use crate::prefix::{CacheTier, Note, Prefix};
 use crate::question::{Asked, ReasonCode};
 
-/// Some moment; times of tests are told from here.
+/// Some moment; times of tests count from here.
 const NOW: i64 = 1_700_000_000_000_000;
 const SECOND: i64 = 1_000_000;
 const MINUTE: i64 = 60 * SECOND;
@@ -57,7 +57,7 @@ fn question(asked: Asked<'_>) -> Question<'_> {
     }
 }
 
-/// What a report says of which all, so many, were taken.
+/// The answer to a report of which all, this many, were taken.
 fn taken(taken: usize) -> Reported {
     Reported { taken, unnamed: 0 }
 }

@@ -191,7 +191,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Both, and somebody who is told what changes.
+/// Both, and an observer of changes.
 struct Pair {
     book: Book,
     oracle: Oracle,

@@ -1,4 +1,4 @@
-//! What somebody is told who listens.
+//! What an observer is notified of.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::*;
 type Name = (Arc<str>, Arc<str>, Arc<str>);
 type Held = BTreeMap<(Name, Arc<str>, PrefixHash), usize>;
 
-/// Knows what it was told: in how many schemes a replica holds a prefix.
+/// Knows what it was notified of: in how many schemes a replica holds a prefix.
 #[derive(Debug, Default)]
 pub(super) struct Mirror {
     held: Mutex<Held>,

@@ -1,4 +1,4 @@
-//! The book as it is told: maps and scans, nothing else. What the fast book answers is compared with this.
+//! The naive book: maps and scans, nothing else. What the fast book answers is compared with this.
 //!
 //! It does not decide which of several equals is dropped: it looks which ones the book dropped, and whether
 //! it might have.
@@ -32,7 +32,7 @@ pub(super) struct Oracle {
     limits: Limits,
     policies: Policies,
     entries: BTreeMap<Key, BTreeMap<Arc<str>, Held>>,
-    /// With when they were told, and when the replica was last known to be alive.
+    /// With when they were reported, and when the replica was last known to be alive.
     stats: BTreeMap<Name, (Stats, i64, i64)>,
     heard: BTreeSet<Name>,
     last_event: BTreeMap<Name, i64>,

@@ -1,4 +1,5 @@
-//! Readers and writers at once: nothing false is answered, and in the end all is as if they had come one by one.
+//! Readers and writers at once: nothing false is answered, and in the end all is as if they had come one by
+//! one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -82,7 +83,7 @@ fn in_the_end_all_is_as_if_they_had_come_one_by_one() {
             reader.join().unwrap();
         }
     });
-    // "passing" is told and forgotten by everybody: what is left of it depends on who was last.
+    // "passing" is reported and dropped by everybody: what is left of it depends on who was last.
     book.forget(whose("passing"));
 
     let one_by_one = Book::new(Limits::default(), (*book.policies()).clone(), None);
@@ -120,8 +121,8 @@ fn in_the_end_all_is_as_if_they_had_come_one_by_one() {
     assert_eq!(book.census(), oracle.census());
 }
 
-/// Whoever is cleared is a ghost for a while. Others take its cells too, where the cap makes them, and a new
-/// name takes its number once all are gone: it must not be taken for the ghost.
+/// A replica that is cleared is a ghost for a while. Others take its cells too, where the cap makes them, and
+/// a new name takes its number once all are gone: it must not be taken for the ghost.
 #[test]
 fn a_clear_takes_nothing_of_those_that_come_after() {
     const ROUNDS: u64 = 100;

@@ -66,7 +66,8 @@ pub(crate) enum Step {
     },
 }
 
-/// Prompts share prefixes: block i of prompt p has a content that equals that of the prompts it shares a start with.
+/// Prompts share prefixes: block i of prompt p has a content that equals that of the prompts it shares a
+/// start with.
 fn content(prompt: usize, at: usize) -> u64 {
     // Prompts 0..4 share 12 blocks, pairs of them share 20.
     let family = match at {
@@ -353,7 +354,8 @@ impl Both {
     }
 }
 
-/// `PROPTEST_CASES` asks for more. Miri is some thousand times slower: one case of each kind is minutes of it.
+/// `PROPTEST_CASES` asks for more. Miri is some thousand times slower: one case of each kind is minutes of
+/// it.
 #[allow(clippy::disallowed_methods, reason = "a test has no configuration of its own")]
 pub(crate) fn cases(default: u32) -> ProptestConfig {
     let cases = std::env::var("PROPTEST_CASES")

@@ -6,10 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvplane_core::{Cursor, Epoch, LEVELS, Reason, Resumption, StateDigest, Tier, TrustState};
 use kvplane_proto::kvplane::v1 as proto;
-use kvplane_proto::{continuity, trust_level};
+use kvplane_proto::trust_level;
 use kvplane_stream::{
-    Attributes, Change, ExtraKeys, Group, Layout, Misfit, Parent, Place, RemovedBlock, StoreCause,
-    StoredBlock, StoredChange, ToldBlocks, ToldChunk, ToldEnd, ToldEntry,
+    Attributes, Change, ExtraKeys, Group, Layout, MirrorBlocks, MirrorChunk, MirrorEnd, MirrorEntry, Misfit,
+    Parent, Place, RemovedBlock, StoreCause, StoredBlock, StoredChange,
 };
 use kvplane_wire::OwnedExtraKey;
 
@@ -17,23 +17,24 @@ pub(super) fn cursor(message: &proto::SubscribeResponse) -> Cursor {
     Cursor { epoch: Epoch::from_raw(message.epoch), sequence: message.sequence }
 }
 
-pub(super) fn entry(cursor: Cursor, batch: proto::Batch) -> Result<ToldEntry, Misfit> {
+pub(super) fn entry(cursor: Cursor, batch: proto::Batch) -> Result<MirrorEntry, Misfit> {
     let mut changes = Vec::with_capacity(batch.events.len());
-    let standing = continuity(batch.continuity);
+    let continuity = kvplane_proto::continuity(batch.continuity);
     for event in batch.events {
-        // An event of a kind that this build does not know is passed over: the digest tells whether it mattered.
+        // An event of a kind that this build does not know is passed over: the digest tells whether it
+        // mattered.
         if let Some(kind) = event.kind {
             changes.push(change(kind)?);
         }
     }
-    Ok(ToldEntry {
+    Ok(MirrorEntry {
         cursor,
         engine_sequence: batch.engine_sequence,
         timestamp: batch.timestamp,
         changes,
         trust: batch.trust.as_ref().map(trust),
         known_from: batch.known_from,
-        standing,
+        continuity,
         digest: digest(batch.digest)?,
         age: batch.age_ms.map(Duration::from_millis),
         last_event_id: batch.last_event_id,
@@ -42,11 +43,11 @@ pub(super) fn entry(cursor: Cursor, batch: proto::Batch) -> Result<ToldEntry, Mi
     })
 }
 
-pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<ToldChunk, Misfit> {
+pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<MirrorChunk, Misfit> {
     let end = if chunk.last {
-        Some(ToldEnd {
+        Some(MirrorEnd {
             trust: chunk.trust.as_ref().map(trust).ok_or(Misfit::Malformed("a snapshot without trust"))?,
-            standing: continuity(chunk.continuity)
+            continuity: kvplane_proto::continuity(chunk.continuity)
                 .ok_or(Misfit::Malformed("a snapshot without continuity"))?,
             engine_sequence: chunk.engine_sequence,
             known_from: chunk.known_from,
@@ -66,18 +67,18 @@ pub(super) fn chunk(chunk: proto::SnapshotChunk) -> Result<ToldChunk, Misfit> {
     } else {
         None
     };
-    let blocks = chunk.stored.into_iter().map(|mut stored| ToldBlocks {
+    let blocks = chunk.stored.into_iter().map(|mut stored| MirrorBlocks {
         place: stored.place.as_ref().map(place),
         block_size: stored.block_size,
         attributes: attributes(&mut stored),
         blocks: stored.blocks.into_iter().map(block).collect(),
     });
-    Ok(ToldChunk { index: chunk.index, blocks: blocks.collect(), end })
+    Ok(MirrorChunk { index: chunk.index, blocks: blocks.collect(), end })
 }
 
 fn group(told: &proto::CacheGroup) -> Group {
     let size = told.block_size.map(|size| (size, told.block_size_sure));
-    Group::as_told(told.group, told.spec_kind.as_deref(), told.sliding_window, size)
+    Group::reported(told.group, told.spec_kind.as_deref(), told.sliding_window, size)
 }
 
 /// Where nothing is said, a tier gives back single blocks.
@@ -92,7 +93,7 @@ fn digest(told: Option<proto::Digest>) -> Result<StateDigest, Misfit> {
 
 fn trust(told: &proto::Trust) -> TrustState {
     let reasons = told.degradations.iter().map(|told| (told.reason.as_str(), told.since_ms));
-    TrustState::as_told(trust_level(told), reasons)
+    TrustState::reported(trust_level(told), reasons)
 }
 
 fn change(kind: proto::event::Kind) -> Result<Change, Misfit> {
@@ -191,5 +192,5 @@ fn place(told: &proto::Place) -> Arc<Place> {
         proto::Tier::Unknown => Tier::Unknown,
     };
     let names = [told.medium.as_deref(), told.locality.as_deref(), told.ownership.as_deref()];
-    Arc::new(Place::as_told(tier, names, told.group, told.spec_kind.as_deref(), told.sliding_window))
+    Arc::new(Place::reported(tier, names, told.group, told.spec_kind.as_deref(), told.sliding_window))
 }

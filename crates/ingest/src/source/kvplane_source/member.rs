@@ -137,8 +137,8 @@ impl Member {
         told.inspect_err(|&misfit| self.after_misfit(misfit))
     }
 
-    pub(super) fn standing(&self, standing: Continuity) {
-        self.feeder.tell(|recorder, now| recorder.told_standing(now, standing));
+    pub(super) fn continuity(&self, continuity: Continuity) {
+        self.feeder.tell(|recorder, now| recorder.mirror_continuity(now, continuity));
     }
 
     pub(super) fn announce(&mut self) {

@@ -84,7 +84,8 @@ impl Roster {
         self.adopt(plane);
     }
 
-    /// The other plane is followed, and is at these positions: what it has now must be here before a stream is live.
+    /// The other plane is followed, and is at these positions: what it has now must be here before a stream
+    /// is live.
     pub(super) fn reached(&mut self, told: &[proto::EngineStatus]) {
         for engine in told {
             for rank in &engine.ranks {
@@ -208,7 +209,7 @@ fn match_ranks(plane: &Plane, known: &Engine, wanted: &BTreeSet<u32>) {
 }
 
 fn via(told: &proto::EngineStatus) -> Vec<PlaneId> {
-    told.via.iter().map(|plane| PlaneId::as_told(plane)).collect()
+    told.via.iter().map(|plane| PlaneId::reported(plane)).collect()
 }
 
 /// Whether a stream that came through these planes must not come to this one.

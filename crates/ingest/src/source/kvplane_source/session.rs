@@ -36,12 +36,14 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// says nothing.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_WITHIN: Duration = Duration::from_secs(5);
-/// Waits between attempts: the first, and the longest. A session that lasted longer than that counts as sound.
+/// Waits between attempts: the first, and the longest. A session that lasted longer than that counts as
+/// sound.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// Between attempts that can hardly have another outcome: a loop, an engine that is not there.
 const SLOW_WAIT: Duration = Duration::from_secs(30);
-/// How often the other plane is asked for its engines while it is followed. What it sends tells most of it sooner.
+/// How often the other plane is asked for its engines while it is followed. What it sends tells most of it
+/// sooner.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
 /// How often the other plane is asked for the ages of its proofs within `max_silence`: the age here is at
 /// most that of the other plane and the time between two questions, so that planes in a row stay within the
@@ -290,7 +292,7 @@ impl Session {
         if told.plane == plane.id().as_str() {
             return Err(End::Itself);
         }
-        self.state.change(|status| status.plane = Some(PlaneId::as_told(&told.plane)));
+        self.state.change(|status| status.plane = Some(PlaneId::reported(&told.plane)));
         self.roster.reconcile(&plane, &told.engines);
         if self.subscribed {
             self.roster.reached(&told.engines);
@@ -319,9 +321,9 @@ impl Session {
             }
             Item::Snapshot(chunk) => member.chunk(cursor, chunk),
             Item::Batch(batch) => member.batch(cursor, batch),
-            Item::Standing(standing) => {
-                if let Some(standing) = kvplane_proto::continuity(standing.continuity) {
-                    member.standing(standing);
+            Item::Standing(continuity) => {
+                if let Some(continuity) = kvplane_proto::continuity(continuity.continuity) {
+                    member.continuity(continuity);
                 }
                 Ok(())
             }
@@ -337,7 +339,8 @@ impl Session {
         Ok(())
     }
 
-    /// Every stream begins with a reset: one that is not known yet, or comes another way than before, is looked at.
+    /// Every stream begins with a reset: one that is not known yet, or comes another way than before, is
+    /// looked at.
     async fn look_at_newcomer(&mut self, stream: &StreamId, reset: &proto::Reset) -> Result<(), End> {
         let known = self.roster.members.get(stream);
         let same_way = known.is_some_and(|member| {

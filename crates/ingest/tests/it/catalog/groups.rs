@@ -1,4 +1,5 @@
-//! Streams whose caches have several groups: what is answered is what their journals say of them, at one moment.
+//! Streams whose caches have several groups: what is answered is what their journals say of them, at one
+//! moment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,12 +17,12 @@ use crate::catalog::source::{CREDIT, DEPTH, GROUPS, PROMPTS, Source, Step, step,
 const BLOCK_SIZE: u32 = 4;
 
 /// What a stream's ledger says of its groups.
-pub(crate) struct Told {
+pub(crate) struct Announced {
     pub(crate) needs: Arc<Resumption>,
     marks: BTreeMap<u64, Marks>,
 }
 
-impl Told {
+impl Announced {
     pub(crate) fn by(source: &Source) -> Self {
         let mut told = Self { needs: Arc::default(), marks: BTreeMap::new() };
         source.stream.feed(|recorder, _| {
@@ -38,7 +39,7 @@ fn ids(prompt: u8) -> Vec<u32> {
 
 /// Answers follow from what the main group holds and what the journals say of the others.
 fn check(catalog: &Catalog, sources: &[Source]) {
-    let told: Vec<Told> = sources.iter().map(Told::by).collect();
+    let told: Vec<Announced> = sources.iter().map(Announced::by).collect();
     let roster = catalog.model("m").unwrap();
     for prompt in 0..PROMPTS {
         let ids = ids(prompt);
@@ -46,7 +47,7 @@ fn check(catalog: &Catalog, sources: &[Source]) {
         roster.ask_by_group(&asked, &CREDIT, Listing::ALL, |answer| {
             for found in answer.matches() {
                 let at = found.member.identity.worker_id as usize;
-                let Told { needs, marks } = &told[at];
+                let Announced { needs, marks } = &told[at];
                 let has = |level: usize| {
                     let source = &sources[at];
                     move |at: u32, channel: usize| {
@@ -91,7 +92,8 @@ proptest! {
     }
 }
 
-/// Blocks of the sliding group go and others come, in one batch: answers know the blocks before or those after it, and the stream is in every one of them.
+/// Blocks of the sliding group go and others come, in one batch: answers know the blocks before or those
+/// after it, and the stream is in every one of them.
 #[test]
 fn a_busy_stream_is_answered_as_it_was_between_two_batches() {
     const ENOUGH: usize = 50_000;

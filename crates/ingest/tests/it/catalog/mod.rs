@@ -16,7 +16,7 @@ use kvplane_stream::{Parent, Snapshot};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use groups::Told;
+use groups::Announced;
 use source::{CREDIT, DEPTH, PROMPTS, Source, Step, step, tokens};
 
 /// By level, the prefixes whose last block lies in that tier or a warmer one.
@@ -69,7 +69,7 @@ fn check(catalog: &Arc<Catalog>, sources: &[Source], runtime: &tokio::runtime::R
     let Some(roster) = catalog.model("m") else { panic!("the model is gone") };
     let states: Vec<_> = sources.iter().map(|source| runtime.block_on(source.stream.snapshot())).collect();
     let states: Vec<_> = states.iter().map(|snapshot| held(snapshot)).collect();
-    let needs: Vec<_> = sources.iter().map(|source| Told::by(source).needs).collect();
+    let needs: Vec<_> = sources.iter().map(|source| Announced::by(source).needs).collect();
     for prompt in 0..PROMPTS {
         for size in [4, 8] {
             let ids: Vec<u32> = (0..DEPTH).flat_map(|at| tokens(prompt, at, size)).collect();

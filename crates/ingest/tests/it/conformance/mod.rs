@@ -1,6 +1,7 @@
 //! What every kind of source has to pass, over real sockets, with a simulated engine behind it.
 //!
-//! A kind is a [`Subject`]: how its engine is started, followed and made to fail. The rows below are written once.
+//! A kind is a [`Subject`]: how its engine is started, followed and made to fail. The rows below are written
+//! once.
 //!
 //! | row | published | bound | discovered | drained | relayed | linked |
 //! |---|---|---|---|---|---|---|
@@ -11,16 +12,18 @@
 //! | garbage is counted, and ends neither the source nor the epoch | yes | yes | yes | yes | yes | yes |
 //! | removal while busy: nothing is left, and a return is a later epoch | yes | yes | yes | yes | yes | (2) |
 //!
-//! (1) The engine itself says where it publishes, so nothing can stand between it and the plane. Once it has said so, its
-//! ranks are followed by the same code as published ones.
+//! (1) The engine itself says where it publishes, so nothing can stand between it and the plane. Once it has
+//! said so, its ranks are followed by the same code as published ones.
 //!
-//! (2) A mirror has the epochs and cursors of the other plane, where nothing was removed: it returns in the same epoch.
+//! (2) A mirror has the epochs and cursors of the other plane, where nothing was removed: it returns in the
+//! same epoch.
 //!
-//! `linked` covers two types: its streams are `Source::Mirrored`, which a plane adds by itself for each engine that
-//! the other plane has. The loss, the restart and their trust happen at the other plane and have to arrive.
+//! `linked` covers two types: its streams are `Source::Mirrored`, which a plane adds by itself for each
+//! engine that the other plane has. The loss, the restart and their trust happen at the other plane and have
+//! to arrive.
 //!
-//! Events that are handed over by calls in the engine's process are no source: they have no connection that could fail, and
-//! `kvplane-stream` tests them as `handed`.
+//! Events that are handed over by calls in the engine's process are no source: they have no connection that
+//! could fail, and `kvplane-stream` tests them as `handed`.
 
 /// A test of every row for a kind of source; with `@without_silence`, of every row but that one.
 macro_rules! conforms {
@@ -69,7 +72,8 @@ pub(crate) trait Subject: Sized + Send + 'static {
     async fn start() -> Self;
     /// How a plane follows it as `e0`.
     fn spec(&self) -> EngineSpec;
-    /// Runs this many requests. Their events have been published when this returns, but perhaps not delivered.
+    /// Runs this many requests. Their events have been published when this returns, but perhaps not
+    /// delivered.
     fn work(&mut self, requests: usize);
     /// The number of its last batch or event.
     fn last(&self) -> Option<u64>;
@@ -132,8 +136,8 @@ impl Followed {
         last.unwrap()
     }
 
-    /// Waits until the last event is known, and compares what both hold: equal where nothing is said to be missing, and
-    /// never more than there is.
+    /// Waits until the last event is known, and compares what both hold: equal where nothing is said to be
+    /// missing, and never more than there is.
     async fn settled<S: Subject>(&self, subject: &S) -> StreamStatus {
         let last = subject.last();
         let settled = |s: &StreamStatus| s.continuity == Continuity::Live && s.engine_sequence == last;

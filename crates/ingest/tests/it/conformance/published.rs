@@ -1,4 +1,5 @@
-//! Engines that publish on a socket: one that we connect to, one that connects to us, and one that is asked where it is.
+//! Engines that publish on a socket: one that we connect to, one that connects to us, and one that is asked
+//! where it is.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -70,7 +71,7 @@ impl Way for Asked {
     async fn open() -> (Engine, Source, Vec<Line>) {
         let engine = Engine::plain();
         let http = engine.sim.http_address().map(|address| format!("http://{address}"));
-        let spec = DiscoverySpec { http, grpc: None, overrides: Overrides::default() };
+        let spec = DiscoverySpec { http, grpc: None, overrides: Overrides::default(), usual: None };
         let source = Source::Discovered(Discovered { spec, ranks: vec![FoundRank::unknown(0)] });
         (engine, source, Vec::new())
     }

@@ -51,7 +51,8 @@ impl Seen {
         self.requests.load(Ordering::SeqCst)
     }
 
-    /// Connections that wait for an answer. One that the other side has closed does not, whether we have noticed or not.
+    /// Connections that wait for an answer. One that the other side has closed does not, whether we have
+    /// noticed or not.
     pub(crate) fn open(&self) -> usize {
         self.open.lock().values().filter(|socket| !closed(socket)).count()
     }

@@ -18,6 +18,8 @@ struct Plan {
     /// It goes after so many messages.
     gone_after: usize,
     refused: bool,
+    /// The answer's events are withheld and its model renamed, where they are there.
+    changed: bool,
 }
 
 fn mode() -> impl Strategy<Value = Mode> {
@@ -36,9 +38,15 @@ fn chunks() -> impl Strategy<Value = Vec<Vec<u8>>> {
 }
 
 fn plan() -> impl Strategy<Value = Plan> {
-    let sides = (chunks(), any::<bool>(), chunks(), any::<bool>());
+    let sides = (chunks(), any::<bool>(), chunks(), any::<bool>(), any::<bool>());
     (sides, (mode(), mode()), any::<bool>(), 0usize..30, prop::bool::weighted(0.2)).prop_map(
-        |((request, request_trailers, response, response_trailers), modes, events, gone_after, refused)| {
+        |(
+            (request, request_trailers, response, response_trailers, changed),
+            modes,
+            events,
+            gone_after,
+            refused,
+        )| {
             Plan {
                 request,
                 request_trailers,
@@ -48,6 +56,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 events,
                 gone_after,
                 refused,
+                changed,
             }
         },
     )
@@ -104,14 +113,27 @@ struct Said {
 
 impl Said {
     fn hear(&mut self, one: &mut Exchange) {
-        for output in one.take() {
+        for output in taken(one) {
             match output {
                 Output::Decide(_) => self.decisions += 1,
                 Output::Ended(ending) => self.endings.push(ending.end),
                 Output::FirstByte | Output::Close => {}
                 Output::Send(sent) => self.message(*sent),
+                Output::Pass(passed) => self.passed(&passed),
             }
         }
+    }
+
+    fn passed(&mut self, passed: &Passed) {
+        let bytes = passed.pieces().concat();
+        assert!(bytes.len() <= crate::message::MAX_PIECE);
+        let (kind, into, ends) = match passed.side() {
+            Side::Request => (2, &mut self.request, &mut self.request_ends),
+            Side::Response => (5, &mut self.response, &mut self.response_ends),
+        };
+        self.kinds.push(kind);
+        into.extend_from_slice(&bytes);
+        *ends += usize::from(passed.is_end());
     }
 
     fn message(&mut self, sent: proto::ProcessingResponse) {
@@ -160,7 +182,7 @@ proptest! {
                 said.hear(&mut one);
                 if said.decisions > decided {
                     decided = said.decisions;
-                    let verdict = if plan.refused { Verdict::Refuse(Refusal::not_cached()) } else { go() };
+                    let verdict = if plan.refused { Verdict::Refuse(Refusal::not_cached()) } else { go_with(plan.changed) };
                     one.decided(verdict);
                     said.hear(&mut one);
                 }

@@ -82,9 +82,9 @@ pub(super) struct Slot {
     pub(super) previous_sibling: u32,
     pub(super) adapter: u32,
     pub(super) known: Known,
-    /// Why nothing is told of the block itself.
+    /// Why the block itself is withheld.
     pub(super) own_reason: Option<Withheld>,
-    /// Why nothing is told of it, because of itself or of what comes before it.
+    /// Why it is withheld, because of itself or of what comes before it.
     pub(super) reason: Option<Withheld>,
     pub(super) places: Places,
     pub(super) told: Option<Lies>,

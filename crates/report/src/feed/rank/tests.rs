@@ -12,7 +12,7 @@ use crate::sink::Sink;
 /// whether that is sure.
 type Held = BTreeMap<(String, u64), (u32, CacheTier, bool)>;
 
-/// Keeps what it is told, and insists on changes.
+/// Keeps what it receives, and insists on changes.
 #[derive(Clone, Default)]
 struct Reader(Arc<Mutex<(Held, Vec<Note>)>>);
 
@@ -26,7 +26,7 @@ impl Sink for Reader {
                 Note::Held(prefix) => {
                     let now = (prefix.tokens, prefix.tier, prefix.sure);
                     let before = held.insert((prefix.adapter.to_string(), prefix.fingerprint), now);
-                    assert_ne!(before, Some(now), "told twice");
+                    assert_ne!(before, Some(now), "reported twice");
                 }
                 Note::Gone { fingerprint, adapter } => {
                     assert!(held.remove(&(adapter.to_string(), *fingerprint)).is_some(), "was not there");
@@ -122,7 +122,7 @@ fn fingerprint(path: &[u8]) -> u64 {
     path.iter().fold(None, |before, way| Some(chain_hash(before, content(way)))).unwrap()
 }
 
-/// What the ranks hold, told naively.
+/// What the ranks hold, computed naively.
 #[derive(Debug, Default)]
 struct Model(BTreeMap<u32, BTreeMap<(Kind, Path), BTreeSet<Tier>>>);
 

@@ -1,4 +1,5 @@
-//! The outbox by its promises, and against any history of a server that fails, forgets and restarts (`model.rs`).
+//! The outbox by its promises, and against any history of a server that fails, forgets and restarts
+//! (`model.rs`).
 
 mod model;
 
@@ -115,7 +116,7 @@ fn a_failed_call_is_told_again_after_a_pause() {
     assert_eq!(fingerprints(&call), [1]);
     outbox.note(&[gone(1)], 400 * MS);
     outbox.done(call.ticket, Outcome::Failed, 400 * MS);
-    // It may have been taken: the server is told that it is gone.
+    // It may have been taken: its eviction is reported.
     let call = only(&mut outbox, 900 * MS);
     assert!(matches!(call.saying, Saying::Eviction { fingerprint: 1, .. }));
     outbox.done(call.ticket, Outcome::Taken, 900 * MS);
@@ -158,7 +159,7 @@ fn an_eviction_after_an_add_without_an_answer_is_told_twice() {
         assert!(times[0] < GRACE && times[1] >= 200 * MS + GRACE, "{times:?}");
     }
     assert!(outbox.is_settled());
-    assert_eq!(outbox.pending().maybe_told, 1);
+    assert_eq!(outbox.pending().maybe_reported, 1);
 }
 
 #[test]
@@ -329,7 +330,7 @@ fn what_is_not_sure_is_told_once() {
     outbox.connected(5 * refresh);
     later.extend(fingerprints_of(&all_taken(&mut outbox, 5 * refresh, 6 * refresh)));
     assert!(later.contains(&1) && later.contains(&3) && !later.contains(&2), "{later:?}");
-    // When the engine says so itself it is told again.
+    // When the engine says so itself it is reported again.
     outbox.note(&[held_in(2, "", CacheTier::T2)], 7 * refresh);
     let later = fingerprints_of(&all_taken(&mut outbox, 7 * refresh, 8 * refresh));
     assert!(later.contains(&2), "{later:?}");
@@ -338,7 +339,7 @@ fn what_is_not_sure_is_told_once() {
     outbox.note(&[gone(2)], 9 * refresh);
     let said = all_taken(&mut outbox, 9 * refresh, 10 * refresh);
     assert!(said.iter().any(|(_, saying)| matches!(saying, Saying::Eviction { fingerprint: 2, .. })));
-    // After a clear it is not told either.
+    // After a clear it is not reported either.
     outbox.note(&[left(4), held(5), held(6), held(7)], 11 * refresh);
     all_taken(&mut outbox, 11 * refresh, 12 * refresh);
     outbox.note(&[gone(5), gone(6)], 13 * refresh);

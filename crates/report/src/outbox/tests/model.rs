@@ -1,5 +1,5 @@
 //! Any history against a naive server: calls are lost on the way or on the way back, the server restarts,
-//! forgets, was told things in an earlier life. When calls succeed again, it holds what the replica holds.
+//! forgets, has reports from an earlier process. When calls succeed again, it holds what the replica holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -73,7 +73,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Debug, Default)]
 struct Server {
     entries: BTreeMap<Key, (u32, CacheTier, Duration)>,
-    /// What it is about to apply, whoever still waits for that.
+    /// What it is about to apply, also where nobody waits for that.
     late: Vec<(Duration, Saying)>,
 }
 
@@ -161,7 +161,8 @@ impl World {
                 if !same {
                     // It may be as the server still knows it: then there is nothing to add.
                     let known = self.outbox.holdings.find(fingerprint, ADAPTERS[adapter]);
-                    let taken = known.is_some_and(|id| self.outbox.holdings.slot(id).told == Told::At(tier));
+                    let taken =
+                        known.is_some_and(|id| self.outbox.holdings.slot(id).reported == Reported::At(tier));
                     self.wanted.insert(key, Wanted { tier, since: self.notes, taken });
                 }
                 self.outbox.note(&[held_in(fingerprint, ADAPTERS[adapter], tier)], self.now);
@@ -294,7 +295,7 @@ impl World {
     }
 
     fn check_equal(&self) {
-        // What is about to be told again may wait for its window at any time.
+        // What is about to be refreshed may wait for its window at any time.
         let pending = self.outbox.pending();
         assert!(!pending.clear && pending.evictions == 0, "{pending:?}");
         let server: BTreeMap<&Key, CacheTier> =
@@ -302,7 +303,7 @@ impl World {
         let replica: BTreeMap<&Key, CacheTier> =
             self.wanted.iter().map(|(key, wanted)| (key, wanted.tier)).collect();
         assert_eq!(server, replica);
-        assert_eq!(pending.maybe_told, replica.len());
+        assert_eq!(pending.maybe_reported, replica.len());
     }
 }
 

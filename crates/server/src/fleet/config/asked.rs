@@ -64,7 +64,7 @@ impl EngineConfig {
             }
             None => None,
         };
-        let spec = DiscoverySpec { http: self.http.clone(), grpc, overrides };
+        let spec = DiscoverySpec { http: self.http.clone(), grpc, overrides, usual: None };
         Ok(Discovered { spec, ranks })
     }
 }

@@ -7,7 +7,8 @@ use kvplane_transport::grpc::GrpcSpec;
 use super::{EngineConfig, EngineConfigError};
 
 impl EngineConfig {
-    /// How the engine is asked to do something, besides over HTTP. Reads certificates, and whether there is a key.
+    /// How the engine is asked to do something, besides over HTTP. Reads certificates, and whether there is a
+    /// key.
     pub(super) fn control(&self) -> Result<ControlSpec, EngineConfigError> {
         let wrong = |message: String| Err(EngineConfigError::Value { key: "api_key_file", message });
         if let Some(path) = &self.api_key_file {

@@ -16,8 +16,8 @@ pub struct RepublishConfig {
     /// Topic of every message.
     #[serde(default)]
     pub topic: String,
-    /// Announces every copy of a block, with its place and group. Without, the first copy in a tier is announced as stored and
-    /// the last one as removed, which is what listeners need that do not count.
+    /// Announces every copy of a block, with its place and group. Without, the first copy in a tier is
+    /// announced as stored and the last one as removed, which is what listeners need that do not count.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub copies: bool,
     /// What a new subscriber is sent before the rest.

@@ -1,4 +1,4 @@
-//! What kinds of engines there are, for whoever reads the schema: their room knows no schemas.
+//! The kinds of engines in the schema: their own crate knows no schemas.
 
 use kvplane_core::EngineKind;
 use schemars::{Schema, SchemaGenerator, json_schema};

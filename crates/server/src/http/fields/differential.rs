@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use super::*;
 
-/// Everything that is read, in order; `None` if the body is refused. A list under `list` is read by the fast reader.
+/// Everything that is read, in order; `None` if the body is refused. A list under `list` is read by the fast
+/// reader.
 fn ours(body: &[u8]) -> Option<Vec<(String, Value)>> {
     let mut fields = Fields::open(body).ok()?;
     let mut read = Vec::new();
@@ -31,8 +32,8 @@ fn ours(body: &[u8]) -> Option<Vec<(String, Value)>> {
     Some(read)
 }
 
-/// The same by `serde_json` alone, with our rules for the list: whole numbers of 64 bits that are not negative, bare or in
-/// quotes, or null.
+/// The same by `serde_json` alone, with our rules for the list: whole numbers of 64 bits that are not
+/// negative, bare or in quotes, or null.
 fn theirs(body: &[u8]) -> Option<Vec<(String, Value)>> {
     struct Pairs(Vec<(String, Value)>);
     impl<'de> Deserialize<'de> for Pairs {

@@ -1,8 +1,8 @@
-//! What is wrong with a question that cannot be read, as the peers say it: 400 where it is not JSON, 422 where it is JSON
-//! of another form.
+//! What is wrong with a question that cannot be read, as the peers say it: 400 where it is not JSON, 422
+//! where it is JSON of another form.
 //!
-//! Questions are read by hand, for speed. One that cannot be read is read once more here, by the peers' own form, because
-//! a client expects the status that they would send.
+//! Questions are read by hand, for speed. One that cannot be read is read once more here, by the peers' own
+//! form, because a client expects the status that they would send.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -85,7 +85,7 @@ pub(super) fn check(body: &[u8], by_tokens: bool) -> Option<Refusal> {
     Some(Refusal::Text(status, format!("{what}: {}", without_values(&error))))
 }
 
-/// Values are prompts: which field is missing is told, of what is there only where it is.
+/// Values are prompts: errors name the missing field, and of a wrong value only its place.
 fn without_values(error: &serde_json::Error) -> String {
     let text = error.to_string();
     if ["missing field", "duplicate field"].iter().any(|told| text.starts_with(told)) {

@@ -5,11 +5,11 @@ use kvplane_metrics::Detail;
 
 use super::*;
 use crate::fleet::Registration;
-use crate::http::metrics;
+use crate::parts::Parts;
 use crate::service::{Options, Service};
 
 /// A plane with engines of which nobody answers.
-async fn plane(engines: u64) -> Arc<Shared> {
+async fn plane(engines: u64) -> Parts {
     let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
     let service = Service::new(plane, Options::default());
     for instance_id in 1..=engines {
@@ -27,7 +27,7 @@ async fn plane(engines: u64) -> Arc<Shared> {
             service.fleet().register(registration).await.unwrap();
         }
     }
-    service.shared()
+    service.parts()
 }
 
 fn names(page: &PlaneStatus) -> Vec<&str> {
@@ -36,12 +36,12 @@ fn names(page: &PlaneStatus) -> Vec<&str> {
 
 #[tokio::test]
 async fn pages_follow_each_other_by_name_and_miss_nothing() {
-    let shared = plane(12).await;
-    let whole = super::plane(&shared, None, None);
+    let status = plane(12).await.status;
+    let whole = status.read(None, None);
     assert_eq!((whole.engines.len(), whole.engines_total, &whole.next), (12, 12, &None));
     let (mut seen, mut after) = (Vec::new(), None);
     loop {
-        let page = super::plane(&shared, after.as_deref(), Some(5));
+        let page = status.read(after.as_deref(), Some(5));
         assert!(page.engines.len() <= 5 && page.engines_total == 12);
         seen.extend(names(&page).into_iter().map(str::to_owned));
         match page.next {
@@ -52,7 +52,7 @@ async fn pages_follow_each_other_by_name_and_miss_nothing() {
     let mut expected: Vec<String> = (1..=12).map(|engine| format!("instance-{engine}")).collect();
     expected.sort();
     assert_eq!(seen, expected);
-    let behind = super::plane(&shared, Some("zzz"), None);
+    let behind = status.read(Some("zzz"), None);
     assert_eq!((behind.engines.len(), behind.next), (0, None));
     let refused = ["0", "10001", "-1", "x", ""].map(limit);
     assert!(refused.iter().all(|refused| refused.as_ref().is_err_and(|error| error.field == Some("limit"))));
@@ -60,8 +60,8 @@ async fn pages_follow_each_other_by_name_and_miss_nothing() {
 
 #[tokio::test]
 async fn metrics_are_told_by_stream_by_engine_or_by_model() {
-    let shared = plane(3).await;
-    let page = |detail| metrics::page(&shared, detail).unwrap();
+    let metrics = plane(3).await.metrics;
+    let page = |detail| metrics.read(detail).unwrap();
     let count = |page: &str, start: &str| page.lines().filter(|line| line.starts_with(start)).count();
     let connecting = |detail, series: &str| {
         let page = page(Some(detail));

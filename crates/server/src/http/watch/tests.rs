@@ -1,4 +1,4 @@
-//! What watchers are told, over the route's own body.
+//! What watchers receive, over the route's own body.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use crate::service::{Options, Service};
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A plane with one rank that nobody answers for.
-async fn plane() -> (Arc<Shared>, Fleet) {
+async fn plane() -> (Watching, Fleet) {
     let plane = Plane::start(Vec::new(), &PlaneOptions::default()).unwrap();
     let service = Service::new(plane, Options::default());
     register(&service.fleet(), 1).await;
-    (service.shared(), service.fleet())
+    (service.parts().watching, service.fleet())
 }
 
 async fn register(fleet: &Fleet, instance_id: u64) {
@@ -42,8 +42,8 @@ async fn register(fleet: &Fleet, instance_id: u64) {
 struct Reader(Body);
 
 impl Reader {
-    async fn begin(shared: &Arc<Shared>) -> Self {
-        Self(watch(State(shared.clone())).await.into_response().into_body())
+    async fn begin(watching: &Watching) -> Self {
+        Self(watch(State(watching.clone())).await.into_response().into_body())
     }
 
     /// The next event: its name and its data. `None` at the end.
@@ -71,10 +71,10 @@ fn engines(fleet: &Value) -> Vec<&str> {
 
 #[tokio::test]
 async fn a_watcher_is_told_everything_and_then_what_changes() {
-    let (shared, fleet) = plane().await;
-    let mut reader = Reader::begin(&shared).await;
+    let (watching, fleet) = plane().await;
+    let mut reader = Reader::begin(&watching).await;
     let (name, hello) = reader.next().await.unwrap();
-    assert_eq!((name.as_str(), &hello["id"]), ("plane", &Value::from(shared.plane.id().to_string())));
+    assert_eq!((name.as_str(), &hello["id"]), ("plane", &Value::from(watching.plane.id().to_string())));
     let (name, first) = reader.next().await.unwrap();
     assert_eq!(
         (name.as_str(), first["whole"].as_bool(), engines(&first)),
@@ -90,7 +90,7 @@ async fn a_watcher_is_told_everything_and_then_what_changes() {
     let topics: Vec<_> = remarks.as_array().unwrap().iter().map(|remark| remark["topic"].as_str()).collect();
     assert_eq!((name.as_str(), topics), ("remarks", vec![Some("plane"), Some("members")]));
 
-    shared.plane.remark(Said::new("reload", Mood::Bad, "something went wrong"));
+    watching.plane.remark(Said::new("reload", Mood::Bad, "something went wrong"));
     let news = reader.until("remarks", |_| true).await;
     assert_eq!(news.as_array().unwrap().len(), 1);
     assert_eq!((&news[0]["mood"], &news[0]["words"]), (&"bad".into(), &"something went wrong".into()));
@@ -107,8 +107,8 @@ async fn a_watcher_is_told_everything_and_then_what_changes() {
 
 #[tokio::test]
 async fn another_plane_is_told_without_ranks_and_again_when_it_changes() {
-    let (shared, fleet) = plane().await;
-    let mut reader = Reader::begin(&shared).await;
+    let (watching, fleet) = plane().await;
+    let mut reader = Reader::begin(&watching).await;
     let described = serde_json::json!({"id": "elsewhere", "kind": "kvplane", "grpc": "http://127.0.0.1:1"});
     let config: EngineConfig = serde_json::from_value(described).unwrap();
     fleet.add(vec![config.plan().unwrap()], Origin::Api).await.unwrap();
@@ -121,16 +121,16 @@ async fn another_plane_is_told_without_ranks_and_again_when_it_changes() {
 
 #[tokio::test]
 async fn nobody_on_the_way_keeps_what_is_told() {
-    let (shared, _fleet) = plane().await;
-    let response = watch(State(shared)).await.into_response();
+    let (watching, _fleet) = plane().await;
+    let response = watch(State(watching)).await.into_response();
     let header = |name| response.headers().get(name).unwrap().to_str().unwrap();
     assert_eq!((header("cache-control"), header("x-accel-buffering")), ("no-store", "no"));
 }
 
 #[tokio::test]
 async fn one_who_does_not_read_holds_up_nobody_and_misses_nothing() {
-    let (shared, fleet) = plane().await;
-    let (mut slow, mut quick) = (Reader::begin(&shared).await, Reader::begin(&shared).await);
+    let (watching, fleet) = plane().await;
+    let (mut slow, mut quick) = (Reader::begin(&watching).await, Reader::begin(&watching).await);
     for instance in 2..6 {
         register(&fleet, instance).await;
         let name = format!("instance-{instance}");
@@ -145,21 +145,21 @@ async fn one_who_does_not_read_holds_up_nobody_and_misses_nothing() {
 
 #[tokio::test]
 async fn the_stream_ends_with_the_plane() {
-    let (shared, _fleet) = plane().await;
-    let mut reader = Reader::begin(&shared).await;
-    shared.stop.cancel();
+    let (watching, _fleet) = plane().await;
+    let mut reader = Reader::begin(&watching).await;
+    watching.stop.cancel();
     while reader.next().await.is_some() {}
 }
 
 #[tokio::test]
 async fn pictures_are_shared_and_made_for_those_who_look_alone() {
-    let (shared, _fleet) = plane().await;
-    assert_eq!(shared.watch.watchers(), 0, "nobody looks yet");
-    let (one, two) = (Reader::begin(&shared).await, Reader::begin(&shared).await);
-    let looking = shared.watch.look(&shared.plane);
-    assert!(Arc::ptr_eq(&looking, &shared.watch.look(&shared.plane)), "one picture for all");
+    let (watching, _fleet) = plane().await;
+    assert_eq!(watching.watch.watchers(), 0, "nobody looks yet");
+    let (one, two) = (Reader::begin(&watching).await, Reader::begin(&watching).await);
+    let looking = watching.watch.look(&watching.plane);
+    assert!(Arc::ptr_eq(&looking, &watching.watch.look(&watching.plane)), "one picture for all");
     drop((one, looking));
-    assert_eq!(shared.watch.watchers(), 1);
+    assert_eq!(watching.watch.watchers(), 1);
     drop(two);
-    assert_eq!(shared.watch.watchers(), 0, "the last one who goes ends it");
+    assert_eq!(watching.watch.watchers(), 0, "the last one who goes ends it");
 }

@@ -59,7 +59,8 @@ fn a_dead_merger_is_replaced_and_says_that_it_ended() {
     plane.shutdown();
 }
 
-/// As long as somebody is sent a state and all that came after it is here, others who begin are sent the same.
+/// As long as somebody is sent a state and all that came after it is here, others who begin are sent the
+/// same.
 #[test]
 fn gateways_that_begin_together_share_a_state() {
     let merger = Merger::new(1_800_000_000_000, None);

@@ -8,6 +8,7 @@
     reason = "tests"
 )]
 
+mod bookings;
 mod loops;
 mod secured;
 
@@ -135,11 +136,11 @@ async fn out_of_reach_is_said_and_a_return_is_no_reset() {
     subscriber.follow_to(&b.stream("a/e0")).await;
     assert_eq!(subscriber.resets, [ResetReason::Start], "nobody downstream is reset");
     assert_eq!(subscriber.blocks, held(&a.stream("e0")).await);
-    while subscriber.standings.last() != Some(&proto::Continuity::Live) {
+    while subscriber.continuities.last() != Some(&proto::Continuity::Live) {
         subscriber.next().await.unwrap();
     }
-    let stood = &subscriber.standings;
-    let down = stood.iter().position(|standing| *standing == proto::Continuity::Down);
+    let stood = &subscriber.continuities;
+    let down = stood.iter().position(|continuity| *continuity == proto::Continuity::Down);
     assert!(down.is_some_and(|at| stood[at..].contains(&proto::Continuity::Live)), "{stood:?}");
     assert_eq!(b.ask(&prompt).await.len(), 1);
 }

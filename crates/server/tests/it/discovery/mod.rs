@@ -35,7 +35,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::rig::{DEADLINE, Engine, Rig, call, held};
 
 /// An engine's HTTP server that says what a test wants it to say.
-struct Teller {
+struct FakeEngine {
     url: String,
     answer: Arc<Mutex<Answer>>,
     _stop: DropGuard,
@@ -55,7 +55,7 @@ impl Answer {
     }
 }
 
-impl Teller {
+impl FakeEngine {
     async fn start(answer: Answer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -198,17 +198,17 @@ async fn an_engine_that_comes_up_later_is_a_named_state_until_then() {
 async fn an_engine_that_restarts_with_more_ranks_or_elsewhere_is_followed() {
     let mut first = Engine::plain();
     first.work(5);
-    let teller = Teller::start(sources(&[&first])).await;
+    let fake = FakeEngine::start(sources(&[&first])).await;
     // Asked only when something happens.
     let rig = Rig::with_options(&[], PlaneOptions::default()).await;
-    add(&rig, json!({"id": "dp", "kind": "vllm", "model": "sim", "http": teller.url})).await;
+    add(&rig, json!({"id": "dp", "kind": "vllm", "model": "sim", "http": fake.url})).await;
     let before = until(&rig, "dp", "heard", |ranks| ranks.len() == 1 && all_live(ranks)).await;
 
     let mut again = [Engine::start(|config| config.seed = 1), Engine::start(|config| config.seed = 2)];
     for engine in &mut again {
         engine.work(5);
     }
-    teller.say(sources(&[&again[0], &again[1]]));
+    fake.say(sources(&[&again[0], &again[1]]));
     first.sim.stop();
     let after = until(&rig, "dp", "of two ranks", |ranks| ranks.len() == 2 && all_live(ranks)).await;
     assert!(after[0].epoch > before[0].epoch, "another publisher is another life");
@@ -220,7 +220,7 @@ async fn an_engine_that_restarts_with_more_ranks_or_elsewhere_is_followed() {
     }
 
     // And with fewer.
-    teller.say(sources(&[&again[0]]));
+    fake.say(sources(&[&again[0]]));
     let kept = rig.plane.engine("dp").unwrap().streams[0].clone();
     let gone = rig.plane.engine("dp").unwrap().streams[1].clone();
     again[1].sim.stop();
@@ -236,10 +236,10 @@ async fn what_is_configured_wins_and_the_rest_is_asked_for() {
     // The engine says where it is from where it is: another address than ours.
     let mut said = source(&engine);
     said["endpoint"] = json!("tcp://10.255.255.1:1");
-    let teller = Teller::start(Answer::says(json!({"0": said, "1": said}).to_string())).await;
+    let fake = FakeEngine::start(Answer::says(json!({"0": said, "1": said}).to_string())).await;
     let rig = asking().await;
     let events = engine.sim.event_endpoints().remove(0);
-    let described = json!({"id": "e", "kind": "vllm", "model": "sim", "http": teller.url, "discover": true,
+    let described = json!({"id": "e", "kind": "vllm", "model": "sim", "http": fake.url, "discover": true,
         "events": events, "ranks": 1});
     add(&rig, described).await;
     // With the replay address, which only the engine told, all that happened before is known.
@@ -259,10 +259,9 @@ async fn a_block_size_that_contradicts_the_configured_one_is_an_error_state() {
             "block_size": block_size, "dp_size": 1});
         Answer::says(json!({ "kv_events": events }).to_string())
     };
-    let teller = Teller::start(said(64)).await;
+    let fake = FakeEngine::start(said(64)).await;
     let rig = asking().await;
-    add(&rig, json!({"id": "e", "kind": "sglang", "model": "sim", "http": teller.url, "block_size": 16}))
-        .await;
+    add(&rig, json!({"id": "e", "kind": "sglang", "model": "sim", "http": fake.url, "block_size": 16})).await;
     let ranks =
         until(&rig, "e", "wrong", |ranks| all_live(ranks) && ranks[0].trouble == Some(Trouble::BlockSize))
             .await;
@@ -273,7 +272,7 @@ async fn a_block_size_that_contradicts_the_configured_one_is_an_error_state() {
     assert_eq!(ready["reasons"], json!(["e/0: live, trouble block_size"]));
 
     // It is asked again after a restart, and then it is right.
-    teller.say(said(16));
+    fake.say(said(16));
     engine.sim.fault(None, kvplane_sim::Fault::Disconnect);
     let ranks = until(&rig, "e", "right", |ranks| all_live(ranks) && ranks[0].trouble.is_none()).await;
     assert!(!ranks[0].trust.has(Reason::BlockSize));
@@ -294,16 +293,16 @@ async fn adapters_that_events_do_not_name_are_told_as_trust() {
             json!({ "kv_events": events, "enable_lora": true, "kv_events_config": config }).to_string(),
         )
     };
-    let teller = Teller::start(said("default")).await;
+    let fake = FakeEngine::start(said("default")).await;
     let rig = asking().await;
-    add(&rig, json!({"id": "e", "kind": "sglang", "model": "sim", "http": teller.url})).await;
+    add(&rig, json!({"id": "e", "kind": "sglang", "model": "sim", "http": fake.url})).await;
     let untold = |ranks: &[StreamStatus]| ranks[0].trust.has(Reason::UntoldAdapters);
     let last = engine.next_sequence().checked_sub(1);
     let heard = |ranks: &[StreamStatus]| all_live(ranks) && ranks[0].engine_sequence == last;
     let ranks = until(&rig, "e", "doubted", |ranks| heard(ranks) && untold(ranks)).await;
     assert_eq!(ranks[0].trust.level(), Trust::Unverified);
     // Asked again after a reconnect, it says that it names them.
-    teller.say(said("dynamo"));
+    fake.say(said("dynamo"));
     engine.sim.fault(None, kvplane_sim::Fault::Disconnect);
     let ranks = until(&rig, "e", "believed", |ranks| heard(ranks) && !untold(ranks)).await;
     assert_eq!(ranks[0].trust.level(), Trust::Exact);
@@ -313,10 +312,10 @@ async fn adapters_that_events_do_not_name_are_told_as_trust() {
 async fn bad_answers_are_named_and_never_disturb_a_stream_that_is_heard() {
     let mut engine = Engine::plain();
     engine.work(5);
-    let teller = Teller::start(sources(&[&engine])).await;
+    let fake = FakeEngine::start(sources(&[&engine])).await;
     let rig = asking().await;
     // Rank 1 is always missing, so that the engine is asked again and again.
-    add(&rig, json!({"id": "e", "kind": "vllm", "model": "sim", "http": teller.url, "ranks": 2})).await;
+    add(&rig, json!({"id": "e", "kind": "vllm", "model": "sim", "http": fake.url, "ranks": 2})).await;
     let before = until(&rig, "e", "half heard", |ranks| {
         ranks[0].continuity == Continuity::Live && ranks[1].trouble == Some(Trouble::NoSources)
     })
@@ -337,7 +336,7 @@ async fn bad_answers_are_named_and_never_disturb_a_stream_that_is_heard() {
     ];
     for (answer, trouble) in answers {
         let body = answer.body.chars().take(60).collect::<String>();
-        teller.say(answer);
+        fake.say(answer);
         until(&rig, "e", &format!("{trouble} for {body}"), |ranks| ranks[1].trouble == Some(trouble)).await;
     }
     engine.work(5);

@@ -29,7 +29,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/security.md");
+const LIMITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/limits.md");
 /// Far beyond anything that should take: only a hang reaches it.
 const DEADLINE: Duration = Duration::from_mins(1);
 /// A bound that a test waits for.
@@ -128,11 +128,11 @@ fn framed(message: &[u8]) -> bytes::Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_bound_is_in_the_guide_and_holds() {
-    let guide = std::fs::read_to_string(GUIDE).unwrap();
+async fn every_bound_is_in_the_reference_and_holds() {
+    let page = std::fs::read_to_string(LIMITS).unwrap();
     for row in Bounds::default().table() {
         let line = format!("| {} | {} | {} | {} | {} |", row.name, row.edge, row.limit, row.then, row.metric);
-        assert!(guide.contains(&line), "docs/guide/security.md has no row\n{line}");
+        assert!(page.contains(&line), "docs/reference/limits.md has no row\n{line}");
         match row.name {
             "connections" => connections().await,
             "front connections" => peers::front_connections().await,
@@ -154,9 +154,10 @@ async fn every_bound_is_in_the_guide_and_holds() {
             "decoded size" => decoded_size().await,
             "dumps" => dumps().await,
             // By name: auth::tests::secure::half_a_handshake_ends,
-            // edge::tests::a_peer_that_does_not_read_is_closed, front::evidence::tests::the_budget_is_a_bound,
-            // in kvplane-stream journal::evidence::tests::contents_are_remembered_within_their_bound, and in
-            // kvplane-socket tests/bounds.rs and publish::tests.
+            // edge::tests::a_peer_that_does_not_read_is_closed,
+            // front::evidence::tests::the_budget_is_a_bound, in kvplane-stream
+            // journal::evidence::tests::contents_are_remembered_within_their_bound, and in kvplane-socket
+            // tests/bounds.rs and publish::tests.
             "TLS handshake"
             | "unread response"
             | "copied calls"

@@ -1,5 +1,5 @@
-//! Every shape that engines have had, over real sockets: what is recorded is what the engine holds, and what is predicted is
-//! what it reuses.
+//! Every shape that engines have had, over real sockets: what is recorded is what the engine holds, and what
+//! is predicted is what it reuses.
 
 use kvplane_core::{Reason, Trust};
 use kvplane_sim::config::SglangOptions;

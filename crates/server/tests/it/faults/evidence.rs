@@ -1,4 +1,5 @@
-//! A stream that joined late learns from requests that pass through its engine's front what the engine has cached: never more than it has.
+//! A stream that joined late learns from requests that pass through its engine's front what the engine has
+//! cached: never more than it has.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -20,7 +21,8 @@ use crate::rig::{DEADLINE, Engine, Rig, text};
 
 /// Tokens of the prefix that stays hot: four blocks.
 const HOT: u32 = 64;
-/// Where prompts begin that are not asked for again: eight blocks, and four times one. The ring has the last two.
+/// Where prompts begin that are not asked for again: eight blocks, and four times one. The ring has the last
+/// two.
 const COLD: u32 = 50_000;
 const FILLER: u32 = 60_000;
 
@@ -47,14 +49,16 @@ fn request(token_ids: Vec<u32>, data_parallel_rank: Option<i32>) -> GenerateRequ
 }
 
 impl Late {
-    /// The engine has computed what is cold, then what is hot, and its ring has forgotten both when the plane comes.
+    /// The engine has computed what is cold, then what is hot, and its ring has forgotten both when the plane
+    /// comes.
     async fn join(ranks: u32) -> Self {
         let engine = Engine::start(|config| {
             config.grpc = Some(([127, 0, 0, 1], 0).into());
             config.buffer_steps = 2;
             config.blocks = 48;
             if ranks > 1 {
-                // Ranks are at consecutive ports, so these are chosen: on a loopback address that is this process's own.
+                // Ranks are at consecutive ports, so these are chosen: on a loopback address that is this
+                // process's own.
                 let pid = std::process::id();
                 let host = format!("127.79.{}.{}", pid / 250 % 250, pid % 250 + 1);
                 config.ranks = ranks;

@@ -1,4 +1,5 @@
-//! Flushes raced with requests: from the engine's answer on nothing is answered that it flushed, and nothing is lost that came after.
+//! Flushes raced with requests: from the engine's answer on nothing is answered that it flushed, and nothing
+//! is lost that came after.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! Frames lost, duplicated, reordered, truncated, undecodable; the last one before a silence; malformed events.
+//! Frames lost, duplicated, reordered, truncated, undecodable; the last one before a silence; malformed
+//! events.
 
 use kvplane_core::{Continuity, Reason, Trust};
 use kvplane_ingest::StreamStatus;
@@ -150,7 +151,8 @@ every_engine! {
 every_engine! {
     #[only(vllm)]
     async fn a_malformed_event_is_rejected_by_itself() {
-        // [ts, [["BlockStored"] (too short), {"type": "BlockRemoved"} (no hashes), {"type": "Surprise"}, good removal], 0]
+        // [ts, [["BlockStored"] (too short), {"type": "BlockRemoved"} (no hashes), {"type": "Surprise"}, good
+        // removal], 0]
         let good = OwnedEvent::Removed(OwnedRemoved {
             block_hashes: vec![OwnedHash::Unsigned(1)],
             medium: Some("GPU".to_owned()),

@@ -1,4 +1,5 @@
-//! Engines that are heard, in the book of hints: whatever happens to them, a lookup says what the engine itself would find.
+//! Engines that are heard, in the book of hints: whatever happens to them, a lookup says what the engine
+//! itself would find.
 
 use std::sync::Arc;
 
@@ -94,8 +95,8 @@ async fn heard(rig: &Rig, hearing: &Hearing, engine: &Engine) -> StreamStatus {
     status
 }
 
-/// Looks up every request before it runs: what is said is what the engine finds, or less where trust is lower. Says how
-/// many tokens were promised.
+/// Looks up every request before it runs: what is said is what the engine finds, or less where trust is
+/// lower. Says how many tokens were promised.
 async fn look_up_and_run(rig: &Rig, hearing: &Hearing, engine: &mut Engine, requests: usize) -> usize {
     let scheme = engine.sim.config().profile.engine().as_str();
     let mut promised = 0;
@@ -218,7 +219,8 @@ async fn an_engine_out_of_reach_is_not_named_until_it_is_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_are_one_replica_that_holds_what_one_of_them_could_reuse() {
     let engine = Engine::start(|config| {
-        // Ranks are at consecutive ports, so these are chosen: on a loopback address that is this process's own.
+        // Ranks are at consecutive ports, so these are chosen: on a loopback address that is this process's
+        // own.
         let pid = std::process::id();
         let host = format!("127.78.{}.{}", pid / 250 % 250, pid % 250 + 1);
         config.ranks = 2;

@@ -1,4 +1,5 @@
-//! Models with several cache groups, over real sockets: what is predicted is what the engine reuses, or less where trust says so.
+//! Models with several cache groups, over real sockets: what is predicted is what the engine reuses, or less
+//! where trust says so.
 
 use kvplane_core::{Reason, Trust};
 use kvplane_ingest::PlaneOptions;

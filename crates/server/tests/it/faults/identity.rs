@@ -1,7 +1,7 @@
 //! What a prompt is beside its tokens: asked under one identity, nobody answers with the blocks of another.
 //!
-//! Engines are sent the same tokens under every identity that they tell, each to another length, so that the length of an answer says
-//! whose blocks it is of.
+//! Engines are sent the same tokens under every identity that they tell, each to another length, so that the
+//! length of an answer says whose blocks it is of.
 
 use std::time::{Duration, Instant};
 

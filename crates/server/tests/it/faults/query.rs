@@ -1,4 +1,5 @@
-//! Who holds a prompt: every field of the answers. Under faults: `query_faults`; what is refused: `query_refused`.
+//! Who holds a prompt: every field of the answers. Under faults: `query_faults`; what is refused:
+//! `query_refused`.
 
 use kvplane_core::Continuity;
 use kvplane_proto::kvplane::v1 as proto;

@@ -1,4 +1,5 @@
-//! Who holds a prompt, under faults: nothing of an old life, nothing of a stream without a verdict, and never too much.
+//! Who holds a prompt, under faults: nothing of an old life, nothing of a stream without a verdict, and never
+//! too much.
 
 use kvplane_core::{Continuity, Trust};
 use kvplane_ingest::PlaneOptions;
@@ -57,8 +58,8 @@ async fn recovering_and_down_are_listed_with_their_reason_and_come_back() {
     // A replay socket that does not answer leaves the verdict open.
     engines[0].sim.fault(None, Fault::Replay(ReplayMode::Off));
     engines[0].sim.fault(None, Fault::Disconnect);
-    for (standing, reason) in [(Continuity::Recovering, "recovering"), (Continuity::Down, "down")] {
-        let status = rig.until(0, reason, |status| status.continuity == standing).await;
+    for (continuity, reason) in [(Continuity::Recovering, "recovering"), (Continuity::Down, "down")] {
+        let status = rig.until(0, reason, |status| status.continuity == continuity).await;
         let answer = rig.query(&ask(&ids)).await;
         // It may have gone on to be down meanwhile.
         let told = answer["not_credited"][0]["reason"].as_str().unwrap();

@@ -1,4 +1,5 @@
-//! The replay endpoint is absent, slow, without end, cut short, or answers nonsense: that stream fails closed, the others go on.
+//! The replay endpoint is absent, slow, without end, cut short, or answers nonsense: that stream fails
+//! closed, the others go on.
 
 use kvplane_core::Trust;
 use kvplane_ingest::PlaneOptions;
@@ -8,7 +9,8 @@ use std::time::Duration;
 use crate::every_engine;
 use crate::rig::{DEADLINE, Engine, Rig};
 
-/// Two engines; the first one's replay goes bad, then it loses a frame. Whether it began another life, as far as is known.
+/// Two engines; the first one's replay goes bad, then it loses a frame. Whether it began another life, as far
+/// as is known.
 async fn fails_closed(mode: ReplayMode, options: PlaneOptions) -> bool {
     let (mut bad, mut good) = (Engine::plain(), Engine::start(|config| config.seed = 1));
     bad.work(6);
@@ -60,7 +62,8 @@ every_engine! {
 
 every_engine! {
     async fn noise_under_the_right_sequences() {
-        // The batch at our last sequence is another one: that is what a restart looks like, and it is treated as one.
+        // The batch at our last sequence is another one: that is what a restart looks like, and it is treated
+        // as one.
         let mut engine = Engine::plain();
         engine.work(6);
         let rig = Rig::over(&[&engine]).await;

@@ -1,4 +1,5 @@
-//! The republisher, heard by another kvplane: it joins late, survives what its source survives, and ends equal.
+//! The republisher, heard by another kvplane: it joins late, survives what its source survives, and ends
+//! equal.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

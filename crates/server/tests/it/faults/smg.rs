@@ -217,7 +217,8 @@ async fn an_engine_out_of_reach_is_told_to_be_empty_until_it_is_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_are_merged_and_one_that_restarts_takes_only_its_own() {
     let engine = Engine::start(|config| {
-        // Ranks are at consecutive ports, so these are chosen: on a loopback address that is this process's own.
+        // Ranks are at consecutive ports, so these are chosen: on a loopback address that is this process's
+        // own.
         let pid = std::process::id();
         let host = format!("127.77.{}.{}", pid / 250 % 250, pid % 250 + 1);
         config.ranks = 2;

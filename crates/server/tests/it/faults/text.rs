@@ -10,9 +10,11 @@ use axum::body::Bytes;
 use axum::routing::post;
 use axum::{Json as Body, Router};
 use kvplane_ingest::PlaneOptions;
-use kvplane_prompt::testing::model_directory;
+use kvplane_prompt::testing::{model_directory, write_model};
 use kvplane_prompt::{Json, ModelSpec, PromptInput, Prompts};
 use kvplane_proto::kvplane::v1 as proto;
+use kvplane_proto::kvplane::v1::plane_client::PlaneClient;
+use kvplane_proto::kvplane::v1::routing_client::RoutingClient;
 use kvplane_server::Options;
 use kvplane_sim::CompletionOptions;
 use serde_json::{Value, json};
@@ -140,6 +142,90 @@ async fn text_that_is_refused_names_its_field() {
         ..proto::QueryRequest::default()
     };
     assert_eq!(rig.grpc_query(wrong).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    fs::remove_dir_all(directory).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_of_text_are_given_to_whoever_gave_the_text() {
+    let (directory, prompts) = model("ids");
+    let engine = Engine::plain();
+    let rig = served(&engine, &prompts, None).await;
+    let mut client = PlaneClient::connect(format!("http://{}", rig.grpc)).await.unwrap();
+    let request =
+        |model: &str| proto::QueryRequest { model: model.to_owned(), ..proto::QueryRequest::default() };
+    let by_text = proto::QueryRequest { prompt: Some(TEXT.to_owned()), ..request("sim-lora") };
+    let told = client.tokenize(by_text).await.unwrap().into_inner();
+    assert_eq!(told.token_ids, prompts.tokenize("sim", &PromptInput::text(TEXT)).unwrap().ids);
+    assert_eq!((told.model.as_str(), told.lora_name.as_deref()), ("sim", Some("sim-lora")));
+    assert_eq!(told.tokenized.unwrap().parity, "assumed");
+    let long = "and the ".repeat(20_000);
+    let by_chat = json!([{"role": "user", "content": long}]);
+    let by_chat = proto::QueryRequest { messages: Some(by_chat.to_string()), ..request("sim") };
+    assert!(client.tokenize(by_chat).await.unwrap().into_inner().token_ids.len() > 10_000);
+    for wrong in [
+        request("sim"),
+        proto::QueryRequest { token_ids: vec![1], ..request("sim") },
+        proto::QueryRequest { prompt: Some("x".to_owned()), token_ids: vec![1], ..request("sim") },
+        proto::QueryRequest { prompt: Some("x".to_owned()), ..request("nobody") },
+    ] {
+        assert_eq!(client.tokenize(wrong).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+    }
+    fs::remove_dir_all(directory).unwrap();
+}
+
+/// A template that takes about a second in a build without optimisation.
+const SLOW: &str = "{% for message in messages %}{{ message.content }}{% endfor %}{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pick_does_not_wait_for_ids_beyond_the_deadline() {
+    let directory = model_directory("slow");
+    write_model(&directory, SLOW);
+    let prompts = Prompts::load(vec![ModelSpec::from_directory("sim", &directory)]).unwrap();
+    let engine = Engine::plain();
+    let options = Options { prompts, tokenize_timeout: Duration::from_millis(1), ..Options::default() };
+    let rig = Rig::serving(vec![engine.spec("e0")], PlaneOptions::default(), options).await;
+    rig.live(0).await;
+    let chat = json!([{"role": "user", "content": "a".repeat(2_000)}]);
+    let body = json!({"model": "sim", "messages": chat});
+    let (status, picked) = call(rig.http, "POST", "/v1/pick", &body).await;
+    assert_eq!((status, &picked["why"]), (200, &json!("no_tokens")), "{picked}");
+    assert_eq!(picked["endpoints"][0]["engine"], "e0");
+    assert_eq!(
+        (&picked["without_tokens"], &picked["prompt_tokens"]),
+        (&json!("tokenizer_too_slow"), &json!(0))
+    );
+    assert!(picked["because"].as_str().unwrap().ends_with("not known: tokenizer_too_slow"), "{picked}");
+    assert_eq!((&picked["booked"], &picked["tokenized"]), (&json!(true), &Value::Null));
+    let (_, receipt) =
+        call(rig.http, "GET", &format!("/v1/receipts/{}", picked["id"].as_str().unwrap()), &Value::Null)
+            .await;
+    assert_eq!(
+        (&receipt["why"], &receipt["without_tokens"]),
+        (&json!("no_tokens"), &json!("tokenizer_too_slow"))
+    );
+    let mut client = RoutingClient::connect(format!("http://{}", rig.grpc)).await.unwrap();
+    let prompt = proto::QueryRequest {
+        model: "sim".to_owned(),
+        messages: Some(chat.to_string()),
+        ..proto::QueryRequest::default()
+    };
+    let request = proto::PickRequest { prompt: Some(prompt), ..proto::PickRequest::default() };
+    let picked = client.pick(request).await.unwrap().into_inner();
+    assert_eq!(
+        (picked.why.as_str(), picked.without_tokens.as_deref()),
+        ("no_tokens", Some("tokenizer_too_slow"))
+    );
+    let (_, page) = text(rig.http, "GET", "/metrics", String::new()).await;
+    for line in [
+        "kvplane_prompts_without_tokens_total{reason=\"tokenizer_too_slow\"} 2",
+        "kvplane_route_decisions_total{why=\"no_tokens\"} 2",
+    ] {
+        assert!(page.contains(line), "{line}: {page}");
+    }
+    // What is wrong is refused as ever.
+    let unknown = json!({"model": "other", "messages": [{"role": "user", "content": "x"}]});
+    let (status, refused) = call(rig.http, "POST", "/v1/pick", &unknown).await;
+    assert_eq!((status, &refused["error"]["field"]), (400, &json!("model")), "{refused}");
     fs::remove_dir_all(directory).unwrap();
 }
 

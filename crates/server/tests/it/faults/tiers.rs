@@ -1,4 +1,5 @@
-//! Tiers behind a vLLM's device, over real sockets: what is answered is what the engine then takes from its cache, or trust says otherwise.
+//! Tiers behind a vLLM's device, over real sockets: what is answered is what the engine then takes from its
+//! cache, or trust says otherwise.
 
 use kvplane_core::{Continuity, Reason, Tier, Trust};
 use kvplane_ingest::{CacheSpec, PlaneOptions, StreamStatus};

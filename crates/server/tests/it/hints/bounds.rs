@@ -80,7 +80,6 @@ async fn what_cannot_be_named_is_left_out_of_a_report() {
 async fn what_is_not_there_says_so() {
     let mut hints = Hints::serve().await;
     let refused = [
-        hints.client.render_template(proto::RenderTemplateRequest::default()).await.unwrap_err(),
         hints.client.lookup_pd_route(proto::LookupPdRouteRequest::default()).await.unwrap_err(),
         hints.client.stream_metrics(proto::StreamMetricsRequest::default()).await.unwrap_err(),
     ];

@@ -288,8 +288,8 @@ async fn tenants_models_schemes_and_adapters_do_not_see_each_other() {
     assert_eq!(hints.route(other).await, ("PREFIX_MATCH".to_owned(), own(&["elsewhere"])));
 }
 
-/// The reason code that a caller gets who sends this header, whatever its library would make of it; `None` if the server ended the
-/// call before there was an answer.
+/// The reason code that a caller gets who sends this header, whatever its library would make of it; `None` if
+/// the server ended the call before there was an answer.
 async fn reason_within(hints: &Hints, timeout: &str, request: &Request) -> Option<String> {
     let socket = tokio::net::TcpStream::connect(hints.rig.grpc).await.unwrap();
     let (mut send, connection) =

@@ -14,5 +14,6 @@ mod gates;
 mod heard;
 mod pages;
 mod talk;
+mod text;
 mod tokens;
 mod writes;

@@ -11,7 +11,8 @@ use crate::operations::scripted::{Act, Scripted, rig};
 use crate::operations::talk::{admin, flush_request, refused};
 use crate::rig::{Rig, text};
 
-/// Waits until every operation has ended. An operation whose caller has gone tells nobody of its end but the metrics.
+/// Waits until every operation has ended. An operation whose caller has gone tells nobody of its end but the
+/// metrics.
 pub async fn until_none_is_in_flight(rig: &Rig) {
     let deadline = Instant::now() + Duration::from_mins(1);
     loop {

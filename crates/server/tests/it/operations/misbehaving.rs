@@ -2,7 +2,7 @@
 
 use kvplane_core::Reason;
 use kvplane_ingest::{ControlSpec, EngineSpec};
-use kvplane_sim::{ClearTold, CompletionOptions, Conduct, Reply, SimConfig};
+use kvplane_sim::{ClearEvent, CompletionOptions, Conduct, Reply, SimConfig};
 use kvplane_transport::grpc::GrpcSpec;
 use kvplane_wire::Profile;
 use serde_json::json;
@@ -53,13 +53,13 @@ fn verdicts(ranks: &Ranks) -> Vec<&str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_wrong_has_its_verdict_over_both_transports() {
-    let early = || Conduct { clear: ClearTold::Early, ..Conduct::default() };
+    let early = || Conduct { clear: ClearEvent::Early, ..Conduct::default() };
     // What the engine does, the verdict, and a part of the sentence.
     let table: Vec<(Conduct, &str, &str)> = vec![
         (early(), "proven", "shows the clear"),
         (Conduct { busy: true, ..early() }, "refused", ""),
-        (Conduct { no_effect: true, clear: ClearTold::Lost, ..early() }, "timeout", "showed nothing"),
-        (Conduct { clear: ClearTold::Lost, ..early() }, "timeout", "showed nothing"),
+        (Conduct { no_effect: true, clear: ClearEvent::Lost, ..early() }, "timeout", "showed nothing"),
+        (Conduct { clear: ClearEvent::Lost, ..early() }, "timeout", "showed nothing"),
         (Conduct { answer: Reply::Error, ..early() }, "failed", "showed nothing"),
         (Conduct { answer: Reply::Hang, ..early() }, "timeout", "no answer in time"),
         // It did it, and the stream shows it, whatever became of the answer.
@@ -94,7 +94,7 @@ async fn every_wrong_has_its_verdict_over_both_transports() {
 /// All ranks say that they did it, and two of four keep everything.
 async fn half_of_the_ranks_did_it(over_grpc: bool, expected: [&str; 4]) {
     let (engine, rig) = filled(over_grpc, Profile::Sglang0_5_22, 4).await;
-    let (no_effect, clear, ranks) = (true, ClearTold::Lost, Some(vec![1, 3]));
+    let (no_effect, clear, ranks) = (true, ClearEvent::Lost, Some(vec![1, 3]));
     engine.sim.conduct(Conduct { no_effect, clear, ranks, ..Conduct::default() });
     // Long enough for the two that show it, on a busy machine.
     let (status, ranks) = flush_over_http(&rig, json!({"proof_timeout_s": 10.0})).await;

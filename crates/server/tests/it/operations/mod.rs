@@ -1,4 +1,5 @@
-//! Operations on the fleet, over HTTP and gRPC, with simulated engines and with servers that do as a test says.
+//! Operations on the fleet, over HTTP and gRPC, with simulated engines and with servers that do as a test
+//! says.
 
 #![allow(
     clippy::disallowed_methods,

@@ -9,7 +9,7 @@ use kvplane_sim::{CompletionOptions, Conduct, HostEvents, HostOptions};
 use serde_json::{Value, json};
 
 use crate::every_engine;
-use crate::operations::talk::{Told, flush_over_grpc, flush_over_http};
+use crate::operations::talk::{RankResult, flush_over_grpc, flush_over_http};
 use crate::rig::{DEADLINE, Engine, Rig, call, soon_down};
 
 /// Whole blocks, and a token that is never cached.
@@ -40,7 +40,7 @@ async fn until_credited(rig: &Rig, number: u32) {
     tokio::time::timeout(DEADLINE, found).await.expect("a fresh block was lost");
 }
 
-async fn one(rig: &Rig, body: Value) -> (u16, Told) {
+async fn one(rig: &Rig, body: Value) -> (u16, RankResult) {
     let (status, mut ranks) = flush_over_http(rig, body).await;
     (status, ranks.remove(&("e0".to_owned(), 0)).unwrap())
 }

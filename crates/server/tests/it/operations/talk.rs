@@ -12,7 +12,7 @@ use crate::rig::{Rig, call};
 
 /// A rank's verdict, as both protocols tell it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Told {
+pub struct RankResult {
     pub verdict: String,
     pub why: String,
     pub may_still_complete: bool,
@@ -21,7 +21,7 @@ pub struct Told {
 }
 
 /// Ranks by engine and number.
-pub type Ranks = BTreeMap<(String, u32), Told>;
+pub type Ranks = BTreeMap<(String, u32), RankResult>;
 
 /// `POST /flush_cache`: the status, and every rank's verdict.
 pub async fn flush_over_http(rig: &Rig, body: Value) -> (u16, Ranks) {
@@ -32,7 +32,7 @@ pub async fn flush_over_http(rig: &Rig, body: Value) -> (u16, Ranks) {
     let ranks = answer["ranks"].as_array().unwrap_or_else(|| panic!("{status} {answer}")).iter();
     let ranks = ranks.map(|rank| {
         let remaining = rank["tiers_remaining"].as_array().unwrap().iter();
-        let told = Told {
+        let told = RankResult {
             verdict: rank["verdict"].as_str().unwrap().to_owned(),
             why: rank["why"].as_str().unwrap().to_owned(),
             may_still_complete: rank["may_still_complete"].as_bool().unwrap(),
@@ -79,7 +79,8 @@ pub fn flush_request(body: &Value) -> proto::FlushRequest {
     }
 }
 
-/// `Flush`: the outcome as the status that HTTP has for it, and every rank's verdict. The same body as over HTTP.
+/// `Flush`: the outcome as the status that HTTP has for it, and every rank's verdict. The same body as over
+/// HTTP.
 pub async fn flush_over_grpc(rig: &Rig, body: Value) -> (u16, Ranks) {
     let steps = admin(rig).await.flush(flush_request(&body)).await.unwrap().into_inner();
     let (plan, ranks, summary) = all(steps).await.unwrap();
@@ -94,7 +95,7 @@ pub async fn flush_over_grpc(rig: &Rig, body: Value) -> (u16, Ranks) {
     let ranks = ranks.into_iter().map(|rank| {
         let verdict = rank.verdict().as_str_name().trim_start_matches("VERDICT_").to_lowercase();
         let remaining = rank.tiers_remaining.into_iter().map(|left| (left.tier, left.blocks)).collect();
-        let told = Told {
+        let told = RankResult {
             verdict,
             why: rank.why,
             may_still_complete: rank.may_still_complete,

@@ -24,16 +24,17 @@ fn act(engine: &str) -> Act {
     }
 }
 
-/// The engine, and what it is told to be: status, verdict, a part of the sentence, whether it may still complete.
+/// The engine, and what it is told to be: status, verdict, a part of the sentence, whether it may still
+/// complete.
 const TABLE: &[(&str, u16, &str, &str, bool)] = &[
     // Nothing is heard of these engines: what they say cannot be proven.
     ("yes", 200, "done", "its stream is not heard (connecting)", false),
     ("busy", 502, "refused", "requests hold blocks", false),
     ("old", 502, "unsupported", "VLLM_SERVER_DEV_MODE", false),
-    ("trt", 502, "unsupported", "TensorRT-LLM cannot be told", false),
+    ("trt", 502, "unsupported", "TensorRT-LLM has no call", false),
     ("locked", 502, "failed", "wants a key", false),
     ("broken", 502, "failed", "its stream showed nothing by the proof timeout", true),
-    ("dead", 502, "failed", "nobody answers", false),
+    ("dead", 502, "failed", "cannot connect", false),
     ("hangs", 502, "timeout", "no answer in time", true),
     ("mute", 502, "unknown", "up to 0.25", true),
     ("odd", 502, "unknown", "does not say whether", true),

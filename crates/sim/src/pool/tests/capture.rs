@@ -30,47 +30,47 @@ enum Truth {
 
 /// What an event is, without hashes: each engine has its own.
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum Announced {
     Stored { group: u32, kept: usize, tokens: usize },
     Removed { group: u32 },
 }
 
-fn recorded(payload: &str) -> Vec<Told> {
+fn recorded(payload: &str) -> Vec<Announced> {
     let digits = payload.as_bytes().chunks(2);
     let bytes: Vec<u8> =
         digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect();
     let mut decoder = Decoder::default();
     let batch = decoder.decode(&bytes).unwrap();
     let told = |event: &Event<'_>| match event {
-        Event::Stored(stored) => Told::Stored {
+        Event::Stored(stored) => Announced::Stored {
             group: stored.group.unwrap(),
             kept: batch.stored_hashes(stored).len(),
             tokens: batch.tokens(stored).positions(),
         },
-        Event::Removed(removed) => Told::Removed { group: removed.group.unwrap() },
+        Event::Removed(removed) => Announced::Removed { group: removed.group.unwrap() },
         other => panic!("{other:?}"),
     };
     batch.events.iter().map(told).collect()
 }
 
-fn simulated(pool: &mut Pool) -> Vec<Told> {
+fn simulated(pool: &mut Pool) -> Vec<Announced> {
     let told = |event| match event {
-        OwnedEvent::Stored(stored) => Told::Stored {
+        OwnedEvent::Stored(stored) => Announced::Stored {
             group: stored.group.unwrap(),
             kept: stored.block_hashes.len(),
             tokens: stored.token_ids.len(),
         },
-        OwnedEvent::Removed(removed) => Told::Removed { group: removed.group.unwrap() },
+        OwnedEvent::Removed(removed) => Announced::Removed { group: removed.group.unwrap() },
         OwnedEvent::Cleared => panic!("nothing was reset"),
     };
     pool.take_events().into_iter().map(told).collect()
 }
 
-/// Asks for everything again, up to requests at once: as much is found, and the same is told in the same
+/// Asks for everything again, up to requests at once: as much is found, and the same is published in the same
 /// order. How many requests there were.
 fn ask_again(capture: &str, groups: Vec<GroupSpec>, blocks: usize) -> usize {
     let mut pool = Pool::new(PoolConfig { groups, block_size: 32, ..config(blocks) });
-    let mut heard: Vec<Told> = Vec::new();
+    let mut heard: Vec<Announced> = Vec::new();
     let mut requests = 0;
     for line in capture.lines() {
         match serde_json::from_str(line).unwrap() {

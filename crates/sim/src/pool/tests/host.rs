@@ -9,14 +9,14 @@ use super::super::*;
 use super::{begin, bits, config};
 use crate::cache::Copies;
 
-fn host(chunk: usize, chunks: usize, telling: HostTelling) -> HostConfig {
+fn host(chunk: usize, chunks: usize, style: HostForm) -> HostConfig {
     HostConfig {
         block_size: 4,
         chunk,
         chunks,
         stored_chunks: 0,
         storage_medium: "STORAGE",
-        telling,
+        style,
         hash_form: HashForm::Unsigned,
         seed: 3,
     }
@@ -94,8 +94,8 @@ proptest! {
         describes in any::<bool>(),
         steps in proptest::collection::vec((0u32..4, 0u32..3, 1usize..40, 0u32..9, 0u32..20), 1..60),
     ) {
-        let telling = if describes { HostTelling::SelfDescribing } else { HostTelling::Placeholders };
-        let mut pool = pool(14, host(chunk, 64 / chunk, telling));
+        let style = if describes { HostForm::SelfDescribing } else { HostForm::Placeholders };
+        let mut pool = pool(14, host(chunk, 64 / chunk, style));
         let mut heard = Heard::default();
         for (first, second, length, more, reset) in steps {
             let prompt: Vec<u32> = (0..length as u32).map(|i| if i < 10 { first } else { second * 10 + i }).collect();
@@ -129,7 +129,7 @@ proptest! {
 
 #[test]
 fn the_host_gives_back_what_the_device_lost_and_the_device_tells_it() {
-    let mut pool = pool(8, host(8, 10, HostTelling::Placeholders));
+    let mut pool = pool(8, host(8, 10, HostForm::Placeholders));
     serve(&mut pool, &text(0, 27));
     serve(&mut pool, &text(100, 27));
     pool.take_events();
@@ -150,7 +150,7 @@ fn the_host_gives_back_what_the_device_lost_and_the_device_tells_it() {
 
 #[test]
 fn placeholders_have_one_hash_and_removals_many() {
-    let mut pool = pool(40, host(8, 3, HostTelling::Placeholders));
+    let mut pool = pool(40, host(8, 3, HostForm::Placeholders));
     for round in 0..6 {
         serve(&mut pool, &text(round * 100, 27));
     }
@@ -172,7 +172,7 @@ fn placeholders_have_one_hash_and_removals_many() {
 
 #[test]
 fn a_chunk_that_describes_itself_leaves_out_extra_keys_and_may_come_before_its_parent() {
-    let mut pool = pool(400, host(8, 100, HostTelling::SelfDescribing));
+    let mut pool = pool(400, host(8, 100, HostForm::SelfDescribing));
     let salted = Keys { salt: Some("s".into()), lora: Some("a".into()), ..Keys::default() };
     let mut told: Vec<OwnedHash> = Vec::new();
     let mut orphans = 0;
@@ -197,7 +197,7 @@ fn a_chunk_that_describes_itself_leaves_out_extra_keys_and_may_come_before_its_p
 
 #[test]
 fn a_reset_is_told_alike_whatever_it_empties() {
-    let mut pool = pool(40, host(4, 40, HostTelling::Placeholders));
+    let mut pool = pool(40, host(4, 40, HostForm::Placeholders));
     for (emptied, left) in [(false, 24), (true, 0)] {
         serve(&mut pool, &text(0, 27));
         pool.take_events();
@@ -209,7 +209,7 @@ fn a_reset_is_told_alike_whatever_it_empties() {
 
 #[test]
 fn old_releases_tell_many_raw_hashes_at_once() {
-    let mut pool = pool(40, host(4, 40, HostTelling::Raw { block_size: 4 }));
+    let mut pool = pool(40, host(4, 40, HostForm::Raw { block_size: 4 }));
     serve(&mut pool, &text(0, 27));
     let raw = pool.take_events().into_iter().find_map(|event| match event {
         OwnedEvent::Stored(stored) if stored.medium.as_deref() == Some("CPU") => Some(stored),
@@ -223,7 +223,7 @@ fn old_releases_tell_many_raw_hashes_at_once() {
 
 #[test]
 fn storage_tells_what_it_gets_and_never_what_it_loses() {
-    let mut pool = pool(8, HostConfig { stored_chunks: 14, ..host(4, 7, HostTelling::Placeholders) });
+    let mut pool = pool(8, HostConfig { stored_chunks: 14, ..host(4, 7, HostForm::Placeholders) });
     let mut heard = Heard::default();
     for round in 0..3 {
         serve(&mut pool, &text(round * 100, 27));

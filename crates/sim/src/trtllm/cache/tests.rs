@@ -155,7 +155,7 @@ fn priorities_change_in_place() {
 }
 
 proptest! {
-    /// Whoever follows the events knows what is here; no block is colder than those that follow it.
+    /// A follower of the events knows what is here; no block is colder than those that follow it.
     #[test]
     fn events_tell_everything(
         levels in prop_oneof![Just(vec![6]), Just(vec![6, 4]), Just(vec![5, 0, 3]), Just(vec![5, 3, 2])],

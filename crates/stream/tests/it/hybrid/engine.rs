@@ -1,4 +1,5 @@
-//! A naive engine with several groups: for each a multiset of blocks, and the rule for what it serves, spelled out.
+//! A naive engine with several groups: for each a multiset of blocks, and the rule for what it serves,
+//! spelled out.
 
 use std::collections::BTreeMap;
 
@@ -108,7 +109,8 @@ impl Engine {
         if self.eagle { found.saturating_sub(unit) } else { found }
     }
 
-    /// A request. What is not served is computed: full groups keep all of it, of the others the blocks that `kept` says.
+    /// A request. What is not served is computed: full groups keep all of it, of the others the blocks that
+    /// `kept` says.
     pub fn request(&mut self, conversation: u8, length: usize, kept: u64, partial: bool) {
         let cached = self.served(Pool::Device, conversation, length);
         // What a full group does not hold of what is served is not there: it holds all.

@@ -9,13 +9,13 @@ use kvplane_wire::{OwnedEvent, OwnedRemoved, OwnedStored};
 use crate::rig::{NOW, Rig, hashes};
 
 /// A group as the engine describes it: number, kind, window, block size.
-type Told = (u32, &'static str, Option<u32>, u32);
+type Layers = (u32, &'static str, Option<u32>, u32);
 
-const FULL: Told = (0, "full_attention", None, 4);
-const WINDOW: Told = (1, "sliding_window", Some(9), 4);
+const FULL: Layers = (0, "full_attention", None, 4);
+const WINDOW: Layers = (1, "sliding_window", Some(9), 4);
 
 /// A group stores the blocks that end at `ends`, of what was computed.
-fn store((group, kind, window, size): Told, ends: &[u64], computed: Range<u32>) -> OwnedEvent {
+fn store((group, kind, window, size): Layers, ends: &[u64], computed: Range<u32>) -> OwnedEvent {
     OwnedEvent::Stored(OwnedStored {
         block_hashes: hashes(ends),
         parent: (computed.start > 0).then(|| hashes(&[computed.start.into()]).remove(0)),

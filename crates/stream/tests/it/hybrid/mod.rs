@@ -1,5 +1,6 @@
-//! Any history of an engine whose cache has several groups, against a naive model of it: what is predicted from entries alone is
-//! what the engine serves while the stream is `exact`, and no more than that while it is `lower`.
+//! Any history of an engine whose cache has several groups, against a naive model of it: what is predicted
+//! from entries alone is what the engine serves while the stream is `exact`, and no more than that while it
+//! is `lower`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub, reason = "tests")]
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 use crate::copy::{Copy, take};
 use crate::reader::Reader;
 use engine::{Engine, Group, Kind, PROMPT, Pool, prompt};
-use kvplane_core::{Continuity as Standing, EngineKind, Reason, Tier, Trust};
+use kvplane_core::{Continuity, EngineKind, Reason, Tier, Trust};
 use kvplane_stream::{JournalOptions, Now, Options, Recorder};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -80,7 +81,8 @@ struct World {
     reader: Reader,
     copy: Copy,
     now: Now,
-    /// Batches of this life were lost. A clear makes the device known again, and not what was never heard of other tiers.
+    /// Batches of this life were lost. A clear makes the device known again, and not what was never heard of
+    /// other tiers.
     lost: bool,
 }
 
@@ -140,7 +142,7 @@ impl World {
         let theirs = self.recorder.ledger();
         // A group that has stored nothing yet cannot be known.
         let heard = theirs.groups().len() == self.engine.groups.len();
-        if heard && self.recorder.standing() == Standing::Live {
+        if heard && self.recorder.continuity() == Continuity::Live {
             self.check();
         }
     }
@@ -159,8 +161,8 @@ impl World {
 
     fn check(&self) {
         let trust = self.recorder.ledger().trust();
-        // What a group needs that nobody has heard of is taken for the most that any needs; what may have been announced again is
-        // not taken for held.
+        // What a group needs that nobody has heard of is taken for the most that any needs; what may have
+        // been announced again is not taken for held.
         let unverified = [Reason::UnknownGroup, Reason::Reannounced];
         let others = trust.active().iter().filter(|known| !unverified.contains(&known.reason));
         let level = others.map(|known| known.reason.trust()).max().unwrap_or(Trust::Exact);

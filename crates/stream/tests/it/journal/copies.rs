@@ -186,7 +186,8 @@ fn a_prompt_of_which_a_window_is_lost_may_be_computed_again_beside_a_longer_one(
         })
     };
     let again = [sliding(&[1, 2, 3, 4], None), store(&[1, 2, 3, 4], None), store(&[5], Some(4))];
-    // From its end one can go on, from before it one cannot: it was reported, or computed and then gone on from.
+    // From its end one can go on, from before it one cannot: it was reported, or computed and then gone on
+    // from.
     let mut rig = hybrid();
     rig.apply(&[lost(2)]);
     rig.apply(&again);

@@ -1,6 +1,7 @@
 //! What the worst batch of every shape costs: the work per batch is linear in its size.
 //!
-//! `cargo test -p kvplane-stream --test ledger -- --ignored --nocapture table` prints what one and four MiB of each shape cost.
+//! `cargo test -p kvplane-stream --test ledger -- --ignored --nocapture table` prints what one and four MiB
+//! of each shape cost.
 
 use kvplane_stream::{JournalOptions, Limits};
 use kvplane_wire::encode::{Profile, encode_batch};

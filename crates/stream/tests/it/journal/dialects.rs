@@ -1,4 +1,5 @@
-//! Random batches in the dialects of all engines: nothing panics, what is counted is what is there, and `exact` is what a naive model says.
+//! Random batches in the dialects of all engines: nothing panics, what is counted is what is there, and
+//! `exact` is what a naive model says.
 
 use std::collections::BTreeMap;
 

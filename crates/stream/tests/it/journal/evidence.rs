@@ -1,4 +1,5 @@
-//! Prefixes that an engine reports as cached, while the past of its stream is not known: never a phantom, and hot ones become visible.
+//! Prefixes that an engine reports as cached, while the past of its stream is not known: never a phantom, and
+//! hot ones become visible.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -22,7 +23,8 @@ fn hash(prefix: &[u32]) -> u64 {
     })
 }
 
-/// An engine, as simple as it can be: physical copies of prefixes, and batches that were published and not heard yet.
+/// An engine, as simple as it can be: physical copies of prefixes, and batches that were published and not
+/// heard yet.
 #[derive(Debug, Default)]
 struct Engine {
     copies: BTreeMap<Prefix, u32>,
@@ -48,7 +50,8 @@ impl Engine {
         })
     }
 
-    /// Runs a request: the blocks it found. It computes the rest, and of those that it found the last one again if it is told to.
+    /// Runs a request: the blocks it found. It computes the rest, and of those that it found the last one
+    /// again if it is told to.
     fn run(&mut self, prompt: &[u32], again: bool) -> usize {
         let hit = self.hit(prompt);
         let from = hit - usize::from(again && hit > 0);
@@ -140,7 +143,7 @@ impl Late {
         if reason == Reason::Gap {
             interpreter.drop_residency(&mut ledger, Reason::Gap, NOW);
         }
-        ledger.note_standing(Continuity::Live);
+        ledger.note_continuity(Continuity::Live);
         let mut late = Self { interpreter, ledger, seen: Seen::default(), next: 100 };
         late.catch_up();
         late
@@ -235,7 +238,7 @@ fn reports_count_only_while_nothing_but_the_past_is_unknown() {
     assert_eq!(late.prove(mark, &prompt(4), 4), 0);
     let (interpreter, mut ledger) = Interpreter::with_ledger(JournalOptions::default(), 0, NOW);
     ledger.lack_history_before(100, NOW);
-    ledger.note_standing(Continuity::Live);
+    ledger.note_continuity(Continuity::Live);
     assert_eq!(interpreter.mark_request(&ledger), None, "nobody wants reports");
 }
 

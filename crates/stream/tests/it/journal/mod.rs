@@ -296,7 +296,8 @@ fn one_hash_for_two_different_blocks_is_never_taken_as_exact() {
     assert_eq!((worst.reason, worst.reason.trust()), (Reason::AmbiguousHash, Trust::Unsound));
 }
 
-/// A rig that records an `SGLang`, and the store of its first page under the hash that it gives plain prompts.
+/// A rig that records an `SGLang`, and the store of its first page under the hash that it gives plain
+/// prompts.
 fn sglang() -> (Rig, OwnedEvent, u64) {
     let semantics = Semantics::of(EngineKind::Sglang);
     let rig = Rig::with(JournalOptions { semantics, ..JournalOptions::default() });

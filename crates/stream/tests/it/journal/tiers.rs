@@ -242,7 +242,8 @@ fn joined_late(options: JournalOptions) -> Rig {
 
 #[test]
 fn a_clear_of_an_engine_with_an_unknown_past_says_nothing_of_tiers_behind_its_device() {
-    // A host may hold blocks that were stored before anybody listened, and is not heard of until it does something.
+    // A host may hold blocks that were stored before anybody listened, and is not heard of until it does
+    // something.
     let mut rig = joined_late(JournalOptions::default());
     rig.apply(&[OwnedEvent::Cleared, store(&[1], None)]);
     assert_eq!((worst(&rig), rig.ledger.trust().level()), (Some(Reason::TierHistory), Trust::Lower));

@@ -44,7 +44,8 @@ impl Rig {
         Self { recorder: Recorder::of_drain(follow, keep, 0, NOW), block_size, next_id: 0 }
     }
 
-    /// The engine has these events to tell; returns the entries that they became, unless another life began with them.
+    /// The engine has these events to tell; returns the entries that they became, unless another life began
+    /// with them.
     fn tell(&mut self, events: &[(u32, Value)]) -> Vec<Arc<Entry>> {
         let before = self.recorder.ledger().cursor();
         let events = events.iter().map(|(window, data)| {

@@ -1,11 +1,11 @@
 //! Any history of a drained engine, however it is lost, stolen and restarted, against a naive model of it.
 //!
-//! Whenever the stream is live and nothing waits in the engine's buffer: `exact` means that it holds what the engine holds,
-//! `lower` a part of that. What transitions say is always what follows from the state.
+//! Whenever the stream is live and nothing waits in the engine's buffer: `exact` means that it holds what the
+//! engine holds, `lower` a part of that. What transitions say is always what follows from the state.
 
 use std::collections::BTreeSet;
 
-use kvplane_core::{Continuity as Standing, EngineKind, Epoch, Reason, Tier, Trust};
+use kvplane_core::{Continuity, EngineKind, Epoch, Reason, Tier, Trust};
 use kvplane_stream::DrainFailure;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -96,8 +96,8 @@ impl World {
                 self.drain();
             }
             Op::Steal => {
-                // What a thief leaves no trace of cannot be known: a theft shows with the next event, and that of a life's
-                // beginning may not show at all.
+                // What a thief leaves no trace of cannot be known: a theft shows with the next event, and
+                // that of a life's beginning may not show at all.
                 if self.beginning_heard {
                     drop(self.engine.drain());
                     self.stolen = true;
@@ -146,7 +146,7 @@ impl World {
             self.rig.visible().into_iter().map(|(tier, hash)| (level(tier), hash)).collect();
         let seen: BTreeSet<_> = held.iter().map(|&(_, level, hash)| (level, hash)).collect();
         assert!(visible.is_subset(&seen), "told and not held: {visible:?} of {seen:?}");
-        if self.rig.recorder.standing() != Standing::Live {
+        if self.rig.recorder.continuity() != Continuity::Live {
             return;
         }
         let trust = ledger.trust();

@@ -1,10 +1,10 @@
-//! Flushes that somebody watches: whatever happens to their signs, nothing that is gone is credited once the engine accepted, and
-//! nothing that comes after the sign is lost.
+//! Flushes that somebody watches: whatever happens to their signs, nothing that is gone is credited once the
+//! engine accepted, and nothing that comes after the sign is lost.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kvplane_core::{Continuity as Standing, EngineKind, Reason, Tier, Trust};
+use kvplane_core::{Continuity, EngineKind, Reason, Tier, Trust};
 use kvplane_stream::{
     EpochCause, FlushError, FlushId, FlushOutcome, FlushReach, FlushSign, JournalOptions, Recorder, Semantics,
 };
@@ -75,7 +75,7 @@ impl Flushes {
 impl World {
     /// Whether every batch that was published has been applied.
     pub fn has_heard_all(&self) -> bool {
-        self.recorder.standing() == Standing::Live
+        self.recorder.continuity() == Continuity::Live
             && self.recorder.last_sequence() == self.engine.next_sequence.checked_sub(1)
     }
 
@@ -145,8 +145,9 @@ impl World {
         let trust = self.recorder.ledger().trust();
         assert_eq!(trust.has(Reason::Flushing), self.flushes.are_fenced());
         // Removals may come one by one: what they have not named yet is as old as the batch.
-        let is_credited = self.recorder.standing() == Standing::Live && trust.is_credited(&CREDIT);
-        // Where nobody can be asked, a frame that comes too late is taken for one of a new life, however old it is.
+        let is_credited = self.recorder.continuity() == Continuity::Live && trust.is_credited(&CREDIT);
+        // Where nobody can be asked, a frame that comes too late is taken for one of a new life, however old
+        // it is.
         let of_a_late_frame =
             |cause: &EpochCause| matches!(cause, EpochCause::SequenceWentBack | EpochCause::StartUpClear);
         let mistaken = self.causes.iter().any(of_a_late_frame);
@@ -161,7 +162,8 @@ impl World {
     }
 }
 
-// --- one by one ------------------------------------------------------------------------------------------------
+// --- one by one
+// ------------------------------------------------------------------------------------------------
 
 fn extend(conversation: u8, depth: usize) -> Op {
     Op::Extend { conversation, depth, second_copy: false }
@@ -248,7 +250,7 @@ fn a_clear_that_the_ring_brings_counts() {
     world.run(&Op::Publish(Fate::Lost));
     world.run(&extend(1, 2));
     world.run(&PUBLISH);
-    assert_eq!((world.recorder.standing(), trust(&world)), (Standing::Recovering, FENCED));
+    assert_eq!((world.recorder.continuity(), trust(&world)), (Continuity::Recovering, FENCED));
     world.run(&Op::Answer(AnswerKind::Whole));
     assert_eq!((trust(&world), held(&world)), (EXACT, 2));
     assert_eq!(world.flushes.outcomes.len(), 1);
@@ -384,7 +386,7 @@ fn a_sign_that_may_have_been_lost_is_said_to_be() {
     world.run(&Op::PublishFailed);
     world.run(&extend(1, 2));
     world.run(&PUBLISH);
-    while world.recorder.standing() != Standing::Live {
+    while world.recorder.continuity() != Continuity::Live {
         world.run(&Op::Answer(AnswerKind::Whole));
         world.run(&Op::Wait(400));
     }

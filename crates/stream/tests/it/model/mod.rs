@@ -1,7 +1,9 @@
-//! Any history of one engine, however it is lost, doubled, delayed and restarted, against a naive model of it.
+//! Any history of one engine, however it is lost, doubled, delayed and restarted, against a naive model of
+//! it.
 //!
-//! Whenever the recorder has caught up: `exact` means that it holds what the engine holds, copies included; `lower`
-//! means a subset of it. A replica fed by entries and snapshots, and a consumer fed by transitions alone, must agree.
+//! Whenever the recorder has caught up: `exact` means that it holds what the engine holds, copies included;
+//! `lower` means a subset of it. A replica fed by entries and snapshots, and a consumer fed by transitions
+//! alone, must agree.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
@@ -9,6 +11,7 @@ mod dumps;
 mod engine;
 mod flushes;
 mod order;
+mod restarts;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,7 +21,7 @@ use crate::followers::{Replica, TransitionReader};
 use bytes::Bytes;
 use engine::{Engine, block_hash};
 use flushes::{FlushStep, Flushes};
-use kvplane_core::{Continuity as Standing, EngineKind, Reason, Trust};
+use kvplane_core::{Continuity, EngineKind, Reason, Trust};
 use kvplane_stream::{Ask, EpochCause, Happening, JournalOptions, Now, Options, Recorder, Semantics};
 use proptest::prelude::*;
 
@@ -64,6 +67,10 @@ enum Op {
     FinishDump,
     /// Somebody flushes the cache, and watches the stream for it. Several may at once.
     Flush(usize, FlushStep),
+    /// kvplane dies and goes on with what it remembers; where it remembers nothing, only the connection ends.
+    Die,
+    /// What is remembered is saved as a whole.
+    Save,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -104,6 +111,8 @@ struct World {
     /// Gaps that were said to be filled.
     filled: u64,
     flushes: Flushes,
+    /// What a restart goes on from.
+    keeper: Option<restarts::Keeper>,
 }
 
 impl World {
@@ -131,6 +140,7 @@ impl World {
             causes: Vec::new(),
             filled: 0,
             flushes: Flushes::default(),
+            keeper: None,
         }
     }
 
@@ -156,7 +166,7 @@ impl World {
         self.now.unix_ms += ms;
         let looks = |world: &Self| {
             (
-                world.recorder.standing(),
+                world.recorder.continuity(),
                 world.recorder.counters(),
                 world.recorder.ledger().cursor(),
                 world.question,
@@ -286,6 +296,8 @@ impl World {
                 self.dump(age);
             }
             Op::Flush(slot, step) => self.flush(slot, step),
+            Op::Die => self.die(),
+            Op::Save => self.save(),
         }
         self.check();
     }
@@ -307,11 +319,12 @@ impl World {
         self.check();
         self.end_flushes();
         self.check();
-        assert_eq!(self.recorder.standing(), Standing::Live);
+        assert_eq!(self.recorder.continuity(), Continuity::Live);
         assert_eq!(self.recorder.last_sequence(), self.engine.next_sequence.checked_sub(1));
     }
 
-    /// What is held is what the engine holds; where it cannot be told whether there is another copy, both counts are known.
+    /// What is held is what the engine holds; where it cannot be told whether there is another copy, both
+    /// counts are known.
     fn check_exact(
         &self,
         ours: &std::collections::BTreeMap<u64, u32>,
@@ -331,7 +344,7 @@ impl World {
     /// Wherever a stream is that is said to be followed, that is where this life of the engine was.
     fn check_point(&self, ours: &std::collections::BTreeMap<u64, u32>) {
         let trust = self.recorder.ledger().trust().level();
-        if self.recorder.standing() != Standing::Live || trust > Trust::Lower {
+        if self.recorder.continuity() != Continuity::Live || trust > Trust::Lower {
             return;
         }
         let held = self.engine.held_at(self.recorder.last_sequence()).unwrap(); // a batch of this life
@@ -490,7 +503,8 @@ fn a_gap_is_said_to_be_filled_unless_another_life_began_in_it() {
     };
     lose_and_go_on(&mut world);
     assert_eq!((world.recorder.counters().gaps, world.filled), (1, 1));
-    // Nobody notices that another life begins, until it is heard ahead of the last one: a gap, until it is asked about.
+    // Nobody notices that another life begins, until it is heard ahead of the last one: a gap, until it is
+    // asked about.
     world.engine.restart();
     world.engine_up_start += 1;
     for depth in 1..10 {
@@ -508,8 +522,8 @@ fn a_gap_is_said_to_be_filled_unless_another_life_began_in_it() {
     assert_eq!((world.recorder.counters().gaps, world.filled), (3, 2));
 }
 
-/// A life of a few batches, heard from its start; then another, whose first batch is heard. `answer` is what the replay
-/// socket does meanwhile.
+/// A life of a few batches, heard from its start; then another, whose first batch is heard. `answer` is what
+/// the replay socket does meanwhile.
 fn begun_again(has_replay: bool, answer: AnswerKind) -> World {
     let mut world = World::of(clearing(true), has_replay, false, 100, 100);
     world.run(&Op::Reconnect);
@@ -536,7 +550,7 @@ fn a_clear_under_the_first_number_proves_a_restart_also_if_nobody_can_be_asked()
     for (has_replay, answer) in [(false, AnswerKind::Whole), (true, AnswerKind::Silent)] {
         let world = begun_again(has_replay, answer);
         assert_eq!(world.causes, [EpochCause::StartUpClear], "replay: {has_replay}");
-        assert_eq!(world.recorder.standing(), Standing::Live);
+        assert_eq!(world.recorder.continuity(), Continuity::Live);
         assert_eq!(world.recorder.counters().restarts, 1);
         assert_eq!(world.recorder.ledger().trust().level(), Trust::Exact);
     }

@@ -1,6 +1,6 @@
 //! Histories one by one: what is left of a connection, answers that are cut short, two publishers, silence.
 
-use kvplane_core::{Continuity as Standing, Reason, Trust};
+use kvplane_core::{Continuity, Reason, Trust};
 use kvplane_stream::{EpochCause, Semantics};
 
 use crate::model::engine::Engine;
@@ -23,7 +23,7 @@ fn following(has_replay: bool, batches: usize) -> World {
         world.run(&extend(0, depth));
         world.run(&Op::Publish(Fate::Arrives));
     }
-    assert_eq!(world.recorder.standing(), Standing::Live);
+    assert_eq!(world.recorder.continuity(), Continuity::Live);
     assert_eq!(held(&world), batches);
     world
 }
@@ -32,11 +32,12 @@ fn held(world: &World) -> usize {
     world.recorder.ledger().state().residencies().count()
 }
 
-fn standing(world: &World) -> Standing {
-    world.recorder.standing()
+fn continuity(world: &World) -> Continuity {
+    world.recorder.continuity()
 }
 
-// --- what is left of a connection --------------------------------------------------------------------------------
+// --- what is left of a connection
+// --------------------------------------------------------------------------------
 
 #[test]
 fn frames_of_a_connection_that_ended_never_count_for_the_next() {
@@ -55,14 +56,14 @@ fn frames_of_a_connection_that_ended_never_count_for_the_next() {
             world.run(&WHOLE);
             world.run(&Op::Wait(1_100));
         }
-        assert!(standing(&world) != Standing::Live || held(&world) == 0, "replay: {has_replay}");
+        assert!(continuity(&world) != Continuity::Live || held(&world) == 0, "replay: {has_replay}");
         world.run(&extend(1, 1));
         world.run(&Op::Publish(Fate::Arrives));
         for _ in 0..3 {
             world.run(&WHOLE);
             world.run(&Op::Wait(1_100));
         }
-        assert_eq!((standing(&world), held(&world)), (Standing::Live, 1), "replay: {has_replay}");
+        assert_eq!((continuity(&world), held(&world)), (Continuity::Live, 1), "replay: {has_replay}");
     }
 }
 
@@ -85,7 +86,7 @@ fn a_number_of_a_life_that_ended_does_not_hold_up_the_next() {
             world.run(&WHOLE);
         }
     }
-    assert_eq!((standing(&world), held(&world)), (Standing::Live, 4));
+    assert_eq!((continuity(&world), held(&world)), (Continuity::Live, 4));
 }
 
 #[test]
@@ -95,11 +96,12 @@ fn an_answer_that_was_lost_is_no_restart_while_the_connection_lives() {
     world.run(&Op::Wait(1_100));
     // Half of one batch is none: an empty ring, it seems.
     world.run(&Op::Answer(AnswerKind::CutShort));
-    assert_eq!(standing(&world), Standing::Live);
+    assert_eq!(continuity(&world), Continuity::Live);
     world.run(&WHOLE);
-    assert_eq!((standing(&world), held(&world)), (Standing::Live, 1));
+    assert_eq!((continuity(&world), held(&world)), (Continuity::Live, 1));
     assert_eq!(world.recorder.ledger().epoch(), before);
-    // A proxy may keep the connection while the process behind it restarts: an answer that stays empty is believed.
+    // A proxy may keep the connection while the process behind it restarts: an answer that stays empty is
+    // believed.
     world.run(&Op::Wait(31_000));
     world.engine.restart();
     for _ in 0..8 {
@@ -107,7 +109,7 @@ fn an_answer_that_was_lost_is_no_restart_while_the_connection_lives() {
         world.wait(1_000);
     }
     assert!(world.recorder.ledger().epoch() > before);
-    assert_eq!((standing(&world), held(&world)), (Standing::Live, 0));
+    assert_eq!((continuity(&world), held(&world)), (Continuity::Live, 0));
 }
 
 #[test]
@@ -120,7 +122,7 @@ fn the_beginning_of_a_life_that_ended_does_not_count_either() {
     world.run(&Op::Disconnect { lose_live: false });
     world.run(&Op::DeliverLate);
     assert_eq!((held(&world), world.recorder.counters().refused), (0, 1));
-    assert_ne!(standing(&world), Standing::Live);
+    assert_ne!(continuity(&world), Continuity::Live);
 }
 
 /// What a dead life left in line arrives after the new connection, and the ring is asked meanwhile.
@@ -150,7 +152,7 @@ fn with_dead_frames(published_since: u8) {
         world.run(&WHOLE);
         world.run(&Op::Wait(400));
     }
-    assert_eq!(standing(&world), Standing::Live);
+    assert_eq!(continuity(&world), Continuity::Live);
     assert_eq!(world.recorder.last_sequence(), world.engine.next_sequence.checked_sub(1));
     world.run(&extend(1, 1));
     world.run(&Op::Publish(Fate::Arrives));
@@ -165,7 +167,8 @@ fn what_is_left_of_a_dead_life_is_refuted_by_the_ring_of_the_next() {
     }
 }
 
-// --- answers that are cut short ----------------------------------------------------------------------------------
+// --- answers that are cut short
+// ----------------------------------------------------------------------------------
 
 #[test]
 fn an_answer_that_is_cut_short_is_not_taken_for_the_whole() {
@@ -176,11 +179,11 @@ fn an_answer_that_is_cut_short_is_not_taken_for_the_whole() {
     }
     world.run(&Op::Reconnect);
     world.run(&Op::Answer(AnswerKind::CutShort));
-    assert_eq!((standing(&world), held(&world)), (Standing::Recovering, 4), "asked again from its end");
+    assert_eq!((continuity(&world), held(&world)), (Continuity::Recovering, 4), "asked again from its end");
     world.run(&WHOLE);
-    assert_eq!((standing(&world), held(&world)), (Standing::Recovering, 8), "it brought more");
+    assert_eq!((continuity(&world), held(&world)), (Continuity::Recovering, 8), "it brought more");
     world.run(&WHOLE);
-    assert_eq!((standing(&world), held(&world)), (Standing::Live, 8));
+    assert_eq!((continuity(&world), held(&world)), (Continuity::Live, 8));
     assert_eq!(world.recorder.ledger().trust().level(), Trust::Exact);
 }
 
@@ -203,14 +206,15 @@ fn what_was_heard_before_a_reconnect_must_be_in_the_answer_after_it() {
     world.recorder.replay_ended(world.now, id, true);
     world.collect();
     world.check();
-    assert_eq!(standing(&world), Standing::Recovering);
+    assert_eq!(continuity(&world), Continuity::Recovering);
     assert_eq!(world.question.map(|(_, from)| from), Some(3), "the rest is asked for at once");
     world.run(&WHOLE);
     world.run(&WHOLE);
-    assert_eq!((standing(&world), held(&world)), (Standing::Live, 6));
+    assert_eq!((continuity(&world), held(&world)), (Continuity::Live, 6));
 }
 
-// --- two publishers ----------------------------------------------------------------------------------------------
+// --- two publishers
+// ----------------------------------------------------------------------------------------------
 
 /// Another engine that publishes under the same topic, at these numbers.
 fn other(from: usize) -> Engine {
@@ -239,7 +243,7 @@ fn two_publishers_that_take_turns_are_not_credited() {
                 world.answer(AnswerKind::Whole);
             }
             let case = format!("replay: {has_replay}, from: {from}");
-            assert_eq!(standing(&world), Standing::Recovering, "{case}");
+            assert_eq!(continuity(&world), Continuity::Recovering, "{case}");
             let worst = world.recorder.ledger().trust().worst().map(|worst| worst.reason);
             assert_eq!(worst, Some(Reason::Interleaved), "{case} {:?}", world.recorder.counters());
             assert!(world.causes.contains(&EpochCause::Interleaved), "{case}");
@@ -255,7 +259,7 @@ fn two_publishers_that_take_turns_are_not_credited() {
                 world.run(&WHOLE);
                 world.run(&Op::Wait(1_100));
             }
-            assert_eq!(standing(&world), Standing::Live, "{case}");
+            assert_eq!(continuity(&world), Continuity::Live, "{case}");
             assert!(!world.recorder.ledger().trust().has(Reason::Interleaved), "{case}");
         }
     }
@@ -277,13 +281,14 @@ fn restarts_behind_one_connection_are_not_taken_for_two_publishers() {
                 }
             }
             world.run(&Op::Wait(50));
-            assert_eq!((standing(&world), held(&world)), (Standing::Live, 12), "replay: {has_replay}");
+            assert_eq!((continuity(&world), held(&world)), (Continuity::Live, 12), "replay: {has_replay}");
         }
         assert_eq!(world.recorder.counters().interleavings, 0);
     }
 }
 
-// --- silence -----------------------------------------------------------------------------------------------------
+// --- silence
+// -----------------------------------------------------------------------------------------------------
 
 #[test]
 fn a_question_that_stays_unanswered_is_asked_again_at_once_and_then_the_stream_is_not_live() {
@@ -292,23 +297,23 @@ fn a_question_that_stays_unanswered_is_asked_again_at_once_and_then_the_stream_i
     assert!(world.question.is_some(), "the silence is asked about");
     world.run(&SILENT);
     assert!(world.question.is_some(), "asked again without a pause");
-    assert_eq!(standing(&world), Standing::Live);
+    assert_eq!(continuity(&world), Continuity::Live);
     world.run(&SILENT);
-    assert_eq!(standing(&world), Standing::Recovering);
+    assert_eq!(continuity(&world), Continuity::Recovering);
     assert_eq!(world.recorder.counters().silences, 1);
     // It goes on asking, and an answer is enough.
     world.run(&Op::Wait(1_100));
     assert!(world.question.is_some());
     world.run(&WHOLE);
-    assert_eq!((standing(&world), held(&world)), (Standing::Live, 3));
+    assert_eq!((continuity(&world), held(&world)), (Continuity::Live, 3));
     // So is a batch in its turn.
     world.run(&Op::Wait(31_000));
     world.run(&SILENT);
     world.run(&SILENT);
-    assert_eq!(standing(&world), Standing::Recovering);
+    assert_eq!(continuity(&world), Continuity::Recovering);
     world.run(&extend(0, 4));
     world.run(&Op::Publish(Fate::Arrives));
-    assert_eq!((standing(&world), held(&world)), (Standing::Live, 4));
+    assert_eq!((continuity(&world), held(&world)), (Continuity::Live, 4));
 }
 
 #[test]
@@ -318,10 +323,10 @@ fn a_replay_socket_that_is_dead_does_not_make_a_stream_flap_whose_engine_is_ther
     for _ in 0..200 {
         world.run(&Op::Wait(500));
         world.run(&SILENT);
-        left += u32::from(standing(&world) != Standing::Live);
+        left += u32::from(continuity(&world) != Continuity::Live);
         world.proven();
     }
-    assert_eq!(standing(&world), Standing::Live);
+    assert_eq!(continuity(&world), Continuity::Live);
     assert!(left <= 1, "once, until it was known that only the replay socket is dead: {left}");
 }
 
@@ -330,11 +335,11 @@ fn silence_is_not_live_and_what_arrives_in_it_is_placed() {
     for has_replay in [false, true] {
         let mut world = following(has_replay, 3);
         world.silent();
-        assert_eq!(standing(&world), Standing::Recovering, "replay: {has_replay}");
+        assert_eq!(continuity(&world), Continuity::Recovering, "replay: {has_replay}");
         // The same connection: a batch in its turn is placed, and proves nothing of the present.
         world.run(&extend(0, 4));
         world.run(&Op::Publish(Fate::Arrives));
-        assert_eq!((standing(&world), held(&world)), (Standing::Recovering, 4), "replay: {has_replay}");
+        assert_eq!((continuity(&world), held(&world)), (Continuity::Recovering, 4), "replay: {has_replay}");
         world.silent();
         assert_eq!(world.recorder.counters().silences, 1);
         // The last batch is lost with the silence.
@@ -343,12 +348,12 @@ fn silence_is_not_live_and_what_arrives_in_it_is_placed() {
         world.question = None;
         world.proven();
         if has_replay {
-            assert_eq!(standing(&world), Standing::Recovering, "what was sent last is asked for first");
+            assert_eq!(continuity(&world), Continuity::Recovering, "what was sent last is asked for first");
             assert_eq!(world.question.map(|(_, from)| from), Some(3));
             world.run(&WHOLE);
             assert_eq!(held(&world), 5);
         }
-        assert_eq!(standing(&world), Standing::Live, "replay: {has_replay}");
+        assert_eq!(continuity(&world), Continuity::Live, "replay: {has_replay}");
         assert_eq!(world.causes, []);
         assert_eq!(world.recorder.counters().disconnects, 0);
     }
@@ -359,9 +364,9 @@ fn a_silence_that_lasts_is_down_until_something_is_proven() {
     let mut world = following(false, 3);
     world.silent();
     world.run(&Op::Wait(11_000));
-    assert_eq!(standing(&world), Standing::Down);
+    assert_eq!(continuity(&world), Continuity::Down);
     world.proven();
-    assert_eq!((standing(&world), held(&world)), (Standing::Live, 3));
+    assert_eq!((continuity(&world), held(&world)), (Continuity::Live, 3));
     // A gap in it stays one.
     world.silent();
     for (depth, fate) in [(4, Fate::Lost), (5, Fate::Arrives)] {
@@ -369,5 +374,5 @@ fn a_silence_that_lasts_is_down_until_something_is_proven() {
         world.run(&Op::Publish(fate));
     }
     world.proven();
-    assert_eq!(standing(&world), Standing::Recovering);
+    assert_eq!(continuity(&world), Continuity::Recovering);
 }

@@ -1,4 +1,5 @@
-//! A naive vLLM with a host behind its device: sets of blocks, and the rule by which a prompt is served from both. The oracle.
+//! A naive vLLM with a host behind its device: sets of blocks, and the rule by which a prompt is served from
+//! both. The oracle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -22,7 +23,7 @@ pub fn tokens(prompt: &[u8], at: usize) -> [u32; BLOCK as usize] {
 
 /// How the host's chunks are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Telling {
+pub enum Announcing {
     /// By the hash of their last block.
     Placeholder,
     /// The same, with their size, and without a group.
@@ -32,12 +33,13 @@ pub enum Telling {
 }
 
 pub struct Engine {
-    telling: Telling,
+    telling: Announcing,
     /// Blocks of a chunk.
     chunk: usize,
     device_room: usize,
     host_room: usize,
-    /// Device blocks with their copies, and when each prompt of them was last used: the end of the oldest goes first.
+    /// Device blocks with their copies, and when each prompt of them was last used: the end of the oldest
+    /// goes first.
     pub device: BTreeMap<u64, u32>,
     used: VecDeque<Prompt>,
     /// Chunks by the hash of their last block, with the prompt that they are of.
@@ -49,7 +51,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(telling: Telling, chunk: usize, device_room: usize, host_room: usize) -> Self {
+    pub fn new(telling: Announcing, chunk: usize, device_room: usize, host_room: usize) -> Self {
         Self {
             telling,
             chunk,
@@ -64,8 +66,8 @@ impl Engine {
         }
     }
 
-    /// How many blocks of a prompt are served: those that the device has from its start on, then whole chunks of the host, beginning with
-    /// the one in which the device's end; less than a chunk is not fetched.
+    /// How many blocks of a prompt are served: those that the device has from its start on, then whole chunks
+    /// of the host, beginning with the one in which the device's end; less than a chunk is not fetched.
     pub fn served(&self, prompt: &[u8]) -> usize {
         let on_device =
             (0..prompt.len()).take_while(|&at| self.device.contains_key(&hash(prompt, at))).count();
@@ -77,8 +79,8 @@ impl Engine {
         if end >= on_device + self.chunk { end } else { on_device }
     }
 
-    /// Serves a prompt: what is not served from either is computed, and all of it is on the device then. What is reused is announced
-    /// once more where a `report` is asked for.
+    /// Serves a prompt: what is not served from either is computed, and all of it is on the device then. What
+    /// is reused is announced once more where a `report` is asked for.
     pub fn request(&mut self, prompt: &Prompt, report: bool) {
         self.used.retain(|old| old != prompt);
         self.used.push_back(prompt.clone());
@@ -96,9 +98,10 @@ impl Engine {
         while self.device.values().sum::<u32>() as usize > self.device_room && self.evict() {}
     }
 
-    /// Two requests for a prompt at once, neither of which the device has anything for. Both fetch the same whole chunks from the host, or
-    /// compute as many blocks; then both go on from there in the same step. Each has blocks of its own: second copies of all. Nothing on
-    /// the wire tells the first stretch of the second from a report.
+    /// Two requests for a prompt at once, neither of which the device has anything for. Both fetch the same
+    /// whole chunks from the host, or compute as many blocks; then both go on from there in the same step.
+    /// Each has blocks of its own: second copies of all. Nothing on the wire tells the first stretch of the
+    /// second from a report.
     pub fn request_twice(&mut self, prompt: &Prompt, fetched: usize) {
         let on_device = self.device.contains_key(&hash(prompt, 0));
         let fetched = fetched.clamp(1, prompt.len());
@@ -164,9 +167,9 @@ impl Engine {
             self.host.insert(last, prompt[..end].to_vec());
             self.host_order.push_back(last);
             match self.telling {
-                Telling::SelfDescribing => self.store("CPU", prompt, end - self.chunk..end, false),
-                Telling::Placeholder => self.pending_host.push(placeholder(last, 0, Some(0))),
-                Telling::OldPlaceholder => {
+                Announcing::SelfDescribing => self.store("CPU", prompt, end - self.chunk..end, false),
+                Announcing::Placeholder => self.pending_host.push(placeholder(last, 0, Some(0))),
+                Announcing::OldPlaceholder => {
                     self.pending_host.push(placeholder(last, self.chunk as u32 * BLOCK, None));
                 }
             }
@@ -175,12 +178,12 @@ impl Engine {
             let gone = self.host_order.pop_front().unwrap();
             let chunk = self.host.remove(&gone).unwrap();
             let named: Vec<u64> = match self.telling {
-                Telling::SelfDescribing => {
+                Announcing::SelfDescribing => {
                     (chunk.len() - self.chunk..chunk.len()).map(|at| hash(&chunk, at)).collect()
                 }
-                Telling::Placeholder | Telling::OldPlaceholder => vec![gone],
+                Announcing::Placeholder | Announcing::OldPlaceholder => vec![gone],
             };
-            let group = (self.telling != Telling::OldPlaceholder).then_some(0);
+            let group = (self.telling != Announcing::OldPlaceholder).then_some(0);
             self.pending_host.push(removal("CPU", &named, group));
         }
     }

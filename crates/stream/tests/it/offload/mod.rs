@@ -1,4 +1,5 @@
-//! Any history of an engine with a host behind its device, copies and full reports: what is predicted is what it serves, or trust says otherwise.
+//! Any history of an engine with a host behind its device, copies and full reports: what is predicted is what
+//! it serves, or trust says otherwise.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
@@ -13,7 +14,7 @@ use kvplane_wire::Decoder;
 use kvplane_wire::encode::{Profile, encode_batch};
 use proptest::prelude::*;
 
-use engine::{BLOCK, Engine, Prompt, Telling, hash, tokens};
+use engine::{Announcing, BLOCK, Engine, Prompt, hash, tokens};
 
 const NOW: Now = Now { mono: Duration::ZERO, unix_ms: 1_700_000_000_000 };
 
@@ -34,7 +35,8 @@ struct World {
     ledger: Ledger,
     seen: BTreeMap<Tier, BTreeSet<u64>>,
     next: u64,
-    /// Whether anything of the host has ever been heard: of a tier that never was, nobody can say that it is not known.
+    /// Whether anything of the host has ever been heard: of a tier that never was, nobody can say that it is
+    /// not known.
     heard_of_host: bool,
 }
 
@@ -139,8 +141,12 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn telling() -> impl Strategy<Value = Telling> {
-    prop_oneof![Just(Telling::Placeholder), Just(Telling::OldPlaceholder), Just(Telling::SelfDescribing)]
+fn telling() -> impl Strategy<Value = Announcing> {
+    prop_oneof![
+        Just(Announcing::Placeholder),
+        Just(Announcing::OldPlaceholder),
+        Just(Announcing::SelfDescribing)
+    ]
 }
 
 proptest! {
@@ -169,7 +175,7 @@ proptest! {
 
 #[test]
 fn a_chunk_of_the_host_serves_what_the_device_let_go_of() {
-    let mut world = World::new(Engine::new(Telling::Placeholder, 2, 9, 8), Some(2 * BLOCK));
+    let mut world = World::new(Engine::new(Announcing::Placeholder, 2, 9, 8), Some(2 * BLOCK));
     let prompt: Prompt = vec![0, 1, 0, 1, 1];
     for op in [
         Op::Request { prompt: prompt.clone(), report: false },
@@ -186,7 +192,7 @@ fn a_chunk_of_the_host_serves_what_the_device_let_go_of() {
 
 /// One block of the host, so that there is one.
 fn with_host() -> World {
-    let mut world = World::new(Engine::new(Telling::Placeholder, 1, 12, 8), Some(BLOCK));
+    let mut world = World::new(Engine::new(Announcing::Placeholder, 1, 12, 8), Some(BLOCK));
     let first: Prompt = vec![1, 1];
     world.run(&Op::Request { prompt: first.clone(), report: false });
     world.run(&Op::Offload { prompt: first, backwards: false });

@@ -1,7 +1,8 @@
-//! Any history of a server of relayed events, however its calls end and whatever it restarts into, against a naive model.
+//! Any history of a server of relayed events, however its calls end and whatever it restarts into, against a
+//! naive model.
 //!
-//! Whenever the recorder has caught up: it never says `exact`, it holds nothing that the server does not hold, and it holds
-//! all of it unless it says that something is missing.
+//! Whenever the recorder has caught up: it never says `exact`, it holds nothing that the server does not
+//! hold, and it holds all of it unless it says that something is missing.
 
 #![allow(clippy::unwrap_used, unreachable_pub, reason = "tests")]
 
@@ -11,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvplane_core::{Continuity as Standing, Reason, Trust};
+use kvplane_core::{Continuity, Reason, Trust};
 use kvplane_stream::{Ask, Ended, JournalOptions, Now, Recorder, RelayOptions};
 use kvplane_wire::smg::outline;
 use proptest::prelude::*;
@@ -173,7 +174,7 @@ impl World {
         }
         self.arrive(usize::MAX);
         self.check();
-        assert_eq!(self.recorder.standing(), Standing::Live);
+        assert_eq!(self.recorder.continuity(), Continuity::Live);
         assert_eq!(self.recorder.last_sequence(), Some(self.server.next - 1));
     }
 
@@ -185,7 +186,7 @@ impl World {
     fn check(&self) {
         let trust = self.recorder.ledger().trust();
         assert!(trust.level() >= Trust::Unverified, "a relay is never exact");
-        let caught_up = self.recorder.standing() == Standing::Live
+        let caught_up = self.recorder.continuity() == Continuity::Live
             && self.recorder.last_sequence() == self.server.next.checked_sub(1)
             && self.server.nothing_pending();
         if !caught_up {
@@ -265,7 +266,7 @@ fn followed(style: Style) -> World {
     world.server.store(1, 3);
     world.publish();
     world.arrive(9);
-    assert_eq!(world.recorder.standing(), Standing::Live);
+    assert_eq!(world.recorder.continuity(), Continuity::Live);
     world
 }
 
@@ -278,7 +279,7 @@ fn the_same_server_after_a_reconnect_resets_nothing() {
         world.server.store(2, 4);
         world.publish();
         world.subscribe();
-        assert_eq!(world.recorder.standing(), Standing::Recovering);
+        assert_eq!(world.recorder.continuity(), Continuity::Recovering);
         world.arrive(9);
         assert_eq!(world.recorder.ledger().epoch(), epoch);
         assert_eq!(world.held(), world.server.held);
@@ -346,13 +347,13 @@ fn half_a_snapshot_is_not_credited_and_then_forgotten() {
     world.end(Ended::DataLoss);
     world.subscribe();
     world.arrive(1);
-    assert_eq!(world.recorder.standing(), Standing::Recovering);
+    assert_eq!(world.recorder.continuity(), Continuity::Recovering);
     assert!(!world.held().is_empty());
     world.end(Ended::Unreachable);
     assert!(world.held().is_empty());
     world.subscribe();
     world.arrive(99);
-    assert_eq!((world.recorder.standing(), world.held()), (Standing::Live, world.server.held.clone()));
+    assert_eq!((world.recorder.continuity(), world.held()), (Continuity::Live, world.server.held.clone()));
 }
 
 #[test]
@@ -363,10 +364,10 @@ fn statuses_mean_what_they_say() {
     world.recorder.relay_ended(world.now, Ended::Unimplemented);
     assert!(world.recorder.ledger().trust().has(Reason::EventsDisabled));
     world.wait(10_000);
-    assert_eq!(world.recorder.standing(), Standing::Down);
+    assert_eq!(world.recorder.continuity(), Continuity::Down);
     world.subscribe();
     world.arrive(9);
-    assert_eq!(world.recorder.standing(), Standing::Live);
+    assert_eq!(world.recorder.continuity(), Continuity::Live);
     assert_eq!(world.recorder.counters().unproven, 0, "the same life came back");
     assert!(!world.recorder.ledger().trust().has(Reason::EventsDisabled));
     world.end(Ended::FailedPrecondition);
@@ -393,15 +394,18 @@ fn of_several_ranks_none_can_be_proven_and_none_disturbs_the_others() {
 fn a_silence_is_not_live_and_what_arrives_in_it_counts() {
     let mut world = followed(Style::Keeps);
     world.recorder.silent(world.now);
-    assert_eq!(world.recorder.standing(), Standing::Recovering);
+    assert_eq!(world.recorder.continuity(), Continuity::Recovering);
     world.server.store(2, 2);
     world.publish();
     world.arrive(9);
-    assert_eq!((world.recorder.standing(), world.held()), (Standing::Recovering, world.server.held.clone()));
+    assert_eq!(
+        (world.recorder.continuity(), world.held()),
+        (Continuity::Recovering, world.server.held.clone())
+    );
     world.wait(10_000);
-    assert_eq!(world.recorder.standing(), Standing::Down);
+    assert_eq!(world.recorder.continuity(), Continuity::Down);
     world.recorder.proven(world.now);
-    assert_eq!((world.recorder.standing(), world.held()), (Standing::Live, world.server.held.clone()));
+    assert_eq!((world.recorder.continuity(), world.held()), (Continuity::Live, world.server.held.clone()));
     let counters = world.recorder.counters();
     assert_eq!((counters.silences, counters.disconnects, counters.unproven), (1, 0, 0));
 }

@@ -1,4 +1,5 @@
-//! A naive server of relayed events: an engine's cache, a history, and what each kind of server does with a subscription.
+//! A naive server of relayed events: an engine's cache, a history, and what each kind of server does with a
+//! subscription.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -134,7 +135,8 @@ impl Server {
             .collect()
     }
 
-    /// What is held, in parts that end at the last batch. What is pending is not told yet, so it is published first.
+    /// What is held, in parts that end at the last batch. What is pending is not told yet, so it is published
+    /// first.
     fn snapshot(&mut self) -> VecDeque<Bytes> {
         while !self.pending.is_empty() || self.next < 16 {
             self.publish();

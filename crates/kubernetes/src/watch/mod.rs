@@ -1,0 +1,13 @@
+//! Watching an API server.
+
+mod ask;
+mod client;
+mod follow;
+mod object;
+mod pool;
+mod source;
+
+pub use client::{ClientError, Way};
+pub use follow::PAUSE;
+pub use pool::{PoolEndpoint, PoolRewrite, PoolSource, PoolState, follow_pool};
+pub use source::{Fleet, Select, Source, run};

@@ -1,0 +1,56 @@
+//! The picker over a plane that always picks the first endpoint and knows no tokenizer: what messages cost, and nothing else.
+//! `scripts/bench_picker.py --alone` measures it beside `noop_picker`.
+//!
+//! `alone_picker LISTEN ENDPOINT`
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a tool for measurements"
+)]
+
+use std::sync::Arc;
+
+use kvplane_inference::{Ask, Chosen, Endpoint, Found, NoTokens, PickError, Plane, Report, Tokens};
+use kvplane_picker::{Options, Picker, Rules};
+use kvplane_prompt::PromptInput;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+struct First;
+
+impl Plane for First {
+    fn tokenize(&self, _model: &str, _prompt: PromptInput) -> Result<Tokens, NoTokens> {
+        Err(NoTokens::NoTokenizer)
+    }
+
+    fn pick(&self, _ask: &Ask<'_>) -> Result<Chosen, PickError> {
+        let first = Found { place: 0, rank: None, cached: 0, cost: 1.0, kind: "vllm" };
+        Ok(Chosen { endpoints: vec![first], receipt: "r".to_owned() })
+    }
+
+    fn first_byte(&self, _receipt: &str) {}
+
+    fn ended(&self, _receipt: &str, _report: Report) {}
+
+    fn is_ready(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::main]
+async fn main() {
+    let mut words = std::env::args().skip(1);
+    let listen = words.next().expect("LISTEN").parse().expect("LISTEN is an address");
+    let endpoint = words.next().expect("ENDPOINT").parse().expect("ENDPOINT is an address");
+    let rules = watch::channel(Rules::of(vec![Endpoint::at(endpoint)])).1;
+    let picker = Picker::new(Arc::new(First), Options::default(), rules);
+    tonic::transport::Server::builder()
+        .initial_stream_window_size(Some(256 << 10))
+        .initial_connection_window_size(Some(8 << 20))
+        .add_routes(picker.routes(CancellationToken::new()))
+        .serve(listen)
+        .await
+        .unwrap();
+}
