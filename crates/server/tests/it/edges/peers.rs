@@ -12,6 +12,7 @@ use kvplane_access::Bounds;
 use kvplane_front::{Front, FrontCounters, FrontOptions, OwnedCalls};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -26,6 +27,8 @@ const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 struct Fronted {
     address: SocketAddr,
     counters: Arc<FrontCounters>,
+    /// Notified by the call that is never answered, once it has its place.
+    waiting: Arc<Notify>,
     _stop: DropGuard,
 }
 
@@ -35,20 +38,28 @@ impl Fronted {
         let counters = front.counters();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let own = OwnedCalls::new(|request: http::Request<_>| async move {
-            match request.uri().path() {
-                "/a.B/StartProfile" => std::future::pending().await,
-                "/a.B/StopProfile" => {
-                    let first = Ok::<_, Status>(Frame::data(Bytes::from_static(&[0; 100])));
-                    let frames = futures::stream::iter([first]).chain(futures::stream::pending());
-                    http::Response::new(tonic::body::Body::new(StreamBody::new(frames)))
+        let waiting = Arc::new(Notify::new());
+        let waits = Arc::clone(&waiting);
+        let own = OwnedCalls::new(move |request: http::Request<_>| {
+            let waits = Arc::clone(&waits);
+            async move {
+                match request.uri().path() {
+                    "/a.B/StartProfile" => {
+                        waits.notify_one();
+                        std::future::pending().await
+                    }
+                    "/a.B/StopProfile" => {
+                        let first = Ok::<_, Status>(Frame::data(Bytes::from_static(&[0; 100])));
+                        let frames = futures::stream::iter([first]).chain(futures::stream::pending());
+                        http::Response::new(tonic::body::Body::new(StreamBody::new(frames)))
+                    }
+                    _ => Status::cancelled("our own").into_http(),
                 }
-                _ => Status::cancelled("our own").into_http(),
             }
         });
         let stop = CancellationToken::new();
         tokio::spawn(front.run(listener, stop.clone(), own));
-        Self { address, counters, _stop: stop.drop_guard() }
+        Self { address, counters, waiting, _stop: stop.drop_guard() }
     }
 
     fn closed(&self, reason: &str) -> u64 {
@@ -97,10 +108,8 @@ pub(super) async fn front_calls() {
     let front = Fronted::with(Bounds { calls_per_peer: 1, ..Bounds::default() }).await;
     let (send, _connection) = client(front.address, 65_535).await;
     let _waits = call(&send, "/a.B/StartProfile").await;
-    // The second call may be taken up before the first one has its place; the next ones are not.
-    let refused =
-        async { while status(call(&send, "/a.B/FlushCache").await).await != Code::ResourceExhausted {} };
-    timeout(DEADLINE, refused).await.expect("one place is taken");
+    timeout(DEADLINE, front.waiting.notified()).await.expect("the first call is taken up");
+    assert_eq!(status(call(&send, "/a.B/FlushCache").await).await, Code::ResourceExhausted);
     assert_eq!(front.counters.refused(), [("too_many_calls", 0), ("too_many_calls_of_peer", 1)]);
     let front = Fronted::with(Bounds { calls: 0, ..Bounds::default() }).await;
     let (send, _connection) = client(front.address, 65_535).await;
