@@ -37,6 +37,9 @@ CONTROL
 echo /etc/kvplane/kvplane.toml >"$root/DEBIAN/conffiles"
 mkdir -p "$out"
 name=kvplane_${version}_$architecture.deb
-dpkg-deb --root-owner-group --build "$root" "$out/$name" >/dev/null
+# A package for tests is large and short-lived: making it small would take longer than all that is done with it.
+compression=()
+[[ $profile == dev ]] && compression=(-Zgzip -z1)
+dpkg-deb --root-owner-group "${compression[@]}" --build "$root" "$out/$name" >/dev/null
 (cd "$out" && sha256sum "$name" >"$name.sha256")
 echo "$out/$name"

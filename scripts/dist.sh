@@ -19,7 +19,10 @@ read -r _ version _ < <("$staged/kvplane/bin/kvplane" --version)
 name=kvplane-$version-$triple
 mv "$staged/kvplane" "$staged/$name"
 mkdir -p "$out"
+# An archive for tests is large and short-lived.
+level=--best
+[[ $profile == dev ]] && level=--fast
 tar --create --directory "$staged" --format=ustar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" "$name" |
-    gzip --no-name --best >"$out/$name.tar.gz"
+    gzip --no-name "$level" >"$out/$name.tar.gz"
 (cd "$out" && sha256sum "$name.tar.gz" >"$name.tar.gz.sha256")
 echo "$out/$name.tar.gz"
