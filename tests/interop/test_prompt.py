@@ -186,6 +186,8 @@ def answers(command, asked):
     return [json.loads(line) for line in done.stdout.split("\n") if line], done.stderr
 
 
+# transformers takes tens of seconds to load a vocabulary, and more on a busy machine.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_ids_are_those_of_transformers(model, template, tmp_path):
